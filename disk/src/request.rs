@@ -1,0 +1,232 @@
+//! What a peer asks of a disk, and what it is told.
+//!
+//! A [`Request`] that exists has been checked against the disk's geometry; nothing below checks it again. It is
+//! answered exactly once: [`Request::retire`] takes it by value, and dropping an unanswered one panics.
+
+use memory::Segments;
+
+/// Bytes `at..at + len` of a virtual disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// Offset of the first byte.
+    pub at: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+impl Span {
+    /// The offset behind the last byte. A span that has been checked against a geometry cannot overflow.
+    pub fn end(self) -> u64 {
+        self.at.saturating_add(self.len)
+    }
+
+    /// Whether the two have a byte in common.
+    pub fn overlaps(self, other: Span) -> bool {
+        self.at < other.end() && other.at < self.end() && self.len > 0 && other.len > 0
+    }
+
+    /// The bytes that both have, if any.
+    pub fn intersection(self, other: Span) -> Option<Span> {
+        let at = self.at.max(other.at);
+        let len = self.end().min(other.end()).checked_sub(at)?;
+        (len > 0).then_some(Span { at, len })
+    }
+}
+
+/// Size and limits of a disk as its guest sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Virtual size in bytes; a multiple of `block`.
+    pub len: u64,
+    /// Logical block size in bytes: every offset and length is a multiple of it. 512 or 4096.
+    pub block: u32,
+    /// Bytes below which a write costs the storage a read as well; a multiple of `block`.
+    pub physical_block: u32,
+    /// Bytes that a discard should cover and be aligned to in order to free space.
+    pub discard: u32,
+    /// Cylinders, heads, sectors, where the format records them.
+    pub chs: Option<(u16, u8, u8)>,
+    /// Writes, discards and write-zeroes are refused.
+    pub read_only: bool,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Fill the memory from the span.
+    Read,
+    /// Write the memory to the span. `durable`: answer only when it survives power loss (FUA).
+    Write {
+        /// Force unit access: implies a flush that covers this write.
+        durable: bool,
+    },
+    /// Make every write answered before this request survive power loss. The span is empty.
+    Flush,
+    /// The span's content is no longer needed; its space may be freed. It then reads as zero or as before.
+    Discard,
+    /// The span reads as zero from now on.
+    WriteZeroes {
+        /// Space may be freed.
+        free: bool,
+        /// As for a write.
+        durable: bool,
+    },
+    /// List how the span is allocated, in [`Request::extents`].
+    Extents,
+}
+
+impl Operation {
+    /// Whether the operation changes the disk.
+    pub fn is_write(self) -> bool {
+        match self {
+            Operation::Write { .. } | Operation::Discard | Operation::WriteZeroes { .. } => true,
+            Operation::Read | Operation::Flush | Operation::Extents => false,
+        }
+    }
+}
+
+/// What a run of bytes holds, as far as the formats know without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Stored bytes.
+    Data,
+    /// Reads as zero; takes no space of its own.
+    Hole,
+}
+
+/// A run of bytes of one kind, in the answer to [`Operation::Extents`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Number of bytes.
+    pub len: u64,
+    /// What they hold.
+    pub kind: ExtentKind,
+}
+
+/// The outcome of a request: one byte, mapped to each protocol's codes by its transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Done as asked.
+    Done,
+    /// The storage failed; a write's own range is uncertain, nothing else is.
+    Failed,
+    /// No space is left to write into.
+    NoSpace,
+    /// The disk does not accept this now: it is read-only, or a sync has failed.
+    Refused,
+    /// Neither the format nor the storage can do this, or the request lies outside of the geometry.
+    Unsupported,
+}
+
+/// A transport's own name for a request, handed back with the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(pub u64);
+
+/// One checked request, on its way through the disk.
+#[derive(Debug)]
+pub struct Request {
+    operation: Operation,
+    span: Span,
+    memory: Segments,
+    token: Token,
+    /// Filled by the disk for [`Operation::Extents`], in order, covering the span from its start.
+    pub extents: Vec<Extent>,
+    open: bool,
+}
+
+impl Request {
+    /// Checks a request against `geometry`. `memory` has the span's length for reads and writes, else none.
+    /// An error is the status to answer the peer with.
+    pub fn new(
+        operation: Operation,
+        span: Span,
+        memory: Segments,
+        token: Token,
+        geometry: &Geometry,
+    ) -> Result<Request, Status> {
+        let block = u64::from(geometry.block);
+        let aligned = span.at % block == 0 && span.len % block == 0;
+        let inside = span.at.checked_add(span.len).is_some_and(|end| end <= geometry.len);
+        let memory_fits = match operation {
+            Operation::Read | Operation::Write { .. } => u64::try_from(memory.len()) == Ok(span.len),
+            Operation::Flush => memory.is_empty() && span.len == 0,
+            Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => memory.is_empty(),
+        };
+        if geometry.read_only && operation.is_write() {
+            return Err(Status::Refused);
+        }
+        if !aligned || !inside || !memory_fits {
+            return Err(Status::Unsupported);
+        }
+        Ok(Request { operation, span, memory, token, extents: Vec::new(), open: true })
+    }
+
+    /// What is asked.
+    pub fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// The bytes of the disk it is about.
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Where the bytes come from or go to.
+    pub fn memory(&self) -> &Segments {
+        &self.memory
+    }
+
+    /// The transport's name for it.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Ends the request. Called by a transport that has told, or can no longer tell, its peer.
+    pub fn retire(mut self) -> Token {
+        self.open = false;
+        self.token
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // A request that vanishes is a guest that waits forever: a mistake of ours, to be found in tests.
+        assert!(!self.open || std::thread::panicking(), "request {:?} dropped without an answer", self.token);
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const GEOMETRY: Geometry =
+        Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
+
+    fn ask(operation: Operation, at: u64, len: u64) -> Result<Token, Status> {
+        let memory =
+            if matches!(operation, Operation::Read) { Segments::zeroed(len as usize) } else { Segments::empty() };
+        Request::new(operation, Span { at, len }, memory, Token(1), &GEOMETRY).map(Request::retire)
+    }
+
+    #[test]
+    fn a_request_lies_inside_the_disk() {
+        assert_eq!(ask(Operation::Read, (1 << 20) - 512, 512), Ok(Token(1)));
+        assert_eq!(ask(Operation::Read, (1 << 20) - 512, 1024), Err(Status::Unsupported));
+        assert_eq!(ask(Operation::Discard, u64::MAX - 511, 512), Err(Status::Unsupported));
+        assert_eq!(ask(Operation::Read, 100, 512), Err(Status::Unsupported));
+    }
+
+    #[test]
+    fn a_read_only_disk_refuses_writes() {
+        let geometry = Geometry { read_only: true, ..GEOMETRY };
+        let refused =
+            Request::new(Operation::Discard, Span { at: 0, len: 512 }, Segments::empty(), Token(1), &geometry);
+        assert_eq!(refused.map(Request::retire), Err(Status::Refused));
+    }
+
+    #[test]
+    #[should_panic(expected = "dropped without an answer")]
+    fn dropping_an_unanswered_request_panics() {
+        drop(Request::new(Operation::Flush, Span { at: 0, len: 0 }, Segments::empty(), Token(7), &GEOMETRY));
+    }
+}

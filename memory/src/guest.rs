@@ -1,0 +1,231 @@
+//! Guest memory: the regions a peer shares with us, and the ranges of it that a request names.
+//!
+//! Every address here comes from a hostile peer. A range is looked up once, checked against the regions, and
+//! becomes [`Segments`] (for data) or [`Shared`] (for a ring); what does not lie in the regions is `None`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use smallvec::SmallVec;
+
+use crate::{Mapping, Segments};
+
+/// An address in the guest's physical address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddr(pub u64);
+
+/// One contiguous range of guest memory.
+pub struct Region {
+    /// Where the guest sees it.
+    pub guest: GuestAddr,
+    /// Where the peer that talks to us sees it (vhost-user names rings by these addresses).
+    pub peer: u64,
+    /// Bytes of guest memory in it.
+    pub len: u64,
+    /// Offset of the region's first byte in `mapping`.
+    pub offset: u64,
+    /// Where we see it.
+    pub mapping: Arc<Mapping>,
+}
+
+impl Region {
+    /// Whether the region's bytes lie in its mapping and neither address range wraps around.
+    fn is_sound(&self) -> bool {
+        let fits = self
+            .offset
+            .checked_add(self.len)
+            .is_some_and(|end| usize::try_from(end).is_ok_and(|end| end <= self.mapping.len()));
+        fits && self.len > 0
+            && self.guest.0.checked_add(self.len).is_some()
+            && self.peer.checked_add(self.len).is_some()
+    }
+
+    /// Our address of byte `at` of the region, and how many bytes follow it.
+    fn host(&self, at: u64) -> Option<(*mut u8, usize)> {
+        let left = self.len.checked_sub(at).filter(|&left| left > 0)?;
+        let offset = usize::try_from(self.offset.checked_add(at)?).ok()?;
+        Some((self.mapping.base().wrapping_add(offset), usize::try_from(left).ok()?))
+    }
+}
+
+/// All regions of one guest at one time. Immutable: a changed memory table is a new value, and requests in
+/// flight keep the old one mapped.
+#[derive(Default)]
+pub struct GuestMemory {
+    regions: Vec<Region>,
+}
+
+impl GuestMemory {
+    /// A table of `regions`; `None` if one of them lies outside its mapping or overlaps another in the guest.
+    pub fn new(mut regions: Vec<Region>) -> Option<GuestMemory> {
+        regions.sort_by_key(|region| region.guest);
+        let sound = regions.iter().all(Region::is_sound);
+        let apart = regions.windows(2).all(|pair| match pair {
+            [low, high] => low.guest.0.checked_add(low.len).is_some_and(|end| end <= high.guest.0),
+            _ => true,
+        });
+        (sound && apart).then_some(GuestMemory { regions })
+    }
+
+    /// The regions, by guest address.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The guest address of `peer`, an address of the process that talks to us.
+    pub fn guest_addr(&self, peer: u64) -> Option<GuestAddr> {
+        self.regions.iter().find_map(|region| {
+            let at = peer.checked_sub(region.peer).filter(|&at| at < region.len)?;
+            region.guest.0.checked_add(at).map(GuestAddr)
+        })
+    }
+
+    fn host(&self, addr: GuestAddr) -> Option<(*mut u8, usize)> {
+        // Few regions (a dozen at most in practice), most requests in the largest: a scan beats a search.
+        self.regions.iter().find_map(|region| region.host(addr.0.checked_sub(region.guest.0)?))
+    }
+
+    /// The memory of `ranges`, in order. Ranges may cross from one region into the next. `None` if a byte of
+    /// them is not guest memory.
+    pub fn segments(self: &Arc<Self>, ranges: impl IntoIterator<Item = (GuestAddr, u32)>) -> Option<Segments> {
+        let mut parts: SmallVec<[(*mut u8, usize); 4]> = SmallVec::new();
+        for (addr, len) in ranges {
+            let mut at = addr;
+            let mut left = usize::try_from(len).ok()?;
+            while left > 0 {
+                let (base, len) = self.host(at)?;
+                let take = left.min(len);
+                parts.push((base, take));
+                left = left.checked_sub(take)?;
+                at = GuestAddr(at.0.checked_add(u64::try_from(take).ok()?)?);
+            }
+        }
+        // SAFETY: each part was checked by `Region::host` to lie in a mapping that `self` holds.
+        Some(unsafe { Segments::new(self.clone(), parts) })
+    }
+
+    /// A range that lies in one region, for a ring. `None` if it does not.
+    pub fn shared(self: &Arc<Self>, addr: GuestAddr, len: usize) -> Option<Shared> {
+        let (base, left) = self.host(addr)?;
+        (len <= left).then(|| Shared { memory: self.clone(), base, len })
+    }
+}
+
+/// A piece of guest memory that both sides use at once: a ring. Each access is checked against the piece and
+/// reads or writes exactly once.
+pub struct Shared {
+    #[allow(dead_code, reason = "held for its mappings")]
+    memory: Arc<GuestMemory>,
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: an address and what keeps it mapped; every access is an atomic or a volatile copy.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// Bytes in the piece.
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    fn at(&self, at: usize, len: usize) -> Option<*mut u8> {
+        let end = at.checked_add(len)?;
+        (end <= self.len).then(|| self.base.wrapping_add(at))
+    }
+
+    fn u16_at(&self, at: usize) -> Option<&AtomicU16> {
+        let address = self.at(at, 2)?;
+        // SAFETY: the two bytes lie in the piece, mapped while `memory` lives, and are aligned as checked
+        // here; an atomic tolerates any concurrent access of the guest.
+        (address.addr() % 2 == 0).then(|| unsafe { AtomicU16::from_ptr(address.cast()) })
+    }
+
+    /// Loads a little-endian 16-bit number; what the peer wrote before it stored the number is visible after.
+    pub fn load_u16(&self, at: usize) -> Option<u16> {
+        self.u16_at(at).map(|value| u16::from_le(value.load(Ordering::Acquire)))
+    }
+
+    /// Stores a little-endian 16-bit number; what was written before is visible to a peer that sees it.
+    pub fn store_u16(&self, at: usize, value: u16) -> Option<()> {
+        self.u16_at(at).map(|place| place.store(value.to_le(), Ordering::Release))
+    }
+
+    /// Copies `N` bytes out, each read once.
+    pub fn read<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        let address = self.at(at, N)?;
+        // SAFETY: the bytes lie in the piece; `[u8; N]` has no alignment and no invalid value.
+        Some(unsafe { address.cast::<[u8; N]>().read_volatile() })
+    }
+
+    /// Copies `N` bytes in.
+    pub fn write<const N: usize>(&self, at: usize, bytes: [u8; N]) -> Option<()> {
+        let address = self.at(at, N)?;
+        // SAFETY: the bytes lie in the piece; `[u8; N]` has no alignment.
+        unsafe { address.cast::<[u8; N]>().write_volatile(bytes) };
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn two_regions() -> Arc<GuestMemory> {
+        let region = |guest, peer| Region {
+            guest: GuestAddr(guest),
+            peer,
+            len: 4096,
+            offset: 0,
+            mapping: Arc::new(Mapping::anonymous(4096).unwrap()),
+        };
+        Arc::new(GuestMemory::new(vec![region(8192, 0x20000), region(4096, 0x70000)]).unwrap())
+    }
+
+    #[test]
+    fn a_range_may_cross_regions_but_not_leave_them() {
+        let memory = two_regions();
+        assert_eq!(memory.segments([(GuestAddr(8000), 400)]).unwrap().parts().len(), 2);
+        assert!(memory.segments([(GuestAddr(8191), 2)]).is_some());
+        assert!(memory.segments([(GuestAddr(4095), 2)]).is_none());
+        assert!(memory.segments([(GuestAddr(4094), 1)]).is_none());
+        assert!(memory.segments([(GuestAddr(12287), 2)]).is_none());
+        assert!(memory.segments([(GuestAddr(u64::MAX), 2)]).is_none());
+    }
+
+    #[test]
+    fn peer_addresses_translate() {
+        let memory = two_regions();
+        assert_eq!(memory.guest_addr(0x20010), Some(GuestAddr(8208)));
+        assert_eq!(memory.guest_addr(0x70fff), Some(GuestAddr(8191)));
+        assert_eq!(memory.guest_addr(0x71000), None);
+    }
+
+    #[test]
+    fn shared_checks_each_access() {
+        let memory = two_regions();
+        let ring = memory.shared(GuestAddr(4096), 16).unwrap();
+        assert_eq!(ring.store_u16(2, 0x1234), Some(()));
+        assert_eq!(ring.read::<2>(2), Some([0x34, 0x12]));
+        assert_eq!(ring.load_u16(15), None);
+        assert_eq!(ring.load_u16(3), None);
+        assert!(memory.shared(GuestAddr(8190), 4).is_none());
+    }
+
+    #[test]
+    fn overlapping_regions_are_refused() {
+        let region = |guest| Region {
+            guest: GuestAddr(guest),
+            peer: 0,
+            len: 4096,
+            offset: 0,
+            mapping: Arc::new(Mapping::anonymous(4096).unwrap()),
+        };
+        assert!(GuestMemory::new(vec![region(0), region(4095)]).is_none());
+        assert!(GuestMemory::new(vec![region(u64::MAX - 4096)]).is_some());
+        assert!(GuestMemory::new(vec![region(u64::MAX - 4095)]).is_none());
+    }
+}

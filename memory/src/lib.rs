@@ -1,0 +1,20 @@
+//! Memory that a disk operation points into.
+//!
+//! A request of a guest names guest memory; a metadata write names a buffer of our own. Both reach the
+//! kernel as [`Segments`]: a list of address ranges together with what keeps those ranges mapped. This
+//! crate and the I/O engines are the only places with `unsafe`, so that formats, transports and the disk
+//! between them can do without.
+//!
+//! Invariant: a [`Segments`] never outlives the mapping or buffer it points into, because it holds it.
+//!
+//! What it knows nothing about: requests, rings, files, images.
+
+mod buffer;
+mod guest;
+mod mapping;
+mod segments;
+
+pub use buffer::{Buffer, PAGE};
+pub use guest::{GuestAddr, GuestMemory, Region, Shared};
+pub use mapping::Mapping;
+pub use segments::{Part, Segments};

@@ -1,0 +1,51 @@
+//! Peers that ask a disk for I/O, each speaking its own protocol: vhost-user-blk and NBD.
+//!
+//! A server here owns its sockets and rings but no wait: it names the file descriptors it wants to hear of
+//! ([`Watch`]) and is told when one is ready ([`Server::ready`]). Every byte that a peer can write is hostile.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// A server's own name for a file descriptor it watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WatchKey(pub u64);
+
+/// What to wait for on a file descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Bytes to read, a connection to accept, an event signalled, the peer gone.
+    Read,
+    /// Also room to write.
+    ReadWrite,
+}
+
+/// The wait of the disk's thread, as a server sees it.
+pub trait Watch {
+    /// Reports `key` when `fd` is ready now, and after that each time something new arrives on it (edge
+    /// triggered: a socket is to be read until it would block; an eventfd need not be read at all). Watching a
+    /// key again replaces its interest. The caller keeps `fd` open until it has called `forget`.
+    fn watch(&mut self, fd: BorrowedFd<'_>, interest: Interest, key: WatchKey) -> io::Result<()>;
+
+    /// No more reports for `key`, except one that may be under way already.
+    fn forget(&mut self, key: WatchKey);
+}
+
+/// A transport that listens for its peers.
+pub trait Server: disk::Transport {
+    /// Watches the listening socket.
+    fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()>;
+
+    /// Something watched is ready. Requests that came with it are popped afterwards; errors of a peer end that
+    /// peer, not the server.
+    fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch);
+
+    /// Called before the thread sleeps: asks the peers to signal new requests. `false` if some came in the
+    /// meantime, which are to be popped first.
+    fn may_sleep(&mut self) -> bool;
+
+    /// No more requests are taken in; those popped will still be completed. The listening socket's path is removed.
+    fn stop(&mut self, watch: &mut dyn Watch);
+}

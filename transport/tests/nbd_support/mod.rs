@@ -4,6 +4,8 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod client;
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};

@@ -31,9 +31,9 @@ fn source(served: &Served) -> String {
     let path = served.file("source.raw");
     let file = fs::File::create(&path).unwrap();
     file.set_len(GEOMETRY.len).unwrap();
-    let island: Vec<u8> = (0..3 << 20).map(|at: u32| (at.wrapping_mul(2654435761) >> 24) as u8).collect();
+    let island: Vec<u8> = (0..3 << 20).map(|at: u32| at.wrapping_mul(2654435761).to_be_bytes()[0]).collect();
     file.write_all_at(&island, 1 << 20).unwrap();
-    file.write_all_at(&island, GEOMETRY.len - island.len() as u64).unwrap();
+    file.write_all_at(&island, GEOMETRY.len - u64::try_from(island.len()).unwrap()).unwrap();
     path.to_str().unwrap().to_owned()
 }
 

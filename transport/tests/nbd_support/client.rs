@@ -93,7 +93,7 @@ impl Client {
     pub fn option_reply(&mut self) -> (u32, Vec<u8>) {
         let header = self.receive(20);
         let word = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().unwrap());
-        let data = self.receive(word(16) as usize);
+        let data = self.receive(usize::try_from(word(16)).unwrap());
         (word(12), data)
     }
 
@@ -115,7 +115,7 @@ impl Client {
         Chunk {
             kind: u16::from_be_bytes(header[6..8].try_into().unwrap()),
             cookie: u64::from_be_bytes(header[8..16].try_into().unwrap()),
-            payload: self.receive(len as usize),
+            payload: self.receive(usize::try_from(len).unwrap()),
         }
     }
 }

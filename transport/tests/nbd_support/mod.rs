@@ -7,7 +7,7 @@
 pub mod client;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +40,7 @@ impl RamDisk {
         std::iter::from_fn(move || {
             let left = span.end().checked_sub(at).filter(|&left| left > 0)?;
             let len = left.min(UNIT - at % UNIT);
-            let piece = (at / UNIT, (at % UNIT) as usize, (at - span.at) as usize, len as usize);
+            let piece = (at / UNIT, size(at % UNIT), size(at - span.at), size(len));
             at += len;
             Some(piece)
         })
@@ -59,10 +59,10 @@ impl RamDisk {
                     }
                 }
                 Operation::Write { .. } => {
-                    let bytes = self.units.entry(unit).or_insert_with(|| vec![0; UNIT as usize]);
+                    let bytes = self.units.entry(unit).or_insert_with(|| vec![0; size(UNIT)]);
                     request.memory().slice(from, len).copy_to(&mut bytes[within..within + len]);
                 }
-                Operation::Discard | Operation::WriteZeroes { .. } if len as u64 == UNIT => {
+                Operation::Discard | Operation::WriteZeroes { .. } if len == size(UNIT) => {
                     self.units.remove(&unit);
                 }
                 Operation::Discard | Operation::WriteZeroes { .. } => {
@@ -72,7 +72,7 @@ impl RamDisk {
                 }
                 Operation::Extents => {
                     let kind = if self.units.contains_key(&unit) { ExtentKind::Data } else { ExtentKind::Hole };
-                    request.extents.push(Extent { len: len as u64, kind });
+                    request.extents.push(Extent { len: u64::try_from(len).unwrap(), kind });
                 }
                 Operation::Flush => {}
             }
@@ -81,11 +81,15 @@ impl RamDisk {
     }
 }
 
+fn size(len: u64) -> usize {
+    usize::try_from(len).unwrap()
+}
+
 /// An edge-triggered epoll, as `Watch` promises it.
 struct Epoll {
     epoll: OwnedFd,
-    /// Descriptors by key, to be able to forget by key.
-    known: BTreeMap<WatchKey, RawFd>,
+    /// A descriptor of our own for each key, to be able to forget by key.
+    known: BTreeMap<WatchKey, OwnedFd>,
 }
 
 impl Watch for Epoll {
@@ -95,17 +99,18 @@ impl Watch for Epoll {
             flags |= epoll::EventFlags::OUT;
         }
         let data = epoll::EventData::new_u64(key.0);
-        match self.known.insert(key, fd.as_raw_fd()) {
-            Some(_) => epoll::modify(&self.epoll, fd, data, flags)?,
-            None => epoll::add(&self.epoll, fd, data, flags)?,
+        if let Some(known) = self.known.get(&key) {
+            return Ok(epoll::modify(&self.epoll, known, data, flags)?);
         }
+        let known = fd.try_clone_to_owned()?;
+        epoll::add(&self.epoll, &known, data, flags)?;
+        self.known.insert(key, known);
         Ok(())
     }
 
     fn forget(&mut self, key: WatchKey) {
-        let fd = self.known.remove(&key).expect("only what is watched is forgotten");
-        // SAFETY: the server keeps the descriptor open until this returns.
-        epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) }).expect("it was watched");
+        let known = self.known.remove(&key).expect("only what is watched is forgotten");
+        epoll::delete(&self.epoll, known).expect("it was watched");
     }
 }
 

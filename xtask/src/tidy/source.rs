@@ -31,7 +31,8 @@ impl Source {
     /// Scans `text`.
     pub fn new(path: PathBuf, text: String) -> Source {
         let code = blank(&text);
-        let tests = if is_test_file(&path) { vec![0..code.len()] } else { test_ranges(&code) };
+        let tests =
+            if is_test_file(&path) { Vec::from([Range { start: 0, end: code.len() }]) } else { test_ranges(&code) };
         Source { path, text, code, tests }
     }
 

@@ -37,9 +37,7 @@ impl Exit {
 /// Why a command could not be done.
 #[derive(Debug)]
 pub struct Failure {
-    /// What was tried and on what, behind «cannot».
-    tried: String,
-    why: String,
+    what: String,
     advice: Option<String>,
     exit: Exit,
 }
@@ -47,15 +45,13 @@ pub struct Failure {
 impl Failure {
     /// «cannot `tried`: `why`», with the causes of `why` behind it.
     pub fn new(tried: impl Into<String>, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
-        let why = why.into();
-        let mut text = why.to_string();
-        let mut cause = why.source();
-        while let Some(deeper) = cause {
-            text.push_str(": ");
-            text.push_str(&deeper.to_string());
-            cause = deeper.source();
-        }
-        Failure { tried: tried.into(), why: text, advice: None, exit: Exit::Failed }
+        let what = format!("cannot {}: {}", tried.into(), with_causes(&*why.into()));
+        Failure { what, advice: None, exit: Exit::Failed }
+    }
+
+    /// An error that says by itself what was tried and on what; its causes are added.
+    pub fn said(error: impl Error) -> Failure {
+        Failure { what: with_causes(&error), advice: None, exit: Exit::Failed }
     }
 
     /// Adds what to do about it.
@@ -78,12 +74,23 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {}: {}", self.tried, self.why)?;
+        f.write_str(&self.what)?;
         match &self.advice {
             Some(advice) => write!(f, "\n  {advice}"),
             None => Ok(()),
         }
     }
+}
+
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(deeper) = cause {
+        text.push_str(": ");
+        text.push_str(&deeper.to_string());
+        cause = deeper.source();
+    }
+    text
 }
 
 #[cfg(test)]

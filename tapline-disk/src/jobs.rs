@@ -1,0 +1,41 @@
+//! Jobs on images that nobody serves, one module each: a function `run` that prints what it found and answers
+//! with an exit code.
+
+pub mod check;
+pub mod compare;
+pub mod convert;
+pub mod create;
+pub mod info;
+pub mod map;
+
+use serde::Serialize;
+use uring::{Cache, EngineKind, OpenOptions};
+
+use crate::cli::{Access, CacheMode, IoEngine};
+use crate::failure::Failure;
+
+/// Prints a value as JSON.
+fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::new("print JSON", error))?;
+    println!("{text}");
+    Ok(())
+}
+
+impl Access {
+    /// Options of a file that is opened as the command line says, and locked.
+    pub fn options(self, write: bool) -> OpenOptions {
+        let cache = match self.cache {
+            CacheMode::None => Cache::None,
+            CacheMode::Writeback => Cache::Writeback,
+        };
+        OpenOptions { write, cache, lock: true }
+    }
+
+    /// The engine, where one was named.
+    pub fn engine(self) -> Option<EngineKind> {
+        self.io_engine.map(|engine| match engine {
+            IoEngine::Uring => EngineKind::Uring,
+            IoEngine::Aio => EngineKind::Aio,
+        })
+    }
+}

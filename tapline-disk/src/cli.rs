@@ -186,7 +186,7 @@ pub struct Serve {
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
-    /// Print what to paste into a virtual machine's configuration, and serve nothing
+    /// Print what to paste into a virtual machine's configuration as well
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,
 }

@@ -8,18 +8,9 @@ pub mod create;
 pub mod info;
 pub mod map;
 
-use serde::Serialize;
 use uring::{Cache, EngineKind, OpenOptions};
 
 use crate::cli::{Access, CacheMode, IoEngine};
-use crate::failure::Failure;
-
-/// Prints a value as JSON.
-fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::new("print JSON", error))?;
-    println!("{text}");
-    Ok(())
-}
 
 impl Access {
     /// Options of a file that is opened as the command line says, and locked.

@@ -6,12 +6,13 @@
 
 use std::path::Path;
 
-use disk::vhd::{self, ParentInfo, Vhd, uuid_text};
+use disk::vhd::{self, Vhd};
 use disk::{Format, Geometry, Image, ImageError, ImageErrorKind, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
+use crate::uuid;
 
 /// An open chain: for each layer its file and its format, the image itself first.
 #[derive(Debug)]
@@ -25,10 +26,16 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Opens `name` and the parents it stands on. Parents are always opened for reading only.
-    pub fn open(name: &ImageName, parents: &[ImageName], options: OpenOptions) -> Result<Layers, Failure> {
+    /// Opens `name` without its parents, which it may have: enough to read its metadata.
+    pub fn open_alone(name: &ImageName, options: OpenOptions) -> Result<Layers, Failure> {
         let mut layers = Layers { name: name.clone(), files: Vec::new(), images: Vec::new() };
         layers.add(name, options)?;
+        Ok(layers)
+    }
+
+    /// Opens `name` and the parents it stands on. Parents are always opened for reading only.
+    pub fn open(name: &ImageName, parents: &[ImageName], options: OpenOptions) -> Result<Layers, Failure> {
+        let mut layers = Layers::open_alone(name, options)?;
         for (child, parent) in std::iter::once(name).chain(parents).zip(parents) {
             layers.add(parent, OpenOptions { write: false, ..options })?;
             layers.check_last_pair(child, parent)?;
@@ -57,12 +64,10 @@ impl Layers {
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName) -> Result<(), Failure> {
         let tried = || format!("use {parent} as the parent of {child}");
         match self.images.as_slice() {
-            [.., Image::Vhd(above), below] if above.has_parent() => {
-                vhd::check_parent(above, below).map_err(|error| {
-                    let recorded = above.info().parent.as_ref().map(describe_parent).unwrap_or_default();
-                    Failure::new(tried(), error).advise(recorded)
-                })
-            }
+            [.., Image::Vhd(above), below] if above.has_parent() => vhd::check_parent(above, below).map_err(|error| {
+                let recorded = describe_parent(above.info());
+                Failure::new(tried(), error).advise(recorded)
+            }),
             _ => Err(Failure::new(tried(), format!("{child} stands on its own, it has no parent"))
                 .advise("leave out this --parent and those behind it")
                 .exit_as(Exit::Usage)),
@@ -113,15 +118,16 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
 }
 
 fn parent_missing(name: &ImageName, image: &Vhd) -> Failure {
-    let recorded = image.info().parent.as_ref().map(describe_parent).unwrap_or_default();
+    let recorded = describe_parent(image.info());
     Failure::new(format!("open {name}"), "it stands on a parent, which must be named")
         .advise(format!("{recorded}\n  if that is the one you mean: --parent {}", suggestion(name, image)))
         .exit_as(Exit::Usage)
 }
 
 /// What a differencing image says of its parent.
-pub fn describe_parent(parent: &ParentInfo) -> String {
-    let mut text = format!("it was made on «{}» with uuid {}", parent.name, uuid_text(&parent.uuid));
+pub fn describe_parent(info: &vhd::Info) -> String {
+    let Some(parent) = &info.parent else { return String::new() };
+    let mut text = format!("it was made on «{}» with uuid {}", parent.name, uuid::text(&parent.uuid));
     for locator in &parent.locators {
         text.push_str(&format!("\n    {} {}", locator.code, locator.path));
     }

@@ -7,12 +7,14 @@ use disk::{Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span
 use memory::Segments;
 use uring::{Engine, EngineKind};
 
+use crate::engine_choice::choose;
 use crate::failure::Failure;
 use crate::image_name::ImageName;
 use crate::layers::Layers;
+use crate::log::say;
 
 /// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
-const DEPTH: u16 = 64;
+const DEPTH: usize = 64;
 
 /// A disk that a job reads and writes.
 pub struct Runner {
@@ -29,8 +31,6 @@ pub struct Runner {
 pub struct Answer {
     /// The job's name for the request.
     pub token: Token,
-    /// Its memory.
-    pub memory: Segments,
     /// What was found, for [`Operation::Extents`].
     pub extents: Vec<Extent>,
 }
@@ -39,9 +39,12 @@ impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
         let Layers { name, files, images } = layers;
-        let kind = kind.unwrap_or_else(|| suitable_engine(&files));
+        let choice = choose(kind, &files);
+        if let Some(note) = &choice.note {
+            say(note);
+        }
         let disk = Disk::new(images, disk::Options::default()).map_err(|error| crate::layers::explain(&name, error))?;
-        let engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
+        let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
         Ok(Runner { geometry: disk.geometry(), name, disk, engine, done: Vec::new(), broken: false })
     }
 
@@ -71,10 +74,10 @@ impl Runner {
         loop {
             if let Some((mut request, status)) = self.disk.answer() {
                 let (operation, span) = (request.operation(), request.span());
-                let (memory, extents) = (request.memory().clone(), std::mem::take(&mut request.extents));
+                let extents = std::mem::take(&mut request.extents);
                 let token = request.retire();
                 return match status {
-                    Status::Done => Ok(Answer { token, memory, extents }),
+                    Status::Done => Ok(Answer { token, extents }),
                     other => Err(self.failure(operation, span, other)),
                 };
             }
@@ -128,15 +131,10 @@ impl Drop for Runner {
         }
         if self.broken {
             // Nothing will ever come back; the process ends with the failure that `step` has returned.
-            eprintln!("tapline: {} requests on {} were never answered", self.disk.in_flight(), self.name);
+            say(format_args!("{} requests on {} were never answered", self.disk.in_flight(), self.name));
             std::process::exit(i32::from(crate::failure::Exit::Failed.code()));
         }
     }
-}
-
-/// io_uring, unless it would need a thread of the kernel for every request on one of the files.
-pub fn suitable_engine(files: &[uring::ImageFile]) -> EngineKind {
-    if files.iter().any(uring::ImageFile::uring_needs_workers) { EngineKind::Aio } else { EngineKind::Uring }
 }
 
 fn verb(operation: Operation) -> &'static str {

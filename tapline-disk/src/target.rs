@@ -8,11 +8,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use disk::vhd::{self, Creation};
 use rustix::fs::FallocateFlags;
-use rustix::rand::GetRandomFlags;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 use crate::image_name::{FormatName, ImageName};
+use crate::log::say;
+use crate::uuid;
 
 /// The block size of new VHDs: what every other tool writes.
 pub const BLOCK_SIZE: u32 = 2 << 20;
@@ -64,7 +65,7 @@ impl Drop for Target {
     fn drop(&mut self) {
         if !self.kept {
             if let Err(error) = std::fs::remove_file(&self.path) {
-                eprintln!("tapline: the unfinished image {} could not be removed: {error}", self.path.display());
+                say(format_args!("the unfinished image {} could not be removed: {error}", self.path.display()));
             }
         }
     }
@@ -82,7 +83,7 @@ fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
                 len: plan.len,
                 kind: plan.kind.clone(),
                 block_size: plan.block_size,
-                uuid: new_uuid().map_err(|error| Failure::new("get random bytes for a new uuid", error))?,
+                uuid: uuid::new().map_err(|error| Failure::new("get random bytes for a new uuid", error))?,
                 created: seconds(SystemTime::now()),
             };
             vhd::create(&spec).map_err(failed)
@@ -117,18 +118,6 @@ fn remove_old(name: &ImageName) -> Result<(), Failure> {
     std::fs::remove_file(path).map_err(|error| Failure::new(format!("remove the old {name}"), error))
 }
 
-/// A random uuid (RFC 9562, version 4).
-fn new_uuid() -> std::io::Result<[u8; 16]> {
-    let mut uuid = [0; 16];
-    let got = rustix::rand::getrandom(&mut uuid[..], GetRandomFlags::empty())?;
-    if got != uuid.len() {
-        return Err(std::io::ErrorKind::UnexpectedEof.into());
-    }
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    Ok(uuid)
-}
-
 /// Seconds since 1970.
 pub fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
@@ -152,12 +141,5 @@ mod test {
         assert_eq!(relative("/a/b/child", "/a/b/base"), "base");
         assert_eq!(relative("/a/b/child", "/a/c/base"), "../c/base");
         assert_eq!(relative("/child", "/a/base"), "a/base");
-    }
-
-    #[test]
-    fn uuids_are_random_of_version_4() {
-        let (one, other) = (new_uuid().unwrap(), new_uuid().unwrap());
-        assert_ne!(one, other);
-        assert_eq!((one[6] >> 4, one[8] >> 6), (4, 2));
     }
 }

@@ -12,6 +12,7 @@ use crate::cli::Check;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, explain, to_look_at};
+use crate::output;
 
 /// What was found. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -35,11 +36,8 @@ struct Line {
 /// Runs the job. Parents that are named are checked too, and never repaired.
 pub fn run(check: &Check) -> Result<Exit, Failure> {
     let write = check.repair;
-    let mut file = ImageFile::open(
-        check.image.path(),
-        OpenOptions { write, cache: Cache::Writeback, lock: true },
-    )
-    .map_err(Failure::said)?;
+    let mut file = ImageFile::open(check.image.path(), OpenOptions { write, cache: Cache::Writeback, lock: true })
+        .map_err(Failure::said)?;
     let first = examine(&check.image, &mut file)?;
     let mut problems = lines(&check.image, &first.problems);
     let mut exit = verdict(&first);
@@ -127,17 +125,19 @@ fn report(check: &Check, exit: Exit, problems: Vec<Line>) -> Result<Exit, Failur
         _ => ("clean", "is clean"),
     };
     if check.json {
-        super::print_json(&Found { image: check.image.to_string(), result, problems })?;
+        output::json(&Found { image: check.image.to_string(), result, problems })?;
         return Ok(exit);
     }
-    for line in &problems {
-        println!("{}: {} at byte {}: {}", line.image, line.severity, line.at, line.what);
-    }
-    println!("{} {sentence}", check.image);
+    let mut text: String = problems
+        .iter()
+        .map(|line| format!("{}: {} at byte {}: {}\n", line.image, line.severity, line.at, line.what))
+        .collect();
+    text.push_str(&format!("{} {sentence}\n", check.image));
     let repairable = problems.iter().any(|line| line.severity == "repairable");
     let damage = problems.iter().any(|line| line.severity == "damage");
     if exit == Exit::Damaged && repairable && !damage && !check.repair {
-        println!("  run it again with --repair: nothing is lost by that");
+        text.push_str("  run it again with --repair: nothing is lost by that\n");
     }
+    output::print(&text)?;
     Ok(exit)
 }

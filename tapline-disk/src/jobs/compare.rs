@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::cli::Compare;
 use crate::failure::{Exit, Failure};
 use crate::layers::Layers;
+use crate::output;
 use crate::progress::Progress;
 use crate::size::readable;
 use crate::stream::{Piece, Stream};
@@ -82,14 +83,15 @@ fn difference(a: &Piece, b: &Piece) -> Option<u64> {
 }
 
 fn report(compare: &Compare, found: &Compared) -> Result<Exit, Failure> {
+    let (a, b) = (&found.a, &found.b);
     if compare.json {
-        super::print_json(found)?;
-    } else if let Some(at) = found.differs_at {
-        println!("{} and {} differ at byte {at} of the disk (sector {})", found.a, found.b, at / 512);
-    } else if found.same {
-        println!("{} and {} hold the same {}", found.a, found.b, readable(found.size_a));
+        output::json(found)?;
     } else {
-        println!("{} and {} differ in size: {} and {} bytes", found.a, found.b, found.size_a, found.size_b);
+        output::print(&match found.differs_at {
+            Some(at) => format!("{a} and {b} differ at byte {at} of the disk (sector {})\n", at / 512),
+            None if found.same => format!("{a} and {b} hold the same {}\n", readable(found.size_a)),
+            None => format!("{a} and {b} differ in size: {} and {} bytes\n", found.size_a, found.size_b),
+        })?;
     }
     Ok(if found.same { Exit::Done } else { Exit::Differ })
 }

@@ -13,6 +13,7 @@ use crate::failure::{Exit, Failure};
 use crate::image_name::FormatName;
 use crate::jobs::compare::first_difference;
 use crate::layers::Layers;
+use crate::output;
 use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::size::{Size, readable};
@@ -142,10 +143,11 @@ fn verify(convert: &Convert, len: u64) -> Result<(), Failure> {
 fn report(convert: &Convert, size: u64, written: u64) -> Result<Exit, Failure> {
     let (source, target) = (convert.source.to_string(), convert.target.to_string());
     if convert.json {
-        super::print_json(&Converted { source, target, size, written, verified: convert.verify })?;
+        output::json(&Converted { source, target, size, written, verified: convert.verify })?;
     } else {
         let verified = if convert.verify { ", verified" } else { "" };
-        println!("converted {source} to {target}: {}, {} written{verified}", readable(size), readable(written));
+        let (size, written) = (readable(size), readable(written));
+        output::print(&format!("converted {source} to {target}: {size}, {written} written{verified}\n"))?;
     }
     Ok(Exit::Done)
 }

@@ -10,6 +10,7 @@ use crate::cli::Create;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, to_look_at};
+use crate::output;
 use crate::size::{Size, readable};
 use crate::target::{BLOCK_SIZE, Plan, Target, relative, seconds};
 
@@ -41,10 +42,10 @@ fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
     };
     let parent = create.parent.first().map(ImageName::to_string);
     if create.json {
-        super::print_json(&Created { image: create.image.to_string(), size: plan.len, kind, parent })?;
+        output::json(&Created { image: create.image.to_string(), size: plan.len, kind, parent })?;
     } else {
         let on = parent.map(|parent| format!(" on {parent}")).unwrap_or_default();
-        println!("created {}: {kind}, {}{on}", create.image, readable(plan.len));
+        output::print(&format!("created {}: {kind}, {}{on}\n", create.image, readable(plan.len)))?;
     }
     Ok(Exit::Done)
 }
@@ -64,13 +65,16 @@ fn plan_child(create: &Create, parent: &ImageName, below: &[ImageName]) -> Resul
     if create.image.format == FormatName::Raw {
         return Err(usage(create, "a raw image cannot stand on a parent").advise("create a vhd image"));
     }
-    // The lock keeps a writer from changing the parent under its new child.
-    let (image, len) = open_parent(parent, below)?;
+    let layers = open_parent(parent, below)?;
+    let Some(image) = layers.images.first() else {
+        return Err(Failure::new(format!("open {parent}"), "it has no layer"));
+    };
+    let len = image.geometry().len;
     if let Some(Size(size)) = create.size.filter(|&Size(size)| size != len) {
         let why = format!("its size of {size} bytes is not that of {parent}, {len} bytes");
         return Err(usage(create, why).advise("leave out --size: a child has the size of its parent"));
     }
-    let (uuid, inherited) = match &image {
+    let (uuid, inherited) = match image {
         Image::Vhd(vhd) => (vhd.info().uuid, vhd.info().block_size),
         Image::Raw(_) => ([0; 16], None),
     };
@@ -82,18 +86,13 @@ fn plan_child(create: &Create, parent: &ImageName, below: &[ImageName]) -> Resul
     Ok(Plan { len, kind: vhd::Kind::Differencing(recorded), block_size, allocate: false })
 }
 
-/// The parent and its size. Its own parents need not be named; those that are must fit.
-fn open_parent(parent: &ImageName, below: &[ImageName]) -> Result<(Image, u64), Failure> {
-    let layers = if below.is_empty() {
-        Layers::open_alone(parent, to_look_at(true))?
-    } else {
-        Layers::open(parent, below, to_look_at(true))?
-    };
-    let image = layers.images.into_iter().next();
-    image
-        .map(|image| (image.geometry().len, image))
-        .map(|(len, image)| (image, len))
-        .ok_or_else(|| Failure::new(format!("open {parent}"), "there is no layer"))
+/// The parent, locked: nobody changes it under its new child. Its own parents need not be named; those that are
+/// must fit.
+fn open_parent(parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failure> {
+    match below {
+        [] => Layers::open_alone(parent, to_look_at(true)),
+        below => Layers::open(parent, below, to_look_at(true)),
+    }
 }
 
 /// How the new image's metadata names the parent: as seen from its own directory, and from the root.

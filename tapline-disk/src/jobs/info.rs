@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use disk::vhd::{self, DiskType, uuid_text};
+use disk::vhd::{self, DiskType};
 use disk::{Format, Image};
 use serde::Serialize;
 
@@ -10,7 +10,9 @@ use crate::cli::Info;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, to_look_at};
+use crate::output;
 use crate::size::readable;
+use crate::uuid;
 
 /// One layer. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -73,14 +75,10 @@ pub fn run(info: &Info) -> Result<Exit, Failure> {
         names.zip(&layers.images).map(|(name, image)| describe(name, image)).collect();
     let described = described?;
     if info.json {
-        super::print_json(&described)?;
+        output::json(&described)?;
     } else {
-        for (depth, layer) in described.iter().enumerate() {
-            if depth > 0 {
-                println!("\nparent {depth}");
-            }
-            print(layer);
-        }
+        let layers: Vec<String> = described.iter().map(rows).collect();
+        output::print(&layers.join("\n"))?;
     }
     Ok(Exit::Done)
 }
@@ -110,7 +108,7 @@ fn vhd_fields(info: &vhd::Info) -> VhdFields {
             DiskType::Dynamic => "dynamic",
             DiskType::Differencing => "differencing",
         },
-        uuid: uuid_text(&info.uuid),
+        uuid: uuid::text(&info.uuid),
         original_size: info.original_len,
         cylinders,
         heads,
@@ -124,49 +122,60 @@ fn vhd_fields(info: &vhd::Info) -> VhdFields {
         blocks: info.blocks,
         blocks_allocated: info.blocks_allocated,
         batmap: info.batmap,
-        parent: info.parent.as_ref().map(parent_fields),
+        parent: parent_fields(info),
     }
 }
 
-fn parent_fields(parent: &vhd::ParentInfo) -> ParentFields {
+fn parent_fields(info: &vhd::Info) -> Option<ParentFields> {
+    let parent = info.parent.as_ref()?;
     let fields = |locator: &vhd::Locator| LocatorFields { platform: locator.code.clone(), path: locator.path.clone() };
-    ParentFields {
-        uuid: uuid_text(&parent.uuid),
+    Some(ParentFields {
+        uuid: uuid::text(&parent.uuid),
         name: parent.name.clone(),
         modified: parent.modified,
         locators: parent.locators.iter().map(fields).collect(),
-    }
+    })
 }
 
-fn print(layer: &Layer) {
-    row("image", &layer.image);
-    row("size", &format!("{} ({} bytes)", readable(layer.size), layer.size));
-    row("file", &format!("{}, of which {} allocated", readable(layer.file_size), readable(layer.file_allocated)));
-    let Some(vhd) = &layer.vhd else { return };
-    row("kind", vhd.kind);
-    row("uuid", &vhd.uuid);
-    row("geometry", &format!("{} cylinders, {} heads, {} sectors", vhd.cylinders, vhd.heads, vhd.sectors));
-    row("made by", &format!("{} {}, at {} seconds since 1970", printable(&vhd.creator), vhd.creator_version, vhd.created));
+/// A layer as people read it, a line for each thing that is known.
+fn rows(layer: &Layer) -> String {
+    let mut rows = vec![
+        ("image", layer.image.clone()),
+        ("size", format!("{} ({} bytes)", readable(layer.size), layer.size)),
+        ("file", format!("{}, of which {} allocated", readable(layer.file_size), readable(layer.file_allocated))),
+    ];
+    if let Some(vhd) = &layer.vhd {
+        rows.extend(vhd_rows(vhd));
+    }
+    rows.into_iter().map(|(name, value)| format!("{name:<10}{value}\n")).collect()
+}
+
+fn vhd_rows(vhd: &VhdFields) -> Vec<(&'static str, String)> {
+    let made_by = format!("{} {}, at {} s since 1970", printable(&vhd.creator), vhd.creator_version, vhd.created);
+    let mut rows = vec![
+        ("kind", vhd.kind.to_owned()),
+        ("uuid", vhd.uuid.clone()),
+        ("geometry", format!("{} cylinders, {} heads, {} sectors", vhd.cylinders, vhd.heads, vhd.sectors)),
+        ("made by", made_by),
+    ];
     if let Some(block_size) = vhd.block_size {
         let batmap = if vhd.batmap { ", with a batmap" } else { "" };
         let (used, all) = (vhd.blocks_allocated, vhd.blocks);
-        row("blocks", &format!("{used} of {all} allocated, {} each{batmap}", readable(block_size.into())));
+        rows.push(("blocks", format!("{used} of {all} allocated, {} each{batmap}", readable(block_size.into()))));
     }
     if vhd.hidden {
-        row("hidden", "yes: the Xen tools take it for an inner node of a chain");
+        rows.push(("hidden", "yes: the Xen tools take it for an inner node of a chain".to_owned()));
     }
     if vhd.saved {
-        row("saved", "yes: it belongs to a suspended guest");
+        rows.push(("saved", "yes: it belongs to a suspended guest".to_owned()));
     }
-    let Some(parent) = &vhd.parent else { return };
-    row("made on", &format!("«{}» with uuid {}", printable(&parent.name), parent.uuid));
-    for locator in &parent.locators {
-        row("", &format!("{} {}", printable(&locator.platform), printable(&locator.path)));
+    if let Some(parent) = &vhd.parent {
+        rows.push(("made on", format!("«{}» with uuid {}", printable(&parent.name), parent.uuid)));
+        let locator =
+            |locator: &LocatorFields| format!("{} {}", printable(&locator.platform), printable(&locator.path));
+        rows.extend(parent.locators.iter().map(|found| ("", locator(found))));
     }
-}
-
-fn row(name: &str, value: &str) {
-    println!("{name:<10}{value}");
+    rows
 }
 
 /// Text found in an image, without what could steer a terminal.

@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::cli::Map;
 use crate::failure::{Exit, Failure};
 use crate::layers::Layers;
+use crate::output;
 use crate::runner::Runner;
 use crate::size::readable;
 use crate::stream::extents;
@@ -28,15 +29,17 @@ pub fn run(map: &Map) -> Result<Exit, Failure> {
     let mut runner = Runner::new(layers, map.access.engine())?;
     let lines = whole_disk(&mut runner)?;
     if map.json {
-        super::print_json(&lines)?;
+        output::json(&lines)?;
         return Ok(Exit::Done);
     }
-    println!("{:>16} {:>16}  KIND", "START", "LENGTH");
+    let mut text = format!("{:>16} {:>16}  KIND\n", "START", "LENGTH");
     for line in &lines {
-        println!("{:>16} {:>16}  {}", line.start, line.length, if line.data { "data" } else { "hole" });
+        let kind = if line.data { "data" } else { "hole" };
+        text.push_str(&format!("{:>16} {:>16}  {kind}\n", line.start, line.length));
     }
     let stored = lines.iter().filter(|line| line.data).map(|line| line.length).sum();
-    println!("{} of {} hold data", readable(stored), readable(runner.geometry().len));
+    text.push_str(&format!("{} of {} hold data\n", readable(stored), readable(runner.geometry().len)));
+    output::print(&text)?;
     Ok(Exit::Done)
 }
 

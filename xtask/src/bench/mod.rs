@@ -84,7 +84,9 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
 
 /// Release builds of both programs and of the client.
 fn build() -> Result<(), String> {
-    let built = Command::new(env!("CARGO")).args(["build", "--quiet", "--release", "-p", "tapline-disk", "-p", "tapline", "-p", "bench"]).status();
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "-p", "tapline-disk", "-p", "tapline", "-p", "bench"])
+        .status();
     match built {
         Ok(status) if status.success() => Ok(()),
         other => Err(format!("cargo build --release: {other:?}")),
@@ -96,7 +98,10 @@ fn program(name: &str) -> PathBuf {
 }
 
 fn vhost_user(arguments: &Arguments) -> Result<(), String> {
-    let work = tempfile::Builder::new().prefix("tapline-bench-").tempdir_in(&arguments.dir).map_err(|error| error.to_string())?;
+    let work = tempfile::Builder::new()
+        .prefix("tapline-bench-")
+        .tempdir_in(&arguments.dir)
+        .map_err(|error| error.to_string())?;
     let size = format!("{}M", arguments.mib);
     let raw = work.path().join("disk.raw");
     let vhd = work.path().join("disk.vhd");
@@ -115,7 +120,10 @@ fn vhost_user(arguments: &Arguments) -> Result<(), String> {
 }
 
 fn depth(arguments: &Arguments) -> Result<(), String> {
-    let work = tempfile::Builder::new().prefix("tapline-bench-").tempdir_in(&arguments.dir).map_err(|error| error.to_string())?;
+    let work = tempfile::Builder::new()
+        .prefix("tapline-bench-")
+        .tempdir_in(&arguments.dir)
+        .map_err(|error| error.to_string())?;
     let single = work.path().join("single.vhd");
     tapline(&["image", "create", &format!("vhd:{}", single.display()), "--size", "512M"])?;
     let alone = Kind::Tapline { name: "depth 1", images: vec![format!("vhd:{}", single.display())] };
@@ -156,10 +164,19 @@ fn scatter(kind: &Kind, work: &Path, seed: usize) -> Result<(), String> {
     server.stop()
 }
 
-fn compare(title: &str, kinds: &[Kind], workloads: &[Workload], work: &Path, arguments: &Arguments) -> Result<(), String> {
+fn compare(
+    title: &str,
+    kinds: &[Kind],
+    workloads: &[Workload],
+    work: &Path,
+    arguments: &Arguments,
+) -> Result<(), String> {
     let mut report = Vec::new();
     if !arguments.json {
-        println!("{title}: {} rounds of {} s, medians; server on CPU 0, client on CPU 1", arguments.rounds, arguments.seconds);
+        println!(
+            "{title}: {} rounds of {} s, medians; server on CPU 0, client on CPU 1",
+            arguments.rounds, arguments.seconds
+        );
     }
     for workload in workloads {
         let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); kinds.len()];
@@ -190,7 +207,10 @@ fn compare(title: &str, kinds: &[Kind], workloads: &[Workload], work: &Path, arg
 }
 
 fn print_rows(workload: &str, kinds: &[Kind], rows: &[Sample]) {
-    println!("\n{workload:<22}{:>10} {:>7} {:>9} {:>9} {:>12} {:>10}", "IOPS", "ratio", "p50 us", "p99 us", "CPU us/IO", "waits/IO");
+    println!(
+        "\n{workload:<22}{:>10} {:>7} {:>9} {:>9} {:>12} {:>10}",
+        "IOPS", "ratio", "p50 us", "p99 us", "CPU us/IO", "waits/IO"
+    );
     for (kind, row) in kinds.iter().zip(rows) {
         println!(
             "  {:<20}{:>10.0} {:>6.2}x {:>9.1} {:>9.1} {:>12.2} {:>10.2}",
@@ -244,8 +264,13 @@ fn client(server: &Server, arguments: &[&str]) -> Result<serde_json::Value, Stri
 }
 
 fn tapline(arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new(program("tapline")).args(arguments).output().map_err(|error| format!("tapline: {error}"))?;
-    if output.status.success() { Ok(()) } else { Err(format!("tapline {arguments:?}: {}", String::from_utf8_lossy(&output.stderr))) }
+    let output =
+        Command::new(program("tapline")).args(arguments).output().map_err(|error| format!("tapline: {error}"))?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!("tapline {arguments:?}: {}", String::from_utf8_lossy(&output.stderr)))
+    }
 }
 
 /// The median of each column by itself.

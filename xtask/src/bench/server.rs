@@ -29,7 +29,8 @@ impl Kind {
             Kind::QemuStorageDaemon { image } => {
                 command.arg("qemu-storage-daemon");
                 command.arg("--blockdev");
-                command.arg(format!("driver=file,filename={},node-name=disk,cache.direct=on,aio=native", image.display()));
+                command
+                    .arg(format!("driver=file,filename={},node-name=disk,cache.direct=on,aio=native", image.display()));
                 command.arg("--export");
                 let address = format!("addr.type=unix,addr.path={}", socket.display());
                 command.arg(format!("type=vhost-user-blk,id=export,node-name=disk,{address},writable=on"));

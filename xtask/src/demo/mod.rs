@@ -1,6 +1,6 @@
 //! `cargo xtask demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a verdict.
 //!
-//! Here is how they are started and how they end; the story itself is in `story`. The exit code is 0 only when every claim held.
+//! Here is how they are started and how they end; the story itself is in `story`. A run succeeds only when every claim held.
 //! A failed run keeps its directory, with images, consoles and logs; a successful one leaves nothing but the cached guest.
 
 mod findings;
@@ -13,7 +13,7 @@ mod tool;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use self::findings::Findings;
 use self::guest::Guest;
@@ -26,13 +26,13 @@ const USAGE: &str = "[--bin-dir DIR] [--keep]
   --keep         keep the directory of a successful run";
 
 /// `cargo xtask demo`: the whole story, with the programs as they are released.
-pub fn run(arguments: &[String]) -> ExitCode {
-    exit_code("demo", arguments, &["--release"], |story| story.whole(&Amount { fill_mib: 128, load_seconds: 10 }))
+pub fn run(arguments: &[String]) -> Result<(), String> {
+    perform("demo", arguments, &["--release"], |story| story.whole(&Amount { fill_mib: 128, load_seconds: 10 }))
 }
 
 /// `cargo xtask guest-test`: a short story, with the programs as tests have them.
-pub fn guest_test(arguments: &[String]) -> ExitCode {
-    exit_code("guest-test", arguments, &[], |story| story.short(&Amount { fill_mib: 32, load_seconds: 3 }))
+pub fn guest_test(arguments: &[String]) -> Result<(), String> {
+    perform("guest-test", arguments, &[], |story| story.short(&Amount { fill_mib: 32, load_seconds: 3 }))
 }
 
 struct Options {
@@ -55,16 +55,13 @@ impl Options {
     }
 }
 
-fn exit_code(
+fn perform(
     name: &str,
     arguments: &[String],
     profile: &[&str],
     tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
-) -> ExitCode {
-    let Some(options) = Options::parse(arguments) else {
-        eprintln!("usage: cargo xtask {name} {USAGE}");
-        return ExitCode::from(2);
-    };
+) -> Result<(), String> {
+    let options = Options::parse(arguments).ok_or_else(|| format!("usage: cargo xtask {name} {USAGE}"))?;
     let build = root().join("build");
     let work = build.join(format!("{name}-{}", std::process::id()));
     let progress = Progress::start();
@@ -74,11 +71,11 @@ fn exit_code(
             clean_up(&work, options.keep)
         }
         Err(failure) => {
-            eprintln!("\n{name} FAILED after {:.0} s: {}", progress.elapsed().as_secs_f64(), chain(&failure));
+            let mut why = format!("FAILED after {:.0} s: {}", progress.elapsed().as_secs_f64(), chain(&failure));
             if work.exists() {
-                eprintln!("images, consoles and logs are kept in {}", work.display());
+                why.push_str(&format!("\nimages, consoles and logs are kept in {}", work.display()));
             }
-            ExitCode::FAILURE
+            Err(why)
         }
     }
 }
@@ -122,18 +119,12 @@ fn build_programs(profile: &[&str]) -> Result<PathBuf, Failure> {
     Ok(target.join(if profile.is_empty() { "debug" } else { "release" }))
 }
 
-fn clean_up(work: &Path, keep: bool) -> ExitCode {
+fn clean_up(work: &Path, keep: bool) -> Result<(), String> {
     if keep {
         println!("  kept: {}", work.display());
-        return ExitCode::SUCCESS;
+        return Ok(());
     }
-    match fs::remove_dir_all(work) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cannot remove {}: {error}", work.display());
-            ExitCode::FAILURE
-        }
-    }
+    fs::remove_dir_all(work).map_err(|error| format!("cannot remove {}: {error}", work.display()))
 }
 
 /// The error and what caused it, innermost last.

@@ -11,7 +11,7 @@ use thiserror::Error;
 /// A program that could not be started, or did not succeed.
 #[derive(Debug, Error)]
 pub enum ToolError {
-    #[error("cannot start `{command}`; testbed/packages lists what must be installed")]
+    #[error("cannot start `{command}`; `make prepare` installs what is needed")]
     Start { command: String, source: io::Error },
     #[error("`{command}` failed ({status}): {said}")]
     Failed { command: String, status: ExitStatus, said: String },

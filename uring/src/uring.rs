@@ -12,7 +12,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use memory::Part;
@@ -209,7 +209,6 @@ impl Io for Uring {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         let terms = self.files.get(usize::from(op.file.0)).map(Terms::of);
         let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
-        debug_assert!(!matches!(op.action, Action::Write { .. }) || op.file == FileId(0), "only the leaf is written");
         let slot = self.flights.board(op, terms)?;
         self.queue.push_back(Queued::Step(slot));
         Ok(())
@@ -235,7 +234,7 @@ impl Io for Uring {
 }
 
 impl Drop for Uring {
-    /// Waits for what the kernel has; what it has not seen yet is dropped unseen.
+    /// Waits for what the kernel has, and frees the files; what the kernel has not seen yet is dropped unseen.
     fn drop(&mut self) {
         let mut ended = Vec::new();
         self.queue.clear();
@@ -247,6 +246,11 @@ impl Drop for Uring {
                 return;
             }
             self.harvest(&mut ended);
+        }
+        // The kernel takes a closed ring apart in its own time. The files, and with them their locks and devices,
+        // are to be free when this returns; if that is refused they are so a moment later.
+        if !self.files.is_empty() {
+            drop(self.ring.submitter().unregister_files());
         }
     }
 }

@@ -26,6 +26,10 @@ const FIXED_FILE: u8 = 1;
 /// `IORING_UNREGISTER_FILES` of linux/io_uring.h.
 const UNREGISTER_FILES: u8 = 3;
 
+/// Completions of watches come beside those of operations. One that finds no place is kept by the kernel, at a price:
+/// it ends the multishot, which is then armed again. 4 KiB avoid that for all but a storm.
+const COMPLETIONS_MIN: u32 = 256;
+
 /// All that a ring is needed for.
 const OPCODES: [(u8, &str); 8] = [
     (opcode::Read::CODE, "IORING_OP_READ (Linux 5.6)"),
@@ -57,12 +61,13 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
 }
 
 fn create(entries: u32) -> Result<IoUring, EngineError> {
+    let completions = entries.saturating_mul(2).max(COMPLETIONS_MIN);
     let mut newest = IoUring::builder();
     newest.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
     let mut middle = IoUring::builder();
     middle.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
     for mut builder in [newest, middle, IoUring::builder()] {
-        match builder.setup_r_disabled().dontfork().build(entries) {
+        match builder.setup_r_disabled().setup_cqsize(completions).dontfork().build(entries) {
             Ok(ring) => return Ok(ring),
             // A flag that this kernel does not know.
             Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => continue,

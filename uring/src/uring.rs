@@ -29,8 +29,9 @@ const POLL: u64 = 1 << 63;
 /// User data of requests whose result says nothing.
 const IGNORED: u64 = u64::MAX;
 
-/// Places in the ring beside those for `depth` operations, for watches that come and go.
-const POLL_PLACES: u32 = 16;
+/// A ring has a place for each operation, and at least these, for watches that come and go. A full ring is no
+/// obstacle: it is submitted and filled again.
+const ENTRIES_MIN: u32 = 16;
 
 /// A single READ or WRITE has a length of 32 bits, and moves less than 2 GiB anyway; the rest follows.
 const LEN_MAX: usize = 1 << 30;
@@ -63,7 +64,7 @@ impl Uring {
     pub fn open(files: Vec<ImageFile>, depth: usize) -> Result<Uring, EngineError> {
         let slots = slots(depth)?;
         let fds: Vec<_> = files.iter().map(|file| file.as_fd().as_raw_fd()).collect();
-        let ring = ring::open(slots.saturating_add(POLL_PLACES).next_power_of_two(), &fds)?;
+        let ring = ring::open(slots.max(ENTRIES_MIN).next_power_of_two(), &fds)?;
         Ok(Uring {
             ring,
             files,
@@ -77,7 +78,8 @@ impl Uring {
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
-    /// then at each new event (edge triggered: an eventfd need not be read at all). Watching a key again replaces it.
+    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
+    /// never once too seldom. Watching a key again replaces it.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
         let fd = fd.try_clone_to_owned()?;
         self.forget(key);

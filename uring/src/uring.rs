@@ -1,8 +1,11 @@
 //! The io_uring engine: one thread, one ring, one wait.
 //!
 //! It carries steps of `flight` to the kernel and results back, and watches descriptors through the same ring. It has
-//! no thread and no timer: idle, its thread sleeps in one `io_uring_enter` without a timeout. (The kernel runs syncs
-//! and deallocations on workers of its own, which end some seconds after the last.)
+//! no thread and no timer: idle, its thread sleeps in one `io_uring_enter` without a timeout.
+//!
+//! The kernel runs syncs, deallocations, and on tmpfs everything, on worker threads that it adds to the process. All
+//! but one end when idle; that one stays (Linux 6.18: it looks around every five seconds and sleeps on), and nothing
+//! in io_uring can tell it to go. Linux AIO has no such thread.
 //!
 //! Invariant: `in_kernel` counts the slots whose request the kernel has or will get from the ring. While it is not
 //! zero the slab is not freed: dropping the engine waits, or leaks the slab where waiting is refused.

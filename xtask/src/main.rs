@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod tidy;
 
 use std::process::ExitCode;
@@ -17,11 +18,14 @@ struct Chore {
 }
 
 /// All of them, in the order in which help lists them.
-const CHORES: &[Chore] = &[Chore {
-    name: "tidy",
-    about: "check the rules of the house: dependency arrows, unsafe, lengths, heads of files",
-    run: tidy::run,
-}];
+const CHORES: &[Chore] = &[
+    Chore {
+        name: "tidy",
+        about: "check the rules of the house: dependency arrows, unsafe, lengths, heads of files",
+        run: tidy::run,
+    },
+    Chore { name: "bench", about: "measure Tapline beside its peers", run: bench::run },
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -1,0 +1,3 @@
+//! The bodies of the fuzz targets, as plain functions: a fuzzer calls them, and so do tests that replay a corpus.
+
+pub mod nbd;

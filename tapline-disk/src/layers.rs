@@ -12,6 +12,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
+use crate::output::printable;
 use crate::uuid;
 
 /// An open chain: for each layer its file and its format, the image itself first.
@@ -127,9 +128,9 @@ fn parent_missing(name: &ImageName, image: &Vhd) -> Failure {
 /// What a differencing image says of its parent.
 pub fn describe_parent(info: &vhd::Info) -> String {
     let Some(parent) = &info.parent else { return String::new() };
-    let mut text = format!("it was made on «{}» with uuid {}", parent.name, uuid::text(&parent.uuid));
+    let mut text = format!("it was made on «{}» with uuid {}", printable(&parent.name), uuid::text(&parent.uuid));
     for locator in &parent.locators {
-        text.push_str(&format!("\n    {} {}", locator.code, locator.path));
+        text.push_str(&format!("\n    {} {}", printable(&locator.code), printable(&locator.path)));
     }
     text
 }
@@ -139,8 +140,8 @@ fn suggestion(name: &ImageName, image: &Vhd) -> String {
     let recorded = image.info().parent.as_ref();
     // A raw parent has no uuid.
     let format = if recorded.is_some_and(|parent| parent.uuid == [0; 16]) { FormatName::Raw } else { FormatName::Vhd };
-    let file = recorded.map(|parent| parent.name.as_str()).filter(|name| !name.is_empty()).unwrap_or("PATH");
-    let beside = name.path().parent().unwrap_or(Path::new("")).join(file);
+    let file = recorded.map(|parent| printable(&parent.name)).filter(|name| !name.is_empty());
+    let beside = name.path().parent().unwrap_or(Path::new("")).join(file.unwrap_or("PATH".into()));
     format!("{format}:{}", beside.display())
 }
 

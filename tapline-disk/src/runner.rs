@@ -23,6 +23,8 @@ pub struct Runner {
     disk: Disk<Image>,
     engine: Engine,
     done: Vec<FileDone>,
+    /// Requests submitted and not yet waited for.
+    in_flight: usize,
     /// The engine failed: what is in the disk will never be answered.
     broken: bool,
 }
@@ -45,7 +47,7 @@ impl Runner {
         }
         let disk = Disk::new(images, disk::Options::default()).map_err(|error| crate::layers::explain(&name, error))?;
         let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
-        Ok(Runner { geometry: disk.geometry(), name, disk, engine, done: Vec::new(), broken: false })
+        Ok(Runner { geometry: disk.geometry(), name, disk, engine, done: Vec::new(), in_flight: 0, broken: false })
     }
 
     /// Size and limits.
@@ -53,9 +55,9 @@ impl Runner {
         self.geometry
     }
 
-    /// Requests that are not answered yet.
+    /// Requests submitted and not yet waited for.
     pub fn in_flight(&self) -> usize {
-        self.disk.in_flight()
+        self.in_flight
     }
 
     /// Asks for something. Never waits.
@@ -63,6 +65,7 @@ impl Runner {
         match Request::new(operation, span, memory, token, &self.geometry) {
             Ok(request) => {
                 self.disk.submit(request, &mut self.engine);
+                self.in_flight += 1;
                 Ok(())
             }
             Err(status) => Err(self.failure(operation, span, status)),
@@ -73,6 +76,7 @@ impl Runner {
     pub fn wait(&mut self) -> Result<Answer, Failure> {
         loop {
             if let Some((mut request, status)) = self.disk.answer() {
+                self.in_flight -= 1;
                 let (operation, span) = (request.operation(), request.span());
                 let extents = std::mem::take(&mut request.extents);
                 let token = request.retire();
@@ -121,17 +125,19 @@ impl Runner {
 impl Drop for Runner {
     fn drop(&mut self) {
         // A job that fails leaves requests behind; their memory belongs to the kernel until they come back.
-        while !self.broken && self.disk.in_flight() > 0 {
-            while let Some((request, _)) = self.disk.answer() {
-                request.retire();
-            }
-            if self.disk.in_flight() > 0 && self.step().is_err() {
-                break;
+        while self.in_flight > 0 && !self.broken {
+            match self.disk.answer() {
+                Some((request, _)) => {
+                    self.in_flight -= 1;
+                    request.retire();
+                }
+                // A failure of the engine is seen by the loop's condition.
+                None => drop(self.step()),
             }
         }
         if self.broken {
             // Nothing will ever come back; the process ends with the failure that `step` has returned.
-            say(format_args!("{} requests on {} were never answered", self.disk.in_flight(), self.name));
+            say(format_args!("{} requests on {} were never answered", self.in_flight, self.name));
             std::process::exit(i32::from(crate::failure::Exit::Failed.code()));
         }
     }

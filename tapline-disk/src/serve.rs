@@ -9,13 +9,14 @@ mod event_loop;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
-use disk::{Disk, Geometry};
+use disk::{Disk, Geometry, Image};
 use transport::{nbd, vhost_user};
 use uring::{Engine, EngineKind};
 
 use crate::cli::{PrintFor, Serve};
 use crate::engine_choice::choose;
 use crate::failure::{Exit, Failure};
+use crate::image_name::ImageName;
 use crate::layers::{Layers, explain};
 use crate::log::say;
 use crate::output;
@@ -39,19 +40,28 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let disk = Disk::new(images, disk::Options::default()).map_err(|error| explain(&name, error))?;
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
     signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
-    say(format_args!(
-        "{name}: {}, {} layers, {}, {}",
-        readable(disk.geometry().len),
-        disk.layers().len(),
-        if disk.geometry().read_only { "read-only" } else { "writable" },
-        engine_name(choice.kind),
-    ));
+    say(describe(&name, &disk, choice.kind));
     let serving = Serving { disk, engine, stats_file: serve.stats.clone() };
     match (&serve.vhost_user, &serve.nbd) {
         (Some(socket), _) => serve_vhost_user(serve, socket, serving),
         (None, Some(address)) => serve_nbd(serve, address, serving),
         (None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
     }
+}
+
+fn describe(name: &ImageName, disk: &Disk<Image>, kind: EngineKind) -> String {
+    let geometry = disk.geometry();
+    let access = if geometry.read_only { "read-only" } else { "writable" };
+    let parents = match disk.layers().len() {
+        0 | 1 => String::new(),
+        2 => ", on 1 parent".into(),
+        layers => format!(", on {} parents", layers - 1),
+    };
+    let engine = match kind {
+        EngineKind::Uring => "io_uring",
+        EngineKind::Aio => "Linux AIO",
+    };
+    format!("{name}: {}{parents}, {access}, {engine}", readable(geometry.len))
 }
 
 fn serve_vhost_user(serve: &Serve, socket: &Path, serving: Serving) -> Result<Exit, Failure> {
@@ -62,7 +72,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, serving: Serving) -> Result<Ex
         geometry: serving.disk.geometry(),
     };
     let server = vhost_user::Server::bind(config).map_err(|error| cannot_listen(socket.display(), error))?;
-    announce(serve, Served::VhostUser(socket, serve.queues))?;
+    announce(serve, Served::VhostUser(&absolute(socket)?, serve.queues))?;
     EventLoop::new(server, serving)?.run()
 }
 
@@ -70,7 +80,7 @@ fn serve_nbd(serve: &Serve, address: &str, serving: Serving) -> Result<Exit, Fai
     let config = nbd::Config { address: nbd_address(address)?, export: export(serve, serving.disk.geometry()) };
     let server = nbd::Server::bind(config).map_err(|error| cannot_listen(address, error))?;
     match server.address() {
-        nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(path))?,
+        nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(&absolute(path)?))?,
         // The port may have been the system's choice.
         nbd::Address::Tcp(address) => announce(serve, Served::NbdTcp(&address.ip().to_string(), address.port()))?,
     }
@@ -104,6 +114,11 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What is pasted elsewhere must hold there too.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| Failure::new(format!("find where {} is", path.display()), error))
+}
+
 /// A path, or a host and a port. What has a slash is a path; a name without a colon is one too.
 fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
     let port = word.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
@@ -126,13 +141,6 @@ fn cannot_listen(place: impl std::fmt::Display, error: impl std::error::Error + 
 fn serial(path: &Path) -> String {
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     name.chars().filter(char::is_ascii_graphic).take(20).collect()
-}
-
-fn engine_name(kind: EngineKind) -> &'static str {
-    match kind {
-        EngineKind::Uring => "io_uring",
-        EngineKind::Aio => "Linux AIO",
-    }
 }
 
 impl Disclose for vhost_user::Server {

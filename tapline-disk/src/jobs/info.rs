@@ -10,7 +10,7 @@ use crate::cli::Info;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, to_look_at};
-use crate::output;
+use crate::output::{self, printable};
 use crate::size::readable;
 use crate::uuid;
 
@@ -176,19 +176,4 @@ fn vhd_rows(vhd: &VhdFields) -> Vec<(&'static str, String)> {
         rows.extend(parent.locators.iter().map(|found| ("", locator(found))));
     }
     rows
-}
-
-/// Text found in an image, without what could steer a terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-}
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn names_found_in_images_cannot_steer_a_terminal() {
-        assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
-    }
 }

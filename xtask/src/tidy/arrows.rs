@@ -24,6 +24,8 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "tapline-disk", may_use: &["disk", "memory", "uring", "transport"], tests_may_use: &["sim"] },
     Arrow { package: "tapline", may_use: &[], tests_may_use: &[] },
     Arrow { package: "xtask", may_use: &["sim", "disk", "memory", "transport", "uring"], tests_may_use: &[] },
+    // The other side of the benchmarks: it must not share a line with what it measures.
+    Arrow { package: "bench", may_use: &[], tests_may_use: &[] },
     // Fuzz targets are tests of the parsers, in a workspace of their own.
     Arrow { package: "tapline-fuzz", may_use: &["disk", "memory", "sim", "transport"], tests_may_use: &[] },
 ];

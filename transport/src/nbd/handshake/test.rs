@@ -1,3 +1,5 @@
+//! Negotiations, byte by byte.
+
 use disk::Geometry;
 
 use super::*;

@@ -8,13 +8,19 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
 mod error;
+mod fold;
 mod format;
+mod image;
 mod io;
+pub mod raw;
 mod request;
+mod slab;
 mod transport;
+pub mod vhd;
 
 pub use error::{ImageError, ImageErrorKind};
 pub use format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+pub use image::Image;
 pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };

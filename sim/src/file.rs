@@ -102,11 +102,13 @@ impl SimFile {
     pub fn apply(&mut self, sector: u64, contents: impl IntoIterator<Item = Option<Sector>>, grows: bool) -> WriteId {
         self.writes += 1;
         let write = WriteId(self.writes);
-        let limit = if grows { u64::MAX } else { self.visible.len().div_ceil(SECTOR) };
+        // Behind the end of the file there is nothing to deallocate, unless the storage is larger than the file.
+        let everywhere = grows || self.visible.unwritten() == Unwritten::Stale;
+        let limit = if everywhere { u64::MAX } else { self.visible.len().div_ceil(SECTOR) };
         let mut end = 0;
         for (sector, content) in (sector..limit).zip(contents) {
             if let Some(content) = content {
-                end = (sector + 1) * SECTOR;
+                end = if grows { (sector + 1) * SECTOR } else { 0 };
                 self.apply_one(write, sector, content);
             }
         }

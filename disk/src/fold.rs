@@ -29,7 +29,7 @@ pub enum Where {
 
 impl Where {
     /// The place `by` bytes further on.
-    fn advanced(self, by: u64) -> Where {
+    pub fn advanced(self, by: u64) -> Where {
         match self {
             Where::Zero => Where::Zero,
             Where::Data { layer, at } => Where::Data { layer, at: at.saturating_add(by) },

@@ -297,6 +297,7 @@ pub fn index(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
+#[allow(clippy::large_enum_variant, reason = "two of them live for the length of one function")]
 enum Found {
     Sound(RawFooter),
     WrongSum,

@@ -5,6 +5,9 @@
 //!
 //! Invariant: every operation accepted is finished exactly once, by [`SimIo::finish`].
 
+use std::fmt;
+use std::str::FromStr;
+
 use disk::{Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, Until};
 
 use crate::file::{Coverage, SimFile, WriteId};
@@ -35,6 +38,33 @@ pub struct Fault {
     pub kind: FaultKind,
     /// Which.
     pub nth: u64,
+}
+
+const FAULTS: [(FaultKind, &str); 4] = [
+    (FaultKind::Failed, "failed"),
+    (FaultKind::NoSpace, "no-space"),
+    (FaultKind::Unsupported, "unsupported"),
+    (FaultKind::Full, "full"),
+];
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = FAULTS.iter().find(|(kind, _)| *kind == self.kind).map_or("", |(_, name)| name);
+        write!(f, "{name}@{}", self.nth)
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Fault, String> {
+        let (name, nth) = text.split_once('@').unwrap_or((text, ""));
+        let kind = FAULTS.iter().find(|(_, other)| *other == name).map(|(kind, _)| *kind);
+        match (kind, nth.parse()) {
+            (Some(kind), Ok(nth)) => Ok(Fault { kind, nth }),
+            _ => Err(format!("'{text}' is not a fault; they look like failed@3, no-space@1, unsupported@1 and full@7")),
+        }
+    }
 }
 
 impl FaultKind {

@@ -14,7 +14,7 @@ use disk::{
     MetaWrite, Place, Placed, Reserved, Span, Ticket, Until, Wait,
 };
 
-use crate::io::SimIo;
+use crate::io::{FaultKind, SimIo};
 use crate::sector::SECTOR;
 use crate::workload::BLOCK;
 
@@ -81,6 +81,15 @@ impl Planted {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Planted> {
         NAMES.into_iter().map(|(planted, _)| planted)
+    }
+
+    /// What must go wrong below for the bug to matter.
+    pub fn faults(self) -> &'static [FaultKind] {
+        match self {
+            Planted::LostAbandon | Planted::LostRewrite => &[FaultKind::Failed],
+            Planted::TrustedRelease => &[FaultKind::Unsupported],
+            _ => &[],
+        }
     }
 }
 

@@ -91,6 +91,8 @@ pub struct Setup {
     pub visible: Visible,
     /// Requests in flight at once, at most.
     pub depth: usize,
+    /// The number of the first request, which its version carries: what an earlier life wrote has smaller ones.
+    pub first: u64,
 }
 
 /// How a run ended.
@@ -112,7 +114,6 @@ struct InFlight {
 }
 
 struct Run {
-    setup: Setup,
     io: SimIo,
     plot: Plot,
     /// Dropped only when every request is answered, and leaked when a violation ends the run before: a request
@@ -184,12 +185,12 @@ impl Run {
         let io = SimIo::new(files, setup.visible, setup.fault);
         let oracle = Oracle::new(start.base.clone());
         let disk = ManuallyDrop::new(disk);
-        Ok(Run { setup: *setup, io, plot, disk, oracle, in_flight: BTreeMap::new(), next: 0, operations: 0 })
+        Ok(Run { io, plot, disk, oracle, in_flight: BTreeMap::new(), next: setup.first, operations: 0 })
     }
 
     fn submit(&mut self, op: Op) {
-        self.next += 1;
         let number = self.next;
+        self.next += 1;
         let sectors = op.sectors();
         let submitted = self.oracle.tick();
         let version = u32::try_from(number).unwrap_or(u32::MAX);

@@ -55,8 +55,7 @@ impl Schedule {
         let picked = match &mut self.source {
             Source::Prefix(prefix) => prefix.get(self.taken.len()).copied().unwrap_or(0).min(count.saturating_sub(1)),
             // Half of the time nothing unusual: long detours find less than short ones.
-            Source::Seed(random) if random.below(2) == 0 => 0,
-            Source::Seed(random) => random.index(count),
+            Source::Seed(random) => [0, random.index(count)][random.index(2)],
         };
         self.taken.push((picked, count));
         picked

@@ -35,6 +35,11 @@ fn main() {
             let o = hunt(bug, &subs, 200_000);
             println!("{bug:20} {:?} states {} runs {:?}", o.failure.as_ref().map(|f| f.violation.to_string().chars().take(110).collect::<String>()), o.counts.states, t.elapsed());
         }
+        "exb" => for s in &subs {
+            let o = exhaustive(&[*s], Bound::of_ops(args[3].parse().unwrap()), Some(args[2].parse().unwrap()), 2, &|_,_| true);
+            println!("{s:?} {:?} {:?}", o.counts, t.elapsed());
+            if let Some(f) = o.failure { println!("FAIL {f}\n  {}", f.case); }
+        },
         _ => {}
     }
     println!("{:?}", t.elapsed());

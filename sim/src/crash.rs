@@ -2,7 +2,8 @@
 //!
 //! Invariants checked in each state:
 //! - the image opens without an operator, and a check finds no damage;
-//! - every sector reads as something legal;
+//! - every sector reads as something legal (in one state of [`WHOLE`] every sector of the disk, in the others those
+//!   around everything that was ever written);
 //! - in one state of [`AGAIN`], the same holds all along a second life that begins there, and after its power
 //!   losses.
 //!
@@ -29,13 +30,15 @@ use crate::subject::{Start, Subject};
 use crate::workload::{self, BLOCK, DISK, Op};
 
 /// One state in so many is lived in again.
-pub const AGAIN: u64 = 24;
+pub const AGAIN: u64 = 64;
 /// One state in so many is read from end to end; the others where the workload was, and around it.
-const WHOLE: u64 = 12;
+pub const WHOLE: u64 = 12;
 /// Sectors read on each side of every border of a write.
 const AROUND: u64 = 8;
-/// Random states of an event with too many for all.
-const RANDOM_STATES: u64 = 64;
+/// Sectors of one read when everything is read.
+const PIECE: usize = 128;
+/// The same.
+const PIECE_LEN: u64 = 128;
 /// The first version number of a second life.
 const SECOND_LIFE: u64 = 50_000;
 /// What a second life does: new blocks, old ones, freed ones.
@@ -73,14 +76,23 @@ pub struct Explorer {
     second_workload: Vec<Op>,
     /// An event with at most so many states has all of them looked at: 4096 is every subset of 12 sectors.
     pub all_up_to: u64,
+    /// Of one with more, twice so many at random.
+    pub at_random: u64,
     /// What was looked at so far.
     pub counts: Counts,
+}
+
+impl Explorer {
+    /// One that rather looks at many events than at many states of each: for long workloads.
+    pub fn broad() -> Explorer {
+        Explorer { all_up_to: 64, at_random: 8, ..Explorer::default() }
+    }
 }
 
 impl Default for Explorer {
     fn default() -> Explorer {
         let second_workload = workload::parse(SECOND_WORKLOAD).unwrap_or_default();
-        Explorer { seen: HashSet::new(), second_workload, all_up_to: 4096, counts: Counts::default() }
+        Explorer { seen: HashSet::new(), second_workload, all_up_to: 4096, at_random: 64, counts: Counts::default() }
     }
 }
 
@@ -107,7 +119,7 @@ impl Explorer {
         self.counts.events += 1;
         let growths: &[bool] = if crash.grown() { &[false, true] } else { &[false] };
         let mut windows = None;
-        let all_up_to = self.all_up_to;
+        let limits = (self.all_up_to, self.at_random);
         let mut look = |fates: &[Fate]| {
             for growth_lost in growths.iter().copied() {
                 self.counts.reached += 1;
@@ -119,7 +131,7 @@ impl Explorer {
             }
             Ok(())
         };
-        each_state(&crash, all_up_to, &mut look)
+        each_state(&crash, limits, &mut look)
     }
 
     fn state(
@@ -137,9 +149,13 @@ impl Explorer {
         if !again && digest % WHOLE != 0 {
             return recover(&scene.setup.subject, files, windows, &mut |sector, word| legal.check(sector, word));
         }
+        // Opening looks for damage too, so that this is seldom news.
+        if let Some(damage) = files.first_mut().and_then(|leaf| scene.setup.subject.damage(leaf)) {
+            return Err(Violation::Damage(damage));
+        }
         let mut base = BTreeMap::new();
-        let everything = Range { start: 0, end: DISK };
-        recover(&scene.setup.subject, files.clone(), &[everything], &mut |sector, word| {
+        let everything: Vec<_> = (0..DISK).step_by(PIECE).map(|at| at..(at + PIECE_LEN).min(DISK)).collect();
+        recover(&scene.setup.subject, files.clone(), &everything, &mut |sector, word| {
             if word != Word::ZERO {
                 base.insert(sector, word);
             }
@@ -154,11 +170,12 @@ impl Explorer {
         let setup = Setup { fault: None, first: SECOND_LIFE, ..*scene.setup };
         let pace = if digest & (1 << 40) == 0 { Pace::Serial } else { Pace::Eager };
         let workload = self.second_workload.clone();
-        let all_up_to = std::mem::replace(&mut self.all_up_to, 16);
+        let limits = (self.all_up_to, self.at_random);
+        (self.all_up_to, self.at_random) = (16, 4);
         let result = run(&setup, &start, &workload, &mut Schedule::undisturbed(pace), &mut |leaf, oracle| {
             self.event(Scene { setup: &setup, parents: scene.parents, first_life: false }, leaf, oracle)
         });
-        self.all_up_to = all_up_to;
+        (self.all_up_to, self.at_random) = limits;
         result.map(|_| ())
     }
 }
@@ -174,7 +191,7 @@ fn scene_digest(scene: Scene<'_>) -> u64 {
 /// Calls `look` with the fates of all states that are to be looked at.
 fn each_state(
     crash: &Crash<'_>,
-    all_up_to: u64,
+    (all_up_to, at_random): (u64, u64),
     look: &mut dyn FnMut(&[Fate]) -> Result<(), Violation>,
 ) -> Result<(), Violation> {
     let places = crash.places();
@@ -182,7 +199,7 @@ fn each_state(
     let all = (0..places).try_fold(1u64, |product, place| product.checked_mul(options(place)));
     match all.filter(|all| *all <= all_up_to) {
         Some(all) => (0..all).try_for_each(|number| look(&combination(number, places, options)))?,
-        None => some_states(crash, places, look)?,
+        None => some_states(crash, places, at_random, look)?,
     }
     // Rubbish beside what is lost and beside what is kept.
     for place in 0..places {
@@ -213,6 +230,7 @@ fn combination(number: u64, places: usize, options: impl Fn(usize) -> u64) -> Ve
 fn some_states(
     crash: &Crash<'_>,
     places: usize,
+    at_random: u64,
     look: &mut dyn FnMut(&[Fate]) -> Result<(), Violation>,
 ) -> Result<(), Violation> {
     for (one, others) in [(Fate::Kept(0), Fate::Lost), (Fate::Lost, Fate::Kept(0))] {
@@ -226,7 +244,7 @@ fn some_states(
     // Storage that writes 4 KiB at once: every sector of a page has the same fate.
     let pages: Vec<u64> = crash.sectors().map(|sector| sector / 8).collect();
     let mut random = Random::new(crash.digest());
-    for _ in 0..RANDOM_STATES {
+    for _ in 0..at_random {
         let seed = random.next();
         let by_page: Vec<Fate> = pages.iter().map(|page| coin(mix(seed ^ page))).collect();
         look(&by_page)?;
@@ -261,18 +279,14 @@ fn windows_of(legal: &Legal<'_>, oracle: &Oracle) -> Vec<Range<u64>> {
     merged
 }
 
-/// Opens the image as after a power loss, checks it, and hands what is read there to `judge`.
+/// Opens the image as after a power loss and hands what is read there to `judge`.
 pub fn recover(
     subject: &Subject,
     mut files: Vec<Media>,
     windows: &[Range<u64>],
     judge: &mut dyn FnMut(u64, Word) -> Result<(), crate::oracle::Illegal>,
 ) -> Result<(), Violation> {
-    let damage = files.first_mut().and_then(|leaf| subject.damage(leaf));
     let layers = subject.open(&mut files).map_err(Violation::Open)?;
-    if let Some(damage) = damage {
-        return Err(Violation::Damage(damage));
-    }
     let options = Options { requests: windows.len(), ..Options::default() };
     let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
     let mut io = SimIo::new(files, Visible::AtCompletion, None);

@@ -152,7 +152,7 @@ pub fn exhaustive(
     let jobs: Vec<(Subject, &[Vec<Op>])> =
         subjects.iter().flat_map(|subject| workloads.chunks(CHUNK).map(|chunk| (*subject, chunk))).collect();
     let done = AtomicUsize::new(0);
-    in_threads(threads, jobs.len(), &|explorer, job| {
+    in_threads(Explorer::default, threads, jobs.len(), &|explorer, job| {
         let (subject, chunk) = jobs[job];
         let start = start_of(&subject, chunk.first())?;
         for workload in chunk {
@@ -185,7 +185,7 @@ fn every_schedule(
     bug: Option<Planted>,
     interferences: usize,
 ) -> Result<(), Failure> {
-    for pace in [Pace::Serial, Pace::Eager] {
+    for pace in Pace::ALL {
         let mut next = Some(Schedule::undisturbed(pace));
         let mut visible = Visible::AtPush;
         while let Some(schedule) = next {
@@ -205,6 +205,7 @@ fn every_schedule(
 
 /// Hands jobs to threads until all are done, one fails or one says that it is enough.
 fn in_threads(
+    explorer: fn() -> Explorer,
     threads: usize,
     jobs: usize,
     work: &(dyn Fn(&mut Explorer, usize) -> Result<bool, Failure> + Sync),
@@ -215,7 +216,7 @@ fn in_threads(
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
-                let mut explorer = Explorer::default();
+                let mut explorer = explorer();
                 let mut failure = None;
                 loop {
                     let job = next.fetch_add(1, Ordering::Relaxed);
@@ -253,6 +254,8 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     let kind = [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Unsupported, FaultKind::Full][random.index(4)];
     let faulty = random.below(4) == 0;
     case.setup.fault = match kinds.first() {
+        // Few operations are deallocations.
+        Some(FaultKind::Unsupported) => Some(Fault { kind: FaultKind::Unsupported, nth: nth % 3 + 1 }),
         Some(kind) => Some(Fault { kind: *kind, nth: nth % 16 + 1 }),
         None => faulty.then_some(Fault { kind, nth }),
     };
@@ -273,12 +276,11 @@ pub fn random(
 ) -> Outcome {
     let jobs = usize::try_from(seeds.end.saturating_sub(seeds.start)).unwrap_or(usize::MAX);
     let done = AtomicUsize::new(0);
-    in_threads(threads, jobs, &|explorer, job| {
+    in_threads(Explorer::broad, threads, jobs, &|explorer, job| {
         let seed = seeds.start + u64::try_from(job).unwrap_or(0);
         let mut case = seeded(subjects, seed, ops, None);
         let start = start_of(&case.setup.subject, Some(&case.workload))?;
         // What was seen in another run changes nothing in this one, so that a seed alone finds what it found here.
-        explorer.all_up_to = 64;
         explore(explorer, &start, &mut case)?;
         Ok(keep_going(done.fetch_add(1, Ordering::Relaxed), jobs))
     })
@@ -286,8 +288,7 @@ pub fn random(
 
 /// Looks for a planted bug until it is found or `states_max` states have been looked at.
 pub fn hunt(bug: Planted, subjects: &[Subject], states_max: u64) -> Outcome {
-    let mut explorer = Explorer::default();
-    explorer.all_up_to = 64;
+    let mut explorer = Explorer::broad();
     let mut failure = None;
     for seed in 0.. {
         let mut case = seeded(subjects, seed, HUNT_OPS, Some(bug));
@@ -318,12 +319,11 @@ pub fn every_fault(subjects: &[Subject], threads: usize, keep_going: &(dyn Fn(us
         .flat_map(|subject| kinds.into_iter().flat_map(move |kind| FAULT_WORKLOADS.map(|text| (*subject, kind, text))))
         .collect();
     let done = AtomicUsize::new(0);
-    in_threads(threads, jobs.len(), &|explorer, job| {
+    in_threads(Explorer::broad, threads, jobs.len(), &|explorer, job| {
         let (subject, kind, text) = jobs[job];
         let workload = workload::parse(text).unwrap_or_default();
         let start = start_of(&subject, Some(&workload))?;
-        explorer.all_up_to = 64;
-        for pace in [Pace::Serial, Pace::Eager] {
+        for pace in Pace::ALL {
             for nth in 1.. {
                 let mut case = Case::new(subject, workload.clone(), Schedule::undisturbed(pace));
                 case.setup.fault = Some(Fault { kind, nth });

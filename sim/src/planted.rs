@@ -49,7 +49,7 @@ pub enum Planted {
     LostAbandon,
     /// Metadata whose write failed is not written again.
     LostRewrite,
-    /// A discard in a differencing image shows the parent again.
+    /// A discard in a differencing image clears the bits of what is discarded, which shows the parent again.
     ParentShown,
     /// Space behind the end of the file is taken for zeros on storage where it is not.
     TrustedTail,
@@ -86,7 +86,7 @@ impl Planted {
     /// What must go wrong below for the bug to matter.
     pub fn faults(self) -> &'static [FaultKind] {
         match self {
-            Planted::LostAbandon | Planted::LostRewrite => &[FaultKind::Failed],
+            Planted::LostAbandon | Planted::LostRewrite => &[FaultKind::NoSpace],
             Planted::TrustedRelease => &[FaultKind::Unsupported],
             _ => &[],
         }
@@ -119,7 +119,7 @@ pub type Plot = Rc<RefCell<VecDeque<bool>>>;
 const BITMAP_LEN: u64 = 512;
 const BLOCK_LEN: u64 = BLOCK * SECTOR;
 
-/// A write that has begun.
+/// Part of a block that a request is about.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     span: Span,
@@ -140,7 +140,8 @@ pub struct Saboteur<F> {
     in_round: bool,
     /// Places that are really another's.
     alias: BTreeMap<u64, u64>,
-    discarded: Vec<Span>,
+    /// Discarded, and not written since.
+    discarded: Vec<Open>,
     footer_at: u64,
 }
 
@@ -183,11 +184,16 @@ impl<F: Format> Saboteur<F> {
     fn spoil(&mut self, mut batches: Vec<Vec<MetaWrite>>) -> Vec<Vec<MetaWrite>> {
         match self.bug {
             Some(Planted::TableBeforeBitmap) => batches.reverse(),
-            Some(Planted::OneBatch) => batches = vec![batches.concat()],
+            Some(Planted::OneBatch) if !batches.is_empty() => batches = vec![batches.concat()],
             Some(Planted::RoundedBitmap) => bitmaps(&mut batches).for_each(|write| {
                 write.bytes.iter_mut().filter(|byte| **byte != 0).for_each(|byte| *byte = 0xff);
             }),
-            Some(Planted::EarlyBits) => bitmaps(&mut batches).for_each(|write| self.set_open_bits(write)),
+            Some(Planted::EarlyBits) => bitmaps(&mut batches).for_each(|write| {
+                bits_of(write, self.open.values(), |byte, bit| *byte |= bit);
+            }),
+            Some(Planted::ParentShown) => bitmaps(&mut batches).for_each(|write| {
+                bits_of(write, self.discarded.iter(), |byte, bit| *byte &= !bit);
+            }),
             Some(Planted::OldFooter) => footers(&mut batches).for_each(|write| {
                 std::mem::swap(&mut write.at, &mut self.footer_at);
             }),
@@ -208,16 +214,6 @@ impl<F: Format> Saboteur<F> {
         batches
     }
 
-    fn set_open_bits(&self, write: &mut MetaWrite) {
-        for open in self.open.values().filter(|open| open.base == write.at + BITMAP_LEN) {
-            let from = open.span.at % BLOCK_LEN / SECTOR;
-            for sector in from..from + open.span.len / SECTOR {
-                let byte = usize::try_from(sector / 8).ok().and_then(|at| write.bytes.get_mut(at));
-                byte.into_iter().for_each(|byte| *byte |= 0x80 >> (sector % 8));
-            }
-        }
-    }
-
     fn crowd_metadata(&self, batches: &mut [Vec<MetaWrite>]) {
         for (base, other) in &self.alias {
             let entry = |base: u64| u32::try_from((base - BITMAP_LEN) / SECTOR).unwrap_or(0).to_be_bytes();
@@ -229,6 +225,18 @@ impl<F: Format> Saboteur<F> {
                     place.copy_from_slice(&entry(*other));
                 }
             }
+        }
+    }
+}
+
+/// Changes the bits of the sectors of `parts` in a bitmap that is about to be written.
+fn bits_of<'a>(write: &mut MetaWrite, parts: impl Iterator<Item = &'a Open>, change: impl Fn(&mut u8, u8)) {
+    let at = write.at;
+    for part in parts.filter(|part| part.base == at + BITMAP_LEN) {
+        let from = part.span.at % BLOCK_LEN / SECTOR;
+        for sector in from..from + part.span.len / SECTOR {
+            let byte = usize::try_from(sector / 8).ok().and_then(|at| write.bytes.get_mut(at));
+            byte.into_iter().for_each(|byte| change(byte, 0x80 >> (sector % 8)));
         }
     }
 }
@@ -254,20 +262,15 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn map(&mut self, span: Span) -> Result<Place, Wait> {
-        let place = self.inner.map(span)?;
-        let bared = || self.discarded.iter().find(|discarded| (discarded.at..discarded.end()).contains(&span.at));
-        match place {
-            Place::Data { at, len } => match bared().filter(|_| self.has(Planted::ParentShown)) {
-                Some(discarded) => Ok(Place::Parent { len: len.min(discarded.end() - span.at) }),
-                None => Ok(Place::Data { at: self.aliased(at), len }),
-            },
+        match self.inner.map(span)? {
+            Place::Data { at, len } => Ok(Place::Data { at: self.aliased(at), len }),
             other => Ok(other),
         }
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
         let mut reserved = self.inner.reserve(span)?;
-        self.discarded.retain(|discarded| !discarded.overlaps(span));
+        self.discarded.retain(|discarded| !discarded.span.overlaps(span));
         let Some(ticket) = reserved.ticket else {
             return Ok(Reserved { at: self.aliased(reserved.at), ..reserved });
         };
@@ -309,8 +312,8 @@ impl<F: Format> Format for Saboteur<F> {
 
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
         let discarded = self.inner.discard(span)?;
-        if let Discarded::Kept { len, .. } = discarded {
-            self.discarded.push(Span { at: span.at, len });
+        if let Discarded::Kept { at, len } = discarded {
+            self.discarded.push(Open { span: Span { at: span.at, len }, base: at - span.at % BLOCK_LEN });
         }
         Ok(discarded)
     }

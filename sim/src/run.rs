@@ -151,17 +151,18 @@ pub fn run(
             return run.end();
         }
         let picked = schedule.pick(pending + can_submit);
-        let submits = match schedule.pace() {
-            Pace::Eager => can_submit == 1 && picked == 0,
-            // With requests in flight and nothing pending, there is nothing else to do.
-            Pace::Serial => picked == pending,
+        // What the first choice is depends on the pace; the others follow by age.
+        let (submits, which) = match schedule.pace() {
+            Pace::Serial => (picked == pending, picked),
+            Pace::Eager => (picked < can_submit, picked.saturating_sub(can_submit)),
+            Pace::Newest => (picked < can_submit, (pending + can_submit).saturating_sub(picked + 1)),
         };
         match upcoming.filter(|_| submits) {
             Some(op) => {
                 upcoming = waiting.next();
                 run.submit(op);
             }
-            None => run.finish(if schedule.pace() == Pace::Eager { picked - can_submit } else { picked }),
+            None => run.finish(which),
         }
         run.answers()?;
         watch(run.io.leaf(), &run.oracle)?;

@@ -15,6 +15,21 @@ pub enum Pace {
     Serial,
     /// All requests begin before the first ends.
     Eager,
+    /// The same, and what was begun last ends first: the oldest operations wait for ever.
+    Newest,
+}
+
+impl Pace {
+    /// All of them.
+    pub const ALL: [Pace; 3] = [Pace::Serial, Pace::Eager, Pace::Newest];
+
+    fn letter(self) -> &'static str {
+        match self {
+            Pace::Serial => "s",
+            Pace::Eager => "e",
+            Pace::Newest => "n",
+        }
+    }
 }
 
 /// The source of decisions.
@@ -41,8 +56,9 @@ impl Schedule {
 
     /// Decisions by a seed.
     pub fn seeded(seed: u64) -> Schedule {
-        let pace = if seed % 2 == 0 { Pace::Eager } else { Pace::Serial };
-        Schedule { pace, source: Source::Seed(Random::new(seed)), taken: Vec::new() }
+        let mut random = Random::new(seed);
+        let pace = Pace::ALL[random.index(Pace::ALL.len())];
+        Schedule { pace, source: Source::Seed(random), taken: Vec::new() }
     }
 
     /// What happens if nobody interferes.
@@ -78,19 +94,15 @@ impl Schedule {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pace = match self.pace {
-            Pace::Serial => 's',
-            Pace::Eager => 'e',
-        };
         let last = self.taken.iter().rposition(|(picked, _)| *picked > 0).map_or(0, |last| last + 1);
-        write!(f, "{pace}")?;
+        f.write_str(self.pace.letter())?;
         self.taken[..last].iter().try_for_each(|(picked, _)| write!(f, ".{picked}"))
     }
 }
 
 /// A word that is not a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a schedule; they look like s, e, or e.0.0.2")]
+#[error("'{0}' is not a schedule; they look like s, e, n, or e.0.0.2")]
 pub struct NotASchedule(String);
 
 impl FromStr for Schedule {
@@ -99,11 +111,8 @@ impl FromStr for Schedule {
     fn from_str(text: &str) -> Result<Schedule, NotASchedule> {
         let wrong = || NotASchedule(text.into());
         let mut words = text.split('.');
-        let pace = match words.next() {
-            Some("s") => Pace::Serial,
-            Some("e") => Pace::Eager,
-            _ => return Err(wrong()),
-        };
+        let letter = words.next().unwrap_or_default();
+        let pace = Pace::ALL.into_iter().find(|pace| pace.letter() == letter).ok_or_else(wrong)?;
         let prefix = words.map(|word| word.parse().map_err(|_| wrong())).collect::<Result<_, _>>()?;
         Ok(Schedule { pace, source: Source::Prefix(prefix), taken: Vec::new() })
     }

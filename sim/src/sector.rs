@@ -30,6 +30,9 @@ const GUEST: u8 = 0xd5;
 const TRASH: u8 = 0x7a;
 const STALE: u8 = 0x5b;
 
+/// The version number of what a parent holds.
+pub const PARENTS: u32 = 0xba_5e00;
+
 impl Word {
     /// Never written, or discarded.
     pub const ZERO: Word = Word(0);
@@ -59,6 +62,7 @@ impl std::fmt::Debug for Word {
         let (version, sector) = ((self.0 >> 32) & 0xff_ffff, self.0 & 0xffff_ffff);
         match self.tag() {
             0 if self.0 == 0 => write!(f, "zero"),
+            GUEST if version == u64::from(PARENTS) => write!(f, "the parent's sector {sector}"),
             GUEST => write!(f, "version {version} of sector {sector}"),
             TRASH => write!(f, "trashed version {version} of sector {sector}"),
             STALE => write!(f, "stale bytes"),

@@ -11,7 +11,7 @@ use disk::vhd::{self, Access, Parent, Severity, Spec, Tail, Vhd};
 use disk::{Image, ImageError};
 
 use crate::media::{Media, Unwritten};
-use crate::sector::{SECTOR, Word};
+use crate::sector::{PARENTS, SECTOR, Word};
 use crate::workload::{BLOCK, DISK};
 
 /// A kind of image.
@@ -118,9 +118,7 @@ const LEAF: [u8; 16] = [0x1e; 16];
 const BASE: [u8; 16] = [0xba; 16];
 /// Sectors of the parent that hold data: in each of its blocks, some before and some behind those that the leaf's
 /// workloads touch.
-const PARENTS: [(u64, u64); 4] = [(0, 10), (BLOCK - 2, 4), (BLOCK + 9, 2), (2 * BLOCK, 3)];
-/// The version number that marks a parent's data.
-const PARENTS_VERSION: u32 = 0xba_5e00;
+const IN_PARENT: [(u64, u64); 4] = [(0, 10), (BLOCK - 2, 4), (BLOCK + 9, 2), (2 * BLOCK, 3)];
 
 impl Subject {
     /// A subject whose format knows what it stands on.
@@ -174,8 +172,8 @@ impl Subject {
     /// A fixed image: what is in it is where it is, so that no code under test is needed to make it.
     fn parent(&self, base: &mut BTreeMap<u64, Word>) -> Result<Media, ImageError> {
         let mut media = self.file(vhd::Kind::Fixed, BASE)?;
-        for sector in PARENTS.into_iter().flat_map(|(at, count)| at..at + count) {
-            let word = Word::guest(PARENTS_VERSION, sector);
+        for sector in IN_PARENT.into_iter().flat_map(|(at, count)| at..at + count) {
+            let word = Word::guest(PARENTS, sector);
             media.set(sector, crate::sector::Sector::Word(word));
             base.insert(sector, word);
         }

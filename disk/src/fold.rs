@@ -240,7 +240,8 @@ mod test {
         let mut fold = Fold::new(len);
         for grain in 0..4096 {
             let begin = grain * GRAIN;
-            let runs = (0..128).map(|i| run(begin + i * (GRAIN / 128), GRAIN / 128, data((i % 2) as u8, 0))).collect();
+            let runs =
+                (0..128).map(|i| run(begin + i * (GRAIN / 128), GRAIN / 128, data(u8::from(i % 2 == 1), 0))).collect();
             fold.learn(Fold::grain_of(begin), runs);
         }
         assert!(fold.runs <= RUNS_MAX + 128);

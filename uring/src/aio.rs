@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use memory::Part;
 use rustix::fs::FallocateFlags;
 
@@ -94,7 +94,8 @@ impl Aio {
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
-    /// then at each new event (edge triggered: an eventfd need not be read at all). Watching a key again replaces it.
+    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
+    /// never once too seldom. Watching a key again replaces it.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
         self.ready.retain(|&ready| ready != key);
         self.epoll.watch(fd, write, key)
@@ -302,7 +303,6 @@ impl Io for Aio {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         let terms = self.files.get(usize::from(op.file.0)).map(Terms::of);
         let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
-        debug_assert!(!matches!(op.action, Action::Write { .. }) || op.file == FileId(0), "only the leaf is written");
         let slot = self.flights.board(op, terms)?;
         self.queue.push_back(slot);
         Ok(())
@@ -362,4 +362,119 @@ fn address(base: *mut u8) -> u64 {
 /// A list of parts is a `struct iovec[]` (memory::Part).
 fn list_address(parts: &[Part]) -> u64 {
     u64::try_from(parts.as_ptr().expose_provenance()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod test {
+    use disk::{Action, OpId};
+    use memory::Segments;
+    use rustix::event::{EventfdFlags, eventfd};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::OpenOptions;
+
+    fn engine_on_tmpfs(depth: usize) -> (Aio, TempDir) {
+        let directory = TempDir::new_in("/dev/shm").unwrap();
+        let path = directory.path().join("image");
+        std::fs::write(&path, [1; 1 << 20]).unwrap();
+        let file = ImageFile::open(&path, OpenOptions { write: true, cache: Cache::None, lock: true }).unwrap();
+        (Aio::open(vec![file], depth).unwrap(), directory)
+    }
+
+    fn push_read(aio: &mut Aio) {
+        let action = Action::Read { at: 0, into: Segments::zeroed(4096) };
+        aio.push(FileOp { id: OpId(0), file: FileId(0), action }).unwrap();
+    }
+
+    /// The loop of a disk at queue depth 1: sleep for a kick, read, answer. Besides the sleep there is one call.
+    #[test]
+    fn a_request_on_tmpfs_costs_one_io_submit() {
+        let (mut aio, _directory) = engine_on_tmpfs(8);
+        let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        aio.watch(kick.as_fd(), false, 7).unwrap();
+        let (mut done, mut ready) = (Vec::new(), Vec::new());
+        for round in 0..100 {
+            rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+            while ready.is_empty() {
+                aio.reap(Until::Any, &mut done).unwrap();
+                aio.take_ready(&mut ready);
+            }
+            let before = aio.context.submits;
+            push_read(&mut aio);
+            aio.reap(Until::Any, &mut done).unwrap();
+            assert_eq!((done.len(), aio.context.submits - before), (1, 1), "round {round}");
+            done.clear();
+            ready.clear();
+        }
+        assert!(aio.context.submits <= 101, "something else was submitted");
+    }
+
+    #[test]
+    fn a_batch_costs_one_io_submit() {
+        let (mut aio, _directory) = engine_on_tmpfs(32);
+        let before = aio.context.submits;
+        (0..32).for_each(|_| push_read(&mut aio));
+        let mut done = Vec::new();
+        aio.reap(Until::Any, &mut done).unwrap();
+        assert_eq!((done.len(), aio.context.submits - before), (32, 1));
+    }
+
+    /// Once the poll is armed, an idle look costs no call at all.
+    #[test]
+    fn looking_at_an_idle_engine_submits_nothing() {
+        let (mut aio, _directory) = engine_on_tmpfs(1);
+        let before = aio.context.submits;
+        (0..100).for_each(|_| aio.reap(Until::Now, &mut Vec::new()).unwrap());
+        assert_eq!(aio.context.submits, before);
+    }
+
+    /// A request that never ends, as a watch must not depend on it.
+    #[test]
+    fn a_watched_descriptor_ends_a_sleep_while_a_request_hangs() {
+        let (mut aio, _directory) = engine_on_tmpfs(1);
+        let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let remote = event.try_clone().unwrap();
+        aio.watch(event.as_fd(), false, 7).unwrap();
+        aio.in_kernel = 1;
+        let (heard, next) = std::sync::mpsc::channel();
+        let signaller = std::thread::spawn(move || {
+            for () in next {
+                rustix::io::write(&remote, &1u64.to_ne_bytes()).unwrap();
+            }
+        });
+        for _ in 0..500 {
+            heard.send(()).unwrap();
+            let mut ready = Vec::new();
+            while ready.is_empty() {
+                aio.reap(Until::Any, &mut Vec::new()).unwrap();
+                aio.take_ready(&mut ready);
+            }
+            assert_eq!(ready, [7]);
+        }
+        drop(heard);
+        signaller.join().unwrap();
+    }
+
+    /// Kernels before 4.18, and rings of a layout unknown here, are served by the slower calls.
+    #[test]
+    fn the_slower_ways_work_too() {
+        let (mut aio, _directory) = engine_on_tmpfs(8);
+        aio.sync_inline = true;
+        aio.context.forget_ring();
+        let mut done = Vec::new();
+        push_read(&mut aio);
+        aio.push(FileOp { id: OpId(1), file: FileId(0), action: Action::SyncData }).unwrap();
+        while done.len() < 2 {
+            aio.reap(Until::Any, &mut done).unwrap();
+        }
+        assert!(done.iter().all(|done| done.result == Ok(())));
+    }
+
+    #[test]
+    fn an_exhausted_limit_is_named() {
+        let text = refused(io::Error::from_raw_os_error(libc::EAGAIN), 257).to_string();
+        assert!(text.contains("fs.aio-max-nr") && text.contains("257"), "{text}");
+        assert!(text.ends_with("use --io-engine uring"), "{text}");
+    }
 }

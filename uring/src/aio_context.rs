@@ -103,6 +103,12 @@ impl AioContext {
         })
     }
 
+    /// Behaves as on a kernel whose ring has another layout.
+    #[cfg(test)]
+    pub(crate) fn forget_ring(&mut self) {
+        self.ring = None;
+    }
+
     /// Submits requests in order; answers how many were taken. An error is that of the first.
     ///
     /// # Safety

@@ -45,7 +45,8 @@ impl Engine {
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
-    /// then at each new event (edge triggered: an eventfd need not be read at all). Watching a key again replaces it.
+    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
+    /// never once too seldom. Watching a key again replaces it.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
         match self {
             Engine::Uring(uring) => uring.watch(fd, write, key),

@@ -110,27 +110,19 @@ impl ImageFile {
             Cache::None => Alignment::of_direct(file.as_fd(), block_device).map_err(|why| direct_refused(path, why))?,
             Cache::Writeback => Alignment::NONE,
         };
-        let mut opened = ImageFile {
-            file,
-            path: path.to_owned(),
-            options: OpenOptions { lock: false, ..options },
-            alignment,
-            device_len,
-        };
+        let opened = ImageFile { file, path: path.to_owned(), options, alignment, device_len };
         if options.lock {
             opened.lock()?;
         }
         Ok(opened)
     }
 
-    fn lock(&mut self) -> Result<(), FileOpenError> {
+    fn lock(&self) -> Result<(), FileOpenError> {
         let wanted = self.options.wanted();
         lock::acquire(self.file.as_fd(), wanted).map_err(|why| match why {
             NotLocked::Conflict(held) => FileOpenError::InUse { path: self.path.clone(), wanted, held },
             NotLocked::Failed(cause) => FileOpenError::failed("lock", &self.path, cause),
-        })?;
-        self.options.lock = true;
-        Ok(())
+        })
     }
 
     /// The path as it was given.
@@ -195,15 +187,6 @@ impl ImageFile {
 impl AsFd for ImageFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
-    }
-}
-
-impl Drop for ImageFile {
-    fn drop(&mut self) {
-        // Closing would do; but an io_uring that had the file registered lets it go a little later than we do.
-        if self.options.lock {
-            drop(lock::release(self.file.as_fd()));
-        }
     }
 }
 

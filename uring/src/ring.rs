@@ -1,8 +1,8 @@
 //! Setting up an io_uring: the best mode that the kernel has, restricted to what an engine needs.
 //!
 //! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled.
-//! From then on it accepts eight opcodes and no `io_uring_register` at all: neither opening nor sending nor changing
-//! the registered files is possible through it, whatever becomes of this process (seccomp does not see what goes
+//! From then on it accepts eight opcodes, and of `io_uring_register` only letting the files go: neither opening nor
+//! sending nor adding files is possible through it, whatever becomes of this process (seccomp does not see what goes
 //! through a ring). `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every request, but
 //! it holds for the whole ring: POLL_ADD would then need its eventfds and sockets registered, hence
 //! `IORING_REGISTER_FILES_UPDATE` allowed, by which any descriptor can be registered. That wins nothing, so requests
@@ -22,6 +22,13 @@ use crate::engine_error::sysctl;
 
 /// `IOSQE_FIXED_FILE` of linux/io_uring.h: the file is named by its place among the registered ones.
 const FIXED_FILE: u8 = 1;
+
+/// `IORING_UNREGISTER_FILES` of linux/io_uring.h.
+const UNREGISTER_FILES: u8 = 3;
+
+/// Completions of watches come beside those of operations. One that finds no place is kept by the kernel, at a price:
+/// it ends the multishot, which is then armed again. 4 KiB avoid that for all but a storm.
+const COMPLETIONS_MIN: u32 = 256;
 
 /// All that a ring is needed for.
 const OPCODES: [(u8, &str); 8] = [
@@ -45,6 +52,7 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
     }
     let mut restrictions: Vec<Restriction> = OPCODES.iter().map(|&(code, _)| Restriction::sqe_op(code)).collect();
     restrictions.push(Restriction::sqe_flags_allowed(FIXED_FILE));
+    restrictions.push(Restriction::register_op(UNREGISTER_FILES));
     submitter
         .register_restrictions(&mut restrictions)
         .map_err(|cause| EngineError::failed("restrict the io_uring", cause))?;
@@ -53,12 +61,13 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
 }
 
 fn create(entries: u32) -> Result<IoUring, EngineError> {
+    let completions = entries.saturating_mul(2).max(COMPLETIONS_MIN);
     let mut newest = IoUring::builder();
     newest.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
     let mut middle = IoUring::builder();
     middle.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
     for mut builder in [newest, middle, IoUring::builder()] {
-        match builder.setup_r_disabled().dontfork().build(entries) {
+        match builder.setup_r_disabled().setup_cqsize(completions).dontfork().build(entries) {
             Ok(ring) => return Ok(ring),
             // A flag that this kernel does not know.
             Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => continue,

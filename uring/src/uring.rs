@@ -1,8 +1,11 @@
 //! The io_uring engine: one thread, one ring, one wait.
 //!
 //! It carries steps of `flight` to the kernel and results back, and watches descriptors through the same ring. It has
-//! no thread and no timer: idle, its thread sleeps in one `io_uring_enter` without a timeout. (The kernel runs syncs
-//! and deallocations on workers of its own, which end some seconds after the last.)
+//! no thread and no timer: idle, its thread sleeps in one `io_uring_enter` without a timeout.
+//!
+//! The kernel runs syncs, deallocations, and on tmpfs everything, on worker threads that it adds to the process. All
+//! but one end when idle; that one stays (Linux 6.18: it looks around every five seconds and sleeps on), and nothing
+//! in io_uring can tell it to go. Linux AIO has no such thread.
 //!
 //! Invariant: `in_kernel` counts the slots whose request the kernel has or will get from the ring. While it is not
 //! zero the slab is not freed: dropping the engine waits, or leaks the slab where waiting is refused.
@@ -12,7 +15,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use memory::Part;
@@ -29,8 +32,9 @@ const POLL: u64 = 1 << 63;
 /// User data of requests whose result says nothing.
 const IGNORED: u64 = u64::MAX;
 
-/// Places in the ring beside those for `depth` operations, for watches that come and go.
-const POLL_PLACES: u32 = 16;
+/// A ring has a place for each operation, and at least these, for watches that come and go. A full ring is no
+/// obstacle: it is submitted and filled again.
+const ENTRIES_MIN: u32 = 16;
 
 /// A single READ or WRITE has a length of 32 bits, and moves less than 2 GiB anyway; the rest follows.
 const LEN_MAX: usize = 1 << 30;
@@ -63,7 +67,7 @@ impl Uring {
     pub fn open(files: Vec<ImageFile>, depth: usize) -> Result<Uring, EngineError> {
         let slots = slots(depth)?;
         let fds: Vec<_> = files.iter().map(|file| file.as_fd().as_raw_fd()).collect();
-        let ring = ring::open(slots.saturating_add(POLL_PLACES).next_power_of_two(), &fds)?;
+        let ring = ring::open(slots.max(ENTRIES_MIN).next_power_of_two(), &fds)?;
         Ok(Uring {
             ring,
             files,
@@ -77,7 +81,8 @@ impl Uring {
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
-    /// then at each new event (edge triggered: an eventfd need not be read at all). Watching a key again replaces it.
+    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
+    /// never once too seldom. Watching a key again replaces it.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
         let fd = fd.try_clone_to_owned()?;
         self.forget(key);
@@ -209,7 +214,6 @@ impl Io for Uring {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         let terms = self.files.get(usize::from(op.file.0)).map(Terms::of);
         let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
-        debug_assert!(!matches!(op.action, Action::Write { .. }) || op.file == FileId(0), "only the leaf is written");
         let slot = self.flights.board(op, terms)?;
         self.queue.push_back(Queued::Step(slot));
         Ok(())
@@ -235,7 +239,7 @@ impl Io for Uring {
 }
 
 impl Drop for Uring {
-    /// Waits for what the kernel has; what it has not seen yet is dropped unseen.
+    /// Waits for what the kernel has, and frees the files; what the kernel has not seen yet is dropped unseen.
     fn drop(&mut self) {
         let mut ended = Vec::new();
         self.queue.clear();
@@ -247,6 +251,11 @@ impl Drop for Uring {
                 return;
             }
             self.harvest(&mut ended);
+        }
+        // The kernel takes a closed ring apart in its own time. The files, and with them their locks and devices,
+        // are to be free when this returns; if that is refused they are so a moment later.
+        if !self.files.is_empty() {
+            drop(self.ring.submitter().unregister_files());
         }
     }
 }

@@ -231,3 +231,26 @@ fn only_tmpfs_makes_io_uring_use_workers() {
     assert!(tmpfs.engine.files()[0].uring_needs_workers());
     assert!(!disk.engine.files()[0].uring_needs_workers());
 }
+
+/// More watches and operations at once than the ring has places.
+#[test]
+fn a_small_ring_serves_many_watches_and_operations() {
+    use std::os::fd::AsFd;
+    let event = || rustix::event::eventfd(1, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    for (kind, options) in ENGINES {
+        let mut bed = Bed::on(STORAGES[1], (kind, options), &[1; 4096], 16);
+        let events: Vec<_> = (0..200).map(|_| event()).collect();
+        for (key, event) in (0..).zip(&events) {
+            bed.engine.watch(event.as_fd(), false, key).unwrap();
+        }
+        let read = |_| Action::Read { at: 0, into: Segments::zeroed(4 * KIB) };
+        assert_eq!(bed.run((0..100).map(read).collect()), [Ok(()); 100]);
+        let mut ready = Vec::new();
+        while ready.len() < 200 {
+            bed.engine.reap(Until::Any, &mut Vec::new()).unwrap();
+            bed.engine.take_ready(&mut ready);
+        }
+        ready.sort();
+        assert_eq!(ready, (0..200).collect::<Vec<u64>>());
+    }
+}

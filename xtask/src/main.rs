@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod demo;
 mod tidy;
 
 use std::process::ExitCode;
@@ -25,6 +26,12 @@ const CHORES: &[Chore] = &[
         run: tidy::run,
     },
     Chore { name: "bench", about: "measure Tapline beside its peers", run: bench::run },
+    Chore { name: "demo", about: "the life of a thin disk, told with a real guest", run: demo::run },
+    Chore {
+        name: "guest-test",
+        about: "a guest fills a disk, is killed with it, and finds all it fsynced",
+        run: demo::guest_test,
+    },
 ];
 
 fn main() -> ExitCode {

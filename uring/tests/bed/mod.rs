@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use disk::{Action, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
 use memory::{Buffer, Segments};
@@ -104,4 +105,31 @@ pub fn image(directory: &Path, content: &[u8]) -> PathBuf {
     let path = directory.join("image");
     std::fs::write(&path, content).unwrap();
     path
+}
+
+/// A file system of our own, where the machine lets us mount one.
+pub struct Mount(TempDir);
+
+impl Mount {
+    pub fn new(kind: &str, options: &str) -> Option<Mount> {
+        let directory = TempDir::new().unwrap();
+        let output = Command::new("mount").args(["-t", kind, "-o", options, kind]).arg(directory.path()).output();
+        match output {
+            Ok(output) if output.status.success() => Some(Mount(directory)),
+            other => {
+                eprintln!("not tested: this machine refuses to mount {kind}: {other:?}");
+                None
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        assert!(Command::new("umount").arg(self.path()).status().unwrap().success());
+    }
 }

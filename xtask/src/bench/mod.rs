@@ -4,6 +4,7 @@
 //! server pinned to one CPU and the client to another; what is printed are medians, and ratios of medians. Nothing
 //! here passes or fails by a figure.
 
+mod idle;
 mod server;
 
 use std::path::{Path, PathBuf};
@@ -13,9 +14,11 @@ use server::{Kind, Server};
 
 const USAGE: &str = "usage: cargo xtask bench vhost-user [--rounds N] [--seconds S] [--dir DIR] [--size MIB] [--json]
        cargo xtask bench depth      [--rounds N] [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench idle       [--disks N]  [--seconds S] [--dir DIR] [--json]
 
 vhost-user  raw and VHD behind `tapline serve` and qemu-storage-daemon, over vhost-user-blk
 depth       a VHD chain of 30 layers beside one of 1
+idle        memory and wake-ups of many served disks that nobody uses
 ";
 
 /// How to run.
@@ -24,6 +27,7 @@ struct Arguments {
     seconds: f64,
     dir: PathBuf,
     mib: u64,
+    disks: usize,
     json: bool,
 }
 
@@ -60,12 +64,13 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     match name.as_str() {
         "vhost-user" => vhost_user(&parsed),
         "depth" => depth(&parsed),
+        "idle" => idle::run(&parsed),
         _ => Err(USAGE.into()),
     }
 }
 
 fn parse(arguments: &[String]) -> Result<Arguments, String> {
-    let mut parsed = Arguments { rounds: 5, seconds: 2.0, dir: "/dev/shm".into(), mib: 1024, json: false };
+    let mut parsed = Arguments { rounds: 5, seconds: 2.0, dir: "/dev/shm".into(), mib: 1024, disks: 20, json: false };
     let mut rest = arguments.iter();
     while let Some(name) = rest.next() {
         let mut value = || rest.next().ok_or(format!("{name} needs a value\n{USAGE}"));
@@ -74,6 +79,7 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
             "--rounds" => parsed.rounds = value()?.parse().map_err(|_| USAGE.to_string())?,
             "--seconds" => parsed.seconds = number(value()?)?,
             "--size" => parsed.mib = value()?.parse().map_err(|_| USAGE.to_string())?,
+            "--disks" => parsed.disks = value()?.parse().map_err(|_| USAGE.to_string())?,
             "--dir" => parsed.dir = value()?.into(),
             "--json" => parsed.json = true,
             _ => return Err(USAGE.into()),

@@ -90,6 +90,11 @@ impl Server {
         &self.socket
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// User and system time of all its threads so far.
     pub fn cpu_seconds(&self) -> Result<f64, String> {
         let path = format!("/proc/{}/stat", self.child.id());

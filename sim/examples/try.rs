@@ -19,7 +19,7 @@ fn main() {
             while seed < end {
                 let o = random(&subs, seed..end, ops, 2, &|_,_| true);
                 println!("{:?}", o.counts);
-                if let Some(f) = o.failure { println!("FAIL {f}\n  {}", f.case); break; }
+                if let Some(f) = o.failure { let f = sim::shrink::shrink(f); println!("FAIL {f}\n  {}", f.case); break; }
                 seed = end;
             }
         }

@@ -20,5 +20,6 @@ pub mod random;
 pub mod run;
 pub mod schedule;
 pub mod sector;
+pub mod shrink;
 pub mod subject;
 pub mod workload;

@@ -1,0 +1,121 @@
+//! A chain of descriptors, flattened: what the device reads, what it writes, and where the status goes.
+//!
+//! Knows nothing about requests. Invariant: walking ends after at most [`MAX_CHAIN`] descriptors, each of them
+//! copied once, and what is in the lists came from those copies.
+//!
+//! Specification: virtio 1.2, 2.7.5 (descriptors) and 2.7.5.3 (indirect descriptors).
+
+use memory::GuestAddr;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use super::ring::{Broken, Ring};
+use super::table::Table;
+
+/// Descriptors in one chain. More than we offer (`seg_max` is 126), as many as `readv` takes; drivers may fill an
+/// indirect table beyond the size of the queue.
+pub const MAX_CHAIN: u16 = 1024;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+/// One descriptor (virtio 1.2, 2.7.5).
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, Immutable, KnownLayout)]
+struct Descriptor {
+    addr: U64,
+    len: U32,
+    flags: U16,
+    next: U16,
+}
+const _: () = assert!(size_of::<Descriptor>() == 16);
+
+impl From<[u8; 16]> for Descriptor {
+    fn from(bytes: [u8; 16]) -> Descriptor {
+        zerocopy::transmute!(bytes)
+    }
+}
+
+/// A chain. Kept and refilled, so that a request costs no allocation.
+#[derive(Default)]
+pub struct Chain {
+    /// What the driver wrote for us.
+    pub readable: Vec<(GuestAddr, u32)>,
+    /// What it wants to be written, without the status.
+    pub writable: Vec<(GuestAddr, u32)>,
+}
+
+impl Chain {
+    /// Walks the chain at `head`; answers with the place of the status, the last byte that may be written.
+    pub fn fill(&mut self, ring: &Ring, table: &Table, head: u16) -> Result<GuestAddr, Broken> {
+        self.readable.clear();
+        self.writable.clear();
+        let mut index = head;
+        for _ in 0..ring.size().min(MAX_CHAIN) {
+            let found = Descriptor::from(ring.descriptor(index)?);
+            if found.flags.get() & INDIRECT != 0 {
+                // virtio 1.2, 2.7.5.3.1: not both flags; what came before in the chain is allowed.
+                if found.flags.get() & NEXT != 0 {
+                    return Err(Broken::BadIndirect(head));
+                }
+                self.fill_indirect(table, &found, head)?;
+                return self.take_status(table, head);
+            }
+            self.add(&found, head)?;
+            if found.flags.get() & NEXT == 0 {
+                return self.take_status(table, head);
+            }
+            index = found.next.get();
+        }
+        Err(Broken::TooLong(head))
+    }
+
+    fn fill_indirect(&mut self, table: &Table, outer: &Descriptor, head: u16) -> Result<(), Broken> {
+        let count = outer.len.get() / 16;
+        if outer.len.get() % 16 != 0 || count == 0 {
+            return Err(Broken::BadIndirect(head));
+        }
+        let mut index: u16 = 0;
+        for _ in 0..MAX_CHAIN {
+            let at = outer.addr.get().checked_add(16 * u64::from(index)).filter(|_| u32::from(index) < count);
+            let bytes = at.and_then(|at| table.read::<16>(GuestAddr(at))).ok_or(Broken::BadIndirect(head))?;
+            let found = Descriptor::from(bytes);
+            if found.flags.get() & INDIRECT != 0 {
+                return Err(Broken::BadIndirect(head));
+            }
+            self.add(&found, head)?;
+            if found.flags.get() & NEXT == 0 {
+                return Ok(());
+            }
+            index = found.next.get();
+        }
+        Err(Broken::TooLong(head))
+    }
+
+    fn add(&mut self, found: &Descriptor, head: u16) -> Result<(), Broken> {
+        let part = (GuestAddr(found.addr.get()), found.len.get());
+        if found.flags.get() & WRITE != 0 {
+            self.writable.push(part);
+        } else if self.writable.is_empty() {
+            self.readable.push(part);
+        } else {
+            // virtio 1.2, 2.7.4.2: readable parts come first.
+            return Err(Broken::WrongOrder(head));
+        }
+        Ok(())
+    }
+
+    /// Takes the last writable byte off the list (virtio 1.2, 5.2.6: the status is the final byte).
+    fn take_status(&mut self, table: &Table, head: u16) -> Result<GuestAddr, Broken> {
+        while let Some((addr, len)) = self.writable.pop() {
+            let Some(rest) = len.checked_sub(1) else { continue };
+            let status = addr.0.checked_add(u64::from(rest)).map(GuestAddr).filter(|&at| table.has(at));
+            if rest > 0 {
+                self.writable.push((addr, rest));
+            }
+            return status.ok_or(Broken::NoStatus(head));
+        }
+        Err(Broken::NoStatus(head))
+    }
+}

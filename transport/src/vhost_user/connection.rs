@@ -1,0 +1,238 @@
+//! One connected front-end: bytes and file descriptors in, replies out, never waiting for either.
+//!
+//! Knows the header of a message and nothing behind it. Invariant: a message is read up to its end and not one
+//! byte further, so that file descriptors (which the kernel delivers with the bytes they were sent with) are
+//! always those of the message being read.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use zerocopy::FromBytes;
+
+use super::message::{Frame, HEADER_LEN, Header, MAX_FDS, MAX_PAYLOAD};
+
+/// Why a connection has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum End {
+    /// It closed its socket between two messages.
+    #[error("the front-end closed the connection")]
+    Closed,
+    /// It closed its socket in the middle of a message.
+    #[error("the front-end closed the connection in the middle of a message")]
+    Truncated,
+    /// The socket failed.
+    #[error("the connection failed")]
+    Failed(#[source] io::Error),
+    /// A payload larger than any message has.
+    #[error("request {request} announces a payload of {size} bytes, more than {MAX_PAYLOAD}")]
+    Oversized {
+        /// The request.
+        request: u32,
+        /// The size it announced.
+        size: u32,
+    },
+    /// Not a request of version 1.
+    #[error("request {request} has flags {flags:#x}, which is not a request of vhost-user version 1")]
+    Version {
+        /// The request.
+        request: u32,
+        /// Its flags.
+        flags: u32,
+    },
+    /// More file descriptors than a message may carry.
+    #[error("a message came with more than {MAX_FDS} file descriptors")]
+    TooManyFds,
+    /// It does not take its replies.
+    #[error("the front-end does not read its replies")]
+    Deaf,
+    /// It said something that cannot be answered with "no".
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// One connected front-end.
+pub struct Connection {
+    stream: UnixStream,
+    /// The message being read.
+    partial: Box<[u8; HEADER_LEN + MAX_PAYLOAD]>,
+    filled: usize,
+    fds: Vec<OwnedFd>,
+}
+
+impl Connection {
+    /// Takes over an accepted socket.
+    pub fn new(stream: UnixStream) -> io::Result<Connection> {
+        stream.set_nonblocking(true)?;
+        Ok(Connection { stream, partial: Box::new([0; HEADER_LEN + MAX_PAYLOAD]), filled: 0, fds: Vec::new() })
+    }
+
+    /// The socket, to be watched.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// The next message, if all of it has arrived.
+    pub fn receive(&mut self) -> Result<Option<Frame>, End> {
+        loop {
+            let end = match self.header()? {
+                Some(header) if self.filled == message_len(&header) => return Ok(Some(self.take(header))),
+                Some(header) => message_len(&header),
+                None => HEADER_LEN,
+            };
+            match self.read_until(end)? {
+                Some(0) if self.filled == 0 => return Err(End::Closed),
+                Some(0) => return Err(End::Truncated),
+                Some(count) => self.filled = self.filled.saturating_add(count),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The header, once it is there, judged before anything behind it is read.
+    fn header(&self) -> Result<Option<Header>, End> {
+        if self.filled < HEADER_LEN {
+            return Ok(None);
+        }
+        let Ok((header, _)) = Header::read_from_prefix(&self.partial[..]) else { return Ok(None) };
+        if usize::try_from(header.size).map_or(true, |size| size > MAX_PAYLOAD) {
+            return Err(End::Oversized { request: header.request, size: header.size });
+        }
+        if !header.is_request() {
+            return Err(End::Version { request: header.request, flags: header.flags });
+        }
+        Ok(Some(header))
+    }
+
+    /// Reads up to byte `end` of the message; `None` when nothing is there, zero when nothing will ever be.
+    fn read_until(&mut self, end: usize) -> Result<Option<usize>, End> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let Some(room) = self.partial.get_mut(self.filled..end) else { return Ok(None) };
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = loop {
+            match rustix::net::recvmsg(&self.stream, &mut [IoSliceMut::new(room)], &mut control, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(None),
+                Err(rustix::io::Errno::CONNRESET) => break None,
+                Err(error) => return Err(End::Failed(error.into())),
+                Ok(received) => break Some(received),
+            }
+        };
+        let Some(received) = received else { return Ok(Some(0)) };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.fds.extend(fds);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+            return Err(End::TooManyFds);
+        }
+        Ok(Some(received.bytes))
+    }
+
+    fn take(&mut self, header: Header) -> Frame {
+        let payload = self.partial.get(HEADER_LEN..self.filled).unwrap_or_default().to_vec();
+        self.filled = 0;
+        Frame { header, payload, fds: std::mem::take(&mut self.fds) }
+    }
+
+    /// Sends a reply. A front-end has few requests under way, so a full socket is one that reads nothing.
+    pub fn send(&mut self, reply: &[u8]) -> Result<(), End> {
+        loop {
+            match rustix::net::send(&self.stream, reply, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Err(End::Deaf),
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(End::Closed),
+                Err(error) => return Err(End::Failed(error.into())),
+                Ok(count) if count == reply.len() => return Ok(()),
+                Ok(_) => return Err(End::Deaf),
+            }
+        }
+    }
+}
+
+/// Bytes of the whole message; the size has been judged.
+fn message_len(header: &Header) -> usize {
+    usize::try_from(header.size).unwrap_or(MAX_PAYLOAD).saturating_add(HEADER_LEN)
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::Write;
+
+    use super::*;
+
+    fn pair() -> (Connection, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Connection::new(ours).unwrap(), theirs)
+    }
+
+    fn bytes(request: u32, flags: u32, size: u32) -> Vec<u8> {
+        [request, flags, size].iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn a_message_that_trickles_in_is_one_message() {
+        let (mut connection, mut peer) = pair();
+        let mut message = bytes(2, 1, 8);
+        message.extend([7; 8]);
+        for byte in &message[..19] {
+            peer.write_all(&[*byte]).unwrap();
+            assert!(connection.receive().unwrap().is_none());
+        }
+        peer.write_all(&message[19..]).unwrap();
+        assert_eq!(connection.receive().unwrap().unwrap().payload, [7; 8]);
+        assert!(connection.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn two_messages_in_one_write_are_two_messages() {
+        let (mut connection, mut peer) = pair();
+        peer.write_all(&[bytes(1, 1, 0), bytes(3, 9, 0)].concat()).unwrap();
+        assert_eq!(connection.receive().unwrap().unwrap().header.request, 1);
+        assert!(connection.receive().unwrap().unwrap().header.needs_reply());
+        assert!(connection.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn an_oversized_message_ends_the_connection_before_it_is_read() {
+        let (mut connection, mut peer) = pair();
+        peer.write_all(&bytes(24, 1, u32::MAX)).unwrap();
+        assert!(matches!(connection.receive(), Err(End::Oversized { request: 24, size: u32::MAX })));
+    }
+
+    #[test]
+    fn another_version_or_a_reply_is_refused() {
+        let (mut connection, mut peer) = pair();
+        peer.write_all(&bytes(1, 2, 0)).unwrap();
+        assert!(matches!(connection.receive(), Err(End::Version { .. })));
+        let (mut connection, mut peer) = pair();
+        peer.write_all(&bytes(1, 5, 0)).unwrap();
+        assert!(matches!(connection.receive(), Err(End::Version { .. })));
+    }
+
+    #[test]
+    fn an_end_inside_a_message_is_told_from_one_between_messages() {
+        let (mut connection, mut peer) = pair();
+        peer.write_all(&bytes(1, 1, 0)[..5]).unwrap();
+        drop(peer);
+        assert!(matches!(connection.receive(), Err(End::Truncated)));
+        let (mut connection, peer) = pair();
+        drop(peer);
+        assert!(matches!(connection.receive(), Err(End::Closed)));
+    }
+
+    #[test]
+    fn a_front_end_that_reads_nothing_is_given_up() {
+        let (mut connection, _peer) = pair();
+        let end = loop {
+            if let Err(end) = connection.send(&[0; 4096]) {
+                break end;
+            }
+        };
+        assert!(matches!(end, End::Deaf));
+    }
+}

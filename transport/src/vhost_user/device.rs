@@ -1,0 +1,322 @@
+//! The virtio-blk device of one front-end: chains of its queues become requests, answers go back.
+//!
+//! Knows nothing about the socket. Invariant: every chain taken from a ring is either answered at once or counted
+//! in its queue until its last request comes back; requests of an earlier device are recognised and dropped.
+//!
+//! Specification: virtio 1.2, 5.2 "Block Device".
+
+use std::collections::VecDeque;
+use std::sync::atomic::{Ordering, fence};
+
+use disk::{Geometry, Operation, Request, Span, Status, Token};
+use memory::{GuestAddr, Segments};
+
+use super::chain::Chain;
+use super::event::{Event, Log};
+use super::queue::Queue;
+use super::request::{Header, ID_LEN, Kind, MAX_RANGES, Range, S_IOERR, S_OK, take_16};
+use super::ring::Broken;
+use super::table::Table;
+
+/// Chains taken from one queue before the next has its turn: enough to stay in the cache, few enough to be fair.
+const TURN: u32 = 16;
+
+/// The used element counts bytes in 32 bits, the status among them.
+const MAX_DATA: u64 = 0xffff_fffe;
+
+/// Parts of one request's memory: as many as the kernel takes in one call.
+const MAX_PARTS: usize = 1024;
+
+/// The device of one front-end.
+pub struct Device {
+    /// Guest memory.
+    pub table: Table,
+    /// The queues, by index; as many as were offered.
+    pub queues: Vec<Queue>,
+    /// Notifications and interrupts by index are negotiated.
+    pub event_idx: bool,
+    /// The driver can flush. Where it cannot, writes are durable when answered (virtio 1.2, 5.2.6.2).
+    pub can_flush: bool,
+    serial: [u8; ID_LEN],
+    /// Tells this device's requests from those of the one before.
+    epoch: u32,
+    /// Requests of a chain that was taken whole, to be popped next.
+    ready: VecDeque<Request>,
+    /// Requests popped and not yet completed.
+    in_flight: usize,
+    /// The queue whose turn it is, and the chains it has taken in this turn.
+    turn: usize,
+    taken: u32,
+    /// Queues with something to publish: one bit each.
+    unpublished: u64,
+    scratch: Chain,
+}
+
+/// What became of a chain.
+enum Taken {
+    /// A request, to be popped (others of the same chain are in `ready`).
+    Request(Request),
+    /// Answered with this status byte and so many bytes.
+    Answer(u8, u32),
+}
+
+impl Device {
+    /// A device as it is before a front-end has said anything.
+    pub fn new(queues: u16, serial: [u8; ID_LEN], epoch: u32) -> Device {
+        Device {
+            table: Table::default(),
+            queues: (0..queues).map(|_| Queue::default()).collect(),
+            event_idx: false,
+            can_flush: false,
+            serial,
+            epoch,
+            ready: VecDeque::new(),
+            in_flight: 0,
+            turn: 0,
+            taken: 0,
+            unpublished: 0,
+            scratch: Chain::default(),
+        }
+    }
+
+    /// The next request. Each queue has its turn; work per call is bounded by the number of queues.
+    pub fn pop(&mut self, geometry: &Geometry, log: &mut Log) -> Option<Request> {
+        if let Some(request) = self.ready.pop_front() {
+            return Some(self.hand_out(request));
+        }
+        // One round more than there are queues, for the one whose turn ends at once.
+        for _ in 0..=self.queues.len() {
+            while self.taken < TURN {
+                self.taken = self.taken.saturating_add(1);
+                match self.take(self.turn, geometry) {
+                    Ok(Some(Taken::Request(request))) => return Some(self.hand_out(request)),
+                    Ok(Some(Taken::Answer(..))) => {}
+                    Ok(None) => break,
+                    Err(why) => self.break_off(self.turn, why, log),
+                }
+            }
+            self.taken = 0;
+            self.turn = self.turn.checked_add(1).filter(|&next| next < self.queues.len()).unwrap_or(0);
+        }
+        None
+    }
+
+    fn hand_out(&mut self, request: Request) -> Request {
+        self.in_flight = self.in_flight.saturating_add(1);
+        request
+    }
+
+    /// Takes one chain from a queue.
+    fn take(&mut self, index: usize, geometry: &Geometry) -> Result<Option<Taken>, Broken> {
+        let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
+        let Some((head, ring)) = queue.pop()? else { return Ok(None) };
+        let status_at = self.scratch.fill(ring, &self.table, head)?;
+        let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {
+            Some(Ok(header)) => self.judge(index, head, status_at, header, geometry),
+            Some(Err(byte)) => Taken::Answer(byte, 1),
+            None => Taken::Answer(S_IOERR, 1),
+        };
+        if let Taken::Answer(byte, written) = taken {
+            let queue = self.queues.get_mut(index);
+            if queue.map_or(Ok(false), |queue| queue.answer(head, status_at, byte, written, &self.table))? {
+                self.mark(index);
+            }
+        }
+        Ok(Some(taken))
+    }
+
+    /// Turns a chain with a good header into its request or its answer.
+    fn judge(&mut self, index: usize, head: u16, status_at: GuestAddr, header: Header, geometry: &Geometry) -> Taken {
+        let durable = !self.can_flush;
+        let token = token(self.epoch, index, head);
+        let made = match header.kind {
+            Kind::Read => self.data(true).and_then(|memory| ask(Operation::Read, header.at, memory, token, geometry)),
+            Kind::Write => {
+                let write = Operation::Write { durable };
+                self.data(false).and_then(|memory| ask(write, header.at, memory, token, geometry))
+            }
+            Kind::Flush => {
+                let nothing = Span { at: 0, len: 0 };
+                Request::new(Operation::Flush, nothing, Segments::empty(), token, geometry).ok()
+            }
+            Kind::GetId => return self.identify(),
+            Kind::Discard | Kind::WriteZeroes => {
+                return match self.ranges(header.kind, durable, token, geometry) {
+                    Ok((first, count)) => {
+                        self.open(index, head, status_at, 1, count);
+                        Taken::Request(first)
+                    }
+                    Err(byte) => Taken::Answer(byte, 1),
+                };
+            }
+        };
+        let Some(request) = made else { return Taken::Answer(S_IOERR, 1) };
+        let data = if header.kind == Kind::Read { request.span().len } else { 0 };
+        // `data` has checked that this fits.
+        let written = u32::try_from(data).unwrap_or(0).saturating_add(1);
+        self.open(index, head, status_at, written, 1);
+        Taken::Request(request)
+    }
+
+    fn open(&mut self, index: usize, head: u16, status_at: GuestAddr, written: u32, count: u16) {
+        if let Some(queue) = self.queues.get_mut(index) {
+            queue.open(head, status_at, written, count);
+        }
+    }
+
+    /// The memory of a read or write: all of it in the direction that the kind asks for.
+    fn data(&self, read: bool) -> Option<Segments> {
+        let Chain { readable, writable } = &self.scratch;
+        let (data, wrong) = if read { (writable, readable) } else { (readable, writable) };
+        let len: u64 = data.iter().map(|&(_, len)| u64::from(len)).sum();
+        if len == 0 || len > MAX_DATA || wrong.iter().any(|&(_, len)| len > 0) {
+            return None;
+        }
+        let memory = self.table.segments(data.iter().copied())?;
+        (memory.parts().len() <= MAX_PARTS).then_some(memory)
+    }
+
+    /// virtio 1.2, 5.2.6: the serial number, 20 bytes, without a final zero if it is as long as that.
+    fn identify(&self) -> Taken {
+        let Some(memory) = self.table.segments(self.scratch.writable.iter().copied()) else {
+            return Taken::Answer(S_IOERR, 1);
+        };
+        let len = memory.len().min(ID_LEN);
+        if let Some(serial) = self.serial.get(..len) {
+            memory.slice(0, len).copy_from(serial);
+        }
+        Taken::Answer(S_OK, u32::try_from(len).unwrap_or(0).saturating_add(1))
+    }
+
+    /// The requests of a discard or write-zeroes: one a range. All are checked before the first is handed out.
+    fn ranges(&mut self, kind: Kind, durable: bool, token: Token, geometry: &Geometry) -> Result<(Request, u16), u8> {
+        let bytes: u64 = self.scratch.readable.iter().map(|&(_, len)| u64::from(len)).sum();
+        let count = u16::try_from(bytes / 16).ok().filter(|&count| count <= MAX_RANGES).ok_or(S_IOERR)?;
+        if bytes % 16 != 0 {
+            return Err(S_IOERR);
+        }
+        let before = self.ready.len();
+        for _ in 0..count {
+            let made = take_16(&self.table, &mut self.scratch.readable)
+                .ok_or(S_IOERR)
+                .and_then(|bytes| Range::parse(bytes, kind))
+                .and_then(|range| request_for(range, kind, durable, token, geometry));
+            match made {
+                Ok(request) => self.ready.push_back(request),
+                Err(byte) => {
+                    retire_all(self.ready.drain(before..));
+                    return Err(byte);
+                }
+            }
+        }
+        self.ready.pop_front().map(|first| (first, count)).ok_or(S_IOERR)
+    }
+
+    /// Takes the answer to a request. `false`: it was one of an earlier device.
+    pub fn complete(&mut self, token: Token, status: Status, log: &mut Log) -> bool {
+        let (epoch, index, head) = parts(token);
+        if epoch != self.epoch {
+            return false;
+        }
+        self.in_flight = self.in_flight.saturating_sub(1);
+        let Some(queue) = self.queues.get_mut(index) else { return true };
+        match queue.close(head, status, &self.table) {
+            Ok(true) => self.mark(index),
+            Ok(false) => {}
+            Err(why) => self.break_off(index, why, log),
+        }
+        true
+    }
+
+    fn mark(&mut self, index: usize) {
+        self.unpublished |= bit(index);
+    }
+
+    /// Shows the driver its answers: once a queue, however many there are.
+    pub fn publish(&mut self, log: &mut Log) {
+        let mut left = std::mem::take(&mut self.unpublished);
+        while left != 0 {
+            let index = usize::try_from(left.trailing_zeros()).unwrap_or(0);
+            left &= left.wrapping_sub(1);
+            if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::publish) {
+                self.break_off(index, why, log);
+            }
+        }
+    }
+
+    /// Asks for notifications on all queues, and looks once more. `false`: there are requests to pop first.
+    pub fn may_sleep(&mut self, log: &mut Log) -> bool {
+        for index in 0..self.queues.len() {
+            if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::ask_for_kicks) {
+                self.break_off(index, why, log);
+            }
+        }
+        // The driver offers a chain and then looks whether we want to be notified; we ask and then look for a
+        // chain. With a full barrier on either side, one of the two sees the other (virtio 1.2, 2.7.13.4.1).
+        fence(Ordering::SeqCst);
+        let mut empty = self.ready.is_empty();
+        for index in 0..self.queues.len() {
+            match self.queues.get_mut(index).map(Queue::is_empty) {
+                Some(Ok(true)) | None => {}
+                Some(Ok(false)) => empty = false,
+                Some(Err(why)) => self.break_off(index, why, log),
+            }
+        }
+        empty
+    }
+
+    fn break_off(&mut self, index: usize, why: Broken, log: &mut Log) {
+        if let Some(queue) = self.queues.get_mut(index) {
+            queue.break_off();
+        }
+        log.note(Event::QueueBroken { queue: index, why });
+    }
+
+    /// Ends the device: nothing more is popped. The answer is the number of requests still to be completed.
+    pub fn end(&mut self) -> usize {
+        retire_all(self.ready.drain(..));
+        self.in_flight
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        retire_all(self.ready.drain(..));
+    }
+}
+
+/// A request for the bytes behind `at` that the memory has room for. `None`: not on this disk.
+fn ask(operation: Operation, at: u64, memory: Segments, token: Token, geometry: &Geometry) -> Option<Request> {
+    let span = Span { at, len: u64::try_from(memory.len()).ok()? };
+    Request::new(operation, span, memory, token, geometry).ok()
+}
+
+/// The request for one range. A place outside of the disk is an error, not something unsupported.
+fn request_for(range: Range, kind: Kind, durable: bool, token: Token, geometry: &Geometry) -> Result<Request, u8> {
+    let operation = match kind {
+        Kind::Discard => Operation::Discard,
+        _ => Operation::WriteZeroes { free: range.unmap, durable },
+    };
+    Request::new(operation, range.span, Segments::empty(), token, geometry).map_err(|_| S_IOERR)
+}
+
+fn retire_all(requests: impl Iterator<Item = Request>) {
+    for request in requests {
+        request.retire();
+    }
+}
+
+fn bit(index: usize) -> u64 {
+    u32::try_from(index).ok().and_then(|index| 1u64.checked_shl(index)).unwrap_or(0)
+}
+
+/// The epoch, queue and head that a request belongs to, in its token: 32, 16 and 16 bits.
+fn token(epoch: u32, index: usize, head: u16) -> Token {
+    let index = u64::from(u16::try_from(index).unwrap_or(u16::MAX));
+    Token(u64::from(epoch) << 32 | index << 16 | u64::from(head))
+}
+
+fn parts(token: Token) -> (u32, usize, u16) {
+    let [a, b, c, d, e, f, g, h] = token.0.to_be_bytes();
+    (u32::from_be_bytes([a, b, c, d]), usize::from(u16::from_be_bytes([e, f])), u16::from_be_bytes([g, h]))
+}

@@ -1,0 +1,184 @@
+//! The listening socket and its path.
+//!
+//! Knows nothing about what is said over it. Invariant: a path is only removed when what lies there is a socket
+//! that nobody listens on, or our own.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// `sun_path` has 108 bytes, a final zero among them.
+const MAX_PATH: usize = 107;
+
+/// Why a server cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Longer than a socket's address has room for.
+    #[error("the socket path {path:?} has {len} bytes; Unix sockets take at most {MAX_PATH}")]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        len: usize,
+    },
+    /// Another server is there.
+    #[error("the socket {0:?} is in use by another process")]
+    InUse(PathBuf),
+    /// Something that we did not make and will not remove.
+    #[error("{0:?} exists and is not a socket")]
+    NotASocket(PathBuf),
+    /// Not possible to offer.
+    #[error("a disk has 1 to {max} queues, not {asked}", max = super::MAX_QUEUES)]
+    Queues {
+        /// What was asked for.
+        asked: u16,
+    },
+    /// More than the device can tell.
+    #[error("the serial number {0:?} has more than 20 bytes")]
+    SerialTooLong(String),
+    /// A system call failed.
+    #[error("cannot {what} the socket {path:?}")]
+    Failed {
+        /// What was tried.
+        what: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A listening socket.
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the socket's file, until it is removed.
+    file: Option<(u64, u64)>,
+}
+
+impl Listener {
+    /// Listens at `path`. A socket that was left there by a server that is gone is replaced.
+    pub fn bind(path: &Path) -> Result<Listener, BindError> {
+        let len = path.as_os_str().len();
+        if len > MAX_PATH {
+            return Err(BindError::PathTooLong { path: path.into(), len });
+        }
+        let failed = |what| move |source| BindError::Failed { what, path: path.into(), source };
+        remove_stale(path)?;
+        let socket = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(BindError::InUse(path.into())),
+            bound => bound.map_err(failed("bind"))?,
+        };
+        socket.set_nonblocking(true).map_err(failed("set up"))?;
+        let meta = std::fs::symlink_metadata(path).map_err(failed("look at"))?;
+        Ok(Listener { socket, path: path.into(), file: Some((meta.dev(), meta.ino())) })
+    }
+
+    /// The socket, to be watched.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The next connection, if one is waiting.
+    pub fn accept(&self) -> io::Result<Option<UnixStream>> {
+        loop {
+            match self.socket.accept() {
+                Ok((stream, _)) => return Ok(Some(stream)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Removes the path, if it still is the one we made.
+    pub fn remove_path(&mut self) {
+        let Some(ours) = self.file.take() else { return };
+        let found = std::fs::symlink_metadata(&self.path).map(|meta| (meta.dev(), meta.ino()));
+        if found.is_ok_and(|found| found == ours) {
+            // A path that cannot be removed is found stale and replaced by whoever binds it next.
+            std::fs::remove_file(&self.path).ok();
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.remove_path();
+    }
+}
+
+/// Removes a socket that refuses connections, which says that nobody has it open.
+fn remove_stale(path: &Path) -> Result<(), BindError> {
+    let failed = |what| move |source| BindError::Failed { what, path: path.into(), source };
+    let meta = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(failed("look at"))?,
+    };
+    if !meta.file_type().is_socket() {
+        return Err(BindError::NotASocket(path.into()));
+    }
+    match probe(path) {
+        Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed("remove the stale")),
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        // EAGAIN: so many are waiting for it already.
+        Ok(()) | Err(rustix::io::Errno::AGAIN) => Err(BindError::InUse(path.into())),
+        Err(errno) => Err(failed("probe")(errno.into())),
+    }
+}
+
+fn probe(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_live_socket_is_in_use_and_a_stale_one_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
+        drop(other);
+        let listener = Listener::bind(&path).unwrap();
+        assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_not_a_socket_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.img");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(Listener::bind(&path), Err(BindError::NotASocket(_))));
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_path_that_has_no_room_is_named_with_its_length() {
+        let path = PathBuf::from(format!("/tmp/{}", "a".repeat(103)));
+        let refused = Listener::bind(&path).err().unwrap();
+        assert!(refused.to_string().contains("has 108 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn the_path_of_a_later_server_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.sock");
+        let listener = Listener::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let _later = UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(path.exists());
+    }
+}

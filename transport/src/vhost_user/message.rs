@@ -1,0 +1,404 @@
+//! The words of the vhost-user protocol: what a front-end may say and how replies are laid out.
+//!
+//! Knows nothing about sockets, memory or rings. Invariant: a [`Message`] that exists has a payload of the right
+//! size and exactly the file descriptors that its kind calls for; those of a refused message are closed.
+//!
+//! Specification: QEMU, docs/interop/vhost-user.rst. All numbers are in the byte order of the machine.
+
+use std::os::fd::OwnedFd;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes of a [`Header`].
+pub const HEADER_LEN: usize = 12;
+/// The largest payload read: a memory table of 8 regions has 264 bytes, a configuration access 268; the rest is
+/// room for requests of later versions, which are refused by name instead of by size.
+pub const MAX_PAYLOAD: usize = 1024;
+/// File descriptors in one message: one for each region of a memory table.
+pub const MAX_FDS: usize = 8;
+/// Regions in one SET_MEM_TABLE message (the specification's payload has eight).
+pub const MAX_TABLE: usize = 8;
+/// Bytes of configuration space that can be named in one message.
+pub const MAX_CONFIG: u32 = 256;
+
+const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 3;
+const FLAG_REPLY: u32 = 1 << 2;
+const FLAG_NEED_REPLY: u32 = 1 << 3;
+/// Set in the payload of SET_VRING_KICK, CALL and ERR when no file descriptor comes with it.
+const VRING_NO_FD: u64 = 1 << 8;
+const VRING_INDEX: u64 = 0xff;
+
+/// The start of every message.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Header {
+    /// What is asked: the `id` of the specification.
+    pub request: u32,
+    /// Version, "this is a reply", "a reply is wanted".
+    pub flags: u32,
+    /// Bytes of payload that follow.
+    pub size: u32,
+}
+const _: () = assert!(size_of::<Header>() == HEADER_LEN);
+
+impl Header {
+    /// Whether this is a request in the one version there is.
+    pub fn is_request(&self) -> bool {
+        self.flags & VERSION_MASK == VERSION && self.flags & FLAG_REPLY == 0
+    }
+
+    /// Whether the front-end waits for an answer even where the request has none of its own.
+    pub fn needs_reply(&self) -> bool {
+        self.flags & FLAG_NEED_REPLY != 0
+    }
+
+    /// The header of a reply with `size` bytes to a request.
+    fn reply(request: u32, size: u32) -> Header {
+        Header { request, flags: VERSION | FLAG_REPLY, size }
+    }
+}
+
+/// A number of one ring: its size, its next index, whether it is on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct VringState {
+    /// The ring.
+    pub queue: u32,
+    /// The number.
+    pub num: u32,
+}
+const _: () = assert!(size_of::<VringState>() == 8);
+
+/// Where a ring lies, in addresses of the front-end's process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct VringAddr {
+    /// The ring.
+    pub queue: u32,
+    /// Bit 0: log writes to the used ring.
+    pub flags: u32,
+    /// Descriptor table.
+    pub desc: u64,
+    /// Used ring.
+    pub used: u64,
+    /// Available ring.
+    pub avail: u64,
+    /// Where to log, which we never do.
+    pub log: u64,
+}
+const _: () = assert!(size_of::<VringAddr>() == 40);
+
+/// A region of guest memory as the front-end describes it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct RegionInfo {
+    /// Address in the guest.
+    pub guest: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Address in the front-end's process.
+    pub peer: u64,
+    /// Where it starts in the file.
+    pub offset: u64,
+}
+const _: () = assert!(size_of::<RegionInfo>() == 32);
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct TableHeader {
+    regions: u32,
+    padding: u32,
+}
+const _: () = assert!(size_of::<TableHeader>() == 8);
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct SingleRegion {
+    padding: u64,
+    region: RegionInfo,
+}
+const _: () = assert!(size_of::<SingleRegion>() == 40);
+
+/// The window of the configuration space that an access is about.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ConfigWindow {
+    /// First byte.
+    pub offset: u32,
+    /// Number of bytes.
+    pub size: u32,
+    /// Who writes: the guest or a migration.
+    pub flags: u32,
+}
+const _: () = assert!(size_of::<ConfigWindow>() == 12);
+
+/// A message as it came: header, payload, file descriptors.
+pub struct Frame {
+    /// The header.
+    pub header: Header,
+    /// As many bytes as the header says.
+    pub payload: Vec<u8>,
+    /// What came along.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// The file descriptor of a ring, or the news that there is none.
+#[derive(Debug)]
+pub struct VringFd {
+    /// The ring.
+    pub queue: u32,
+    /// Absent: the front-end polls, or wants polling.
+    pub fd: Option<OwnedFd>,
+}
+
+/// A well-formed request of the front-end.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the names are the specification's")]
+pub enum Message {
+    GetFeatures,
+    SetFeatures(u64),
+    SetOwner,
+    ResetOwner,
+    SetMemTable(Vec<(RegionInfo, OwnedFd)>),
+    SetVringNum(VringState),
+    SetVringAddr(VringAddr),
+    SetVringBase(VringState),
+    GetVringBase(VringState),
+    SetVringKick(VringFd),
+    SetVringCall(VringFd),
+    SetVringErr(VringFd),
+    GetProtocolFeatures,
+    SetProtocolFeatures(u64),
+    GetQueueNum,
+    SetVringEnable(VringState),
+    SetBackendReqFd(OwnedFd),
+    GetConfig(ConfigWindow),
+    SetConfig,
+    ResetDevice,
+    GetMaxMemSlots,
+    AddMemReg(RegionInfo, OwnedFd),
+    RemMemReg(RegionInfo),
+}
+
+/// Why a frame is not a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// A request that this server does not know.
+    #[error("request {0} is not known here")]
+    Unknown(u32),
+    /// The payload has the wrong size.
+    #[error("request {request} has a payload of {len} bytes")]
+    Payload {
+        /// The request.
+        request: u32,
+        /// Its payload's size.
+        len: usize,
+    },
+    /// Too few or too many file descriptors.
+    #[error("request {request} came with {count} file descriptors")]
+    Fds {
+        /// The request.
+        request: u32,
+        /// How many came.
+        count: usize,
+    },
+}
+
+impl Message {
+    /// Reads a frame. File descriptors that the message does not call for make it malformed.
+    pub fn parse(frame: Frame) -> Result<Message, Malformed> {
+        let mut body = Body { request: frame.header.request, payload: &frame.payload, fds: frame.fds };
+        let message = match frame.header.request {
+            1 => Message::GetFeatures,
+            2 => Message::SetFeatures(body.read()?),
+            3 => Message::SetOwner,
+            4 => Message::ResetOwner,
+            5 => Message::SetMemTable(body.table()?),
+            8 => Message::SetVringNum(body.read()?),
+            9 => Message::SetVringAddr(body.read()?),
+            10 => Message::SetVringBase(body.read()?),
+            11 => Message::GetVringBase(body.read()?),
+            12 => Message::SetVringKick(body.vring_fd()?),
+            13 => Message::SetVringCall(body.vring_fd()?),
+            14 => Message::SetVringErr(body.vring_fd()?),
+            15 => Message::GetProtocolFeatures,
+            16 => Message::SetProtocolFeatures(body.read()?),
+            17 => Message::GetQueueNum,
+            18 => Message::SetVringEnable(body.read()?),
+            21 => Message::SetBackendReqFd(body.one_fd()?),
+            24 => Message::GetConfig(body.config()?),
+            25 => body.config().map(|_| Message::SetConfig)?,
+            34 => Message::ResetDevice,
+            36 => Message::GetMaxMemSlots,
+            37 => Message::AddMemReg(body.read::<SingleRegion>()?.region, body.one_fd()?),
+            38 => body.removed_region()?,
+            unknown => return Err(Malformed::Unknown(unknown)),
+        };
+        body.end(message)
+    }
+}
+
+/// The parts of a frame that its message takes.
+struct Body<'a> {
+    request: u32,
+    payload: &'a [u8],
+    fds: Vec<OwnedFd>,
+}
+
+impl Body<'_> {
+    fn wrong_size(&self) -> Malformed {
+        Malformed::Payload { request: self.request, len: self.payload.len() }
+    }
+
+    fn wrong_fds(&self) -> Malformed {
+        Malformed::Fds { request: self.request, count: self.fds.len() }
+    }
+
+    /// The whole payload as a `T`.
+    fn read<T: FromBytes>(&self) -> Result<T, Malformed> {
+        T::read_from_bytes(self.payload).map_err(|_| self.wrong_size())
+    }
+
+    fn one_fd(&mut self) -> Result<OwnedFd, Malformed> {
+        match self.fds.pop() {
+            Some(fd) if self.fds.is_empty() => Ok(fd),
+            Some(fd) => {
+                self.fds.push(fd);
+                Err(self.wrong_fds())
+            }
+            None => Err(self.wrong_fds()),
+        }
+    }
+
+    fn vring_fd(&mut self) -> Result<VringFd, Malformed> {
+        let word: u64 = self.read()?;
+        let queue = u32::try_from(word & VRING_INDEX).map_err(|_| self.wrong_size())?;
+        let fd = if word & VRING_NO_FD == 0 { Some(self.one_fd()?) } else { None };
+        Ok(VringFd { queue, fd })
+    }
+
+    fn table(&mut self) -> Result<Vec<(RegionInfo, OwnedFd)>, Malformed> {
+        let (head, rest) = TableHeader::read_from_prefix(self.payload).map_err(|_| self.wrong_size())?;
+        let count = usize::try_from(head.regions).unwrap_or(usize::MAX);
+        // QEMU sends just the regions there are; others send all eight with the unused ones empty.
+        let needed = count.checked_mul(size_of::<RegionInfo>()).filter(|&len| count <= MAX_TABLE && len <= rest.len());
+        if needed.is_none() {
+            return Err(self.wrong_size());
+        }
+        if self.fds.len() != count {
+            return Err(self.wrong_fds());
+        }
+        let regions =
+            rest.chunks_exact(size_of::<RegionInfo>()).filter_map(|raw| RegionInfo::read_from_bytes(raw).ok());
+        Ok(regions.take(count).zip(self.fds.drain(..)).collect())
+    }
+
+    fn config(&self) -> Result<ConfigWindow, Malformed> {
+        let (window, bytes) = ConfigWindow::read_from_prefix(self.payload).map_err(|_| self.wrong_size())?;
+        let fits = usize::try_from(window.size) == Ok(bytes.len());
+        if fits { Ok(window) } else { Err(self.wrong_size()) }
+    }
+
+    /// "For compatibility with existing incorrect implementations, the back-end MAY accept messages with one
+    /// file descriptor" (which is closed unused): `blkio` is one of them.
+    fn removed_region(&mut self) -> Result<Message, Malformed> {
+        let region = self.read::<SingleRegion>()?.region;
+        if self.fds.len() == 1 {
+            self.fds.clear();
+        }
+        Ok(Message::RemMemReg(region))
+    }
+
+    fn end(self, message: Message) -> Result<Message, Malformed> {
+        if self.fds.is_empty() { Ok(message) } else { Err(self.wrong_fds()) }
+    }
+}
+
+/// What a reply says behind its header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A number; as an acknowledgement, zero for success.
+    Number(u64),
+    /// A number of one ring.
+    Vring(VringState),
+    /// A window of the configuration space; `None` says "no".
+    Config(Option<(ConfigWindow, Vec<u8>)>),
+}
+
+impl Reply {
+    /// The reply to `request` as it goes onto the socket.
+    pub fn encode(&self, request: u32) -> Vec<u8> {
+        let payload = match self {
+            Reply::Number(number) => number.as_bytes().to_vec(),
+            Reply::Vring(state) => state.as_bytes().to_vec(),
+            Reply::Config(None) => Vec::new(),
+            Reply::Config(Some((window, bytes))) => [window.as_bytes(), bytes].concat(),
+        };
+        // At most `MAX_CONFIG` bytes and a window.
+        let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        [Header::reply(request, size).as_bytes(), &payload].concat()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn frame(request: u32, payload: &[u8], fds: usize) -> Frame {
+        let fds = (0..fds).map(|_| rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()).collect();
+        Frame {
+            header: Header { request, flags: 1, size: u32::try_from(payload.len()).unwrap() },
+            payload: payload.to_vec(),
+            fds,
+        }
+    }
+
+    #[test]
+    fn a_kick_needs_its_file_descriptor_or_the_flag_that_says_none() {
+        assert!(matches!(
+            Message::parse(frame(12, 3u64.as_bytes(), 1)),
+            Ok(Message::SetVringKick(VringFd { queue: 3, fd: Some(_) }))
+        ));
+        assert!(matches!(
+            Message::parse(frame(12, 0x103u64.as_bytes(), 0)),
+            Ok(Message::SetVringKick(VringFd { queue: 3, fd: None }))
+        ));
+        assert!(matches!(Message::parse(frame(12, 3u64.as_bytes(), 0)), Err(Malformed::Fds { count: 0, .. })));
+        assert!(matches!(Message::parse(frame(12, 3u64.as_bytes(), 2)), Err(Malformed::Fds { count: 2, .. })));
+        assert!(matches!(Message::parse(frame(12, 0x103u64.as_bytes(), 1)), Err(Malformed::Fds { count: 1, .. })));
+    }
+
+    #[test]
+    fn a_memory_table_brings_one_file_descriptor_a_region() {
+        let mut payload = [2u32, 0].as_bytes().to_vec();
+        payload.resize(8 + 64, 0);
+        assert!(matches!(Message::parse(frame(5, &payload, 2)), Ok(Message::SetMemTable(table)) if table.len() == 2));
+        assert!(matches!(Message::parse(frame(5, &payload, 1)), Err(Malformed::Fds { .. })));
+        assert!(matches!(Message::parse(frame(5, &payload[..40], 2)), Err(Malformed::Payload { .. })));
+        payload[0] = 9;
+        payload.resize(8 + 9 * 32, 0);
+        assert!(matches!(Message::parse(frame(5, &payload, 8)), Err(Malformed::Payload { .. })));
+    }
+
+    #[test]
+    fn a_configuration_access_has_the_bytes_it_names() {
+        let window = ConfigWindow { offset: 0, size: 8, flags: 0 };
+        let mut payload = window.as_bytes().to_vec();
+        assert!(matches!(Message::parse(frame(24, &payload, 0)), Err(Malformed::Payload { .. })));
+        payload.resize(20, 0);
+        assert!(matches!(Message::parse(frame(24, &payload, 0)), Ok(Message::GetConfig(found)) if found == window));
+    }
+
+    #[test]
+    fn an_uncalled_for_file_descriptor_is_refused() {
+        assert_eq!(Message::parse(frame(1, &[], 1)).err(), Some(Malformed::Fds { request: 1, count: 1 }));
+        assert_eq!(Message::parse(frame(99, &[], 0)).err(), Some(Malformed::Unknown(99)));
+    }
+
+    #[test]
+    fn a_reply_names_its_request_and_size() {
+        assert_eq!(Reply::Number(5).encode(17), [17, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Reply::Config(None).encode(24), [24, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,279 @@
+//! A vhost-user-blk back-end: the disk of a virtual machine over a Unix socket and shared memory.
+//!
+//! [`Server`] takes in one front-end at a time (QEMU, Cloud Hypervisor, `blkio`) and is the [`disk::Transport`] of
+//! the disk. It knows nothing about the disk behind it, and waits for nothing: neither for a slow front-end nor
+//! for requests under way.
+//!
+//! Invariant: a front-end is taken in only when the requests of the one before are all completed, so that no late
+//! write of the old falls into what the new one does.
+//!
+//! | file | knows |
+//! |---|---|
+//! | `listener` | the path and the socket |
+//! | `connection` | framing, file descriptors |
+//! | `message` | what may be said |
+//! | `session` | what it does |
+//! | `table` | guest memory |
+//! | `queue`, `ring`, `chain` | split virtqueues |
+//! | `device`, `request`, `config_space` | virtio-blk |
+//! | `event` | what to log |
+
+mod chain;
+mod config_space;
+mod connection;
+mod device;
+mod event;
+mod listener;
+mod message;
+mod queue;
+mod request;
+mod ring;
+mod session;
+mod table;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use disk::{Disconnected, Geometry, Request, Status, Transport};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::{Interest, Watch, WatchKey};
+
+pub use event::Event;
+pub use listener::BindError;
+pub use ring::Broken;
+
+use connection::{Connection, End};
+use device::Device;
+use event::{Log, in_full};
+use listener::Listener;
+use request::ID_LEN;
+use session::Session;
+
+/// Queues of one disk: as many as one word has bits.
+pub const MAX_QUEUES: u16 = 64;
+
+const LISTENER: u64 = 0;
+const CONNECTION: u64 = 1;
+const WAKE: u64 = 2;
+/// The kick of queue 0; the others follow.
+const KICK: u64 = 16;
+
+/// Messages and connections handled before others have their turn; a front-end sends about fifteen a queue.
+const TURN: usize = 64;
+
+/// What to serve, and where.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Path of the socket.
+    pub path: PathBuf,
+    /// Queues offered: 1 to [`MAX_QUEUES`].
+    pub queues: u16,
+    /// The disk's serial number: up to 20 bytes.
+    pub serial: String,
+    /// Size and limits of the disk.
+    pub geometry: Geometry,
+}
+
+/// A vhost-user-blk server.
+pub struct Server {
+    config: Config,
+    serial: [u8; ID_LEN],
+    listener: Listener,
+    client: Option<Client>,
+    /// Signalled by ourselves, for what has to wait until there is a [`Watch`] again.
+    wake: OwnedFd,
+    /// Requests of front-ends that are gone, not yet completed.
+    orphans: usize,
+    epoch: u32,
+    stopped: bool,
+    log: Log,
+}
+
+struct Client {
+    connection: Connection,
+    session: Session,
+}
+
+impl Server {
+    /// Listens at the path of `config`.
+    pub fn bind(config: Config) -> Result<Server, BindError> {
+        if !(1..=MAX_QUEUES).contains(&config.queues) {
+            return Err(BindError::Queues { asked: config.queues });
+        }
+        let mut serial = [0; ID_LEN];
+        match serial.get_mut(..config.serial.len()) {
+            Some(place) => place.copy_from_slice(config.serial.as_bytes()),
+            None => return Err(BindError::SerialTooLong(config.serial)),
+        }
+        let listener = Listener::bind(&config.path)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| BindError::Failed {
+            what: "make an eventfd for",
+            path: config.path.clone(),
+            source: errno.into(),
+        })?;
+        let log = Log::default();
+        Ok(Server { config, serial, listener, client: None, wake, orphans: 0, epoch: 0, stopped: false, log })
+    }
+
+    /// What has happened since the last call, for the log.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.log.take()
+    }
+
+    /// Whether a front-end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.client.is_some()
+    }
+
+    /// Takes in a front-end that waits, and turns others away.
+    fn admit(&mut self, watch: &mut dyn Watch) {
+        for _ in 0..TURN {
+            // One that comes before the requests of the last are completed waits for that in the backlog.
+            if self.orphans > 0 || self.stopped {
+                return;
+            }
+            match self.listener.accept() {
+                Ok(None) => return,
+                Ok(Some(_)) if self.client.is_some() => self.log.note(Event::TurnedAway),
+                Ok(Some(stream)) => {
+                    if let Err(error) = Connection::new(stream).and_then(|connection| self.connect(connection, watch)) {
+                        self.log.note(Event::AcceptFailed { why: in_full(&error) });
+                    }
+                }
+                Err(error) => {
+                    self.log.note(Event::AcceptFailed { why: in_full(&error) });
+                    return;
+                }
+            }
+        }
+        self.wake();
+    }
+
+    fn connect(&mut self, connection: Connection, watch: &mut dyn Watch) -> io::Result<()> {
+        watch.watch(connection.fd(), Interest::Read, WatchKey(CONNECTION))?;
+        self.epoch = self.epoch.wrapping_add(1);
+        let device = Device::new(self.config.queues, self.serial, self.epoch);
+        let session = Session::new(device, &self.config.geometry);
+        self.client = Some(Client { connection, session });
+        self.log.note(Event::Connected);
+        Ok(())
+    }
+
+    /// Handles what the front-end has said, up to a message that has to wait.
+    fn listen(&mut self, watch: &mut dyn Watch) {
+        let Some(client) = &mut self.client else { return };
+        let end = client.listen(watch, &mut self.log);
+        match end {
+            Ok(true) => {}
+            Ok(false) => self.wake(),
+            Err(end) => self.disconnect(&end, watch),
+        }
+    }
+
+    fn disconnect(&mut self, end: &End, watch: &mut dyn Watch) {
+        let Some(mut client) = self.client.take() else { return };
+        watch.forget(WatchKey(CONNECTION));
+        let in_flight = client.session.end(watch);
+        self.orphans = self.orphans.saturating_add(in_flight);
+        self.log.note(Event::Disconnected { why: in_full(end), in_flight });
+    }
+
+    fn wake(&self) {
+        // It does not block, and one that is full is signalled already.
+        rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
+    }
+}
+
+impl Client {
+    /// `true` when there is nothing more for now; `false` when there may be.
+    fn listen(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Result<bool, End> {
+        if let Some(reply) = self.session.settle(watch, log) {
+            self.connection.send(&reply)?;
+        }
+        for _ in 0..TURN {
+            if self.session.is_waiting() {
+                return Ok(true);
+            }
+            let Some(frame) = self.connection.receive()? else { return Ok(true) };
+            if let Some(reply) = self.session.handle(frame, watch, log)? {
+                self.connection.send(&reply)?;
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Transport for Server {
+    fn pop(&mut self, geometry: &Geometry) -> Option<Request> {
+        if self.stopped {
+            return None;
+        }
+        self.client.as_mut()?.session.device.pop(geometry, &mut self.log)
+    }
+
+    fn complete(&mut self, request: Request, status: Status) {
+        let token = request.retire();
+        if let Some(client) = &mut self.client {
+            if client.session.device.complete(token, status, &mut self.log) {
+                return;
+            }
+        }
+        self.orphans = self.orphans.saturating_sub(1);
+        if self.orphans == 0 {
+            self.wake();
+        }
+    }
+
+    fn publish(&mut self) -> Result<(), Disconnected> {
+        if let Some(client) = &mut self.client {
+            client.session.device.publish(&mut self.log);
+            if client.session.may_settle() {
+                self.wake();
+            }
+        }
+        // A front-end that is gone is no news for the disk: the next one may come.
+        Ok(())
+    }
+}
+
+impl crate::Server for Server {
+    fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
+        watch.watch(self.wake.as_fd(), Interest::Read, WatchKey(WAKE))?;
+        watch.watch(self.listener.fd(), Interest::Read, WatchKey(LISTENER))
+    }
+
+    fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
+        if self.stopped {
+            return;
+        }
+        match key.0 {
+            // The present front-end first: it may be gone, and the new one is its successor.
+            LISTENER | CONNECTION | WAKE => {
+                self.listen(watch);
+                self.admit(watch);
+            }
+            // A kick says that there is something to pop, which is what happens next anyway.
+            _ => {}
+        }
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        match &mut self.client {
+            Some(client) if !self.stopped => client.session.device.may_sleep(&mut self.log),
+            _ => true,
+        }
+    }
+
+    fn stop(&mut self, watch: &mut dyn Watch) {
+        self.stopped = true;
+        watch.forget(WatchKey(LISTENER));
+        watch.forget(WatchKey(WAKE));
+        watch.forget(WatchKey(CONNECTION));
+        for queue in 0..u64::from(self.config.queues) {
+            watch.forget(WatchKey(KICK.saturating_add(queue)));
+        }
+        self.listener.remove_path();
+    }
+}

@@ -1,0 +1,195 @@
+//! The header of a virtio-blk request and the ranges of a discard: bytes of the driver, read once and judged.
+//!
+//! Knows nothing about rings. Invariant: what a header or a range says is a plain number that nothing has been
+//! done with yet; [`disk::Request::new`] checks it against the disk.
+//!
+//! Specification: virtio 1.2, 5.2.6 "Device Operation".
+
+use disk::{Span, Status};
+use memory::GuestAddr;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use super::table::Table;
+
+/// virtio-blk counts in sectors of 512 bytes, whatever the block size.
+pub const SECTOR: u64 = 512;
+/// Bytes of the serial number that VIRTIO_BLK_T_GET_ID answers with.
+pub const ID_LEN: usize = 20;
+/// Ranges in one discard or write-zeroes request: enough for Linux, which merges up to this many discards.
+pub const MAX_RANGES: u16 = 16;
+/// Sectors in one such range: 2 GiB, as much as drivers are used to.
+pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
+
+/// virtio 1.2, 5.2.6: the three values of the status byte.
+pub const S_OK: u8 = 0;
+pub const S_IOERR: u8 = 1;
+pub const S_UNSUPP: u8 = 2;
+
+const UNMAP: u32 = 1;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write,
+    Flush,
+    GetId,
+    Discard,
+    WriteZeroes,
+}
+
+#[repr(C)]
+#[derive(FromBytes, Immutable, KnownLayout)]
+struct RawHeader {
+    kind: U32,
+    reserved: U32,
+    sector: U64,
+}
+const _: () = assert!(size_of::<RawHeader>() == 16);
+
+#[repr(C)]
+#[derive(FromBytes, Immutable, KnownLayout)]
+struct RawRange {
+    sector: U64,
+    sectors: U32,
+    flags: U32,
+}
+const _: () = assert!(size_of::<RawRange>() == 16);
+
+/// The header of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub kind: Kind,
+    /// Offset in bytes.
+    pub at: u64,
+}
+
+impl Header {
+    /// Reads a header; the error is the status to answer with.
+    pub fn parse(bytes: [u8; 16]) -> Result<Header, u8> {
+        let raw: RawHeader = zerocopy::transmute!(bytes);
+        let kind = match raw.kind.get() {
+            0 => Kind::Read,
+            1 => Kind::Write,
+            4 => Kind::Flush,
+            8 => Kind::GetId,
+            11 => Kind::Discard,
+            13 => Kind::WriteZeroes,
+            _ => return Err(S_UNSUPP),
+        };
+        let at = raw.sector.get().checked_mul(SECTOR).ok_or(S_IOERR)?;
+        Ok(Header { kind, at })
+    }
+}
+
+/// One range of a discard or write-zeroes request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub span: Span,
+    /// Write-zeroes only: space may be freed.
+    pub unmap: bool,
+}
+
+impl Range {
+    /// Reads a range; the error is the status to answer with.
+    pub fn parse(bytes: [u8; 16], kind: Kind) -> Result<Range, u8> {
+        let raw: RawRange = zerocopy::transmute!(bytes);
+        let flags = raw.flags.get();
+        // virtio 1.2, 5.2.6.2: unknown flags, and "unmap" of a discard, are unsupported.
+        let known = if kind == Kind::WriteZeroes { UNMAP } else { 0 };
+        if flags & !known != 0 {
+            return Err(S_UNSUPP);
+        }
+        if raw.sectors.get() > MAX_RANGE_SECTORS {
+            return Err(S_IOERR);
+        }
+        let at = raw.sector.get().checked_mul(SECTOR).ok_or(S_IOERR)?;
+        let len = u64::from(raw.sectors.get()).checked_mul(SECTOR).ok_or(S_IOERR)?;
+        Ok(Range { span: Span { at, len }, unmap: flags & UNMAP != 0 })
+    }
+}
+
+/// Takes the first 16 bytes off a list of parts, wherever the driver has cut it (virtio 1.2, 2.7.4.1: the device
+/// must not assume an arrangement). `None`: they are not there, or not in guest memory.
+pub fn take_16(table: &Table, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    for (addr, len) in parts.iter_mut().filter(|(_, len)| *len > 0) {
+        if filled == 0 && *len >= 16 {
+            bytes = table.read(*addr)?;
+            skip(addr, len, 16)?;
+            return Some(bytes);
+        }
+        while *len > 0 && filled < bytes.len() {
+            let [byte] = table.read::<1>(*addr)?;
+            *bytes.get_mut(filled)? = byte;
+            filled = filled.checked_add(1)?;
+            skip(addr, len, 1)?;
+        }
+        if filled == bytes.len() {
+            return Some(bytes);
+        }
+    }
+    None
+}
+
+fn skip(addr: &mut GuestAddr, len: &mut u32, count: u32) -> Option<()> {
+    *addr = GuestAddr(addr.0.checked_add(u64::from(count))?);
+    *len = len.checked_sub(count)?;
+    Some(())
+}
+
+/// The status byte for an outcome.
+pub fn status_byte(status: Status) -> u8 {
+    match status {
+        Status::Done => S_OK,
+        Status::Failed | Status::NoSpace | Status::Refused => S_IOERR,
+        Status::Unsupported => S_UNSUPP,
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn header(kind: u32, sector: u64) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..].copy_from_slice(&sector.to_le_bytes());
+        bytes
+    }
+
+    fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&sector.to_le_bytes());
+        bytes[8..12].copy_from_slice(&sectors.to_le_bytes());
+        bytes[12..].copy_from_slice(&flags.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_header_is_a_kind_and_a_place() {
+        assert_eq!(Header::parse(header(1, 3)), Ok(Header { kind: Kind::Write, at: 1536 }));
+        assert_eq!(Header::parse(header(2, 0)), Err(S_UNSUPP));
+        assert_eq!(Header::parse(header(0x8000_0000, 0)), Err(S_UNSUPP));
+        assert_eq!(Header::parse(header(0, u64::MAX / 512 + 1)), Err(S_IOERR));
+    }
+
+    #[test]
+    fn a_range_knows_its_flags_and_limits() {
+        let parsed = Range::parse(range(8, 16, 1), Kind::WriteZeroes);
+        assert_eq!(parsed, Ok(Range { span: Span { at: 4096, len: 8192 }, unmap: true }));
+        assert_eq!(Range::parse(range(8, 16, 1), Kind::Discard), Err(S_UNSUPP));
+        assert_eq!(Range::parse(range(8, 16, 2), Kind::WriteZeroes), Err(S_UNSUPP));
+        assert_eq!(Range::parse(range(0, MAX_RANGE_SECTORS + 1, 0), Kind::Discard), Err(S_IOERR));
+        assert_eq!(Range::parse(range(u64::MAX, 1, 0), Kind::Discard), Err(S_IOERR));
+    }
+
+    #[test]
+    fn each_status_has_its_byte() {
+        assert_eq!(status_byte(Status::Done), 0);
+        assert_eq!(status_byte(Status::NoSpace), 1);
+        assert_eq!(status_byte(Status::Unsupported), 2);
+    }
+}

@@ -1,0 +1,248 @@
+//! A split ring: heads of descriptor chains in, used elements out, and who is to be woken when.
+//!
+//! Knows nothing about what a chain means. Invariant: each field the driver owns is read once per use, and
+//! whatever it holds leads to a value or a [`Broken`], in bounded time.
+//!
+//! Specification: virtio 1.2, 2.7 "Split Virtqueues".
+
+use std::sync::atomic::{Ordering, fence};
+
+use memory::Shared;
+
+use super::message::VringAddr;
+use super::table::Table;
+
+/// The largest split ring (virtio 1.2, 2.7: "maximum Queue Size value is 32768").
+pub const MAX_SIZE: u16 = 32768;
+
+/// virtio 1.2, 2.7.6: the driver asks for no interrupts (only without event indices).
+const AVAIL_NO_INTERRUPT: u16 = 1;
+/// virtio 1.2, 2.7.8: the device asks for no notifications (only without event indices).
+const USED_NO_NOTIFY: u16 = 1;
+
+const FLAGS_AT: usize = 0;
+const INDEX_AT: usize = 2;
+const ENTRIES_AT: usize = 4;
+const DESCRIPTOR_LEN: usize = 16;
+const USED_LEN: usize = 8;
+
+/// What a driver did that no device can answer; the ring is not served any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// More requests announced than the ring has places.
+    #[error("the available index jumped from {from} to {to} in a ring of {size}")]
+    IndexJump {
+        /// The index up to which requests were taken.
+        from: u16,
+        /// What the driver wrote.
+        to: u16,
+        /// Places in the ring.
+        size: u16,
+    },
+    /// A head outside of the descriptor table.
+    #[error("descriptor {0} is outside of the descriptor table")]
+    NoSuchDescriptor(u16),
+    /// A chain that was offered while it is being worked on.
+    #[error("the chain at descriptor {0} was offered a second time")]
+    InUse(u16),
+    /// A chain without end.
+    #[error("the chain at descriptor {0} is a loop or longer than allowed")]
+    TooLong(u16),
+    /// Indirect inside of indirect, beside `next`, empty, or of an odd size.
+    #[error("the chain at descriptor {0} has a bad indirect table")]
+    BadIndirect(u16),
+    /// A descriptor to read from behind one to write to.
+    #[error("the chain at descriptor {0} has its parts in the wrong order")]
+    WrongOrder(u16),
+    /// No byte for the status.
+    #[error("the chain at descriptor {0} has no place for the status")]
+    NoStatus(u16),
+    /// The ring itself is not where it was.
+    #[error("the ring cannot be accessed")]
+    Unreachable,
+}
+
+/// One ring that is being served.
+pub struct Ring {
+    size: u16,
+    /// Finds the place of an index: sizes are powers of two.
+    mask: u16,
+    desc: Shared,
+    avail: Shared,
+    used: Shared,
+    event_idx: bool,
+    /// The next entry of the available ring to look at.
+    next_avail: u16,
+    /// The available index as last read.
+    seen_avail: u16,
+    /// The next place in the used ring.
+    next_used: u16,
+    /// The used index that the driver can see.
+    published: u16,
+    /// The driver has been asked for notifications.
+    wants_kick: bool,
+    /// Nothing was signalled yet, so the driver may be waiting for something from before our time.
+    fresh: bool,
+}
+
+impl Ring {
+    /// The ring at `place`, to be continued at index `base`. `None` if it does not lie in the table or is not
+    /// aligned as virtio 1.2, 2.7 asks for.
+    pub fn new(table: &Table, place: &VringAddr, size: u16, base: u16, event_idx: bool) -> Option<Ring> {
+        let (desc, avail, used) = pieces(table, place, size)?;
+        // Drained before it was stopped, so what the driver saw used last is where we go on; `base` tells the
+        // same of the other ring.
+        let next_used = used.load_u16(INDEX_AT)?;
+        avail.load_u16(INDEX_AT)?;
+        let mut ring = Ring {
+            size,
+            mask: size.checked_sub(1)?,
+            desc,
+            avail,
+            used,
+            event_idx,
+            next_avail: base,
+            seen_avail: base,
+            next_used,
+            published: next_used,
+            wants_kick: true,
+            fresh: true,
+        };
+        ring.suppress_kicks();
+        Some(ring)
+    }
+
+    /// The same ring in another memory table, or at another place.
+    pub fn move_to(&mut self, table: &Table, place: &VringAddr) -> Option<()> {
+        (self.desc, self.avail, self.used) = pieces(table, place, self.size)?;
+        Some(())
+    }
+
+    /// Places in the ring.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The index to continue at, for whoever continues.
+    pub fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// The head of the next chain that the driver offers.
+    pub fn pop(&mut self) -> Result<Option<u16>, Broken> {
+        if self.next_avail == self.seen_avail && !self.look()? {
+            return Ok(None);
+        }
+        let entry = usize::from(self.next_avail & self.mask);
+        let head = self.avail.load_u16(ENTRIES_AT + 2 * entry).ok_or(Broken::Unreachable)?;
+        if head >= self.size {
+            return Err(Broken::NoSuchDescriptor(head));
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+        if self.wants_kick {
+            self.suppress_kicks();
+        }
+        Ok(Some(head))
+    }
+
+    /// Reads the available index. Loading it orders everything that the driver wrote before.
+    fn look(&mut self) -> Result<bool, Broken> {
+        let to = self.avail.load_u16(INDEX_AT).ok_or(Broken::Unreachable)?;
+        if to.wrapping_sub(self.next_avail) > self.size {
+            return Err(Broken::IndexJump { from: self.next_avail, to, size: self.size });
+        }
+        self.seen_avail = to;
+        Ok(to != self.next_avail)
+    }
+
+    /// Descriptor `index` of the table, copied.
+    pub fn descriptor(&self, index: u16) -> Result<[u8; DESCRIPTOR_LEN], Broken> {
+        if index >= self.size {
+            return Err(Broken::NoSuchDescriptor(index));
+        }
+        self.desc.read(DESCRIPTOR_LEN * usize::from(index)).ok_or(Broken::Unreachable)
+    }
+
+    /// Writes a used element, which the driver does not see before `publish`.
+    pub fn push_used(&mut self, head: u16, written: u32) -> Result<(), Broken> {
+        let entry = usize::from(self.next_used & self.mask);
+        let [a, b, c, d] = u32::from(head).to_le_bytes();
+        let [e, f, g, h] = written.to_le_bytes();
+        self.used.write(ENTRIES_AT + USED_LEN * entry, [a, b, c, d, e, f, g, h]).ok_or(Broken::Unreachable)?;
+        self.next_used = self.next_used.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Shows the driver everything used until now. `true`: it wants to be signalled.
+    pub fn publish(&mut self) -> Result<bool, Broken> {
+        let (old, new) = (self.published, self.next_used);
+        if old == new {
+            return Ok(false);
+        }
+        self.used.store_u16(INDEX_AT, new).ok_or(Broken::Unreachable)?;
+        self.published = new;
+        // virtio 1.2, 2.7.7.2: the index must be visible before we look whether an interrupt is wanted, else
+        // both sides could miss each other.
+        fence(Ordering::SeqCst);
+        let wanted = if self.event_idx {
+            let event = self.avail.load_u16(ENTRIES_AT + 2 * usize::from(self.size)).ok_or(Broken::Unreachable)?;
+            crosses(event, old, new)
+        } else {
+            let flags = self.avail.load_u16(FLAGS_AT).ok_or(Broken::Unreachable)?;
+            flags & AVAIL_NO_INTERRUPT == 0
+        };
+        Ok(std::mem::take(&mut self.fresh) || wanted)
+    }
+
+    /// Asks the driver to notify of the next request. To be followed by a full barrier and [`Ring::is_empty`].
+    pub fn ask_for_kicks(&mut self) -> Result<(), Broken> {
+        self.wants_kick = true;
+        if self.event_idx {
+            self.used.store_u16(self.avail_event_at(), self.next_avail).ok_or(Broken::Unreachable)
+        } else {
+            self.used.store_u16(FLAGS_AT, 0).ok_or(Broken::Unreachable)
+        }
+    }
+
+    /// Whether the driver has nothing that we have not taken.
+    pub fn is_empty(&mut self) -> Result<bool, Broken> {
+        Ok(self.next_avail == self.seen_avail && !self.look()?)
+    }
+
+    /// With event indices there is nothing to do: the index we asked for lies behind the driver now, and it will
+    /// not cross it again for 65,536 requests.
+    fn suppress_kicks(&mut self) {
+        self.wants_kick = false;
+        if !self.event_idx && self.used.store_u16(FLAGS_AT, USED_NO_NOTIFY).is_none() {
+            // The driver notifies more often than it must, no more than that.
+            self.wants_kick = true;
+        }
+    }
+
+    fn avail_event_at(&self) -> usize {
+        ENTRIES_AT + USED_LEN * usize::from(self.size)
+    }
+}
+
+/// Whether an index that went from `old` to `new` has passed `event` (virtio 1.2, 2.7.10, `vring_need_event`).
+fn crosses(event: u16, old: u16, new: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+/// Whether a ring lies in the table and is aligned as it must be.
+pub fn is_reachable(table: &Table, place: &VringAddr, size: u16) -> bool {
+    pieces(table, place, size).is_some()
+}
+
+/// The three parts of a ring, with room for the event indices.
+fn pieces(table: &Table, place: &VringAddr, size: u16) -> Option<(Shared, Shared, Shared)> {
+    let count = usize::from(size);
+    let aligned = place.desc % 16 == 0 && place.avail % 2 == 0 && place.used % 4 == 0;
+    if !aligned || !size.is_power_of_two() {
+        return None;
+    }
+    let desc = table.ring(place.desc, DESCRIPTOR_LEN * count)?;
+    let avail = table.ring(place.avail, ENTRIES_AT + 2 * count + 2)?;
+    let used = table.ring(place.used, ENTRIES_AT + USED_LEN * count + 2)?;
+    Some((desc, avail, used))
+}

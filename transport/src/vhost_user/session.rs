@@ -1,0 +1,416 @@
+//! What one front-end has negotiated, and what each of its messages does to the device.
+//!
+//! Knows nothing about framing. Invariant: a message that is refused has changed nothing.
+//!
+//! Specification: QEMU, docs/interop/vhost-user.rst.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use disk::Geometry;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+
+use crate::{Interest, Watch, WatchKey};
+
+use super::KICK;
+use super::config_space::{self, FLUSH, PROTOCOL_FEATURES, RING_EVENT_IDX};
+use super::connection::End;
+use super::device::Device;
+use super::event::{Event, Log, in_full};
+use super::message::{
+    ConfigWindow, Frame, Header, MAX_CONFIG, Malformed, Message, Reply, VringAddr, VringFd, VringState,
+};
+use super::queue::Queue;
+use super::ring::MAX_SIZE;
+use super::table::{BadRegion, MAX_REGIONS, Table};
+
+const F_MQ: u64 = 1 << 0;
+const F_REPLY_ACK: u64 = 1 << 3;
+const F_BACKEND_REQ: u64 = 1 << 5;
+const F_CONFIG: u64 = 1 << 9;
+const F_RESET_DEVICE: u64 = 1 << 13;
+const F_CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+const PROTOCOL: u64 = F_MQ | F_REPLY_ACK | F_BACKEND_REQ | F_CONFIG | F_RESET_DEVICE | F_CONFIGURE_MEM_SLOTS;
+
+/// In the flags of SET_VRING_ADDR: log writes, for a migration that we do not offer.
+const VRING_LOG: u32 = 1;
+
+/// Why a message is answered with "no".
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Malformed(Malformed),
+    #[error("the memory table cannot change")]
+    Region(#[source] BadRegion),
+    #[error("there is no queue {0}")]
+    NoQueue(u32),
+    #[error("features {0:#x} were not offered")]
+    Features(u64),
+    #[error("queue {0} is running")]
+    Running(u32),
+    #[error("queue {queue} cannot have {what} {value}")]
+    Value { queue: u32, what: &'static str, value: u32 },
+    #[error("the ring of queue {0} is not in guest memory, or not aligned")]
+    Ring(u32),
+    #[error("queue {0} asks for its writes to be logged")]
+    Log(u32),
+    #[error("queue {0} has no kick: this server does not poll for a driver that cannot notify")]
+    NoKick(u32),
+    #[error("the file descriptor for queue {0} is no eventfd or pipe")]
+    NotSignal(u32),
+    #[error("the file descriptor for queue {queue} cannot be used")]
+    Fd {
+        queue: u32,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the configuration space is read-only")]
+    ReadOnlyConfig,
+}
+
+/// What a message led to.
+enum Outcome {
+    /// Done; acknowledged if that is wanted.
+    Done,
+    /// It has an answer of its own.
+    Reply(Reply),
+    /// To be continued when requests under way are completed.
+    Drain(Drain),
+}
+
+/// What waits for requests under way.
+#[derive(Clone, Copy)]
+enum Drain {
+    /// GET_VRING_BASE of one queue.
+    Vring(u32),
+    /// RESET_DEVICE.
+    Reset,
+}
+
+/// What one front-end has negotiated.
+pub struct Session {
+    /// The device it drives.
+    pub device: Device,
+    offered: u64,
+    features: u64,
+    protocol: u64,
+    config: Vec<u8>,
+    /// To tell the front-end of a changed configuration.
+    #[allow(dead_code, reason = "the front-end gives it at the start; online resizing will write to it")]
+    backend_req: Option<OwnedFd>,
+    waiting: Option<(Header, Drain)>,
+}
+
+impl Session {
+    /// A session before its first message.
+    pub fn new(device: Device, geometry: &Geometry) -> Session {
+        let queues = u16::try_from(device.queues.len()).unwrap_or(u16::MAX);
+        Session {
+            device,
+            offered: config_space::features(geometry, queues),
+            features: 0,
+            protocol: 0,
+            config: config_space::bytes(geometry, queues),
+            backend_req: None,
+            waiting: None,
+        }
+    }
+
+    /// Does what a message says; the answer, if there is one now.
+    pub fn handle(&mut self, frame: Frame, watch: &mut dyn Watch, log: &mut Log) -> Result<Option<Vec<u8>>, End> {
+        let header = frame.header;
+        let outcome = Message::parse(frame).map_err(Refusal::Malformed).and_then(|message| self.obey(message, watch));
+        match outcome {
+            Ok(Outcome::Reply(reply)) => Ok(Some(reply.encode(header.request))),
+            Ok(Outcome::Done) => Ok(self.acknowledge(&header, 0)),
+            Ok(Outcome::Drain(drain)) => {
+                self.waiting = Some((header, drain));
+                Ok(self.settle(watch, log))
+            }
+            Err(refusal) => {
+                let why = in_full(&refusal);
+                // GET_* are answered with what was asked for, so that "no" cannot be said.
+                match self.acknowledge(&header, 1).filter(|_| !has_own_reply(header.request)) {
+                    Some(reply) => {
+                        log.note(Event::Refused { why });
+                        Ok(Some(reply))
+                    }
+                    None => Err(End::Refused(why)),
+                }
+            }
+        }
+    }
+
+    fn acknowledge(&self, header: &Header, code: u64) -> Option<Vec<u8>> {
+        let wanted = header.needs_reply() && self.protocol & F_REPLY_ACK != 0;
+        wanted.then(|| Reply::Number(code).encode(header.request))
+    }
+
+    /// Whether a message waits for requests under way; those behind it wait for it.
+    pub fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// Whether it need not wait any longer.
+    pub fn may_settle(&self) -> bool {
+        match self.waiting {
+            Some((_, Drain::Vring(index))) => find(&self.device.queues, index).is_none_or(Queue::is_idle),
+            Some((_, Drain::Reset)) => self.device.queues.iter().all(Queue::is_idle),
+            None => false,
+        }
+    }
+
+    /// Finishes the message that waited, if it may; the answer to it.
+    pub fn settle(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Option<Vec<u8>> {
+        if !self.may_settle() {
+            return None;
+        }
+        let (header, drain) = self.waiting.take()?;
+        self.device.publish(log);
+        match drain {
+            Drain::Vring(index) => {
+                let base = self.stop(index, watch);
+                let state = VringState { queue: index, num: u32::from(base) };
+                Some(Reply::Vring(state).encode(header.request))
+            }
+            Drain::Reset => {
+                for index in 0..self.queue_count() {
+                    self.stop(index, watch);
+                    if let Some(queue) = find_mut(&mut self.device.queues, index) {
+                        *queue = Queue::default();
+                    }
+                }
+                self.acknowledge(&header, 0)
+            }
+        }
+    }
+
+    /// Ends the session; the answer is the number of requests still to be completed.
+    pub fn end(&mut self, watch: &mut dyn Watch) -> usize {
+        for index in 0..self.queue_count() {
+            self.stop(index, watch);
+        }
+        self.device.end()
+    }
+
+    fn obey(&mut self, message: Message, watch: &mut dyn Watch) -> Result<Outcome, Refusal> {
+        match message {
+            Message::GetFeatures => Ok(Outcome::Reply(Reply::Number(self.offered))),
+            Message::GetProtocolFeatures => Ok(Outcome::Reply(Reply::Number(PROTOCOL))),
+            Message::GetQueueNum => Ok(Outcome::Reply(Reply::Number(u64::from(self.queue_count())))),
+            Message::GetMaxMemSlots => {
+                Ok(Outcome::Reply(Reply::Number(u64::try_from(MAX_REGIONS).unwrap_or(u64::MAX))))
+            }
+            Message::GetConfig(window) => Ok(Outcome::Reply(Reply::Config(self.config(window)))),
+            Message::GetVringBase(state) => self.get_base(state),
+            Message::ResetDevice => Ok(self.reset()),
+            Message::SetOwner => Ok(Outcome::Done),
+            Message::ResetOwner => Ok(self.disable_all()),
+            Message::SetFeatures(bits) => self.set_features(bits).map(done),
+            Message::SetProtocolFeatures(bits) => self.set_protocol(bits).map(done),
+            // All of the configuration is read-only (CONFIG_WCE is not offered).
+            Message::SetConfig => Err(Refusal::ReadOnlyConfig),
+            Message::SetBackendReqFd(fd) => {
+                self.backend_req = Some(fd);
+                Ok(Outcome::Done)
+            }
+            Message::SetMemTable(regions) => self.set_table(Table::of(regions)).map(done),
+            Message::AddMemReg(info, fd) => self.set_table(self.device.table.with(&info, &fd)).map(done),
+            Message::RemMemReg(info) => self.set_table(self.device.table.without(&info)).map(done),
+            Message::SetVringNum(state) => self.set_size(state).map(done),
+            Message::SetVringBase(state) => self.set_base(state).map(done),
+            Message::SetVringAddr(place) => self.set_place(place).map(done),
+            Message::SetVringEnable(state) => self.set_enabled(state).map(done),
+            Message::SetVringKick(kick) => self.set_kick(kick, watch).map(done),
+            Message::SetVringCall(VringFd { queue, fd }) => {
+                let fd = fd.map(|fd| signal_fd(queue, fd)).transpose()?;
+                self.queue(queue)?.call = fd;
+                Ok(Outcome::Done)
+            }
+            Message::SetVringErr(VringFd { queue, fd }) => {
+                let fd = fd.map(|fd| signal_fd(queue, fd)).transpose()?;
+                self.queue(queue)?.err = fd;
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    fn queue_count(&self) -> u32 {
+        u32::try_from(self.device.queues.len()).unwrap_or(u32::MAX)
+    }
+
+    fn queue(&mut self, index: u32) -> Result<&mut Queue, Refusal> {
+        find_mut(&mut self.device.queues, index).ok_or(Refusal::NoQueue(index))
+    }
+
+    /// The bytes of a window, zeros behind what we have; `None` if it is none.
+    fn config(&self, window: ConfigWindow) -> Option<(ConfigWindow, Vec<u8>)> {
+        let end = window.offset.checked_add(window.size).filter(|&end| end <= MAX_CONFIG)?;
+        let range = usize::try_from(window.offset).ok()?..usize::try_from(end).ok()?;
+        Some((window, range.map(|at| self.config.get(at).copied().unwrap_or(0)).collect()))
+    }
+
+    fn set_features(&mut self, bits: u64) -> Result<(), Refusal> {
+        let unknown = bits & !self.offered;
+        if unknown != 0 {
+            return Err(Refusal::Features(unknown));
+        }
+        self.features = bits;
+        self.device.event_idx = bits & RING_EVENT_IDX != 0;
+        self.device.can_flush = bits & FLUSH != 0;
+        if bits & PROTOCOL_FEATURES == 0 {
+            // Without the negotiation there is no SET_VRING_ENABLE: rings start enabled.
+            for queue in &mut self.device.queues {
+                queue.enabled = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_protocol(&mut self, bits: u64) -> Result<(), Refusal> {
+        let unknown = bits & !PROTOCOL;
+        if unknown != 0 {
+            return Err(Refusal::Features(unknown));
+        }
+        self.protocol = bits;
+        Ok(())
+    }
+
+    /// Replaces the memory table. Requests under way keep the memory that they were made with; rings are looked
+    /// up again, and one that is not there any more waits for the next table.
+    fn set_table(&mut self, table: Result<Table, BadRegion>) -> Result<(), Refusal> {
+        self.device.table = table.map_err(Refusal::Region)?;
+        for queue in &mut self.device.queues {
+            queue.start(&self.device.table, self.device.event_idx);
+        }
+        Ok(())
+    }
+
+    fn set_size(&mut self, VringState { queue: index, num }: VringState) -> Result<(), Refusal> {
+        let queue = self.queue(index)?;
+        let size = u16::try_from(num).ok().filter(|&size| size.is_power_of_two() && size <= MAX_SIZE);
+        let size = size.ok_or(Refusal::Value { queue: index, what: "size", value: num })?;
+        if queue.is_started() || !queue.is_idle() {
+            return Err(Refusal::Running(index));
+        }
+        queue.size = size;
+        Ok(())
+    }
+
+    fn set_base(&mut self, VringState { queue: index, num }: VringState) -> Result<(), Refusal> {
+        let queue = self.queue(index)?;
+        let base = u16::try_from(num).map_err(|_| Refusal::Value { queue: index, what: "base", value: num })?;
+        if queue.is_started() {
+            return Err(Refusal::Running(index));
+        }
+        queue.base = base;
+        Ok(())
+    }
+
+    fn set_place(&mut self, place: VringAddr) -> Result<(), Refusal> {
+        let index = place.queue;
+        let Device { queues, table, event_idx, .. } = &mut self.device;
+        let queue = find_mut(queues, index).ok_or(Refusal::NoQueue(index))?;
+        if place.flags & VRING_LOG != 0 {
+            return Err(Refusal::Log(index));
+        }
+        if queue.size > 0 && !super::ring::is_reachable(table, &place, queue.size) {
+            return Err(Refusal::Ring(index));
+        }
+        queue.place = Some(place);
+        queue.start(table, *event_idx);
+        Ok(())
+    }
+
+    fn set_enabled(&mut self, VringState { queue: index, num }: VringState) -> Result<(), Refusal> {
+        let queue = self.queue(index)?;
+        match num {
+            0 => queue.enabled = false,
+            1 => queue.enabled = true,
+            _ => return Err(Refusal::Value { queue: index, what: "enable", value: num }),
+        }
+        Ok(())
+    }
+
+    /// Starts a queue. The specification has it start with the first kick; a driver that offers requests before
+    /// that may have them taken earlier, as by every device that polls.
+    fn set_kick(&mut self, kick: VringFd, watch: &mut dyn Watch) -> Result<(), Refusal> {
+        let index = kick.queue;
+        let Device { queues, table, event_idx, .. } = &mut self.device;
+        let queue = find_mut(queues, index).ok_or(Refusal::NoQueue(index))?;
+        let fd = kick.fd.ok_or(Refusal::NoKick(index))?;
+        if queue.kick.is_some() {
+            watch.forget(key(index));
+        }
+        if let Err(source) = watch.watch(fd.as_fd(), Interest::Read, key(index)) {
+            queue.stop();
+            return Err(Refusal::Fd { queue: index, source });
+        }
+        queue.kick = Some(fd);
+        if queue.start(table, *event_idx) { Ok(()) } else { Err(Refusal::Ring(index)) }
+    }
+
+    fn get_base(&mut self, VringState { queue: index, .. }: VringState) -> Result<Outcome, Refusal> {
+        self.queue(index)?.draining = true;
+        Ok(Outcome::Drain(Drain::Vring(index)))
+    }
+
+    fn reset(&mut self) -> Outcome {
+        for queue in &mut self.device.queues {
+            queue.draining = true;
+        }
+        Outcome::Drain(Drain::Reset)
+    }
+
+    /// RESET_OWNER: "recommended that back-ends either ignore this message, or use it to disable all rings".
+    fn disable_all(&mut self) -> Outcome {
+        for queue in &mut self.device.queues {
+            queue.enabled = false;
+        }
+        Outcome::Done
+    }
+
+    fn stop(&mut self, index: u32, watch: &mut dyn Watch) -> u16 {
+        let Some(queue) = find_mut(&mut self.device.queues, index) else { return 0 };
+        if queue.is_started() {
+            watch.forget(key(index));
+        }
+        queue.stop()
+    }
+}
+
+fn done((): ()) -> Outcome {
+    Outcome::Done
+}
+
+fn key(queue: u32) -> WatchKey {
+    WatchKey(KICK.saturating_add(u64::from(queue)))
+}
+
+fn find(queues: &[Queue], index: u32) -> Option<&Queue> {
+    queues.get(usize::try_from(index).ok()?)
+}
+
+fn find_mut(queues: &mut [Queue], index: u32) -> Option<&mut Queue> {
+    queues.get_mut(usize::try_from(index).ok()?)
+}
+
+/// The requests whose replies have a form of their own.
+fn has_own_reply(request: u32) -> bool {
+    // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_MAX_MEM_SLOTS.
+    matches!(request, 1 | 11 | 15 | 17 | 24 | 36)
+}
+
+/// Makes sure that signalling never blocks: only an eventfd or a pipe is taken (writing to a file may wait for
+/// whoever serves its file system), and made non-blocking, as QEMU, Cloud Hypervisor and `blkio` do themselves.
+fn signal_fd(queue: u32, fd: OwnedFd) -> Result<OwnedFd, Refusal> {
+    let failed = |errno: rustix::io::Errno| Refusal::Fd { queue, source: errno.into() };
+    let mode = fstat(&fd).map_err(failed)?.st_mode;
+    // An eventfd is an anonymous inode, which has no file type at all.
+    match FileType::from_raw_mode(mode) {
+        FileType::Unknown | FileType::Fifo => {}
+        _ => return Err(Refusal::NotSignal(queue)),
+    }
+    let flags = fcntl_getfl(&fd).map_err(failed)?;
+    fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(failed)?;
+    Ok(fd)
+}

@@ -1,0 +1,432 @@
+//! Both ends of a vhost-user connection for tests: a machine that serves a disk in memory, and a front-end that
+//! can say and write anything.
+//!
+//! The machine runs only when it is told to take a turn, so that tests decide what happens when.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use disk::{Geometry, Operation, Request, Status, Transport};
+use memory::{GuestAddr, GuestMemory, Mapping, Region};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use tempfile::TempDir;
+use transport::vhost_user::{self, Config};
+use transport::{Interest, Server, Watch, WatchKey};
+
+/// The wait of a test's thread.
+pub struct Epoll {
+    epoll: OwnedFd,
+    /// What is watched, kept to be forgotten by key.
+    fds: Vec<(WatchKey, OwnedFd)>,
+}
+
+impl Epoll {
+    pub fn new() -> Epoll {
+        Epoll { epoll: epoll::create(CreateFlags::CLOEXEC).unwrap(), fds: Vec::new() }
+    }
+
+    /// The keys that are ready; waits for one if told to.
+    pub fn wait(&self, sleep: bool) -> Vec<WatchKey> {
+        let mut events: Vec<Event> = Vec::with_capacity(64);
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timeout = if sleep { None } else { Some(&none) };
+        epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout).unwrap();
+        events.iter().map(|event| WatchKey(event.data.u64())).collect()
+    }
+}
+
+impl Watch for Epoll {
+    fn watch(&mut self, fd: BorrowedFd<'_>, interest: Interest, key: WatchKey) -> std::io::Result<()> {
+        self.forget(key);
+        let write = if interest == Interest::ReadWrite { EventFlags::OUT } else { EventFlags::empty() };
+        let copy = fd.try_clone_to_owned()?;
+        let flags = EventFlags::IN | EventFlags::ET | write;
+        epoll::add(&self.epoll, &copy, EventData::new_u64(key.0), flags)?;
+        self.fds.push((key, copy));
+        Ok(())
+    }
+
+    fn forget(&mut self, key: WatchKey) {
+        if let Some(at) = self.fds.iter().position(|(known, _)| *known == key) {
+            let (_, fd) = self.fds.swap_remove(at);
+            epoll::delete(&self.epoll, &fd).unwrap();
+        }
+    }
+}
+
+pub const GEOMETRY: Geometry =
+    Geometry { len: 4 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
+
+/// A server and its disk.
+pub struct Machine {
+    pub server: vhost_user::Server,
+    pub watch: Epoll,
+    pub geometry: Geometry,
+    pub bytes: Vec<u8>,
+    /// Every operation that was popped.
+    pub seen: Vec<Operation>,
+    /// Requests are kept instead of answered.
+    pub hold: bool,
+    pub held: Vec<Request>,
+    /// What is answered instead of the truth.
+    pub fault: Option<Status>,
+    pub directory: Option<TempDir>,
+}
+
+impl Machine {
+    pub fn new(geometry: Geometry, queues: u16) -> Machine {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.sock");
+        let mut machine = Machine::at(&path, geometry, queues);
+        machine.directory = Some(directory);
+        machine
+    }
+
+    pub fn at(path: &Path, geometry: Geometry, queues: u16) -> Machine {
+        let config = Config { path: path.into(), queues, serial: "TAPLINE-0001".into(), geometry };
+        let mut server = vhost_user::Server::bind(config).unwrap();
+        let mut watch = Epoll::new();
+        server.start(&mut watch).unwrap();
+        let bytes = vec![0; geometry.len as usize];
+        Machine {
+            server,
+            watch,
+            geometry,
+            bytes,
+            seen: Vec::new(),
+            hold: false,
+            held: Vec::new(),
+            fault: None,
+            directory: None,
+        }
+    }
+
+    pub fn path(&self) -> std::path::PathBuf {
+        self.directory.as_ref().unwrap().path().join("disk.sock")
+    }
+
+    /// Handles what is ready and what is offered; sleeps only if told to and nothing is there.
+    pub fn turn(&mut self, sleep: bool) -> Vec<WatchKey> {
+        let keys = self.watch.wait(sleep);
+        for &key in &keys {
+            self.server.ready(key, &mut self.watch);
+        }
+        self.work();
+        keys
+    }
+
+    /// Turns until nothing happens any more.
+    pub fn settle(&mut self) {
+        while !self.turn(false).is_empty() {}
+    }
+
+    fn work(&mut self) {
+        while let Some(request) = self.server.pop(&self.geometry) {
+            self.seen.push(request.operation());
+            if self.hold {
+                self.held.push(request);
+            } else {
+                self.answer(request);
+            }
+        }
+        self.server.publish().unwrap();
+    }
+
+    fn answer(&mut self, request: Request) {
+        let status = self.fault.unwrap_or_else(|| self.execute(&request));
+        self.server.complete(request, status);
+    }
+
+    /// Answers what was held.
+    pub fn release(&mut self) {
+        for request in std::mem::take(&mut self.held) {
+            self.answer(request);
+        }
+        self.server.publish().unwrap();
+    }
+
+    fn execute(&mut self, request: &Request) -> Status {
+        let span = request.span();
+        let range = &mut self.bytes[span.at as usize..span.end() as usize];
+        match request.operation() {
+            Operation::Read => request.memory().copy_from(range),
+            Operation::Write { .. } => request.memory().copy_to(range),
+            Operation::WriteZeroes { .. } | Operation::Discard => range.fill(0),
+            Operation::Flush | Operation::Extents => {}
+        }
+        Status::Done
+    }
+
+    pub fn events(&mut self) -> String {
+        self.server.take_events().iter().map(|event| format!("{event}\n")).collect()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        for request in self.held.drain(..) {
+            request.retire();
+        }
+    }
+}
+
+/// Addresses of the front-end's process are the guest's plus this.
+pub const PEER: u64 = 0x7f00_0000_0000;
+/// Bytes in each of the two regions, which touch each other in the guest.
+pub const REGION: u64 = 512 << 10;
+
+pub const NEXT: u16 = 1;
+pub const WRITE: u16 = 2;
+pub const INDIRECT: u16 = 4;
+
+pub const VERSION_1: u64 = 1 << 32;
+pub const FLUSH: u64 = 1 << 9;
+pub const EVENT_IDX: u64 = 1 << 29;
+pub const PROTOCOL: u64 = 1 << 30;
+
+/// One descriptor.
+#[derive(Clone, Copy)]
+pub struct Desc {
+    pub addr: u64,
+    pub len: u32,
+    pub flags: u16,
+    pub next: u16,
+}
+
+/// A front-end and the driver of its guest.
+pub struct FrontEnd {
+    pub stream: UnixStream,
+    pub files: Vec<OwnedFd>,
+    pub memory: Arc<GuestMemory>,
+    pub size: u16,
+    pub calls: Vec<OwnedFd>,
+    pub kicks: Vec<OwnedFd>,
+    pub errs: Vec<OwnedFd>,
+}
+
+fn ring_base(queue: u16) -> u64 {
+    0x1000 + u64::from(queue) * 0x8000
+}
+
+impl FrontEnd {
+    pub fn connect(path: &Path) -> FrontEnd {
+        let stream = UnixStream::connect(path).unwrap();
+        let mut files = Vec::new();
+        let mut regions = Vec::new();
+        for index in 0..2 {
+            let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, REGION).unwrap();
+            let mapping = Arc::new(Mapping::of_file(file.as_fd(), 0, REGION as usize).unwrap());
+            let guest = GuestAddr(index * REGION);
+            regions.push(Region { guest, peer: PEER + guest.0, len: REGION, offset: 0, mapping });
+            files.push(file);
+        }
+        let memory = Arc::new(GuestMemory::new(regions).unwrap());
+        FrontEnd { stream, files, memory, size: 16, calls: Vec::new(), kicks: Vec::new(), errs: Vec::new() }
+    }
+
+    pub fn send(&self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let header = [request, flags | 1, payload.len() as u32];
+        let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        bytes.extend(payload);
+        self.send_raw(&bytes, fds);
+    }
+
+    pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        // The server may have hung up already, which is for the test to find.
+        rustix::net::sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).ok();
+    }
+
+    /// The payload of the next reply, `None` if there is none.
+    pub fn reply(&mut self, request: u32) -> Option<Vec<u8>> {
+        self.stream.set_nonblocking(true).unwrap();
+        let mut header = [0; 12];
+        self.stream.read_exact(&mut header).ok()?;
+        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
+        assert_eq!((word(0), word(4)), (request, 5), "the header of a reply");
+        let mut payload = vec![0; word(8) as usize];
+        self.stream.read_exact(&mut payload).unwrap();
+        Some(payload)
+    }
+
+    /// Sends a request, lets the machine work, and reads the reply.
+    pub fn ask(&mut self, machine: &mut Machine, request: u32, payload: &[u8]) -> Option<Vec<u8>> {
+        self.send(request, 8, payload, &[]);
+        machine.settle();
+        self.reply(request)
+    }
+
+    /// Sends a request that is to be acknowledged with `code`.
+    pub fn expect(&mut self, machine: &mut Machine, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>], code: u64) {
+        self.send(request, 8, payload, fds);
+        machine.settle();
+        let reply = self.reply(request);
+        assert_eq!(reply.as_deref(), Some(&code.to_ne_bytes()[..]), "{}", machine.events());
+    }
+
+    pub fn region(&self, index: u64) -> Vec<u8> {
+        let words = [0, index * REGION, REGION, PEER + index * REGION, 0];
+        words.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect()
+    }
+
+    /// Negotiates features, hands over the memory and starts `queues` queues, as QEMU and `blkio` do.
+    pub fn set_up(&mut self, machine: &mut Machine, features: u64, queues: u16) {
+        self.negotiate(machine, features);
+        for index in 0..2 {
+            let region = self.region(index);
+            let file = rustix::io::dup(&self.files[index as usize]).unwrap();
+            self.expect(machine, 37, &region, &[file.as_fd()], 0);
+        }
+        for queue in 0..queues {
+            self.start_queue(machine, queue, 0);
+        }
+    }
+
+    pub fn negotiate(&mut self, machine: &mut Machine, features: u64) {
+        self.ask(machine, 1, &[]).unwrap();
+        self.send(2, 0, &(features | PROTOCOL).to_ne_bytes(), &[]);
+        let offered = self.ask(machine, 15, &[]).unwrap();
+        self.send(16, 0, &offered, &[]);
+        machine.settle();
+    }
+
+    pub fn start_queue(&mut self, machine: &mut Machine, queue: u16, base: u16) {
+        let number =
+            |value: u32| [u32::from(queue), value].iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+        self.expect(machine, 8, &number(u32::from(self.size)), &[], 0);
+        self.expect(machine, 10, &number(u32::from(base)), &[], 0);
+        let place = self.place(queue, 0);
+        self.expect(machine, 9, &place, &[], 0);
+        for (request, kind) in [(12, 0), (13, 1), (14, 2)] {
+            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+            let payload = u64::from(queue).to_ne_bytes();
+            self.expect(machine, request, &payload, &[fd.as_fd()], 0);
+            [&mut self.kicks, &mut self.calls, &mut self.errs][kind].push(fd);
+        }
+        self.expect(machine, 18, &number(1), &[], 0);
+    }
+
+    /// The payload of SET_VRING_ADDR.
+    pub fn place(&self, queue: u16, flags: u32) -> Vec<u8> {
+        let mut bytes: Vec<u8> = [u32::from(queue), flags].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        for part in [self.desc_at(queue, 0), self.used_at(queue), self.avail_at(queue), 0] {
+            bytes.extend((part + PEER).to_ne_bytes());
+        }
+        bytes
+    }
+
+    pub fn desc_at(&self, queue: u16, index: u16) -> u64 {
+        ring_base(queue) + 16 * u64::from(index)
+    }
+
+    pub fn avail_at(&self, queue: u16) -> u64 {
+        self.desc_at(queue, self.size)
+    }
+
+    pub fn used_at(&self, queue: u16) -> u64 {
+        (self.avail_at(queue) + 6 + 2 * u64::from(self.size)).next_multiple_of(4)
+    }
+
+    pub fn put(&self, at: u64, bytes: &[u8]) {
+        self.memory.segments([(GuestAddr(at), bytes.len() as u32)]).unwrap().copy_from(bytes);
+    }
+
+    pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
+        self.memory.segments([(GuestAddr(at), len as u32)]).unwrap().to_vec()
+    }
+
+    pub fn get_u16(&self, at: u64) -> u16 {
+        u16::from_le_bytes(self.get(at, 2).try_into().unwrap())
+    }
+
+    pub fn describe(&self, at: u64, desc: Desc) {
+        let mut bytes = desc.addr.to_le_bytes().to_vec();
+        bytes.extend(desc.len.to_le_bytes());
+        bytes.extend(desc.flags.to_le_bytes());
+        bytes.extend(desc.next.to_le_bytes());
+        self.put(at, &bytes);
+    }
+
+    /// Links `parts` (address, length, flags) from descriptor `head` on.
+    pub fn chain(&self, queue: u16, head: u16, parts: &[(u64, u32, u16)]) {
+        for (index, &(addr, len, flags)) in parts.iter().enumerate() {
+            let at = head + index as u16;
+            let more = if index + 1 < parts.len() { NEXT } else { 0 };
+            self.describe(self.desc_at(queue, at), Desc { addr, len, flags: flags | more, next: at + 1 });
+        }
+    }
+
+    /// Makes a head available without telling anybody.
+    pub fn offer(&self, queue: u16, head: u16) {
+        let avail = self.avail_at(queue);
+        let index = self.get_u16(avail + 2);
+        self.put(avail + 4 + 2 * u64::from(index % self.size), &head.to_le_bytes());
+        self.put(avail + 2, &index.wrapping_add(1).to_le_bytes());
+    }
+
+    /// The used elements from `from` on.
+    pub fn used(&self, queue: u16, from: u16) -> Vec<(u32, u32)> {
+        let used = self.used_at(queue);
+        let count = self.get_u16(used + 2).wrapping_sub(from);
+        let element = |index: u16| {
+            let at = used + 4 + 8 * u64::from(from.wrapping_add(index) % self.size);
+            let bytes = self.get(at, 8);
+            let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+            (word(0), word(4))
+        };
+        (0..count).map(element).collect()
+    }
+
+    pub fn header(&self, at: u64, kind: u32, sector: u64) {
+        let mut bytes = kind.to_le_bytes().to_vec();
+        bytes.extend([0; 4]);
+        bytes.extend(sector.to_le_bytes());
+        self.put(at, &bytes);
+    }
+
+    /// A plain request at descriptor 0: header at 0x40000, data at 0x41000, status at 0x40100.
+    pub fn request(&self, kind: u32, sector: u64, data: &[(u64, u32, u16)]) {
+        self.header(0x40000, kind, sector);
+        self.put(0x40100, &[0xff]);
+        let mut parts = vec![(0x40000, 16, 0)];
+        parts.extend(data);
+        parts.push((0x40100, 1, WRITE));
+        self.chain(0, 0, &parts);
+        self.offer(0, 0);
+    }
+
+    pub fn status(&self) -> u8 {
+        self.get(0x40100, 1)[0]
+    }
+
+    /// How often an eventfd was signalled since the last look.
+    pub fn signalled(fd: &OwnedFd) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(fd, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        }
+    }
+
+    /// Whether the server has hung up.
+    pub fn is_closed(&mut self) -> bool {
+        self.stream.set_nonblocking(true).unwrap();
+        matches!(self.stream.read(&mut [0; 1]), Ok(0))
+            || matches!(self.stream.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset)
+    }
+}

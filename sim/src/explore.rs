@@ -84,7 +84,8 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
     if preparation.is_empty() {
         return Ok(start);
     }
-    let mut case = Case::new(Subject { told: subject.tail, ..*subject }, preparation, Schedule::undisturbed(Pace::Serial));
+    let mut case =
+        Case::new(Subject { told: subject.tail, ..*subject }, preparation, Schedule::undisturbed(Pace::Serial));
     case.setup.first = PREPARATION;
     let end = match run(&case.setup, &start, &case.workload, &mut case.schedule, &mut |_, _| Ok(())) {
         Ok(end) => end,
@@ -260,9 +261,7 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
         None => faulty.then_some(Fault { kind, nth }),
     };
     case.setup.bug = bug;
-    if bug == Some(Planted::TrustedTail) {
-        case.setup.subject = Subject { tail: Unwritten::Stale, told: Unwritten::Zeroes, ..subject };
-    }
+    case.setup.subject = subject.plant(bug);
     case
 }
 
@@ -312,7 +311,11 @@ pub fn subjects(kinds: &[Kind]) -> Vec<Subject> {
 
 /// Fails the first operation, the second and so on until a run ends without failure; for each way to fail, image
 /// and workload.
-pub fn every_fault(subjects: &[Subject], threads: usize, keep_going: &(dyn Fn(usize, usize) -> bool + Sync)) -> Outcome {
+pub fn every_fault(
+    subjects: &[Subject],
+    threads: usize,
+    keep_going: &(dyn Fn(usize, usize) -> bool + Sync),
+) -> Outcome {
     let kinds = [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Unsupported, FaultKind::Full];
     let jobs: Vec<(Subject, FaultKind, &str)> = subjects
         .iter()

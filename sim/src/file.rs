@@ -135,7 +135,15 @@ impl SimFile {
         } else {
             self.visible.zero(sector, 1);
         }
-        self.unsynced.push(Unsynced { write, sector, count: 1, zeroed: fresh, content, completed: None, orphaned: false });
+        self.unsynced.push(Unsynced {
+            write,
+            sector,
+            count: 1,
+            zeroed: fresh,
+            content,
+            completed: None,
+            orphaned: false,
+        });
     }
 
     /// The write is known to have completed.

@@ -12,6 +12,7 @@
 pub mod crash;
 pub mod explore;
 pub mod file;
+pub mod flat;
 pub mod io;
 pub mod media;
 pub mod oracle;

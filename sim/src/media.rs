@@ -138,7 +138,10 @@ impl Media {
 
     /// The sectors that somebody wrote, in no useful order; one written twice may come twice.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Sector)> {
-        self.sectors.iter().map(|(at, content)| (*at, content)).chain(self.over.iter().map(|(at, sector)| (*at, sector)))
+        self.sectors
+            .iter()
+            .map(|(at, content)| (*at, content))
+            .chain(self.over.iter().map(|(at, sector)| (*at, sector)))
     }
 
     /// A number that stands for the whole content.

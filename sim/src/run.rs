@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 
-use disk::{Disk, ImageError, Image, Operation, Options, Request, Span, Status, Token};
+use disk::{Disk, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::file::SimFile;

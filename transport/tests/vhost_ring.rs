@@ -34,6 +34,9 @@ fn run(kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, Vec<(u32, u32)>
     (front_end.status(), front_end.used(0, 0))
 }
 
+/// What a driver does, and what is said of it.
+type Misdeed<'a> = (&'a str, &'a dyn Fn(&FrontEnd));
+
 /// Lets a driver do something that cannot be answered, on queue 0 of two.
 fn breaks(write: impl Fn(&FrontEnd)) -> String {
     let (mut machine, front_end) = ready(GEOMETRY, FEATURES, 2);
@@ -148,7 +151,7 @@ fn a_header_that_is_cut_short_or_elsewhere_is_answered() {
 
 #[test]
 fn a_chain_that_cannot_be_answered_breaks_its_queue_alone() {
-    let cases: [(&str, &dyn Fn(&FrontEnd)); 9] = [
+    let cases: [Misdeed; 9] = [
         ("loop or longer", &|f| {
             f.describe(f.desc_at(0, 0), Desc { addr: HEADER, len: 16, flags: NEXT, next: 0 });
             f.offer(0, 0);
@@ -187,7 +190,7 @@ fn a_chain_that_cannot_be_answered_breaks_its_queue_alone() {
 fn a_bad_indirect_table_breaks_its_queue() {
     let table = 0x50000;
     let inner = |f: &FrontEnd, flags, next| f.describe(table, Desc { addr: HEADER, len: 16, flags, next });
-    let cases: [(&str, &dyn Fn(&FrontEnd)); 6] = [
+    let cases: [Misdeed; 6] = [
         ("bad indirect", &|f| {
             inner(f, INDIRECT, 0);
             f.chain(0, 0, &[(table, 16, INDIRECT)]);

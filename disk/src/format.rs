@@ -142,8 +142,9 @@ pub trait Format {
     /// Space for the first bytes of `span`. Readers see the old place until `commit`.
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait>;
 
-    /// The bytes are written: readers see them from now on, and the next round makes that durable.
-    fn commit(&mut self, ticket: Ticket) -> Placed;
+    /// The bytes are written: readers see them from now on, and the next round makes that durable. `None` for a
+    /// ticket that does not exist.
+    fn commit(&mut self, ticket: Ticket) -> Option<Placed>;
 
     /// The write failed: the old place stays.
     fn abandon(&mut self, ticket: Ticket);
@@ -153,6 +154,10 @@ pub trait Format {
 
     /// The file range of a [`Discarded::Freed`] was deallocated (`clean`: it reads as zero now) or could not be.
     fn released(&mut self, at: u64, clean: bool);
+
+    /// A file range (offset, length) in no use and of unknown content, left by a crash or a failed write: to be
+    /// deallocated and its fate told to [`Format::released`], whenever there is time.
+    fn reclaim(&mut self) -> Option<(u64, u64)>;
 
     /// Metadata that was waited for.
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt>;

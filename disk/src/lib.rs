@@ -7,14 +7,23 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+mod disk;
 mod error;
+mod fold;
 mod format;
+mod image;
 mod io;
+pub mod raw;
 mod request;
+mod round;
+mod slab;
 mod transport;
+pub mod vhd;
 
+pub use disk::{Disk, LAYERS_MAX, Options};
 pub use error::{ImageError, ImageErrorKind};
 pub use format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+pub use image::Image;
 pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };

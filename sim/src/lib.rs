@@ -1,1 +1,24 @@
-//! In the making.
+//! Storage that crashes, fails and reorders, and what looks for mistakes upon it.
+//!
+//! [`io::SimIo`] is an engine under a test's control; [`file::SimFile`] below it knows what is durable.
+//! [`oracle::Oracle`] knows what each sector may hold. [`run`] lets a workload live, [`crash`] looks at every state
+//! in which a power loss could leave it, and [`explore`] does that for many workloads. [`planted`] holds bugs that
+//! must be found.
+//!
+//! Knows nothing of clocks: all randomness comes from seeds, and the same arguments find the same.
+
+#![forbid(unsafe_code)]
+
+pub mod crash;
+pub mod explore;
+pub mod file;
+pub mod io;
+pub mod media;
+pub mod oracle;
+pub mod planted;
+pub mod random;
+pub mod run;
+pub mod schedule;
+pub mod sector;
+pub mod subject;
+pub mod workload;

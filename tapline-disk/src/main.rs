@@ -1,2 +1,67 @@
-//! In the making.
-fn main() {}
+//! `tapline-disk`: the disk process. It serves one image, or runs one image job; it is the only program of
+//! Tapline that parses images.
+//!
+//! This file knows how a command line becomes a command and how a command's end becomes an exit code.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod engine_choice;
+mod failure;
+mod image_name;
+mod jobs;
+mod layers;
+mod log;
+mod output;
+mod paste;
+mod progress;
+mod runner;
+mod serve;
+mod signals;
+mod size;
+mod stats;
+mod stream;
+mod target;
+mod uuid;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Command, ImageCommand};
+use failure::{Exit, Failure};
+
+fn main() -> ExitCode {
+    let arguments = match cli::Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(refused) => return explain(&refused),
+    };
+    match carry_out(&arguments.command) {
+        Ok(exit) => ExitCode::from(exit.code()),
+        Err(failure) => {
+            eprintln!("tapline: {failure}");
+            ExitCode::from(failure.exit().code())
+        }
+    }
+}
+
+fn carry_out(command: &Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Serve(serve) => serve::run(serve),
+        Command::Image(ImageCommand::Create(create)) => jobs::create::run(create),
+        Command::Image(ImageCommand::Info(info)) => jobs::info::run(info),
+        Command::Image(ImageCommand::Check(check)) => jobs::check::run(check),
+        Command::Image(ImageCommand::Map(map)) => jobs::map::run(map),
+        Command::Image(ImageCommand::Convert(convert)) => jobs::convert::run(convert),
+        Command::Image(ImageCommand::Compare(compare)) => jobs::compare::run(compare),
+    }
+}
+
+/// Prints help, a version, or why the arguments make no sense.
+fn explain(refused: &clap::Error) -> ExitCode {
+    let exit = if refused.use_stderr() { Exit::Usage } else { Exit::Done };
+    match refused.print() {
+        Ok(()) => ExitCode::from(exit.code()),
+        Err(_) => ExitCode::from(Exit::Failed.code()),
+    }
+}

@@ -1,1 +1,40 @@
-//! In the making.
+//! File I/O engines: what turns a [`disk::FileOp`] into system calls, and the files that it works on.
+//!
+//! Two engines do the same work by the same rules (`flight`): [`Uring`] over io_uring, and [`Aio`] over Linux AIO
+//! for machines where io_uring is forbidden and for files on which io_uring would hand every request to a worker
+//! thread of the kernel. Either is the one wait of its thread: it also watches file descriptors.
+//!
+//! Invariant: memory, iovec and operation belong to the slab of the engine from `push` until the operation is
+//! handed back; the kernel never holds an address of anything that may be freed or moved.
+//!
+//! Nothing here knows about images, guests or requests. Nothing is weakened in silence: a file system that refuses
+//! O_DIRECT, a kernel that refuses io_uring, are errors which say what to do.
+//!
+//! A process that writes to files should ignore SIGXFSZ: the kernel sends it beside EFBIG.
+
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+
+mod aio;
+mod aio_context;
+mod alignment;
+mod bounce;
+mod engine;
+mod engine_error;
+mod epoll;
+mod file;
+mod file_error;
+mod flight;
+mod flights;
+mod lock;
+mod offline;
+mod polls;
+mod ring;
+mod uring;
+
+pub use aio::Aio;
+pub use alignment::Alignment;
+pub use engine::{DEPTH_MAX, Engine, EngineKind};
+pub use engine_error::EngineError;
+pub use file::{Cache, ImageFile, OpenOptions, sync_directory};
+pub use file_error::{FileOpenError, Held};
+pub use uring::Uring;

@@ -1,0 +1,150 @@
+//! The load itself: a queue, a region of memory, and requests that are put in again as they come back.
+
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+use blkio::{Blkio, Blkioq, Completion, ReqFlags};
+use hdrhistogram::Histogram;
+
+use crate::{Arguments, Pattern};
+
+/// A connected client.
+struct Client {
+    queue: Blkioq,
+    /// First byte of the memory that is shared with the server.
+    memory: usize,
+    blocks: u64,
+    arguments: Arguments,
+    random: u64,
+    next: u64,
+}
+
+/// Runs the load; a line of JSON.
+pub fn run(arguments: &Arguments) -> Result<serde_json::Value, String> {
+    let said = |what: &str, error: blkio::Error| format!("{what} {}: {}", arguments.socket, error.message());
+    let mut driver = Blkio::new("virtio-blk-vhost-user").map_err(|error| said("driver for", error))?;
+    driver.set_str("path", &arguments.socket).map_err(|error| said("path", error))?;
+    driver.connect().map_err(|error| said("connect to", error))?;
+    let capacity = driver.get_u64("capacity").map_err(|error| said("capacity of", error))?;
+    let (queues, poll_queues) = if arguments.poll { (0, 1) } else { (1, 0) };
+    driver.set_i32("num-queues", queues).map_err(|error| said("queues of", error))?;
+    driver.set_i32("num-poll-queues", poll_queues).map_err(|error| said("queues of", error))?;
+    let mut started = driver.start().map_err(|error| said("start", error))?;
+    let len = arguments.depth * arguments.block;
+    let region = driver.alloc_mem_region(len.next_multiple_of(2 << 20)).map_err(|error| said("memory for", error))?;
+    driver.map_mem_region(&region).map_err(|error| said("memory for", error))?;
+    let mut queue = if arguments.poll { started.poll_queues.remove(0) } else { started.queues.remove(0) };
+    queue.set_completion_fd_enabled(false);
+    let mut client = Client {
+        queue,
+        memory: region.addr,
+        blocks: capacity / arguments.block as u64,
+        arguments: arguments.clone(),
+        random: arguments.seed,
+        next: 0,
+    };
+    if arguments.fill { client.fill() } else { client.measure() }
+}
+
+impl Client {
+    fn measure(&mut self) -> Result<serde_json::Value, String> {
+        let depth = self.arguments.depth;
+        let mut histogram: Histogram<u64> = Histogram::new(3).map_err(|error| error.to_string())?;
+        let mut issued = vec![Instant::now(); depth];
+        for (slot, at) in issued.iter_mut().enumerate() {
+            *at = Instant::now();
+            self.put(slot);
+        }
+        let begin = Instant::now() + Duration::from_secs_f64(self.arguments.warmup);
+        let end = begin + Duration::from_secs_f64(self.arguments.seconds);
+        let (mut done, mut waits) = (0u64, 0u64);
+        let mut in_flight = depth;
+        while in_flight > 0 {
+            let slots = self.wait(depth)?;
+            let now = Instant::now();
+            waits += u64::from(now >= begin);
+            for slot in slots {
+                if now >= begin && now < end {
+                    done += 1;
+                    let nanos = u64::try_from((now - issued[slot]).as_nanos()).unwrap_or(u64::MAX);
+                    histogram.record(nanos.max(1)).map_err(|error| error.to_string())?;
+                }
+                if now < end {
+                    issued[slot] = Instant::now();
+                    self.put(slot);
+                } else {
+                    in_flight -= 1;
+                }
+            }
+        }
+        let micros = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1000.0;
+        Ok(serde_json::json!({
+            "iops": done as f64 / self.arguments.seconds,
+            "p50_us": micros(0.5), "p99_us": micros(0.99), "p999_us": micros(0.999),
+            "waits": waits, "requests": done,
+        }))
+    }
+
+    /// Writes every block once, so that thin images are allocated.
+    fn fill(&mut self) -> Result<serde_json::Value, String> {
+        let block = self.arguments.block;
+        let (mut next, mut in_flight) = (0, 0);
+        let mut free: Vec<usize> = (0..self.arguments.depth).collect();
+        while next < self.blocks || in_flight > 0 {
+            while next < self.blocks {
+                let Some(slot) = free.pop() else { break };
+                self.queue.write(next * block as u64, self.buffer(slot), block, slot, ReqFlags::empty());
+                next += 1;
+                in_flight += 1;
+            }
+            let done = self.wait(in_flight)?;
+            in_flight -= done.len();
+            free.extend(done);
+        }
+        self.queue.flush(0, ReqFlags::empty());
+        self.wait(1)?;
+        Ok(serde_json::json!({ "filled": next }))
+    }
+
+    fn buffer(&self, slot: usize) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.memory + slot * self.arguments.block)
+    }
+
+    fn put(&mut self, slot: usize) {
+        let block = self.arguments.block;
+        let number = match self.arguments.pattern {
+            Pattern::Read => {
+                self.next += 1;
+                self.next % self.blocks
+            }
+            // xorshift64: cheap, and even enough for places on a disk.
+            Pattern::Randread | Pattern::Randwrite => {
+                self.random ^= self.random << 13;
+                self.random ^= self.random >> 7;
+                self.random ^= self.random << 17;
+                self.random % self.blocks
+            }
+        };
+        let (at, buffer) = (number * block as u64, self.buffer(slot));
+        match self.arguments.pattern {
+            Pattern::Randwrite => self.queue.write(at, buffer, block, slot, ReqFlags::empty()),
+            Pattern::Randread | Pattern::Read => self.queue.read(at, buffer, block, slot, ReqFlags::empty()),
+        }
+    }
+
+    /// The slots of at least one finished request.
+    fn wait(&mut self, most: usize) -> Result<Vec<usize>, String> {
+        let mut completions: Vec<MaybeUninit<Completion>> = (0..most).map(|_| MaybeUninit::uninit()).collect();
+        let count = self.queue.do_io(&mut completions, 1, None, None).map_err(|error| error.message().to_string())?;
+        let mut slots = Vec::with_capacity(count);
+        for completion in completions.into_iter().take(count) {
+            // SAFETY: `do_io` has initialised the first `count` of them.
+            let completion = unsafe { completion.assume_init() };
+            if completion.ret != 0 {
+                return Err(format!("a request failed with errno {}", -completion.ret));
+            }
+            slots.push(completion.user_data);
+        }
+        Ok(slots)
+    }
+}

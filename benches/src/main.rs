@@ -1,0 +1,66 @@
+//! `bench-client`: keeps a number of requests in flight on a vhost-user-blk server and says what it saw.
+//!
+//! The client is the crate `blkio`, which shares no code with the server. It sleeps on the completion eventfd, as
+//! a guest does, unless told to poll. Latency is measured from just before a request is put into the ring to the
+//! moment at which the client has seen its answer.
+
+mod load;
+
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pattern {
+    /// Reads at random places.
+    Randread,
+    /// Writes at random places.
+    Randwrite,
+    /// Reads one after the other.
+    Read,
+}
+
+/// Keep requests in flight on a vhost-user-blk server and print a line of JSON about it.
+#[derive(Clone, Debug, Parser)]
+pub struct Arguments {
+    /// Socket of the server.
+    pub socket: String,
+    /// What to do.
+    #[arg(long, value_enum, default_value = "randread")]
+    pub pattern: Pattern,
+    /// Bytes a request.
+    #[arg(long, default_value_t = 4096)]
+    pub block: usize,
+    /// Requests in flight.
+    #[arg(long, default_value_t = 32)]
+    pub depth: usize,
+    /// Seconds that are measured.
+    #[arg(long, default_value_t = 3.0)]
+    pub seconds: f64,
+    /// Seconds before that, which are not.
+    #[arg(long, default_value_t = 0.5)]
+    pub warmup: f64,
+    /// Spin for answers instead of sleeping.
+    #[arg(long)]
+    pub poll: bool,
+    /// Seed of the places.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write every block of the disk once, and end.
+    #[arg(long)]
+    pub fill: bool,
+}
+
+fn main() -> ExitCode {
+    match load::run(&Arguments::parse()) {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("bench-client: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Discards, writes of zeroes, and reports of what is allocated.
+
+use super::{Disk, Missing, Op, status_of};
+use crate::fold::Where;
+use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
+use crate::{Action, Allocation, Extent, ExtentKind, FileError, FileId, Io, Span, Status};
+use memory::Segments;
+
+/// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
+const EXTENTS_MAX: usize = 4096;
+
+/// Why zeroes cannot be written yet, or at all.
+enum Obstacle {
+    /// Metadata of the leaf.
+    Missing(Missing),
+    /// Metadata for the map.
+    Grain(Missing),
+    NoSpace,
+}
+
+impl From<Wait> for Obstacle {
+    /// What the leaf waits for.
+    fn from(wait: Wait) -> Obstacle {
+        match wait {
+            Wait::Load(block) => Obstacle::Missing(vec![(0, block)]),
+            Wait::NoSpace => Obstacle::NoSpace,
+        }
+    }
+}
+
+impl From<Missing> for Obstacle {
+    fn from(missing: Missing) -> Obstacle {
+        Obstacle::Grain(missing)
+    }
+}
+
+impl<F: Format> Disk<F> {
+    pub(super) fn discard<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
+        let mut at = rest.at;
+        while at < rest.end() {
+            let left = Span { at, len: rest.end().saturating_sub(at) };
+            let Some(leaf) = self.leaf() else { return };
+            let len = match leaf.discard(left) {
+                Ok(Discarded::Freed { at, len }) => self.give_up(number, left, at, len, io),
+                Ok(Discarded::Kept { at, len }) => {
+                    self.push_piece(number, Op::Trim { number }, 0, Action::Deallocate { at, len }, io);
+                    len
+                }
+                Ok(Discarded::Nothing { len }) => len,
+                Err(Wait::Load(block)) => return self.park(number, left, vec![(0, block)], io),
+                Err(Wait::NoSpace) => return self.fail(number, Status::NoSpace),
+            };
+            at = at.saturating_add(len);
+        }
+    }
+
+    pub(super) fn write_zeroes<I: Io>(&mut self, number: u32, rest: Span, free: bool, io: &mut I) {
+        let mut at = rest.at;
+        while at < rest.end() {
+            let left = Span { at, len: rest.end().saturating_sub(at) };
+            let done =
+                if free { self.zero_by_freeing(number, left, io) } else { self.zero_by_writing(number, left, io) };
+            match done {
+                Ok(len) => at = at.saturating_add(len),
+                Err(Obstacle::Missing(missing)) => return self.park(number, left, missing, io),
+                Err(Obstacle::Grain(missing)) => return self.park_for_grain(number, left, missing, io),
+                Err(Obstacle::NoSpace) => return self.fail(number, Status::NoSpace),
+            }
+        }
+    }
+
+    /// Makes the first bytes of `span` zero with as little space as possible; how many.
+    fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let Some(leaf) = self.leaf() else { return Err(Obstacle::NoSpace) };
+        match leaf.discard(span)? {
+            Discarded::Freed { at, len } => Ok(self.give_up(number, span, at, len, io)),
+            Discarded::Kept { at, len } => {
+                self.push_piece(
+                    number,
+                    Op::Zero { number, ticket: None, at, len },
+                    0,
+                    Action::Deallocate { at, len },
+                    io,
+                );
+                Ok(len)
+            }
+            // Nothing in the leaf. What a parent shows there is to be hidden.
+            Discarded::Nothing { len } => match self.resolve(span.at)? {
+                (Where::Zero, run) => Ok(run.min(len)),
+                (Where::Data { .. }, run) => self.zero_by_hiding(number, Span { at: span.at, len: run.min(len) }, io),
+            },
+        }
+    }
+
+    /// Gives the first bytes of `span`, which live in a parent, a place in the leaf that reads as zero; how many.
+    fn zero_by_hiding<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let Reserved { at, len, ticket } = self.reserve(span)?;
+        self.push_piece(number, Op::Zero { number, ticket, at, len }, 0, Action::Deallocate { at, len }, io);
+        Ok(len)
+    }
+
+    /// Writes zeroes to the first bytes of `span`, which thereby have space; how many.
+    fn zero_by_writing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        /// A raw image has room for everything at once; one operation should still end in good time.
+        const ZEROES_MAX: u64 = 2 << 20;
+        let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
+        let from = Segments::zeroes(usize::try_from(reserved.len).unwrap_or(0));
+        let op = Op::Transfer { number, ticket: reserved.ticket };
+        self.push_piece(number, op, 0, Action::Write { at: reserved.at, from }, io);
+        Ok(reserved.len)
+    }
+
+    /// The format has freed the first `len` bytes of `span`, which lived at `at`.
+    fn give_up<I: Io>(&mut self, number: u32, span: Span, at: u64, len: u64, io: &mut I) -> u64 {
+        self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+        let op = Op::Release { number: Some(number), at };
+        self.push_piece(number, op, 0, Action::Deallocate { at, len }, io);
+        len
+    }
+
+    pub(super) fn trimmed<I: Io>(&mut self, number: u32, result: Result<(), FileError>, io: &mut I) {
+        self.unsynced = true;
+        // A discard is advice: storage that cannot deallocate has not failed.
+        let result = if result == Err(FileError::Unsupported) { Ok(()) } else { result };
+        self.piece_ended(number, status_of(result), io);
+    }
+
+    pub(super) fn zeroed<I: Io>(
+        &mut self,
+        number: u32,
+        ticket: Option<Ticket>,
+        at: u64,
+        len: u64,
+        result: Result<(), FileError>,
+        io: &mut I,
+    ) {
+        if result == Err(FileError::Unsupported) {
+            let from = Segments::zeroes(usize::try_from(len).unwrap_or(0));
+            let op = Op::Transfer { number, ticket };
+            return self.push(op, FileId(0), Action::Write { at, from }, io);
+        }
+        self.transferred(number, ticket, true, result, io);
+    }
+
+    pub(super) fn released<I: Io>(&mut self, number: Option<u32>, at: u64, result: Result<(), FileError>, io: &mut I) {
+        self.unsynced = true;
+        if let Some(leaf) = self.leaf() {
+            leaf.released(at, result.is_ok());
+        }
+        match number {
+            // The place is no longer the guest's, whatever became of its content.
+            Some(number) => self.piece_ended(number, Status::Done, io),
+            None => self.reclaimed(io),
+        }
+    }
+
+    pub(super) fn report_extents<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
+        let mut at = rest.at;
+        while at < rest.end() {
+            let left = rest.end().saturating_sub(at);
+            let extent = match self.resolve(at) {
+                Ok((Where::Zero, len)) => Extent { len: len.min(left), kind: ExtentKind::Hole },
+                Ok((Where::Data { layer, at }, len)) => match io.allocated(FileId(layer), at, len.min(left)) {
+                    Allocation::Data(len) => Extent { len: len.min(left), kind: ExtentKind::Data },
+                    Allocation::Hole(len) => Extent { len: len.min(left), kind: ExtentKind::Hole },
+                },
+                Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
+            };
+            let Some(active) = self.active.get_mut(number) else { return };
+            let extents = &mut active.request.extents;
+            let full = extents.len() == EXTENTS_MAX;
+            match extents.last_mut() {
+                Some(last) if last.kind == extent.kind => last.len = last.len.saturating_add(extent.len),
+                _ if full => return,
+                _ => extents.push(extent),
+            }
+            at = at.saturating_add(extent.len.max(1));
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! The waist: every request of every transport passes here, and every rule is checked once.
+//!
+//! A [`Disk`] is a chain of layers, leaf first. It turns requests into file operations and finished operations
+//! into answers; each call does what can be done now and returns. Invariants:
+//!
+//! - every request is answered exactly once;
+//! - a place becomes visible to readers only after its bytes were written, and durable only in a round;
+//! - no operation overlaps a discard or a write of zeroes: these wait for what is in flight, and what comes
+//!   after waits for them;
+//! - after a failed sync nothing is written any more.
+//!
+//! `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
+
+mod clear;
+mod flush;
+mod transfer;
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+
+use crate::fold::{Fold, Run, Where, append};
+use crate::format::{Format, MetaBlock, Place, Ticket, Wait};
+use crate::round::Round;
+use crate::slab::Slab;
+use crate::{
+    Action, FileDone, FileError, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request,
+    Span, Status,
+};
+use flush::Reclaim;
+
+/// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
+pub const LAYERS_MAX: usize = 60;
+
+/// Grains of the map that are learned at once: enough to keep the storage busy, since each may load a bitmap of every
+/// layer.
+const LEARNING_MAX: usize = 16;
+
+/// Sizes of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Requests in flight for which room is made at the beginning.
+    pub requests: usize,
+    /// Changed metadata blocks at which a round begins by itself, so that a guest which never flushes cannot
+    /// make them many.
+    pub dirty_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { requests: 128, dirty_max: 1024 }
+    }
+}
+
+/// A request on its way.
+#[derive(Debug)]
+struct Active {
+    request: Request,
+    /// Pieces under way, and one while it is being split into them.
+    left: u32,
+    status: Status,
+}
+
+/// A file operation on its way, and what to do when it has ended.
+#[derive(Debug)]
+enum Op {
+    /// Bytes of a request; a write may have a place to commit.
+    Transfer { number: u32, ticket: Option<Ticket> },
+    /// Zeroes of a request, by deallocation of this file range; in place, or to be committed.
+    Zero { number: u32, ticket: Option<Ticket>, at: u64, len: u64 },
+    /// Deallocation for a discard, of a place that is kept.
+    Trim { number: u32 },
+    /// Deallocation of a place that was given up, on behalf of a request or of nobody.
+    Release { number: Option<u32>, at: u64 },
+    /// Metadata that others wait for.
+    Load { layer: u8, block: MetaBlock },
+    /// Metadata of a round.
+    Meta,
+    /// A sync of a round.
+    Sync,
+    /// The sync in front of the first reclaim.
+    ReclaimSync { at: u64, len: u64 },
+}
+
+/// The rest of a request that waits for metadata.
+#[derive(Clone, Copy, Debug)]
+struct Parked {
+    number: u32,
+    rest: Span,
+}
+
+/// Metadata that is to be loaded, by layer.
+type Missing = Vec<(u8, MetaBlock)>;
+
+/// A virtual disk: a chain of images, and everything that is in flight on it.
+#[derive(Debug)]
+pub struct Disk<F: Format> {
+    layers: Vec<F>,
+    geometry: Geometry,
+    options: Options,
+    fold: Fold,
+    active: Slab<Active>,
+    /// Of `active`, those that nothing may overlap.
+    exclusive: usize,
+    ops: Slab<Op>,
+    /// Operations that the engine had no room for.
+    backlog: VecDeque<FileOp>,
+    /// Requests that overlap something they must not.
+    held: VecDeque<Request>,
+    /// A request has ended since the held ones were looked at.
+    ended: bool,
+    loads: HashMap<(u8, u64), Vec<Parked>>,
+    /// Grains that are being learned, and what waits for its turn to learn another.
+    learning: Vec<u64>,
+    thirsty: VecDeque<Parked>,
+    round: Round,
+    /// Requests that the next round will answer, and those of the one under way.
+    flushes: Vec<u32>,
+    flushing: Vec<u32>,
+    /// How the round under way has failed, if it has.
+    round_status: Status,
+    /// Something was written since the last sync was submitted, or may have been before we came.
+    unsynced: bool,
+    reclaim: Reclaim,
+    broken: bool,
+    answers: VecDeque<(Request, Status)>,
+}
+
+impl<F: Format> Disk<F> {
+    /// A disk over `layers`, leaf first. That they belong together is for the caller to check, by what the
+    /// formats record; here only their sizes are.
+    pub fn new(layers: Vec<F>, options: Options) -> Result<Disk<F>, ImageError> {
+        let Some(geometry) = layers.first().map(Format::geometry) else {
+            return Err(ImageError::new(ImageErrorKind::OutOfLimits, "a disk needs at least one layer"));
+        };
+        if layers.len() > LAYERS_MAX {
+            let what = format!("a chain of {} layers is longer than the {LAYERS_MAX} that are allowed", layers.len());
+            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
+        }
+        for (depth, layer) in layers.iter().map(Format::geometry).enumerate() {
+            if layer.len != geometry.len {
+                let what = format!("layer {depth} has {} bytes, the leaf {}", layer.len, geometry.len);
+                return Err(ImageError::new(ImageErrorKind::Mismatch, what));
+            }
+            if layer.block > geometry.block {
+                let what =
+                    format!("layer {depth} lies on storage with {}-byte blocks, too coarse for the leaf", layer.block);
+                return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+            }
+        }
+        Ok(Disk {
+            layers,
+            geometry,
+            options,
+            fold: Fold::new(geometry.len),
+            active: Slab::with_capacity(options.requests),
+            exclusive: 0,
+            ops: Slab::with_capacity(options.requests),
+            backlog: VecDeque::new(),
+            held: VecDeque::new(),
+            ended: false,
+            loads: HashMap::new(),
+            learning: Vec::new(),
+            thirsty: VecDeque::new(),
+            round: Round::default(),
+            flushes: Vec::new(),
+            flushing: Vec::new(),
+            round_status: Status::Done,
+            unsynced: !geometry.read_only,
+            reclaim: if geometry.read_only { Reclaim::Done } else { Reclaim::Start },
+            broken: false,
+            answers: VecDeque::new(),
+        })
+    }
+
+    /// Size and limits.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The layers, leaf first.
+    pub fn layers(&self) -> &[F] {
+        &self.layers
+    }
+
+    /// Whether a sync has failed: nothing is written any more until the image is opened again.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Requests that have not been answered.
+    pub fn in_flight(&self) -> usize {
+        self.active.len().saturating_add(self.held.len())
+    }
+
+    /// Whether no file operation is under way either.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight() == 0 && self.ops.len() == 0
+    }
+
+    /// Starts a request.
+    pub fn submit<I: Io>(&mut self, request: Request, io: &mut I) {
+        self.begin_reclaim(io);
+        let refused = self.broken && (request.operation().is_write() || request.operation() == Operation::Flush);
+        if refused {
+            self.answers.push_back((request, Status::Refused));
+        } else if self.must_wait(&request) {
+            self.held.push_back(request);
+        } else {
+            self.start(request, io);
+            self.start_held(io);
+        }
+    }
+
+    /// Takes a finished file operation in.
+    pub fn settle<I: Io>(&mut self, done: FileDone, io: &mut I) {
+        let op = u32::try_from(done.op.id.0).ok().and_then(|id| self.ops.remove(id));
+        match op {
+            Some(Op::Transfer { number, ticket }) => {
+                let wrote = matches!(done.op.action, Action::Write { .. });
+                self.transferred(number, ticket, wrote, done.result, io);
+            }
+            Some(Op::Zero { number, ticket, at, len }) => self.zeroed(number, ticket, at, len, done.result, io),
+            Some(Op::Trim { number }) => self.trimmed(number, done.result, io),
+            Some(Op::Release { number, at }) => self.released(number, at, done.result, io),
+            Some(Op::Load { layer, block }) => self.loaded(layer, block, done, io),
+            Some(Op::Meta) => self.meta_written(done.result, io),
+            Some(Op::Sync) => self.synced(done.result, io),
+            Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(at, len, done.result, io),
+            // An engine that invents completions is broken beyond what we could mend.
+            None => debug_assert!(false, "a completion of an operation that was never pushed"),
+        }
+        self.start_held(io);
+    }
+
+    /// Pushes again what a full engine has handed back. To be called after reaping.
+    pub fn retry<I: Io>(&mut self, io: &mut I) {
+        while let Some(op) = self.backlog.pop_front() {
+            if let Err(op) = io.push(op) {
+                self.backlog.push_front(op);
+                return;
+            }
+        }
+    }
+
+    /// The next request that has ended, to be completed by its transport.
+    pub fn answer(&mut self) -> Option<(Request, Status)> {
+        self.answers.pop_front()
+    }
+
+    fn start<I: Io>(&mut self, request: Request, io: &mut I) {
+        let operation = request.operation();
+        let span = request.span();
+        if is_exclusive(operation) {
+            self.exclusive = self.exclusive.saturating_add(1);
+        }
+        let number = self.active.insert(Active { request, left: 1, status: Status::Done });
+        self.run(number, span, io);
+        self.piece_ended(number, Status::Done, io);
+    }
+
+    /// Goes on with a request from `rest` on.
+    fn run<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
+        match self.active.get(number).map(|active| active.request.operation()) {
+            Some(Operation::Read) => self.read(number, rest, io),
+            Some(Operation::Write { .. }) => self.write(number, rest, io),
+            Some(Operation::Discard) => self.discard(number, rest, io),
+            Some(Operation::WriteZeroes { free, .. }) => self.write_zeroes(number, rest, free, io),
+            Some(Operation::Extents) => self.report_extents(number, rest, io),
+            Some(Operation::Flush) | None => {}
+        }
+    }
+
+    /// A piece of a request has ended. With the last one the request has, unless it is to be durable first.
+    fn piece_ended<I: Io>(&mut self, number: u32, status: Status, io: &mut I) {
+        let Some(active) = self.active.get_mut(number) else { return };
+        active.left = active.left.saturating_sub(1);
+        if active.status == Status::Done {
+            active.status = status;
+        }
+        if active.left > 0 {
+            return;
+        }
+        let durable = match active.request.operation() {
+            Operation::Flush => true,
+            Operation::Write { durable } | Operation::WriteZeroes { durable, .. } => durable,
+            Operation::Read | Operation::Discard | Operation::Extents => false,
+        };
+        if durable && active.status == Status::Done {
+            self.flushes.push(number);
+        } else {
+            self.end(number);
+        }
+        self.begin_round(io);
+    }
+
+    /// Answers a request.
+    fn end(&mut self, number: u32) {
+        let Some(active) = self.active.remove(number) else { return };
+        if is_exclusive(active.request.operation()) {
+            self.exclusive = self.exclusive.saturating_sub(1);
+        }
+        self.answers.push_back((active.request, active.status));
+        self.ended = !self.held.is_empty();
+    }
+
+    /// Starts the held requests that need not wait any more. A loop and not part of `end`, since a request may
+    /// end as soon as it is started.
+    fn start_held<I: Io>(&mut self, io: &mut I) {
+        while std::mem::take(&mut self.ended) {
+            for request in std::mem::take(&mut self.held) {
+                if self.must_wait(&request) {
+                    self.held.push_back(request);
+                } else {
+                    self.start(request, io);
+                }
+            }
+        }
+    }
+
+    /// Whether the request overlaps, in flight or ahead of it in the queue, something that it must not.
+    fn must_wait(&self, request: &Request) -> bool {
+        let exclusive = is_exclusive(request.operation());
+        if !exclusive && self.exclusive == 0 && self.held.is_empty() {
+            return false;
+        }
+        let ahead = self.active.iter().map(|active| &active.request).chain(&self.held);
+        ahead
+            .filter(|other| exclusive || is_exclusive(other.operation()))
+            .any(|other| other.span().overlaps(request.span()))
+    }
+
+    /// Where byte `at` lives, and for how many bytes. `Err`: metadata that is to be loaded first.
+    fn resolve(&mut self, at: u64) -> Result<(Where, u64), Missing> {
+        if let Some(found) = self.fold.lookup(at) {
+            return Ok(found);
+        }
+        let grain = Fold::grain_of(at);
+        let inside = grain.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(grain);
+        let mut runs = Vec::new();
+        let mut missing = Missing::new();
+        walk(&mut self.layers, 0, inside, &mut runs, &mut missing);
+        if !missing.is_empty() {
+            return Err(missing);
+        }
+        let whole = runs.iter().find(|run| at < run.span.end()).copied();
+        self.fold.learn(grain, runs);
+        let found = self.fold.lookup(at).or(whole.map(|run| (run.place, run.span.len)));
+        // The walk covers the grain without gaps, so that there always is a run.
+        Ok(found.unwrap_or((Where::Zero, 512)))
+    }
+
+    /// Sets the rest of a request aside that needs a grain of the map of which something is missing. Few grains are
+    /// learned at once, so that what one of them has loaded is not forgotten for the sake of the others.
+    fn park_for_grain<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
+        let grain = Fold::grain_of(rest.at).at;
+        if !self.learning.contains(&grain) {
+            if self.learning.len() == LEARNING_MAX {
+                if let Some(active) = self.active.get_mut(number) {
+                    active.left = active.left.saturating_add(1);
+                }
+                return self.thirsty.push_back(Parked { number, rest });
+            }
+            self.learning.push(grain);
+        }
+        self.park(number, rest, missing, io);
+    }
+
+    /// A grain has been learned, or cannot be: others have their turn.
+    fn learned<I: Io>(&mut self, grain: u64, io: &mut I) {
+        let before = self.learning.len();
+        self.learning.retain(|&other| other != grain);
+        if self.learning.len() == before {
+            return;
+        }
+        while self.learning.len() < LEARNING_MAX {
+            let Some(Parked { number, rest }) = self.thirsty.pop_front() else { return };
+            self.run(number, rest, io);
+            self.piece_ended(number, Status::Done, io);
+        }
+    }
+
+    /// Sets the rest of a request aside until what is missing is loaded. All of it is asked for at once, and the
+    /// last of it waited for: by then the others have mostly come, and the layers need not be walked for each.
+    fn park<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
+        let Some(&last) = missing.last() else { return };
+        if let Some(active) = self.active.get_mut(number) {
+            active.left = active.left.saturating_add(1);
+        }
+        for (layer, block) in missing {
+            // One load for all who wait: a second one could bring older bytes than the first.
+            if let Entry::Vacant(place) = self.loads.entry((layer, block.at)) {
+                place.insert(Vec::new());
+                let into = memory::Segments::zeroed(usize::try_from(block.len).unwrap_or(0));
+                self.push(Op::Load { layer, block }, FileId(layer), Action::Read { at: block.at, into }, io);
+            }
+        }
+        self.loads.entry((last.0, last.1.at)).or_default().push(Parked { number, rest });
+    }
+
+    fn loaded<I: Io>(&mut self, layer: u8, block: MetaBlock, done: FileDone, io: &mut I) {
+        let parked = self.loads.remove(&(layer, block.at)).unwrap_or_default();
+        let sound = match (done.result, done.op.action, self.layers.get_mut(usize::from(layer))) {
+            (Ok(()), Action::Read { into, .. }, Some(format)) => format.load(block, &into.to_vec()).is_ok(),
+            _ => false,
+        };
+        for Parked { number, rest } in parked {
+            if sound {
+                self.run(number, rest, io);
+            }
+            self.piece_ended(number, if sound { Status::Done } else { Status::Failed }, io);
+            let grain = Fold::grain_of(rest.at).at;
+            if !sound || self.fold.lookup(rest.at).is_some() {
+                self.learned(grain, io);
+            }
+        }
+    }
+
+    /// Pushes an operation of a request, which has one piece more under way.
+    fn push_piece<I: Io>(&mut self, number: u32, op: Op, layer: u8, action: Action, io: &mut I) {
+        if let Some(active) = self.active.get_mut(number) {
+            active.left = active.left.saturating_add(1);
+        }
+        self.push(op, FileId(layer), action, io);
+    }
+
+    fn push<I: Io>(&mut self, op: Op, file: FileId, action: Action, io: &mut I) {
+        let id = OpId(u64::from(self.ops.insert(op)));
+        let op = FileOp { id, file, action };
+        if !self.backlog.is_empty() {
+            self.backlog.push_back(op);
+        } else if let Err(op) = io.push(op) {
+            self.backlog.push_back(op);
+        }
+    }
+
+    fn leaf(&mut self) -> Option<&mut F> {
+        self.layers.first_mut()
+    }
+}
+
+/// Folds `span` of the layers from `layer` on into `runs`. Where metadata is missing, the walk goes on below as if
+/// there were nothing, to find what else is missing: the runs are then of no use.
+fn walk<F: Format>(layers: &mut [F], layer: u8, span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
+    let mut at = span.at;
+    while at < span.end() {
+        let rest = Span { at, len: span.end().saturating_sub(at) };
+        let place = match layers.get_mut(usize::from(layer)) {
+            // Below the base there is nothing.
+            None => Place::Zero { len: rest.len },
+            Some(format) => match format.map(rest) {
+                Ok(place) => place,
+                Err(Wait::Load(block)) => {
+                    missing.push((layer, block));
+                    Place::Parent { len: rest.len }
+                }
+                Err(Wait::NoSpace) => unreachable!("a lookup takes no space"),
+            },
+        };
+        let part = Span { at, len: place.len().min(rest.len).max(512) };
+        match place {
+            Place::Data { at, .. } => append(runs, Run { span: part, place: Where::Data { layer, at } }),
+            Place::Zero { .. } => append(runs, Run { span: part, place: Where::Zero }),
+            Place::Parent { .. } => walk(layers, layer.saturating_add(1), part, runs, missing),
+        }
+        at = part.end();
+    }
+}
+
+/// Whether nothing may overlap it while it is in flight.
+fn is_exclusive(operation: Operation) -> bool {
+    matches!(operation, Operation::Discard | Operation::WriteZeroes { .. })
+}
+
+/// A file error as the status of the request it failed.
+fn status_of(result: Result<(), FileError>) -> Status {
+    match result {
+        Ok(()) => Status::Done,
+        Err(FileError::NoSpace) => Status::NoSpace,
+        Err(FileError::Unsupported | FileError::Failed(_)) => Status::Failed,
+    }
+}
+
+#[cfg(test)]
+mod test;

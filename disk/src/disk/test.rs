@@ -1,0 +1,457 @@
+//! The disk over files in memory whose operations complete in any order.
+
+#![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
+
+use std::collections::VecDeque;
+
+use memory::Segments;
+
+use super::*;
+use crate::vhd::{self, Access, Kind, Parent, Spec, Tail, Vhd};
+use crate::{Allocation, EngineFailed, Extent, ExtentKind, Image, MetaWrite, Token, Until, raw::Raw};
+
+const MIB: u64 = 1 << 20;
+
+/// Files in memory; at most `room` operations at once, completed in an order drawn from `seed`.
+struct Files {
+    bytes: Vec<Vec<u8>>,
+    queue: Vec<FileOp>,
+    room: usize,
+    seed: u64,
+    /// (file, whether a write, offset, length) of everything pushed.
+    log: Vec<(u8, bool, u64, u64)>,
+    fail_sync: bool,
+    can_deallocate: bool,
+}
+
+impl Files {
+    fn new(bytes: Vec<Vec<u8>>, seed: u64) -> Files {
+        Files { bytes, queue: Vec::new(), room: 16, seed, log: Vec::new(), fail_sync: false, can_deallocate: true }
+    }
+
+    fn draw(&mut self, below: u64) -> u64 {
+        // Knuth's MMIX generator: plenty for choosing an order.
+        self.seed = self.seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.seed >> 33) % below
+    }
+
+    fn execute(&mut self, op: &FileOp) -> Result<(), FileError> {
+        let file = &mut self.bytes[usize::from(op.file.0)];
+        match &op.action {
+            Action::Read { at, into } => {
+                let mut bytes = vec![0; into.len()];
+                let at = (*at as usize).min(file.len());
+                let len = bytes.len().min(file.len() - at);
+                bytes[..len].copy_from_slice(&file[at..at + len]);
+                into.copy_from(&bytes);
+            }
+            Action::Write { at, from } => {
+                let end = *at as usize + from.len();
+                file.resize(file.len().max(end), 0);
+                file[*at as usize..end].copy_from_slice(&from.to_vec());
+            }
+            Action::SyncData if self.fail_sync => return Err(FileError::Failed(5)),
+            Action::SyncData => {}
+            Action::Deallocate { .. } if !self.can_deallocate => return Err(FileError::Unsupported),
+            Action::Deallocate { at, len } => {
+                let end = ((at + len) as usize).min(file.len());
+                file[(*at as usize).min(end)..end].fill(0);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Io for Files {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        if self.queue.len() == self.room {
+            return Err(op);
+        }
+        let (write, at, len) = match &op.action {
+            Action::Read { at, into } => (false, *at, into.len() as u64),
+            Action::Write { at, from } => (true, *at, from.len() as u64),
+            Action::SyncData => (true, 0, 0),
+            Action::Deallocate { at, len } => (true, *at, *len),
+        };
+        self.log.push((op.file.0, write, at, len));
+        self.queue.push(op);
+        Ok(())
+    }
+
+    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        if !self.queue.is_empty() {
+            let which = self.draw(self.queue.len() as u64) as usize;
+            let op = self.queue.swap_remove(which);
+            let result = self.execute(&op);
+            done.push(FileDone { op, result });
+        }
+        Ok(())
+    }
+
+    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+        Allocation::Data(len)
+    }
+}
+
+struct Rig {
+    disk: Disk<Image>,
+    files: Files,
+    answered: VecDeque<(Token, Status, Vec<Extent>)>,
+}
+
+impl Rig {
+    fn new(layers: Vec<Image>, bytes: Vec<Vec<u8>>, seed: u64) -> Rig {
+        Rig {
+            disk: Disk::new(layers, Options::default()).unwrap(),
+            files: Files::new(bytes, seed),
+            answered: VecDeque::new(),
+        }
+    }
+
+    fn request(&self, operation: Operation, at: u64, len: u64, memory: Segments, token: u64) -> Request {
+        Request::new(operation, Span { at, len }, memory, Token(token), &self.disk.geometry()).unwrap()
+    }
+
+    fn submit(&mut self, operation: Operation, at: u64, len: u64, memory: Segments, token: u64) {
+        let request = self.request(operation, at, len, memory, token);
+        self.disk.submit(request, &mut self.files);
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        while let Some((mut request, status)) = self.disk.answer() {
+            let extents = std::mem::take(&mut request.extents);
+            self.answered.push_back((request.retire(), status, extents));
+        }
+    }
+
+    /// One completion.
+    fn step(&mut self) {
+        let mut done = Vec::new();
+        self.files.reap(Until::Now, &mut done).unwrap();
+        for done in done {
+            self.disk.settle(done, &mut self.files);
+        }
+        self.disk.retry(&mut self.files);
+        self.collect();
+    }
+
+    fn drain(&mut self) {
+        while !self.disk.is_idle() {
+            self.step();
+        }
+    }
+
+    /// Submits and waits.
+    fn ask(&mut self, operation: Operation, at: u64, len: u64, memory: Segments) -> Status {
+        self.submit(operation, at, len, memory, u64::MAX);
+        self.drain();
+        self.answered.pop_back().unwrap().1
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Status {
+        self.ask(Operation::Write { durable: false }, at, bytes.len() as u64, Segments::copy_of(bytes))
+    }
+
+    fn read(&mut self, at: u64, len: u64) -> Vec<u8> {
+        let memory = Segments::copy_of(&vec![0xee; len as usize]);
+        assert_eq!(self.ask(Operation::Read, at, len, memory.clone()), Status::Done);
+        memory.to_vec()
+    }
+
+    fn flush(&mut self) -> Status {
+        self.ask(Operation::Flush, 0, 0, Segments::empty())
+    }
+}
+
+fn uuid(n: u8) -> [u8; 16] {
+    [n; 16]
+}
+
+fn new_vhd(len: u64, kind: Kind, block_size: u32, id: u8) -> Vec<u8> {
+    let creation = vhd::create(&Spec { len, kind, block_size, uuid: uuid(id), created: 1_700_000_000 }).unwrap();
+    let mut bytes = vec![0; creation.len as usize];
+    apply(&mut bytes, &creation.writes);
+    bytes
+}
+
+fn apply(bytes: &mut Vec<u8>, writes: &[MetaWrite]) {
+    for write in writes {
+        let end = write.at as usize + write.bytes.len();
+        bytes.resize(bytes.len().max(end), 0);
+        bytes[write.at as usize..end].copy_from_slice(&write.bytes);
+    }
+}
+
+fn open(bytes: &[u8], access: Access) -> Image {
+    Image::Vhd(Box::new(Vhd::open(&mut { bytes }, access, Tail::Zeroes).unwrap()))
+}
+
+fn child_of(id: u8) -> Kind {
+    Kind::Differencing(Parent {
+        uuid: uuid(id),
+        modified: 0,
+        relative: "base.vhd".into(),
+        absolute: "/base.vhd".into(),
+    })
+}
+
+fn dynamic(len: u64) -> Rig {
+    let bytes = new_vhd(len, Kind::Dynamic, 2 << 20, 1);
+    Rig::new(vec![open(&bytes, Access::ReadWrite)], vec![bytes], 1)
+}
+
+/// A child on a base that holds `fill` in its first `filled` bytes.
+fn child(len: u64, filled: u64, fill: u8) -> Rig {
+    let mut base = dynamic(len);
+    assert_eq!(base.write(0, &vec![fill; filled as usize]), Status::Done);
+    assert_eq!(base.flush(), Status::Done);
+    let base = base.files.bytes.remove(0);
+    let leaf = new_vhd(len, child_of(1), 2 << 20, 2);
+    Rig::new(vec![open(&leaf, Access::ReadWrite), open(&base, Access::ReadOnly)], vec![leaf, base], 1)
+}
+
+#[test]
+fn what_was_written_and_flushed_is_there_after_reopening() {
+    let mut rig = dynamic(64 * MIB);
+    let bytes: Vec<u8> = (0..3 * MIB).map(|i| (i / 512 % 251) as u8).collect();
+    assert_eq!(rig.write(MIB, &bytes), Status::Done);
+    assert_eq!(rig.flush(), Status::Done);
+    let file = rig.files.bytes.remove(0);
+    assert_eq!(vhd::check(&mut file.as_slice()).unwrap().problems, []);
+    let mut again = Rig::new(vec![open(&file, Access::ReadOnly)], vec![file], 2);
+    assert_eq!(again.read(MIB, 3 * MIB), bytes);
+    assert_eq!(again.read(0, MIB), vec![0; MIB as usize]);
+    assert_eq!(again.read(4 * MIB, 2 * MIB), vec![0; 2 * MIB as usize]);
+}
+
+#[test]
+fn a_partial_write_to_a_differencing_image_does_not_read_the_parent() {
+    let mut rig = child(64 * MIB, 4 * MIB, 7);
+    rig.files.log.clear();
+    assert_eq!(rig.write(MIB + 512, &[9; 512]), Status::Done);
+    assert!(rig.files.log.iter().all(|&(file, write, ..)| file == 0 && write), "{:?}", rig.files.log);
+    let found = rig.read(MIB, 2048);
+    assert_eq!(found[..512], [7; 512]);
+    assert_eq!(found[512..1024], [9; 512]);
+    assert_eq!(found[1024..], [7; 1024]);
+}
+
+#[test]
+fn many_blocks_are_allocated_at_once() {
+    let mut rig = dynamic(64 * MIB);
+    for block in 0..16 {
+        rig.submit(
+            Operation::Write { durable: false },
+            block * 2 * MIB,
+            512,
+            Segments::copy_of(&[block as u8 + 1; 512]),
+            block,
+        );
+    }
+    let places: std::collections::HashSet<u64> = rig
+        .files
+        .queue
+        .iter()
+        .map(|op| match op.action {
+            Action::Write { at, .. } => at,
+            _ => panic!("not a write"),
+        })
+        .collect();
+    assert_eq!(places.len(), 16);
+    rig.drain();
+    for block in 0..16 {
+        assert_eq!(rig.read(block * 2 * MIB, 512), [block as u8 + 1; 512]);
+    }
+}
+
+#[test]
+fn allocation_writes_no_more_than_the_guest_did() {
+    let mut rig = dynamic(64 * MIB);
+    rig.write(MIB, &[1; 4096]);
+    let written: u64 = rig.files.log.iter().filter(|op| op.1).map(|op| op.3).sum();
+    assert_eq!(written, 4096);
+}
+
+#[test]
+fn a_discarded_block_is_used_again_only_after_a_flush() {
+    let mut rig = dynamic(64 * MIB);
+    rig.write(0, &[1; 4096]);
+    rig.flush();
+    let len = rig.files.bytes[0].len();
+    assert_eq!(rig.ask(Operation::Discard, 0, 2 * MIB, Segments::empty()), Status::Done);
+    assert_eq!(rig.read(0, 4096), [0; 4096]);
+    rig.write(4 * MIB, &vec![2; 2 * MIB as usize]);
+    assert!(rig.files.bytes[0].len() > len + MIB as usize, "the discarded block was used again before the flush");
+    rig.flush();
+    let len = rig.files.bytes[0].len();
+    rig.write(8 * MIB, &vec![3; 2 * MIB as usize]);
+    rig.flush();
+    assert_eq!(rig.files.bytes[0].len(), len);
+    assert_eq!(rig.read(8 * MIB, 512), [3; 512]);
+}
+
+#[test]
+fn zeroes_and_discards_in_a_differencing_image_hide_the_parent() {
+    let mut rig = child(64 * MIB, 8 * MIB, 7);
+    rig.write(0, &[9; 4096]);
+    assert_eq!(rig.ask(Operation::Discard, 0, 4096, Segments::empty()), Status::Done);
+    assert_eq!(rig.read(0, 4096), [0; 4096]);
+    assert_eq!(
+        rig.ask(Operation::WriteZeroes { free: true, durable: false }, 2 * MIB, 4 * MIB, Segments::empty()),
+        Status::Done
+    );
+    assert_eq!(rig.read(2 * MIB, 4 * MIB), vec![0; 4 * MIB as usize]);
+    assert_eq!(rig.read(6 * MIB, 512), [7; 512]);
+    rig.flush();
+    let (leaf, base) = (rig.files.bytes.remove(0), rig.files.bytes.remove(0));
+    let layers = vec![open(&leaf, Access::ReadOnly), open(&base, Access::ReadOnly)];
+    let mut again = Rig::new(layers, vec![leaf, base], 3);
+    assert_eq!(again.read(0, 4096), [0; 4096]);
+    assert_eq!(again.read(2 * MIB, 4 * MIB), vec![0; 4 * MIB as usize]);
+    assert_eq!(again.read(4096, 512), [7; 512]);
+}
+
+#[test]
+fn storage_without_deallocation_still_writes_zeroes() {
+    let mut rig = child(64 * MIB, 8 * MIB, 7);
+    rig.files.can_deallocate = false;
+    rig.write(0, &[9; 8192]);
+    for free in [true, false] {
+        assert_eq!(
+            rig.ask(Operation::WriteZeroes { free, durable: true }, 512, 3 * MIB, Segments::empty()),
+            Status::Done
+        );
+        assert_eq!(rig.read(512, 3 * MIB), vec![0; 3 * MIB as usize]);
+        rig.write(0, &[9; 8192]);
+    }
+}
+
+#[test]
+fn a_failed_sync_is_sticky() {
+    let mut rig = dynamic(64 * MIB);
+    rig.write(0, &[1; 512]);
+    rig.files.fail_sync = true;
+    assert_eq!(rig.flush(), Status::Failed);
+    rig.files.fail_sync = false;
+    assert_eq!(rig.flush(), Status::Refused);
+    assert_eq!(rig.write(0, &[2; 512]), Status::Refused);
+    assert_eq!(rig.read(0, 512), [1; 512]);
+    assert!(rig.disk.is_broken());
+}
+
+#[test]
+fn a_flush_without_anything_to_make_durable_does_nothing() {
+    let mut rig = dynamic(64 * MIB);
+    assert_eq!(rig.flush(), Status::Done);
+    rig.files.log.clear();
+    assert_eq!(rig.flush(), Status::Done);
+    assert_eq!(rig.files.log, []);
+}
+
+#[test]
+fn a_write_waits_for_the_discard_before_it() {
+    let mut rig = dynamic(64 * MIB);
+    rig.write(0, &vec![1; 2 * MIB as usize]);
+    rig.submit(Operation::Discard, 4096, 8192, Segments::empty(), 1);
+    rig.submit(Operation::Write { durable: false }, 4096, 512, Segments::copy_of(&[2; 512]), 2);
+    rig.submit(Operation::Read, 0, 512, Segments::zeroed(512), 3);
+    assert_eq!(rig.files.queue.len(), 2, "the read goes ahead, the write does not");
+    rig.drain();
+    assert_eq!(rig.read(4096, 1024), [[2; 512], [0; 512]].concat());
+}
+
+#[test]
+fn extents_tell_data_from_holes() {
+    let mut rig = child(64 * MIB, 2 * MIB, 7);
+    rig.write(8 * MIB, &[1; 4096]);
+    rig.submit(Operation::Extents, 0, 64 * MIB, Segments::empty(), 1);
+    rig.drain();
+    let (_, status, extents) = rig.answered.pop_back().unwrap();
+    assert_eq!(status, Status::Done);
+    let found: Vec<_> = extents.iter().map(|extent| (extent.kind, extent.len)).collect();
+    let expected = [
+        (ExtentKind::Data, 2 * MIB),
+        (ExtentKind::Hole, 6 * MIB),
+        (ExtentKind::Data, 4096),
+        (ExtentKind::Hole, 56 * MIB - 4096),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn layers_of_different_sizes_are_refused() {
+    let layers =
+        vec![Image::Raw(Raw::new(MIB, 512, false).unwrap()), Image::Raw(Raw::new(2 * MIB, 512, true).unwrap())];
+    assert_eq!(Disk::new(layers, Options::default()).unwrap_err().kind, ImageErrorKind::Mismatch);
+}
+
+/// Random requests, several at a time and never overlapping, against a flat array of bytes; several layers deep,
+/// with a full engine now and then. Scope: 8 seeds of 400 requests for each kind of chain.
+#[test]
+fn random_requests_agree_with_a_flat_model() {
+    for seed in 0..8 {
+        for depth in 0..4 {
+            random_run(seed, depth);
+        }
+    }
+}
+
+fn random_run(seed: u64, depth: u8) {
+    const LEN: u64 = 9 * MIB + 512 * 7;
+    let mut model = vec![0u8; LEN as usize];
+    let mut files: Vec<Vec<u8>> = Vec::new();
+    for layer in 0..=depth {
+        let kind = if layer == 0 { Kind::Dynamic } else { child_of(layer - 1) };
+        files.insert(0, new_vhd(LEN, kind, 512 << 10, layer));
+        let access = |at: usize| if at == 0 { Access::ReadWrite } else { Access::ReadOnly };
+        let layers = files.iter().enumerate().map(|(at, bytes)| open(bytes, access(at))).collect();
+        let mut rig = Rig::new(layers, files, seed * 77 + u64::from(layer));
+        for _ in 0..400 / (u64::from(depth) + 1) {
+            random_batch(&mut rig, &mut model);
+        }
+        assert_eq!(rig.flush(), Status::Done);
+        assert!(rig.read(0, LEN) == model, "seed {seed}, depth {depth}, layer {layer}");
+        files = rig.files.bytes;
+        assert_eq!(vhd::check(&mut files[0].as_slice()).unwrap().problems, [], "seed {seed}, depth {depth}");
+    }
+}
+
+/// Four requests at once, each in its own quarter of the disk.
+fn random_batch(rig: &mut Rig, model: &mut [u8]) {
+    let sectors = model.len() as u64 / 512;
+    rig.files.room = 1 + rig.files.draw(16) as usize;
+    let mut reads = Vec::new();
+    for quarter in 0..4 {
+        let first = sectors / 4 * quarter;
+        let from = first + rig.files.draw(sectors / 4);
+        let long = if rig.files.draw(8) == 0 { 3000 } else { 40 };
+        let count = (1 + rig.files.draw(long)).min(first + sectors / 4 - from).max(1);
+        let (at, len) = (from * 512, count * 512);
+        let range = at as usize..(at + len) as usize;
+        match rig.files.draw(10) {
+            0..5 => {
+                let byte = rig.files.draw(255) as u8 + 1;
+                model[range].fill(byte);
+                let memory = Segments::copy_of(&vec![byte; len as usize]);
+                rig.submit(Operation::Write { durable: byte % 16 == 0 }, at, len, memory, quarter);
+            }
+            5 => {
+                model[range].fill(0);
+                let free = rig.files.draw(2) == 0;
+                rig.submit(Operation::WriteZeroes { free, durable: false }, at, len, Segments::empty(), quarter);
+            }
+            6 => rig.submit(Operation::Flush, 0, 0, Segments::empty(), quarter),
+            _ => {
+                let memory = Segments::zeroed(len as usize);
+                rig.submit(Operation::Read, at, len, memory.clone(), quarter);
+                reads.push((range, memory));
+            }
+        }
+    }
+    rig.drain();
+    assert!(rig.answered.drain(..).all(|(_, status, _)| status == Status::Done));
+    for (range, memory) in reads {
+        assert!(memory.to_vec() == model[range.clone()], "read of {range:?}");
+    }
+}

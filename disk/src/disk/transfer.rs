@@ -1,0 +1,110 @@
+//! Reads and writes.
+
+use super::{Disk, Op, status_of};
+use crate::fold::Where;
+use crate::format::{Format, Reserved, Ticket, Wait};
+use crate::{Action, FileError, Io, Span, Status};
+use memory::Segments;
+
+impl<F: Format> Disk<F> {
+    pub(super) fn read<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
+        let mut at = rest.at;
+        while at < rest.end() {
+            let left = rest.end().saturating_sub(at);
+            let (place, len) = match self.resolve(at) {
+                Ok((place, len)) => (place, len.min(left)),
+                Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
+            };
+            let len = self.lengthened(at, place, len, left);
+            let Some(memory) = self.memory(number, Span { at, len }) else { return };
+            match place {
+                Where::Zero => memory.fill_zero(),
+                Where::Data { layer, at } => {
+                    let op = Op::Transfer { number, ticket: None };
+                    self.push_piece(number, op, layer, Action::Read { at, into: memory }, io);
+                }
+            }
+            at = at.saturating_add(len);
+        }
+    }
+
+    pub(super) fn write<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
+        let mut at = rest.at;
+        while at < rest.end() {
+            let left = rest.end().saturating_sub(at);
+            let reserved = match self.reserve(Span { at, len: left }) {
+                Ok(reserved) => reserved,
+                Err(Wait::Load(block)) => return self.park(number, Span { at, len: left }, vec![(0, block)], io),
+                Err(Wait::NoSpace) => return self.fail(number, Status::NoSpace),
+            };
+            let Some(from) = self.memory(number, Span { at, len: reserved.len }) else { return };
+            let op = Op::Transfer { number, ticket: reserved.ticket };
+            self.push_piece(number, op, 0, Action::Write { at: reserved.at, from }, io);
+            at = at.saturating_add(reserved.len);
+        }
+    }
+
+    /// Space in the leaf for the first bytes of `span`. What already lives there is overwritten in place, and
+    /// the format need not be asked.
+    pub(super) fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        if let Some((place @ Where::Data { layer: 0, at }, len)) = self.fold.lookup(span.at) {
+            let len = self.lengthened(span.at, place, len.min(span.len), span.len);
+            return Ok(Reserved { at, len, ticket: None });
+        }
+        self.leaf().map_or(Err(Wait::NoSpace), |leaf| leaf.reserve(span))
+    }
+
+    /// The length of a run of which `len` bytes are known, at most `left`, looking into the next grains too.
+    fn lengthened(&self, at: u64, place: Where, mut len: u64, left: u64) -> u64 {
+        while len < left {
+            let next = self.fold.lookup(at.saturating_add(len));
+            match next.filter(|&(next, _)| next == place.advanced(len)) {
+                Some((_, more)) => len = len.saturating_add(more).min(left),
+                None => break,
+            }
+        }
+        len
+    }
+
+    /// The request's memory for `span`.
+    fn memory(&self, number: u32, span: Span) -> Option<Segments> {
+        let request = &self.active.get(number)?.request;
+        let from = usize::try_from(span.at.checked_sub(request.span().at)?).ok()?;
+        Some(request.memory().slice(from, usize::try_from(span.len).ok()?))
+    }
+
+    /// Records that a request has failed; it ends with its last piece.
+    pub(super) fn fail(&mut self, number: u32, status: Status) {
+        if let Some(active) = self.active.get_mut(number).filter(|active| active.status == Status::Done) {
+            active.status = status;
+        }
+    }
+
+    pub(super) fn transferred<I: Io>(
+        &mut self,
+        number: u32,
+        ticket: Option<Ticket>,
+        wrote: bool,
+        result: Result<(), FileError>,
+        io: &mut I,
+    ) {
+        // A failed write may have reached any part of its range.
+        self.unsynced |= wrote;
+        if let Some(ticket) = ticket {
+            self.conclude(ticket, result.is_ok(), io);
+        }
+        self.piece_ended(number, status_of(result), io);
+    }
+
+    /// Commits or abandons a reservation.
+    pub(super) fn conclude<I: Io>(&mut self, ticket: Ticket, ok: bool, io: &mut I) {
+        let Some(leaf) = self.layers.first_mut() else { return };
+        if !ok {
+            leaf.abandon(ticket);
+            return self.reclaim_more(io);
+        }
+        if let Some(placed) = leaf.commit(ticket) {
+            self.fold.overlay(placed.span, Where::Data { layer: 0, at: placed.at });
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The formats, as one type: which of them a layer is of is decided at run time, by name.
+
+use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::raw::Raw;
+use crate::vhd::Vhd;
+use crate::{Geometry, Span};
+
+/// An open image file of any format.
+#[derive(Debug)]
+pub enum Image {
+    /// See [`crate::raw`].
+    Raw(Raw),
+    /// See [`crate::vhd`].
+    Vhd(Box<Vhd>),
+}
+
+/// Calls the same method of whichever format it is.
+macro_rules! each {
+    ($self:ident, $image:ident => $call:expr) => {
+        match $self {
+            Image::Raw($image) => $call,
+            Image::Vhd($image) => $call,
+        }
+    };
+}
+
+impl Format for Image {
+    fn geometry(&self) -> Geometry {
+        each!(self, image => image.geometry())
+    }
+
+    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+        each!(self, image => image.map(span))
+    }
+
+    fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        each!(self, image => image.reserve(span))
+    }
+
+    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+        each!(self, image => image.commit(ticket))
+    }
+
+    fn abandon(&mut self, ticket: Ticket) {
+        each!(self, image => image.abandon(ticket))
+    }
+
+    fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
+        each!(self, image => image.discard(span))
+    }
+
+    fn released(&mut self, at: u64, clean: bool) {
+        each!(self, image => image.released(at, clean))
+    }
+
+    fn reclaim(&mut self) -> Option<(u64, u64)> {
+        each!(self, image => image.reclaim())
+    }
+
+    fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {
+        each!(self, image => image.load(block, bytes))
+    }
+
+    fn dirty(&self) -> usize {
+        each!(self, image => image.dirty())
+    }
+
+    fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        each!(self, image => image.seal())
+    }
+
+    fn settled(&mut self, durable: bool) {
+        each!(self, image => image.settled(durable))
+    }
+}

@@ -1,0 +1,69 @@
+//! Raw images: each byte of the disk stands at the same offset of the file.
+
+use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::{Geometry, ImageError, ImageErrorKind, Span};
+
+/// One open raw file or block device.
+#[derive(Debug)]
+pub struct Raw {
+    geometry: Geometry,
+}
+
+impl Raw {
+    /// A raw image of `len` bytes on storage with logical blocks of `block` bytes (512 or 4096).
+    pub fn new(len: u64, block: u32, read_only: bool) -> Result<Raw, ImageError> {
+        if block != 512 && block != 4096 {
+            let what = format!("the storage has blocks of {block} bytes; only 512 and 4096 are supported");
+            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        }
+        if len == 0 || len % u64::from(block) != 0 {
+            let what = format!("a length of {len} bytes is not a whole number of {block}-byte blocks");
+            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
+        }
+        Ok(Raw { geometry: Geometry { len, block, physical_block: 4096, discard: 4096, chs: None, read_only } })
+    }
+}
+
+impl Format for Raw {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+        Ok(Place::Data { at: span.at, len: span.len })
+    }
+
+    fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        Ok(Reserved { at: span.at, len: span.len, ticket: None })
+    }
+
+    fn commit(&mut self, _ticket: Ticket) -> Option<Placed> {
+        None
+    }
+
+    fn abandon(&mut self, _ticket: Ticket) {}
+
+    fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
+        Ok(Discarded::Kept { at: span.at, len: span.len })
+    }
+
+    fn released(&mut self, _at: u64, _clean: bool) {}
+
+    fn reclaim(&mut self) -> Option<(u64, u64)> {
+        None
+    }
+
+    fn load(&mut self, _block: MetaBlock, _bytes: &[u8]) -> Result<(), Corrupt> {
+        Ok(())
+    }
+
+    fn dirty(&self) -> usize {
+        0
+    }
+
+    fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        Vec::new()
+    }
+
+    fn settled(&mut self, _durable: bool) {}
+}

@@ -1,0 +1,78 @@
+//! Values under small numbers that are used again. Sized at the beginning, grown if that was too small.
+
+/// A slab.
+#[derive(Debug)]
+pub struct Slab<T> {
+    values: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    /// An empty slab with room for `size` values.
+    pub fn with_capacity(size: usize) -> Slab<T> {
+        Slab { values: Vec::with_capacity(size), free: Vec::with_capacity(size) }
+    }
+
+    /// Keeps `value`; its number.
+    pub fn insert(&mut self, value: T) -> u32 {
+        match self.free.pop() {
+            Some(number) => {
+                if let Some(place) = self.values.get_mut(place(number)) {
+                    *place = Some(value);
+                }
+                number
+            }
+            None => {
+                let number = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
+                self.values.push(Some(value));
+                number
+            }
+        }
+    }
+
+    /// The value under `number`.
+    pub fn get(&self, number: u32) -> Option<&T> {
+        self.values.get(place(number))?.as_ref()
+    }
+
+    /// The value under `number`, to be changed.
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.values.get_mut(place(number))?.as_mut()
+    }
+
+    /// Gives the value back and frees its number.
+    pub fn remove(&mut self, number: u32) -> Option<T> {
+        let value = self.values.get_mut(place(number))?.take()?;
+        self.free.push(number);
+        Some(value)
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.values.len().saturating_sub(self.free.len())
+    }
+
+    /// All values.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.values.iter().flatten()
+    }
+}
+
+fn place(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn numbers_are_used_again() {
+        let mut slab = Slab::with_capacity(2);
+        let (a, b) = (slab.insert('a'), slab.insert('b'));
+        assert_eq!(slab.remove(a), Some('a'));
+        assert_eq!(slab.remove(a), None);
+        assert_eq!(slab.insert('c'), a);
+        assert_eq!((slab.get(a), slab.get(b), slab.len()), (Some(&'c'), Some(&'b'), 2));
+    }
+}

@@ -1,0 +1,128 @@
+//! What a VHD says of itself, and whether it is sound.
+
+use super::layout::{EPOCH, UNUSED};
+use super::survey::{DiskType, Locator, Problem, Severity, Survey};
+use crate::{ImageError, MetaWrite, Source};
+
+/// The fields of a VHD's metadata that people ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Virtual size in bytes.
+    pub len: u64,
+    /// Virtual size when the image was made.
+    pub original_len: u64,
+    /// Fixed, dynamic or differencing.
+    pub disk_type: DiskType,
+    /// The image's identity.
+    pub uuid: [u8; 16],
+    /// Cylinders, heads, sectors.
+    pub chs: (u16, u8, u8),
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// Four letters for the program that made it.
+    pub creator: String,
+    /// That program's version, major and minor.
+    pub creator_version: (u16, u16),
+    /// The Xen tools' mark of an image that no VDI refers to.
+    pub hidden: bool,
+    /// In a saved state, with a memory image that belongs to it.
+    pub saved: bool,
+    /// Bytes in a block. Not for fixed images.
+    pub block_size: Option<u32>,
+    /// Blocks of the disk.
+    pub blocks: u64,
+    /// Blocks that have a place in the file.
+    pub blocks_allocated: u64,
+    /// Whether there is a batmap.
+    pub batmap: bool,
+    /// Length of the file in bytes.
+    pub file_len: u64,
+    /// What is recorded of the parent. Only for differencing images.
+    pub parent: Option<ParentInfo>,
+}
+
+/// What a differencing image records of its parent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParentInfo {
+    /// The parent's identity; all zero for a raw parent.
+    pub uuid: [u8; 16],
+    /// When the parent was last changed, in seconds since 1970.
+    pub modified: u64,
+    /// Its name.
+    pub name: String,
+    /// Its paths. Shown, never followed.
+    pub locators: Vec<Locator>,
+}
+
+impl Info {
+    pub(super) fn of(survey: &Survey) -> Info {
+        let footer = &survey.footer;
+        let tables = survey.tables.as_ref();
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let version = footer.creator_version.get();
+        let half = |n: u32| u16::try_from(n & 0xffff).unwrap_or(0);
+        let parent = tables.filter(|_| survey.disk_type == DiskType::Differencing).map(|tables| {
+            let name: Vec<u16> =
+                tables.header.parent_name.iter().map(|unit| unit.get()).take_while(|&unit| unit != 0).collect();
+            ParentInfo {
+                uuid: tables.header.parent_uuid,
+                modified: EPOCH.saturating_add(tables.header.parent_timestamp.get().into()),
+                name: String::from_utf16_lossy(&name),
+                locators: tables.locators.clone(),
+            }
+        });
+        Info {
+            len: footer.current_size.get(),
+            original_len: footer.original_size.get(),
+            disk_type: survey.disk_type,
+            uuid: footer.uuid,
+            chs: (footer.cylinders.get(), footer.heads, footer.sectors),
+            created: EPOCH.saturating_add(footer.timestamp.get().into()),
+            creator: String::from_utf8_lossy(&footer.creator_app).trim_end_matches(['\0', ' ']).into(),
+            creator_version: (half(version >> 16), half(version)),
+            hidden: footer.hidden != 0,
+            saved: footer.saved != 0,
+            block_size: tables.map(|tables| tables.header.block_size.get()),
+            blocks: tables.map_or(0, |tables| count(tables.bat.len())),
+            blocks_allocated: tables
+                .map_or(0, |tables| count(tables.bat.iter().filter(|&&sector| sector != UNUSED).count())),
+            batmap: tables.is_some_and(|tables| tables.batmap.is_some()),
+            file_len: survey.file_len,
+            parent,
+        }
+    }
+}
+
+/// A uuid as people write it.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (at, byte) in uuid.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+/// The outcome of a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// What is wrong. Empty: nothing is.
+    pub problems: Vec<Problem>,
+    /// Writes that mend every [`Severity::Repairable`] problem, to be followed by a sync.
+    pub repairs: Vec<MetaWrite>,
+}
+
+impl Report {
+    /// The severity of the worst problem.
+    pub fn worst(&self) -> Option<Severity> {
+        self.problems.iter().map(|problem| problem.severity).max()
+    }
+}
+
+/// Checks all metadata of a file. An error means that it cannot be read as a VHD at all.
+pub fn check(source: &mut dyn Source) -> Result<Report, ImageError> {
+    let survey = Survey::of(source)?;
+    Ok(Report { problems: survey.problems, repairs: survey.repairs })
+}

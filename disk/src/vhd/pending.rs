@@ -1,0 +1,77 @@
+//! Writes under way to places that readers do not see yet.
+
+use std::collections::HashMap;
+
+use super::space::Slot;
+use crate::format::Ticket;
+
+/// Sectors of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// The block.
+    pub block: u32,
+    /// Its first sector that is written.
+    pub from: u32,
+    /// How many are.
+    pub count: u32,
+}
+
+/// Reservations, by ticket, and the slots of blocks that are not in the table yet. Any number of blocks may be
+/// on their way at once, each with any number of writes.
+#[derive(Debug, Default)]
+pub struct Pending {
+    last: u64,
+    writes: HashMap<Ticket, Write>,
+    /// How many of them each block has.
+    count: HashMap<u32, u32>,
+    slots: HashMap<u32, Slot>,
+}
+
+impl Pending {
+    /// The slot that a new block is to have: the one it was given before, or one from `take`.
+    pub fn slot(&mut self, block: u32, take: impl FnOnce() -> Option<Slot>) -> Option<Slot> {
+        if let Some(&slot) = self.slots.get(&block) {
+            return Some(slot);
+        }
+        let slot = take()?;
+        self.slots.insert(block, slot);
+        Some(slot)
+    }
+
+    /// Begins a write.
+    pub fn begin(&mut self, write: Write) -> Ticket {
+        self.last = self.last.wrapping_add(1);
+        let ticket = Ticket(self.last);
+        self.writes.insert(ticket, write);
+        let count = self.count.entry(write.block).or_default();
+        *count = count.saturating_add(1);
+        ticket
+    }
+
+    /// Ends a write, well or not.
+    pub fn end(&mut self, ticket: Ticket) -> Option<Write> {
+        let write = self.writes.remove(&ticket)?;
+        if let Some(count) = self.count.get_mut(&write.block) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.count.remove(&write.block);
+            }
+        }
+        Some(write)
+    }
+
+    /// The slot of a new block, which is now in the table.
+    pub fn claim(&mut self, block: u32) -> Option<Slot> {
+        self.slots.remove(&block)
+    }
+
+    /// Whether a write to the block is under way.
+    pub fn busy(&self, block: u32) -> bool {
+        self.count.contains_key(&block)
+    }
+
+    /// The slot of a new block that no write is under way to any more.
+    pub fn drop_if_idle(&mut self, block: u32) -> Option<Slot> {
+        if self.busy(block) { None } else { self.slots.remove(&block) }
+    }
+}

@@ -1,0 +1,227 @@
+//! Which places of a VHD file are free for a block.
+//!
+//! A place ("slot") is a sector bitmap and the block behind it, so laid out that the block begins at a multiple
+//! of 4 KiB. Behind the last slot stands the footer; since a slot begins with padding that nobody uses, the next
+//! slot never lies over that footer, and an old footer never lies over a block.
+//!
+//! Invariant: a slot is handed out only when no durable metadata refers to it. A slot given up is therefore kept
+//! back until the metadata that gave it up is durable *and* its old content has been deallocated, or is known
+//! not to have been ("unclean").
+
+use std::collections::VecDeque;
+
+use super::layout::SECTOR;
+
+/// Blocks begin at a multiple of this many bytes: what storage and O_DIRECT like best.
+const BLOCK_ALIGN: u64 = 4096;
+
+/// A place for a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// First sector of the bitmap: what the block allocation table records.
+    pub sector: u32,
+    /// Whether bitmap and block read as zero.
+    pub clean: bool,
+}
+
+/// A slot on its way back to the free ones.
+#[derive(Clone, Copy, Debug)]
+struct Returning {
+    sector: u32,
+    /// Whether durable metadata no longer refers to it.
+    forgotten: bool,
+    /// Whether it reads as zero, once that is known.
+    clean: Option<bool>,
+}
+
+/// The free space of one file.
+#[derive(Debug)]
+pub struct Space {
+    bitmap_len: u64,
+    block_len: u64,
+    /// Where the footer belongs: behind everything that is in use or was.
+    end: u64,
+    /// Whether bytes behind `end` read as zero.
+    zero_tail: bool,
+    free: Vec<Slot>,
+    returning: Vec<Returning>,
+    /// Slots of unknown content that nothing refers to, still to be deallocated.
+    stray: VecDeque<u32>,
+}
+
+impl Space {
+    /// The free space of a file whose metadata ends at `metadata_end`, whose blocks stand at `used` (ascending),
+    /// and which is `file_len` bytes long. What is in no use below `file_len` is stray: left by a crash.
+    pub fn new(
+        bitmap_len: u64,
+        block_len: u64,
+        metadata_end: u64,
+        used: &[u32],
+        file_len: u64,
+        zero_tail: bool,
+    ) -> Space {
+        let mut space = Space {
+            bitmap_len,
+            block_len,
+            end: metadata_end,
+            zero_tail,
+            free: Vec::new(),
+            returning: Vec::new(),
+            stray: VecDeque::new(),
+        };
+        for &sector in used {
+            space.stray_until(u64::from(sector).saturating_mul(SECTOR));
+            let behind = u64::from(sector).saturating_mul(SECTOR).saturating_add(bitmap_len).saturating_add(block_len);
+            space.end = space.end.max(behind);
+        }
+        // A file that ends in its footer has nothing behind its last block. Where the tail is rubbish anyway,
+        // more of it makes no difference.
+        if zero_tail && file_len > space.end.saturating_add(SECTOR) {
+            space.stray_until(file_len);
+            space.end = file_len.next_multiple_of(SECTOR);
+        }
+        space
+    }
+
+    /// Takes the slots that fit between `end` and `limit` for stray.
+    fn stray_until(&mut self, limit: u64) {
+        while let Some(sector) = self.next_sector() {
+            let behind = self.behind(sector);
+            if behind > limit {
+                return;
+            }
+            self.stray.push_back(sector);
+            self.end = behind;
+        }
+    }
+
+    /// The first slot behind `end` and the footer there.
+    fn next_sector(&self) -> Option<u32> {
+        let block_at =
+            self.end.checked_add(SECTOR)?.checked_add(self.bitmap_len)?.checked_next_multiple_of(BLOCK_ALIGN)?;
+        let sector = u32::try_from(block_at.checked_sub(self.bitmap_len)? / SECTOR).ok()?;
+        // The table has 32 bits for a sector, and one value of them means "unused".
+        (sector != u32::MAX && u32::try_from(self.behind(sector) / SECTOR).is_ok()).then_some(sector)
+    }
+
+    fn behind(&self, sector: u32) -> u64 {
+        self.block_at(sector).saturating_add(self.block_len)
+    }
+
+    /// Offset in the file of the block of a slot.
+    pub fn block_at(&self, sector: u32) -> u64 {
+        u64::from(sector).saturating_mul(SECTOR).saturating_add(self.bitmap_len)
+    }
+
+    /// Where the footer belongs.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// A free slot; clean ones first. `None` when the file cannot grow any more.
+    pub fn take(&mut self) -> Option<Slot> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        let sector = self.next_sector()?;
+        self.end = self.behind(sector);
+        Some(Slot { sector, clean: self.zero_tail })
+    }
+
+    /// Gives a slot up that durable metadata refers to.
+    pub fn give_up(&mut self, sector: u32) {
+        self.returning.push(Returning { sector, forgotten: false, clean: None });
+    }
+
+    /// Gives a slot back that nothing has ever referred to, after a failed write to it.
+    pub fn give_back(&mut self, sector: u32) {
+        self.stray.push_back(sector);
+    }
+
+    /// The durable metadata no longer refers to the slot.
+    pub fn forgotten(&mut self, sector: u32) {
+        if let Some(slot) = self.returning.iter_mut().find(|slot| slot.sector == sector) {
+            slot.forgotten = true;
+        }
+        self.collect();
+    }
+
+    /// The slot reads as zero now, or it does not.
+    pub fn released(&mut self, sector: u32, clean: bool) {
+        if let Some(slot) = self.returning.iter_mut().find(|slot| slot.sector == sector) {
+            slot.clean = Some(clean);
+        }
+        self.collect();
+    }
+
+    /// The next stray slot. It is free when it has been [`released`](Space::released).
+    pub fn next_stray(&mut self) -> Option<u32> {
+        let sector = self.stray.pop_front()?;
+        self.returning.push(Returning { sector, forgotten: true, clean: None });
+        Some(sector)
+    }
+
+    fn collect(&mut self) {
+        let free = &mut self.free;
+        self.returning.retain(|slot| match (slot.forgotten, slot.clean) {
+            (true, Some(clean)) => {
+                // Clean slots at the back, where they are taken from.
+                let at = if clean { free.len() } else { 0 };
+                free.insert(at, Slot { sector: slot.sector, clean });
+                false
+            }
+            _ => true,
+        });
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const BLOCK: u64 = 2 << 20;
+
+    #[test]
+    fn blocks_are_aligned_and_a_footer_fits_between() {
+        for bitmap_len in [512, 1024, 2048, 4096] {
+            let mut space = Space::new(bitmap_len, BLOCK, 8192, &[], 8704, true);
+            for _ in 0..3 {
+                let footer = space.end();
+                let slot = space.take().unwrap();
+                assert_eq!(space.block_at(slot.sector) % 4096, 0);
+                assert!(u64::from(slot.sector) * SECTOR >= footer + SECTOR);
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_given_up_comes_back_only_when_forgotten_and_released() {
+        let mut space = Space::new(512, BLOCK, 8192, &[], 8704, true);
+        let slot = space.take().unwrap();
+        space.give_up(slot.sector);
+        space.released(slot.sector, true);
+        assert_ne!(space.take().unwrap().sector, slot.sector);
+        space.forgotten(slot.sector);
+        assert_eq!(space.take(), Some(slot));
+    }
+
+    #[test]
+    fn what_a_crash_left_is_stray() {
+        let mut fresh = Space::new(512, BLOCK, 8192, &[], 8704, true);
+        let (first, second, third) = (fresh.take().unwrap(), fresh.take().unwrap(), fresh.take().unwrap());
+        let len = fresh.end();
+        let mut space = Space::new(512, BLOCK, 8192, &[second.sector], len, true);
+        assert_eq!(space.next_stray(), Some(first.sector));
+        assert_eq!(space.next_stray(), Some(third.sector));
+        assert_eq!(space.next_stray(), None);
+        assert!(space.take().unwrap().sector > third.sector);
+        space.released(first.sector, true);
+        assert_eq!(space.take(), Some(Slot { sector: first.sector, clean: true }));
+    }
+
+    #[test]
+    fn the_table_runs_out_at_two_tebibytes() {
+        let mut space = Space::new(512, BLOCK, (1 << 41) - BLOCK, &[], 0, true);
+        assert_eq!(space.take(), None);
+    }
+}

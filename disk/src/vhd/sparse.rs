@@ -1,0 +1,424 @@
+//! The blocks of a dynamic or differencing image: table, bitmaps, reservations, rounds.
+//!
+//! Knows nothing about requests or files. Keeps: a reader never sees a place whose data is not written, and a
+//! round speaks only of what was committed when it was sealed.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use super::bitmap::Bitmap;
+use super::layout::{RawFooter, SECTOR, UNUSED};
+use super::pending::{Pending, Write};
+use super::space::Space;
+use super::survey::{Batmap, DiskType, Survey, batmap_writes, bitmap_len, index};
+use super::{Access, Tail};
+use crate::Span;
+use crate::format::{Discarded, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use zerocopy::IntoBytes;
+
+/// Table entries in a sector.
+const ENTRIES: u32 = 128;
+/// Bitmaps kept though nothing is to be written of them: at 512 bytes each 1 MiB, enough for the partly written
+/// blocks of 4 GiB of disk.
+const BITMAPS_WRITABLE: usize = 2048;
+/// Bitmaps kept of a layer that is only read. Once folded into the map of the chain they are not asked for again;
+/// a disk folds sixteen grains at once, each of at most four blocks, and this is four times that.
+const BITMAPS_READ_ONLY: usize = 256;
+
+/// A bitmap in memory.
+#[derive(Debug)]
+struct Cached {
+    bitmap: Bitmap,
+    /// Changed since the last seal.
+    dirty: bool,
+    /// In the round under way: a reload could find the old bytes.
+    sealed: bool,
+}
+
+/// What the round under way will have made durable.
+#[derive(Debug, Default)]
+struct Round {
+    bitmaps: Vec<u32>,
+    table: BTreeSet<u32>,
+    forgotten: Vec<u32>,
+    footer: bool,
+    copy: bool,
+    batmap: bool,
+}
+
+/// Blocks and where they are.
+#[derive(Debug)]
+pub struct Sparse {
+    parent: bool,
+    block_len: u64,
+    /// Of a bitmap in the file.
+    bitmap_len: u64,
+    disk_len: u64,
+    table_at: u64,
+    table: Vec<u32>,
+    /// Blocks with every sector written, one bit each: their bitmap need not be looked at.
+    full: Vec<u64>,
+    bitmaps: HashMap<u32, Cached>,
+    /// The order in which bitmaps came, for choosing which to forget.
+    arrivals: VecDeque<u32>,
+    bitmaps_max: usize,
+    /// Bitmaps asked for with [`Wait::Load`], by their offset in the file.
+    loading: HashMap<u64, u32>,
+    pending: Pending,
+    space: Space,
+    footer: RawFooter,
+    batmap: Option<Batmap>,
+    dirty_bitmaps: BTreeSet<u32>,
+    /// By sector of the table.
+    dirty_table: BTreeSet<u32>,
+    dirty_batmap: bool,
+    dirty_footer: bool,
+    /// The copy of the footer at the start of the file was found missing.
+    dirty_copy: bool,
+    /// Slots given up since the last seal.
+    forgotten: Vec<u32>,
+    round: Round,
+}
+
+impl Sparse {
+    /// # Panics
+    /// If the survey has no tables.
+    pub fn new(survey: Survey, access: Access, tail: Tail) -> Sparse {
+        let dirty_copy = survey.repairs.iter().any(|repair| repair.at == 0);
+        let dirty_footer = survey.repairs.iter().any(|repair| repair.at >= survey.file_len);
+        let Some(tables) = survey.tables else { unreachable!("a sparse image has tables") };
+        let block_len = u64::from(tables.header.block_size.get());
+        let bitmap_len = bitmap_len(block_len);
+        let disk_len = survey.footer.current_size.get();
+        let zero_tail = tail == Tail::Zeroes;
+        let space = Space::new(bitmap_len, block_len, tables.end, &tables.used, survey.file_len, zero_tail);
+        let full = full_blocks(tables.batmap.as_ref(), tables.bat.len());
+        let dirty_batmap = tables.batmap.as_ref().is_some_and(|batmap| !batmap.sound);
+        Sparse {
+            parent: survey.disk_type == DiskType::Differencing,
+            block_len,
+            bitmap_len,
+            disk_len,
+            table_at: tables.header.table_offset.get(),
+            table: tables.bat,
+            full,
+            bitmaps: HashMap::new(),
+            arrivals: VecDeque::new(),
+            bitmaps_max: if access == Access::ReadOnly { BITMAPS_READ_ONLY } else { BITMAPS_WRITABLE },
+            loading: HashMap::new(),
+            pending: Pending::default(),
+            space,
+            footer: survey.footer,
+            batmap: tables.batmap,
+            dirty_bitmaps: BTreeSet::new(),
+            dirty_table: BTreeSet::new(),
+            dirty_batmap,
+            dirty_footer,
+            dirty_copy,
+            forgotten: Vec::new(),
+            round: Round::default(),
+        }
+    }
+
+    pub fn allocated(&self) -> u64 {
+        let blocks = self.table.iter().filter(|&&sector| sector != UNUSED).count();
+        u64::try_from(blocks).unwrap_or(u64::MAX).saturating_mul(self.block_len)
+    }
+
+    pub fn map(&mut self, span: Span) -> Result<Place, Wait> {
+        let (block, from) = self.locate(span.at);
+        let len = span.len.min(self.block_len.saturating_sub(from));
+        let sector = self.entry(block);
+        if sector == UNUSED {
+            return Ok(self.nowhere(self.unused_run(block, span)));
+        }
+        let at = self.space.block_at(sector).saturating_add(from);
+        if self.is_full(block) {
+            return Ok(Place::Data { at, len });
+        }
+        let (set, run) = self.bitmap(block, sector)?.run(sectors(from), sectors(len));
+        let len = u64::from(run).saturating_mul(SECTOR);
+        Ok(if set { Place::Data { at, len } } else { self.nowhere(len) })
+    }
+
+    pub fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        let (block, from) = self.locate(span.at);
+        let len = span.len.min(self.block_len.saturating_sub(from));
+        let write = Write { block, from: sectors(from), count: sectors(len) };
+        let sector = self.entry(block);
+        let (slot, changes) = if sector != UNUSED {
+            let written = self.is_full(block) || self.bitmap(block, sector)?.all(write.from, write.count);
+            (sector, !written)
+        } else {
+            let space = &mut self.space;
+            (self.pending.slot(block, || space.take()).ok_or(Wait::NoSpace)?.sector, true)
+        };
+        let ticket = changes.then(|| self.pending.begin(write));
+        Ok(Reserved { at: self.space.block_at(slot).saturating_add(from), len, ticket })
+    }
+
+    pub fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+        let write = self.pending.end(ticket)?;
+        let mut span = self.span_of(write);
+        if let Some(slot) = self.pending.claim(write.block) {
+            // The first write to a new block: from now on the block is there. In space that reads as zero, the
+            // sectors that nobody wrote are what they should be already.
+            let whole = slot.clean && !self.parent;
+            let count = sectors(self.block_len);
+            self.keep(write.block, Bitmap::filled(count, index(self.bitmap_len), whole), true);
+            self.set_entry(write.block, slot.sector);
+            self.dirty_footer = true;
+            if whole {
+                self.set_full(write.block, true);
+                span = self.span_of(Write { block: write.block, from: 0, count });
+            }
+        }
+        self.set_bits(write);
+        let from = span.at % self.block_len;
+        let at = self.space.block_at(self.entry(write.block)).saturating_add(from);
+        Some(Placed { span, at })
+    }
+
+    pub fn abandon(&mut self, ticket: Ticket) {
+        if let Some(write) = self.pending.end(ticket) {
+            if let Some(slot) = self.pending.drop_if_idle(write.block) {
+                self.space.give_back(slot.sector);
+            }
+        }
+    }
+
+    pub fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
+        let (block, from) = self.locate(span.at);
+        let len = span.len.min(self.block_len.saturating_sub(from));
+        let sector = self.entry(block);
+        if sector == UNUSED {
+            return Ok(Discarded::Nothing { len: self.unused_run(block, span) });
+        }
+        let at = self.space.block_at(sector).saturating_add(from);
+        let whole = from == 0 && (len == self.block_len || span.at.saturating_add(len) == self.disk_len);
+        if whole && !self.parent {
+            self.free(block, sector);
+            return Ok(Discarded::Freed { at, len });
+        }
+        if self.is_full(block) {
+            return Ok(Discarded::Kept { at, len });
+        }
+        let (set, run) = self.bitmap(block, sector)?.run(sectors(from), sectors(len));
+        let len = u64::from(run).saturating_mul(SECTOR);
+        Ok(if set { Discarded::Kept { at, len } } else { Discarded::Nothing { len } })
+    }
+
+    pub fn released(&mut self, at: u64, clean: bool) {
+        let sector = at.saturating_sub(self.bitmap_len) / SECTOR;
+        self.space.released(u32::try_from(sector).unwrap_or(UNUSED), clean);
+    }
+
+    pub fn reclaim(&mut self) -> Option<(u64, u64)> {
+        self.space.next_stray().map(|sector| (self.space.block_at(sector), self.block_len))
+    }
+
+    pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
+        let Some(index) = self.loading.remove(&block.at) else { return };
+        let still_there = u64::from(self.entry(index)).saturating_mul(SECTOR) == block.at;
+        if still_there && !self.bitmaps.contains_key(&index) {
+            let bitmap = Bitmap::from_bytes(sectors(self.block_len), bytes);
+            if bitmap.is_full() {
+                self.set_full(index, true);
+            } else {
+                self.keep(index, bitmap, false);
+            }
+        }
+    }
+
+    pub fn dirty(&self) -> usize {
+        let single = [self.dirty_batmap, self.dirty_footer, self.dirty_copy];
+        let single = single.into_iter().filter(|&dirty| dirty).count();
+        self.dirty_bitmaps.len().saturating_add(self.dirty_table.len()).saturating_add(single)
+    }
+
+    pub fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        let mut first = Vec::new();
+        for block in std::mem::take(&mut self.dirty_bitmaps) {
+            let at = u64::from(self.entry(block)).saturating_mul(SECTOR);
+            if let Some(cached) = self.bitmaps.get_mut(&block) {
+                first.push(MetaWrite { at, bytes: cached.bitmap.as_bytes().to_vec() });
+                (cached.dirty, cached.sealed) = (false, true);
+                self.round.bitmaps.push(block);
+            }
+        }
+        self.round.batmap = std::mem::take(&mut self.dirty_batmap);
+        if let Some(batmap) = self.batmap.as_ref().filter(|_| self.round.batmap) {
+            first.extend(batmap_writes(&batmap.header, batmap.header_at, &batmap.bits));
+        }
+        self.round.footer = std::mem::take(&mut self.dirty_footer);
+        self.round.copy = std::mem::take(&mut self.dirty_copy);
+        let places = [(self.round.footer, self.space.end()), (self.round.copy, 0)];
+        for (_, at) in places.into_iter().filter(|&(dirty, _)| dirty) {
+            first.push(MetaWrite { at, bytes: self.footer.as_bytes().to_vec() });
+        }
+        self.round.table = std::mem::take(&mut self.dirty_table);
+        let second: Vec<MetaWrite> = self.round.table.iter().map(|&sector| self.table_sector(sector)).collect();
+        self.round.forgotten.append(&mut self.forgotten);
+        [first, second].into_iter().filter(|batch| !batch.is_empty()).collect()
+    }
+
+    pub fn settled(&mut self, durable: bool) {
+        let round = std::mem::take(&mut self.round);
+        for block in round.bitmaps {
+            if let Some(cached) = self.bitmaps.get_mut(&block) {
+                cached.sealed = false;
+                if !durable {
+                    cached.dirty = true;
+                    self.dirty_bitmaps.insert(block);
+                } else if !cached.dirty && cached.bitmap.is_full() {
+                    self.bitmaps.remove(&block);
+                }
+            }
+        }
+        if durable {
+            round.forgotten.into_iter().for_each(|sector| self.space.forgotten(sector));
+            return;
+        }
+        self.forgotten.extend(round.forgotten);
+        self.dirty_table.extend(round.table);
+        self.dirty_footer |= round.footer;
+        self.dirty_copy |= round.copy;
+        self.dirty_batmap |= round.batmap;
+    }
+
+    /// The block of a byte of the disk, and the byte's place in the block.
+    fn locate(&self, at: u64) -> (u32, u64) {
+        let block = at.checked_div(self.block_len).unwrap_or(0);
+        (u32::try_from(block).unwrap_or(u32::MAX), at.checked_rem(self.block_len).unwrap_or(0))
+    }
+
+    fn entry(&self, block: u32) -> u32 {
+        self.table.get(index(block.into())).copied().unwrap_or(UNUSED)
+    }
+
+    fn set_entry(&mut self, block: u32, sector: u32) {
+        if let Some(entry) = self.table.get_mut(index(block.into())) {
+            *entry = sector;
+            self.dirty_table.insert(block / ENTRIES);
+        }
+    }
+
+    fn nowhere(&self, len: u64) -> Place {
+        if self.parent { Place::Parent { len } } else { Place::Zero { len } }
+    }
+
+    /// Bytes from the start of `span`, which lies in the unused block `block`, up to the next used one.
+    fn unused_run(&self, block: u32, span: Span) -> u64 {
+        let mut end = u64::from(block).saturating_add(1).saturating_mul(self.block_len);
+        while end < span.end() && self.entry(self.locate(end).0) == UNUSED {
+            end = end.saturating_add(self.block_len);
+        }
+        end.min(span.end()).saturating_sub(span.at)
+    }
+
+    /// The bytes of the disk that a write covers; the last block may reach behind the disk's end.
+    fn span_of(&self, write: Write) -> Span {
+        let begin = u64::from(write.block).saturating_mul(self.block_len);
+        let at = begin.saturating_add(u64::from(write.from).saturating_mul(SECTOR));
+        let len = u64::from(write.count).saturating_mul(SECTOR).min(self.disk_len.saturating_sub(at));
+        Span { at, len }
+    }
+
+    fn is_full(&self, block: u32) -> bool {
+        self.full.get(index(u64::from(block / 64))).is_some_and(|word| word & (1 << (block % 64)) != 0)
+    }
+
+    fn set_full(&mut self, block: u32, full: bool) {
+        if let Some(word) = self.full.get_mut(index(u64::from(block / 64))) {
+            let bit = 1 << (block % 64);
+            *word = if full { *word | bit } else { *word & !bit };
+        }
+    }
+
+    /// The bitmap of a used block.
+    fn bitmap(&mut self, block: u32, sector: u32) -> Result<&Bitmap, Wait> {
+        match self.bitmaps.get(&block) {
+            Some(cached) => Ok(&cached.bitmap),
+            None => {
+                let at = u64::from(sector).saturating_mul(SECTOR);
+                self.loading.insert(at, block);
+                Err(Wait::Load(MetaBlock { at, len: u32::try_from(self.bitmap_len).unwrap_or(u32::MAX) }))
+            }
+        }
+    }
+
+    fn keep(&mut self, block: u32, bitmap: Bitmap, dirty: bool) {
+        self.bitmaps.insert(block, Cached { bitmap, dirty, sealed: false });
+        self.arrivals.push_back(block);
+        if dirty {
+            self.dirty_bitmaps.insert(block);
+        }
+        // Each turn looks at one old bitmap more than came, so that the cache shrinks back when it can.
+        for _ in 0..2 {
+            if self.arrivals.len() <= self.bitmaps_max {
+                break;
+            }
+            let Some(oldest) = self.arrivals.pop_front() else { break };
+            match self.bitmaps.get(&oldest) {
+                Some(cached) if cached.dirty || cached.sealed => self.arrivals.push_back(oldest),
+                // A write under way will set bits in it; the newest is what somebody waits for.
+                Some(_) if oldest == block || self.pending.busy(oldest) => self.arrivals.push_back(oldest),
+                Some(_) => drop(self.bitmaps.remove(&oldest)),
+                None => {}
+            }
+        }
+    }
+
+    fn set_bits(&mut self, write: Write) {
+        let Some(cached) = self.bitmaps.get_mut(&write.block) else {
+            // Forgotten since the reservation: then the block has become full, and there is nothing to set.
+            debug_assert!(self.is_full(write.block), "a bitmap with writes under way was forgotten");
+            return;
+        };
+        if cached.bitmap.set(write.from, write.count) {
+            cached.dirty = true;
+            let full = cached.bitmap.is_full();
+            self.dirty_bitmaps.insert(write.block);
+            if full {
+                self.set_full(write.block, true);
+            }
+        }
+    }
+
+    /// Takes a block out of the table.
+    fn free(&mut self, block: u32, sector: u32) {
+        self.set_entry(block, UNUSED);
+        self.set_full(block, false);
+        self.bitmaps.remove(&block);
+        self.dirty_bitmaps.remove(&block);
+        self.space.give_up(sector);
+        self.forgotten.push(sector);
+        if let Some(byte) = self.batmap.as_mut().and_then(|map| map.bits.get_mut(index(u64::from(block / 8)))) {
+            let bit = 0x80 >> (block % 8);
+            self.dirty_batmap |= *byte & bit != 0;
+            *byte &= !bit;
+        }
+    }
+
+    fn table_sector(&self, sector: u32) -> MetaWrite {
+        let first = sector.saturating_mul(ENTRIES);
+        let entries = (first..first.saturating_add(ENTRIES)).map(|block| self.entry(block));
+        let at = self.table_at.saturating_add(u64::from(sector).saturating_mul(SECTOR));
+        MetaWrite { at, bytes: entries.flat_map(u32::to_be_bytes).collect() }
+    }
+}
+
+/// Bytes as sectors; what is asked of here is at most a block.
+fn sectors(len: u64) -> u32 {
+    u32::try_from(len / SECTOR).unwrap_or(u32::MAX)
+}
+
+/// The batmap's blocks, in words.
+fn full_blocks(batmap: Option<&Batmap>, blocks: usize) -> Vec<u64> {
+    let mut full = vec![0; blocks.div_ceil(64)];
+    let bytes = batmap.map(|batmap| batmap.bits.as_slice()).unwrap_or_default();
+    for (word, bytes) in full.iter_mut().zip(bytes.chunks(8)) {
+        // Most significant bit first in a byte, least significant byte first in a word.
+        *word = bytes.iter().rev().fold(0, |word, byte| (word << 8) | u64::from(byte.reverse_bits()));
+    }
+    full
+}

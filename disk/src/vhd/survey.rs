@@ -1,0 +1,439 @@
+//! Reads all metadata of a VHD file and says what is wrong with it. Opening and checking both begin here.
+//!
+//! Everything read is hostile: sizes are bounded before memory is taken, arithmetic is checked, and a path found
+//! inside is only ever shown.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::layout::{
+    BATMAP_COOKIE, BATMAP_VERSION, FEATURES, FOOTER_COOKIE, HEADER_COOKIE, RawBatmapHeader, RawFooter, RawHeader,
+    RawLocator, SECTOR, UNUSED, VERSION, checksum,
+};
+use crate::{ImageError, ImageErrorKind, MetaWrite, ReadFault, Source};
+
+/// The largest virtual size: what the Xen tools allow, a little below the 2 TiB that 32-bit sectors reach.
+pub const LEN_MAX: u64 = 2040 << 30;
+/// Block sizes found in the wild.
+pub const BLOCK_MIN: u64 = 512 << 10;
+/// See [`BLOCK_MIN`].
+pub const BLOCK_MAX: u64 = 16 << 20;
+/// A locator holds a path: four times the longest that Linux allows.
+const LOCATOR_MAX: u32 = 16 << 10;
+
+/// How bad a problem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Space that nothing refers to; the next writer takes it back.
+    Leak,
+    /// Redundant metadata is missing or wrong; a repair restores it from the other copy.
+    Repairable,
+    /// Guest data cannot be found or would be misread.
+    Damage,
+}
+
+/// Something wrong with an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Offset in the file.
+    pub at: u64,
+    /// What was found, in one sentence without a full stop.
+    pub what: String,
+}
+
+/// What kind of image it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskType {
+    /// All bytes are there from the beginning.
+    Fixed,
+    /// Blocks are allocated when first written; without a parent.
+    Dynamic,
+    /// Sectors that were never written are a parent's.
+    Differencing,
+}
+
+/// A path to a parent, as one platform writes it. Shown, never followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Locator {
+    /// `MACX` (file URL), `W2ru` (relative Windows path), `W2ku` (absolute Windows path), or another.
+    pub code: String,
+    /// The path.
+    pub path: String,
+}
+
+/// The block allocation table's companion of the Xen tools: which blocks have every sector written.
+#[derive(Clone, Debug)]
+pub struct Batmap {
+    /// Its header.
+    pub header: RawBatmapHeader,
+    /// Offset of the header in the file.
+    pub header_at: u64,
+    /// One bit a block, most significant first.
+    pub bits: Vec<u8>,
+    /// Whether the checksum matched; otherwise `bits` are all zero.
+    pub sound: bool,
+}
+
+/// The metadata of a dynamic or differencing image.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    /// The header.
+    pub header: RawHeader,
+    /// First sector of each block's bitmap, or [`UNUSED`].
+    pub bat: Vec<u32>,
+    /// The batmap, where there is one.
+    pub batmap: Option<Batmap>,
+    /// The parent locators that hold something.
+    pub locators: Vec<Locator>,
+    /// Where metadata ends and blocks may begin.
+    pub end: u64,
+    /// Sectors of all used blocks, ascending.
+    pub used: Vec<u32>,
+}
+
+/// All metadata of a file, and what is wrong with it.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// The footer in force.
+    pub footer: RawFooter,
+    /// What the footer says it is.
+    pub disk_type: DiskType,
+    /// For dynamic and differencing images.
+    pub tables: Option<Tables>,
+    /// What is wrong, none of it so bad that the rest could not be read.
+    pub problems: Vec<Problem>,
+    /// Writes that restore redundant metadata.
+    pub repairs: Vec<MetaWrite>,
+    /// Length of the file.
+    pub file_len: u64,
+}
+
+/// Bytes of the bitmap of a block.
+pub fn bitmap_len(block_size: u64) -> u64 {
+    (block_size / SECTOR).div_ceil(8).next_multiple_of(SECTOR)
+}
+
+fn corrupt(at: u64, what: impl Into<String>) -> ImageError {
+    ImageError::at(ImageErrorKind::Corrupt, at, what)
+}
+
+fn read(source: &mut dyn Source, at: u64, len: usize, what: &str) -> Result<Vec<u8>, ImageError> {
+    let mut bytes = vec![0; len];
+    match source.read_at(at, &mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(ReadFault::PastEnd(_)) => Err(corrupt(at, format!("the file ends inside the {what}"))),
+        Err(fault) => Err(ImageError::at(ImageErrorKind::Storage, at, format!("cannot read the {what}: {fault}"))),
+    }
+}
+
+impl Survey {
+    /// Reads everything. An error is what makes the image unreadable as a whole.
+    pub fn of(source: &mut dyn Source) -> Result<Survey, ImageError> {
+        let file_len = source.len();
+        let mut problems = Vec::new();
+        let mut repairs = Vec::new();
+        let footer = find_footer(source, &mut problems, &mut repairs)?;
+        check_footer(&footer)?;
+        let disk_type = match footer.disk_type.get() {
+            2 => DiskType::Fixed,
+            3 => DiskType::Dynamic,
+            4 => DiskType::Differencing,
+            other => {
+                return Err(corrupt(
+                    60,
+                    format!("disk type {other} is not one of fixed (2), dynamic (3) and differencing (4)"),
+                ));
+            }
+        };
+        let mut survey = Survey { footer, disk_type, tables: None, problems, repairs, file_len };
+        if disk_type == DiskType::Fixed {
+            survey.check_fixed()?;
+        } else {
+            let tables = survey.read_tables(source)?;
+            survey.check_blocks(&tables);
+            survey.tables = Some(tables);
+        }
+        Ok(survey)
+    }
+
+    /// The worst problem, if it makes the image unfit for use.
+    pub fn damage(&self) -> Option<&Problem> {
+        self.problems.iter().find(|problem| problem.severity == Severity::Damage)
+    }
+
+    fn check_fixed(&self) -> Result<(), ImageError> {
+        let len = self.footer.current_size.get();
+        if len.checked_add(SECTOR - 1).is_none_or(|needed| needed > self.file_len) {
+            let file_len = self.file_len;
+            return Err(corrupt(
+                48,
+                format!("a fixed disk of {len} bytes does not fit in a file of {file_len} bytes (truncated?)"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn read_tables(&mut self, source: &mut dyn Source) -> Result<Tables, ImageError> {
+        let at = self.footer.data_offset.get();
+        let header = read_header(source, at)?;
+        let blocks = self.footer.current_size.get().div_ceil(u64::from(header.block_size.get()));
+        let table_at = header.table_offset.get();
+        let entries = header.max_table_entries.get();
+        if u64::from(entries) < blocks {
+            return Err(corrupt(
+                at.saturating_add(28),
+                format!("the table has {entries} entries, but the disk {blocks} blocks"),
+            ));
+        }
+        if table_at % SECTOR != 0 || table_at < at.saturating_add(1024) {
+            return Err(corrupt(
+                at.saturating_add(16),
+                format!("the block allocation table cannot stand at byte {table_at}"),
+            ));
+        }
+        let table_len = u64::from(entries).saturating_mul(4).next_multiple_of(SECTOR);
+        let table_end = table_at.saturating_add(table_len);
+        if table_end > self.file_len {
+            return Err(corrupt(table_at, "the file ends inside the block allocation table (truncated?)"));
+        }
+        let bytes = read(source, table_at, index(blocks.saturating_mul(4)), "block allocation table")?;
+        let bat: Vec<u32> =
+            bytes.chunks_exact(4).map(|entry| entry.try_into().map_or(UNUSED, u32::from_be_bytes)).collect();
+        let batmap = self.read_batmap(source, table_end, blocks)?;
+        let (locators, locators_end) = read_locators(source, &header)?;
+        let batmap_end = batmap.as_ref().map_or(0, |map| {
+            let len = u64::try_from(map.bits.len()).unwrap_or(u64::MAX);
+            map.header.offset.get().saturating_add(len).next_multiple_of(SECTOR)
+        });
+        let end = table_end.max(batmap_end).max(locators_end);
+        let mut used: Vec<u32> = bat.iter().copied().filter(|&sector| sector != UNUSED).collect();
+        used.sort_unstable();
+        Ok(Tables { header, bat, batmap, locators, end, used })
+    }
+
+    /// The batmap stands right behind the table in images whose creator is one of the Xen tools.
+    fn read_batmap(&mut self, source: &mut dyn Source, at: u64, blocks: u64) -> Result<Option<Batmap>, ImageError> {
+        let by_xen_tools =
+            self.footer.creator_app.starts_with(b"tap") && self.footer.creator_version.get() > 0x0000_0001;
+        if !by_xen_tools || at.saturating_add(SECTOR) > self.file_len {
+            return Ok(None);
+        }
+        let bytes = read(source, at, 512, "batmap header")?;
+        let Ok(header) = RawBatmapHeader::read_from_bytes(&bytes) else { return Ok(None) };
+        if header.cookie != BATMAP_COOKIE {
+            return Ok(None);
+        }
+        if header.key_cookie != 0 {
+            return Err(ImageError::at(
+                ImageErrorKind::Unsupported,
+                at,
+                "the image is encrypted, which Tapline cannot read",
+            ));
+        }
+        let len = u64::from(header.size.get()).saturating_mul(SECTOR);
+        let map_at = header.offset.get();
+        let fits =
+            map_at >= at.saturating_add(SECTOR) && map_at.checked_add(len).is_some_and(|end| end <= self.file_len);
+        // 2 TiB in blocks of 512 KiB are 4 Mi bits; a larger map is not one.
+        let plausible = fits && map_at % SECTOR == 0 && len.saturating_mul(8) >= blocks && len <= 1 << 20;
+        let bits = if plausible { read(source, map_at, index(len), "batmap")? } else { Vec::new() };
+        let sound = plausible && header.version.get() == BATMAP_VERSION && checksum(&bits) == header.checksum.get();
+        if !sound {
+            self.note(Severity::Repairable, at, "the batmap does not match its checksum and is not used".into());
+        }
+        let bits = if sound { bits } else { vec![0; if plausible { index(len) } else { 0 }] };
+        if plausible && !sound {
+            self.repairs.extend(batmap_writes(&header, at, &bits));
+        }
+        Ok(plausible.then_some(Batmap { header, header_at: at, bits, sound }))
+    }
+
+    fn check_blocks(&mut self, tables: &Tables) {
+        let block_size = u64::from(tables.header.block_size.get());
+        let len = bitmap_len(block_size).saturating_add(block_size);
+        let table_at = tables.header.table_offset.get();
+        let mut floor = tables.end;
+        for &sector in &tables.used {
+            let at = u64::from(sector).saturating_mul(SECTOR);
+            if at < floor {
+                self.note(
+                    Severity::Damage,
+                    table_at,
+                    format!("a block at byte {at} lies over metadata or over another block"),
+                );
+            } else if at.saturating_add(len) > self.file_len {
+                self.note(
+                    Severity::Damage,
+                    table_at,
+                    format!("a block at byte {at} reaches behind the end of the file (truncated?)"),
+                );
+            }
+            floor = at.saturating_add(len);
+        }
+        let tail = self.file_len.saturating_sub(floor);
+        if tail >= len {
+            self.note(Severity::Leak, floor, format!("{tail} bytes behind the last block are not in use"));
+        }
+    }
+
+    fn note(&mut self, severity: Severity, at: u64, what: String) {
+        // A table full of rubbish has one message, not half a million.
+        if self.problems.len() < 100 {
+            self.problems.push(Problem { severity, at, what });
+        }
+    }
+}
+
+/// The writes that put a batmap and its header into the file.
+pub fn batmap_writes(header: &RawBatmapHeader, header_at: u64, bits: &[u8]) -> Vec<MetaWrite> {
+    let header = RawBatmapHeader { checksum: checksum(bits).into(), version: BATMAP_VERSION.into(), ..*header };
+    let map = MetaWrite { at: header.offset.get(), bytes: bits.to_vec() };
+    vec![map, MetaWrite { at: header_at, bytes: header.as_bytes().to_vec() }]
+}
+
+/// `n` as an index: exact on the 64-bit machines we build for.
+pub fn index(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+#[allow(clippy::large_enum_variant, reason = "two of them live for the length of one function")]
+enum Found {
+    Sound(RawFooter),
+    WrongSum,
+    None,
+}
+
+fn footer_at(source: &mut dyn Source, at: u64, len: usize) -> Result<Found, ImageError> {
+    let mut bytes = read(source, at, len, "footer")?;
+    // Images of Virtual PC before 2004 have 511 bytes: the last reserved byte, a zero, is missing.
+    bytes.resize(512, 0);
+    match RawFooter::read_from_bytes(&bytes) {
+        Ok(footer) if footer.cookie != FOOTER_COOKIE => Ok(Found::None),
+        Ok(footer) if footer.sum() == footer.checksum.get() => Ok(Found::Sound(footer)),
+        Ok(_) => Ok(Found::WrongSum),
+        Err(_) => Ok(Found::None),
+    }
+}
+
+/// The footer at the end of the file or, where that is missing or broken, its copy at the start.
+fn find_footer(
+    source: &mut dyn Source,
+    problems: &mut Vec<Problem>,
+    repairs: &mut Vec<MetaWrite>,
+) -> Result<RawFooter, ImageError> {
+    let len = source.len();
+    if len < 512 {
+        return Err(ImageError::new(
+            ImageErrorKind::WrongFormat,
+            format!("a file of {len} bytes is too small for a VHD"),
+        ));
+    }
+    let copy = footer_at(source, 0, 512)?;
+    let mut tail_at = len.saturating_sub(512);
+    let mut tail = footer_at(source, tail_at, 512)?;
+    if matches!(tail, Found::None) {
+        let short = footer_at(source, len.saturating_sub(511), 511)?;
+        if !matches!(short, Found::None) {
+            (tail, tail_at) = (short, len.saturating_sub(511));
+        }
+    }
+    let mut note = |at, what: &str| problems.push(Problem { severity: Severity::Repairable, at, what: what.into() });
+    match (tail, copy) {
+        (Found::Sound(footer), copy) if footer.disk_type.get() != 2 => {
+            if !matches!(&copy, Found::Sound(copy) if copy.as_bytes() == footer.as_bytes()) {
+                note(0, "the copy of the footer at the start of the file is missing or differs");
+                repairs.push(MetaWrite { at: 0, bytes: footer.as_bytes().to_vec() });
+            }
+            Ok(footer)
+        }
+        (Found::Sound(footer), _) => Ok(footer),
+        (_, Found::Sound(copy)) if copy.disk_type.get() != 2 => {
+            note(tail_at, "the footer at the end of the file is missing (the last writer did not end cleanly)");
+            let at = len.next_multiple_of(SECTOR);
+            repairs.push(MetaWrite { at, bytes: copy.as_bytes().to_vec() });
+            Ok(copy)
+        }
+        (Found::None, Found::None | Found::Sound(_)) => {
+            Err(ImageError::new(ImageErrorKind::WrongFormat, "there is no VHD footer at either end of the file"))
+        }
+        _ => Err(corrupt(tail_at, "no footer of the file matches its checksum")),
+    }
+}
+
+fn check_footer(footer: &RawFooter) -> Result<(), ImageError> {
+    let unsupported = |at, what: String| Err(ImageError::at(ImageErrorKind::Unsupported, at, what));
+    if footer.version.get() != VERSION {
+        return unsupported(12, format!("version {:#010x} of the format is unknown", footer.version.get()));
+    }
+    if footer.features.get() & FEATURES == 0 {
+        return Err(corrupt(8, "the features of the footer lack the bit that is always set"));
+    }
+    if footer.creator_app.starts_with(b"tap") && footer.creator_version.get() <= 0x0000_0001 {
+        return unsupported(32, "sector bitmaps of creator version 0.1 (little-endian) are not supported".into());
+    }
+    let len = footer.current_size.get();
+    if len > LEN_MAX {
+        return unsupported(48, format!("a virtual size of {len} bytes is beyond the 2040 GiB that a VHD can hold"));
+    }
+    if len % SECTOR != 0 || len == 0 {
+        return Err(corrupt(48, format!("a virtual size of {len} bytes is not a number of sectors")));
+    }
+    Ok(())
+}
+
+fn read_header(source: &mut dyn Source, at: u64) -> Result<RawHeader, ImageError> {
+    if at < 512 || at % SECTOR != 0 {
+        return Err(corrupt(16, format!("the header cannot stand at byte {at}")));
+    }
+    let bytes = read(source, at, 1024, "header")?;
+    let header = RawHeader::read_from_bytes(&bytes).map_err(|_| corrupt(at, "the file ends inside the header"))?;
+    if header.cookie != HEADER_COOKIE {
+        return Err(corrupt(at, "there is no header where the footer says it is"));
+    }
+    if header.sum() != header.checksum.get() {
+        return Err(corrupt(at, "the header does not match its checksum"));
+    }
+    if header.version.get() != VERSION {
+        let what = format!("version {:#010x} of the header is unknown", header.version.get());
+        return Err(ImageError::at(ImageErrorKind::Unsupported, at.saturating_add(24), what));
+    }
+    let block_size = u64::from(header.block_size.get());
+    if !block_size.is_power_of_two() || !(BLOCK_MIN..=BLOCK_MAX).contains(&block_size) {
+        let what = format!("a block size of {block_size} bytes is not a power of two from 512 KiB to 16 MiB");
+        return Err(ImageError::at(ImageErrorKind::Unsupported, at.saturating_add(32), what));
+    }
+    Ok(header)
+}
+
+/// The locators that hold something, and where the last of them ends.
+fn read_locators(source: &mut dyn Source, header: &RawHeader) -> Result<(Vec<Locator>, u64), ImageError> {
+    let mut found = Vec::new();
+    let mut end = 0;
+    for locator in header.locators.iter().filter(|locator| locator.code != [0; 4] && locator.data_len.get() > 0) {
+        let at = locator.data_offset.get();
+        // The specification counts sectors; many programs write bytes.
+        let space = locator.data_space.get();
+        let space = if space < 512 { u64::from(space).saturating_mul(SECTOR) } else { u64::from(space) };
+        let len = locator.data_len.get();
+        if len > LOCATOR_MAX || u64::from(len) > space {
+            return Err(corrupt(at, format!("a parent locator of {len} bytes does not fit in its space of {space}")));
+        }
+        let bytes = read(source, at, index(u64::from(len)), "parent locator")?;
+        found.push(decode_locator(locator, &bytes));
+        end = end.max(at.saturating_add(space).next_multiple_of(SECTOR));
+    }
+    Ok((found, end))
+}
+
+fn decode_locator(locator: &RawLocator, bytes: &[u8]) -> Locator {
+    let utf16 = |from: fn([u8; 2]) -> u16| {
+        let units = bytes.chunks_exact(2).filter_map(|unit| unit.try_into().ok().map(from));
+        String::from_utf16_lossy(&units.collect::<Vec<_>>())
+    };
+    let path = match &locator.code {
+        b"W2ru" | b"W2ku" => utf16(u16::from_le_bytes),
+        _ => String::from_utf8_lossy(bytes).into_owned(),
+    };
+    Locator { code: String::from_utf8_lossy(&locator.code).into_owned(), path: path.trim_end_matches('\0').into() }
+}

@@ -1,0 +1,219 @@
+//! VHD files as others make them, as crashes leave them, and as an attacker would.
+
+#![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
+
+use super::*;
+use crate::ImageErrorKind;
+
+const GIB: u64 = 1 << 30;
+
+fn spec(len: u64, kind: Kind) -> Spec {
+    Spec { len, kind, block_size: 2 << 20, uuid: [7; 16], created: 1_700_000_000 }
+}
+
+fn file_of(creation: &Creation) -> Vec<u8> {
+    let mut bytes = vec![0; creation.len as usize];
+    for write in &creation.writes {
+        bytes[write.at as usize..write.at as usize + write.bytes.len()].copy_from_slice(&write.bytes);
+    }
+    bytes
+}
+
+fn new_file(len: u64, kind: Kind) -> Vec<u8> {
+    file_of(&create(&spec(len, kind)).unwrap())
+}
+
+fn differencing() -> Kind {
+    Kind::Differencing(Parent {
+        uuid: [9; 16],
+        modified: 1_600_000_000,
+        relative: "../base/gold.vhd".into(),
+        absolute: "/srv/base/gold.vhd".into(),
+    })
+}
+
+fn open(bytes: &[u8]) -> Result<Vhd, ImageError> {
+    Vhd::open(&mut { bytes }, Access::ReadWrite, Tail::Zeroes)
+}
+
+/// Runs the whole life of a block through an image and applies what it writes, as a disk would.
+fn write_block(bytes: &mut Vec<u8>, at: u64) {
+    let mut vhd = open(bytes).unwrap();
+    let reserved = vhd.reserve(Span { at, len: 512 }).unwrap();
+    bytes.resize(bytes.len().max(reserved.at as usize + 512), 0);
+    bytes[reserved.at as usize..reserved.at as usize + 512].fill(0x5a);
+    vhd.commit(reserved.ticket.unwrap());
+    for write in vhd.seal().into_iter().flatten() {
+        let end = write.at as usize + write.bytes.len();
+        bytes.resize(bytes.len().max(end), 0);
+        bytes[write.at as usize..end].copy_from_slice(&write.bytes);
+    }
+}
+
+#[test]
+fn a_new_image_says_what_it_was_made_with() {
+    let vhd = open(&new_file(10 * GIB, differencing())).unwrap();
+    let info = vhd.info();
+    assert_eq!((info.len, info.disk_type, info.block_size), (10 * GIB, DiskType::Differencing, Some(2 << 20)));
+    assert_eq!((info.blocks, info.blocks_allocated, info.batmap), (5120, 0, true));
+    assert_eq!(info.created, 1_700_000_000);
+    let parent = info.parent.as_ref().unwrap();
+    assert_eq!((parent.uuid, parent.modified, parent.name.as_str()), ([9; 16], 1_600_000_000, "gold.vhd"));
+    let paths: Vec<_> = parent.locators.iter().map(|locator| (locator.code.as_str(), locator.path.as_str())).collect();
+    assert_eq!(
+        paths,
+        [("MACX", "file:///srv/base/gold.vhd"), ("W2ku", "\\srv\\base\\gold.vhd"), ("W2ru", "..\\base\\gold.vhd")]
+    );
+}
+
+#[test]
+fn sizes_a_vhd_cannot_hold_are_refused() {
+    for len in [0, 513, (2040 << 30) + 512] {
+        assert_eq!(create(&spec(len, Kind::Dynamic)).unwrap_err().kind, ImageErrorKind::OutOfLimits, "{len}");
+    }
+    for block_size in [256 << 10, 3 << 20, 32 << 20] {
+        let spec = Spec { block_size, ..spec(GIB, Kind::Dynamic) };
+        assert_eq!(create(&spec).unwrap_err().kind, ImageErrorKind::OutOfLimits, "{block_size}");
+    }
+    let largest = new_file(2040 << 30, Kind::Dynamic);
+    assert_eq!(open(&largest).unwrap().geometry().len, 2040 << 30);
+}
+
+#[test]
+fn every_block_size_found_in_the_wild_opens() {
+    for shift in 19..=24 {
+        let creation = create(&Spec { block_size: 1 << shift, ..spec(GIB, Kind::Dynamic) }).unwrap();
+        let mut bytes = file_of(&creation);
+        write_block(&mut bytes, 0);
+        let mut vhd = open(&bytes).unwrap();
+        let Err(Wait::Load(block)) = vhd.map(Span { at: 0, len: 4096 }) else { panic!("the bitmap is not looked at") };
+        vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
+        let place = vhd.map(Span { at: 0, len: 4096 }).unwrap();
+        assert!(matches!(place, Place::Data { at, len: 4096 } if at % 4096 == 0), "{place:?}");
+    }
+}
+
+#[test]
+fn a_footer_of_511_bytes_is_accepted() {
+    let mut bytes = new_file(1 << 20, Kind::Fixed);
+    bytes.pop();
+    assert_eq!(open(&bytes).unwrap().geometry().len, 1 << 20);
+    let mut bytes = new_file(GIB, Kind::Dynamic);
+    bytes.pop();
+    assert_eq!(open(&bytes).unwrap().geometry().len, GIB);
+}
+
+#[test]
+fn a_missing_footer_is_restored_from_its_copy() {
+    let mut bytes = new_file(GIB, Kind::Dynamic);
+    write_block(&mut bytes, 0);
+    bytes.truncate(bytes.len() - 512);
+    assert_eq!(check(&mut bytes.as_slice()).unwrap().worst(), Some(Severity::Repairable));
+    let mut repaired = bytes.clone();
+    for write in check(&mut bytes.as_slice()).unwrap().repairs {
+        repaired.resize(repaired.len().max(write.at as usize + write.bytes.len()), 0);
+        repaired[write.at as usize..write.at as usize + write.bytes.len()].copy_from_slice(&write.bytes);
+    }
+    assert_eq!(check(&mut repaired.as_slice()).unwrap().problems, []);
+    assert_eq!(open(&bytes).unwrap().seal().len(), 1, "a writer restores it with its first round");
+}
+
+#[test]
+fn a_truncated_image_is_refused() {
+    let mut bytes = new_file(GIB, Kind::Dynamic);
+    write_block(&mut bytes, 0);
+    write_block(&mut bytes, 512 << 20);
+    let whole = bytes.len();
+    for len in [whole - 600, whole - (1 << 20), 100 << 10, 4096, 1536, 600] {
+        bytes.truncate(len);
+        let error = open(&bytes).unwrap_err();
+        assert_eq!(error.kind, ImageErrorKind::Corrupt, "{len}: {error}");
+    }
+    bytes.truncate(100);
+    assert_eq!(open(&bytes).unwrap_err().kind, ImageErrorKind::WrongFormat);
+}
+
+#[test]
+fn what_is_not_a_vhd_is_called_that() {
+    let error = open(&[0; 4096]).unwrap_err();
+    assert_eq!(error.kind, ImageErrorKind::WrongFormat);
+    assert_eq!(error.to_string(), "there is no VHD footer at either end of the file");
+}
+
+#[test]
+fn a_batmap_with_a_wrong_checksum_is_not_used() {
+    let mut bytes = new_file(GIB, Kind::Dynamic);
+    write_block(&mut bytes, 0);
+    let header_at = 4096 + 2048;
+    bytes[header_at + 512] ^= 0x80;
+    let report = check(&mut bytes.as_slice()).unwrap();
+    assert_eq!(report.worst(), Some(Severity::Repairable));
+    let mut vhd = open(&bytes).unwrap();
+    assert!(matches!(vhd.map(Span { at: 0, len: 512 }), Err(Wait::Load(_))), "the bitmap is looked at");
+}
+
+/// Scope: every byte of all metadata of an image with two blocks, two values each. Nothing panics; what opens
+/// maps inside the file.
+#[test]
+fn no_byte_of_the_metadata_can_do_harm() {
+    let mut bytes = new_file(64 << 20, differencing());
+    write_block(&mut bytes, 0);
+    write_block(&mut bytes, 32 << 20);
+    let end = bytes.len();
+    let places = (0..8192 + 2048).chain(end - 512..end);
+    for at in places {
+        for flip in [0x01, 0x80] {
+            bytes[at] ^= flip;
+            if let Ok(mut vhd) = open(&bytes) {
+                assert_eq!(vhd.geometry().len % 512, 0);
+                let mut offset = 0;
+                while offset < vhd.geometry().len.min(64 << 20) {
+                    let span = Span { at: offset, len: 2 << 20 };
+                    let len = match vhd.map(span) {
+                        Ok(Place::Data { at, len }) => {
+                            assert!(at + len <= end as u64, "byte {at}: data behind the end of the file");
+                            len
+                        }
+                        Ok(place) => place.len(),
+                        Err(_) => 2 << 20,
+                    };
+                    offset += len;
+                }
+            }
+            bytes[at] ^= flip;
+        }
+    }
+}
+
+#[test]
+fn overlapping_blocks_are_damage() {
+    let mut bytes = new_file(64 << 20, Kind::Dynamic);
+    write_block(&mut bytes, 0);
+    let table = 4096;
+    let first: [u8; 4] = bytes[table..table + 4].try_into().unwrap();
+    bytes[table + 4..table + 8].copy_from_slice(&first);
+    assert_eq!(check(&mut bytes.as_slice()).unwrap().worst(), Some(Severity::Damage));
+    assert_eq!(open(&bytes).unwrap_err().kind, ImageErrorKind::Corrupt);
+}
+
+#[test]
+fn an_encrypted_image_is_refused_by_name() {
+    let mut bytes = new_file(64 << 20, Kind::Dynamic);
+    let header_at = 4096 + 512;
+    bytes[header_at + 29] = 1;
+    let error = open(&bytes).unwrap_err();
+    assert_eq!(error.kind, ImageErrorKind::Unsupported);
+    assert!(error.what.contains("encrypted"), "{error}");
+}
+
+#[test]
+fn a_strange_parent_is_refused() {
+    let child = open(&new_file(GIB, differencing())).unwrap();
+    let with = |uuid, len| {
+        let file = file_of(&create(&Spec { uuid, ..spec(len, Kind::Dynamic) }).unwrap());
+        check_parent(&child, &crate::Image::Vhd(Box::new(open(&file).unwrap())))
+    };
+    assert_eq!(with([9; 16], GIB), Ok(()));
+    assert_eq!(with([8; 16], GIB).unwrap_err().kind, ImageErrorKind::Mismatch);
+    assert_eq!(with([9; 16], 2 * GIB).unwrap_err().kind, ImageErrorKind::Mismatch);
+}

@@ -1,0 +1,379 @@
+//! Clients of the NBD server, without sockets: arbitrary negotiations, and arbitrary commands on a small disk.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use disk::{Extent, ExtentKind, Geometry, Operation, Request, Status};
+use transport::nbd::{Export, Next, ProtocolError, Room, Session};
+
+const GEOMETRY: Geometry =
+    Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
+
+fn export(geometry: Geometry) -> Export {
+    Export { name: "vdi".into(), description: "fuzzed".into(), geometry }
+}
+
+/// Everything that the session has to say, as a client that reads at once gets it.
+fn drain(session: &mut Session) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut piece = [0; 4096];
+    while !session.outgoing().is_empty() {
+        let len = session.outgoing().fill(&mut piece);
+        assert!(len > 0, "something is to be sent and nothing is given");
+        all.extend_from_slice(&piece[..len]);
+        session.outgoing().sent(len);
+    }
+    assert_eq!(session.outgoing().held(), 0);
+    all
+}
+
+/// How a negotiation went.
+#[derive(Debug, PartialEq, Eq)]
+struct Outcome {
+    answers: Vec<u8>,
+    end: Result<bool, ProtocolError>,
+}
+
+/// Invariants checked:
+/// - no input panics, and none makes more than 128 KiB of answers wait for a client that does not read;
+/// - answers do not depend on how the client's bytes are cut into pieces;
+/// - answers are the greeting, then option replies of the protocol's form, to options that were sent.
+pub fn negotiation(input: &[u8]) {
+    let whole = negotiate(input, input.len().max(1));
+    let bytes = negotiate(input, 1);
+    let pieces = negotiate(input, 7);
+    assert_eq!(whole, bytes, "all at once against byte by byte");
+    assert_eq!(whole, pieces, "all at once against pieces of 7");
+    check_answers(&whole.answers);
+    negotiate_deaf(input);
+}
+
+/// Feeds pieces of `cut` bytes and reads all answers, up to the end of the negotiation.
+fn negotiate(input: &[u8], cut: usize) -> Outcome {
+    let export = export(GEOMETRY);
+    let mut session = Session::new(0);
+    let mut requests = VecDeque::new();
+    let mut answers = drain(&mut session);
+    let mut unread = Vec::new();
+    for piece in input.chunks(cut) {
+        unread.extend_from_slice(piece);
+        // One message at a time: what follows the negotiation is not looked at here.
+        while session.is_negotiating() {
+            let received = match session.receive(&unread, &export, &GEOMETRY, Room::default(), &mut requests) {
+                Ok(received) => received,
+                // A broken request behind the negotiation, in the same piece.
+                Err(_) if !session.is_negotiating() => break,
+                Err(error) => return Outcome { answers: [answers, drain(&mut session)].concat(), end: Err(error) },
+            };
+            unread.drain(..received.used);
+            answers.extend(drain(&mut session));
+            if received.next == Next::Receive {
+                break;
+            }
+        }
+        if !session.is_negotiating() {
+            break;
+        }
+    }
+    retire(requests);
+    // Requests that came in the same piece may have been answered; the negotiation's own answers come first.
+    let end = Ok(!session.is_negotiating());
+    Outcome { answers: option_answers(answers), end }
+}
+
+fn retire(requests: VecDeque<Request>) {
+    for request in requests {
+        request.retire();
+    }
+}
+
+/// The answers to options, without what follows an acknowledged GO or EXPORT_NAME.
+fn option_answers(mut answers: Vec<u8>) -> Vec<u8> {
+    let mut at = 18;
+    while answers.len() >= at + 20 && answers[at..at + 8] == REPLY_MAGIC {
+        at += 20 + word(&answers, at + 16);
+    }
+    answers.truncate(at);
+    answers
+}
+
+const REPLY_MAGIC: [u8; 8] = [0, 3, 0xe8, 0x89, 4, 0x55, 0x65, 0xa9];
+
+fn word(bytes: &[u8], at: usize) -> usize {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize
+}
+
+fn check_answers(answers: &[u8]) {
+    assert_eq!(&answers[..16], b"NBDMAGICIHAVEOPT");
+    let mut at = 18;
+    while answers.len() > at {
+        assert_eq!(answers[at..at + 8], REPLY_MAGIC, "at byte {at} of the answers");
+        let (kind, len) = (word(answers, at + 12), word(answers, at + 16));
+        assert!(matches!(kind, 1..=4) || kind > 1 << 31, "kind {kind:#x}");
+        at += 20 + len;
+    }
+    assert_eq!(at, answers.len(), "the last answer is cut off");
+}
+
+/// Feeds everything to a session whose answers nobody reads.
+fn negotiate_deaf(input: &[u8]) {
+    let export = export(GEOMETRY);
+    let mut session = Session::new(0);
+    let mut requests = VecDeque::new();
+    let received = session.receive(input, &export, &GEOMETRY, Room::default(), &mut requests);
+    if session.is_negotiating() {
+        assert!(session.outgoing().held() <= 128 << 10);
+    }
+    if let Ok(received) = received {
+        assert!(received.used <= input.len());
+    }
+    retire(requests);
+}
+
+/// Invariants checked:
+/// - no command panics, however broken; every request that surfaces lies inside the disk;
+/// - at most 128 requests and 64 MiB are under way, and a session that stalls goes on once they are answered;
+/// - each command whose last byte was sent is answered exactly once, in a form that fits it, unless the
+///   connection has ended;
+/// - a read returns what the disk held when it was done.
+pub fn commands(input: &[u8]) {
+    let Some((&setup, input)) = input.split_first() else { return };
+    let mut peer = Peer::new(setup);
+    for record in input.chunks(8) {
+        peer.act(record);
+        if peer.ended {
+            break;
+        }
+    }
+    peer.finish();
+}
+
+/// A client, a disk and the session between them.
+struct Peer {
+    session: Session,
+    export: Export,
+    structured: bool,
+    bytes: Vec<u8>,
+    requests: VecDeque<Request>,
+    unread: Vec<u8>,
+    received: Vec<u8>,
+    /// Commands not answered, by cookie: kind and length.
+    open: BTreeMap<u64, (u16, u32)>,
+    cookie: u64,
+    /// Data that reads must return, by cookie.
+    expected: BTreeMap<u64, Vec<u8>>,
+    sane: bool,
+    ended: bool,
+}
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const DISC: u16 = 2;
+const BLOCK_STATUS: u16 = 7;
+
+impl Peer {
+    fn new(setup: u8) -> Peer {
+        let structured = setup & 1 != 0;
+        let block = if setup & 2 != 0 { 4096 } else { 512 };
+        let geometry = Geometry { block, read_only: setup & 4 != 0, ..GEOMETRY };
+        let mut peer = Peer {
+            session: Session::new(0),
+            export: export(geometry),
+            structured,
+            bytes: vec![0; 1 << 20],
+            requests: VecDeque::new(),
+            unread: Vec::new(),
+            received: Vec::new(),
+            open: BTreeMap::new(),
+            cookie: 0,
+            expected: BTreeMap::new(),
+            sane: true,
+            ended: false,
+        };
+        peer.send(&3u32.to_be_bytes());
+        if structured {
+            peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 8, 0, 0, 0, 0]].concat());
+            let query = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
+            peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 10, 0, 0, 0, 27], query].concat());
+        }
+        peer.send(&[&b"IHAVEOPT"[..], &[0, 0, 0, 7, 0, 0, 0, 6], &[0; 6]].concat());
+        assert!(!peer.session.is_negotiating());
+        drain(&mut peer.session);
+        peer
+    }
+
+    /// One record of the input: mostly a sound command, at times a broken one, raw bytes, or an answer of the disk.
+    fn act(&mut self, record: &[u8]) {
+        let mut padded = [0; 8];
+        padded[..record.len()].copy_from_slice(record);
+        let [what, flags, at_high, at_low, len_high, len_low, tweak, fill] = padded;
+        match what {
+            0..=127 => {
+                let at = u64::from(u16::from_be_bytes([at_high, at_low])) * 512 + u64::from(tweak & 1);
+                let len = u32::from(u16::from_be_bytes([len_high, len_low]) % 512) * 512 + u32::from(tweak >> 1 & 1);
+                // A length of 32 MiB and more, for each command.
+                let len = if tweak & 0x80 != 0 { len + (32 << 20) } else { len };
+                self.command(u16::from(what % 9), u16::from(flags), at, len, fill);
+            }
+            128..=191 => self.answer_one(usize::from(flags)),
+            192..=223 => self.read_replies(),
+            224..=239 => self.answer_all(),
+            _ => {
+                // Whatever this is taken for, what follows is not in step any more.
+                self.sane = false;
+                self.send(record);
+            }
+        }
+    }
+
+    fn command(&mut self, kind: u16, flags: u16, at: u64, len: u32, fill: u8) {
+        self.cookie += 1;
+        let cookie = self.cookie;
+        let (kind_bytes, flags) = (kind.to_be_bytes(), flags.to_be_bytes());
+        let head = [&[0x25, 0x60, 0x95, 0x13], &flags[..], &kind_bytes, &cookie.to_be_bytes(), &at.to_be_bytes()];
+        let mut bytes = [&head.concat()[..], &len.to_be_bytes()].concat();
+        if kind == WRITE && len <= 1 << 20 {
+            bytes.resize(bytes.len() + len as usize, fill);
+        } else if kind == WRITE && len <= 32 << 20 {
+            self.sane = false;
+        }
+        if kind != DISC {
+            self.open.insert(cookie, (kind, len));
+        }
+        self.send(&bytes);
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        if self.ended {
+            return;
+        }
+        self.unread.extend_from_slice(bytes);
+        loop {
+            let geometry = self.export.geometry;
+            let received =
+                self.session.receive(&self.unread, &self.export, &geometry, Room::default(), &mut self.requests);
+            assert!(self.session.in_flight() <= 128 && self.session.held() <= 65 << 20);
+            let Ok(received) = received else {
+                self.ended = true;
+                return;
+            };
+            self.unread.drain(..received.used);
+            match received.next {
+                Next::Receive => return,
+                Next::Farewell => {
+                    self.ended = true;
+                    return;
+                }
+                Next::Stall => {
+                    self.answer_all();
+                    self.read_replies();
+                    assert!(self.session.has_room(Room::default()), "nothing is under way and still it stalls");
+                }
+            }
+        }
+    }
+
+    fn answer_one(&mut self, which: usize) {
+        if self.requests.is_empty() {
+            return;
+        }
+        if let Some(mut request) = self.requests.remove(which % self.requests.len()) {
+            let status = self.perform(&mut request);
+            if request.operation() == Operation::Read && status == Status::Done {
+                // The cookie is not in the request; replies to reads are compared in the order of answers.
+                let key = self.expected.len() as u64;
+                self.expected.insert(key, request.memory().to_vec());
+            }
+            let geometry = self.export.geometry;
+            self.session.complete(request, status, Some((&geometry, &mut self.requests)));
+        }
+    }
+
+    fn answer_all(&mut self) {
+        while !self.requests.is_empty() {
+            self.answer_one(0);
+        }
+    }
+
+    fn perform(&mut self, request: &mut Request) -> Status {
+        let span = request.span();
+        assert!(span.end() <= self.export.geometry.len);
+        let range = span.at as usize..span.end() as usize;
+        match request.operation() {
+            // Failures of the storage, at places that the input can choose.
+            Operation::Read | Operation::Write { .. } if span.at == 65536 => return Status::Failed,
+            Operation::Read => request.memory().copy_from(&self.bytes[range]),
+            Operation::Write { .. } => request.memory().copy_to(&mut self.bytes[range]),
+            Operation::Discard | Operation::WriteZeroes { .. } => self.bytes[range].fill(0),
+            Operation::Flush => {}
+            Operation::Extents => {
+                let block = u64::from(self.export.geometry.block);
+                let kinds = [ExtentKind::Data, ExtentKind::Hole, ExtentKind::Hole];
+                let runs = (0..span.len / block).map(|run| Extent { len: block, kind: kinds[(run % 3) as usize] });
+                request.extents.extend(runs);
+            }
+        }
+        Status::Done
+    }
+
+    /// Takes what the session says, and every whole reply in it.
+    fn read_replies(&mut self) {
+        let said = drain(&mut self.session);
+        self.received.extend(said);
+        let mut at = 0;
+        while at < self.received.len() {
+            at += self.reply(at);
+        }
+        self.received.clear();
+        self.expected.clear();
+    }
+
+    /// Checks one reply; returns its length.
+    fn reply(&mut self, at: usize) -> usize {
+        let bytes = &self.received[at..];
+        let (cookie_at, structured) = match bytes[..4] {
+            [0x67, 0x44, 0x66, 0x98] => (8, false),
+            [0x66, 0x8e, 0x33, 0xef] => (8, true),
+            _ => panic!("a reply with the magic number {:x?}", &bytes[..4]),
+        };
+        let cookie = u64::from_be_bytes(bytes[cookie_at..cookie_at + 8].try_into().unwrap());
+        let command = self.open.remove(&cookie);
+        assert!(command.is_some() || !self.sane, "cookie {cookie} was answered twice, or never asked");
+        let (kind, len) = command.unwrap_or((u16::MAX, 0));
+        if structured {
+            assert!(self.structured);
+            let (chunk, payload) = (u16::from_be_bytes([bytes[6], bytes[7]]), word(bytes, 16));
+            match chunk {
+                0 => assert_eq!(payload, 0),
+                1 => assert!(kind == READ && payload == len as usize + 8 || !self.sane),
+                5 => assert!(kind == BLOCK_STATUS && payload >= 12 || !self.sane),
+                0x8001 => assert_eq!(payload, 6 + usize::from(u16::from_be_bytes([bytes[24], bytes[25]]))),
+                _ => panic!("chunk of type {chunk}"),
+            }
+            if chunk == 1 {
+                self.data(at + 28, payload - 8);
+            }
+            return 20 + payload;
+        }
+        assert!(!self.structured || (kind != READ && kind != BLOCK_STATUS) || !self.sane);
+        let data = if kind == READ && word(bytes, 4) == 0 { len as usize } else { 0 };
+        if data > 0 {
+            self.data(at + 16, data);
+        }
+        16 + data
+    }
+
+    /// Compares a read's data with what the disk gave to the read that was answered first.
+    fn data(&mut self, at: usize, len: usize) {
+        let (_, expected) = self.expected.pop_first().expect("data that no read has asked for");
+        assert_eq!(self.received[at..at + len], expected);
+    }
+
+    fn finish(mut self) {
+        self.answer_all();
+        if self.sane || !self.ended {
+            self.read_replies();
+        }
+        assert!(self.ended || !self.sane || self.open.is_empty(), "not answered: {:?}", self.open);
+        assert_eq!(self.session.in_flight(), 0);
+    }
+}

@@ -1,0 +1,350 @@
+//! Many workloads, each run under many schedules, each event of which is crashed in every way.
+//!
+//! Knows nothing of clocks or terminals: whoever calls says when it has been enough.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use disk::ImageError;
+
+use crate::crash::{Counts, Explorer, Scene};
+use crate::io::{Fault, FaultKind, Visible};
+use crate::media::{Media, Unwritten};
+use crate::planted::Planted;
+use crate::random::Random;
+use crate::run::{End, Setup, Violation, run};
+use crate::schedule::{Pace, Schedule};
+use crate::subject::{Kind, Start, Subject};
+use crate::workload::{self, Op};
+
+/// The first version number of what is explored; what a preparation wrote has smaller ones.
+const FIRST: u64 = 1;
+/// The first version number of a preparation.
+const PREPARATION: u64 = 40_000;
+
+/// One run, completely described.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The image, and what goes wrong.
+    pub setup: Setup,
+    /// What the guest does.
+    pub workload: Vec<Op>,
+    /// In which order things happen.
+    pub schedule: Schedule,
+}
+
+impl Case {
+    /// A case without bugs or faults.
+    pub fn new(subject: Subject, workload: Vec<Op>, schedule: Schedule) -> Case {
+        let setup = Setup { subject, bug: None, fault: None, visible: Visible::AtPush, depth: 8, first: FIRST };
+        Case { setup, workload, schedule }
+    }
+}
+
+impl fmt::Display for Case {
+    /// The arguments of the command that runs just this.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Setup { subject, bug, fault, visible, depth, .. } = &self.setup;
+        let stale = |tail: Unwritten| if tail == Unwritten::Stale { "stale" } else { "zeroes" };
+        write!(f, "--format {} --kind {} --tail {}", subject.kind.format(), subject.kind, stale(subject.tail))?;
+        bug.map_or(Ok(()), |bug| write!(f, " --planted {bug}"))?;
+        fault.map_or(Ok(()), |fault| write!(f, " --fault {fault}"))?;
+        if *visible == Visible::AtCompletion {
+            write!(f, " --visible at-completion")?;
+        }
+        write!(f, " --depth {depth} --schedule {} --workload '{}'", self.schedule, workload::text(&self.workload))
+    }
+}
+
+/// A violation, and what led to it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{violation}")]
+pub struct Failure {
+    /// What was found.
+    pub violation: Violation,
+    /// The run in which it was.
+    pub case: Case,
+}
+
+/// What an exploration has done, and what it found first.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What was looked at.
+    pub counts: Counts,
+    /// What was found, if anything: the search ends with it.
+    pub failure: Option<Failure>,
+}
+
+/// The image of a subject with its preparation done and durable.
+pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
+    let start = subject.create()?;
+    let preparation = workload::parse(subject.kind.preparation()).unwrap_or_default();
+    if preparation.is_empty() {
+        return Ok(start);
+    }
+    let mut case =
+        Case::new(Subject { told: subject.tail, ..*subject }, preparation, Schedule::undisturbed(Pace::Serial));
+    case.setup.first = PREPARATION;
+    let end = match run(&case.setup, &start, &case.workload, &mut case.schedule, &mut |_, _| Ok(())) {
+        Ok(end) => end,
+        Err(violation) => panic!("the preparation of {:?} fails: {violation}", subject.kind),
+    };
+    let mut base = start.base;
+    let written = case.workload.iter().zip(PREPARATION..).filter(|(op, _)| matches!(op, Op::Write(..)));
+    for (op, number) in written {
+        let version = u32::try_from(number).unwrap_or(u32::MAX);
+        base.extend(op.sectors().range().map(|sector| (sector, crate::sector::Word::guest(version, sector))));
+    }
+    Ok(Start { files: end.files, base })
+}
+
+/// Runs one case and looks at every power loss in it.
+pub fn explore(explorer: &mut Explorer, start: &Start, case: &mut Case) -> Result<End, Failure> {
+    explorer.counts.runs += 1;
+    let parents: &[Media] = start.files.get(1..).unwrap_or_default();
+    let Case { setup, workload, schedule } = case;
+    let looked = catch_unwind(AssertUnwindSafe(|| {
+        let scene = Scene { setup, parents, first_life: true };
+        run(setup, start, workload, schedule, &mut |leaf, oracle| explorer.event(scene, leaf, oracle))
+    }));
+    let result = looked.unwrap_or_else(|panic| Err(Violation::Panic(panic_text(panic.as_ref()))));
+    result.map_err(|violation| Failure { violation, case: case.clone() })
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of an unknown kind").into()
+}
+
+/// Limits of an exhaustive search.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// Operations in a workload.
+    pub ops: u32,
+    /// For each length of a workload, from 1 on: how often a schedule may deviate from "each request ends before
+    /// the next begins" and from "all begin before the first ends". The last holds for all longer ones.
+    pub interferences: [usize; 3],
+}
+
+impl Bound {
+    /// The bound of the run on every change.
+    pub fn of_ops(ops: u32) -> Bound {
+        Bound { ops, interferences: [3, 2, 1] }
+    }
+
+    fn interferences(&self, len: u32) -> usize {
+        let at = usize::try_from(len).unwrap_or(usize::MAX).clamp(1, self.interferences.len()) - 1;
+        self.interferences.get(at).copied().unwrap_or(0)
+    }
+}
+
+/// Explores all workloads within `bound` on all `subjects`, with `threads` threads. `keep_going` is asked now and
+/// then with the number of workloads done and in all.
+pub fn exhaustive(
+    subjects: &[Subject],
+    bound: Bound,
+    bug: Option<Planted>,
+    threads: usize,
+    keep_going: &(dyn Fn(usize, usize) -> bool + Sync),
+) -> Outcome {
+    let workloads: Vec<Vec<Op>> = (1..=bound.ops).flat_map(workload::every).collect();
+    let jobs: Vec<(Subject, &[Vec<Op>])> =
+        subjects.iter().flat_map(|subject| workloads.chunks(CHUNK).map(|chunk| (*subject, chunk))).collect();
+    let done = AtomicUsize::new(0);
+    in_threads(Explorer::default, threads, jobs.len(), &|explorer, job| {
+        let (subject, chunk) = jobs[job];
+        let start = start_of(&subject, chunk.first())?;
+        for workload in chunk {
+            let len = u32::try_from(workload.len()).unwrap_or(u32::MAX);
+            every_schedule(explorer, &start, subject, workload, bug, bound.interferences(len))?;
+            if !keep_going(done.fetch_add(1, Ordering::Relaxed), subjects.len() * workloads.len()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })
+}
+
+/// Workloads that one thread takes at once.
+const CHUNK: usize = 40;
+
+/// The prepared image, or why there is none.
+fn start_of(subject: &Subject, workload: Option<&Vec<Op>>) -> Result<Start, Failure> {
+    prepare(subject).map_err(|error| Failure {
+        violation: Violation::Open(error),
+        case: Case::new(*subject, workload.cloned().unwrap_or_default(), Schedule::undisturbed(Pace::Serial)),
+    })
+}
+
+fn every_schedule(
+    explorer: &mut Explorer,
+    start: &Start,
+    subject: Subject,
+    workload: &[Op],
+    bug: Option<Planted>,
+    interferences: usize,
+) -> Result<(), Failure> {
+    for pace in Pace::ALL {
+        let mut next = Some(Schedule::undisturbed(pace));
+        let mut visible = Visible::AtPush;
+        while let Some(schedule) = next {
+            let mut case = Case::new(subject, workload.to_vec(), schedule);
+            (case.setup.bug, case.setup.visible) = (bug, visible);
+            explore(explorer, start, &mut case)?;
+            next = case.schedule.next(interferences);
+            // Both kinds of storage, by turns.
+            visible = match visible {
+                Visible::AtPush => Visible::AtCompletion,
+                Visible::AtCompletion => Visible::AtPush,
+            };
+        }
+    }
+    Ok(())
+}
+
+/// Hands jobs to threads until all are done, one fails or one says that it is enough.
+fn in_threads(
+    explorer: fn() -> Explorer,
+    threads: usize,
+    jobs: usize,
+    work: &(dyn Fn(&mut Explorer, usize) -> Result<bool, Failure> + Sync),
+) -> Outcome {
+    let next = AtomicUsize::new(0);
+    let enough = AtomicBool::new(false);
+    let outcome = Mutex::new(Outcome::default());
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                let mut explorer = explorer();
+                let mut failure = None;
+                loop {
+                    let job = next.fetch_add(1, Ordering::Relaxed);
+                    if job >= jobs || enough.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    match work(&mut explorer, job) {
+                        Ok(true) => {}
+                        Ok(false) => enough.store(true, Ordering::Relaxed),
+                        Err(found) => {
+                            failure = Some(found);
+                            enough.store(true, Ordering::Relaxed);
+                        }
+                    }
+                }
+                let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+                outcome.counts.add(explorer.counts);
+                outcome.failure = outcome.failure.take().or(failure);
+            });
+        }
+    });
+    outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The case of a seed: image, storage, depth, fault, workload and order all come from it.
+pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>) -> Case {
+    let mut random = Random::new(seed);
+    let subject = subjects[random.index(subjects.len())];
+    let workload = workload::random(&mut random, ops);
+    let mut case = Case::new(subject, workload, Schedule::seeded(random.next()));
+    case.setup.visible = [Visible::AtPush, Visible::AtCompletion][random.index(2)];
+    case.setup.depth = 1 + random.index(8);
+    let kinds = bug.map_or(&[][..], Planted::faults);
+    let nth = 1 + random.below(u64::try_from(ops).unwrap_or(0) * 4);
+    let kind = [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Unsupported, FaultKind::Full][random.index(4)];
+    let faulty = random.below(4) == 0;
+    case.setup.fault = match kinds.first() {
+        // Few operations are deallocations.
+        Some(FaultKind::Unsupported) => Some(Fault { kind: FaultKind::Unsupported, nth: nth % 3 + 1 }),
+        Some(kind) => Some(Fault { kind: *kind, nth: nth % 16 + 1 }),
+        None => faulty.then_some(Fault { kind, nth }),
+    };
+    case.setup.bug = bug;
+    if bug == Some(Planted::TrustedTail) {
+        case.setup.subject = Subject { tail: Unwritten::Stale, told: Unwritten::Zeroes, ..subject };
+    }
+    case
+}
+
+/// Explores the cases of `runs` seeds from `seed` on.
+pub fn random(
+    subjects: &[Subject],
+    seeds: std::ops::Range<u64>,
+    ops: usize,
+    threads: usize,
+    keep_going: &(dyn Fn(usize, usize) -> bool + Sync),
+) -> Outcome {
+    let jobs = usize::try_from(seeds.end.saturating_sub(seeds.start)).unwrap_or(usize::MAX);
+    let done = AtomicUsize::new(0);
+    in_threads(Explorer::broad, threads, jobs, &|explorer, job| {
+        let seed = seeds.start + u64::try_from(job).unwrap_or(0);
+        let mut case = seeded(subjects, seed, ops, None);
+        let start = start_of(&case.setup.subject, Some(&case.workload))?;
+        // What was seen in another run changes nothing in this one, so that a seed alone finds what it found here.
+        explore(explorer, &start, &mut case)?;
+        Ok(keep_going(done.fetch_add(1, Ordering::Relaxed), jobs))
+    })
+}
+
+/// Looks for a planted bug until it is found or `states_max` states have been looked at.
+pub fn hunt(bug: Planted, subjects: &[Subject], states_max: u64) -> Outcome {
+    let mut explorer = Explorer::broad();
+    let mut failure = None;
+    for seed in 0.. {
+        let mut case = seeded(subjects, seed, HUNT_OPS, Some(bug));
+        let looked = start_of(&case.setup.subject, None).and_then(|start| explore(&mut explorer, &start, &mut case));
+        failure = looked.err();
+        if failure.is_some() || explorer.counts.states >= states_max {
+            break;
+        }
+    }
+    Outcome { counts: explorer.counts, failure }
+}
+
+/// Operations in a workload of a hunt: enough for a place to be given away, taken back and given away again.
+const HUNT_OPS: usize = 12;
+
+/// All subjects of some kinds, on both kinds of storage.
+pub fn subjects(kinds: &[Kind]) -> Vec<Subject> {
+    let tails = [Unwritten::Zeroes, Unwritten::Stale];
+    kinds.iter().flat_map(|kind| tails.map(|tail| Subject::new(*kind, tail))).collect()
+}
+
+/// Fails the first operation, the second and so on until a run ends without failure; for each way to fail, image
+/// and workload.
+pub fn every_fault(
+    subjects: &[Subject],
+    threads: usize,
+    keep_going: &(dyn Fn(usize, usize) -> bool + Sync),
+) -> Outcome {
+    let kinds = [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Unsupported, FaultKind::Full];
+    let jobs: Vec<(Subject, FaultKind, &str)> = subjects
+        .iter()
+        .flat_map(|subject| kinds.into_iter().flat_map(move |kind| FAULT_WORKLOADS.map(|text| (*subject, kind, text))))
+        .collect();
+    let done = AtomicUsize::new(0);
+    in_threads(Explorer::broad, threads, jobs.len(), &|explorer, job| {
+        let (subject, kind, text) = jobs[job];
+        let workload = workload::parse(text).unwrap_or_default();
+        let start = start_of(&subject, Some(&workload))?;
+        for pace in Pace::ALL {
+            for nth in 1.. {
+                let mut case = Case::new(subject, workload.clone(), Schedule::undisturbed(pace));
+                case.setup.fault = Some(Fault { kind, nth });
+                if !explore(explorer, &start, &mut case)?.fault_happened {
+                    break;
+                }
+            }
+        }
+        Ok(keep_going(done.fetch_add(1, Ordering::Relaxed), jobs.len()))
+    })
+}
+
+/// Workloads for faults: allocation, reuse and hiding, and flushes after each so that a lost promise shows.
+const FAULT_WORKLOADS: [&str; 4] = [
+    "w0+2 w1024+1 f w3+1 r0+8 W1+1 r0+8 f",
+    "w0+4 f d0+1024 f w1024+2 w4+1 f r0+8 w0+1 f",
+    "w2+1 f z0+1024 f w1026+1 z2+3 f r0+8 w9+1 f",
+    "W1023+2 w2048+1 d0+8 Z2048+2 f r1020+8 w2050+1 r2048+4 f",
+];

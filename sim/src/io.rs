@@ -1,0 +1,305 @@
+//! The I/O engine of the simulator: operations wait until somebody decides that they complete.
+//!
+//! Knows nothing of disks or formats. When a write becomes visible to reads, at its submission or at its
+//! completion, is the run's choice, as the storage may do either.
+//!
+//! Invariant: every operation accepted is finished exactly once, by [`SimIo::finish`].
+
+use std::fmt;
+use std::str::FromStr;
+
+use disk::{Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, Until};
+
+use crate::file::{Coverage, SimFile, WriteId};
+use crate::media::{Media, Unwritten};
+use crate::random::Random;
+use crate::sector::{SECTOR, Sector, sectors_of};
+
+/// Linux's EIO.
+const EIO: i32 = 5;
+
+/// What goes wrong, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultKind {
+    /// Any operation fails with EIO.
+    Failed,
+    /// A write fails with ENOSPC.
+    NoSpace,
+    /// A deallocation is not supported.
+    Unsupported,
+    /// The queue is full and hands the operation back.
+    Full,
+}
+
+/// The `nth` operation (from 1) of those that `kind` can befall goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fault {
+    /// How.
+    pub kind: FaultKind,
+    /// Which.
+    pub nth: u64,
+}
+
+const FAULTS: [(FaultKind, &str); 4] = [
+    (FaultKind::Failed, "failed"),
+    (FaultKind::NoSpace, "no-space"),
+    (FaultKind::Unsupported, "unsupported"),
+    (FaultKind::Full, "full"),
+];
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = FAULTS.iter().find(|(kind, _)| *kind == self.kind).map_or("", |(_, name)| name);
+        write!(f, "{name}@{}", self.nth)
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Fault, String> {
+        let (name, nth) = text.split_once('@').unwrap_or((text, ""));
+        let kind = FAULTS.iter().find(|(_, other)| *other == name).map(|(kind, _)| *kind);
+        match (kind, nth.parse()) {
+            (Some(kind), Ok(nth)) => Ok(Fault { kind, nth }),
+            _ => Err(format!("'{text}' is not a fault; they look like failed@3, no-space@1, unsupported@1 and full@7")),
+        }
+    }
+}
+
+impl FaultKind {
+    fn befalls(self, action: &Action) -> bool {
+        match self {
+            FaultKind::Failed | FaultKind::Full => true,
+            FaultKind::NoSpace => matches!(action, Action::Write { .. }),
+            FaultKind::Unsupported => matches!(action, Action::Deallocate { .. }),
+        }
+    }
+
+    fn error(self) -> FileError {
+        match self {
+            FaultKind::Failed | FaultKind::Full => FileError::Failed(EIO),
+            FaultKind::NoSpace => FileError::NoSpace,
+            FaultKind::Unsupported => FileError::Unsupported,
+        }
+    }
+}
+
+/// When reads see a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Visible {
+    /// As soon as it is pushed.
+    AtPush,
+    /// Not before it completes.
+    AtCompletion,
+}
+
+struct Pending {
+    op: FileOp,
+    /// For a write or deallocation that is visible already.
+    write: Option<WriteId>,
+    /// For a sync: what it covers.
+    coverage: Coverage,
+    error: Option<FileError>,
+}
+
+/// Storage under the control of a test.
+pub struct SimIo {
+    files: Vec<SimFile>,
+    pending: Vec<Pending>,
+    visible: Visible,
+    fault: Option<Fault>,
+    /// Operations so far that the fault could have befallen.
+    candidates: u64,
+    random: Random,
+    sync_failed: bool,
+}
+
+impl SimIo {
+    /// Storage that holds `files`, leaf first, all of it durable.
+    pub fn new(files: Vec<Media>, visible: Visible, fault: Option<Fault>) -> SimIo {
+        SimIo {
+            files: files.into_iter().map(SimFile::new).collect(),
+            pending: Vec::new(),
+            visible,
+            fault,
+            candidates: 0,
+            random: Random::new(fault.map_or(0, |fault| fault.nth)),
+            sync_failed: false,
+        }
+    }
+
+    /// The only file that is ever written.
+    pub fn leaf(&self) -> &SimFile {
+        // A disk has at least one layer.
+        &self.files[0]
+    }
+
+    /// All files as a reader finds them now.
+    pub fn contents(&self) -> Vec<Media> {
+        self.files.iter().map(|file| file.visible().clone()).collect()
+    }
+
+    /// Number of operations that wait for [`finish`](SimIo::finish).
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether the fault has happened.
+    pub fn fault_happened(&self) -> bool {
+        self.fault.is_some_and(|fault| self.candidates >= fault.nth)
+    }
+
+    /// Whether a sync has been answered with an error.
+    pub fn sync_failed(&self) -> bool {
+        self.sync_failed
+    }
+
+    /// Queues a sync that will answer success and do nothing.
+    pub fn push_hollow_sync(&mut self, op: FileOp) {
+        self.pending.push(Pending { op, write: None, coverage: Coverage::NOTHING, error: None });
+    }
+
+    fn next_fault(&mut self, action: &Action) -> Option<FaultKind> {
+        let fault = self.fault.filter(|fault| fault.kind.befalls(action))?;
+        self.candidates += 1;
+        (self.candidates == fault.nth).then_some(fault.kind)
+    }
+
+    /// Finishes the `which`th of the pending operations, counted from the oldest.
+    pub fn finish(&mut self, which: usize) -> FileDone {
+        let Pending { op, write, coverage, error } = self.pending.remove(which);
+        if let Action::Read { at, into } = &op.action {
+            if error.is_none() {
+                let count = u64::try_from(into.len()).unwrap_or(0) / SECTOR;
+                into.copy_from(&self.file(op.file).visible().read(at / SECTOR, count));
+            }
+        }
+        let reaches = write.is_none() && error != Some(FileError::Unsupported);
+        let write = if reaches { self.apply(&op, error.is_some()) } else { write };
+        let file = self.file(op.file);
+        match (&op.action, write, error) {
+            (Action::SyncData, _, None) => file.synced(coverage),
+            (Action::SyncData, _, Some(_)) => {
+                file.sync_failed(coverage);
+                self.sync_failed = true;
+            }
+            (_, Some(write), _) => file.complete(write),
+            _ => {}
+        }
+        FileDone { op, result: error.map_or(Ok(()), Err) }
+    }
+
+    fn file(&mut self, id: FileId) -> &mut SimFile {
+        // A disk that names a file it was not given is broken, and the test says so.
+        &mut self.files[usize::from(id.0)]
+    }
+
+    /// Lets a write or a deallocation reach the file; one that fails reaches any part of it.
+    fn apply(&mut self, op: &FileOp, fails: bool) -> Option<WriteId> {
+        let (sector, contents, grows) = match &op.action {
+            Action::Read { .. } | Action::SyncData => return None,
+            Action::Write { at, from } => (at / SECTOR, sectors_of(&from.to_vec()).collect::<Vec<_>>(), true),
+            Action::Deallocate { at, len } => {
+                (at / SECTOR, vec![Sector::ZERO; usize::try_from(len / SECTOR).unwrap_or(0)], false)
+            }
+        };
+        assert_eq!(op.file, FileId(0), "a parent is written to: {op:?}");
+        let reached = |random: &mut Random| !fails || random.below(2) == 0;
+        let contents: Vec<_> =
+            contents.into_iter().map(|content| reached(&mut self.random).then_some(content)).collect();
+        Some(self.file(op.file).apply(sector, contents, grows))
+    }
+}
+
+impl Io for SimIo {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        let fault = self.next_fault(&op.action);
+        if fault == Some(FaultKind::Full) {
+            return Err(op);
+        }
+        let coverage = self.file(op.file).coverage();
+        let error = fault.map(FaultKind::error);
+        // A failing write reaches the file when it fails: before, it is as good as not written.
+        let write = match self.visible {
+            Visible::AtPush if error.is_none() => self.apply(&op, false),
+            _ => None,
+        };
+        self.pending.push(Pending { op, write, coverage, error });
+        Ok(())
+    }
+
+    fn reap(&mut self, _: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        while !self.pending.is_empty() {
+            done.push(self.finish(0));
+        }
+        Ok(())
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        let media = self.file(file).visible();
+        let sparse = media.unwritten() == Unwritten::Zeroes;
+        let is_hole = |at: u64| sparse && media.written(at / SECTOR).is_none();
+        let hole = is_hole(at);
+        let mut run = SECTOR;
+        while run < len && is_hole(at + run) == hole {
+            run += SECTOR;
+        }
+        let run = run.min(len);
+        if hole { Allocation::Hole(run) } else { Allocation::Data(run) }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use disk::OpId;
+    use memory::Segments;
+
+    fn op(id: u64, action: Action) -> FileOp {
+        FileOp { id: OpId(id), file: FileId(0), action }
+    }
+
+    fn write(id: u64, byte: u8) -> FileOp {
+        op(id, Action::Write { at: 0, from: Segments::copy_of(&[byte; 512]) })
+    }
+
+    fn storage(visible: Visible, fault: Option<Fault>) -> SimIo {
+        SimIo::new(vec![Media::empty(Unwritten::Zeroes)], visible, fault)
+    }
+
+    #[test]
+    fn a_write_is_seen_when_the_run_says_so() {
+        for (visible, seen) in [(Visible::AtPush, 7), (Visible::AtCompletion, 0)] {
+            let mut io = storage(visible, None);
+            let into = Segments::zeroed(512);
+            io.push(write(1, 7)).unwrap();
+            io.push(op(2, Action::Read { at: 0, into: into.clone() })).unwrap();
+            assert_eq!(io.finish(1).op.id, OpId(2));
+            assert_eq!(into.to_vec(), [seen; 512]);
+            io.finish(0);
+            assert_eq!(io.leaf().visible().get(0), Sector::of(&[7; 512]));
+        }
+    }
+
+    #[test]
+    fn the_nth_operation_fails_and_no_other() {
+        let mut io = storage(Visible::AtPush, Some(Fault { kind: FaultKind::NoSpace, nth: 2 }));
+        for id in 1..=3 {
+            io.push(write(id, 1)).unwrap();
+        }
+        let mut done = Vec::new();
+        io.reap(Until::Any, &mut done).unwrap();
+        let results: Vec<_> = done.iter().map(|done| done.result).collect();
+        assert_eq!(results, [Ok(()), Err(FileError::NoSpace), Ok(())]);
+        assert!(io.fault_happened());
+    }
+
+    #[test]
+    fn a_full_queue_hands_the_operation_back() {
+        let mut io = storage(Visible::AtPush, Some(Fault { kind: FaultKind::Full, nth: 1 }));
+        let back = io.push(write(9, 1)).unwrap_err();
+        assert_eq!(back.id, OpId(9));
+        assert_eq!(io.push(back).map_err(|op| op.id), Ok(()));
+    }
+}

@@ -1,0 +1,307 @@
+//! One life of a disk: a workload, requests in flight together, and storage that answers in the order of a
+//! schedule. After every event somebody may look at what a power loss would leave.
+//!
+//! Invariants checked:
+//! - every request is answered exactly once;
+//! - a read finds what is legal (see [`crate::oracle`]);
+//! - nothing fails unless a fault was injected;
+//! - after a failed sync nothing is durable and no new write is accepted.
+
+use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
+
+use disk::{Disk, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use memory::Segments;
+
+use crate::file::SimFile;
+use crate::io::{Fault, SimIo, Visible};
+use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken};
+use crate::planted::{Planted, Plot, SabotagedIo, Saboteur};
+use crate::schedule::{Pace, Schedule};
+use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
+use crate::subject::{Start, Subject};
+use crate::workload::Op;
+
+/// More events than any workload has: a run that goes on is one that never ends.
+const EVENTS_MAX: usize = 200_000;
+
+/// What was found that must not be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A read without a crash found something else.
+    #[error("a read finds what it must not: {0}")]
+    Read(Illegal),
+    /// A read after a crash did.
+    #[error("after a power loss: {0}")]
+    Recovered(Illegal),
+    /// A read after a crash failed.
+    #[error("after a power loss, reading sector {sector} ends with {status:?}")]
+    Unreadable {
+        /// The first sector that was asked for.
+        sector: u64,
+        /// The answer.
+        status: Status,
+    },
+    /// The image does not open.
+    #[error("after a power loss the image does not open: {0}")]
+    Open(ImageError),
+    /// The image is damaged.
+    #[error("after a power loss the image is damaged: {0}")]
+    Damage(String),
+    /// A request was answered with an error for no reason.
+    #[error("{op} is answered {status:?} though nothing has failed")]
+    Status {
+        /// The request.
+        op: String,
+        /// The answer.
+        status: Status,
+    },
+    /// Something was accepted after a failed sync.
+    #[error("{op} is answered {status:?} though a sync has failed")]
+    NotRefused {
+        /// The request.
+        op: String,
+        /// The answer.
+        status: Status,
+    },
+    /// The storage has nothing more to do and requests wait.
+    #[error("{0} requests are never answered")]
+    Unanswered(usize),
+    /// An answer for which there is no question.
+    #[error("request {0} is answered twice")]
+    Twice(u64),
+    /// The run does not end.
+    #[error("the disk is still busy after {EVENTS_MAX} events")]
+    Endless,
+    /// A panic.
+    #[error("panic: {0}")]
+    Panic(String),
+}
+
+/// What stays the same during a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// The image.
+    pub subject: Subject,
+    /// A bug to plant.
+    pub bug: Option<Planted>,
+    /// What goes wrong.
+    pub fault: Option<Fault>,
+    /// When reads see writes.
+    pub visible: Visible,
+    /// Requests in flight at once, at most.
+    pub depth: usize,
+    /// The number of the first request, which its version carries: what an earlier life wrote has smaller ones.
+    pub first: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// Whether the fault happened.
+    pub fault_happened: bool,
+    /// The files as a reader finds them.
+    pub files: Vec<crate::media::Media>,
+    /// File operations finished.
+    pub operations: u64,
+}
+
+struct InFlight {
+    op: Op,
+    submitted: Moment,
+    /// Whether a sync had failed already when it was submitted.
+    broken: bool,
+}
+
+struct Run {
+    io: SimIo,
+    plot: Plot,
+    /// Dropped only when every request is answered, and leaked when a violation ends the run before: a request
+    /// that vanishes panics, as it should.
+    disk: ManuallyDrop<Disk<Saboteur<Image>>>,
+    oracle: Oracle,
+    in_flight: BTreeMap<u64, InFlight>,
+    next: u64,
+    operations: u64,
+}
+
+/// Who looks after every event.
+pub type Watch<'a> = dyn FnMut(&SimFile, &Oracle) -> Result<(), Violation> + 'a;
+
+/// Runs a workload to its end.
+pub fn run(
+    setup: &Setup,
+    start: &Start,
+    workload: &[Op],
+    schedule: &mut Schedule,
+    watch: &mut Watch<'_>,
+) -> Result<End, Violation> {
+    let mut run = Run::new(setup, start)?;
+    let mut waiting = workload.iter().copied();
+    let mut upcoming = waiting.next();
+    for _ in 0..EVENTS_MAX {
+        let room = run.in_flight.len() < setup.depth;
+        let pending = run.io.pending();
+        let can_submit = usize::from(upcoming.is_some() && room);
+        if pending + can_submit == 0 {
+            // An engine that was full once has room now.
+            if run.retry() {
+                continue;
+            }
+            return run.end();
+        }
+        let picked = schedule.pick(pending + can_submit);
+        // What the first choice is depends on the pace; the others follow by age.
+        let (submits, which) = match schedule.pace() {
+            Pace::Serial => (picked == pending, picked),
+            Pace::Eager => (picked < can_submit, picked.saturating_sub(can_submit)),
+            Pace::Newest => (picked < can_submit, (pending + can_submit).saturating_sub(picked + 1)),
+        };
+        match upcoming.filter(|_| submits) {
+            Some(op) => {
+                upcoming = waiting.next();
+                run.submit(op);
+            }
+            None => run.finish(which),
+        }
+        run.answers()?;
+        watch(run.io.leaf(), &run.oracle)?;
+    }
+    Err(Violation::Endless)
+}
+
+impl Run {
+    fn new(setup: &Setup, start: &Start) -> Result<Run, Violation> {
+        let mut files = start.files.clone();
+        let plot = Plot::default();
+        let layers = setup.subject.open(&mut files).map_err(Violation::Open)?;
+        let len = files.first().map_or(0, crate::media::Media::len);
+        let sabotage = |(layer, image)| {
+            let bug = setup.bug.filter(|_| layer == 0);
+            Saboteur::new(image, bug, plot.clone(), len)
+        };
+        let layers = layers.into_iter().enumerate().map(sabotage).collect();
+        let options = Options { requests: setup.depth, ..Options::default() };
+        let disk = Disk::new(layers, options).map_err(Violation::Open)?;
+        let io = SimIo::new(files, setup.visible, setup.fault);
+        let oracle = Oracle::new(start.base.clone());
+        let disk = ManuallyDrop::new(disk);
+        Ok(Run { io, plot, disk, oracle, in_flight: BTreeMap::new(), next: setup.first, operations: 0 })
+    }
+
+    fn submit(&mut self, op: Op) {
+        let number = self.next;
+        self.next += 1;
+        let sectors = op.sectors();
+        let submitted = self.oracle.tick();
+        let version = u32::try_from(number).unwrap_or(u32::MAX);
+        let memory = match op {
+            Op::Write(..) => guest_memory(version, sectors.range()),
+            Op::Read(..) => Segments::zeroed(usize::try_from(sectors.count * SECTOR).unwrap_or(0)),
+            _ => Segments::empty(),
+        };
+        let content = match op {
+            Op::Write(..) => Some(Content::Guest(version)),
+            Op::Zero(..) => Some(Content::Zero),
+            Op::Discard(..) => Some(Content::PerhapsZero),
+            Op::Read(..) | Op::Flush => None,
+        };
+        if let Some(content) = content {
+            self.oracle.submit(WriteToken(number), submitted, sectors.range(), content);
+        }
+        let span = Span { at: sectors.at * SECTOR, len: sectors.count * SECTOR };
+        let request = Request::new(op.operation(), span, memory, Token(number), &self.disk.geometry());
+        let request = match request {
+            Ok(request) => request,
+            Err(status) => panic!("the workload asks for {op}, which the disk does not have: {status:?}"),
+        };
+        self.in_flight.insert(number, InFlight { op, submitted, broken: self.io.sync_failed() });
+        self.disk.submit(request, &mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+    }
+
+    fn finish(&mut self, which: usize) {
+        self.operations += 1;
+        let done = self.io.finish(which);
+        let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
+        self.disk.settle(done, &mut io);
+        self.disk.retry(&mut io);
+    }
+
+    /// Lets the disk push again what was handed back; whether that gave the storage something to do.
+    fn retry(&mut self) -> bool {
+        self.disk.retry(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+        self.io.pending() > 0
+    }
+
+    fn answers(&mut self) -> Result<(), Violation> {
+        while let Some((request, status)) = self.disk.answer() {
+            let memory = request.memory().clone();
+            let Token(number) = request.retire();
+            let asked = self.in_flight.remove(&number).ok_or(Violation::Twice(number))?;
+            self.judge_status(&asked, status)?;
+            let now = self.oracle.tick();
+            let done = status == Status::Done;
+            match asked.op {
+                Op::Flush if done => self.oracle.flushed(asked.submitted),
+                Op::Read(sectors) if done => {
+                    for (sector, found) in sectors.range().zip(words_of(&memory)) {
+                        self.oracle.check_read(sector, found, asked.submitted).map_err(Violation::Read)?;
+                    }
+                }
+                op if op.operation().is_write() => {
+                    self.oracle.answer(WriteToken(number), now, done, op.is_durable());
+                }
+                _ => {}
+            }
+        }
+        if self.in_flight.is_empty() {
+            self.oracle.settle();
+        }
+        Ok(())
+    }
+
+    fn judge_status(&self, asked: &InFlight, status: Status) -> Result<(), Violation> {
+        let op = || asked.op.to_string();
+        let done = status == Status::Done;
+        // Advice may be declined.
+        let declined = status == Status::Unsupported && matches!(asked.op.operation(), Operation::Discard);
+        if !self.io.fault_happened() && !done && !declined {
+            return Err(Violation::Status { op: op(), status });
+        }
+        let too_late = asked.broken && asked.op.operation().is_write() && status != Status::Refused;
+        let not_durable = self.io.sync_failed() && asked.op.is_durable() && done;
+        if too_late || not_durable {
+            return Err(Violation::NotRefused { op: op(), status });
+        }
+        Ok(())
+    }
+
+    fn end(self) -> Result<End, Violation> {
+        if !self.in_flight.is_empty() || self.disk.in_flight() > 0 {
+            return Err(Violation::Unanswered(self.in_flight.len()));
+        }
+        let Run { io, disk, operations, .. } = self;
+        drop(ManuallyDrop::into_inner(disk));
+        Ok(End { fault_happened: io.fault_happened(), files: io.contents(), operations })
+    }
+}
+
+/// What a guest writes as one version of some sectors.
+fn guest_memory(version: u32, sectors: std::ops::Range<u64>) -> Segments {
+    let mut bytes = Vec::new();
+    for sector in sectors {
+        let mut whole = [0; SECTOR_LEN];
+        Sector::Word(Word::guest(version, sector)).copy_to(&mut whole);
+        bytes.extend_from_slice(&whole);
+    }
+    Segments::copy_of(&bytes)
+}
+
+/// What a guest finds, sector by sector. Bytes that nobody wrote as a whole sector have a word of their own.
+pub fn words_of(memory: &Segments) -> Vec<Word> {
+    let word = |sector| match sector {
+        Sector::Word(word) => word,
+        Sector::Bytes(_) => Word(u64::MAX),
+    };
+    sectors_of(&memory.to_vec()).map(word).collect()
+}

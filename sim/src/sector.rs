@@ -1,0 +1,169 @@
+//! The content of one 512-byte sector, small enough to keep millions of them.
+//!
+//! What a simulated guest writes is one 64-bit word, repeated: the word names the writer, so that a sector read
+//! back says which version of which sector it is. Metadata is kept byte for byte.
+//!
+//! Invariant: two contents are equal exactly when their bytes are.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// Bytes in a sector.
+pub const SECTOR: u64 = 512;
+/// The same as a length of memory.
+pub const SECTOR_LEN: usize = 512;
+
+/// One sector's bytes.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum Sector {
+    /// The word, little-endian, 64 times.
+    Word(Word),
+    /// Anything else.
+    Bytes(Arc<[u8; SECTOR_LEN]>),
+}
+
+/// A word that fills a sector: its top byte says who wrote it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Word(pub u64);
+
+const GUEST: u8 = 0xd5;
+const TRASH: u8 = 0x7a;
+const STALE: u8 = 0x5b;
+
+/// The version number of what a parent holds.
+pub const PARENTS: u32 = 0xba_5e00;
+
+impl Word {
+    /// Never written, or discarded.
+    pub const ZERO: Word = Word(0);
+
+    /// What a guest writes to virtual sector `sector` as its version `version`.
+    pub fn guest(version: u32, sector: u64) -> Word {
+        Word(tagged(GUEST, (u64::from(version) << 32) | (sector & 0xffff_ffff)))
+    }
+
+    /// What stood at `sector` of a file before it belonged to the file: any bits, different at each place.
+    pub fn stale(sector: u64) -> Word {
+        Word(tagged(STALE, mix(sector)))
+    }
+
+    /// What a power loss in the middle of writing `self` may leave, if it was a guest's.
+    pub fn trashed(self) -> Option<Word> {
+        (self.tag() == GUEST).then(|| Word(tagged(TRASH, self.0)))
+    }
+
+    fn tag(self) -> u8 {
+        self.0.to_be_bytes()[0]
+    }
+}
+
+impl std::fmt::Debug for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (version, sector) = ((self.0 >> 32) & 0xff_ffff, self.0 & 0xffff_ffff);
+        match self.tag() {
+            0 if self.0 == 0 => write!(f, "zero"),
+            GUEST if version == u64::from(PARENTS) => write!(f, "the parent's sector {sector}"),
+            GUEST => write!(f, "version {version} of sector {sector}"),
+            TRASH => write!(f, "trashed version {version} of sector {sector}"),
+            STALE => write!(f, "stale bytes"),
+            _ => write!(f, "unknown bytes {:#018x}", self.0),
+        }
+    }
+}
+
+fn tagged(tag: u8, low: u64) -> u64 {
+    (u64::from(tag) << 56) | (low & 0x00ff_ffff_ffff_ffff)
+}
+
+/// Spreads the bits of a number over all of another (the finisher of SplitMix64).
+pub fn mix(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+impl Sector {
+    /// A sector of zeros.
+    pub const ZERO: Sector = Sector::Word(Word::ZERO);
+
+    /// The content of 512 bytes.
+    pub fn of(bytes: &[u8; SECTOR_LEN]) -> Sector {
+        match bytes.first_chunk::<8>() {
+            // Equal to itself shifted by eight bytes: the same eight all the way.
+            Some(first) if bytes[8..] == bytes[..SECTOR_LEN - 8] => Sector::Word(Word(u64::from_le_bytes(*first))),
+            _ => Sector::Bytes(Arc::new(*bytes)),
+        }
+    }
+
+    /// The bytes.
+    pub fn copy_to(&self, bytes: &mut [u8; SECTOR_LEN]) {
+        match self {
+            Sector::Word(Word::ZERO) => bytes.fill(0),
+            Sector::Word(word) => {
+                for place in bytes.chunks_exact_mut(8) {
+                    place.copy_from_slice(&word.0.to_le_bytes());
+                }
+            }
+            Sector::Bytes(held) => bytes.copy_from_slice(&**held),
+        }
+    }
+
+    /// A number that stands for the content, to compare many of them at once.
+    pub fn digest(&self) -> u64 {
+        match self {
+            Sector::Word(word) => mix(word.0),
+            Sector::Bytes(held) => {
+                let mut hasher = DefaultHasher::new();
+                held.hash(&mut hasher);
+                hasher.finish()
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Sector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Sector::Word(word) => word.fmt(f),
+            Sector::Bytes(held) => write!(f, "metadata {:02x?}…", &held[..8]),
+        }
+    }
+}
+
+/// Splits whole sectors of bytes into contents.
+pub fn sectors_of(bytes: &[u8]) -> impl Iterator<Item = Sector> + '_ {
+    bytes.chunks(SECTOR_LEN).map(|chunk| {
+        let mut whole = [0; SECTOR_LEN];
+        whole[..chunk.len()].copy_from_slice(chunk);
+        Sector::of(&whole)
+    })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_sector_comes_back_as_it_was() {
+        let mut odd = [7u8; SECTOR_LEN];
+        odd[511] = 8;
+        for bytes in [[0u8; SECTOR_LEN], [7u8; SECTOR_LEN], odd] {
+            let mut back = [1u8; SECTOR_LEN];
+            Sector::of(&bytes).copy_to(&mut back);
+            assert_eq!(back, bytes);
+        }
+        assert!(matches!(Sector::of(&odd), Sector::Bytes(_)));
+    }
+
+    #[test]
+    fn a_guests_sector_names_its_version() {
+        let word = Word::guest(3, 70000);
+        let mut bytes = [0; SECTOR_LEN];
+        Sector::Word(word).copy_to(&mut bytes);
+        assert_eq!(Sector::of(&bytes), Sector::Word(word));
+        assert_eq!(format!("{word:?}"), "version 3 of sector 70000");
+        assert_ne!(word.trashed(), Some(word));
+        assert_eq!(Word::ZERO.trashed(), None);
+    }
+}

@@ -1,0 +1,224 @@
+//! What a simulated guest asks for: short programs that can be written on a command line.
+//!
+//! Sectors are the unit. `w8+2` writes two sectors from sector 8 on, `W8+2` the same durably (FUA), `z`/`Z` write
+//! zeroes, `d` discards, `r` reads, `f` flushes.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use disk::Operation;
+
+use crate::random::Random;
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Write.
+    Write(Sectors, Durable),
+    /// Write zeroes, freeing space.
+    Zero(Sectors, Durable),
+    /// Discard.
+    Discard(Sectors),
+    /// Read, and compare with what is legal.
+    Read(Sectors),
+    /// Flush.
+    Flush,
+}
+
+/// A run of sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sectors {
+    /// The first.
+    pub at: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// Whether a write is answered only when it survives power loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Durable {
+    /// Not before a flush.
+    ByFlush,
+    /// At once (FUA).
+    AtOnce,
+}
+
+impl Sectors {
+    /// As a range.
+    pub fn range(self) -> Range<u64> {
+        self.at..self.at + self.count
+    }
+}
+
+impl Op {
+    /// The sectors that it is about.
+    pub fn sectors(self) -> Sectors {
+        match self {
+            Op::Write(sectors, _) | Op::Zero(sectors, _) | Op::Discard(sectors) | Op::Read(sectors) => sectors,
+            Op::Flush => Sectors { at: 0, count: 0 },
+        }
+    }
+
+    /// What it asks of the disk.
+    pub fn operation(self) -> Operation {
+        match self {
+            Op::Write(_, durable) => Operation::Write { durable: durable == Durable::AtOnce },
+            Op::Zero(_, durable) => Operation::WriteZeroes { free: true, durable: durable == Durable::AtOnce },
+            Op::Discard(_) => Operation::Discard,
+            Op::Read(_) => Operation::Read,
+            Op::Flush => Operation::Flush,
+        }
+    }
+
+    /// Whether an answer promises that what was answered before, or this write, survives.
+    pub fn is_durable(self) -> bool {
+        matches!(self, Op::Flush | Op::Write(_, Durable::AtOnce) | Op::Zero(_, Durable::AtOnce))
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = match self {
+            Op::Write(_, Durable::ByFlush) => 'w',
+            Op::Write(_, Durable::AtOnce) => 'W',
+            Op::Zero(_, Durable::ByFlush) => 'z',
+            Op::Zero(_, Durable::AtOnce) => 'Z',
+            Op::Discard(_) => 'd',
+            Op::Read(_) => 'r',
+            Op::Flush => return write!(f, "f"),
+        };
+        let Sectors { at, count } = self.sectors();
+        write!(f, "{letter}{at}+{count}")
+    }
+}
+
+/// A word that is not an operation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, d0+1024, r0+8 and f")]
+pub struct NotAnOp(pub String);
+
+impl FromStr for Op {
+    type Err = NotAnOp;
+
+    fn from_str(text: &str) -> Result<Op, NotAnOp> {
+        let wrong = || NotAnOp(text.into());
+        if text == "f" {
+            return Ok(Op::Flush);
+        }
+        let mut letters = text.chars();
+        let letter = letters.next().ok_or_else(wrong)?;
+        let (at, count) = letters.as_str().split_once('+').ok_or_else(wrong)?;
+        let sectors = Sectors { at: at.parse().map_err(|_| wrong())?, count: count.parse().map_err(|_| wrong())? };
+        match letter {
+            'w' => Ok(Op::Write(sectors, Durable::ByFlush)),
+            'W' => Ok(Op::Write(sectors, Durable::AtOnce)),
+            'z' => Ok(Op::Zero(sectors, Durable::ByFlush)),
+            'Z' => Ok(Op::Zero(sectors, Durable::AtOnce)),
+            'd' => Ok(Op::Discard(sectors)),
+            'r' => Ok(Op::Read(sectors)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// Operations as text, separated by spaces.
+pub fn parse(text: &str) -> Result<Vec<Op>, NotAnOp> {
+    text.split_whitespace().map(str::parse).collect()
+}
+
+/// Operations as text, which [`parse`] takes back.
+pub fn text(ops: &[Op]) -> String {
+    ops.iter().map(Op::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// The blocks of 1024 sectors that the alphabet is about: two whole ones, and one that the disk's end cuts off.
+pub const BLOCK: u64 = 1024;
+/// Sectors of the simulated disks.
+pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
+
+/// The operations of which exhaustive workloads are made: every way to touch a block that another one is touching,
+/// and one block beside it.
+pub fn alphabet() -> Vec<Op> {
+    let sectors = |at, count| Sectors { at, count };
+    vec![
+        Op::Write(sectors(0, 1), Durable::ByFlush),
+        Op::Write(sectors(3, 2), Durable::ByFlush),
+        Op::Write(sectors(0, 4), Durable::ByFlush),
+        Op::Write(sectors(BLOCK, 1), Durable::ByFlush),
+        Op::Write(sectors(BLOCK - 1, 2), Durable::AtOnce),
+        Op::Flush,
+        Op::Discard(sectors(0, BLOCK)),
+        Op::Discard(sectors(0, 8)),
+        Op::Zero(sectors(0, BLOCK), Durable::ByFlush),
+        Op::Zero(sectors(2, 3), Durable::ByFlush),
+        Op::Read(sectors(0, 8)),
+    ]
+}
+
+/// All workloads of exactly `len` operations of the alphabet.
+pub fn every(len: u32) -> impl Iterator<Item = Vec<Op>> {
+    let letters = alphabet();
+    let count = letters.len();
+    (0..count.pow(len)).map(move |number| {
+        let mut rest = number;
+        let mut ops = Vec::new();
+        for _ in 0..len {
+            ops.push(letters[rest % count]);
+            rest /= count;
+        }
+        ops
+    })
+}
+
+/// A random workload of `len` operations, mostly in a few places so that they meet each other.
+pub fn random(random: &mut Random, len: usize) -> Vec<Op> {
+    (0..len).map(|_| random_op(random)).collect()
+}
+
+fn random_op(random: &mut Random) -> Op {
+    let count = 1 + random.below(4);
+    let block = random.below(3) * BLOCK;
+    let at = match random.below(6) {
+        0 => random.below(DISK),
+        1 => (block + BLOCK).min(DISK) - count,
+        _ => block + random.below(12),
+    };
+    let sectors = Sectors { at, count: count.min(DISK - at) };
+    let block = Sectors { at: block, count: BLOCK.min(DISK - block) };
+    let durable = if random.below(6) == 0 { Durable::AtOnce } else { Durable::ByFlush };
+    match random.below(20) {
+        0..=9 => Op::Write(sectors, durable),
+        10..=12 => Op::Flush,
+        13 | 14 => Op::Discard(block),
+        15 => Op::Discard(sectors),
+        16 => Op::Zero(block, durable),
+        17 => Op::Zero(sectors, durable),
+        _ => Op::Read(sectors),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_workload_survives_being_written_down() {
+        let ops = random(&mut Random::new(7), 100);
+        assert_eq!(parse(&text(&ops)), Ok(ops));
+        assert_eq!(parse("w1+"), Err(NotAnOp("w1+".into())));
+    }
+
+    #[test]
+    fn random_operations_lie_inside_the_disk() {
+        let ops = random(&mut Random::new(1), 10_000);
+        assert!(ops.iter().all(|op| op.sectors().range().end <= DISK));
+        assert!(ops.iter().all(|op| *op == Op::Flush || op.sectors().count > 0));
+    }
+
+    #[test]
+    fn every_workload_comes_once() {
+        let all: std::collections::HashSet<_> = every(2).collect();
+        assert_eq!(all.len(), alphabet().len().pow(2));
+    }
+}

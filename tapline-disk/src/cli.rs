@@ -1,0 +1,300 @@
+//! The words of the command line and what they may be. It knows no image and does nothing.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::image_name::ImageName;
+use crate::size::Size;
+
+/// The disk process of Tapline: serves one image, or runs one image job.
+///
+/// Images are named FORMAT:PATH, with raw or vhd as the format. Sizes are written 512M, 10G, 2T.
+/// Exit codes: 0 done, 1 the images differ, 2 the image is damaged, 3 it was and is repaired,
+/// 4 the command could not be done, 64 wrong arguments.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true, propagate_version = true)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Create, describe, check, convert and compare image files
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Serve one image to a virtual machine (vhost-user) or to anything that speaks NBD
+    Serve(Serve),
+}
+
+/// Jobs on images that nobody serves.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Create an empty image, or an empty child of another
+    Create(Create),
+    /// Tell what an image says of itself; parents named inside it are shown and never opened
+    Info(Info),
+    /// Check an image's structure, and repair it where that loses nothing
+    Check(Check),
+    /// List which parts of the disk hold data and which read as zero
+    Map(Map),
+    /// Copy a disk into a new image, of another format perhaps; holes stay holes
+    Convert(Convert),
+    /// Compare what two disks hold
+    Compare(Compare),
+}
+
+/// `image create`.
+#[derive(Debug, Args)]
+pub struct Create {
+    /// The image to create; a file that exists is never overwritten
+    pub image: ImageName,
+    /// Size of the disk; that of the parent unless given
+    #[arg(long, required_unless_present = "parent")]
+    pub size: Option<Size>,
+    /// Allocate the whole disk now (VHD of the fixed kind)
+    #[arg(long, conflicts_with = "parent")]
+    pub fixed: bool,
+    /// Unit of allocation: a power of two from 512K to 16M [default: 2M, or as the parent]
+    #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
+    pub block_size: Option<Size>,
+    /// Create a child of this image (twice and more: of this chain of them, from the top down)
+    #[arg(long, value_name = "FORMAT:PATH")]
+    pub parent: Vec<ImageName>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `image info`.
+#[derive(Debug, Args)]
+pub struct Info {
+    /// The image
+    pub image: ImageName,
+    #[command(flatten)]
+    pub parents: Parents,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `image check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// The image
+    pub image: ImageName,
+    #[command(flatten)]
+    pub parents: Parents,
+    /// Repair what can be repaired without loss
+    #[arg(long)]
+    pub repair: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `image map`.
+#[derive(Debug, Args)]
+pub struct Map {
+    /// The image
+    pub image: ImageName,
+    #[command(flatten)]
+    pub parents: Parents,
+    #[command(flatten)]
+    pub access: Access,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `image convert`.
+#[derive(Debug, Args)]
+pub struct Convert {
+    /// The image to read
+    #[arg(value_name = "SRC")]
+    pub source: ImageName,
+    /// The image to create
+    #[arg(value_name = "DST")]
+    pub target: ImageName,
+    #[command(flatten)]
+    pub parents: Parents,
+    #[command(flatten)]
+    pub access: Access,
+    /// Overwrite the target if it exists
+    #[arg(long)]
+    pub force: bool,
+    /// Allocate the whole target (VHD of the fixed kind)
+    #[arg(long)]
+    pub fixed: bool,
+    /// Unit of allocation of a VHD target [default: 2M]
+    #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
+    pub block_size: Option<Size>,
+    /// Read both afterwards and compare
+    #[arg(long)]
+    pub verify: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `image compare`.
+#[derive(Debug, Args)]
+pub struct Compare {
+    /// One image
+    #[arg(value_name = "A")]
+    pub one: ImageName,
+    /// The other
+    #[arg(value_name = "B")]
+    pub other: ImageName,
+    #[command(flatten)]
+    pub parents: Parents,
+    /// A parent of B; repeated, from the top down
+    #[arg(long, value_name = "FORMAT:PATH")]
+    pub other_parent: Vec<ImageName>,
+    #[command(flatten)]
+    pub access: Access,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `serve`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd"]))]
+pub struct Serve {
+    /// The image
+    pub image: ImageName,
+    #[command(flatten)]
+    pub parents: Parents,
+    /// Listen at this socket for a virtual machine monitor that speaks vhost-user
+    #[arg(long, value_name = "SOCKET")]
+    pub vhost_user: Option<PathBuf>,
+    /// Listen here for NBD clients: the path of a socket, or a host and a port
+    #[arg(long, value_name = "SOCKET|HOST:PORT")]
+    pub nbd: Option<String>,
+    /// Refuse everything that would change the disk
+    #[arg(long)]
+    pub read_only: bool,
+    /// Queues offered to a virtual machine: one for each of its processors is best
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub queues: u16,
+    #[command(flatten)]
+    pub access: Access,
+    /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+    /// Print what to paste into a virtual machine's configuration as well
+    #[arg(long, value_name = "FOR")]
+    pub print: Option<PrintFor>,
+}
+
+/// Parents, named by the caller and never by an image.
+#[derive(Debug, Args)]
+pub struct Parents {
+    /// The image's parent; repeated for the parent's parent and so on, from the top down
+    #[arg(long = "parent", value_name = "FORMAT:PATH")]
+    pub names: Vec<ImageName>,
+}
+
+/// How files are read and written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Access {
+    /// none: O_DIRECT, or an error where the file system has none. writeback: the host's page cache, with
+    /// fdatasync for flushes
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    pub cache: CacheMode,
+    /// Which interface of the kernel carries the I/O [default: uring; aio for files on which uring would need
+    /// a thread for every request]
+    #[arg(long, value_name = "ENGINE")]
+    pub io_engine: Option<IoEngine>,
+}
+
+/// Values of `--cache`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CacheMode {
+    /// O_DIRECT.
+    None,
+    /// Through the page cache.
+    Writeback,
+}
+
+/// Values of `--io-engine`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IoEngine {
+    /// io_uring.
+    Uring,
+    /// Linux AIO.
+    Aio,
+}
+
+/// Values of `--print`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PrintFor {
+    /// Arguments of QEMU.
+    Qemu,
+    /// Elements of libvirt's domain XML.
+    Libvirt,
+}
+
+#[cfg(test)]
+mod test {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, String> {
+        let words = std::iter::once("tapline").chain(line.split_whitespace());
+        Arguments::try_parse_from(words).map(|arguments| arguments.command).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_definition_holds_together() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn create_takes_a_size_or_a_parent() {
+        assert!(parse("image create vhd:disk.vhd --size 10G --block-size 2M").is_ok());
+        assert!(parse("image create vhd:disk.vhd --size 10G --fixed").is_ok());
+        assert!(parse("image create vhd:child.vhd --parent vhd:base.vhd").is_ok());
+        assert!(parse("image create vhd:disk.vhd").unwrap_err().contains("--size"));
+        assert!(parse("image create vhd:child.vhd --parent vhd:base.vhd --fixed").is_err());
+    }
+
+    #[test]
+    fn serve_needs_exactly_one_transport() {
+        let Ok(Command::Serve(serve)) = parse("serve vhd:a --parent vhd:b --parent raw:c --vhost-user s --queues 4")
+        else {
+            panic!("not a serve command")
+        };
+        assert_eq!(serve.parents.names.len(), 2);
+        assert_eq!((serve.queues, serve.access.cache, serve.access.io_engine), (4, CacheMode::None, None));
+        assert!(parse("serve vhd:a").unwrap_err().contains("--vhost-user"));
+        assert!(parse("serve vhd:a --vhost-user s --nbd t").is_err());
+        assert!(parse("serve vhd:a --nbd t --queues 0").is_err());
+    }
+
+    #[test]
+    fn a_wrong_image_name_is_refused_with_what_to_write() {
+        assert!(parse("image info disk.vhd").unwrap_err().contains("raw:disk.vhd or vhd:disk.vhd"));
+    }
+
+    #[test]
+    fn compare_tells_the_parents_of_both_apart() {
+        let Ok(Command::Image(ImageCommand::Compare(compare))) =
+            parse("image compare vhd:a vhd:b --parent vhd:p --other-parent raw:q")
+        else {
+            panic!("not a compare command")
+        };
+        assert_eq!(compare.parents.names.len(), 1);
+        assert_eq!(compare.other_parent, ["raw:q".parse().unwrap()]);
+    }
+
+    #[test]
+    fn help_speaks_of_the_program_by_the_name_it_was_called() {
+        assert!(parse("image create --help").unwrap_err().contains("Usage: tapline image create"));
+    }
+}

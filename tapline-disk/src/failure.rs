@@ -1,0 +1,125 @@
+//! How a command ends: its exit code, or what was tried, on what, why it failed and what to do about it.
+
+use std::error::Error;
+use std::fmt;
+
+/// Ends of commands. Each number means one thing, whatever the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Done; nothing is wrong.
+    Done,
+    /// `compare`: the disks differ.
+    Differ,
+    /// `check`: the image is damaged.
+    Damaged,
+    /// `check --repair`: the image was damaged and is repaired.
+    Repaired,
+    /// The command could not be done.
+    Failed,
+    /// The arguments make no sense (`EX_USAGE`).
+    Usage,
+}
+
+impl Exit {
+    /// What the shell sees.
+    pub fn code(self) -> u8 {
+        match self {
+            Exit::Done => 0,
+            Exit::Differ => 1,
+            Exit::Damaged => 2,
+            Exit::Repaired => 3,
+            Exit::Failed => 4,
+            Exit::Usage => 64,
+        }
+    }
+}
+
+/// Why a command could not be done.
+#[derive(Debug)]
+pub struct Failure {
+    what: String,
+    advice: Option<String>,
+    exit: Exit,
+}
+
+impl Failure {
+    /// «cannot `tried`: `why`», with the causes of `why` behind it.
+    pub fn new(tried: impl Into<String>, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        let what = format!("cannot {}: {}", tried.into(), with_causes(&*why.into()));
+        Failure { what, advice: None, exit: Exit::Failed }
+    }
+
+    /// An error that says by itself what was tried and on what; its causes are added.
+    pub fn said(error: impl Error) -> Failure {
+        Failure { what: with_causes(&error), advice: None, exit: Exit::Failed }
+    }
+
+    /// Adds what to do about it.
+    pub fn advise(mut self, advice: impl Into<String>) -> Failure {
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// Ends the program with another code than [`Exit::Failed`].
+    pub fn exit_as(mut self, exit: Exit) -> Failure {
+        self.exit = exit;
+        self
+    }
+
+    /// The exit code.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        match &self.advice {
+            Some(advice) => write!(f, "\n  {advice}"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(deeper) = cause {
+        text.push_str(": ");
+        text.push_str(&deeper.to_string());
+        cause = deeper.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Outer(std::num::ParseIntError);
+
+    impl fmt::Display for Outer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the number is wrong")
+        }
+    }
+
+    impl Error for Outer {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    #[test]
+    fn a_failure_tells_what_why_and_what_to_do() {
+        let cause = "x".parse::<u8>().unwrap_err();
+        let failure = Failure::new("open vhd:a", Outer(cause)).advise("name another file");
+        assert_eq!(
+            failure.to_string(),
+            "cannot open vhd:a: the number is wrong: invalid digit found in string\n  name another file"
+        );
+        assert_eq!(failure.exit().code(), 4);
+    }
+}

@@ -1,0 +1,121 @@
+//! How an image is named on the command line: `FORMAT:PATH`.
+//!
+//! The format is always named and never guessed: a guest that writes the first bytes of a raw disk must not
+//! choose how the file is read next time.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Serialize;
+
+/// A format this program reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FormatName {
+    /// The bytes of the disk, as they are.
+    Raw,
+    /// Virtual Hard Disk: fixed, dynamic or differencing.
+    Vhd,
+}
+
+/// A format and a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageName {
+    /// How to read the file.
+    pub format: FormatName,
+    /// The file.
+    pub path: PathBuf,
+}
+
+/// Why a word names no image.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NotAnImage {
+    /// There is no format in front.
+    NoFormat(String),
+    /// The format is not one of ours.
+    UnknownFormat(String),
+    /// Nothing follows the format.
+    NoPath(String),
+}
+
+impl std::error::Error for NotAnImage {}
+
+impl fmt::Display for NotAnImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotAnImage::NoFormat(word) => {
+                write!(f, "«{word}» does not name its format; write raw:{word} or vhd:{word}, whichever it is")
+            }
+            NotAnImage::UnknownFormat(format) => write!(f, "there is no format «{format}»; there are raw and vhd"),
+            NotAnImage::NoPath(word) => write!(f, "«{word}» names no file behind the colon"),
+        }
+    }
+}
+
+impl FromStr for ImageName {
+    type Err = NotAnImage;
+
+    fn from_str(word: &str) -> Result<ImageName, NotAnImage> {
+        let no_format = || NotAnImage::NoFormat(word.to_owned());
+        let (format, path) = word.split_once(':').ok_or_else(no_format)?;
+        let format = match format {
+            "raw" => FormatName::Raw,
+            "vhd" => FormatName::Vhd,
+            // A colon in a path is no format either.
+            other if other.contains('/') => return Err(no_format()),
+            other => return Err(NotAnImage::UnknownFormat(other.to_owned())),
+        };
+        if path.is_empty() {
+            return Err(NotAnImage::NoPath(word.to_owned()));
+        }
+        Ok(ImageName { format, path: PathBuf::from(path) })
+    }
+}
+
+impl ImageName {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl fmt::Display for FormatName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FormatName::Raw => "raw",
+            FormatName::Vhd => "vhd",
+        })
+    }
+}
+
+impl fmt::Display for ImageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.format, self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn an_image_is_a_format_and_a_path() {
+        let name: ImageName = "vhd:/a/b:c.vhd".parse().unwrap();
+        assert_eq!(name, ImageName { format: FormatName::Vhd, path: "/a/b:c.vhd".into() });
+        assert_eq!(name.to_string(), "vhd:/a/b:c.vhd");
+    }
+
+    #[test]
+    fn a_path_alone_is_refused_with_what_to_write() {
+        let refused = "disk.vhd".parse::<ImageName>().unwrap_err().to_string();
+        assert!(refused.contains("raw:disk.vhd or vhd:disk.vhd"), "{refused}");
+        assert!(matches!("/a:b".parse::<ImageName>(), Err(NotAnImage::NoFormat(_))));
+    }
+
+    #[test]
+    fn an_unknown_format_and_a_missing_path_are_refused() {
+        assert_eq!("qcow9:x".parse::<ImageName>(), Err(NotAnImage::UnknownFormat("qcow9".into())));
+        assert_eq!("vhd:".parse::<ImageName>(), Err(NotAnImage::NoPath("vhd:".into())));
+    }
+}

@@ -1,0 +1,32 @@
+//! Jobs on images that nobody serves, one module each: a function `run` that prints what it found and answers
+//! with an exit code.
+
+pub mod check;
+pub mod compare;
+pub mod convert;
+pub mod create;
+pub mod info;
+pub mod map;
+
+use uring::{Cache, EngineKind, OpenOptions};
+
+use crate::cli::{Access, CacheMode, IoEngine};
+
+impl Access {
+    /// Options of a file that is opened as the command line says, and locked.
+    pub fn options(self, write: bool) -> OpenOptions {
+        let cache = match self.cache {
+            CacheMode::None => Cache::None,
+            CacheMode::Writeback => Cache::Writeback,
+        };
+        OpenOptions { write, cache, lock: true }
+    }
+
+    /// The engine, where one was named.
+    pub fn engine(self) -> Option<EngineKind> {
+        self.io_engine.map(|engine| match engine {
+            IoEngine::Uring => EngineKind::Uring,
+            IoEngine::Aio => EngineKind::Aio,
+        })
+    }
+}

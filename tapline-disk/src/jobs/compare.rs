@@ -1,0 +1,121 @@
+//! `image compare`: whether two disks hold the same, whatever their formats and chains.
+
+use serde::Serialize;
+
+use crate::cli::Compare;
+use crate::failure::{Exit, Failure};
+use crate::layers::Layers;
+use crate::output;
+use crate::progress::Progress;
+use crate::size::readable;
+use crate::stream::{Piece, Stream};
+
+/// What was found. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Compared {
+    a: String,
+    b: String,
+    same: bool,
+    size_a: u64,
+    size_b: u64,
+    /// The first byte of the disks that differs.
+    differs_at: Option<u64>,
+}
+
+/// Runs the job.
+pub fn run(compare: &Compare) -> Result<Exit, Failure> {
+    let options = compare.access.options(false);
+    let one = Layers::open(&compare.one, &compare.parents.names, options)?;
+    let other = Layers::open(&compare.other, &compare.other_parent, options)?;
+    let size = |layers: &Layers| layers.geometry().map_or(0, |geometry| geometry.len);
+    let (size_a, size_b) = (size(&one), size(&other));
+    let mut found = Compared {
+        a: compare.one.to_string(),
+        b: compare.other.to_string(),
+        same: false,
+        size_a,
+        size_b,
+        differs_at: None,
+    };
+    if size_a == size_b {
+        let engine = compare.access.engine();
+        let (one, other) = (Stream::of(one, engine), Stream::of(other, engine));
+        found.differs_at = first_difference("comparing", size_a, one, other)?;
+        found.same = found.differs_at.is_none();
+    }
+    report(compare, &found)
+}
+
+/// The first byte at which two disks of `len` bytes differ.
+pub fn first_difference(
+    title: &'static str,
+    len: u64,
+    mut one: Stream,
+    mut other: Stream,
+) -> Result<Option<u64>, Failure> {
+    let mut progress = Progress::new(title, len);
+    let mut found = None;
+    while let (Some(a), Some(b)) = (one.next(), other.next()) {
+        let (a, b) = (a?, b?);
+        if let Some(offset) = difference(&a, &b) {
+            found = Some(a.span.at.saturating_add(offset));
+            break;
+        }
+        progress.advance(a.span.len);
+    }
+    progress.finish();
+    Ok(found)
+}
+
+/// The first byte at which two pieces of the same place differ.
+fn difference(a: &Piece, b: &Piece) -> Option<u64> {
+    let at = match (&a.bytes, &b.bytes) {
+        (None, None) => None,
+        (Some(bytes), None) | (None, Some(bytes)) if bytes.is_zero() => None,
+        (Some(bytes), None) | (None, Some(bytes)) => bytes.to_vec().iter().position(|&byte| byte != 0),
+        (Some(one), Some(other)) => {
+            let (one, other) = (one.to_vec(), other.to_vec());
+            // The comparison of whole slices is many times faster than that byte by byte.
+            if one == other { None } else { one.iter().zip(&other).position(|(x, y)| x != y) }
+        }
+    };
+    at.and_then(|at| u64::try_from(at).ok())
+}
+
+fn report(compare: &Compare, found: &Compared) -> Result<Exit, Failure> {
+    let (a, b) = (&found.a, &found.b);
+    if compare.json {
+        output::json(found)?;
+    } else {
+        output::print(&match found.differs_at {
+            Some(at) => format!("{a} and {b} differ at byte {at} of the disk (sector {})\n", at / 512),
+            None if found.same => format!("{a} and {b} hold the same {}\n", readable(found.size_a)),
+            None => format!("{a} and {b} differ in size: {} and {} bytes\n", found.size_a, found.size_b),
+        })?;
+    }
+    Ok(if found.same { Exit::Done } else { Exit::Differ })
+}
+
+#[cfg(test)]
+mod test {
+    use disk::Span;
+    use memory::Segments;
+
+    use super::*;
+
+    fn piece(bytes: Option<&[u8]>) -> Piece {
+        Piece { span: Span { at: 0, len: 4 }, bytes: bytes.map(Segments::copy_of) }
+    }
+
+    #[test]
+    fn stored_zeros_and_holes_are_the_same() {
+        assert_eq!(difference(&piece(Some(&[0; 4])), &piece(None)), None);
+        assert_eq!(difference(&piece(None), &piece(Some(&[0, 0, 7, 0]))), Some(2));
+    }
+
+    #[test]
+    fn the_first_byte_that_differs_is_told() {
+        assert_eq!(difference(&piece(Some(&[1, 2, 3, 4])), &piece(Some(&[1, 2, 4, 4]))), Some(2));
+        assert_eq!(difference(&piece(Some(&[1, 2, 3, 4])), &piece(Some(&[1, 2, 3, 4]))), None);
+    }
+}

@@ -1,0 +1,174 @@
+//! `image convert`: a disk into a new image. Holes stay holes, and so do stored zeros.
+//!
+//! A thread reads ahead ([`Stream`]) while this one writes, many requests at once on both sides. The target is
+//! flushed before the command ends, and removed if the command fails.
+
+use disk::vhd::Kind;
+use disk::{Operation, Span, Token};
+use memory::Segments;
+use serde::Serialize;
+
+use crate::cli::Convert;
+use crate::failure::{Exit, Failure};
+use crate::image_name::FormatName;
+use crate::jobs::compare::first_difference;
+use crate::layers::Layers;
+use crate::output;
+use crate::progress::Progress;
+use crate::runner::Runner;
+use crate::size::{Size, readable};
+use crate::stream::{Piece, Stream};
+use crate::target::{BLOCK_SIZE, Plan, Target};
+
+/// Writes in flight at most.
+const AHEAD: usize = 16;
+/// Zeros are looked for in runs of this size: what most file systems and guests allocate at least.
+const GRAIN: usize = 64 << 10;
+
+/// What was done. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Converted {
+    source: String,
+    target: String,
+    size: u64,
+    written: u64,
+    verified: bool,
+}
+
+/// Runs the job.
+pub fn run(convert: &Convert) -> Result<Exit, Failure> {
+    let source = open_source(convert)?;
+    let len = source.geometry().map_or(0, |geometry| geometry.len);
+    let target = Target::create(&convert.target, &plan(convert, len)?, convert.force)?;
+    let written = copy(convert, source, len)?;
+    if convert.verify {
+        verify(convert, len)?;
+    }
+    target.keep();
+    report(convert, len, written)
+}
+
+fn open_source(convert: &Convert) -> Result<Layers, Failure> {
+    Layers::open(&convert.source, &convert.parents.names, convert.access.options(false))
+}
+
+fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
+    let usage = |why: &str| Failure::new(format!("create {}", convert.target), why).exit_as(Exit::Usage);
+    if convert.target.format == FormatName::Raw && convert.block_size.is_some() {
+        return Err(usage("a raw image has no blocks").advise("leave out --block-size"));
+    }
+    let block_size = match convert.block_size {
+        Some(Size(size)) => u32::try_from(size).map_err(|_| usage("a block of a VHD has at most 16 MiB"))?,
+        None => BLOCK_SIZE,
+    };
+    let kind = if convert.fixed { Kind::Fixed } else { Kind::Dynamic };
+    Ok(Plan { len, kind, block_size, allocate: convert.fixed })
+}
+
+/// Copies everything; how many bytes had to be written.
+fn copy(convert: &Convert, source: Layers, len: u64) -> Result<u64, Failure> {
+    let target = Layers::open(&convert.target, &[], convert.access.options(true))?;
+    let mut writer = Writer { runner: Runner::new(target, convert.access.engine())?, written: 0 };
+    let mut progress = Progress::new("converting", len);
+    for piece in Stream::of(source, convert.access.engine()) {
+        let piece = piece?;
+        writer.write(&piece)?;
+        progress.advance(piece.span.len);
+    }
+    writer.finish()?;
+    progress.finish();
+    Ok(writer.written)
+}
+
+struct Writer {
+    runner: Runner,
+    written: u64,
+}
+
+impl Writer {
+    /// Writes what of a piece is not zero: the target is new, and reads as zero where nothing is written.
+    fn write(&mut self, piece: &Piece) -> Result<(), Failure> {
+        let Some(bytes) = &piece.bytes else { return Ok(()) };
+        for (from, memory) in stored_runs(bytes) {
+            let span = Span { at: piece.span.at.saturating_add(bytes_u64(from)), len: bytes_u64(memory.len()) };
+            self.runner.submit(Operation::Write { durable: false }, span, memory, Token(span.at))?;
+            self.written = self.written.saturating_add(span.len);
+            while self.runner.in_flight() > AHEAD {
+                self.runner.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        while self.runner.in_flight() > 0 {
+            self.runner.wait()?;
+        }
+        self.runner.ask(Operation::Flush, Span { at: 0, len: 0 })?;
+        Ok(())
+    }
+}
+
+/// The runs of `bytes` that hold something, each with its offset; neighbours are one run.
+fn stored_runs(bytes: &Segments) -> Vec<(usize, Segments)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    let mut from = 0;
+    while from < bytes.len() {
+        let len = GRAIN.min(bytes.len() - from);
+        if !bytes.slice(from, len).is_zero() {
+            match runs.last_mut() {
+                Some((start, run)) if *start + *run == from => *run += len,
+                _ => runs.push((from, len)),
+            }
+        }
+        from += len;
+    }
+    runs.into_iter().map(|(from, len)| (from, bytes.slice(from, len))).collect()
+}
+
+fn verify(convert: &Convert, len: u64) -> Result<(), Failure> {
+    let engine = convert.access.engine();
+    let target = Layers::open(&convert.target, &[], convert.access.options(false))?;
+    let source = Stream::of(open_source(convert)?, engine);
+    match first_difference("verifying", len, source, Stream::of(target, engine))? {
+        None => Ok(()),
+        Some(at) => Err(Failure::new(
+            format!("verify {}", convert.target),
+            format!("it differs from {} at byte {at} of the disk", convert.source),
+        )
+        .advise("the target has been removed; check the storage below both")),
+    }
+}
+
+fn report(convert: &Convert, size: u64, written: u64) -> Result<Exit, Failure> {
+    let (source, target) = (convert.source.to_string(), convert.target.to_string());
+    if convert.json {
+        output::json(&Converted { source, target, size, written, verified: convert.verify })?;
+    } else {
+        let verified = if convert.verify { ", verified" } else { "" };
+        let (size, written) = (readable(size), readable(written));
+        output::print(&format!("converted {source} to {target}: {size}, {written} written{verified}\n"))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn bytes_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn only_what_is_not_zero_is_written() {
+        let mut bytes = vec![0; 4 * GRAIN + 512];
+        bytes[GRAIN] = 1;
+        bytes[3 * GRAIN - 1] = 2;
+        bytes[4 * GRAIN + 511] = 3;
+        let runs = stored_runs(&Segments::copy_of(&bytes));
+        let shape: Vec<(usize, usize)> = runs.iter().map(|(from, run)| (*from, run.len())).collect();
+        assert_eq!(shape, [(GRAIN, 2 * GRAIN), (4 * GRAIN, 512)]);
+        assert!(stored_runs(&Segments::zeroed(GRAIN)).is_empty());
+    }
+}

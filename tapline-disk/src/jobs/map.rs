@@ -1,0 +1,81 @@
+//! `image map`: which parts of the disk hold data, and which read as zero and take no space.
+
+use disk::{ExtentKind, Span};
+use serde::Serialize;
+
+use crate::cli::Map;
+use crate::failure::{Exit, Failure};
+use crate::layers::Layers;
+use crate::output;
+use crate::runner::Runner;
+use crate::size::readable;
+use crate::stream::extents;
+
+/// How much is asked for at once.
+const WINDOW: u64 = 1 << 30;
+
+/// A run of the disk. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Line {
+    start: u64,
+    length: u64,
+    /// Whether it is stored; what is not reads as zero.
+    data: bool,
+}
+
+/// Runs the job.
+pub fn run(map: &Map) -> Result<Exit, Failure> {
+    let layers = Layers::open(&map.image, &map.parents.names, map.access.options(false))?;
+    let mut runner = Runner::new(layers, map.access.engine())?;
+    let lines = whole_disk(&mut runner)?;
+    if map.json {
+        output::json(&lines)?;
+        return Ok(Exit::Done);
+    }
+    let mut text = format!("{:>16} {:>16}  KIND\n", "START", "LENGTH");
+    for line in &lines {
+        let kind = if line.data { "data" } else { "hole" };
+        text.push_str(&format!("{:>16} {:>16}  {kind}\n", line.start, line.length));
+    }
+    let stored = lines.iter().filter(|line| line.data).map(|line| line.length).sum();
+    text.push_str(&format!("{} of {} hold data\n", readable(stored), readable(runner.geometry().len)));
+    output::print(&text)?;
+    Ok(Exit::Done)
+}
+
+fn whole_disk(runner: &mut Runner) -> Result<Vec<Line>, Failure> {
+    let len = runner.geometry().len;
+    let mut lines: Vec<Line> = Vec::new();
+    let mut at = 0;
+    while at < len {
+        let window = Span { at, len: WINDOW.min(len - at) };
+        for (span, kind) in extents(runner, window)? {
+            join(&mut lines, span, kind == ExtentKind::Data);
+        }
+        at = window.end();
+    }
+    Ok(lines)
+}
+
+/// Adds a run; neighbours of one kind are one line.
+fn join(lines: &mut Vec<Line>, span: Span, data: bool) {
+    match lines.last_mut() {
+        Some(last) if last.data == data => last.length = last.length.saturating_add(span.len),
+        _ => lines.push(Line { start: span.at, length: span.len, data }),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn neighbours_of_one_kind_are_one_line() {
+        let mut lines = Vec::new();
+        for (at, data) in [(0, true), (512, true), (1024, false), (1536, true)] {
+            join(&mut lines, Span { at, len: 512 }, data);
+        }
+        let found: Vec<(u64, u64, bool)> = lines.iter().map(|line| (line.start, line.length, line.data)).collect();
+        assert_eq!(found, [(0, 1024, true), (1024, 512, false), (1536, 512, true)]);
+    }
+}

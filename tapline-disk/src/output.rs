@@ -1,0 +1,35 @@
+//! What a command prints, in one place: a reader that goes away early is an error to be told, not a panic.
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Prints `text` as it is.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|error| Failure::new("print the result", error))
+}
+
+/// Prints a value as JSON.
+pub fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::new("print JSON", error))?;
+    print(&format!("{text}\n"))
+}
+
+/// Text found in an image, without what could steer a terminal.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn names_found_in_images_cannot_steer_a_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+    }
+}

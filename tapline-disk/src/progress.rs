@@ -1,0 +1,159 @@
+//! How far a long job has come, on stderr: a bar where a person watches, a line now and then where a log does.
+//!
+//! It knows bytes and time, and nothing of the job. It prints nothing for jobs that end at once.
+
+use std::collections::VecDeque;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use crate::size::readable;
+
+/// Often enough to look alive, rarely enough to cost nothing.
+const BAR_EVERY: Duration = Duration::from_millis(100);
+const LINE_EVERY: Duration = Duration::from_secs(5);
+/// The rate is that of the last seconds: what matters for the time left.
+const RATE_OVER: Duration = Duration::from_secs(5);
+const BAR_WIDTH: u64 = 30;
+
+/// The progress of one job.
+pub struct Progress {
+    title: &'static str,
+    total: u64,
+    done: u64,
+    started: Instant,
+    printed: Option<Instant>,
+    /// When so much was done, the oldest first; covers [`RATE_OVER`].
+    samples: VecDeque<(Duration, u64)>,
+    terminal: bool,
+}
+
+impl Progress {
+    /// A job that goes through `total` bytes.
+    pub fn new(title: &'static str, total: u64) -> Progress {
+        Progress {
+            title,
+            total,
+            done: 0,
+            started: Instant::now(),
+            printed: None,
+            samples: VecDeque::from([(Duration::ZERO, 0)]),
+            terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// `bytes` more are done.
+    pub fn advance(&mut self, bytes: u64) {
+        self.done = self.done.saturating_add(bytes).min(self.total);
+        let every = if self.terminal { BAR_EVERY } else { LINE_EVERY };
+        let now = Instant::now();
+        if now.duration_since(self.printed.unwrap_or(self.started)) >= every {
+            self.printed = Some(now);
+            self.sample(now.duration_since(self.started));
+            self.print();
+        }
+    }
+
+    /// The job has ended, well or not: the terminal's line is cleared for what is printed next.
+    pub fn finish(self) {
+        if self.terminal && self.printed.is_some() {
+            emit("\r\x1b[K");
+        }
+    }
+
+    fn sample(&mut self, elapsed: Duration) {
+        self.samples.push_back((elapsed, self.done));
+        while self.samples.get(1).is_some_and(|&(at, _)| at + RATE_OVER <= elapsed) {
+            self.samples.pop_front();
+        }
+    }
+
+    fn print(&self) {
+        match self.terminal {
+            true => emit(&format!("\r{} {} {}\x1b[K", self.title, bar(self.done, self.total), self.figures())),
+            false => emit(&format!("{}: {}\n", self.title, self.figures())),
+        }
+    }
+
+    fn figures(&self) -> String {
+        let percent = share(self.done, self.total, 100);
+        let mut text = format!("{percent:3} % of {}", readable(self.total));
+        if let Some(rate) = rate(&self.samples) {
+            let left = (self.total - self.done).checked_div(rate).unwrap_or(0);
+            text.push_str(&format!(", {}/s, {} left", readable(rate), clock(left)));
+        }
+        text
+    }
+}
+
+/// Bytes a second over the samples; `None` while nothing moves.
+fn rate(samples: &VecDeque<(Duration, u64)>) -> Option<u64> {
+    let (&(from, before), &(to, after)) = (samples.front()?, samples.back()?);
+    let ms = u64::try_from(to.checked_sub(from)?.as_millis()).ok()?;
+    let rate = after.checked_sub(before)?.saturating_mul(1000).checked_div(ms)?;
+    (rate > 0).then_some(rate)
+}
+
+/// `done` of `total`, in `parts`.
+fn share(done: u64, total: u64, parts: u64) -> u64 {
+    let scaled = u128::from(done) * u128::from(parts);
+    scaled.checked_div(u128::from(total)).and_then(|share| u64::try_from(share).ok()).unwrap_or(parts)
+}
+
+fn bar(done: u64, total: u64) -> String {
+    let filled = share(done, total, BAR_WIDTH);
+    let cell = |at| if at < filled { '█' } else { '·' };
+    (0..BAR_WIDTH).map(cell).collect()
+}
+
+fn clock(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{}:{:02} min", seconds / 60, seconds % 60),
+        _ => format!("{}:{:02} h", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+fn emit(text: &str) {
+    let mut stderr = std::io::stderr();
+    // A job does not fail because nobody can see how far it has come.
+    stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush()).unwrap_or_default();
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn half_way() -> Progress {
+        let mut progress = Progress::new("converting", 10 << 30);
+        progress.done = 5 << 30;
+        progress.sample(Duration::from_secs(10));
+        progress
+    }
+
+    #[test]
+    fn figures_tell_share_rate_and_time_left() {
+        assert_eq!(half_way().figures(), " 50 % of 10 GiB, 512 MiB/s, 10 s left");
+    }
+
+    #[test]
+    fn the_rate_is_that_of_the_last_seconds() {
+        let mut progress = half_way();
+        progress.sample(Duration::from_secs(11));
+        progress.done += 1 << 20;
+        progress.sample(Duration::from_secs(12));
+        progress.sample(Duration::from_secs(16));
+        assert_eq!(rate(&progress.samples), Some((1 << 20) / 5));
+    }
+
+    #[test]
+    fn an_empty_job_is_complete_and_has_no_rate() {
+        let progress = Progress::new("converting", 0);
+        assert_eq!(progress.figures(), "100 % of 0 B");
+        assert_eq!(bar(0, 0), "█".repeat(30));
+    }
+
+    #[test]
+    fn times_are_read_at_a_glance() {
+        assert_eq!((clock(59), clock(61), clock(3660)), ("59 s".into(), "1:01 min".into(), "1:01 h".into()));
+    }
+}

@@ -1,0 +1,155 @@
+//! One disk and the engine below it, driven by a job instead of a guest.
+//!
+//! It knows requests and answers and nothing of what the job is for. Every request that was submitted is answered
+//! or waited for before a runner goes away, whatever happens to the job.
+
+use disk::{Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
+use memory::Segments;
+use uring::{Engine, EngineKind};
+
+use crate::engine_choice::choose;
+use crate::failure::Failure;
+use crate::image_name::ImageName;
+use crate::layers::Layers;
+use crate::log::say;
+
+/// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
+const DEPTH: usize = 64;
+
+/// A disk that a job reads and writes.
+pub struct Runner {
+    name: ImageName,
+    geometry: Geometry,
+    disk: Disk<Image>,
+    engine: Engine,
+    done: Vec<FileDone>,
+    /// Requests submitted and not yet waited for.
+    in_flight: usize,
+    /// The engine failed: what is in the disk will never be answered.
+    broken: bool,
+}
+
+/// How a request ended.
+pub struct Answer {
+    /// The job's name for the request.
+    pub token: Token,
+    /// What was found, for [`Operation::Extents`].
+    pub extents: Vec<Extent>,
+}
+
+impl Runner {
+    /// A disk over `layers`.
+    pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
+        let Layers { name, files, images } = layers;
+        let choice = choose(kind, &files);
+        if let Some(note) = &choice.note {
+            say(note);
+        }
+        let disk = Disk::new(images, disk::Options::default()).map_err(|error| crate::layers::explain(&name, error))?;
+        let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
+        Ok(Runner { geometry: disk.geometry(), name, disk, engine, done: Vec::new(), in_flight: 0, broken: false })
+    }
+
+    /// Size and limits.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Requests submitted and not yet waited for.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Asks for something. Never waits.
+    pub fn submit(&mut self, operation: Operation, span: Span, memory: Segments, token: Token) -> Result<(), Failure> {
+        match Request::new(operation, span, memory, token, &self.geometry) {
+            Ok(request) => {
+                self.disk.submit(request, &mut self.engine);
+                self.in_flight += 1;
+                Ok(())
+            }
+            Err(status) => Err(self.failure(operation, span, status)),
+        }
+    }
+
+    /// The next answer, which is waited for. A request that did not end well is a failure of the job.
+    pub fn wait(&mut self) -> Result<Answer, Failure> {
+        loop {
+            if let Some((mut request, status)) = self.disk.answer() {
+                self.in_flight -= 1;
+                let (operation, span) = (request.operation(), request.span());
+                let extents = std::mem::take(&mut request.extents);
+                let token = request.retire();
+                return match status {
+                    Status::Done => Ok(Answer { token, extents }),
+                    other => Err(self.failure(operation, span, other)),
+                };
+            }
+            self.step()?;
+        }
+    }
+
+    /// Asks for one thing and waits for it; nothing else may be in flight.
+    pub fn ask(&mut self, operation: Operation, span: Span) -> Result<Answer, Failure> {
+        self.submit(operation, span, Segments::empty(), Token(0))?;
+        self.wait()
+    }
+
+    /// Waits until the engine has something to tell, and tells it to the disk.
+    fn step(&mut self) -> Result<(), Failure> {
+        if let Err(error) = self.engine.reap(Until::Any, &mut self.done) {
+            self.broken = true;
+            return Err(Failure::new(format!("go on with {}", self.name), error));
+        }
+        for done in self.done.drain(..) {
+            self.disk.settle(done, &mut self.engine);
+        }
+        self.disk.retry(&mut self.engine);
+        Ok(())
+    }
+
+    fn failure(&self, operation: Operation, span: Span, status: Status) -> Failure {
+        let tried = format!("{} {} bytes at {} of {}", verb(operation), span.len, span.at, self.name);
+        match status {
+            Status::NoSpace => Failure::new(tried, "no space is left on its storage")
+                .advise("free some space on that file system, then run the command again"),
+            Status::Refused => Failure::new(tried, "it does not accept writes: read-only, or an earlier sync failed"),
+            Status::Unsupported => Failure::new(tried, "the request does not fit the disk"),
+            Status::Failed | Status::Done => {
+                Failure::new(tried, "the storage failed").advise("see the kernel's log for the reason")
+            }
+        }
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // A job that fails leaves requests behind; their memory belongs to the kernel until they come back.
+        while self.in_flight > 0 && !self.broken {
+            match self.disk.answer() {
+                Some((request, _)) => {
+                    self.in_flight -= 1;
+                    request.retire();
+                }
+                // A failure of the engine is seen by the loop's condition.
+                None => drop(self.step()),
+            }
+        }
+        if self.broken {
+            // Nothing will ever come back; the process ends with the failure that `step` has returned.
+            say(format_args!("{} requests on {} were never answered", self.in_flight, self.name));
+            std::process::exit(i32::from(crate::failure::Exit::Failed.code()));
+        }
+    }
+}
+
+fn verb(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read => "read",
+        Operation::Write { .. } => "write",
+        Operation::Flush => "flush",
+        Operation::Discard => "discard",
+        Operation::WriteZeroes { .. } => "zero",
+        Operation::Extents => "look up",
+    }
+}

@@ -1,0 +1,178 @@
+//! `serve`: one image, one transport, one thread.
+//!
+//! Everything arrives through the engine's one wait: kicks, connections, finished operations, signals. When
+//! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command
+//! line names and says where the disk can be found.
+
+mod event_loop;
+
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+
+use disk::{Disk, Geometry, Image};
+use transport::{nbd, vhost_user};
+use uring::{Engine, EngineKind};
+
+use crate::cli::{PrintFor, Serve};
+use crate::engine_choice::choose;
+use crate::failure::{Exit, Failure};
+use crate::image_name::ImageName;
+use crate::layers::{Layers, explain};
+use crate::log::say;
+use crate::output;
+use crate::paste::{self, Served};
+use crate::signals;
+use crate::size::readable;
+
+use event_loop::{Disclose, EventLoop, Serving};
+
+/// Operations in flight at most: a few requests of every queue that a guest is likely to have.
+const DEPTH: usize = 256;
+
+/// Runs the command: until a signal ends it.
+pub fn run(serve: &Serve) -> Result<Exit, Failure> {
+    let layers = Layers::open(&serve.image, &serve.parents.names, serve.access.options(!serve.read_only))?;
+    let Layers { name, files, images } = layers;
+    let choice = choose(serve.access.engine(), &files);
+    if let Some(note) = &choice.note {
+        say(note);
+    }
+    let disk = Disk::new(images, disk::Options::default()).map_err(|error| explain(&name, error))?;
+    let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
+    signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
+    say(describe(&name, &disk, choice.kind));
+    let serving = Serving { disk, engine, stats_file: serve.stats.clone() };
+    match (&serve.vhost_user, &serve.nbd) {
+        (Some(socket), _) => serve_vhost_user(serve, socket, serving),
+        (None, Some(address)) => serve_nbd(serve, address, serving),
+        (None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
+    }
+}
+
+fn describe(name: &ImageName, disk: &Disk<Image>, kind: EngineKind) -> String {
+    let geometry = disk.geometry();
+    let access = if geometry.read_only { "read-only" } else { "writable" };
+    let parents = match disk.layers().len() {
+        0 | 1 => String::new(),
+        2 => ", on 1 parent".into(),
+        layers => format!(", on {} parents", layers - 1),
+    };
+    let engine = match kind {
+        EngineKind::Uring => "io_uring",
+        EngineKind::Aio => "Linux AIO",
+    };
+    format!("{name}: {}{parents}, {access}, {engine}", readable(geometry.len))
+}
+
+fn serve_vhost_user(serve: &Serve, socket: &Path, serving: Serving) -> Result<Exit, Failure> {
+    let config = vhost_user::Config {
+        path: socket.to_owned(),
+        queues: serve.queues,
+        serial: serial(serve.image.path()),
+        geometry: serving.disk.geometry(),
+    };
+    let server = vhost_user::Server::bind(config).map_err(|error| cannot_listen(socket.display(), error))?;
+    announce(serve, Served::VhostUser(&absolute(socket)?, serve.queues))?;
+    EventLoop::new(server, serving)?.run()
+}
+
+fn serve_nbd(serve: &Serve, address: &str, serving: Serving) -> Result<Exit, Failure> {
+    let config = nbd::Config { address: nbd_address(address)?, export: export(serve, serving.disk.geometry()) };
+    let server = nbd::Server::bind(config).map_err(|error| cannot_listen(address, error))?;
+    match server.address() {
+        nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(&absolute(path)?))?,
+        // The port may have been the system's choice.
+        nbd::Address::Tcp(address) => announce(serve, Served::NbdTcp(&address.ip().to_string(), address.port()))?,
+    }
+    EventLoop::new(server, serving)?.run()
+}
+
+fn export(serve: &Serve, geometry: Geometry) -> nbd::Export {
+    nbd::Export { name: String::new(), description: serve.image.to_string(), geometry }
+}
+
+/// Says where the disk is: on stdout what was asked to be printed, on stderr a word for people.
+fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
+    if let Some(target) = serve.print {
+        output::print(&paste::text(target, served, serve.read_only))?;
+    }
+    match served {
+        Served::VhostUser(socket, queues) => {
+            let queues = if queues == 1 { "1 queue".into() } else { format!("{queues} queues") };
+            say(format_args!("serving vhost-user-blk at {}, {queues}", socket.display()));
+        }
+        Served::NbdUnix(socket) => {
+            say(format_args!("serving NBD at nbd+unix:///?socket={}", socket.display()));
+        }
+        Served::NbdTcp(host, port) if host.contains(':') => say(format_args!("serving NBD at nbd://[{host}]:{port}")),
+        Served::NbdTcp(host, port) => say(format_args!("serving NBD at nbd://{host}:{port}")),
+    }
+    if serve.print.is_none() {
+        let names = [PrintFor::Qemu, PrintFor::Libvirt].map(|target| format!("--print {target:?}").to_lowercase());
+        say(format_args!("add {} to see what to paste there; SIGTERM ends it cleanly", names.join(" or ")));
+    }
+    Ok(())
+}
+
+/// What is pasted elsewhere must hold there too.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| Failure::new(format!("find where {} is", path.display()), error))
+}
+
+/// A path, or a host and a port. What has a slash is a path; a name without a colon is one too.
+fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
+    let port = word.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
+    if word.contains('/') || port.is_none() {
+        return Ok(nbd::Address::Unix(PathBuf::from(word)));
+    }
+    let found = word.to_socket_addrs().map_err(|error| {
+        Failure::new(format!("find the address of {word}"), error).advise("write HOST:PORT, or ./NAME for a socket")
+    })?;
+    let address = found.into_iter().next();
+    address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("find the address of {word}"), "there is none"))
+}
+
+fn cannot_listen(place: impl std::fmt::Display, error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::new(format!("listen at {place}"), error)
+        .advise("end whoever uses it, or name another socket (at most 107 bytes)")
+}
+
+/// What the guest sees as the disk's serial number: the file's name, as far as it fits.
+fn serial(path: &Path) -> String {
+    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    name.chars().filter(char::is_ascii_graphic).take(20).collect()
+}
+
+impl Disclose for vhost_user::Server {
+    type Event = vhost_user::Event;
+
+    fn take_events(&mut self) -> Vec<vhost_user::Event> {
+        vhost_user::Server::take_events(self)
+    }
+}
+
+impl Disclose for nbd::Server {
+    type Event = nbd::Event;
+
+    fn take_events(&mut self) -> Vec<nbd::Event> {
+        nbd::Server::take_events(self)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn what_has_a_port_is_tcp_and_everything_else_a_path() {
+        assert_eq!(nbd_address("127.0.0.1:10809").unwrap(), nbd::Address::Tcp("127.0.0.1:10809".parse().unwrap()));
+        assert_eq!(nbd_address("[::1]:0").unwrap(), nbd::Address::Tcp("[::1]:0".parse().unwrap()));
+        assert_eq!(nbd_address("/run/a:1").unwrap(), nbd::Address::Unix("/run/a:1".into()));
+        assert_eq!(nbd_address("a.sock").unwrap(), nbd::Address::Unix("a.sock".into()));
+    }
+
+    #[test]
+    fn a_serial_number_is_short_and_printable() {
+        assert_eq!(serial(Path::new("/a/my disk\u{e9}-0123456789abcdef.vhd")), "mydisk-0123456789abc");
+    }
+}

@@ -1,0 +1,255 @@
+//! The one thread of a served disk: requests from the server to the disk, operations from the disk to the engine,
+//! and back.
+//!
+//! It knows no protocol, no format and no system call. Invariants: it sleeps only when the server has agreed to
+//! be woken for new requests; it ends only when every request is answered and what was written is flushed.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+
+use disk::{Disk, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
+use memory::Segments;
+use transport::{Interest, Server, Watch, WatchKey};
+use uring::Engine;
+
+use crate::failure::{Exit, Failure};
+use crate::log::{Log, say};
+use crate::signals::Signal;
+use crate::stats::Stats;
+
+/// Keys of our own. No server has so many connections or queues that it comes near them.
+const STOP: WatchKey = WatchKey(u64::MAX - 64);
+const REPORT: WatchKey = WatchKey(u64::MAX - 65);
+
+/// Requests taken in before operations are submitted: more would only wait longer.
+const BATCH: usize = 128;
+
+/// A disk, what is below it and where it reports.
+pub struct Serving {
+    /// The disk.
+    pub disk: Disk<Image>,
+    /// The engine.
+    pub engine: Engine,
+    /// Where statistics go; to the log if nowhere.
+    pub stats_file: Option<PathBuf>,
+}
+
+/// A server that tells what happens to it.
+pub trait Disclose {
+    /// Something worth a line.
+    type Event: Display;
+
+    /// What has happened since the last call.
+    fn take_events(&mut self) -> Vec<Self::Event>;
+}
+
+/// The loop.
+pub struct EventLoop<S> {
+    server: S,
+    disk: Disk<Image>,
+    engine: Engine,
+    geometry: Geometry,
+    stats: Stats,
+    stats_file: Option<PathBuf>,
+    log: Log,
+    stop: Signal,
+    report: Signal,
+    stopping: bool,
+    ready: Vec<u64>,
+    done: Vec<FileDone>,
+}
+
+impl<S: Server + Disclose> EventLoop<S> {
+    /// A loop that is about to begin.
+    pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
+        let Serving { disk, mut engine, stats_file } = serving;
+        let failed = |what: &str| {
+            let what = what.to_owned();
+            move |error: io::Error| Failure::new(what, error)
+        };
+        let stop = Signal::to_stop().map_err(failed("handle SIGTERM"))?;
+        let report = Signal::to_report().map_err(failed("handle SIGUSR1"))?;
+        let mut watch = EngineWatch(&mut engine);
+        watch.watch(stop.as_fd(), Interest::Read, STOP).map_err(failed("wait for signals"))?;
+        watch.watch(report.as_fd(), Interest::Read, REPORT).map_err(failed("wait for signals"))?;
+        server.start(&mut watch).map_err(failed("wait for connections"))?;
+        Ok(EventLoop {
+            server,
+            geometry: disk.geometry(),
+            disk,
+            engine,
+            stats: Stats::new(),
+            stats_file,
+            log: Log::new(),
+            stop,
+            report,
+            stopping: false,
+            ready: Vec::new(),
+            done: Vec::new(),
+        })
+    }
+
+    /// Serves until a signal ends it.
+    pub fn run(mut self) -> Result<Exit, Failure> {
+        while !self.stopping {
+            let busy = self.turn()?;
+            let asleep = !busy && !self.stopping && self.server.may_sleep();
+            if asleep {
+                self.reap(Until::Any)?;
+            }
+            self.stats.round(asleep);
+        }
+        self.shut_down()
+    }
+
+    /// Everything that can be done now. Whether something was.
+    fn turn(&mut self) -> Result<bool, Failure> {
+        self.hear();
+        let came = self.take_in();
+        self.reap(Until::Now)?;
+        let settled = self.settle();
+        let answered = self.answer();
+        for event in self.server.take_events() {
+            self.log.caused(event);
+        }
+        Ok(came || settled || answered)
+    }
+
+    /// Tells the server, and ourselves, what is ready.
+    fn hear(&mut self) {
+        self.engine.take_ready(&mut self.ready);
+        for key in self.ready.drain(..) {
+            match WatchKey(key) {
+                STOP => self.stopping |= self.stop.take(),
+                REPORT => {
+                    if self.report.take() {
+                        write_stats(&self.stats, self.stats_file.as_ref());
+                    }
+                }
+                key => self.server.ready(key, &mut EngineWatch(&mut self.engine)),
+            }
+        }
+    }
+
+    fn take_in(&mut self) -> bool {
+        let mut now = None;
+        for _ in 0..BATCH {
+            let Some(request) = self.server.pop(&self.geometry) else { break };
+            let now = *now.get_or_insert_with(|| self.stats.clock());
+            self.stats.came(request.operation(), now);
+            self.disk.submit(request, &mut self.engine);
+        }
+        now.is_some()
+    }
+
+    fn reap(&mut self, until: Until) -> Result<(), Failure> {
+        self.engine.reap(until, &mut self.done).map_err(|error| {
+            // Nothing will come back any more, and the requests in the disk can never be answered: the end of the
+            // process tells the guest.
+            say(&error);
+            std::process::exit(i32::from(Exit::Failed.code()))
+        })
+    }
+
+    fn settle(&mut self) -> bool {
+        let any = !self.done.is_empty();
+        for done in self.done.drain(..) {
+            self.disk.settle(done, &mut self.engine);
+        }
+        if any {
+            self.disk.retry(&mut self.engine);
+        }
+        any
+    }
+
+    fn answer(&mut self) -> bool {
+        let mut now = None;
+        while let Some((request, status)) = self.disk.answer() {
+            let now = *now.get_or_insert_with(|| self.stats.clock());
+            self.stats.answered(request.operation(), request.span().len, now);
+            if status == Status::Failed {
+                self.log.caused(format_args!("{:?} at {:?} failed", request.operation(), request.span()));
+            }
+            self.server.complete(request, status);
+        }
+        if let Err(gone) = self.server.publish() {
+            self.log.caused(gone);
+        }
+        now.is_some()
+    }
+
+    /// Answers what was taken in, makes it durable, and leaves.
+    fn shut_down(mut self) -> Result<Exit, Failure> {
+        say("stopping: no more requests are taken");
+        self.server.stop(&mut EngineWatch(&mut self.engine));
+        self.drain()?;
+        let flushed = if self.geometry.read_only { Status::Done } else { self.flush()? };
+        write_stats(&self.stats, self.stats_file.as_ref());
+        if flushed != Status::Done {
+            let why = "the storage failed, or had failed before";
+            return Err(Failure::new("flush the disk before leaving", why)
+                .advise("what the guest was told to be flushed is safe; see the kernel's log"));
+        }
+        say("stopped: everything is answered and flushed");
+        Ok(Exit::Done)
+    }
+
+    /// Waits until nothing is under way.
+    fn drain(&mut self) -> Result<(), Failure> {
+        loop {
+            self.reap(Until::Now)?;
+            self.settle();
+            self.answer();
+            if self.disk.is_idle() {
+                return Ok(());
+            }
+            self.reap(Until::Any)?;
+        }
+    }
+
+    /// A flush of our own, on an idle disk.
+    fn flush(&mut self) -> Result<Status, Failure> {
+        let nothing = Span { at: 0, len: 0 };
+        let flush = Request::new(Operation::Flush, nothing, Segments::empty(), Token(u64::MAX), &self.geometry);
+        let flush = match flush {
+            Ok(flush) => flush,
+            Err(status) => return Ok(status),
+        };
+        self.disk.submit(flush, &mut self.engine);
+        let status = loop {
+            if let Some((request, status)) = self.disk.answer() {
+                request.retire();
+                break status;
+            }
+            self.reap(Until::Any)?;
+            self.settle();
+        };
+        self.drain()?;
+        Ok(status)
+    }
+}
+
+/// The engine's wait, as a server sees it.
+struct EngineWatch<'a>(&'a mut Engine);
+
+impl Watch for EngineWatch<'_> {
+    fn watch(&mut self, fd: BorrowedFd<'_>, interest: Interest, key: WatchKey) -> io::Result<()> {
+        self.0.watch(fd, interest == Interest::ReadWrite, key.0)
+    }
+
+    fn forget(&mut self, key: WatchKey) {
+        self.0.forget(key.0);
+    }
+}
+
+/// Statistics must not end a disk: what cannot be written is said.
+fn write_stats(stats: &Stats, file: Option<&PathBuf>) {
+    let line = stats.line();
+    let Some(path) = file else { return say(format_args!("statistics: {line}")) };
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    if let Err(error) = opened.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
+        say(format_args!("cannot append statistics to {}: {error}", path.display()));
+    }
+}

@@ -1,0 +1,91 @@
+//! Sizes as people write and read them: `10G`, `512M`, `1.5 GiB`. Powers of two throughout.
+
+use std::fmt;
+use std::str::FromStr;
+
+const UNITS: [(char, u32); 5] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50)];
+
+/// A number of bytes given on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+/// Why a word is no size.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NotASize(String);
+
+impl std::error::Error for NotASize {}
+
+impl fmt::Display for NotASize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "«{}» is not a size; write a whole number and K, M, G or T, as in 512M or 10G", self.0)
+    }
+}
+
+impl FromStr for Size {
+    type Err = NotASize;
+
+    fn from_str(word: &str) -> Result<Size, NotASize> {
+        parse(word).map(Size).ok_or_else(|| NotASize(word.to_owned()))
+    }
+}
+
+/// `10G`, `10g` and `10GiB` are the same; a bare number is bytes. `10GB` is refused: it means something else to
+/// half of those who write it.
+fn parse(word: &str) -> Option<u64> {
+    let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
+    let (number, unit) = word.split_at_checked(digits)?;
+    let number: u64 = number.parse().ok()?;
+    if unit.is_empty() || unit == "B" {
+        return Some(number);
+    }
+    let mut letters = unit.chars();
+    let letter = letters.next()?.to_ascii_uppercase();
+    if !matches!(letters.as_str(), "" | "iB") {
+        return None;
+    }
+    let (_, shift) = UNITS.into_iter().find(|&(known, _)| known == letter)?;
+    number.checked_mul(1 << shift)
+}
+
+/// A number of bytes in the unit that suits it, with at most one decimal: `10 GiB`, `1.5 MiB`, `511 B`.
+pub fn readable(bytes: u64) -> String {
+    let suits = UNITS.into_iter().rev().find(|&(_, shift)| bytes >= 1 << shift);
+    let Some((letter, shift)) = suits else { return format!("{bytes} B") };
+    let unit = 1u64 << shift;
+    let tenths = (bytes % unit) * 10 / unit;
+    match tenths {
+        0 => format!("{} {letter}iB", bytes / unit),
+        _ => format!("{}.{tenths} {letter}iB", bytes / unit),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_two() {
+        assert_eq!("512M".parse(), Ok(Size(512 << 20)));
+        assert_eq!("10g".parse(), Ok(Size(10 << 30)));
+        assert_eq!("2TiB".parse(), Ok(Size(2 << 40)));
+        assert_eq!("1048576".parse(), Ok(Size(1 << 20)));
+        assert_eq!("511B".parse(), Ok(Size(511)));
+    }
+
+    #[test]
+    fn what_is_ambiguous_or_too_large_is_refused() {
+        for word in ["", "G", "10GB", "1.5G", "-1", "10 G", "99999999P", "10Gi", "é", "1é"] {
+            assert!(word.parse::<Size>().is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn readable_sizes_round_down_to_a_tenth() {
+        assert_eq!(readable(0), "0 B");
+        assert_eq!(readable(511), "511 B");
+        assert_eq!(readable(1536), "1.5 KiB");
+        assert_eq!(readable(10 << 30), "10 GiB");
+        assert_eq!(readable((10 << 30) - 1), "9.9 GiB");
+        assert_eq!(readable(u64::MAX), "16383.9 PiB");
+    }
+}

@@ -1,0 +1,166 @@
+//! What a served disk has done, as one line of JSON.
+//!
+//! The time of requests is kept by Little's law: the sum of the times at which they were answered, less the sum
+//! of those at which they came, is the sum of their durations, and no request need be remembered. It is exact
+//! whenever nothing is in flight, and corrected for what is.
+
+use std::time::{Duration, Instant};
+
+use disk::Operation;
+use serde::Serialize;
+
+/// Counters of one served disk.
+pub struct Stats {
+    started: Instant,
+    reads: Kind,
+    writes: Kind,
+    flushes: Kind,
+    discards: Kind,
+    /// Rounds of the loop, and how often it slept: how hard it works for a request.
+    rounds: u64,
+    sleeps: u64,
+}
+
+/// Counters of one kind of request.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kind {
+    come: u64,
+    answered: u64,
+    bytes: u64,
+    /// Sums of nanoseconds since the start.
+    come_ns: u128,
+    answered_ns: u128,
+}
+
+/// The line that is written. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Line {
+    elapsed_ns: u64,
+    reads: KindLine,
+    writes: KindLine,
+    flushes: KindLine,
+    discards: KindLine,
+    rounds: u64,
+    sleeps: u64,
+}
+
+#[derive(Serialize)]
+struct KindLine {
+    count: u64,
+    bytes: u64,
+    sum_ns: u64,
+    in_flight: u64,
+}
+
+impl Stats {
+    /// Counts from now on.
+    pub fn new() -> Stats {
+        let kind = Kind::default();
+        Stats {
+            started: Instant::now(),
+            reads: kind,
+            writes: kind,
+            flushes: kind,
+            discards: kind,
+            rounds: 0,
+            sleeps: 0,
+        }
+    }
+
+    /// The time since the start, to be read once for a batch of requests.
+    pub fn clock(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// A request was taken from its peer.
+    pub fn came(&mut self, operation: Operation, at: Duration) {
+        if let Some(kind) = self.kind(operation) {
+            kind.come += 1;
+            kind.come_ns += at.as_nanos();
+        }
+    }
+
+    /// A request was answered.
+    pub fn answered(&mut self, operation: Operation, bytes: u64, at: Duration) {
+        if let Some(kind) = self.kind(operation) {
+            kind.answered += 1;
+            kind.bytes = kind.bytes.saturating_add(bytes);
+            kind.answered_ns += at.as_nanos();
+        }
+    }
+
+    /// The loop went round once; `slept`: it waited for something to happen.
+    pub fn round(&mut self, slept: bool) {
+        self.rounds += 1;
+        self.sleeps += u64::from(slept);
+    }
+
+    /// Everything so far, in one line without an end.
+    pub fn line(&self) -> String {
+        let now = self.clock();
+        let line = Line {
+            elapsed_ns: narrow(now.as_nanos()),
+            reads: self.reads.line(now),
+            writes: self.writes.line(now),
+            flushes: self.flushes.line(now),
+            discards: self.discards.line(now),
+            rounds: self.rounds,
+            sleeps: self.sleeps,
+        };
+        serde_json::to_string(&line).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+    }
+
+    fn kind(&mut self, operation: Operation) -> Option<&mut Kind> {
+        match operation {
+            Operation::Read => Some(&mut self.reads),
+            Operation::Write { .. } => Some(&mut self.writes),
+            Operation::Flush => Some(&mut self.flushes),
+            Operation::Discard | Operation::WriteZeroes { .. } => Some(&mut self.discards),
+            Operation::Extents => None,
+        }
+    }
+}
+
+impl Kind {
+    fn line(&self, now: Duration) -> KindLine {
+        let in_flight = self.come.saturating_sub(self.answered);
+        let until_now = u128::from(in_flight) * now.as_nanos();
+        let sum = (self.answered_ns + until_now).saturating_sub(self.come_ns);
+        KindLine { count: self.answered, bytes: self.bytes, sum_ns: narrow(sum), in_flight }
+    }
+}
+
+fn narrow(ns: u128) -> u64 {
+    u64::try_from(ns).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_sum_of_durations_needs_no_memory_of_requests() {
+        let mut kind = Kind { come: 2, come_ns: 100 + 200, ..Kind::default() };
+        kind.answered = 2;
+        kind.answered_ns = 250 + 500;
+        assert_eq!(kind.line(Duration::from_secs(1)).sum_ns, (250 - 100) + (500 - 200));
+    }
+
+    #[test]
+    fn what_is_in_flight_counts_until_now() {
+        let kind = Kind { come: 1, come_ns: 100, ..Kind::default() };
+        let line = kind.line(Duration::from_nanos(700));
+        assert_eq!((line.count, line.in_flight, line.sum_ns), (0, 1, 600));
+    }
+
+    #[test]
+    fn the_line_is_json_with_every_kind() {
+        let mut stats = Stats::new();
+        stats.came(Operation::Write { durable: true }, Duration::from_nanos(5));
+        stats.answered(Operation::Write { durable: true }, 4096, Duration::from_nanos(9));
+        let line: serde_json::Value = serde_json::from_str(&stats.line()).unwrap();
+        assert_eq!(line["writes"]["bytes"], 4096);
+        assert_eq!(line["writes"]["sum_ns"], 4);
+        assert_eq!(line["reads"]["count"], 0);
+    }
+}

@@ -1,0 +1,188 @@
+//! A whole disk as a stream of pieces in order, read ahead by a thread of its own.
+//!
+//! Pieces lie on a fixed grid, so that two streams can be compared piece by piece. What is known to be zero is
+//! said to be, and never read. Dropping the stream ends the thread.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use disk::{ExtentKind, Operation, Span, Token};
+use memory::Segments;
+use uring::EngineKind;
+
+use crate::failure::Failure;
+use crate::layers::Layers;
+use crate::runner::Runner;
+
+/// Bytes of a piece, but for the last: large enough for any storage's full rate.
+pub const PIECE: u64 = 1 << 20;
+/// Pieces read ahead: together with those in the channel, 32 MiB of memory.
+const AHEAD: usize = 16;
+/// How much of the disk is looked up at once.
+const WINDOW: u64 = 1 << 30;
+
+/// A piece of a disk.
+pub struct Piece {
+    /// Where it is.
+    pub span: Span,
+    /// Its bytes; `None` if they are zero.
+    pub bytes: Option<Segments>,
+}
+
+/// The pieces of one disk, in order.
+pub struct Stream {
+    pieces: Receiver<Result<Piece, Failure>>,
+    _thread: JoinHandle<()>,
+}
+
+impl Stream {
+    /// Begins to read.
+    pub fn of(layers: Layers, kind: Option<EngineKind>) -> Stream {
+        let (sender, pieces) = sync_channel(AHEAD);
+        let thread = std::thread::spawn(move || {
+            if let Err(failure) = Reader::new(layers, kind, &sender).and_then(Reader::run) {
+                // Whoever does not listen any more does not want to know.
+                sender.send(Err(failure)).unwrap_or_default();
+            }
+        });
+        Stream { pieces, _thread: thread }
+    }
+}
+
+impl Iterator for Stream {
+    type Item = Result<Piece, Failure>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.pieces.recv().ok()
+    }
+}
+
+/// The thread's side.
+struct Reader<'a> {
+    runner: Runner,
+    out: &'a SyncSender<Result<Piece, Failure>>,
+    /// Pieces that are asked for, in order, and whether their bytes are there.
+    ahead: VecDeque<(Piece, bool)>,
+}
+
+/// The other side has enough.
+struct Enough;
+
+impl Reader<'_> {
+    fn new(
+        layers: Layers,
+        kind: Option<EngineKind>,
+        out: &SyncSender<Result<Piece, Failure>>,
+    ) -> Result<Reader<'_>, Failure> {
+        Ok(Reader { runner: Runner::new(layers, kind)?, out, ahead: VecDeque::new() })
+    }
+
+    fn run(mut self) -> Result<(), Failure> {
+        let len = self.runner.geometry().len;
+        let mut at = 0;
+        while at < len {
+            let window = Span { at, len: WINDOW.min(len - at) };
+            let zeros = zero_runs(&mut self.runner, window)?;
+            for span in grid(window) {
+                let zero = zeros.iter().any(|run| run.at <= span.at && span.end() <= run.end());
+                if self.ask(span, zero)?.is_err() {
+                    return Ok(());
+                }
+            }
+            // The next look-up wants the disk for itself.
+            if self.hand_over(0)?.is_err() {
+                return Ok(());
+            }
+            at = window.end();
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, span: Span, zero: bool) -> Result<Result<(), Enough>, Failure> {
+        let mut bytes = None;
+        if !zero {
+            let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
+            self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
+            bytes = Some(memory);
+        }
+        self.ahead.push_back((Piece { span, bytes }, zero));
+        self.hand_over(AHEAD)
+    }
+
+    /// Waits until at most `left` pieces are read ahead, and hands over the others.
+    fn hand_over(&mut self, left: usize) -> Result<Result<(), Enough>, Failure> {
+        loop {
+            while self.ahead.front().is_some_and(|&(_, ready)| ready) {
+                let Some((piece, _)) = self.ahead.pop_front() else { break };
+                if self.out.send(Ok(piece)).is_err() {
+                    return Ok(Err(Enough));
+                }
+            }
+            if self.ahead.len() <= left {
+                return Ok(Ok(()));
+            }
+            let answer = self.runner.wait()?;
+            let asked = self.ahead.iter_mut().find(|(piece, _)| Token(piece.span.at) == answer.token);
+            if let Some((_, ready)) = asked {
+                *ready = true;
+            }
+        }
+    }
+}
+
+/// The runs of `window` that read as zero without being stored, neighbours joined. Nothing may be in flight.
+pub fn zero_runs(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure> {
+    let mut runs: Vec<Span> = Vec::new();
+    for (span, kind) in extents(runner, window)? {
+        match runs.last_mut() {
+            _ if kind == ExtentKind::Data => {}
+            Some(last) if last.end() == span.at => last.len = last.len.saturating_add(span.len),
+            _ => runs.push(span),
+        }
+    }
+    Ok(runs)
+}
+
+/// How all of `window` is stored. Nothing may be in flight.
+pub fn extents(runner: &mut Runner, window: Span) -> Result<Vec<(Span, ExtentKind)>, Failure> {
+    let mut found = Vec::new();
+    let mut at = window.at;
+    while at < window.end() {
+        let before = at;
+        let answer = runner.ask(Operation::Extents, Span { at, len: window.end() - at })?;
+        for extent in answer.extents {
+            let len = extent.len.min(window.end().saturating_sub(at));
+            found.push((Span { at, len }, extent.kind));
+            at = at.saturating_add(len);
+        }
+        if at == before {
+            // No answer at all: what cannot be known is data.
+            found.push((Span { at, len: window.end() - at }, ExtentKind::Data));
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// The pieces of `window`, which begins on the grid.
+fn grid(window: Span) -> impl Iterator<Item = Span> {
+    let pieces = window.len.div_ceil(PIECE);
+    (0..pieces).map(move |n| {
+        let at = window.at.saturating_add(n.saturating_mul(PIECE));
+        Span { at, len: PIECE.min(window.end().saturating_sub(at)) }
+    })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_grid_covers_a_window_to_its_last_byte() {
+        let pieces: Vec<Span> = grid(Span { at: WINDOW, len: 2 * PIECE + 512 }).collect();
+        assert_eq!(pieces.len(), 3);
+        assert_eq!(pieces.last().copied(), Some(Span { at: WINDOW + 2 * PIECE, len: 512 }));
+        assert_eq!(grid(Span { at: 0, len: 0 }).count(), 0);
+    }
+}

@@ -1,0 +1,37 @@
+# A new filesystem; writes that are verified; a load that is measured; space given back.
+# Parameters: FILL_MIB, LOAD_SECONDS
+wait_for_disk
+make_filesystem
+mount_disk
+
+tell "a reference file"
+new_file reference 16
+reference=$(sum $mnt/reference)
+say "reference=$reference"
+new_file doomed 1
+
+tell "fio: sequential writes of $FILL_MIB MiB, read back and verified"
+load sequential big --rw=write --bs=256k --size="${FILL_MIB}M" --ioengine=libaio --iodepth=8
+
+tell "fio: random 4 KiB reads and writes for $LOAD_SECONDS s, verified"
+ask window-begin
+statistics load-begin
+load random big --rw=randrw --bs=4k --size="${FILL_MIB}M" --ioengine=libaio --iodepth=16 \
+    --time_based --runtime="$LOAD_SECONDS"
+statistics load-end
+ask window-end
+
+tell "fio: 16 KiB writes, fsync after every eighth"
+load fsynced small --rw=randwrite --bs=16k --size=16M --ioengine=psync --fsync=8
+
+tell "fstrim"
+rm $mnt/big $mnt/small
+sync
+ask trim-before
+/tools/fstrim $mnt || fail "fstrim"
+sync
+ask trim-after
+
+forget
+expect_sum reference "$reference"
+unmount_and_check

@@ -1,0 +1,281 @@
+//! The negotiation of one connection: options in, answers out, until the client is served or sent away.
+//!
+//! Pure: bytes to bytes. Knows nothing about sockets and requests. Invariant: work and memory per connection are
+//! bounded by [`OPTIONS_MAX`] options of at most [`OPTION_DATA_MAX`] bytes each.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::error::ProtocolError;
+use super::export::{Agreed, Export, REQUEST_MAX};
+use super::option::{ContextQuery, ExportQuery, Malformed};
+use super::wire::{self, OptionHeader};
+
+/// libnbd and QEMU need fewer than ten; more is a client that means no good.
+pub(super) const OPTIONS_MAX: u32 = 64;
+/// Room for an export name and a context name of the longest legal form, twice.
+pub(super) const OPTION_DATA_MAX: usize = 16 << 10;
+
+/// The only metadata context there is, and the number that replies carry for it.
+const ALLOCATION: &[u8] = b"base:allocation";
+pub(super) const ALLOCATION_ID: u32 = 1;
+
+/// What one message of the client has led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// The message is not complete yet.
+    Incomplete,
+    /// So many bytes were used; go on negotiating.
+    Negotiating(usize),
+    /// So many bytes were used; what follows are requests.
+    Agreed(usize, Agreed),
+    /// The client said farewell.
+    Aborted,
+}
+
+/// The state of a negotiation.
+#[derive(Debug, Default)]
+pub(super) struct Handshake {
+    client: Option<ClientFlags>,
+    options: u32,
+    agreed: Agreed,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ClientFlags {
+    fixed: bool,
+    no_zeroes: bool,
+}
+
+/// The first bytes of a connection.
+pub(super) fn greeting() -> Vec<u8> {
+    let greeting = wire::Greeting {
+        magic: wire::GREETING_MAGIC.into(),
+        option_magic: wire::OPTION_MAGIC.into(),
+        flags: (wire::FLAG_FIXED_NEWSTYLE | wire::FLAG_NO_ZEROES).into(),
+    };
+    greeting.as_bytes().to_vec()
+}
+
+impl Handshake {
+    /// Takes one message from the front of `bytes`; answers go to the end of `out`.
+    pub(super) fn step(&mut self, bytes: &[u8], export: &Export, out: &mut Vec<u8>) -> Result<Progress, ProtocolError> {
+        let Some(client) = self.client else { return self.client_flags(bytes) };
+        let Ok((header, rest)) = OptionHeader::read_from_prefix(bytes) else { return Ok(Progress::Incomplete) };
+        if header.magic != wire::OPTION_MAGIC {
+            return Err(ProtocolError::OptionMagic);
+        }
+        let len = usize::try_from(header.len.get()).unwrap_or(usize::MAX);
+        if len > OPTION_DATA_MAX {
+            return Err(ProtocolError::OptionTooLong { option: header.option.get(), len: header.len.get() });
+        }
+        let Some(data) = rest.get(..len) else { return Ok(Progress::Incomplete) };
+        self.options = self.options.saturating_add(1);
+        if self.options > OPTIONS_MAX {
+            return Err(ProtocolError::OptionFlood);
+        }
+        let used = size_of::<OptionHeader>().saturating_add(len);
+        self.option(client, header.option.get(), data, used, export, out)
+    }
+
+    /// "Newstyle negotiation": 32 bits of flags are the client's first message.
+    fn client_flags(&mut self, bytes: &[u8]) -> Result<Progress, ProtocolError> {
+        let Some((flags, _)) = bytes.split_first_chunk() else { return Ok(Progress::Incomplete) };
+        let flags = u32::from_be_bytes(*flags);
+        if flags & !(wire::CLIENT_FIXED_NEWSTYLE | wire::CLIENT_NO_ZEROES) != 0 {
+            return Err(ProtocolError::ClientFlags(flags));
+        }
+        self.client = Some(ClientFlags {
+            fixed: flags & wire::CLIENT_FIXED_NEWSTYLE != 0,
+            no_zeroes: flags & wire::CLIENT_NO_ZEROES != 0,
+        });
+        Ok(Progress::Negotiating(size_of::<u32>()))
+    }
+
+    fn option(
+        &mut self,
+        client: ClientFlags,
+        option: u32,
+        data: &[u8],
+        used: usize,
+        export: &Export,
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, ProtocolError> {
+        if option == wire::OPT_EXPORT_NAME {
+            self.export_name(client, data, export, out)?;
+            return Ok(Progress::Agreed(used, self.agreed));
+        }
+        // A client of the original newstyle cannot read an answer to anything else.
+        if !client.fixed {
+            return Err(ProtocolError::NotFixed(option));
+        }
+        match option {
+            wire::OPT_ABORT => {
+                answer(out, option, wire::REP_ACK, &[]);
+                return Ok(Progress::Aborted);
+            }
+            wire::OPT_GO => {
+                if self.info(option, data, export, out) {
+                    return Ok(Progress::Agreed(used, self.agreed));
+                }
+            }
+            wire::OPT_INFO => {
+                self.info(option, data, export, out);
+            }
+            wire::OPT_LIST => list(data, export, out),
+            wire::OPT_STRUCTURED_REPLY => self.structured_reply(data, out),
+            wire::OPT_LIST_META_CONTEXT => self.list_contexts(data, export, out),
+            wire::OPT_SET_META_CONTEXT => self.set_contexts(data, export, out),
+            // TLS included: Unix sockets have permissions, and TCP is for trusted networks.
+            _ => refuse(out, option, wire::REP_ERR_UNSUP, "this option is not supported"),
+        }
+        Ok(Progress::Negotiating(used))
+    }
+
+    /// NBD_OPT_EXPORT_NAME: has no error answer; an unknown name ends the connection.
+    fn export_name(
+        &self,
+        client: ClientFlags,
+        name: &[u8],
+        export: &Export,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ProtocolError> {
+        if !export.answers_to(name) {
+            return Err(ProtocolError::UnknownExport);
+        }
+        let reply = wire::ExportNameReply { size: export.geometry.len.into(), flags: export.flags(self.agreed).into() };
+        out.extend_from_slice(reply.as_bytes());
+        if !client.no_zeroes {
+            out.extend_from_slice(&[0; wire::EXPORT_NAME_ZEROES]);
+        }
+        Ok(())
+    }
+
+    /// NBD_OPT_INFO and NBD_OPT_GO; whether it was acknowledged.
+    fn info(&self, option: u32, data: &[u8], export: &Export, out: &mut Vec<u8>) -> bool {
+        let Ok(query) = ExportQuery::parse(data) else {
+            refuse(out, option, wire::REP_ERR_INVALID, "the option's data is malformed");
+            return false;
+        };
+        if !export.answers_to(query.name) {
+            refuse(out, option, wire::REP_ERR_UNKNOWN, "there is no export of this name");
+            return false;
+        }
+        let told = wire::ExportInfo {
+            kind: wire::INFO_EXPORT.into(),
+            size: export.geometry.len.into(),
+            flags: export.flags(self.agreed).into(),
+        };
+        answer(out, option, wire::REP_INFO, told.as_bytes());
+        // Told unasked: a client that does not know the kind ignores it, one that does keeps to it.
+        let sizes = wire::BlockSizeInfo {
+            kind: wire::INFO_BLOCK_SIZE.into(),
+            minimum: export.block_minimum().into(),
+            preferred: export.block_preferred().into(),
+            maximum: REQUEST_MAX.into(),
+        };
+        answer(out, option, wire::REP_INFO, sizes.as_bytes());
+        if query.wanted.contains(&wire::INFO_NAME) {
+            answer_text(out, option, wire::INFO_NAME, &export.name);
+        }
+        if query.wanted.contains(&wire::INFO_DESCRIPTION) && !export.description.is_empty() {
+            answer_text(out, option, wire::INFO_DESCRIPTION, &export.description);
+        }
+        answer(out, option, wire::REP_ACK, &[]);
+        true
+    }
+
+    /// NBD_OPT_STRUCTURED_REPLY.
+    fn structured_reply(&mut self, data: &[u8], out: &mut Vec<u8>) {
+        if !data.is_empty() {
+            return refuse(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ERR_INVALID, "this option has no data");
+        }
+        self.agreed.structured = true;
+        answer(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ACK, &[]);
+    }
+
+    /// NBD_OPT_LIST_META_CONTEXT: no query asks for all, a namespace for all in it.
+    fn list_contexts(&self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
+        let option = wire::OPT_LIST_META_CONTEXT;
+        let Some(query) = self.context_query(option, data, export, out) else { return };
+        if query.contexts.is_empty() || query.contexts.iter().any(|&name| name == b"base:" || name == ALLOCATION) {
+            answer_context(out, option, 0);
+        }
+        answer(out, option, wire::REP_ACK, &[]);
+    }
+
+    /// NBD_OPT_SET_META_CONTEXT: replaces what was set before, also when it fails.
+    fn set_contexts(&mut self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
+        let option = wire::OPT_SET_META_CONTEXT;
+        self.agreed.allocation = false;
+        let Some(query) = self.context_query(option, data, export, out) else { return };
+        if query.contexts.contains(&ALLOCATION) {
+            self.agreed.allocation = true;
+            answer_context(out, option, ALLOCATION_ID);
+        }
+        answer(out, option, wire::REP_ACK, &[]);
+    }
+
+    fn context_query<'a>(
+        &self,
+        option: u32,
+        data: &'a [u8],
+        export: &Export,
+        out: &mut Vec<u8>,
+    ) -> Option<ContextQuery<'a>> {
+        match ContextQuery::parse(data) {
+            Err(Malformed) => refuse(out, option, wire::REP_ERR_INVALID, "the option's data is malformed"),
+            Ok(_) if !self.agreed.structured => {
+                refuse(out, option, wire::REP_ERR_INVALID, "contexts need structured replies");
+            }
+            Ok(query) if !export.answers_to(query.name) => {
+                refuse(out, option, wire::REP_ERR_UNKNOWN, "there is no export of this name");
+            }
+            Ok(query) => return Some(query),
+        }
+        None
+    }
+}
+
+/// NBD_OPT_LIST.
+fn list(data: &[u8], export: &Export, out: &mut Vec<u8>) {
+    if !data.is_empty() {
+        return refuse(out, wire::OPT_LIST, wire::REP_ERR_INVALID, "this option has no data");
+    }
+    let name = export.name.as_bytes();
+    let mut told = u32::try_from(name.len()).unwrap_or(0).to_be_bytes().to_vec();
+    told.extend_from_slice(name);
+    told.extend_from_slice(export.description.as_bytes());
+    answer(out, wire::OPT_LIST, wire::REP_SERVER, &told);
+    answer(out, wire::OPT_LIST, wire::REP_ACK, &[]);
+}
+
+fn answer(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
+    let reply = wire::OptionReply {
+        magic: wire::OPTION_REPLY_MAGIC.into(),
+        option: option.into(),
+        kind: kind.into(),
+        // Every answer is a few strings of at most STRING_MAX bytes.
+        len: u32::try_from(data.len()).unwrap_or(u32::MAX).into(),
+    };
+    out.extend_from_slice(reply.as_bytes());
+    out.extend_from_slice(data);
+}
+
+fn answer_text(out: &mut Vec<u8>, option: u32, info: u16, text: &str) {
+    let mut told = info.to_be_bytes().to_vec();
+    told.extend_from_slice(text.as_bytes());
+    answer(out, option, wire::REP_INFO, &told);
+}
+
+fn answer_context(out: &mut Vec<u8>, option: u32, id: u32) {
+    let mut told = id.to_be_bytes().to_vec();
+    told.extend_from_slice(ALLOCATION);
+    answer(out, option, wire::REP_META_CONTEXT, &told);
+}
+
+fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
+    answer(out, option, kind, why.as_bytes());
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,222 @@
+//! Negotiations, byte by byte.
+
+use disk::Geometry;
+
+use super::*;
+
+fn export() -> Export {
+    let geometry =
+        Geometry { len: 1 << 30, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
+    Export { name: "vdi".into(), description: "a disk".into(), geometry }
+}
+
+/// A handshake whose client has set `flags`.
+fn begun(flags: u32) -> Handshake {
+    let mut handshake = Handshake::default();
+    let progress = handshake.step(&flags.to_be_bytes(), &export(), &mut Vec::new());
+    assert_eq!(progress, Ok(Progress::Negotiating(4)));
+    handshake
+}
+
+fn fixed() -> Handshake {
+    begun(wire::CLIENT_FIXED_NEWSTYLE | wire::CLIENT_NO_ZEROES)
+}
+
+fn option(number: u32, data: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(data.len()).unwrap();
+    let header = OptionHeader { magic: wire::OPTION_MAGIC.into(), option: number.into(), len: len.into() };
+    [header.as_bytes(), data].concat()
+}
+
+/// Sends one option; the answer is a list of reply kinds and their data.
+fn ask(handshake: &mut Handshake, number: u32, data: &[u8]) -> (Progress, Vec<(u32, Vec<u8>)>) {
+    let mut out = Vec::new();
+    let progress = handshake.step(&option(number, data), &export(), &mut out).unwrap();
+    (progress, replies(number, &out))
+}
+
+fn replies(number: u32, mut out: &[u8]) -> Vec<(u32, Vec<u8>)> {
+    let word = |at: usize, out: &[u8]| u32::from_be_bytes(out[at..at + 4].try_into().unwrap());
+    let mut found = Vec::new();
+    while !out.is_empty() {
+        assert_eq!(&out[..8], wire::OPTION_REPLY_MAGIC.to_be_bytes());
+        assert_eq!(word(8, out), number);
+        let end = 20 + word(16, out) as usize;
+        found.push((word(12, out), out[20..end].to_vec()));
+        out = &out[end..];
+    }
+    found
+}
+
+fn kinds(replies: &[(u32, Vec<u8>)]) -> Vec<u32> {
+    replies.iter().map(|(kind, _)| *kind).collect()
+}
+
+fn export_query(name: &[u8], wanted: &[u16]) -> Vec<u8> {
+    let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
+    data.extend_from_slice(name);
+    data.extend_from_slice(&u16::try_from(wanted.len()).unwrap().to_be_bytes());
+    wanted.iter().for_each(|kind| data.extend_from_slice(&kind.to_be_bytes()));
+    data
+}
+
+fn context_query(contexts: &[&[u8]]) -> Vec<u8> {
+    let mut data = vec![0; 4];
+    data.extend_from_slice(&u32::try_from(contexts.len()).unwrap().to_be_bytes());
+    for context in contexts {
+        data.extend_from_slice(&u32::try_from(context.len()).unwrap().to_be_bytes());
+        data.extend_from_slice(context);
+    }
+    data
+}
+
+#[test]
+fn go_tells_size_flags_and_block_sizes() {
+    let mut handshake = fixed();
+    let (progress, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[]));
+    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: false, allocation: false })));
+    assert_eq!(kinds(&replies), [wire::REP_INFO, wire::REP_INFO, wire::REP_ACK]);
+    assert_eq!(replies[0].1[2..10], (1u64 << 30).to_be_bytes());
+    assert_eq!(replies[1].1, [0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0]);
+}
+
+#[test]
+fn info_tells_name_and_description_and_goes_on() {
+    let mut handshake = fixed();
+    let data = export_query(b"", &[wire::INFO_NAME, wire::INFO_DESCRIPTION, 999]);
+    let (progress, replies) = ask(&mut handshake, wire::OPT_INFO, &data);
+    assert!(matches!(progress, Progress::Negotiating(_)));
+    assert_eq!(replies[2].1, b"\0\x01vdi");
+    assert_eq!(replies[3].1, b"\0\x02a disk");
+}
+
+#[test]
+fn an_unknown_export_is_refused_and_the_client_may_go_on() {
+    let mut handshake = fixed();
+    let (progress, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"other", &[]));
+    assert!(matches!(progress, Progress::Negotiating(_)));
+    assert_eq!(kinds(&replies), [wire::REP_ERR_UNKNOWN]);
+}
+
+#[test]
+fn export_name_answers_with_zeroes_unless_agreed_otherwise() {
+    let mut out = Vec::new();
+    let bytes = option(wire::OPT_EXPORT_NAME, b"");
+    let progress = begun(wire::CLIENT_FIXED_NEWSTYLE).step(&bytes, &export(), &mut out);
+    assert_eq!(progress, Ok(Progress::Agreed(16, Agreed::default())));
+    assert_eq!(out.len(), 10 + 124);
+    out.clear();
+    fixed().step(&bytes, &export(), &mut out).unwrap();
+    assert_eq!(out.len(), 10);
+}
+
+#[test]
+fn export_name_of_an_unknown_export_ends_the_connection() {
+    let result = fixed().step(&option(wire::OPT_EXPORT_NAME, b"other"), &export(), &mut Vec::new());
+    assert_eq!(result, Err(ProtocolError::UnknownExport));
+}
+
+#[test]
+fn allocation_is_agreed_on_only_with_structured_replies() {
+    let mut handshake = fixed();
+    let (_, replies) = ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION]));
+    assert_eq!(kinds(&replies), [wire::REP_ERR_INVALID]);
+    let (_, replies) = ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    assert_eq!(kinds(&replies), [wire::REP_ACK]);
+    let (_, replies) = ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", ALLOCATION]));
+    assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
+    let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
+    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: true, allocation: true })));
+}
+
+#[test]
+fn setting_contexts_again_replaces_them_even_when_it_fails() {
+    let mut handshake = fixed();
+    ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION]));
+    ask(&mut handshake, wire::OPT_SET_META_CONTEXT, b"nonsense");
+    let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
+    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: true, allocation: false })));
+}
+
+#[test]
+fn contexts_are_listed_by_namespace_or_all() {
+    let mut handshake = fixed();
+    ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    for (queries, count) in [(vec![], 2), (vec![&b"base:"[..]], 2), (vec![&b"qemu:"[..]], 1)] {
+        let (_, replies) = ask(&mut handshake, wire::OPT_LIST_META_CONTEXT, &context_query(&queries));
+        assert_eq!(replies.len(), count, "for {queries:?}");
+    }
+}
+
+#[test]
+fn list_names_the_export() {
+    let (_, replies) = ask(&mut fixed(), wire::OPT_LIST, &[]);
+    assert_eq!(replies[0], (wire::REP_SERVER, b"\0\0\0\x03vdia disk".to_vec()));
+    assert_eq!(kinds(&ask(&mut fixed(), wire::OPT_LIST, b"x").1), [wire::REP_ERR_INVALID]);
+}
+
+#[test]
+fn unknown_options_and_tls_are_unsupported() {
+    let mut handshake = fixed();
+    for number in [0, 4, 5, 11, 77, u32::MAX] {
+        assert_eq!(kinds(&ask(&mut handshake, number, b"data").1), [wire::REP_ERR_UNSUP]);
+    }
+}
+
+#[test]
+fn abort_is_acknowledged() {
+    let (progress, replies) = ask(&mut fixed(), wire::OPT_ABORT, &[]);
+    assert_eq!(progress, Progress::Aborted);
+    assert_eq!(kinds(&replies), [wire::REP_ACK]);
+}
+
+#[test]
+fn every_truncation_waits_for_more() {
+    let whole = option(wire::OPT_GO, &export_query(b"vdi", &[1, 2]));
+    for len in 0..whole.len() {
+        let mut out = Vec::new();
+        assert_eq!(fixed().step(&whole[..len], &export(), &mut out), Ok(Progress::Incomplete));
+        assert!(out.is_empty());
+    }
+}
+
+#[test]
+fn a_flood_of_options_ends_the_connection() {
+    let mut handshake = fixed();
+    for _ in 0..OPTIONS_MAX {
+        ask(&mut handshake, wire::OPT_LIST, &[]);
+    }
+    let result = handshake.step(&option(wire::OPT_LIST, &[]), &export(), &mut Vec::new());
+    assert_eq!(result, Err(ProtocolError::OptionFlood));
+}
+
+#[test]
+fn a_long_option_is_refused_by_its_header() {
+    let header = OptionHeader { magic: wire::OPTION_MAGIC.into(), option: 77.into(), len: u32::MAX.into() };
+    let result = fixed().step(header.as_bytes(), &export(), &mut Vec::new());
+    assert_eq!(result, Err(ProtocolError::OptionTooLong { option: 77, len: u32::MAX }));
+}
+
+#[test]
+fn wrong_magic_and_unknown_flags_end_the_connection() {
+    assert_eq!(fixed().step(&[0; 16], &export(), &mut Vec::new()), Err(ProtocolError::OptionMagic));
+    let result = Handshake::default().step(&[0, 0, 0, 4], &export(), &mut Vec::new());
+    assert_eq!(result, Err(ProtocolError::ClientFlags(4)));
+}
+
+#[test]
+fn a_client_of_the_original_newstyle_can_only_name_an_export() {
+    let result = begun(0).step(&option(wire::OPT_GO, &export_query(b"", &[])), &export(), &mut Vec::new());
+    assert_eq!(result, Err(ProtocolError::NotFixed(wire::OPT_GO)));
+    let progress = begun(0).step(&option(wire::OPT_EXPORT_NAME, b"vdi"), &export(), &mut Vec::new());
+    assert!(matches!(progress, Ok(Progress::Agreed(19, _))));
+}
+
+#[test]
+fn a_read_only_export_offers_no_changes() {
+    let mut export = export();
+    export.geometry.read_only = true;
+    let flags = export.flags(Agreed { structured: true, allocation: false });
+    assert_eq!(flags, wire::HAS_FLAGS | wire::READ_ONLY | wire::SEND_FLUSH | wire::CAN_MULTI_CONN | wire::SEND_DF);
+}

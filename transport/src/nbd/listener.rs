@@ -1,0 +1,163 @@
+//! The socket that clients knock at.
+//!
+//! Knows nothing about NBD. Invariant: a path that is bound is ours, and is removed only while it still is.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with, sockopt};
+
+use super::error::BindError;
+
+/// `sun_path` of Linux has 108 bytes, the last of which is zero.
+const PATH_MAX: usize = 107;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket at this path.
+    Unix(PathBuf),
+    /// A TCP port of this address; port 0 is one of the system's choice.
+    Tcp(SocketAddr),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Address::Unix(path) => path.display().fmt(f),
+            Address::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub(super) struct Listener {
+    socket: OwnedFd,
+    address: Address,
+    path: Option<BoundPath>,
+}
+
+/// The file that a Unix socket has made, told apart from a later one of the same name.
+#[derive(Debug)]
+struct BoundPath {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Listener {
+    pub(super) fn bind(address: &Address) -> Result<Listener, BindError> {
+        let listener = match address {
+            Address::Unix(path) => bind_path(path)?,
+            Address::Tcp(address) => bind_port(*address)?,
+        };
+        rustix::io::ioctl_fionbio(&listener.socket, true)
+            .map_err(|errno| failed("make non-blocking the socket", address, errno.into()))?;
+        Ok(listener)
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Where it listens; with the port that the system chose.
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next client, if one has knocked.
+    pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        loop {
+            return match accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok(socket) => self.prepare(socket).map(Some),
+                Err(Errno::AGAIN) => Ok(None),
+                // That client has gone, or a signal came: the next one.
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(errno) => Err(errno.into()),
+            };
+        }
+    }
+
+    fn prepare(&self, socket: OwnedFd) -> io::Result<OwnedFd> {
+        if let Address::Tcp(_) = self.address {
+            sockopt::set_tcp_nodelay(&socket, true)?;
+            // A client whose machine has vanished gives up its place, by the kernel's timer.
+            sockopt::set_socket_keepalive(&socket, true)?;
+        }
+        Ok(socket)
+    }
+
+    /// Removes the socket's path; to be done once, when nobody is to come any more.
+    pub(super) fn remove_path(&mut self) {
+        if let Some(bound) = self.path.take() {
+            let ours = fs::symlink_metadata(&bound.path)
+                .is_ok_and(|found| found.dev() == bound.device && found.ino() == bound.inode);
+            if ours {
+                // Nothing is lost by a path that stays: the next server finds nobody behind it and removes it.
+                fs::remove_file(&bound.path).ok();
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.remove_path();
+    }
+}
+
+fn bind_path(path: &Path) -> Result<Listener, BindError> {
+    let address = Address::Unix(path.to_owned());
+    let len = path.as_os_str().len();
+    if len > PATH_MAX {
+        return Err(BindError::PathTooLong { path: path.to_owned(), len, max: PATH_MAX });
+    }
+    remove_stale(path)?;
+    let socket = UnixListener::bind(path).map_err(|cause| match cause.kind() {
+        io::ErrorKind::AddrInUse => BindError::PathInUse(path.to_owned()),
+        _ => failed("listen on", &address, cause),
+    })?;
+    let found = fs::symlink_metadata(path).map_err(|cause| failed("look at the socket", &address, cause))?;
+    let bound = BoundPath { path: path.to_owned(), device: found.dev(), inode: found.ino() };
+    Ok(Listener { socket: socket.into(), address, path: Some(bound) })
+}
+
+/// Removes the socket of a server that is gone: one at which nobody answers.
+fn remove_stale(path: &Path) -> Result<(), BindError> {
+    let address = || Address::Unix(path.to_owned());
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(failed("listen on", &address(), cause)),
+        Ok(found) if !found.file_type().is_socket() => return Err(BindError::NotASocket(path.to_owned())),
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(|cause| failed("remove the abandoned socket", &address(), cause))
+        }
+        Ok(_) => Err(BindError::PathInUse(path.to_owned())),
+        // A full backlog, a socket of another type: somebody is there.
+        Err(_) => Err(BindError::PathInUse(path.to_owned())),
+    }
+}
+
+fn bind_port(wanted: SocketAddr) -> Result<Listener, BindError> {
+    let address = Address::Tcp(wanted);
+    let socket = TcpListener::bind(wanted).map_err(|cause| match cause.kind() {
+        io::ErrorKind::AddrInUse => BindError::PortInUse(wanted),
+        _ => failed("listen on", &address, cause),
+    })?;
+    let found = socket.local_addr().map_err(|cause| failed("look at the socket", &address, cause))?;
+    Ok(Listener { socket: socket.into(), address: Address::Tcp(found), path: None })
+}
+
+fn failed(doing: &'static str, on: &Address, cause: io::Error) -> BindError {
+    BindError::Failed { doing, on: on.to_string(), cause }
+}

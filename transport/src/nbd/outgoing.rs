@@ -1,0 +1,132 @@
+//! Bytes on their way to one client: replies in order, each with the memory that a read has filled.
+//!
+//! Knows nothing about sockets. Invariant: memory is held exactly until its last byte is reported as sent, and
+//! [`Outgoing::held`] counts it.
+
+use std::collections::VecDeque;
+
+use memory::Segments;
+
+/// The replies that have not been sent completely.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    replies: VecDeque<Reply>,
+    /// Bytes of the first reply that are sent already.
+    sent: usize,
+    held: usize,
+}
+
+#[derive(Debug)]
+struct Reply {
+    head: Vec<u8>,
+    data: Segments,
+}
+
+impl Reply {
+    fn len(&self) -> usize {
+        self.head.len().saturating_add(self.data.len())
+    }
+}
+
+impl Outgoing {
+    pub(super) fn push(&mut self, head: Vec<u8>, data: Segments) {
+        if head.is_empty() {
+            return;
+        }
+        let reply = Reply { head, data };
+        self.held = self.held.saturating_add(reply.len());
+        self.replies.push_back(reply);
+    }
+
+    /// Whether everything has been sent.
+    pub fn is_empty(&self) -> bool {
+        self.replies.is_empty()
+    }
+
+    /// Bytes of all replies that have not been sent completely.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    pub(super) fn replies(&self) -> usize {
+        self.replies.len()
+    }
+
+    /// Copies what is to be sent next to the front of `bytes`; returns how many bytes that is.
+    pub fn fill(&self, bytes: &mut [u8]) -> usize {
+        let mut room = bytes;
+        let mut filled: usize = 0;
+        let mut skip = self.sent;
+        for reply in &self.replies {
+            let head = reply.head.get(skip..).unwrap_or_default();
+            let from = skip.saturating_sub(reply.head.len());
+            skip = 0;
+            let take = head.len().min(room.len());
+            let (now, later) = room.split_at_mut(take);
+            now.copy_from_slice(head.get(..take).unwrap_or_default());
+            filled = filled.saturating_add(take);
+            room = later;
+            let take = reply.data.len().saturating_sub(from).min(room.len());
+            let (now, later) = room.split_at_mut(take);
+            reply.data.slice(from, take).copy_to(now);
+            filled = filled.saturating_add(take);
+            room = later;
+            if room.is_empty() {
+                break;
+            }
+        }
+        filled
+    }
+
+    /// So many bytes of what `fill` gave have been sent.
+    pub fn sent(&mut self, len: usize) {
+        self.sent = self.sent.saturating_add(len);
+        while let Some(reply) = self.replies.front() {
+            let len = reply.len();
+            let Some(rest) = self.sent.checked_sub(len) else { return };
+            self.sent = rest;
+            self.held = self.held.saturating_sub(len);
+            self.replies.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn two_replies() -> Outgoing {
+        let mut outgoing = Outgoing::default();
+        outgoing.push(b"head".to_vec(), Segments::copy_of(b"data"));
+        outgoing.push(b"HEAD".to_vec(), Segments::empty());
+        outgoing
+    }
+
+    #[test]
+    fn bytes_come_in_order_however_they_are_taken() {
+        for room in 1..=13 {
+            let mut outgoing = two_replies();
+            let mut all = Vec::new();
+            while !outgoing.is_empty() {
+                let mut bytes = vec![0; room];
+                let len = outgoing.fill(&mut bytes);
+                // Half of it, as a full socket would take.
+                let taken = len.div_ceil(2);
+                all.extend_from_slice(&bytes[..taken]);
+                outgoing.sent(taken);
+            }
+            assert_eq!(all, b"headdataHEAD", "with room for {room}");
+        }
+    }
+
+    #[test]
+    fn a_reply_is_held_until_its_last_byte_is_sent() {
+        let mut outgoing = two_replies();
+        outgoing.sent(7);
+        assert_eq!(outgoing.held(), 12);
+        outgoing.sent(1);
+        assert_eq!(outgoing.held(), 4);
+        outgoing.sent(4);
+        assert_eq!(outgoing.held(), 0);
+    }
+}

@@ -1,0 +1,216 @@
+//! The NBD protocol as bytes: its numbers and its fixed structures, all big-endian.
+//!
+//! Section names are those of the protocol document (`doc/proto.md` of the NetworkBlockDevice project). Knows
+//! nothing about sockets, states or disks.
+
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+// "Newstyle negotiation".
+pub(super) const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943; // "NBDMAGIC"
+pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054; // "IHAVEOPT"
+pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+
+// "Handshake flags": ours, and the client's answer to them.
+pub(super) const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
+pub(super) const FLAG_NO_ZEROES: u16 = 1 << 1;
+pub(super) const CLIENT_FIXED_NEWSTYLE: u32 = 1 << 0;
+pub(super) const CLIENT_NO_ZEROES: u32 = 1 << 1;
+/// What follows the answer to EXPORT_NAME unless both sides agreed on NO_ZEROES.
+pub(super) const EXPORT_NAME_ZEROES: usize = 124;
+
+// "Option types".
+pub(super) const OPT_EXPORT_NAME: u32 = 1;
+pub(super) const OPT_ABORT: u32 = 2;
+pub(super) const OPT_LIST: u32 = 3;
+pub(super) const OPT_INFO: u32 = 6;
+pub(super) const OPT_GO: u32 = 7;
+pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
+pub(super) const OPT_LIST_META_CONTEXT: u32 = 9;
+pub(super) const OPT_SET_META_CONTEXT: u32 = 10;
+
+// "Option reply types".
+pub(super) const REP_ACK: u32 = 1;
+pub(super) const REP_SERVER: u32 = 2;
+pub(super) const REP_INFO: u32 = 3;
+pub(super) const REP_META_CONTEXT: u32 = 4;
+pub(super) const REP_ERR_UNSUP: u32 = (1 << 31) + 1;
+pub(super) const REP_ERR_INVALID: u32 = (1 << 31) + 3;
+pub(super) const REP_ERR_UNKNOWN: u32 = (1 << 31) + 6;
+
+// NBD_REP_INFO: what is told about an export.
+pub(super) const INFO_EXPORT: u16 = 0;
+pub(super) const INFO_NAME: u16 = 1;
+pub(super) const INFO_DESCRIPTION: u16 = 2;
+pub(super) const INFO_BLOCK_SIZE: u16 = 3;
+
+// "Transmission flags".
+pub(super) const HAS_FLAGS: u16 = 1 << 0;
+pub(super) const READ_ONLY: u16 = 1 << 1;
+pub(super) const SEND_FLUSH: u16 = 1 << 2;
+pub(super) const SEND_FUA: u16 = 1 << 3;
+pub(super) const SEND_TRIM: u16 = 1 << 5;
+pub(super) const SEND_WRITE_ZEROES: u16 = 1 << 6;
+pub(super) const SEND_DF: u16 = 1 << 7;
+pub(super) const CAN_MULTI_CONN: u16 = 1 << 8;
+
+// "Transmission phase".
+pub(super) const REQUEST_MAGIC: u32 = 0x2560_9513;
+pub(super) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+pub(super) const CHUNK_MAGIC: u32 = 0x668e_33ef;
+
+// "Request types".
+pub(super) const CMD_READ: u16 = 0;
+pub(super) const CMD_WRITE: u16 = 1;
+pub(super) const CMD_DISC: u16 = 2;
+pub(super) const CMD_FLUSH: u16 = 3;
+pub(super) const CMD_TRIM: u16 = 4;
+pub(super) const CMD_WRITE_ZEROES: u16 = 6;
+pub(super) const CMD_BLOCK_STATUS: u16 = 7;
+
+// "Command flags".
+pub(super) const CMD_FLAG_FUA: u16 = 1 << 0;
+pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
+pub(super) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+
+// "Structured reply flags" and "Structured reply types".
+pub(super) const CHUNK_DONE: u16 = 1 << 0;
+pub(super) const CHUNK_NONE: u16 = 0;
+pub(super) const CHUNK_OFFSET_DATA: u16 = 1;
+pub(super) const CHUNK_BLOCK_STATUS: u16 = 5;
+pub(super) const CHUNK_ERROR: u16 = (1 << 15) + 1;
+
+// "Metadata contexts": `base:allocation`.
+pub(super) const STATE_HOLE: u32 = 1 << 0;
+pub(super) const STATE_ZERO: u32 = 1 << 1;
+
+/// "String values": no name or query is longer than this.
+pub(super) const STRING_MAX: usize = 4096;
+
+/// "Error values".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Errno {
+    NotPermitted,
+    Io,
+    Invalid,
+    NoSpace,
+    ShuttingDown,
+}
+
+impl Errno {
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Errno::NotPermitted => 1,
+            Errno::Io => 5,
+            Errno::Invalid => 22,
+            Errno::NoSpace => 28,
+            Errno::ShuttingDown => 108,
+        }
+    }
+}
+
+/// The first bytes of a connection, from us.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct Greeting {
+    pub(super) magic: U64,
+    pub(super) option_magic: U64,
+    pub(super) flags: U16,
+}
+const _: () = assert!(size_of::<Greeting>() == 18);
+
+/// In front of every option of the client.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct OptionHeader {
+    pub(super) magic: U64,
+    pub(super) option: U32,
+    pub(super) len: U32,
+}
+const _: () = assert!(size_of::<OptionHeader>() == 16);
+
+/// In front of every answer to an option, except EXPORT_NAME.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct OptionReply {
+    pub(super) magic: U64,
+    pub(super) option: U32,
+    pub(super) kind: U32,
+    pub(super) len: U32,
+}
+const _: () = assert!(size_of::<OptionReply>() == 20);
+
+/// The answer to EXPORT_NAME.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct ExportNameReply {
+    pub(super) size: U64,
+    pub(super) flags: U16,
+}
+const _: () = assert!(size_of::<ExportNameReply>() == 10);
+
+/// NBD_INFO_EXPORT.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct ExportInfo {
+    pub(super) kind: U16,
+    pub(super) size: U64,
+    pub(super) flags: U16,
+}
+const _: () = assert!(size_of::<ExportInfo>() == 12);
+
+/// NBD_INFO_BLOCK_SIZE.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct BlockSizeInfo {
+    pub(super) kind: U16,
+    pub(super) minimum: U32,
+    pub(super) preferred: U32,
+    pub(super) maximum: U32,
+}
+const _: () = assert!(size_of::<BlockSizeInfo>() == 14);
+
+/// "Request message".
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct RequestHeader {
+    pub(super) magic: U32,
+    pub(super) flags: U16,
+    pub(super) kind: U16,
+    pub(super) cookie: U64,
+    pub(super) at: U64,
+    pub(super) len: U32,
+}
+const _: () = assert!(size_of::<RequestHeader>() == 28);
+
+/// "Simple reply message".
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct SimpleReply {
+    pub(super) magic: U32,
+    pub(super) error: U32,
+    pub(super) cookie: U64,
+}
+const _: () = assert!(size_of::<SimpleReply>() == 16);
+
+/// "Structured reply chunk message", whose payload of `len` bytes follows.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct ChunkHeader {
+    pub(super) magic: U32,
+    pub(super) flags: U16,
+    pub(super) kind: U16,
+    pub(super) cookie: U64,
+    pub(super) len: U32,
+}
+const _: () = assert!(size_of::<ChunkHeader>() == 20);
+
+/// One run of bytes in NBD_REPLY_TYPE_BLOCK_STATUS.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct Descriptor {
+    pub(super) len: U32,
+    pub(super) state: U32,
+}
+const _: () = assert!(size_of::<Descriptor>() == 8);

@@ -1,0 +1,182 @@
+//! Clients that break off, lie, flood and never listen; each hurts itself at most.
+
+mod nbd_support;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use disk::Operation;
+use nbd_support::client::{self, Client, OPT_LIST, READ, WRITE, request};
+use nbd_support::{GEOMETRY, Served};
+
+/// The disk still answers a client that behaves.
+fn serves(served: &Served) {
+    let mut client = Client::simple(served);
+    client.ask(READ, 0, 7, 0, 512);
+    assert_eq!(client.simple_reply(), (0, 7));
+    client.receive(512);
+}
+
+#[test]
+fn garbage_ends_the_connection_and_nothing_else() {
+    let served = Served::unix(GEOMETRY);
+    let mut negotiating = Client::greeted(&served);
+    negotiating.send(&[0x55; 64]);
+    assert!(negotiating.is_sent_away());
+    let mut asking = Client::simple(&served);
+    asking.send(&[0x55; 64]);
+    assert!(asking.is_sent_away());
+    serves(&served);
+    let events = served.events.lock().unwrap();
+    assert!(events.iter().any(|event| event.contains("a request does not begin with its magic number")), "{events:?}");
+}
+
+#[test]
+fn half_a_request_does_nothing() {
+    let served = Served::unix(GEOMETRY);
+    Client::simple(&served).send(&request(WRITE, 0, 1, 0, 4096)[..20]);
+    let mut halfway = Client::simple(&served);
+    halfway.ask(WRITE, 0, 1, 0, 4096);
+    halfway.send(&[1; 1000]);
+    drop(halfway);
+    serves(&served);
+    let disk = served.disk.lock().unwrap();
+    assert!(disk.done.iter().all(|(operation, _)| *operation == Operation::Read), "{:?}", disk.done);
+}
+
+#[test]
+fn a_client_that_leaves_its_reads_behind_is_no_trouble() {
+    let served = Served::unix(GEOMETRY);
+    for _ in 0..100 {
+        let mut client = Client::simple(&served);
+        let reads: Vec<u8> = (0..8).flat_map(|cookie| request(READ, 0, cookie, 0, 1 << 20)).collect();
+        client.send(&reads);
+    }
+    serves(&served);
+}
+
+#[test]
+fn requests_beyond_the_end_are_refused_and_the_next_is_served() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::simple(&served);
+    client.ask(READ, 0, 1, GEOMETRY.len, 512);
+    assert_eq!(client.simple_reply(), (22, 1));
+    client.ask(READ, 0, 2, u64::MAX - 511, 512);
+    assert_eq!(client.simple_reply(), (22, 2));
+    client.ask(WRITE, 0, 3, GEOMETRY.len - 512, 1024);
+    client.send(&[1; 1024]);
+    assert_eq!(client.simple_reply(), (28, 3));
+    client.ask(WRITE, 0, 4, GEOMETRY.len - 512, 512);
+    client.send(&[1; 512]);
+    assert_eq!(client.simple_reply(), (0, 4));
+}
+
+#[test]
+fn the_data_of_a_refused_write_is_skipped() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::structured(&served);
+    client.ask(WRITE, 0, 1, 1, 700_000);
+    client.send(&vec![1; 700_000]);
+    let refused = client.chunk();
+    assert_eq!((refused.kind, refused.cookie), (0x8001, 1));
+    assert_eq!(refused.payload[..4], 22u32.to_be_bytes());
+    client.ask(READ, 0, 2, 512, 512);
+    let data = client.chunk();
+    assert_eq!((data.kind, data.cookie), (1, 2));
+    assert_eq!(data.payload, [&512u64.to_be_bytes()[..], &[0; 512]].concat());
+}
+
+#[test]
+fn a_write_longer_than_told_ends_the_connection() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::simple(&served);
+    client.ask(WRITE, 0, 1, 0, (32 << 20) + 512);
+    assert!(client.is_sent_away());
+    serves(&served);
+}
+
+#[test]
+fn replies_that_nobody_reads_stop_the_requests() {
+    let served = Served::unix(GEOMETRY);
+    let mut deaf = Client::simple(&served);
+    let reads: Vec<u8> = (0..512).flat_map(|cookie| request(READ, 0, cookie, 0, 1 << 20)).collect();
+    deaf.send(&reads);
+    // By the time at which another client has been served, the deaf one has been listened to.
+    serves(&served);
+    serves(&served);
+    let done = served.disk.lock().unwrap().done.len();
+    assert!(done <= 64 + 1 + 2, "{done} reads of 1 MiB were done for a client that reads nothing");
+    for _ in 0..512 {
+        assert_eq!(deaf.simple_reply().0, 0);
+        deaf.receive(1 << 20);
+    }
+    assert_eq!(served.disk.lock().unwrap().done.len(), 512 + 2);
+}
+
+#[test]
+fn many_small_requests_at_once_are_all_answered() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::simple(&served);
+    let mut sender = client.0.try_clone().unwrap();
+    let reads: Vec<u8> = (0..10_000).flat_map(|cookie| request(READ, 0, cookie, cookie * 512, 512)).collect();
+    let sending = std::thread::spawn(move || sender.write_all(&reads).unwrap());
+    let mut cookies = BTreeSet::new();
+    for _ in 0..10_000 {
+        let (error, cookie) = client.simple_reply();
+        assert_eq!(error, 0);
+        cookies.insert(cookie);
+        client.receive(512);
+    }
+    sending.join().unwrap();
+    assert_eq!(cookies.len(), 10_000);
+}
+
+#[test]
+fn ten_thousand_options_end_the_connection() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::greeted(&served);
+    let option = [&b"IHAVEOPT"[..], &OPT_LIST.to_be_bytes(), &[0; 4]].concat();
+    // The connection ends before all of them are sent.
+    let sent = client.0.write_all(&option.repeat(10_000));
+    assert!(sent.is_err() || client.is_sent_away());
+    serves(&served);
+    assert!(served.events.lock().unwrap().iter().any(|event| event.contains("too many options")));
+}
+
+#[test]
+fn idle_negotiations_give_way_to_new_clients_and_served_ones_stay() {
+    let served = Served::unix(GEOMETRY);
+    let mut first = Client::simple(&served);
+    let mut idle: Vec<Client> = (0..100).map(|_| Client::greeted(&served)).collect();
+    serves(&served);
+    first.ask(READ, 0, 9, 0, 512);
+    assert_eq!(first.simple_reply(), (0, 9));
+    assert!(idle.iter_mut().take(80).all(Client::is_sent_away));
+    let newest = idle.last_mut().unwrap();
+    newest.option(OPT_LIST, &[]);
+    assert_eq!(newest.option_reply().0, 2);
+}
+
+#[test]
+fn no_more_clients_than_places() {
+    let served = Served::unix(GEOMETRY);
+    let mut clients: Vec<Client> = (0..64).map(|_| Client::simple(&served)).collect();
+    let mut late = Client(std::os::unix::net::UnixStream::connect(served.path()).unwrap());
+    assert!(late.is_sent_away());
+    let mut gone = clients.pop().unwrap();
+    gone.ask(client::DISC, 0, 0, 0, 0);
+    assert!(gone.is_sent_away());
+    serves(&served);
+}
+
+#[test]
+fn bytes_may_come_one_by_one() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::simple(&served);
+    let write = [request(WRITE, 0, 5, 512, 512), vec![3; 512]].concat();
+    write.iter().for_each(|byte| client.send(&[*byte]));
+    assert_eq!(client.simple_reply(), (0, 5));
+    request(READ, 0, 6, 512, 512).iter().for_each(|byte| client.send(&[*byte]));
+    assert_eq!(client.simple_reply(), (0, 6));
+    assert_eq!(client.receive(512), [3; 512]);
+}

@@ -1,0 +1,181 @@
+//! What a client that behaves may rely on, where the tools do not look closely enough.
+
+mod nbd_support;
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+
+use disk::{Operation, Span, Transport};
+use nbd_support::client::{BLOCK_STATUS, Client, FLUSH, FUA, READ, TRIM, WRITE, request};
+use nbd_support::{GEOMETRY, Served};
+use transport::Server as _;
+use transport::nbd::{Address, BindError, Config, Export, Server};
+use transport::{Interest, Watch, WatchKey};
+
+fn config(address: Address) -> Config {
+    Config { address, export: Export { name: String::new(), description: String::new(), geometry: GEOMETRY } }
+}
+
+fn bind(path: impl Into<PathBuf>) -> Result<Server, BindError> {
+    Server::bind(config(Address::Unix(path.into())))
+}
+
+#[test]
+fn a_trim_with_fua_is_answered_after_a_flush() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::simple(&served);
+    client.ask(TRIM, FUA, 4, 0, 65536);
+    assert_eq!(client.simple_reply(), (0, 4));
+    let done = served.disk.lock().unwrap().done.clone();
+    assert_eq!(done, [(Operation::Discard, Span { at: 0, len: 65536 }), (Operation::Flush, Span { at: 0, len: 0 })]);
+}
+
+#[test]
+fn replies_come_as_the_disk_has_them() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::simple(&served);
+    client.send(&[request(FLUSH, 0, 1, 0, 0), request(READ, 0, 2, 0, 512), request(FLUSH, 0, 3, 0, 0)].concat());
+    let mut cookies = Vec::new();
+    for _ in 0..3 {
+        let (error, cookie) = client.simple_reply();
+        assert_eq!(error, 0);
+        cookies.push(cookie);
+        client.receive(if cookie == 2 { 512 } else { 0 });
+    }
+    // The disk of these tests answers a batch from its end.
+    assert_eq!(cookies, [3, 2, 1]);
+}
+
+#[test]
+fn allocation_is_told_in_one_run_if_one_is_asked_for() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::structured(&served);
+    client.ask(WRITE, 0, 1, 65536, 512);
+    client.send(&[1; 512]);
+    client.simple_reply();
+    client.ask(BLOCK_STATUS, 0, 2, 0, 1 << 20);
+    let all = client.chunk();
+    assert_eq!((all.kind, all.cookie, all.payload.len()), (5, 2, 4 + 3 * 8));
+    client.ask(BLOCK_STATUS, 1 << 3, 3, 0, 1 << 20);
+    assert_eq!(client.chunk().payload, [0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 3]);
+}
+
+#[test]
+fn nothing_asked_is_nothing_answered_with_success() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::structured(&served);
+    client.ask(READ, 0, 1, 0, 0);
+    let chunk = client.chunk();
+    assert_eq!((chunk.kind, chunk.cookie, chunk.payload.len()), (0, 1, 0));
+    client.ask(WRITE, 0, 2, 0, 0);
+    assert_eq!(client.simple_reply(), (0, 2));
+    assert!(served.disk.lock().unwrap().done.is_empty());
+}
+
+#[test]
+fn a_path_in_use_is_refused_and_an_abandoned_one_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let first = bind(&path).unwrap();
+    assert!(matches!(bind(&path), Err(BindError::PathInUse(found)) if found == path));
+    drop(first);
+    assert!(!path.exists());
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    bind(&path).unwrap();
+}
+
+#[test]
+fn a_successor_keeps_its_path() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let first = bind(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let _second = bind(&path).unwrap();
+    drop(first);
+    assert!(path.exists());
+}
+
+#[test]
+fn paths_that_cannot_be_sockets_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    assert!(matches!(bind(&file), Err(BindError::NotASocket(_))));
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    assert!(matches!(bind(directory.path().join("x".repeat(108))), Err(BindError::PathTooLong { max: 107, .. })));
+    assert!(matches!(bind(directory.path().join("missing/nbd.sock")), Err(BindError::Failed { .. })));
+}
+
+#[test]
+fn a_port_in_use_is_refused() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    assert!(
+        matches!(Server::bind(config(Address::Tcp(address))), Err(BindError::PortInUse(found)) if found == address)
+    );
+}
+
+/// A watch that reports nothing by itself.
+struct Blind;
+
+impl Watch for Blind {
+    fn watch(&mut self, _: std::os::fd::BorrowedFd<'_>, _: Interest, _: WatchKey) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn forget(&mut self, _: WatchKey) {}
+}
+
+/// A server that has greeted a client and knows it to be at the requests.
+fn driven_by_hand(directory: &tempfile::TempDir) -> (Server, std::os::unix::net::UnixStream) {
+    use std::io::Write;
+    let path = directory.path().join("nbd.sock");
+    let mut server = bind(&path).unwrap();
+    let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    server.ready(WatchKey(u64::MAX), &mut Blind);
+    let go = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &7u32.to_be_bytes(), &6u32.to_be_bytes(), &[0; 6]].concat();
+    stream.write_all(&go).unwrap();
+    assert!(server.pop(&GEOMETRY).is_none());
+    (server, stream)
+}
+
+/// The first connection of a server: place 0, client 1.
+const FIRST_CLIENT: WatchKey = WatchKey(1);
+
+#[test]
+fn a_server_sleeps_while_a_client_does_not_read() {
+    use std::io::Write;
+    let directory = tempfile::tempdir().unwrap();
+    let (mut server, mut stream) = driven_by_hand(&directory);
+    let reads: Vec<u8> = (0..200).flat_map(|cookie| request(READ, 0, cookie, 0, 1 << 20)).collect();
+    stream.write_all(&reads).unwrap();
+    server.ready(FIRST_CLIENT, &mut Blind);
+    let mut popped = 0;
+    while let Some(request) = server.pop(&GEOMETRY) {
+        popped += 1;
+        server.complete(request, disk::Status::Done);
+    }
+    server.publish().unwrap();
+    assert_eq!(popped, 64);
+    assert!(server.may_sleep());
+}
+
+#[test]
+fn requests_not_handed_out_before_the_stop_are_answered_with_an_error() {
+    use std::io::{Read, Write};
+    let directory = tempfile::tempdir().unwrap();
+    let (mut server, mut stream) = driven_by_hand(&directory);
+    stream.write_all(&[request(FLUSH, 0, 1, 0, 0), request(FLUSH, 0, 2, 0, 0)].concat()).unwrap();
+    server.ready(FIRST_CLIENT, &mut Blind);
+    let first = server.pop(&GEOMETRY).unwrap();
+    server.stop(&mut Blind);
+    server.complete(first, disk::Status::Done);
+    server.publish().unwrap();
+    drop(server);
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    assert!(!directory.path().join("nbd.sock").exists());
+    let replies = &received[received.len() - 32..];
+    assert_eq!((replies[7], replies[15], replies[23], replies[31]), (108, 2, 0, 1));
+}

@@ -1,0 +1,201 @@
+//! A context of Linux AIO: its four system calls, and the ring in which it leaves completions.
+//!
+//! The kernel maps that ring into the process (the context's id is its address) so that completions can be taken
+//! without a system call; tools have done so for fifteen years, and the ring's magic and feature numbers tell
+//! whether its layout is still the one known here (`struct aio_ring`, fs/aio.c). If not, `io_getevents` fetches.
+//!
+//! Invariant: this value is the only consumer of the ring.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Requests, as `struct iocb` of linux/aio_abi.h has them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Iocb {
+    pub(crate) data: u64,
+    #[cfg(target_endian = "little")]
+    key: u32,
+    rw_flags: u32,
+    #[cfg(target_endian = "big")]
+    key: u32,
+    pub(crate) opcode: u16,
+    pub(crate) priority: i16,
+    pub(crate) fd: u32,
+    pub(crate) buf: u64,
+    pub(crate) len: u64,
+    pub(crate) at: i64,
+    reserved: u64,
+    flags: u32,
+    event_fd: u32,
+}
+
+const _: () = assert!(size_of::<Iocb>() == 64);
+
+/// IOCB_CMD_*
+pub(crate) const PREAD: u16 = 0;
+pub(crate) const PWRITE: u16 = 1;
+pub(crate) const FDSYNC: u16 = 3;
+pub(crate) const POLL: u16 = 5;
+pub(crate) const PREADV: u16 = 7;
+pub(crate) const PWRITEV: u16 = 8;
+
+impl Iocb {
+    /// A request of any kind; `data` comes back with its completion.
+    pub(crate) fn new(opcode: u16, fd: RawFd, data: u64) -> Iocb {
+        Iocb { opcode, fd: fd.unsigned_abs(), data, ..Iocb::default() }
+    }
+}
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Event {
+    pub(crate) data: u64,
+    obj: u64,
+    pub(crate) res: i64,
+    res2: i64,
+}
+
+/// The head of `struct aio_ring`; `nr` events follow.
+#[repr(C)]
+struct Header {
+    id: u32,
+    nr: u32,
+    head: AtomicU32,
+    tail: AtomicU32,
+    magic: u32,
+    compat_features: u32,
+    incompat_features: u32,
+    header_length: u32,
+}
+
+const MAGIC: u32 = 0xa10a_10a1;
+const COMPAT_FEATURES: u32 = 1;
+const INCOMPAT_FEATURES: u32 = 0;
+
+/// Events fetched by one system call.
+const BATCH: usize = 32;
+
+/// A context.
+pub(crate) struct AioContext {
+    id: libc::c_ulong,
+    /// The ring, where its layout is known.
+    ring: Option<NonNull<Header>>,
+    /// Calls of `io_submit`, for the tests that hold their number.
+    #[cfg(test)]
+    pub(crate) submits: usize,
+}
+
+impl AioContext {
+    /// A context for `requests` at once.
+    pub(crate) fn new(requests: u32) -> io::Result<AioContext> {
+        let mut id: libc::c_ulong = 0;
+        // SAFETY: the kernel writes the id during the call.
+        check(unsafe { libc::syscall(libc::SYS_io_setup, libc::c_ulong::from(requests), &raw mut id) })?;
+        Ok(AioContext {
+            id,
+            ring: known_ring(id),
+            #[cfg(test)]
+            submits: 0,
+        })
+    }
+
+    /// Behaves as on a kernel whose ring has another layout.
+    #[cfg(test)]
+    pub(crate) fn forget_ring(&mut self) {
+        self.ring = None;
+    }
+
+    /// Submits requests in order; answers how many were taken. An error is that of the first.
+    ///
+    /// # Safety
+    /// Each pointer is that of a request; what the request points to stays valid until its completion was taken.
+    pub(crate) unsafe fn submit(&mut self, requests: &mut [*mut Iocb]) -> io::Result<usize> {
+        #[cfg(test)]
+        {
+            self.submits += 1;
+        }
+        // SAFETY: the array is ours for the call, the requests by the contract of this function.
+        check(unsafe { libc::syscall(libc::SYS_io_submit, self.id, requests.len(), requests.as_mut_ptr()) })
+    }
+
+    /// Hands every completion that is there to `take`, without sleeping.
+    pub(crate) fn harvest(&mut self, mut take: impl FnMut(Event)) -> io::Result<()> {
+        match self.ring {
+            Some(ring) => {
+                // SAFETY: the ring is mapped as long as the context lives, and we are its only consumer.
+                unsafe { harvest_ring(ring, &mut take) };
+                Ok(())
+            }
+            None => self.fetch(0, take),
+        }
+    }
+
+    /// Sleeps until there is a completion, and hands those that are there to `take`. EINTR is an error.
+    pub(crate) fn wait(&mut self, take: impl FnMut(Event)) -> io::Result<()> {
+        self.fetch(1, take)
+    }
+
+    fn fetch(&mut self, least: libc::c_long, take: impl FnMut(Event)) -> io::Result<()> {
+        let mut events = [Event::default(); BATCH];
+        // SAFETY: the kernel writes at most `BATCH` events during the call; `zero` is only read.
+        let count = check(unsafe {
+            let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let timeout = if least == 0 { &raw const zero } else { null_mut() };
+            libc::syscall(libc::SYS_io_getevents, self.id, least, BATCH, events.as_mut_ptr(), timeout)
+        })?;
+        events.into_iter().take(count).for_each(take);
+        Ok(())
+    }
+}
+
+impl Drop for AioContext {
+    /// Waits until the kernel has no request left.
+    fn drop(&mut self) {
+        // SAFETY: the context was set up in `new` and is used by nobody after this.
+        let result = unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
+        debug_assert_eq!(result, 0, "io_destroy of our own context failed");
+    }
+}
+
+fn check(result: libc::c_long) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// The ring of a context, if it looks as this file believes.
+fn known_ring(id: libc::c_ulong) -> Option<NonNull<Header>> {
+    let address = usize::try_from(id).ok()?;
+    let ring = NonNull::new(std::ptr::with_exposed_provenance_mut::<Header>(address))?;
+    // SAFETY: the id of a context is the address of its ring, at least one page, mapped until `io_destroy`.
+    let header = unsafe { ring.as_ref() };
+    let known = header.magic == MAGIC
+        && header.compat_features == COMPAT_FEATURES
+        && header.incompat_features == INCOMPAT_FEATURES
+        && usize::try_from(header.header_length) == Ok(size_of::<Header>())
+        && header.nr > 0;
+    known.then_some(ring)
+}
+
+/// # Safety
+/// `ring` is the mapped ring of a live context, and nobody else consumes from it.
+unsafe fn harvest_ring(ring: NonNull<Header>, take: &mut impl FnMut(Event)) {
+    // SAFETY: mapped, by contract; the kernel changes `head` and `tail` only, which are atomics here.
+    let header = unsafe { ring.as_ref() };
+    // SAFETY: the events begin behind the header.
+    let events = unsafe { ring.as_ptr().add(1).cast::<Event>() };
+    let mut head = header.head.load(Ordering::Relaxed);
+    // Acquire: the events in front of the tail are written (the kernel has a barrier before it moves the tail).
+    let tail = header.tail.load(Ordering::Acquire);
+    while head != tail {
+        let Ok(index) = usize::try_from(head % header.nr) else { return };
+        // SAFETY: `index` is less than the number of events in the ring.
+        let event = unsafe { events.add(index).read_volatile() };
+        head = head.wrapping_add(1) % header.nr;
+        // Release: the event has been read before its place is given back.
+        header.head.store(head, Ordering::Release);
+        take(event);
+    }
+}

@@ -1,0 +1,103 @@
+//! The alignment that a file demands of its I/O: asked of the kernel, never believed.
+
+use std::os::fd::BorrowedFd;
+
+use memory::{PAGE, Segments};
+use rustix::fs::{AtFlags, StatxFlags};
+
+/// What addresses, offsets and lengths must be multiples of. Both are powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of memory addresses.
+    pub memory: usize,
+    /// Of offsets in the file, and of the length of each piece of memory.
+    pub offset: usize,
+}
+
+/// `TMPFS_MAGIC` of linux/magic.h.
+const TMPFS: i64 = 0x0102_1994;
+
+/// What storage without another opinion has had since there are disks.
+const SECTOR: usize = 512;
+
+/// 64 KiB is the largest block that a Linux file system has.
+const OFFSET_MAX: usize = 64 << 10;
+
+impl Alignment {
+    /// No demands: the page cache takes anything.
+    pub(crate) const NONE: Alignment = Alignment { memory: 1, offset: 1 };
+
+    /// The alignment that `file`, open with O_DIRECT, demands; or why there is none that we could serve.
+    pub(crate) fn of_direct(file: BorrowedFd<'_>, block_device: bool) -> Result<Alignment, String> {
+        let found = match Alignment::by_statx(file)? {
+            Some(alignment) => alignment,
+            None if block_device => Alignment::by_sector_size(file)?,
+            None => Alignment::by_probe(file),
+        };
+        let served = found.memory.is_power_of_two()
+            && found.memory <= PAGE
+            && found.offset.is_power_of_two()
+            && found.offset <= OFFSET_MAX;
+        match served {
+            true => Ok(found),
+            false => Err(format!(
+                "it demands an alignment of {} bytes in memory, {} in the file",
+                found.memory, found.offset
+            )),
+        }
+    }
+
+    /// statx(2), STATX_DIOALIGN: since Linux 6.1 on ext4, XFS, f2fs; on block devices since 6.11. Both zero means
+    /// that this file has no direct I/O, although it could be opened with the flag.
+    fn by_statx(file: BorrowedFd<'_>) -> Result<Option<Alignment>, String> {
+        let answer = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+        let Some(found) = answer.ok().filter(|found| found.stx_mask & StatxFlags::DIOALIGN.bits() != 0) else {
+            return Ok(None);
+        };
+        let number = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+        match (number(found.stx_dio_mem_align), number(found.stx_dio_offset_align)) {
+            (0, _) | (_, 0) => Err("its file system does not support it on this file".to_owned()),
+            (memory, offset) => Ok(Some(Alignment { memory, offset })),
+        }
+    }
+
+    /// BLKSSZGET: a device's logical block is what both sides must be aligned to at most.
+    fn by_sector_size(device: BorrowedFd<'_>) -> Result<Alignment, String> {
+        let block = rustix::fs::ioctl_blksszget(device)
+            .map_err(|errno| format!("the device does not tell its block size (errno {})", errno.raw_os_error()))?;
+        let block = usize::try_from(block).unwrap_or(usize::MAX);
+        Ok(Alignment { memory: block, offset: block })
+    }
+
+    /// Older kernels and file systems that do not say: a sector, unless a read of one is refused and a read of a
+    /// page is not. tmpfs copies, and takes anything.
+    fn by_probe(file: BorrowedFd<'_>) -> Alignment {
+        let sector = Alignment { memory: SECTOR, offset: SECTOR };
+        let page = Alignment { memory: PAGE, offset: PAGE };
+        #[allow(
+            clippy::useless_conversion,
+            reason = "the type of f_type is that of the architecture and the C library"
+        )]
+        let on_tmpfs = rustix::fs::fstatfs(file).is_ok_and(|found| i64::try_from(found.f_type) == Ok(TMPFS));
+        match on_tmpfs || accepts_read(file, SECTOR) || !accepts_read(file, PAGE) {
+            true => sector,
+            false => page,
+        }
+    }
+
+    /// Whether `memory` can be given to the kernel as it is.
+    pub(crate) fn admits(self, memory: &Segments) -> bool {
+        self == Alignment::NONE
+            || memory.parts().iter().all(|part| part.base().addr() % self.memory == 0 && part.len() % self.offset == 0)
+    }
+}
+
+/// Whether a read of `len` bytes at offset `len`, into memory aligned to `len` and nothing more, works.
+fn accepts_read(file: BorrowedFd<'_>, len: usize) -> bool {
+    let buffer = memory::Buffer::zeroed(2 * PAGE);
+    let target = buffer.base().wrapping_add(len.min(PAGE));
+    let Ok(at) = libc::off_t::try_from(len) else { return false };
+    // SAFETY: `len` is at most a page, and the buffer has a page behind `target`; it lives until the end.
+    let count = unsafe { libc::pread(std::os::fd::AsRawFd::as_raw_fd(&file), target.cast(), len, at) };
+    count >= 0
+}

@@ -1,0 +1,109 @@
+//! The engine that was chosen, by name, when the disk was opened.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+
+use crate::{Aio, EngineError, ImageFile, Uring};
+
+/// The most operations at once: a ring of io_uring has at most 32768 places, and no storage wants half of them.
+pub const DEPTH_MAX: u32 = 8192;
+
+/// Which engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    /// io_uring.
+    Uring,
+    /// Linux AIO.
+    Aio,
+}
+
+/// One of the engines. It belongs to the thread that opened it.
+pub enum Engine {
+    /// Over io_uring.
+    Uring(Uring),
+    /// Over Linux AIO.
+    Aio(Aio),
+}
+
+impl Engine {
+    /// Opens an engine of this kind, and no other, for `depth` operations at once on `files` (leaf first).
+    pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
+        match kind {
+            EngineKind::Uring => Uring::open(files, depth).map(Engine::Uring),
+            EngineKind::Aio => Aio::open(files, depth).map(Engine::Aio),
+        }
+    }
+
+    /// Which it is.
+    pub fn kind(&self) -> EngineKind {
+        match self {
+            Engine::Uring(_) => EngineKind::Uring,
+            Engine::Aio(_) => EngineKind::Aio,
+        }
+    }
+
+    /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
+    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
+    /// never once too seldom. Watching a key again replaces it.
+    pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
+        match self {
+            Engine::Uring(uring) => uring.watch(fd, write, key),
+            Engine::Aio(aio) => aio.watch(fd, write, key),
+        }
+    }
+
+    /// No more reports for `key`.
+    pub fn forget(&mut self, key: u64) {
+        match self {
+            Engine::Uring(uring) => uring.forget(key),
+            Engine::Aio(aio) => aio.forget(key),
+        }
+    }
+
+    /// Moves the keys reported since the last call into `into`, each once.
+    pub fn take_ready(&mut self, into: &mut Vec<u64>) {
+        match self {
+            Engine::Uring(uring) => uring.take_ready(into),
+            Engine::Aio(aio) => aio.take_ready(into),
+        }
+    }
+
+    /// The files it works on.
+    pub fn files(&self) -> &[ImageFile] {
+        match self {
+            Engine::Uring(uring) => uring.files(),
+            Engine::Aio(aio) => aio.files(),
+        }
+    }
+}
+
+impl Io for Engine {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        match self {
+            Engine::Uring(uring) => uring.push(op),
+            Engine::Aio(aio) => aio.push(op),
+        }
+    }
+
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        match self {
+            Engine::Uring(uring) => uring.reap(until, done),
+            Engine::Aio(aio) => aio.reap(until, done),
+        }
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        match self {
+            Engine::Uring(uring) => uring.allocated(file, at, len),
+            Engine::Aio(aio) => aio.allocated(file, at, len),
+        }
+    }
+}
+
+/// The number of slots for a depth that was asked for.
+pub(crate) fn slots(depth: usize) -> Result<u32, EngineError> {
+    let slots = u32::try_from(depth).ok().filter(|slots| (1..=DEPTH_MAX).contains(slots));
+    slots.ok_or(EngineError::Depth { depth, max: DEPTH_MAX })
+}

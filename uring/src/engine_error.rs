@@ -1,0 +1,77 @@
+//! Why an engine cannot be opened, and what to do instead.
+
+use std::io;
+use std::path::PathBuf;
+
+/// An engine could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// No io_uring for this process: a sysctl, a seccomp filter, or a kernel without it.
+    #[error("cannot set up io_uring: it is forbidden here ({reason}); use --io-engine aio")]
+    UringForbidden {
+        /// Who forbids it, as far as that can be seen.
+        reason: String,
+    },
+    /// An io_uring that is too old.
+    #[error("cannot use the io_uring of this kernel: it lacks {missing}; use --io-engine aio")]
+    UringTooOld {
+        /// What is missing, and since when there is such a thing.
+        missing: &'static str,
+    },
+    /// Linux AIO on a file that is open through the page cache, where it would block.
+    #[error(
+        "cannot use Linux AIO on {path}: it is open through the page cache, where AIO is not asynchronous; use \
+         --cache none, or --io-engine uring",
+        path = path.display()
+    )]
+    AioNeedsDirect {
+        /// The file.
+        path: PathBuf,
+    },
+    /// fs.aio-max-nr is used up.
+    #[error(
+        "cannot set up Linux AIO for {wanted} requests: the machine's limit fs.aio-max-nr ({limit}) is nearly used up \
+         ({used} in use); raise it with sysctl -w fs.aio-max-nr=NUMBER, or use --io-engine uring"
+    )]
+    AioExhausted {
+        /// Requests that we need room for.
+        wanted: u32,
+        /// The sysctl, as far as it can be read.
+        limit: String,
+        /// What is in use of it.
+        used: String,
+    },
+    /// A kernel without Linux AIO, or with an old one.
+    #[error("cannot use the Linux AIO of this kernel: it lacks {missing}; use --io-engine uring")]
+    AioMissing {
+        /// What is missing.
+        missing: &'static str,
+    },
+    /// A depth that no engine has.
+    #[error("cannot open an I/O engine for {depth} requests at once: it takes 1 to {max}")]
+    Depth {
+        /// What was asked for.
+        depth: usize,
+        /// The largest depth.
+        max: u32,
+    },
+    /// Another system call failed.
+    #[error("cannot {tried}")]
+    Failed {
+        /// What was tried, as a verb.
+        tried: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl EngineError {
+    pub(crate) fn failed(tried: &'static str, cause: impl Into<io::Error>) -> EngineError {
+        EngineError::Failed { tried, source: cause.into() }
+    }
+}
+
+/// The value of a sysctl, to be shown.
+pub(crate) fn sysctl(path: &str) -> String {
+    std::fs::read_to_string(path).map(|value| value.trim().to_owned()).unwrap_or_else(|_| "unknown".to_owned())
+}

@@ -1,0 +1,73 @@
+//! The file descriptors watched beside Linux AIO: an inner epoll, edge triggered.
+//!
+//! It holds its own duplicate of each descriptor, as `polls` does: two keys may watch one descriptor, and a caller
+//! that closes too early confuses nobody.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+
+/// Events taken by one system call. What is more stays for the next.
+const BATCH: usize = 32;
+
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+pub(crate) struct Epoll {
+    fd: OwnedFd,
+    by_key: BTreeMap<u64, OwnedFd>,
+}
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<Epoll> {
+        Ok(Epoll { fd: epoll::create(CreateFlags::CLOEXEC)?, by_key: BTreeMap::new() })
+    }
+
+    pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
+        let fd = fd.try_clone_to_owned()?;
+        self.forget(key);
+        let room = if write { EventFlags::OUT } else { EventFlags::empty() };
+        let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET | room;
+        epoll::add(&self.fd, &fd, EventData::new_u64(key), events)?;
+        self.by_key.insert(key, fd);
+        Ok(())
+    }
+
+    /// Whether there was such a key.
+    pub(crate) fn forget(&mut self, key: u64) -> bool {
+        let Some(fd) = self.by_key.remove(&key) else { return false };
+        // It was added and not deleted since. Closing alone would not do: the caller has the file open too.
+        let deleted = epoll::delete(&self.fd, &fd);
+        debug_assert!(deleted.is_ok(), "a watched descriptor is in the epoll");
+        true
+    }
+
+    /// Adds the keys that are ready to `ready`, each once; sleeps until there is one if `sleep`. `false`: a signal
+    /// came first.
+    pub(crate) fn wait(&self, sleep: bool, ready: &mut Vec<u64>) -> io::Result<bool> {
+        let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
+        let timeout = (!sleep).then_some(&AT_ONCE);
+        match epoll::wait(&self.fd, &mut events, timeout) {
+            Ok((events, _)) => {
+                for event in events {
+                    let key = event.data.u64();
+                    if !ready.contains(&key) {
+                        ready.push(key);
+                    }
+                }
+                Ok(true)
+            }
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

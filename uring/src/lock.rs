@@ -1,0 +1,77 @@
+//! The lock of an image file: one writer, or any number of readers.
+//!
+//! It is an open-file-description lock (fcntl(2), F_OFD_SETLK) over the whole file, on the very description that
+//! I/O goes through. The kernel therefore keeps the lock of a killed process until the last request which that
+//! process had in flight is over, so that nobody opens an image into which old writes still fall. That takes a
+//! moment, for which [`acquire`] has patience. Whole-file locks also exclude QEMU, which locks single bytes.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use crate::Held;
+
+/// How often, and how long apart, a conflicting lock is tried again: a second, in which the I/O of a process that
+/// was just killed ends on any healthy storage.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Why there is no lock.
+pub(crate) enum NotLocked {
+    /// Somebody else has one.
+    Conflict(Held),
+    /// The file system failed.
+    Failed(io::Error),
+}
+
+/// Locks `file` for `wanted`.
+pub(crate) fn acquire(file: BorrowedFd<'_>, wanted: Held) -> Result<(), NotLocked> {
+    let kind = match wanted {
+        Held::Reading => libc::F_RDLCK,
+        Held::Writing => libc::F_WRLCK,
+    };
+    for _ in 1..ATTEMPTS {
+        match set(file, kind) {
+            Ok(()) => return Ok(()),
+            Err(error) if is_conflict(&error) => std::thread::sleep(PAUSE),
+            Err(error) => return Err(NotLocked::Failed(error)),
+        }
+    }
+    set(file, kind).map_err(|error| match is_conflict(&error) {
+        true => NotLocked::Conflict(holder(file, kind)),
+        false => NotLocked::Failed(error),
+    })
+}
+
+fn is_conflict(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
+}
+
+fn whole_file(kind: libc::c_int) -> libc::flock {
+    // SAFETY: a C struct of integers, for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    // Both constants are 0, 1 or 2; a start and a length of zero stand for the whole file.
+    lock.l_type = libc::c_short::try_from(kind).unwrap_or_default();
+    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default();
+    lock
+}
+
+fn set(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+    let lock = whole_file(kind);
+    // SAFETY: the kernel reads the struct during the call only.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// What the one who is in our way does. Who has gone in the meantime is taken for a writer.
+fn holder(file: BorrowedFd<'_>, kind: libc::c_int) -> Held {
+    let mut lock = whole_file(kind);
+    // SAFETY: the kernel reads and writes the struct during the call only.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    match result == 0 && libc::c_int::from(lock.l_type) == libc::F_RDLCK {
+        true => Held::Reading,
+        false => Held::Writing,
+    }
+}

@@ -1,0 +1,140 @@
+//! Setting up an io_uring: the best mode that the kernel has, restricted to what an engine needs.
+//!
+//! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled.
+//! From then on it accepts eight opcodes, and of `io_uring_register` only letting the files go: neither opening nor
+//! sending nor adding files is possible through it, whatever becomes of this process (seccomp does not see what goes
+//! through a ring). `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every request, but
+//! it holds for the whole ring: POLL_ADD would then need its eventfds and sockets registered, hence
+//! `IORING_REGISTER_FILES_UPDATE` allowed, by which any descriptor can be registered. That wins nothing, so requests
+//! on files use registered files by our own choice and polls name plain descriptors.
+//!
+//! **Mode.** SINGLE_ISSUER with DEFER_TASKRUN (Linux 6.1): completions are posted only inside our own
+//! `io_uring_enter`, never by interrupting the thread. Else COOP_TASKRUN (5.19), else neither (5.13).
+
+use std::io;
+use std::os::fd::RawFd;
+
+use io_uring::register::{Probe, Restriction};
+use io_uring::{IoUring, opcode};
+
+use crate::EngineError;
+use crate::engine_error::sysctl;
+
+/// `IOSQE_FIXED_FILE` of linux/io_uring.h: the file is named by its place among the registered ones.
+const FIXED_FILE: u8 = 1;
+
+/// `IORING_UNREGISTER_FILES` of linux/io_uring.h.
+const UNREGISTER_FILES: u8 = 3;
+
+/// Completions of watches come beside those of operations. One that finds no place is kept by the kernel, at a price:
+/// it ends the multishot, which is then armed again. 4 KiB avoid that for all but a storm.
+const COMPLETIONS_MIN: u32 = 256;
+
+/// All that a ring is needed for.
+const OPCODES: [(u8, &str); 8] = [
+    (opcode::Read::CODE, "IORING_OP_READ (Linux 5.6)"),
+    (opcode::Readv::CODE, "IORING_OP_READV (Linux 5.1)"),
+    (opcode::Write::CODE, "IORING_OP_WRITE (Linux 5.6)"),
+    (opcode::Writev::CODE, "IORING_OP_WRITEV (Linux 5.1)"),
+    (opcode::Fsync::CODE, "IORING_OP_FSYNC (Linux 5.1)"),
+    (opcode::Fallocate::CODE, "IORING_OP_FALLOCATE (Linux 5.6)"),
+    (opcode::PollAdd::CODE, "IORING_OP_POLL_ADD (Linux 5.1)"),
+    (opcode::PollRemove::CODE, "IORING_OP_POLL_REMOVE (Linux 5.1)"),
+];
+
+/// A ring with `entries` places for submission, for this thread, on `files`.
+pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError> {
+    let ring = create(entries)?;
+    check(&ring)?;
+    let submitter = ring.submitter();
+    if !files.is_empty() {
+        submitter.register_files(files).map_err(|cause| EngineError::failed("register files with io_uring", cause))?;
+    }
+    let mut restrictions: Vec<Restriction> = OPCODES.iter().map(|&(code, _)| Restriction::sqe_op(code)).collect();
+    restrictions.push(Restriction::sqe_flags_allowed(FIXED_FILE));
+    restrictions.push(Restriction::register_op(UNREGISTER_FILES));
+    submitter
+        .register_restrictions(&mut restrictions)
+        .map_err(|cause| EngineError::failed("restrict the io_uring", cause))?;
+    submitter.register_enable_rings().map_err(|cause| EngineError::failed("enable the io_uring", cause))?;
+    Ok(ring)
+}
+
+fn create(entries: u32) -> Result<IoUring, EngineError> {
+    let completions = entries.saturating_mul(2).max(COMPLETIONS_MIN);
+    let mut newest = IoUring::builder();
+    newest.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
+    let mut middle = IoUring::builder();
+    middle.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+    for mut builder in [newest, middle, IoUring::builder()] {
+        match builder.setup_r_disabled().setup_cqsize(completions).dontfork().build(entries) {
+            Ok(ring) => return Ok(ring),
+            // A flag that this kernel does not know.
+            Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => continue,
+            Err(cause) => return Err(refused(cause)),
+        }
+    }
+    Err(EngineError::UringTooOld { missing: "restrictions (Linux 5.10)" })
+}
+
+fn refused(cause: io::Error) -> EngineError {
+    match cause.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            let reason = match sysctl("/proc/sys/kernel/io_uring_disabled").as_str() {
+                "0" | "unknown" => "a seccomp or security policy refuses io_uring_setup".to_owned(),
+                value => format!("sysctl kernel.io_uring_disabled is {value}"),
+            };
+            EngineError::UringForbidden { reason }
+        }
+        Some(libc::ENOSYS) => {
+            let reason = "io_uring_setup does not exist: no such kernel, or a container's filter hides it".to_owned();
+            EngineError::UringForbidden { reason }
+        }
+        _ => EngineError::failed("set up io_uring", cause),
+    }
+}
+
+fn check(ring: &IoUring) -> Result<(), EngineError> {
+    if !ring.params().is_feature_nodrop() {
+        return Err(EngineError::UringTooOld { missing: "IORING_FEAT_NODROP (Linux 5.5)" });
+    }
+    // It came together with multishot POLL_ADD, which itself cannot be asked for.
+    if !ring.params().is_feature_resource_tagging() {
+        return Err(EngineError::UringTooOld { missing: "multishot IORING_OP_POLL_ADD (Linux 5.13)" });
+    }
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).map_err(|cause| EngineError::failed("probe io_uring", cause))?;
+    match OPCODES.iter().find(|&&(code, _)| !probe.is_supported(code)) {
+        Some(&(_, missing)) => Err(EngineError::UringTooOld { missing }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use io_uring::types::Fd;
+
+    use super::*;
+
+    #[test]
+    fn a_restricted_ring_refuses_other_opcodes_and_registrations() {
+        let mut ring = open(8, &[]).unwrap();
+        // SAFETY: a NOP has no memory; the ring refuses it in any case.
+        unsafe { ring.submission().push(&opcode::Nop::new().build().user_data(1)).unwrap() };
+        // SAFETY: closing nothing has no memory either.
+        unsafe { ring.submission().push(&opcode::Close::new(Fd(-1)).build().user_data(2)).unwrap() };
+        while ring.completion().len() < 2 {
+            ring.submit_and_wait(1).unwrap();
+        }
+        assert!(ring.completion().all(|cqe| cqe.result() == -libc::EACCES));
+        assert_eq!(ring.submitter().register_files(&[0]).unwrap_err().raw_os_error(), Some(libc::EACCES));
+    }
+
+    #[test]
+    fn a_refusal_names_the_other_engine() {
+        let forbidden = refused(io::Error::from_raw_os_error(libc::EPERM)).to_string();
+        let absent = refused(io::Error::from_raw_os_error(libc::ENOSYS)).to_string();
+        assert!(forbidden.ends_with("use --io-engine aio"), "{forbidden}");
+        assert!(absent.ends_with("use --io-engine aio"), "{absent}");
+    }
+}

@@ -1,0 +1,261 @@
+//! The io_uring engine: one thread, one ring, one wait.
+//!
+//! It carries steps of `flight` to the kernel and results back, and watches descriptors through the same ring. It has
+//! no thread and no timer: idle, its thread sleeps in one `io_uring_enter` without a timeout.
+//!
+//! The kernel runs syncs, deallocations, and on tmpfs everything, on worker threads that it adds to the process. All
+//! but one end when idle; that one stays (Linux 6.18: it looks around every five seconds and sleeps on), and nothing
+//! in io_uring can tell it to go. Linux AIO has no such thread.
+//!
+//! Invariant: `in_kernel` counts the slots whose request the kernel has or will get from the ring. While it is not
+//! zero the slab is not freed: dropping the engine waits, or leaks the slab where waiting is refused.
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use io_uring::types::{Fd, Fixed, FsyncFlags};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+use memory::Part;
+
+use crate::engine::slots;
+use crate::flight::{Step, Terms};
+use crate::flights::{Flights, Settled, Slot};
+use crate::polls::{PollId, Polls};
+use crate::{EngineError, ImageFile, ring};
+
+/// User data: a slot, or with this bit the number of a watch.
+const POLL: u64 = 1 << 63;
+
+/// User data of requests whose result says nothing.
+const IGNORED: u64 = u64::MAX;
+
+/// A ring has a place for each operation, and at least these, for watches that come and go. A full ring is no
+/// obstacle: it is submitted and filled again.
+const ENTRIES_MIN: u32 = 16;
+
+/// A single READ or WRITE has a length of 32 bits, and moves less than 2 GiB anyway; the rest follows.
+const LEN_MAX: usize = 1 << 30;
+
+/// FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// What goes into the ring next.
+enum Queued {
+    Step(Slot),
+    Arm(PollId),
+    Disarm(PollId),
+}
+
+/// An engine over io_uring. It belongs to the thread that opened it.
+pub struct Uring {
+    ring: IoUring,
+    files: Vec<ImageFile>,
+    flights: Flights,
+    queue: VecDeque<Queued>,
+    in_kernel: usize,
+    polls: Polls,
+    ready: Vec<u64>,
+    /// The kernel accepts submissions of one thread only (SINGLE_ISSUER).
+    one_thread: PhantomData<*const ()>,
+}
+
+impl Uring {
+    /// An engine for `depth` operations at once on `files`, numbered from 0.
+    pub fn open(files: Vec<ImageFile>, depth: usize) -> Result<Uring, EngineError> {
+        let slots = slots(depth)?;
+        let fds: Vec<_> = files.iter().map(|file| file.as_fd().as_raw_fd()).collect();
+        let ring = ring::open(slots.max(ENTRIES_MIN).next_power_of_two(), &fds)?;
+        Ok(Uring {
+            ring,
+            files,
+            flights: Flights::new(slots),
+            queue: VecDeque::with_capacity(depth),
+            in_kernel: 0,
+            polls: Polls::default(),
+            ready: Vec::new(),
+            one_thread: PhantomData,
+        })
+    }
+
+    /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): at once if it is so now,
+    /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
+    /// never once too seldom. Watching a key again replaces it.
+    pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
+        let fd = fd.try_clone_to_owned()?;
+        self.forget(key);
+        let id = self.polls.add(fd, write, key);
+        self.queue.push_back(Queued::Arm(id));
+        Ok(())
+    }
+
+    /// No more reports for `key`.
+    pub fn forget(&mut self, key: u64) {
+        if let Some(id) = self.polls.remove(key) {
+            self.queue.push_back(Queued::Disarm(id));
+            self.ready.retain(|&ready| ready != key);
+        }
+    }
+
+    /// Moves the keys reported since the last call into `into`, each once.
+    pub fn take_ready(&mut self, into: &mut Vec<u64>) {
+        into.append(&mut self.ready);
+    }
+
+    /// The files it works on.
+    pub fn files(&self) -> &[ImageFile] {
+        &self.files
+    }
+
+    /// Moves what is queued into the ring.
+    fn fill(&mut self) -> Result<(), EngineFailed> {
+        while let Some(queued) = self.queue.front() {
+            let entry = match *queued {
+                Queued::Step(slot) => Some(step_entry(&self.flights, slot)),
+                Queued::Arm(id) => self
+                    .polls
+                    .get(id)
+                    .map(|(fd, events)| opcode::PollAdd::new(Fd(fd), events).multi(true).build().user_data(POLL | id)),
+                Queued::Disarm(id) => Some(opcode::PollRemove::new(POLL | id).build().user_data(IGNORED)),
+            };
+            if let Some(entry) = entry {
+                // SAFETY: the parts and the memory of a step lie in the slab until its completion was taken out of
+                // the ring (`flights`), and the slab outlives the ring's use of them (`drop`). Polls have no memory.
+                let pushed = unsafe { self.ring.submission().push(&entry) };
+                if pushed.is_err() {
+                    self.enter(0)?;
+                    if self.ring.submission().is_full() {
+                        return Ok(());
+                    }
+                    continue;
+                }
+            }
+            if let Some(Queued::Step(_)) = self.queue.pop_front() {
+                self.in_kernel = self.in_kernel.saturating_add(1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits the ring, and sleeps until there are `want` completions. Without a system call where there is nothing
+    /// to submit, to wait for, or to fetch. `false`: a signal came first.
+    fn enter(&mut self, want: usize) -> Result<bool, EngineFailed> {
+        let submission = self.ring.submission();
+        let idle = submission.is_empty() && !submission.taskrun() && !submission.cq_overflow();
+        drop(submission);
+        if want == 0 && idle {
+            return Ok(true);
+        }
+        match self.ring.submit_and_wait(want) {
+            Ok(_) => Ok(true),
+            Err(cause) => match cause.raw_os_error() {
+                Some(libc::EINTR) => Ok(false),
+                // Too many completions not yet taken, or no memory for requests just now: take some, try again.
+                Some(libc::EBUSY | libc::EAGAIN) => Ok(true),
+                errno => Err(EngineFailed { what: "io_uring_enter", errno: errno.unwrap_or(libc::EIO) }),
+            },
+        }
+    }
+
+    /// Takes what the ring holds.
+    fn harvest(&mut self, done: &mut Vec<FileDone>) {
+        for completion in self.ring.completion() {
+            let (name, result) = (completion.user_data(), completion.result());
+            if name == IGNORED {
+                continue;
+            }
+            if name & POLL != 0 {
+                let id = name & !POLL;
+                let Some(fired) = self.polls.fired(id, result, cqueue::more(completion.flags())) else { continue };
+                if !self.ready.contains(&fired.key) {
+                    self.ready.push(fired.key);
+                }
+                if fired.ended {
+                    self.queue.push_back(Queued::Arm(id));
+                }
+                continue;
+            }
+            let Ok(slot) = Slot::try_from(name) else { unreachable!("user data is a slot, or has the bit of a watch") };
+            self.in_kernel = self.in_kernel.saturating_sub(1);
+            match self.flights.settle(slot, result) {
+                Settled::Done(ended) => done.push(ended),
+                Settled::Again => self.queue.push_back(Queued::Step(slot)),
+            }
+        }
+    }
+}
+
+/// The request for the next step of `slot`.
+fn step_entry(flights: &Flights, slot: Slot) -> squeue::Entry {
+    let (file, step) = flights.step(slot);
+    let file = Fixed(u32::try_from(file).unwrap_or(u32::MAX));
+    let entry = match step {
+        Step::Read { at, parts: [part] } => opcode::Read::new(file, part.base(), len(part)).offset(at).build(),
+        Step::Write { at, parts: [part] } => opcode::Write::new(file, part.base(), len(part)).offset(at).build(),
+        Step::Read { at, parts } => opcode::Readv::new(file, parts.as_ptr().cast(), count(parts)).offset(at).build(),
+        Step::Write { at, parts } => opcode::Writev::new(file, parts.as_ptr().cast(), count(parts)).offset(at).build(),
+        Step::SyncData => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        Step::Deallocate { at, len } => opcode::Fallocate::new(file, len).offset(at).mode(PUNCH).build(),
+    };
+    entry.user_data(u64::from(slot))
+}
+
+fn len(part: &Part) -> u32 {
+    u32::try_from(part.len().min(LEN_MAX)).unwrap_or(u32::MAX)
+}
+
+fn count(parts: &[Part]) -> u32 {
+    u32::try_from(parts.len()).unwrap_or(u32::MAX)
+}
+
+impl Io for Uring {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        let terms = self.files.get(usize::from(op.file.0)).map(Terms::of);
+        let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
+        let slot = self.flights.board(op, terms)?;
+        self.queue.push_back(Queued::Step(slot));
+        Ok(())
+    }
+
+    /// Returns also when a watched descriptor is ready, and early when a signal was handled.
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        let before = done.len();
+        loop {
+            self.fill()?;
+            let sleep = until == Until::Any && self.ready.is_empty() && self.ring.completion().is_empty();
+            let undisturbed = self.enter(usize::from(sleep))?;
+            self.harvest(done);
+            if until == Until::Now || done.len() > before || !self.ready.is_empty() || !undisturbed {
+                return Ok(());
+            }
+        }
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        self.files.get(usize::from(file.0)).map_or(Allocation::Data(len), |file| file.allocated(at, len))
+    }
+}
+
+impl Drop for Uring {
+    /// Waits for what the kernel has, and frees the files; what the kernel has not seen yet is dropped unseen.
+    fn drop(&mut self) {
+        let mut ended = Vec::new();
+        self.queue.clear();
+        while self.in_kernel > 0 {
+            if self.enter(1).is_err() {
+                // The kernel may still write into the slab: it stays for ever, and the files stay locked.
+                std::mem::forget(std::mem::replace(&mut self.flights, Flights::new(0)));
+                std::mem::forget(std::mem::take(&mut self.files));
+                return;
+            }
+            self.harvest(&mut ended);
+        }
+        // The kernel takes a closed ring apart in its own time. The files, and with them their locks and devices,
+        // are to be free when this returns; if that is refused they are so a moment later.
+        if !self.files.is_empty() {
+            drop(self.ring.submitter().unregister_files());
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Both engines do file I/O by the rules of `disk::Io`, on tmpfs and on a disk's file system.
+
+mod bed;
+
+use bed::{Bed, DIRECT, ENGINES, STORAGES, everywhere, filled, pattern, scattered};
+use disk::{Action, Allocation, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
+use memory::Segments;
+use uring::{Engine, EngineError, EngineKind, ImageFile};
+
+const KIB: usize = 1 << 10;
+
+/// Writes the pattern out of `from` at `at`, and reads it into `into`.
+fn round_trip(bed: &mut Bed, at: u64, from: Segments, into: &Segments) {
+    let bytes = pattern(from.len(), at);
+    assert_eq!(bed.run(vec![Action::Write { at, from: filled(from, &bytes) }]), [Ok(())]);
+    assert_eq!(bed.run(vec![Action::Read { at, into: into.clone() }]), [Ok(())]);
+    assert!(into.to_vec() == bytes, "other bytes came back");
+}
+
+#[test]
+fn aligned_memory_round_trips() {
+    everywhere(&[], 4, |bed| {
+        round_trip(bed, 0, Segments::zeroed(4 * KIB), &Segments::zeroed(4 * KIB));
+        round_trip(bed, 512, Segments::zeroed(64 * KIB), &scattered(64 * KIB, 4 * KIB, 0));
+    });
+}
+
+#[test]
+fn unaligned_guest_memory_round_trips() {
+    everywhere(&[], 4, |bed| {
+        round_trip(bed, 4096, scattered(8 * KIB, 8 * KIB, 1), &scattered(8 * KIB, 8 * KIB, 77));
+        round_trip(bed, 8192, scattered(128 * KIB, 1000, 3), &scattered(128 * KIB, 333, 0));
+        round_trip(bed, 512, scattered(512, 512, 100), &scattered(512, 1, 0));
+    });
+}
+
+#[test]
+fn unaligned_memory_larger_than_a_bounce_round_trips() {
+    everywhere(&[], 4, |bed| {
+        round_trip(bed, 512, scattered(3000 * KIB, 3000 * KIB, 9), &scattered(3000 * KIB, 7000, 9))
+    });
+}
+
+#[test]
+fn more_parts_than_the_kernel_takes_round_trip() {
+    everywhere(&[], 4, |bed| {
+        round_trip(bed, 0, scattered(1500 * 512, 512, 0), &scattered(1500 * 512, 512, 0));
+        round_trip(bed, 4096, scattered(3000 * 512, 511, 5), &scattered(3000 * 512, 513, 0));
+    });
+}
+
+#[test]
+fn bytes_behind_the_end_of_the_file_read_as_zero() {
+    let content = pattern(5000, 1);
+    everywhere(&content, 4, |bed| {
+        let across = filled(Segments::zeroed(16 * KIB), &[7; 16 * KIB]);
+        let unaligned = filled(scattered(8 * KIB, 8 * KIB, 1), &[7; 8 * KIB]);
+        let behind = filled(Segments::zeroed(4 * KIB), &[7; 4 * KIB]);
+        let reads = vec![
+            Action::Read { at: 0, into: across.clone() },
+            Action::Read { at: 0, into: unaligned.clone() },
+            Action::Read { at: 1 << 20, into: behind.clone() },
+        ];
+        assert_eq!(bed.run(reads), [Ok(()); 3]);
+        assert_eq!(across.to_vec(), [content.clone(), vec![0; 16 * KIB - 5000]].concat());
+        assert_eq!(unaligned.to_vec(), [content.clone(), vec![0; 8 * KIB - 5000]].concat());
+        assert!(behind.is_zero());
+    });
+}
+
+#[test]
+fn an_empty_transfer_succeeds() {
+    everywhere(&[], 4, |bed| {
+        let nothing = vec![
+            Action::Read { at: 0, into: Segments::empty() },
+            Action::Write { at: 0, from: Segments::empty() },
+            Action::Deallocate { at: 0, len: 0 },
+        ];
+        assert_eq!(bed.run(nothing), [Ok(()); 3]);
+    });
+}
+
+#[test]
+fn many_operations_at_once_each_come_back_once() {
+    everywhere(&[], 64, |bed| {
+        let bytes: Vec<Vec<u8>> = (0..300).map(|block| pattern(4 * KIB, block)).collect();
+        let at = |block: usize| (block * 4 * KIB) as u64;
+        let write = |(block, bytes): (usize, &Vec<u8>)| Action::Write { at: at(block), from: Segments::copy_of(bytes) };
+        assert_eq!(bed.run(bytes.iter().enumerate().map(write).collect()), [Ok(()); 300]);
+        let memory: Vec<Segments> = (0..300).map(|_| Segments::zeroed(4 * KIB)).collect();
+        let read = |(block, into): (usize, &Segments)| Action::Read { at: at(block), into: into.clone() };
+        assert_eq!(bed.run(memory.iter().enumerate().map(read).collect()), [Ok(()); 300]);
+        assert!(memory.iter().zip(&bytes).all(|(memory, bytes)| memory.to_vec() == *bytes));
+    });
+}
+
+#[test]
+fn a_full_queue_hands_the_operation_back() {
+    everywhere(&[1; 4096], 2, |bed| {
+        let op = |id| FileOp {
+            id: OpId(id),
+            file: FileId(0),
+            action: Action::Read { at: 0, into: Segments::zeroed(4 * KIB) },
+        };
+        assert!(bed.engine.push(op(1)).is_ok());
+        assert!(bed.engine.push(op(2)).is_ok());
+        let back = bed.engine.push(op(3)).unwrap_err();
+        assert_eq!(back.id, OpId(3));
+
+        let mut done: Vec<FileDone> = Vec::new();
+        while done.is_empty() {
+            bed.engine.reap(Until::Any, &mut done).unwrap();
+        }
+        assert!(bed.engine.push(back).is_ok());
+        while done.len() < 3 {
+            bed.engine.reap(Until::Any, &mut done).unwrap();
+        }
+        assert!(done.iter().all(|done| done.result == Ok(())));
+    });
+}
+
+#[test]
+fn a_deallocated_range_reads_as_zero_and_the_length_stays() {
+    let content = pattern(256 * KIB, 3);
+    everywhere(&content, 4, |bed| {
+        let free = vec![Action::Deallocate { at: 64 * KIB as u64, len: 64 * KIB as u64 }];
+        assert_eq!(bed.run(free), [Ok(())]);
+        let memory = Segments::zeroed(256 * KIB);
+        assert_eq!(bed.run(vec![Action::Read { at: 0, into: memory.clone() }]), [Ok(())]);
+        let wanted = [&content[..64 * KIB], &[0; 64 * KIB], &content[128 * KIB..]].concat();
+        assert!(memory.to_vec() == wanted);
+        assert_eq!(bed.content().len(), 256 * KIB);
+        let hole = bed.engine.allocated(FileId(0), 64 * KIB as u64, 1 << 30);
+        assert_eq!(hole, Allocation::Hole(64 * KIB as u64));
+        assert_eq!(bed.engine.allocated(FileId(0), 0, 4096), Allocation::Data(4096));
+        assert_eq!(bed.engine.allocated(FileId(0), 1 << 30, 4096), Allocation::Hole(4096));
+    });
+}
+
+#[test]
+fn deallocating_behind_the_end_of_the_file_succeeds() {
+    everywhere(&[1; 4096], 4, |bed| {
+        let free = vec![Action::Deallocate { at: 1 << 20, len: 1 << 20 }, Action::Deallocate { at: 0, len: 1 << 20 }];
+        assert_eq!(bed.run(free), [Ok(()), Ok(())]);
+        assert_eq!(bed.content(), [0; 4096]);
+    });
+}
+
+#[test]
+fn a_sync_succeeds_beside_writes() {
+    everywhere(&[], 8, |bed| {
+        let write = |at| Action::Write { at, from: Segments::zeroed(4 * KIB) };
+        let actions = vec![write(0), Action::SyncData, write(4096), Action::SyncData, Action::SyncData];
+        assert_eq!(bed.run(actions), [Ok(()); 5]);
+    });
+}
+
+#[test]
+fn a_write_to_a_read_only_file_fails_and_nothing_else_does() {
+    for (kind, options) in ENGINES {
+        let mut bed = Bed::on(STORAGES[0], (kind, uring::OpenOptions { write: false, ..options }), &[5; 4096], 4);
+        let memory = Segments::zeroed(4 * KIB);
+        let actions =
+            vec![Action::Write { at: 0, from: Segments::zeroed(512) }, Action::Read { at: 0, into: memory.clone() }];
+        assert_eq!(bed.run(actions), [Err(FileError::Failed(libc::EBADF)), Ok(())]);
+        assert_eq!(memory.to_vec(), [5; 4096]);
+    }
+}
+
+#[test]
+fn operations_go_to_the_file_that_they_name() {
+    for (kind, options) in ENGINES {
+        let directory = tempfile::tempdir_in(STORAGES[1]).unwrap();
+        let files = [b"leaf", b"base"].map(|content| {
+            let path = directory.path().join(std::str::from_utf8(content).unwrap());
+            std::fs::write(&path, content.repeat(1024)).unwrap();
+            ImageFile::open(&path, options).unwrap()
+        });
+        let mut engine = Engine::open(kind, files.into(), 4).unwrap();
+        let memory = Segments::zeroed(4 * KIB);
+        let read = Action::Read { at: 0, into: memory.clone() };
+        engine.push(FileOp { id: OpId(0), file: FileId(1), action: read }).unwrap();
+        let mut done = Vec::new();
+        engine.reap(Until::Any, &mut done).unwrap();
+        assert_eq!(done.len(), 1);
+        assert_eq!(memory.to_vec(), b"base".repeat(1024));
+    }
+}
+
+#[test]
+fn dropping_an_engine_waits_for_what_is_in_flight_and_frees_the_file() {
+    everywhere(&[0; 4096], 64, |bed| {
+        let bytes = pattern(64 * KIB, 9);
+        let memory = Segments::copy_of(&bytes);
+        for block in 0..64 {
+            let action = Action::Write { at: block * 64 * KIB as u64, from: memory.clone() };
+            bed.engine.push(FileOp { id: OpId(block), file: FileId(0), action }).unwrap();
+        }
+        bed.engine.reap(Until::Now, &mut Vec::new()).unwrap();
+        let options = bed.engine.files()[0].options();
+        let other = tempfile::tempdir().unwrap();
+        let spare = ImageFile::open(&bed::image(other.path(), &[]), options).unwrap();
+        bed.engine = Engine::open(bed.engine.kind(), vec![spare], 1).unwrap();
+
+        assert!(ImageFile::open(&bed.path, options).is_ok(), "the lock outlives the engine");
+        assert!(bed.content() == bytes.repeat(64), "what was submitted is not in the file");
+    });
+}
+
+#[test]
+fn aio_refuses_a_file_in_the_page_cache() {
+    let directory = tempfile::tempdir_in(STORAGES[0]).unwrap();
+    let file = ImageFile::open(&bed::image(directory.path(), &[]), bed::BUFFERED).unwrap();
+    let refused = Engine::open(EngineKind::Aio, vec![file], 4).err().unwrap();
+    assert!(matches!(refused, EngineError::AioNeedsDirect { .. }));
+    assert!(refused.to_string().contains("--cache none"), "{refused}");
+}
+
+#[test]
+fn a_depth_that_no_engine_has_is_refused() {
+    for kind in [EngineKind::Uring, EngineKind::Aio] {
+        for depth in [0, 1 << 20] {
+            assert!(matches!(Engine::open(kind, vec![], depth), Err(EngineError::Depth { .. })));
+        }
+    }
+}
+
+#[test]
+fn only_tmpfs_makes_io_uring_use_workers() {
+    let [tmpfs, disk] = STORAGES.map(|storage| Bed::on(storage, (EngineKind::Uring, DIRECT), &[1; 4096], 1));
+    assert!(tmpfs.engine.files()[0].uring_needs_workers());
+    assert!(!disk.engine.files()[0].uring_needs_workers());
+}
+
+/// More watches and operations at once than the ring has places.
+#[test]
+fn a_small_ring_serves_many_watches_and_operations() {
+    use std::os::fd::AsFd;
+    let event = || rustix::event::eventfd(1, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    for (kind, options) in ENGINES {
+        let mut bed = Bed::on(STORAGES[1], (kind, options), &[1; 4096], 16);
+        let events: Vec<_> = (0..200).map(|_| event()).collect();
+        for (key, event) in (0..).zip(&events) {
+            bed.engine.watch(event.as_fd(), false, key).unwrap();
+        }
+        let read = |_| Action::Read { at: 0, into: Segments::zeroed(4 * KIB) };
+        assert_eq!(bed.run((0..100).map(read).collect()), [Ok(()); 100]);
+        let mut ready = Vec::new();
+        while ready.len() < 200 {
+            bed.engine.reap(Until::Any, &mut Vec::new()).unwrap();
+            bed.engine.take_ready(&mut ready);
+        }
+        ready.sort();
+        assert_eq!(ready, (0..200).collect::<Vec<u64>>());
+    }
+}

@@ -1,0 +1,58 @@
+//! A machine that forbids an engine gets an error which names the other, and never another engine in silence.
+
+mod bed;
+
+use bed::{DIRECT, STORAGES, image};
+use uring::{Engine, EngineError, EngineKind, ImageFile};
+
+/// Makes a system call fail with `errno` on this thread from now on, as a container's seccomp policy does.
+fn forbid(call: libc::c_long, errno: i32) {
+    let step = |code: u32, k: u32, jt, jf| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
+    let call = u32::try_from(call).unwrap();
+    let mut filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // seccomp_data.nr
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call, 0, 1),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno.unsigned_abs(), 0, 0),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel copies the program, four instructions as it says, during the call.
+    let result = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(result, 0, "no seccomp filter: {}", std::io::Error::last_os_error());
+}
+
+fn open_where_forbidden(kind: EngineKind, call: libc::c_long, errno: i32) -> EngineError {
+    let thread = std::thread::spawn(move || {
+        let directory = tempfile::tempdir_in(STORAGES[0]).unwrap();
+        let file = ImageFile::open(&image(directory.path(), &[]), DIRECT).unwrap();
+        forbid(call, errno);
+        Engine::open(kind, vec![file], 4).err().unwrap()
+    });
+    thread.join().unwrap()
+}
+
+#[test]
+fn a_forbidden_io_uring_points_to_aio() {
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        let refused = open_where_forbidden(EngineKind::Uring, libc::SYS_io_uring_setup, errno);
+        assert!(matches!(refused, EngineError::UringForbidden { .. }));
+        assert!(refused.to_string().ends_with("use --io-engine aio"), "{refused}");
+    }
+}
+
+#[test]
+fn a_kernel_without_aio_points_to_io_uring() {
+    let refused = open_where_forbidden(EngineKind::Aio, libc::SYS_io_setup, libc::ENOSYS);
+    assert!(matches!(refused, EngineError::AioMissing { .. }));
+    assert!(refused.to_string().ends_with("use --io-engine uring"), "{refused}");
+}
+
+#[test]
+fn an_exhausted_aio_limit_is_named() {
+    let refused = open_where_forbidden(EngineKind::Aio, libc::SYS_io_setup, libc::EAGAIN);
+    assert!(matches!(refused, EngineError::AioExhausted { wanted: 5, .. }));
+    assert!(refused.to_string().contains("fs.aio-max-nr"), "{refused}");
+}

@@ -1,0 +1,227 @@
+//! Both engines watch descriptors in the same wait as I/O, edge triggered.
+
+mod bed;
+
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use bed::{Bed, DIRECT, STORAGES};
+use disk::{Action, FileId, FileOp, Io, OpId, Until};
+use memory::Segments;
+use rustix::event::{EventfdFlags, eventfd};
+use uring::{Engine, EngineKind};
+
+fn with_each_engine(test: impl Fn(&mut Bed)) {
+    for kind in [EngineKind::Uring, EngineKind::Aio] {
+        eprintln!("{kind:?}");
+        test(&mut Bed::on(STORAGES[1], (kind, DIRECT), &[1; 1 << 20], 8));
+    }
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn signal(event: &OwnedFd) {
+    rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
+}
+
+/// What is ready without waiting.
+fn ready_now(engine: &mut Engine) -> Vec<u64> {
+    let mut ready = Vec::new();
+    engine.reap(Until::Now, &mut Vec::new()).unwrap();
+    engine.take_ready(&mut ready);
+    ready.sort();
+    ready
+}
+
+/// Sleeps until something is ready.
+fn ready_next(engine: &mut Engine) -> Vec<u64> {
+    let mut ready = Vec::new();
+    while ready.is_empty() {
+        engine.reap(Until::Any, &mut Vec::new()).unwrap();
+        engine.take_ready(&mut ready);
+    }
+    ready
+}
+
+#[test]
+fn what_is_ready_already_is_reported_at_once() {
+    with_each_engine(|bed| {
+        let event = event();
+        signal(&event);
+        bed.engine.watch(event.as_fd(), false, 7).unwrap();
+        assert_eq!(ready_next(&mut bed.engine), [7]);
+    });
+}
+
+#[test]
+fn an_eventfd_is_reported_at_each_signal_without_being_read() {
+    with_each_engine(|bed| {
+        let event = event();
+        bed.engine.watch(event.as_fd(), false, 7).unwrap();
+        assert_eq!(ready_now(&mut bed.engine), []);
+        for _ in 0..100 {
+            signal(&event);
+            assert_eq!(ready_next(&mut bed.engine), [7]);
+            assert_eq!(ready_now(&mut bed.engine), []);
+        }
+    });
+}
+
+#[test]
+fn a_signal_is_seen_without_waiting() {
+    with_each_engine(|bed| {
+        let event = event();
+        bed.engine.watch(event.as_fd(), false, 7).unwrap();
+        assert_eq!(ready_now(&mut bed.engine), []);
+        for _ in 0..10 {
+            signal(&event);
+            assert_eq!(ready_now(&mut bed.engine), [7]);
+        }
+    });
+}
+
+#[test]
+fn a_socket_is_reported_for_data_and_for_the_end() {
+    with_each_engine(|bed| {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        bed.engine.watch(ours.as_fd(), false, 1).unwrap();
+        assert_eq!(ready_now(&mut bed.engine), []);
+        theirs.write_all(b"x").unwrap();
+        assert_eq!(ready_next(&mut bed.engine), [1]);
+        theirs.write_all(b"y").unwrap();
+        assert_eq!(ready_next(&mut bed.engine), [1]);
+        drop(theirs);
+        assert_eq!(ready_next(&mut bed.engine), [1]);
+    });
+}
+
+#[test]
+fn room_to_write_is_reported_to_who_asked_for_it() {
+    with_each_engine(|bed| {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        bed.engine.watch(ours.as_fd(), false, 1).unwrap();
+        bed.engine.watch(ours.as_fd(), true, 2).unwrap();
+        assert_eq!(ready_next(&mut bed.engine), [2]);
+    });
+}
+
+#[test]
+fn watching_a_key_again_replaces_it() {
+    with_each_engine(|bed| {
+        let (old, new) = (event(), event());
+        bed.engine.watch(old.as_fd(), false, 1).unwrap();
+        assert_eq!(ready_now(&mut bed.engine), []);
+        bed.engine.watch(new.as_fd(), false, 1).unwrap();
+        assert_eq!(ready_now(&mut bed.engine), []);
+        signal(&old);
+        assert_eq!(ready_now(&mut bed.engine), []);
+        signal(&new);
+        assert_eq!(ready_next(&mut bed.engine), [1]);
+    });
+}
+
+#[test]
+fn a_forgotten_key_is_silent() {
+    with_each_engine(|bed| {
+        let (gone, never_seen, kept) = (event(), event(), event());
+        bed.engine.watch(gone.as_fd(), false, 1).unwrap();
+        bed.engine.watch(kept.as_fd(), false, 2).unwrap();
+        assert_eq!(ready_now(&mut bed.engine), []);
+        bed.engine.watch(never_seen.as_fd(), false, 3).unwrap();
+        bed.engine.forget(3);
+        bed.engine.forget(1);
+        bed.engine.forget(99);
+        for event in [&gone, &never_seen, &kept] {
+            signal(event);
+        }
+        assert_eq!(ready_next(&mut bed.engine), [2]);
+        assert_eq!(ready_now(&mut bed.engine), []);
+    });
+}
+
+#[test]
+fn many_descriptors_are_each_reported() {
+    with_each_engine(|bed| {
+        let events: Vec<OwnedFd> = (0..100).map(|_| event()).collect();
+        for (key, event) in (0..).zip(&events) {
+            bed.engine.watch(event.as_fd(), false, key).unwrap();
+        }
+        events.iter().for_each(signal);
+        let mut seen = Vec::new();
+        while seen.len() < 100 {
+            seen.extend(ready_next(&mut bed.engine));
+        }
+        seen.sort();
+        assert_eq!(seen, (0..100).collect::<Vec<u64>>());
+    });
+}
+
+/// The next signal is given by another thread only after the last was heard: one that is lost hangs the test.
+#[test]
+fn a_sleep_without_io_is_ended_by_another_thread() {
+    with_each_engine(|bed| {
+        let event = event();
+        let remote = event.try_clone().unwrap();
+        bed.engine.watch(event.as_fd(), false, 7).unwrap();
+        let (heard, next) = std::sync::mpsc::channel();
+        let signaller = std::thread::spawn(move || next.iter().for_each(|()| signal(&remote)));
+        for _ in 0..500 {
+            heard.send(()).unwrap();
+            assert_eq!(ready_next(&mut bed.engine), [7]);
+        }
+        drop(heard);
+        signaller.join().unwrap();
+    });
+}
+
+/// As above, with a read in flight that may end before, after or while the signal comes.
+#[test]
+fn a_sleep_with_io_in_flight_is_ended_by_either() {
+    with_each_engine(|bed| {
+        let event = event();
+        let remote = event.try_clone().unwrap();
+        bed.engine.watch(event.as_fd(), false, 7).unwrap();
+        let (heard, next) = std::sync::mpsc::channel();
+        let signaller = std::thread::spawn(move || next.iter().for_each(|()| signal(&remote)));
+        let mut done = Vec::new();
+        for round in 0..500 {
+            let action = Action::Read { at: 0, into: Segments::zeroed(64 << 10) };
+            bed.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
+            heard.send(()).unwrap();
+            let mut ready = Vec::new();
+            while done.is_empty() || ready.is_empty() {
+                bed.engine.reap(Until::Any, &mut done).unwrap();
+                bed.engine.take_ready(&mut ready);
+            }
+            assert_eq!((done.len(), ready), (1, vec![7]));
+            assert!(done.drain(..).all(|done| done.result == Ok(())));
+        }
+        drop(heard);
+        signaller.join().unwrap();
+    });
+}
+
+/// A caller that always has completions to take must still hear of its sockets.
+#[test]
+fn steady_completions_do_not_hide_a_signal() {
+    with_each_engine(|bed| {
+        let event = event();
+        bed.engine.watch(event.as_fd(), false, 7).unwrap();
+        assert_eq!(ready_now(&mut bed.engine), []);
+        signal(&event);
+        let mut ready = Vec::new();
+        for round in 0..100 {
+            let action = Action::Read { at: 0, into: Segments::zeroed(4096) };
+            bed.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
+            let mut done = Vec::new();
+            while done.is_empty() {
+                bed.engine.reap(Until::Any, &mut done).unwrap();
+            }
+            bed.engine.take_ready(&mut ready);
+        }
+        assert_eq!(ready, [7]);
+    });
+}

@@ -1,0 +1,296 @@
+//! `cargo xtask bench`: Tapline beside its peers, in one run.
+//!
+//! These machines are shared and noisy. So the servers take turns within each workload, several rounds of it, the
+//! server pinned to one CPU and the client to another; what is printed are medians, and ratios of medians. Nothing
+//! here passes or fails by a figure.
+
+mod idle;
+mod server;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use server::{Kind, Server};
+
+const USAGE: &str = "usage: cargo xtask bench vhost-user [--rounds N] [--seconds S] [--dir DIR] [--size MIB] [--json]
+       cargo xtask bench depth      [--rounds N] [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench idle       [--disks N]  [--seconds S] [--dir DIR] [--json]
+
+vhost-user  raw and VHD behind `tapline serve` and qemu-storage-daemon, over vhost-user-blk
+depth       a VHD chain of 30 layers beside one of 1
+idle        memory and wake-ups of many served disks that nobody uses
+";
+
+/// How to run.
+struct Arguments {
+    rounds: usize,
+    seconds: f64,
+    dir: PathBuf,
+    mib: u64,
+    disks: usize,
+    json: bool,
+}
+
+/// One load.
+struct Workload {
+    name: &'static str,
+    client: &'static [&'static str],
+}
+
+const WORKLOADS: &[Workload] = &[
+    Workload { name: "randread 4k qd1", client: &["--pattern", "randread", "--depth", "1"] },
+    Workload { name: "randread 4k qd32", client: &["--pattern", "randread", "--depth", "32"] },
+    Workload { name: "randwrite 4k qd1", client: &["--pattern", "randwrite", "--depth", "1"] },
+    Workload { name: "randwrite 4k qd32", client: &["--pattern", "randwrite", "--depth", "32"] },
+];
+
+/// What one round saw.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    iops: f64,
+    p50_us: f64,
+    p99_us: f64,
+    /// CPU time of the server, all its threads, a request.
+    server_us: f64,
+    /// Times the client went to sleep or looked again, a request.
+    waits: f64,
+}
+
+/// Runs a benchmark.
+pub fn run(arguments: &[String]) -> Result<(), String> {
+    let Some((name, rest)) = arguments.split_first() else { return Err(USAGE.into()) };
+    let parsed = parse(rest)?;
+    build()?;
+    match name.as_str() {
+        "vhost-user" => vhost_user(&parsed),
+        "depth" => depth(&parsed),
+        "idle" => idle::run(&parsed),
+        _ => Err(USAGE.into()),
+    }
+}
+
+fn parse(arguments: &[String]) -> Result<Arguments, String> {
+    let mut parsed = Arguments { rounds: 5, seconds: 2.0, dir: "/dev/shm".into(), mib: 1024, disks: 20, json: false };
+    let mut rest = arguments.iter();
+    while let Some(name) = rest.next() {
+        let mut value = || rest.next().ok_or(format!("{name} needs a value\n{USAGE}"));
+        let number = |text: &String| text.parse::<f64>().map_err(|_| format!("{name}: {text} is not a number"));
+        match name.as_str() {
+            "--rounds" => parsed.rounds = value()?.parse().map_err(|_| USAGE.to_string())?,
+            "--seconds" => parsed.seconds = number(value()?)?,
+            "--size" => parsed.mib = value()?.parse().map_err(|_| USAGE.to_string())?,
+            "--disks" => parsed.disks = value()?.parse().map_err(|_| USAGE.to_string())?,
+            "--dir" => parsed.dir = value()?.into(),
+            "--json" => parsed.json = true,
+            _ => return Err(USAGE.into()),
+        }
+    }
+    Ok(parsed)
+}
+
+/// Release builds of both programs and of the client.
+fn build() -> Result<(), String> {
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "-p", "tapline-disk", "-p", "tapline", "-p", "bench"])
+        .status();
+    match built {
+        Ok(status) if status.success() => Ok(()),
+        other => Err(format!("cargo build --release: {other:?}")),
+    }
+}
+
+fn program(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release").join(name)
+}
+
+fn vhost_user(arguments: &Arguments) -> Result<(), String> {
+    let work = tempfile::Builder::new()
+        .prefix("tapline-bench-")
+        .tempdir_in(&arguments.dir)
+        .map_err(|error| error.to_string())?;
+    let size = format!("{}M", arguments.mib);
+    let raw = work.path().join("disk.raw");
+    let vhd = work.path().join("disk.vhd");
+    let peer_raw = work.path().join("peer.raw");
+    for path in [&raw, &peer_raw] {
+        tapline(&["image", "create", &format!("raw:{}", path.display()), "--size", &size])?;
+    }
+    tapline(&["image", "create", &format!("vhd:{}", vhd.display()), "--size", &size])?;
+    let kinds = [
+        Kind::QemuStorageDaemon { image: peer_raw },
+        Kind::Tapline { name: "tapline raw", images: vec![format!("raw:{}", raw.display())] },
+        Kind::Tapline { name: "tapline vhd", images: vec![format!("vhd:{}", vhd.display())] },
+    ];
+    fill(&kinds, work.path())?;
+    compare("4 KiB on vhost-user-blk, Linux AIO on both sides", &kinds, WORKLOADS, work.path(), arguments)
+}
+
+fn depth(arguments: &Arguments) -> Result<(), String> {
+    let work = tempfile::Builder::new()
+        .prefix("tapline-bench-")
+        .tempdir_in(&arguments.dir)
+        .map_err(|error| error.to_string())?;
+    let single = work.path().join("single.vhd");
+    tapline(&["image", "create", &format!("vhd:{}", single.display()), "--size", "512M"])?;
+    let alone = Kind::Tapline { name: "depth 1", images: vec![format!("vhd:{}", single.display())] };
+    fill(std::slice::from_ref(&alone), work.path())?;
+    // Each layer of the chain holds one block in thirty: filled by writing its share with every layer on top.
+    let mut chain: Vec<String> = Vec::new();
+    for layer in 0..30 {
+        let path = format!("vhd:{}", work.path().join(format!("layer{layer}.vhd")).display());
+        let mut create = vec!["image", "create", &path];
+        match chain.first() {
+            None => create.extend(["--size", "512M"]),
+            Some(parent) => create.extend(["--parent", parent.as_str()]),
+        }
+        tapline(&create)?;
+        chain.insert(0, path.clone());
+        scatter(&Kind::Tapline { name: "layer", images: chain.clone() }, work.path(), layer)?;
+    }
+    let kinds = [alone, Kind::Tapline { name: "depth 30", images: chain }];
+    let workloads = [Workload { name: "randread 4k qd32", client: &["--pattern", "randread", "--depth", "32"] }];
+    compare("random 4 KiB reads of a chain", &kinds, &workloads, work.path(), arguments)
+}
+
+/// Writes every block, so that thin images are allocated as raw ones are.
+fn fill(kinds: &[Kind], work: &Path) -> Result<(), String> {
+    for kind in kinds {
+        let server = Server::start(kind, work)?;
+        client(&server, &["--fill", "--block", "1048576", "--depth", "4"])?;
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// Writes random places of the disk for a moment.
+fn scatter(kind: &Kind, work: &Path, seed: usize) -> Result<(), String> {
+    let server = Server::start(kind, work)?;
+    let seed = (seed + 1).to_string();
+    client(&server, &["--pattern", "randwrite", "--depth", "8", "--seconds", "0.2", "--warmup", "0", "--seed", &seed])?;
+    server.stop()
+}
+
+fn compare(
+    title: &str,
+    kinds: &[Kind],
+    workloads: &[Workload],
+    work: &Path,
+    arguments: &Arguments,
+) -> Result<(), String> {
+    let mut report = Vec::new();
+    if !arguments.json {
+        println!(
+            "{title}: {} rounds of {} s, medians; server on CPU 0, client on CPU 1",
+            arguments.rounds, arguments.seconds
+        );
+    }
+    for workload in workloads {
+        let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); kinds.len()];
+        for round in 0..arguments.rounds {
+            // Another one begins each round, so that a slow minute does not always meet the same server.
+            for turn in 0..kinds.len() {
+                let which = (round + turn) % kinds.len();
+                eprint!("\r{}: round {}, {:<24}", workload.name, round + 1, kinds[which].name());
+                samples[which].push(sample(&kinds[which], workload, work, arguments.seconds)?);
+            }
+        }
+        eprint!("\r{:60}\r", "");
+        let rows: Vec<Sample> = samples.iter().map(|samples| median(samples)).collect();
+        if !arguments.json {
+            print_rows(workload.name, kinds, &rows);
+        }
+        for (kind, row) in kinds.iter().zip(&rows) {
+            report.push(serde_json::json!({
+                "workload": workload.name, "server": kind.name(), "iops": row.iops, "ratio": row.iops / rows[0].iops,
+                "p50_us": row.p50_us, "p99_us": row.p99_us, "server_cpu_us_per_io": row.server_us, "client_waits_per_io": row.waits,
+            }));
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::Value::Array(report));
+    }
+    Ok(())
+}
+
+fn print_rows(workload: &str, kinds: &[Kind], rows: &[Sample]) {
+    println!(
+        "\n{workload:<22}{:>10} {:>7} {:>9} {:>9} {:>12} {:>10}",
+        "IOPS", "ratio", "p50 us", "p99 us", "CPU us/IO", "waits/IO"
+    );
+    for (kind, row) in kinds.iter().zip(rows) {
+        println!(
+            "  {:<20}{:>10.0} {:>6.2}x {:>9.1} {:>9.1} {:>12.2} {:>10.2}",
+            kind.name(),
+            row.iops,
+            row.iops / rows[0].iops,
+            row.p50_us,
+            row.p99_us,
+            row.server_us,
+            row.waits
+        );
+    }
+}
+
+fn sample(kind: &Kind, workload: &Workload, work: &Path, seconds: f64) -> Result<Sample, String> {
+    let server = Server::start(kind, work)?;
+    let seconds_text = seconds.to_string();
+    let mut arguments = workload.client.to_vec();
+    // No warm-up in the client: the server's CPU time is of the same requests as the client's count.
+    arguments.extend(["--warmup", "0", "--seconds", &seconds_text]);
+    // The first run warms up: chains are folded and files cached.
+    client(&server, &[workload.client, &["--warmup", "0", "--seconds", "0.5"]].concat())?;
+    let before = server.cpu_seconds()?;
+    let seen = client(&server, &arguments)?;
+    let cpu = server.cpu_seconds()? - before;
+    server.stop()?;
+    let number = |name: &str| seen[name].as_f64().ok_or(format!("the client did not say {name}: {seen}"));
+    let requests = number("requests")?;
+    Ok(Sample {
+        iops: number("iops")?,
+        p50_us: number("p50_us")?,
+        p99_us: number("p99_us")?,
+        server_us: cpu * 1e6 / requests,
+        waits: number("waits")? / requests,
+    })
+}
+
+fn client(server: &Server, arguments: &[&str]) -> Result<serde_json::Value, String> {
+    let output = Command::new("taskset")
+        .args(["-c", "1"])
+        .arg(program("bench-client"))
+        .arg(server.socket())
+        .args(arguments)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("taskset bench-client: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("bench-client {arguments:?} on {}: {}", server.socket().display(), output.status));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("bench-client: {error}"))
+}
+
+fn tapline(arguments: &[&str]) -> Result<(), String> {
+    let output =
+        Command::new(program("tapline")).args(arguments).output().map_err(|error| format!("tapline: {error}"))?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!("tapline {arguments:?}: {}", String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+/// The median of each column by itself.
+fn median(samples: &[Sample]) -> Sample {
+    let of = |column: fn(&Sample) -> f64| {
+        let mut values: Vec<f64> = samples.iter().map(column).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    Sample {
+        iops: of(|sample| sample.iops),
+        p50_us: of(|sample| sample.p50_us),
+        p99_us: of(|sample| sample.p99_us),
+        server_us: of(|sample| sample.server_us),
+        waits: of(|sample| sample.waits),
+    }
+}

@@ -1,0 +1,69 @@
+//! How QEMU runs the guest's instructions: by the processor (KVM) where that really works, else by translation (TCG).
+//!
+//! A /dev/kvm that can be opened proves nothing (nested and filtered KVMs exist), so the guest itself is booted once. The verdict
+//! is kept until the machine boots again.
+
+use std::fmt::{self, Display};
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use super::{Guest, GuestError, Job, at};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Accelerator {
+    Kvm,
+    Tcg,
+}
+
+impl Accelerator {
+    /// QEMU's options.
+    pub fn options(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
+}
+
+impl Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kvm => "KVM",
+            Self::Tcg => "TCG (KVM is not usable here)",
+        })
+    }
+}
+
+/// KVM when `guest` boots with it on this machine.
+pub fn choose(guest: &Guest, cache: &Path) -> Result<Accelerator, GuestError> {
+    if fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
+        return Ok(Accelerator::Tcg);
+    }
+    let verdict_file = cache.join("accelerator");
+    // An unreadable id only means that the question is asked again.
+    let machine = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let said = fs::read_to_string(&verdict_file).unwrap_or_default();
+    match said.strip_prefix(&machine).map(str::trim) {
+        Some("kvm") => return Ok(Accelerator::Kvm),
+        Some("tcg") => return Ok(Accelerator::Tcg),
+        _ => {}
+    }
+    let works = boots_under_kvm(guest, cache)?;
+    let (accelerator, verdict) = if works { (Accelerator::Kvm, "kvm") } else { (Accelerator::Tcg, "tcg") };
+    fs::write(&verdict_file, format!("{machine}{verdict}\n")).map_err(at("write", &verdict_file))?;
+    Ok(accelerator)
+}
+
+/// Whether the kernel reaches init and init the end of an empty job. Under a KVM that works this takes two seconds.
+fn boots_under_kvm(guest: &Guest, cache: &Path) -> Result<bool, GuestError> {
+    let trial =
+        Guest { kernel: guest.kernel.clone(), initramfs: guest.initramfs.clone(), accelerator: Accelerator::Kvm };
+    let work = cache.join(format!("trial.{}", std::process::id()));
+    fs::create_dir_all(&work).map_err(at("create", &work))?;
+    let job = Job { name: "trial", script: "", parameters: Vec::new() };
+    let running = trial.boot(&job, &[], &work)?.silent_for_at_most(20);
+    let outcome = running.follow(|_| Ok::<_, GuestError>(ControlFlow::Continue(())));
+    fs::remove_dir_all(&work).map_err(at("remove", &work))?;
+    Ok(outcome.is_ok())
+}

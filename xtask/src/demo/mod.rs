@@ -1,0 +1,168 @@
+//! `cargo xtask demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a verdict.
+//!
+//! Here is how they are started and how they end; the story itself is in `story`. A run succeeds only when every claim held.
+//! A failed run keeps its directory, with images, consoles and logs; a successful one leaves nothing but the cached guest.
+
+mod findings;
+mod guest;
+mod progress;
+mod story;
+mod tapline;
+mod tool;
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use self::findings::Findings;
+use self::guest::Guest;
+use self::progress::Progress;
+use self::story::{Amount, Failure, Story};
+use self::tapline::Tapline;
+
+const USAGE: &str = "[--bin-dir DIR] [--keep]
+  --bin-dir DIR  use the programs in DIR instead of building them
+  --keep         keep the directory of a successful run";
+
+/// `cargo xtask demo`: the whole story, with the programs as they are released.
+pub fn run(arguments: &[String]) -> Result<(), String> {
+    perform("demo", arguments, &["--release"], |story| story.whole(&Amount { fill_mib: 128, load_seconds: 10 }))
+}
+
+/// `cargo xtask guest-test`: a short story, with the programs as tests have them.
+pub fn guest_test(arguments: &[String]) -> Result<(), String> {
+    perform("guest-test", arguments, &[], |story| story.short(&Amount { fill_mib: 32, load_seconds: 3 }))
+}
+
+struct Options {
+    bin_dir: Option<PathBuf>,
+    keep: bool,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Option<Self> {
+        let mut options = Self { bin_dir: None, keep: false };
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--bin-dir" => options.bin_dir = Some(PathBuf::from(words.next()?)),
+                "--keep" => options.keep = true,
+                _ => return None,
+            }
+        }
+        Some(options)
+    }
+}
+
+fn perform(
+    name: &str,
+    arguments: &[String],
+    profile: &[&str],
+    tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
+) -> Result<(), String> {
+    let options = Options::parse(arguments).ok_or_else(|| format!("usage: cargo xtask {name} {USAGE}"))?;
+    let build = root().join("build");
+    let work = build.join(format!("{name}-{}", std::process::id()));
+    let progress = Progress::start();
+    match rehearse(&build, &work, &progress, &options, profile, tell) {
+        Ok(findings) => {
+            println!("\n{findings}\n  everything held, in {:.0} s", progress.elapsed().as_secs_f64());
+            clean_up(&work, options.keep)
+        }
+        Err(failure) => {
+            let mut why = format!("FAILED after {:.0} s: {}", progress.elapsed().as_secs_f64(), chain(&failure));
+            if work.exists() {
+                why.push_str(&format!("\nimages, consoles and logs are kept in {}", work.display()));
+            }
+            Err(why)
+        }
+    }
+}
+
+fn rehearse(
+    build: &Path,
+    work: &Path,
+    progress: &Progress,
+    options: &Options,
+    profile: &[&str],
+    tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
+) -> Result<Findings, Failure> {
+    progress.step("the programs and the guest");
+    let programs = match &options.bin_dir {
+        Some(directory) => std::path::absolute(directory).map_err(|source| Failure::File {
+            what: "find",
+            path: directory.clone(),
+            source,
+        })?,
+        None => build_programs(profile)?,
+    };
+    let guest = Guest::build(&build.join("guest"), progress)?;
+    fs::create_dir_all(work).map_err(|source| Failure::File { what: "create", path: work.to_owned(), source })?;
+    let tapline = Tapline::new(programs.join("tapline"), work);
+    tell(Story { guest: &guest, tapline: &tapline, progress, work, findings: Findings::default() })
+}
+
+/// Builds the programs and returns their directory.
+fn build_programs(profile: &[&str]) -> Result<PathBuf, Failure> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "-p", "tapline", "-p", "tapline-disk"]).args(profile).current_dir(root());
+    tool::run(&mut command)?;
+    // We lie in the target directory ourselves, as target/debug/xtask.
+    let ours = std::env::current_exe().map_err(|source| Failure::File {
+        what: "find",
+        path: PathBuf::from("xtask"),
+        source,
+    })?;
+    let target = ours.ancestors().nth(2).unwrap_or(Path::new("target"));
+    Ok(target.join(if profile.is_empty() { "debug" } else { "release" }))
+}
+
+fn clean_up(work: &Path, keep: bool) -> Result<(), String> {
+    if keep {
+        println!("  kept: {}", work.display());
+        return Ok(());
+    }
+    fs::remove_dir_all(work).map_err(|error| format!("cannot remove {}: {error}", work.display()))
+}
+
+/// The error and what caused it, innermost last.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+/// The top of the source tree, below which everything lies that a run makes.
+fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_owned()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Option<Options> {
+        Options::parse(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn an_unknown_option_is_refused() {
+        assert!(parse(&["--quick"]).is_none());
+        assert!(parse(&["--bin-dir"]).is_none());
+    }
+
+    #[test]
+    fn options_are_taken_in_any_order() {
+        let options = parse(&["--keep", "--bin-dir", "target/release"]).unwrap();
+
+        assert!(options.keep);
+        assert_eq!(options.bin_dir, Some(PathBuf::from("target/release")));
+    }
+}

@@ -37,7 +37,7 @@ pub struct Job {
 pub enum GuestError {
     #[error("{program} is not installed; install {package}")]
     Missing { program: &'static str, package: &'static str },
-    #[error("apt knows none of the kernel packages {tried}; run `apt-get update` once")]
+    #[error("apt knows none of the kernel packages {tried}")]
     NoKernelPackage { tried: String },
     #[error("no kernel with modules in {}; remove that directory to fetch it again", directory.display())]
     NoKernelImage { directory: PathBuf },

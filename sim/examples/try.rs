@@ -24,6 +24,7 @@ fn main() {
                 let o = random(&subs, seed..end, ops, 2, &|_, _| true);
                 println!("{:?}", o.counts);
                 if let Some(f) = o.failure {
+                    let f = sim::shrink::shrink(f);
                     println!("FAIL {f}\n  {}", f.case);
                     break;
                 }

@@ -261,9 +261,7 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
         None => faulty.then_some(Fault { kind, nth }),
     };
     case.setup.bug = bug;
-    if bug == Some(Planted::TrustedTail) {
-        case.setup.subject = Subject { tail: Unwritten::Stale, told: Unwritten::Zeroes, ..subject };
-    }
+    case.setup.subject = subject.plant(bug);
     case
 }
 

@@ -12,6 +12,7 @@
 pub mod crash;
 pub mod explore;
 pub mod file;
+pub mod flat;
 pub mod io;
 pub mod media;
 pub mod oracle;
@@ -20,5 +21,6 @@ pub mod random;
 pub mod run;
 pub mod schedule;
 pub mod sector;
+pub mod shrink;
 pub mod subject;
 pub mod workload;

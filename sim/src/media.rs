@@ -120,10 +120,11 @@ impl Media {
 
     /// Makes a run of sectors that nobody wrote read as zero.
     pub fn zero(&mut self, sector: u64, count: u64) {
-        let known = self.zeroed.iter().any(|(at, len)| *at <= sector && sector + count <= at + len);
-        if !known {
-            self.zeroed.push((sector, count));
+        if self.zeroed.iter().any(|(at, len)| *at <= sector && sector + count <= at + len) {
+            return;
         }
+        self.zeroed.retain(|(at, len)| *at < sector || sector + count < at + len);
+        self.zeroed.push((sector, count));
     }
 
     /// Writes bytes from a sector's start on, and grows.

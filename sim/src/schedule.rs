@@ -61,6 +61,12 @@ impl Schedule {
         Schedule { pace, source: Source::Seed(random), taken: Vec::new() }
     }
 
+    /// The decisions taken so far, to be taken once more.
+    pub fn again(&self) -> Schedule {
+        let picks = self.taken.iter().map(|(picked, _)| *picked).collect();
+        Schedule { pace: self.pace, source: Source::Prefix(picks), taken: Vec::new() }
+    }
+
     /// What happens if nobody interferes.
     pub fn pace(&self) -> Pace {
         self.pace

@@ -11,6 +11,7 @@ use disk::vhd::{self, Access, Parent, Severity, Spec, Tail, Vhd};
 use disk::{Image, ImageError};
 
 use crate::media::{Media, Unwritten};
+use crate::planted::Planted;
 use crate::sector::{PARENTS, SECTOR, Word};
 use crate::workload::{BLOCK, DISK};
 
@@ -120,6 +121,29 @@ const BASE: [u8; 16] = [0xba; 16];
 /// workloads touch.
 const IN_PARENT: [(u64, u64); 4] = [(0, 10), (BLOCK - 2, 4), (BLOCK + 9, 2), (2 * BLOCK, 3)];
 
+/// A new VHD of the simulated size.
+pub fn image(kind: vhd::Kind, uuid: [u8; 16], tail: Unwritten) -> Result<Media, ImageError> {
+    let block_size = u32::try_from(BLOCK * SECTOR).unwrap_or(u32::MAX);
+    let fixed = kind == vhd::Kind::Fixed;
+    let creation = vhd::create(&Spec { len: DISK * SECTOR, kind, block_size, uuid, created: 1_000_000_000 })?;
+    let mut media = Media::empty(tail);
+    media.set_len(creation.len);
+    if fixed {
+        // What is not written at creation is to read as zero, whatever the storage held.
+        media.zero(0, DISK);
+    }
+    for write in creation.writes {
+        media.write(write.at, &write.bytes);
+    }
+    Ok(media)
+}
+
+/// The kind of a new layer on top of the image with this identity.
+pub fn child_of(uuid: [u8; 16]) -> vhd::Kind {
+    let (relative, absolute) = ("base.vhd".into(), "/srv/base.vhd".into());
+    vhd::Kind::Differencing(Parent { uuid, modified: 1_000_000_000, relative, absolute })
+}
+
 impl Subject {
     /// A subject whose format knows what it stands on.
     pub fn new(kind: Kind, tail: Unwritten) -> Subject {
@@ -137,47 +161,33 @@ impl Subject {
                 media.zero(0, DISK);
                 files.push(media);
             }
-            Kind::Fixed => files.push(self.file(vhd::Kind::Fixed, LEAF)?),
+            Kind::Fixed => files.push(image(vhd::Kind::Fixed, LEAF, self.tail)?),
             Kind::Child | Kind::UsedChild => {
-                let parent = Parent {
-                    uuid: BASE,
-                    modified: 1_000_000_000,
-                    relative: "base.vhd".into(),
-                    absolute: "/srv/base.vhd".into(),
-                };
-                files.push(self.file(vhd::Kind::Differencing(parent), LEAF)?);
+                files.push(image(child_of(BASE), LEAF, self.tail)?);
                 files.push(self.parent(&mut base)?);
             }
-            Kind::Dynamic | Kind::Used => files.push(self.file(vhd::Kind::Dynamic, LEAF)?),
+            Kind::Dynamic | Kind::Used => files.push(image(vhd::Kind::Dynamic, LEAF, self.tail)?),
         }
         Ok(Start { files, base })
     }
 
-    fn file(&self, kind: vhd::Kind, uuid: [u8; 16]) -> Result<Media, ImageError> {
-        let block_size = u32::try_from(BLOCK * SECTOR).unwrap_or(u32::MAX);
-        let fixed = kind == vhd::Kind::Fixed;
-        let spec = Spec { len: DISK * SECTOR, kind, block_size, uuid, created: 1_000_000_000 };
-        let creation = vhd::create(&spec)?;
-        let mut media = Media::empty(self.tail);
-        media.set_len(creation.len);
-        if fixed {
-            media.zero(0, DISK);
-        }
-        for write in creation.writes {
-            media.write(write.at, &write.bytes);
-        }
-        Ok(media)
-    }
-
     /// A fixed image: what is in it is where it is, so that no code under test is needed to make it.
     fn parent(&self, base: &mut BTreeMap<u64, Word>) -> Result<Media, ImageError> {
-        let mut media = self.file(vhd::Kind::Fixed, BASE)?;
+        let mut media = image(vhd::Kind::Fixed, BASE, self.tail)?;
         for sector in IN_PARENT.into_iter().flat_map(|(at, count)| at..at + count) {
             let word = Word::guest(PARENTS, sector);
             media.set(sector, crate::sector::Sector::Word(word));
             base.insert(sector, word);
         }
         Ok(media)
+    }
+
+    /// Plants the bug's part that lies in how the image is opened.
+    pub fn plant(self, bug: Option<Planted>) -> Subject {
+        match bug {
+            Some(Planted::TrustedTail) => Subject { tail: Unwritten::Stale, told: Unwritten::Zeroes, ..self },
+            _ => self,
+        }
     }
 
     /// Opens the files as a chain, leaf first.

@@ -1,0 +1,242 @@
+//! A chain of images against the plainest model of a disk: an array of bytes.
+//!
+//! Nothing crashes or fails here; the sequences are long, the layers many, the bytes any bytes, and several requests
+//! are in flight. Snapshots are taken on the way: the leaf becomes a parent and gets a new child.
+//!
+//! Invariants checked:
+//! - every read finds the bytes of the model;
+//! - a discarded sector reads as zero or as before;
+//! - so does the whole disk, after it was closed and opened again.
+
+use disk::{Disk, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use memory::Segments;
+
+use crate::io::{SimIo, Visible};
+use crate::media::{Media, Unwritten};
+use crate::random::Random;
+use crate::sector::{SECTOR, SECTOR_LEN};
+use crate::subject::{Kind, Subject, child_of, image};
+use crate::workload::{BLOCK, DISK};
+
+/// Requests in flight together, at most.
+const TOGETHER: u64 = 5;
+
+/// A disk that is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Difference {
+    /// An image does not open.
+    #[error("layer {layer} does not open: {error}")]
+    Open {
+        /// Counted from the base.
+        layer: u8,
+        /// Why not.
+        error: ImageError,
+    },
+    /// Bytes differ.
+    #[error("after {operations} operations and {layers} layers, sector {sector} differs from the model")]
+    Bytes {
+        /// The first sector that does.
+        sector: u64,
+        /// Operations done.
+        operations: u64,
+        /// Layers of the chain.
+        layers: usize,
+    },
+    /// A request fails.
+    #[error("a request of {sectors:?} is answered {status:?}")]
+    Status {
+        /// The sectors it is about.
+        sectors: std::ops::Range<u64>,
+        /// The answer.
+        status: Status,
+    },
+}
+
+struct Asked {
+    at: u64,
+    len: usize,
+    operation: Operation,
+    memory: Segments,
+}
+
+struct Chain {
+    disk: Disk<Image>,
+    io: SimIo,
+    model: Vec<u8>,
+    random: Random,
+    operations: u64,
+    layers: usize,
+}
+
+/// Does `operations` random operations in each of `layers` lives, a new layer on top for each; how many in all.
+pub fn compare(seed: u64, tail: Unwritten, layers: u8, operations: u64) -> Result<u64, Difference> {
+    let mut random = Random::new(seed);
+    let mut model = vec![0; usize::try_from(DISK * SECTOR).unwrap_or(0)];
+    let mut files: Vec<Media> = Vec::new();
+    let mut done = 0;
+    for layer in 0..layers {
+        let kind = if layer == 0 { disk::vhd::Kind::Dynamic } else { child_of([layer; 16]) };
+        let open = |error| Difference::Open { layer, error };
+        files.insert(0, image(kind, [layer + 1; 16], tail).map_err(open)?);
+        let mut chain = Chain::open(files, tail, model, random).map_err(open)?;
+        chain.operations = done;
+        chain.live(operations)?;
+        (done, model, random) = (chain.operations, chain.model, chain.random);
+        files = chain.io.contents();
+    }
+    Ok(done)
+}
+
+impl Chain {
+    fn open(mut files: Vec<Media>, tail: Unwritten, model: Vec<u8>, random: Random) -> Result<Chain, ImageError> {
+        let layers = Subject::new(Kind::Child, tail).open(&mut files)?;
+        let count = layers.len();
+        let disk = Disk::new(layers, Options::default())?;
+        Ok(Chain { disk, io: SimIo::new(files, Visible::AtPush, None), model, random, operations: 0, layers: count })
+    }
+
+    fn live(&mut self, operations: u64) -> Result<(), Difference> {
+        let until = self.operations + operations;
+        while self.operations < until {
+            let batch = self.batch();
+            self.ask(batch)?;
+        }
+        let everything = 0..DISK * SECTOR;
+        let reads = everything.step_by(64 << 10).map(|at| (at, (DISK * SECTOR - at).min(64 << 10), Operation::Read));
+        self.ask(reads.chain([(0, 0, Operation::Flush)]).collect())
+    }
+
+    /// Some operations that do not touch each other, so that the model knows what comes of them.
+    fn batch(&mut self) -> Vec<(u64, u64, Operation)> {
+        let mut batch: Vec<(u64, u64, Operation)> = Vec::new();
+        for _ in 0..=self.random.below(TOGETHER) {
+            let (at, count) = match self.random.below(8) {
+                0 => (self.random.below(DISK / BLOCK) * BLOCK, BLOCK),
+                1 => (DISK - BLOCK / 2, BLOCK / 2),
+                _ => (self.random.below(DISK), 1 + self.random.below(40)),
+            };
+            let count = count.min(DISK - at);
+            let durable = self.random.below(10) == 0;
+            let free = self.random.below(3) > 0;
+            let operation = match self.random.below(10) {
+                0..=3 => Operation::Write { durable },
+                4 => Operation::Discard,
+                5 => Operation::WriteZeroes { free, durable },
+                _ => Operation::Read,
+            };
+            let span = Span { at: at * SECTOR, len: count * SECTOR };
+            if batch.iter().all(|(at, len, _)| !span.overlaps(Span { at: *at, len: *len })) {
+                batch.push((span.at, span.len, operation));
+            }
+        }
+        batch
+    }
+
+    /// Asks for all at once and takes the answers as they come.
+    fn ask(&mut self, batch: Vec<(u64, u64, Operation)>) -> Result<(), Difference> {
+        let mut asked = Vec::new();
+        for (at, len, operation) in batch {
+            let bytes = usize::try_from(len).unwrap_or(0);
+            let memory = match operation {
+                Operation::Write { .. } => Segments::copy_of(&self.noise(bytes)),
+                Operation::Read => Segments::copy_of(&vec![0xee; bytes]),
+                _ => Segments::empty(),
+            };
+            let token = Token(u64::try_from(asked.len()).unwrap_or(0));
+            let request = Request::new(operation, Span { at, len }, memory.clone(), token, &self.disk.geometry());
+            let wrong = |status| Difference::Status { sectors: at / SECTOR..(at + len) / SECTOR, status };
+            self.disk.submit(request.map_err(wrong)?, &mut self.io);
+            asked.push(Asked { at, len: bytes, operation, memory });
+        }
+        let mut answers = Vec::new();
+        while self.io.pending() > 0 {
+            let which = self.random.index(self.io.pending());
+            let done = self.io.finish(which);
+            self.disk.settle(done, &mut self.io);
+        }
+        while let Some((request, status)) = self.disk.answer() {
+            answers.push((request.retire(), status));
+        }
+        assert_eq!(answers.len(), asked.len(), "every request is answered once");
+        answers.into_iter().try_for_each(|(Token(token), status)| {
+            self.operations += 1;
+            self.take(&asked[usize::try_from(token).unwrap_or(usize::MAX)], status)
+        })
+    }
+
+    fn noise(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len + 8);
+        while bytes.len() < len {
+            bytes.extend_from_slice(&self.random.next().to_le_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// Holds an answer against the model, or brings the model up to date with it.
+    fn take(&mut self, asked: &Asked, status: Status) -> Result<(), Difference> {
+        if status != Status::Done {
+            let sectors = asked.at / SECTOR..asked.at / SECTOR + u64::try_from(asked.len / SECTOR_LEN).unwrap_or(0);
+            return Err(Difference::Status { sectors, status });
+        }
+        let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
+        let range = from..from + asked.len;
+        match asked.operation {
+            Operation::Write { .. } => asked.memory.copy_to(&mut self.model[range]),
+            Operation::WriteZeroes { .. } => self.model[range].fill(0),
+            Operation::Read => self.compare(asked)?,
+            Operation::Discard => self.discarded(asked)?,
+            Operation::Flush | Operation::Extents => {}
+        }
+        Ok(())
+    }
+
+    fn compare(&self, asked: &Asked) -> Result<(), Difference> {
+        let found = asked.memory.to_vec();
+        let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
+        let pairs = found.chunks(SECTOR_LEN).zip(self.model[from..].chunks(SECTOR_LEN));
+        match pairs.zip(asked.at / SECTOR..).find(|((found, expected), _)| found != expected) {
+            Some((_, sector)) => Err(Difference::Bytes { sector, operations: self.operations, layers: self.layers }),
+            None => Ok(()),
+        }
+    }
+
+    /// What is discarded reads as zero or as before, and the model believes what it finds.
+    fn discarded(&mut self, asked: &Asked) -> Result<(), Difference> {
+        let memory = Segments::zeroed(asked.len);
+        let span = Span { at: asked.at, len: u64::try_from(asked.len).unwrap_or(0) };
+        let request = Request::new(Operation::Read, span, memory.clone(), Token(0), &self.disk.geometry());
+        let wrong = |status| Difference::Status { sectors: asked.at / SECTOR..span.end() / SECTOR, status };
+        self.disk.submit(request.map_err(wrong)?, &mut self.io);
+        while self.io.pending() > 0 {
+            let done = self.io.finish(0);
+            self.disk.settle(done, &mut self.io);
+        }
+        if let Some((request, status)) = self.disk.answer() {
+            request.retire();
+            if status != Status::Done {
+                return Err(wrong(status));
+            }
+        }
+        let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
+        for (found, expected) in memory.to_vec().chunks(SECTOR_LEN).zip(self.model[from..].chunks_mut(SECTOR_LEN)) {
+            if found.iter().all(|byte| *byte == 0) {
+                expected.fill(0);
+            }
+        }
+        self.compare(&Asked { at: asked.at, len: asked.len, operation: Operation::Read, memory })
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_chain_is_an_array_of_bytes() {
+        for tail in [Unwritten::Zeroes, Unwritten::Stale] {
+            let done = compare(1, tail, 4, 300);
+            assert!(matches!(done, Ok(done) if done >= 1200), "{done:?}");
+        }
+    }
+}

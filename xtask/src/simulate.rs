@@ -1,0 +1,421 @@
+//! `cargo xtask simulate`: crash exploration from a command line.
+//!
+//! Knows arguments, the clock and how results are shown; what is explored and how is the `sim` crate's. Every
+//! failure is printed with the command that finds it again.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sim::crash::{AGAIN, Counts, Explorer, WHOLE};
+use sim::explore::{self, Bound, Case, Failure, Outcome};
+use sim::flat;
+use sim::io::{Fault, Visible};
+use sim::media::Unwritten;
+use sim::planted::Planted;
+use sim::schedule::{Pace, Schedule};
+use sim::shrink::shrink;
+use sim::subject::{Kind, Subject};
+use sim::workload::{self, Op};
+
+const HELP: &str = "\
+usage: cargo xtask simulate [OPTION]…
+
+Crashes disk images in every way that their storage allows, and holds what is left against what the guest was
+promised. Without a seed: all workloads of up to N operations, and every fault at every operation.
+
+  --format vhd|raw      what to explore (default vhd)
+  --kind KIND           only this kind of image: raw, fixed, dynamic, used, child, used-child
+  --tail zeroes|stale   only storage whose unwritten bytes are zeros, or rubbish
+  --ops N               operations in a workload (default 3; with --seed 24)
+  --seed S              random workloads, orders and faults, from this seed on
+  --runs R              how many seeds (default 1000)
+  --seconds T           stop after so long, without failure
+  --threads T           default 2
+  --planted all|NAME    look for the bugs planted in the simulator; fails when one is not found
+  --states N            states to look at for each of them (default 100000)
+  --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 d0+1024 r0+8 f (sectors; capitals: FUA)
+  --schedule ORDER      in this order: s, e or n, and decisions, as e.0.0.2
+  --fault KIND@N        failed, no-space, unsupported or full, at the Nth operation it can befall
+  --visible at-completion   reads see a write only when it has completed
+  --depth N             requests in flight at once (default 8)
+  --json                print one JSON object
+
+Exit code 0: nothing found (or all planted bugs found). 1: otherwise.
+";
+
+/// Arguments, checked.
+struct Arguments {
+    format: String,
+    subjects: Vec<Subject>,
+    ops: Option<u32>,
+    seed: Option<u64>,
+    runs: u64,
+    seconds: Option<u64>,
+    threads: usize,
+    planted: Option<String>,
+    states: u64,
+    workload: Option<Vec<Op>>,
+    schedule: Option<Schedule>,
+    fault: Option<Fault>,
+    visible: Visible,
+    depth: usize,
+    json: bool,
+    help: bool,
+}
+
+/// Runs the chore.
+pub fn run(arguments: &[String]) -> Result<(), String> {
+    let arguments = Arguments::parse(arguments)?;
+    if arguments.help {
+        print!("{HELP}");
+        return Ok(());
+    }
+    // A panic is a finding like any other, and is told with it.
+    std::panic::set_hook(Box::new(|_| {}));
+    match (&arguments.workload, &arguments.planted, arguments.seed) {
+        (Some(workload), _, _) => report(&arguments, &one_workload(&arguments, workload)?),
+        (None, Some(name), _) => planted(&arguments, name),
+        (None, None, Some(seed)) => report(&arguments, &seeds(&arguments, seed)),
+        (None, None, None) => report(&arguments, &everything(&arguments)),
+    }
+}
+
+impl Arguments {
+    fn parse(words: &[String]) -> Result<Arguments, String> {
+        let mut values = Values { words: words.iter() };
+        let (mut kind, mut tail) = (None, None);
+        let mut arguments = Arguments {
+            format: "vhd".into(),
+            subjects: Vec::new(),
+            ops: None,
+            seed: None,
+            runs: 1000,
+            seconds: None,
+            threads: 2,
+            planted: None,
+            states: 100_000,
+            workload: None,
+            schedule: None,
+            fault: None,
+            visible: Visible::AtPush,
+            depth: 8,
+            json: false,
+            help: false,
+        };
+        while let Some(word) = values.words.next() {
+            match word.as_str() {
+                "--format" => arguments.format = values.parse(word)?,
+                "--kind" => kind = Some(values.parse::<Kind>(word)?),
+                "--tail" => tail = Some(values.parse::<String>(word)?),
+                "--ops" => arguments.ops = Some(values.parse(word)?),
+                "--seed" => arguments.seed = Some(values.parse(word)?),
+                "--runs" => arguments.runs = values.parse(word)?,
+                "--seconds" => arguments.seconds = Some(values.parse(word)?),
+                "--threads" => arguments.threads = values.parse(word)?,
+                "--planted" => arguments.planted = Some(values.parse(word)?),
+                "--states" => arguments.states = values.parse(word)?,
+                "--workload" => {
+                    let text: String = values.parse(word)?;
+                    arguments.workload = Some(workload::parse(&text).map_err(|error| error.to_string())?);
+                }
+                "--schedule" => arguments.schedule = Some(values.parse(word)?),
+                "--fault" => arguments.fault = Some(values.parse(word)?),
+                "--visible" => arguments.visible = visible(&values.parse::<String>(word)?)?,
+                "--depth" => arguments.depth = values.parse(word)?,
+                "--json" => arguments.json = true,
+                "--help" | "-h" => arguments.help = true,
+                other => return Err(format!("there is no option «{other}»; --help lists them")),
+            }
+        }
+        arguments.subjects = subjects(&arguments.format, kind, tail.as_deref())?;
+        Ok(arguments)
+    }
+
+    /// The planted bug, if one is named.
+    fn bug(&self) -> Result<Option<Planted>, String> {
+        self.planted.as_deref().filter(|name| *name != "all").map(str::parse).transpose()
+    }
+}
+
+struct Values<'a> {
+    words: std::slice::Iter<'a, String>,
+}
+
+impl Values<'_> {
+    fn parse<T: std::str::FromStr>(&mut self, option: &str) -> Result<T, String>
+    where
+        T::Err: std::fmt::Display,
+    {
+        let word = self.words.next().ok_or_else(|| format!("{option} needs a value"))?;
+        word.parse().map_err(|error| format!("{option} {word}: {error}"))
+    }
+}
+
+fn visible(text: &str) -> Result<Visible, String> {
+    match text {
+        "at-push" => Ok(Visible::AtPush),
+        "at-completion" => Ok(Visible::AtCompletion),
+        other => Err(format!("--visible {other}: a write is seen at-push or at-completion")),
+    }
+}
+
+fn subjects(format: &str, kind: Option<Kind>, tail: Option<&str>) -> Result<Vec<Subject>, String> {
+    let kinds = Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd and raw"))?;
+    let mut subjects = explore::subjects(kinds);
+    subjects.retain(|subject| kind.is_none_or(|kind| subject.kind == kind));
+    let tail = match tail {
+        None => None,
+        Some("zeroes") => Some(Unwritten::Zeroes),
+        Some("stale") => Some(Unwritten::Stale),
+        Some(other) => return Err(format!("--tail {other}: unwritten bytes are zeroes or stale")),
+    };
+    subjects.retain(|subject| tail.is_none_or(|tail| subject.tail == tail));
+    if subjects.is_empty() { Err(format!("format {format} has no such kind of image")) } else { Ok(subjects) }
+}
+
+/// Tells how far it is, at most once a second, and when the time is over.
+struct Progress {
+    what: &'static str,
+    begun: Instant,
+    last: Mutex<Instant>,
+    seconds: Option<u64>,
+    shown: bool,
+}
+
+impl Progress {
+    fn new(what: &'static str, arguments: &Arguments) -> Progress {
+        let now = Instant::now();
+        let shown = std::io::stderr().is_terminal() && !arguments.json;
+        Progress { what, begun: now, last: Mutex::new(now), seconds: arguments.seconds, shown }
+    }
+
+    fn keep_going(&self, done: usize, all: usize) -> bool {
+        let elapsed = self.begun.elapsed();
+        if let Ok(mut last) = self.last.try_lock() {
+            if self.shown && last.elapsed() > Duration::from_secs(1) {
+                *last = Instant::now();
+                eprint!("\r{}: {done} of {all}, {} s ", self.what, elapsed.as_secs());
+            }
+        }
+        self.seconds.is_none_or(|seconds| elapsed.as_secs() < seconds)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// What was done, in words, and what came of it.
+struct Findings {
+    scope: String,
+    outcome: Outcome,
+    /// From the comparison with an array of bytes.
+    difference: Option<String>,
+    took: Duration,
+}
+
+/// All short workloads, then every fault, then long sequences against an array of bytes.
+fn everything(arguments: &Arguments) -> Findings {
+    let begun = Instant::now();
+    let bound = Bound::of_ops(arguments.ops.unwrap_or(3));
+    let progress = Progress::new("workloads", arguments);
+    let mut outcome = explore::exhaustive(&arguments.subjects, bound, None, arguments.threads, &|done, all| {
+        progress.keep_going(done, all)
+    });
+    drop(progress);
+    if outcome.failure.is_none() {
+        let progress = Progress::new("faults", arguments);
+        let faults =
+            explore::every_fault(&arguments.subjects, arguments.threads, &|done, all| progress.keep_going(done, all));
+        outcome.counts.add(faults.counts);
+        outcome.failure = faults.failure;
+    }
+    let tails = [Unwritten::Zeroes, Unwritten::Stale];
+    let compare = |tail: Unwritten| flat::compare(1, tail, 6, 500).err().map(|difference| difference.to_string());
+    let chains = arguments.format == "vhd" && outcome.failure.is_none();
+    let difference = tails.into_iter().filter(|_| chains).find_map(compare);
+    let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
+    let scope = format!(
+        "all workloads of 1 to {} operations over an alphabet of {}, on {} images ({}; unwritten bytes zero or \
+         stale);\norders: one request after the other, all at once, all at once and the newest first, each with at \
+         most {:?} deviations for 1, 2, 3 operations; all states of up to 12 unsynced sectors, else a sample; \
+         opened and read where written, 1 in {WHOLE} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
+         ENOSPC, unsupported and a full queue at every operation of 4 workloads; 2 chains of 6 layers against an \
+         array of bytes",
+        bound.ops,
+        workload::alphabet().len(),
+        arguments.subjects.len(),
+        dedup(images).join(", "),
+        bound.interferences,
+    );
+    Findings { scope, outcome, difference, took: begun.elapsed() }
+}
+
+fn dedup(mut names: Vec<String>) -> Vec<String> {
+    names.dedup();
+    names
+}
+
+fn seeds(arguments: &Arguments, seed: u64) -> Findings {
+    let begun = Instant::now();
+    let ops = arguments.ops.unwrap_or(24);
+    let progress = Progress::new("runs", arguments);
+    let seeds = seed..seed.saturating_add(arguments.runs);
+    let len = usize::try_from(ops).unwrap_or(usize::MAX);
+    let mut outcome = explore::random(&arguments.subjects, seeds, len, arguments.threads, &|done, all| {
+        progress.keep_going(done, all)
+    });
+    drop(progress);
+    outcome.failure = outcome.failure.map(shrink);
+    let scope = format!("random workloads of {ops} operations, from seed {seed} on");
+    Findings { scope, outcome, difference: None, took: begun.elapsed() }
+}
+
+/// One workload: under the schedule that is given, or under many.
+fn one_workload(arguments: &Arguments, workload: &[Op]) -> Result<Findings, String> {
+    /// Deviations tried when no schedule is given.
+    const INTERFERENCES: usize = 2;
+    let begun = Instant::now();
+    let bug = arguments.bug()?;
+    let mut explorer = Explorer::default();
+    let mut failure = None;
+    for subject in arguments.subjects.iter().map(|subject| subject.plant(bug)) {
+        let start = explore::prepare(&subject).map_err(|error| error.to_string())?;
+        let given = arguments.schedule.clone();
+        let starts = given.map_or(Pace::ALL.map(Schedule::undisturbed).to_vec(), |schedule| vec![schedule]);
+        for first in starts {
+            let mut next = Some(first).filter(|_| failure.is_none());
+            while let Some(schedule) = next {
+                let mut case = Case::new(subject, workload.to_vec(), schedule);
+                (case.setup.bug, case.setup.fault) = (bug, arguments.fault);
+                (case.setup.visible, case.setup.depth) = (arguments.visible, arguments.depth);
+                failure = explore::explore(&mut explorer, &start, &mut case).err();
+                let more = arguments.schedule.is_none() && failure.is_none();
+                next = if more { case.schedule.next(INTERFERENCES) } else { None };
+            }
+        }
+    }
+    let outcome = Outcome { counts: explorer.counts, failure };
+    let scope = format!("the workload '{}'", workload::text(workload));
+    Ok(Findings { scope, outcome, difference: None, took: begun.elapsed() })
+}
+
+fn reproduce(failure: &Failure) -> String {
+    format!("cargo xtask simulate {}", failure.case)
+}
+
+fn counts_json(counts: Counts) -> Value {
+    json!({
+        "runs": counts.runs, "events": counts.events, "reached": counts.reached,
+        "states": counts.states, "second_lives": counts.again,
+    })
+}
+
+fn failure_json(failure: &Failure) -> Value {
+    json!({ "violation": failure.violation.to_string(), "reproduce": reproduce(failure) })
+}
+
+fn report(arguments: &Arguments, findings: &Findings) -> Result<(), String> {
+    let Findings { scope, outcome, difference, took } = findings;
+    let failed = outcome.failure.is_some() || difference.is_some();
+    if arguments.json {
+        let failure = outcome.failure.as_ref().map(failure_json);
+        let object = json!({
+            "format": arguments.format, "scope": scope, "counts": counts_json(outcome.counts),
+            "seconds": took.as_secs_f64(), "failure": failure, "difference": difference,
+        });
+        println!("{object}");
+    } else {
+        let Counts { runs, events, reached, states, again } = outcome.counts;
+        println!("{scope}");
+        println!(
+            "{runs} runs, {events} moments, {reached} states reached, {states} different ones opened and compared, \
+             {again} lived in again, {:.1} s",
+            took.as_secs_f64()
+        );
+        if !failed {
+            println!("nothing found");
+        }
+    }
+    match (&outcome.failure, difference) {
+        (Some(failure), _) => Err(format!("FOUND: {failure}\nagain: {}", reproduce(failure))),
+        (None, Some(difference)) => {
+            Err(format!("FOUND: {difference}\nagain: cargo xtask simulate --format {} --ops 1", arguments.format))
+        }
+        (None, None) => Ok(()),
+    }
+}
+
+/// Hunts planted bugs.
+fn planted(arguments: &Arguments, name: &str) -> Result<(), String> {
+    let bugs: Vec<Planted> = if name == "all" { Planted::all().collect() } else { vec![name.parse()?] };
+    let begun = Instant::now();
+    let mut missed = Vec::new();
+    let mut list = Vec::new();
+    for bug in &bugs {
+        let Outcome { counts, failure } = explore::hunt(*bug, &arguments.subjects, arguments.states);
+        let mut line = String::new();
+        let result = match &failure {
+            Some(failure) => write!(line, "{bug:20} found after {:6} states: {failure}", counts.states),
+            None => write!(line, "{bug:20} NOT FOUND in {} states", counts.states),
+        };
+        result.map_err(|error| error.to_string())?;
+        if !arguments.json {
+            println!("{}", line.chars().take(160).collect::<String>());
+        }
+        if failure.is_none() {
+            missed.push(bug.to_string());
+        }
+        list.push(json!({
+            "name": bug.to_string(), "found": failure.is_some(), "counts": counts_json(counts),
+            "failure": failure.as_ref().map(failure_json),
+        }));
+        if let (Some(failure), 1) = (&failure, bugs.len()) {
+            println!("again: {}", reproduce(failure));
+        }
+    }
+    let (found, took) = (bugs.len().saturating_sub(missed.len()), begun.elapsed().as_secs_f64());
+    if arguments.json {
+        println!("{}", json!({ "planted": list, "found": found, "of": bugs.len(), "seconds": took }));
+    } else {
+        println!("found {found}/{}, {took:.1} s", bugs.len());
+    }
+    if missed.is_empty() { Ok(()) } else { Err(format!("not found: {}", missed.join(", "))) }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn parse(words: &str) -> Result<Arguments, String> {
+        Arguments::parse(&words.split_whitespace().map(String::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_reproduction_is_a_command_that_is_understood() {
+        let case = Case::new(
+            Subject::new(Kind::Child, Unwritten::Stale),
+            workload::parse("f").unwrap_or_default(),
+            Schedule::undisturbed(Pace::Newest),
+        );
+        let again = parse(&case.to_string().replace('\'', "")).ok();
+        assert_eq!(
+            again.map(|again| (again.subjects, again.workload)),
+            Some((vec![case.setup.subject], Some(case.workload)))
+        );
+    }
+
+    #[test]
+    fn an_unknown_option_and_a_missing_value_are_named() {
+        assert_eq!(parse("--op 3").err(), Some("there is no option «--op»; --help lists them".into()));
+        assert_eq!(parse("--seed").err(), Some("--seed needs a value".into()));
+        assert!(parse("--format vhd --kind raw").is_err());
+    }
+}

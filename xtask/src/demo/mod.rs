@@ -14,6 +14,7 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use self::findings::Findings;
 use self::guest::Guest;
@@ -66,8 +67,9 @@ fn perform(
     let work = build.join(format!("{name}-{}", std::process::id()));
     let progress = Progress::start();
     match rehearse(&build, &work, &progress, &options, profile, tell) {
-        Ok(findings) => {
-            println!("\n{findings}\n  everything held, in {:.0} s", progress.elapsed().as_secs_f64());
+        Ok((findings, prepared)) => {
+            let told = progress.elapsed().saturating_sub(prepared).as_secs();
+            println!("\n{findings}\n  everything held: {told} s, after {} s of preparation", prepared.as_secs());
             clean_up(&work, options.keep)
         }
         Err(failure) => {
@@ -80,6 +82,7 @@ fn perform(
     }
 }
 
+/// Prepares and tells a story: what it found, and how long the preparation took.
 fn rehearse(
     build: &Path,
     work: &Path,
@@ -87,7 +90,7 @@ fn rehearse(
     options: &Options,
     profile: &[&str],
     tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
-) -> Result<Findings, Failure> {
+) -> Result<(Findings, Duration), Failure> {
     progress.step("the programs and the guest");
     let programs = match &options.bin_dir {
         Some(directory) => std::path::absolute(directory).map_err(|source| Failure::File {
@@ -100,14 +103,16 @@ fn rehearse(
     let guest = Guest::build(&build.join("guest"), progress)?;
     fs::create_dir_all(work).map_err(|source| Failure::File { what: "create", path: work.to_owned(), source })?;
     let tapline = Tapline::new(programs.join("tapline"), work);
-    tell(Story { guest: &guest, tapline: &tapline, progress, work, findings: Findings::default() })
+    let prepared = progress.elapsed();
+    let findings = tell(Story { guest: &guest, tapline: &tapline, progress, work, findings: Findings::default() })?;
+    Ok((findings, prepared))
 }
 
 /// Builds the programs and returns their directory.
 fn build_programs(profile: &[&str]) -> Result<PathBuf, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "-p", "tapline", "-p", "tapline-disk"]).args(profile).current_dir(root());
+    command.args(["build", "-p", "tapline", "-p", "tapline-disk"]).args(profile).current_dir(root());
     tool::run(&mut command)?;
     // We lie in the target directory ourselves, as target/debug/xtask.
     let ours = std::env::current_exe().map_err(|source| Failure::File {

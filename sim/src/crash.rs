@@ -245,7 +245,7 @@ fn some_states(
     let pages: Vec<u64> = crash.sectors().map(|sector| sector / 8).collect();
     let mut random = Random::new(crash.digest());
     for _ in 0..at_random {
-        let seed = random.next();
+        let seed = random.number();
         let by_page: Vec<Fate> = pages.iter().map(|page| coin(mix(seed ^ page))).collect();
         look(&by_page)?;
         let mut each = |place| {

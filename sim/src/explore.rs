@@ -65,7 +65,7 @@ pub struct Failure {
     /// What was found.
     pub violation: Violation,
     /// The run in which it was.
-    pub case: Case,
+    pub case: Box<Case>,
 }
 
 /// What an exploration has done, and what it found first.
@@ -110,7 +110,7 @@ pub fn explore(explorer: &mut Explorer, start: &Start, case: &mut Case) -> Resul
         run(setup, start, workload, schedule, &mut |leaf, oracle| explorer.event(scene, leaf, oracle))
     }));
     let result = looked.unwrap_or_else(|panic| Err(Violation::Panic(panic_text(panic.as_ref()))));
-    result.map_err(|violation| Failure { violation, case: case.clone() })
+    result.map_err(|violation| Failure { violation, case: Box::new(case.clone()) })
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
@@ -174,7 +174,7 @@ const CHUNK: usize = 40;
 fn start_of(subject: &Subject, workload: Option<&Vec<Op>>) -> Result<Start, Failure> {
     prepare(subject).map_err(|error| Failure {
         violation: Violation::Open(error),
-        case: Case::new(*subject, workload.cloned().unwrap_or_default(), Schedule::undisturbed(Pace::Serial)),
+        case: Box::new(Case::new(*subject, workload.cloned().unwrap_or_default(), Schedule::undisturbed(Pace::Serial))),
     })
 }
 
@@ -247,7 +247,7 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     let mut random = Random::new(seed);
     let subject = subjects[random.index(subjects.len())];
     let workload = workload::random(&mut random, ops);
-    let mut case = Case::new(subject, workload, Schedule::seeded(random.next()));
+    let mut case = Case::new(subject, workload, Schedule::seeded(random.number()));
     case.setup.visible = [Visible::AtPush, Visible::AtCompletion][random.index(2)];
     case.setup.depth = 1 + random.index(8);
     let kinds = bug.map_or(&[][..], Planted::faults);

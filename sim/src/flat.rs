@@ -167,7 +167,7 @@ impl Chain {
     fn noise(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
-            bytes.extend_from_slice(&self.random.next().to_le_bytes());
+            bytes.extend_from_slice(&self.random.number().to_le_bytes());
         }
         bytes.truncate(len);
         bytes

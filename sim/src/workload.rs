@@ -138,7 +138,7 @@ pub const BLOCK: u64 = 1024;
 pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
 
 /// The operations of which exhaustive workloads are made: every way to touch a block that another one is touching,
-/// and one block beside it.
+/// the block beside it, and the one that the disk's end cuts off.
 pub fn alphabet() -> Vec<Op> {
     let sectors = |at, count| Sectors { at, count };
     vec![
@@ -150,7 +150,7 @@ pub fn alphabet() -> Vec<Op> {
         Op::Flush,
         Op::Discard(sectors(0, BLOCK)),
         Op::Discard(sectors(0, 8)),
-        Op::Zero(sectors(0, BLOCK), Durable::ByFlush),
+        Op::Zero(sectors(2 * BLOCK, BLOCK / 2), Durable::ByFlush),
         Op::Zero(sectors(2, 3), Durable::ByFlush),
         Op::Read(sectors(0, 8)),
     ]

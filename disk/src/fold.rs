@@ -9,9 +9,11 @@ use crate::Span;
 pub const GRAIN: u64 = 2 << 20;
 /// Grains in a chunk: what is allocated at once, for 1 GiB of disk.
 const CHUNK: u64 = 512;
-/// Runs kept for grains of more than one run, 24 bytes each: 6 MiB. A chain in which every sector lies elsewhere
-/// than its neighbour would otherwise take as much memory as a hundredth of the disk.
-const RUNS_MAX: usize = 1 << 18;
+/// Runs kept for grains of more than one run, 10 bytes each: 32 MiB. That is 7 GiB of disk with a run for every 4 KiB,
+/// or 200 GiB with one for every 64 KiB; without a limit, the worst chain would take a fiftieth of the disk.
+const RUNS_MAX: usize = 3 << 20;
+/// The unit of everything in the map.
+const SECTOR: u64 = 512;
 
 /// Where a run of bytes lives, over all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +54,111 @@ enum Grain {
     /// All of it in one place.
     Whole(Where),
     /// In runs, ascending and without gaps.
-    Mixed(Box<[Run]>),
+    Mixed(Runs),
+}
+
+/// The runs of one grain, in a form that is searched fast: a random read of a fragmented chain looks at a few
+/// neighbours among the starts and at one of the places, and little else should have to be in the cache.
+#[derive(Clone, Debug)]
+struct Runs {
+    /// First sector of each run, counted from the start of the grain.
+    starts: Box<[u16]>,
+    /// Where it lives.
+    places: Box<[Packed]>,
+    /// The sector behind the last run.
+    end: u16,
+    /// For grains of many runs: where the pages of the grain live that are not split between runs. A search takes
+    /// a dozen unforeseeable steps; this takes one.
+    pages: Option<Box<[Packed]>>,
+}
+
+/// The page of the table above: what most guests read at once.
+const PAGE: u64 = 4096;
+/// Runs from which on a grain has that table.
+const PAGES_FROM: usize = 64;
+/// Runs that take as much memory as the table.
+const PAGES_RUNS: usize = 410;
+
+/// A [`Where`] in eight bytes: the layer in the highest, the sector in its file in the others.
+#[derive(Clone, Copy, Debug)]
+struct Packed(u64);
+
+impl Packed {
+    /// No file has this sector.
+    const ZERO: Packed = Packed(u64::MAX);
+    /// Nor this one: in more than one place.
+    const SPLIT: Packed = Packed(u64::MAX - 1);
+
+    fn pack(place: Where) -> Packed {
+        match place {
+            Where::Zero => Packed::ZERO,
+            Where::Data { layer, at } => Packed((u64::from(layer) << 56) | (at / SECTOR)),
+        }
+    }
+
+    fn unpack(self) -> Where {
+        if self.0 == Packed::ZERO.0 {
+            return Where::Zero;
+        }
+        let [layer, ..] = self.0.to_be_bytes();
+        Where::Data { layer, at: (self.0 & (u64::MAX >> 8)).saturating_mul(SECTOR) }
+    }
+}
+
+impl Runs {
+    /// The runs of the grain that begins at `base`.
+    fn pack(base: u64, runs: &[Run]) -> Runs {
+        let sector = |at: u64| u16::try_from(at.saturating_sub(base) / SECTOR).unwrap_or(u16::MAX);
+        Runs {
+            starts: runs.iter().map(|run| sector(run.span.at)).collect(),
+            places: runs.iter().map(|run| Packed::pack(run.place)).collect(),
+            end: runs.last().map_or(0, |run| sector(run.span.end())),
+            pages: (runs.len() >= PAGES_FROM).then(|| pages(base, runs)),
+        }
+    }
+
+    fn unpack(&self, base: u64) -> Vec<Run> {
+        let at = |sector: u16| base.saturating_add(u64::from(sector).saturating_mul(SECTOR));
+        let ends = self.starts.iter().skip(1).chain(std::iter::once(&self.end));
+        let spans = self
+            .starts
+            .iter()
+            .zip(ends)
+            .map(|(&start, &end)| Span { at: at(start), len: at(end).saturating_sub(at(start)) });
+        spans.zip(&self.places).map(|(span, place)| Run { span, place: place.unpack() }).collect()
+    }
+
+    /// Where byte `within` of the grain lives, and how many bytes of its run are left.
+    fn lookup(&self, within: u64) -> Option<(Where, u64)> {
+        let page = self.pages.as_ref().and_then(|pages| pages.get(usize::try_from(within / PAGE).ok()?));
+        if let Some(&page) = page.filter(|page| page.0 != Packed::SPLIT.0) {
+            let into = within % PAGE;
+            return Some((page.unpack().advanced(into), PAGE.saturating_sub(into)));
+        }
+        let sector = u16::try_from(within / SECTOR).ok()?;
+        let which = self.starts.partition_point(|&start| start <= sector).checked_sub(1)?;
+        let start = u64::from(*self.starts.get(which)?).saturating_mul(SECTOR);
+        let end =
+            u64::from(self.starts.get(which.saturating_add(1)).copied().unwrap_or(self.end)).saturating_mul(SECTOR);
+        let place = self.places.get(which)?.unpack().advanced(within.saturating_sub(start));
+        Some((place, end.checked_sub(within).filter(|&left| left > 0)?))
+    }
+}
+
+/// Where each page of the grain at `base` lives.
+fn pages(base: u64, runs: &[Run]) -> Box<[Packed]> {
+    let mut pages = vec![Packed::SPLIT; usize::try_from(GRAIN / PAGE).unwrap_or(0)].into_boxed_slice();
+    for run in runs {
+        let mut at = run.span.at.next_multiple_of(PAGE);
+        while at.saturating_add(PAGE) <= run.span.end() {
+            let page = usize::try_from(at.saturating_sub(base) / PAGE).ok().and_then(|page| pages.get_mut(page));
+            if let Some(page) = page {
+                *page = Packed::pack(run.place.advanced(at.saturating_sub(run.span.at)));
+            }
+            at = at.saturating_add(PAGE);
+        }
+    }
+    pages
 }
 
 /// The folded map.
@@ -83,11 +189,7 @@ impl Fold {
         match self.grain(at)? {
             Grain::Unknown => None,
             Grain::Whole(place) => Some((place.advanced(within), GRAIN.saturating_sub(within))),
-            Grain::Mixed(runs) => {
-                let run = runs.get(runs.partition_point(|run| run.span.end() <= at))?;
-                let skip = at.saturating_sub(run.span.at);
-                Some((run.place.advanced(skip), run.span.len.saturating_sub(skip)))
-            }
+            Grain::Mixed(runs) => runs.lookup(within),
         }
     }
 
@@ -99,7 +201,7 @@ impl Fold {
         }
         let new = match runs.as_slice() {
             [one] => Grain::Whole(one.place),
-            _ => Grain::Mixed(runs.into_boxed_slice()),
+            _ => Grain::Mixed(Runs::pack(grain.at, &runs)),
         };
         self.replace(grain.at, new);
     }
@@ -121,7 +223,7 @@ impl Fold {
             None | Some(Grain::Unknown) => return,
             _ if new.span == grain => Vec::new(),
             Some(Grain::Whole(place)) => vec![Run { span: grain, place: *place }],
-            Some(Grain::Mixed(runs)) => runs.to_vec(),
+            Some(Grain::Mixed(runs)) => runs.unpack(grain.at),
         };
         self.learn(grain, overlaid(&old, new));
     }
@@ -161,7 +263,10 @@ impl Fold {
 
 impl Grain {
     fn runs(&self) -> usize {
-        if let Grain::Mixed(runs) = self { runs.len() } else { 0 }
+        match self {
+            Grain::Mixed(runs) => runs.starts.len().saturating_add(if runs.pages.is_some() { PAGES_RUNS } else { 0 }),
+            _ => 0,
+        }
     }
 }
 
@@ -235,15 +340,32 @@ mod test {
     }
 
     #[test]
+    fn a_grain_of_many_runs_is_looked_up_by_page_and_by_sector() {
+        let mut fold = Fold::new(GRAIN);
+        // Runs of 3 KiB: every page but each third is split.
+        let len = 3072;
+        let runs: Vec<Run> = (0..GRAIN / len).map(|i| run(i * len, len, data(u8::from(i % 2 == 1), i << 20))).collect();
+        let rest = run(GRAIN / len * len, GRAIN % len, Where::Zero);
+        fold.learn(Fold::grain_of(0), runs.iter().copied().chain([rest]).collect());
+        for at in (0..GRAIN).step_by(512) {
+            let (place, left) = fold.lookup(at).unwrap();
+            let inside = runs.iter().find(|run| run.span.at <= at && at < run.span.end()).unwrap_or(&rest);
+            assert_eq!(place, inside.place.advanced(at - inside.span.at), "{at}");
+            assert!(left > 0 && at + left <= inside.span.end(), "{at}");
+        }
+    }
+
+    #[test]
     fn too_many_runs_are_forgotten() {
-        let len = 4096 * GRAIN;
+        let len = 8192 * GRAIN;
         let mut fold = Fold::new(len);
-        for grain in 0..4096 {
+        for grain in 0..8192 {
             let begin = grain * GRAIN;
-            let runs = (0..128).map(|i| run(begin + i * (GRAIN / 128), GRAIN / 128, data((i % 2) as u8, 0))).collect();
+            let runs =
+                (0..128).map(|i| run(begin + i * (GRAIN / 128), GRAIN / 128, data(u8::from(i % 2 == 1), 0))).collect();
             fold.learn(Fold::grain_of(begin), runs);
         }
-        assert!(fold.runs <= RUNS_MAX + 128);
-        assert!(fold.lookup(4095 * GRAIN).is_some());
+        assert!(fold.runs <= RUNS_MAX + 128 + PAGES_RUNS);
+        assert!(fold.lookup(8191 * GRAIN).is_some());
     }
 }

@@ -203,8 +203,11 @@ mod test {
         Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
 
     fn ask(operation: Operation, at: u64, len: u64) -> Result<Token, Status> {
-        let memory =
-            if matches!(operation, Operation::Read) { Segments::zeroed(len as usize) } else { Segments::empty() };
+        let memory = if matches!(operation, Operation::Read) {
+            Segments::zeroed(usize::try_from(len).unwrap())
+        } else {
+            Segments::empty()
+        };
         Request::new(operation, Span { at, len }, memory, Token(1), &GEOMETRY).map(Request::retire)
     }
 

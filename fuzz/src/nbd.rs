@@ -61,7 +61,10 @@ fn negotiate(input: &[u8], cut: usize) -> Outcome {
             let received = match session.receive(&unread, &export, &GEOMETRY, Room::default(), &mut requests) {
                 Ok(received) => received,
                 // A broken request behind the negotiation, in the same piece.
-                Err(_) if !session.is_negotiating() => break,
+                Err(_) if !session.is_negotiating() => {
+                    answers.extend(drain(&mut session));
+                    break;
+                }
                 Err(error) => return Outcome { answers: [answers, drain(&mut session)].concat(), end: Err(error) },
             };
             unread.drain(..received.used);
@@ -208,7 +211,8 @@ impl Peer {
         let [what, flags, at_high, at_low, len_high, len_low, tweak, fill] = padded;
         match what {
             0..=127 => {
-                let at = u64::from(u16::from_be_bytes([at_high, at_low])) * 512 + u64::from(tweak & 1);
+                // The disk has 2048 blocks: one command in nine lies behind its end.
+                let at = u64::from(u16::from_be_bytes([at_high, at_low]) % 2304) * 512 + u64::from(tweak & 1);
                 let len = u32::from(u16::from_be_bytes([len_high, len_low]) % 512) * 512 + u32::from(tweak >> 1 & 1);
                 // A length of 32 MiB and more, for each command.
                 let len = if tweak & 0x80 != 0 { len + (32 << 20) } else { len };

@@ -46,6 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn carry_out(command: &Command) -> Result<Exit, Failure> {
+    signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     match command {
         Command::Serve(serve) => serve::run(serve),
         Command::Image(ImageCommand::Create(create)) => jobs::create::run(create),

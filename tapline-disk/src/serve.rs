@@ -21,7 +21,7 @@ use crate::layers::{Layers, explain};
 use crate::log::say;
 use crate::output;
 use crate::paste::{self, Served};
-use crate::signals;
+use crate::signals::Signal;
 use crate::size::readable;
 
 use event_loop::{Disclose, EventLoop, Serving};
@@ -31,6 +31,8 @@ const DEPTH: usize = 256;
 
 /// Runs the command: until a signal ends it.
 pub fn run(serve: &Serve) -> Result<Exit, Failure> {
+    let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    let report = Signal::to_report().map_err(|error| Failure::new("handle SIGUSR1", error))?;
     let layers = Layers::open(&serve.image, &serve.parents.names, serve.access.options(!serve.read_only))?;
     let Layers { name, files, images } = layers;
     let choice = choose(serve.access.engine(), &files);
@@ -39,9 +41,8 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     }
     let disk = Disk::new(images, disk::Options::default()).map_err(|error| explain(&name, error))?;
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
-    signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     say(describe(&name, &disk, choice.kind));
-    let serving = Serving { disk, engine, stats_file: serve.stats.clone() };
+    let serving = Serving { disk, engine, stats_file: serve.stats.clone(), stop, report };
     match (&serve.vhost_user, &serve.nbd) {
         (Some(socket), _) => serve_vhost_user(serve, socket, serving),
         (None, Some(address)) => serve_nbd(serve, address, serving),

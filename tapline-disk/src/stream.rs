@@ -30,8 +30,10 @@ pub struct Piece {
     pub bytes: Option<Segments>,
 }
 
-/// The pieces of one disk, in order.
+/// The pieces of one disk, in order. It ends after the last byte, or with a failure; never early.
 pub struct Stream {
+    /// Bytes still to come.
+    left: u64,
     pieces: Receiver<Result<Piece, Failure>>,
     _thread: JoinHandle<()>,
 }
@@ -40,13 +42,14 @@ impl Stream {
     /// Begins to read.
     pub fn of(layers: Layers, kind: Option<EngineKind>) -> Stream {
         let (sender, pieces) = sync_channel(AHEAD);
+        let left = layers.geometry().map_or(0, |geometry| geometry.len);
         let thread = std::thread::spawn(move || {
             if let Err(failure) = Reader::new(layers, kind, &sender).and_then(Reader::run) {
                 // Whoever does not listen any more does not want to know.
                 sender.send(Err(failure)).unwrap_or_default();
             }
         });
-        Stream { pieces, _thread: thread }
+        Stream { left, pieces, _thread: thread }
     }
 }
 
@@ -54,7 +57,15 @@ impl Iterator for Stream {
     type Item = Result<Piece, Failure>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.pieces.recv().ok()
+        if self.left == 0 {
+            return None;
+        }
+        let piece = self.pieces.recv().unwrap_or_else(|_| Err(Failure::new("read on", "the reading thread is gone")));
+        match &piece {
+            Ok(piece) => self.left = self.left.saturating_sub(piece.span.len),
+            Err(_) => self.left = 0,
+        }
+        Some(piece)
     }
 }
 

@@ -6,57 +6,14 @@ mod vhost_mock;
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 use disk::Geometry;
 use memory::{GuestAddr, GuestMemory, Mapping, Region};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use tempfile::TempDir;
-use transport::{Interest, Server as _, Watch as _, WatchKey};
-use vhost_mock::{GEOMETRY, Machine};
-
-const STOP: WatchKey = WatchKey(u64::MAX);
-
-/// A machine with a thread of its own, which sleeps when it has nothing to do.
-struct Running {
-    directory: TempDir,
-    stop: OwnedFd,
-    thread: Option<JoinHandle<Vec<u8>>>,
-}
-
-impl Running {
-    fn new(geometry: Geometry, queues: u16) -> Running {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("disk.sock");
-        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let mut machine = Machine::at(&path, geometry, queues);
-        machine.watch.watch(stop.as_fd(), Interest::Read, STOP).unwrap();
-        let serve = move || {
-            loop {
-                let sleep = machine.server.may_sleep();
-                if machine.turn(sleep).contains(&STOP) {
-                    machine.server.stop(&mut machine.watch);
-                    return std::mem::take(&mut machine.bytes);
-                }
-            }
-        };
-        Running { directory, stop, thread: Some(std::thread::spawn(serve)) }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.directory.path().join("disk.sock")
-    }
-
-    /// Ends the thread; the answer is what the disk holds.
-    fn stop(&mut self) -> Vec<u8> {
-        rustix::io::write(&self.stop, &1u64.to_ne_bytes()).unwrap();
-        self.thread.take().unwrap().join().unwrap()
-    }
-}
+use vhost_mock::{GEOMETRY, Running};
 
 fn connect(path: &Path) -> Blkio {
     let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();

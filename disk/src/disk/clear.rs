@@ -1,6 +1,6 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
-use super::{Disk, Op, status_of};
+use super::{Disk, Missing, Op, status_of};
 use crate::fold::Where;
 use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
 use crate::{Action, Allocation, Extent, ExtentKind, FileError, FileId, Io, Span, Status};
@@ -8,6 +8,31 @@ use memory::Segments;
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
 const EXTENTS_MAX: usize = 4096;
+
+/// Why zeroes cannot be written yet, or at all.
+enum Obstacle {
+    /// Metadata of the leaf.
+    Missing(Missing),
+    /// Metadata for the map.
+    Grain(Missing),
+    NoSpace,
+}
+
+impl From<Wait> for Obstacle {
+    /// What the leaf waits for.
+    fn from(wait: Wait) -> Obstacle {
+        match wait {
+            Wait::Load(block) => Obstacle::Missing(vec![(0, block)]),
+            Wait::NoSpace => Obstacle::NoSpace,
+        }
+    }
+}
+
+impl From<Missing> for Obstacle {
+    fn from(missing: Missing) -> Obstacle {
+        Obstacle::Grain(missing)
+    }
+}
 
 impl<F: Format> Disk<F> {
     pub(super) fn discard<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
@@ -22,7 +47,7 @@ impl<F: Format> Disk<F> {
                     len
                 }
                 Ok(Discarded::Nothing { len }) => len,
-                Err(Wait::Load(block)) => return self.park(number, left, 0, block, io),
+                Err(Wait::Load(block)) => return self.park(number, left, vec![(0, block)], io),
                 Err(Wait::NoSpace) => return self.fail(number, Status::NoSpace),
             };
             at = at.saturating_add(len);
@@ -37,16 +62,17 @@ impl<F: Format> Disk<F> {
                 if free { self.zero_by_freeing(number, left, io) } else { self.zero_by_writing(number, left, io) };
             match done {
                 Ok(len) => at = at.saturating_add(len),
-                Err((layer, Wait::Load(block))) => return self.park(number, left, layer, block, io),
-                Err((_, Wait::NoSpace)) => return self.fail(number, Status::NoSpace),
+                Err(Obstacle::Missing(missing)) => return self.park(number, left, missing, io),
+                Err(Obstacle::Grain(missing)) => return self.park_for_grain(number, left, missing, io),
+                Err(Obstacle::NoSpace) => return self.fail(number, Status::NoSpace),
             }
         }
     }
 
     /// Makes the first bytes of `span` zero with as little space as possible; how many.
-    fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, (u8, Wait)> {
-        let Some(leaf) = self.leaf() else { return Err((0, Wait::NoSpace)) };
-        match leaf.discard(span).map_err(|wait| (0, wait))? {
+    fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let Some(leaf) = self.leaf() else { return Err(Obstacle::NoSpace) };
+        match leaf.discard(span)? {
             Discarded::Freed { at, len } => Ok(self.give_up(number, span, at, len, io)),
             Discarded::Kept { at, len } => {
                 self.push_piece(
@@ -59,10 +85,7 @@ impl<F: Format> Disk<F> {
                 Ok(len)
             }
             // Nothing in the leaf. What a parent shows there is to be hidden.
-            Discarded::Nothing { len } => match self
-                .resolve(span.at)
-                .map_err(|(layer, block)| (layer, Wait::Load(block)))?
-            {
+            Discarded::Nothing { len } => match self.resolve(span.at)? {
                 (Where::Zero, run) => Ok(run.min(len)),
                 (Where::Data { .. }, run) => self.zero_by_hiding(number, Span { at: span.at, len: run.min(len) }, io),
             },
@@ -70,17 +93,17 @@ impl<F: Format> Disk<F> {
     }
 
     /// Gives the first bytes of `span`, which live in a parent, a place in the leaf that reads as zero; how many.
-    fn zero_by_hiding<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, (u8, Wait)> {
-        let Reserved { at, len, ticket } = self.reserve(span).map_err(|wait| (0, wait))?;
+    fn zero_by_hiding<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let Reserved { at, len, ticket } = self.reserve(span)?;
         self.push_piece(number, Op::Zero { number, ticket, at, len }, 0, Action::Deallocate { at, len }, io);
         Ok(len)
     }
 
     /// Writes zeroes to the first bytes of `span`, which thereby have space; how many.
-    fn zero_by_writing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, (u8, Wait)> {
+    fn zero_by_writing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         /// A raw image has room for everything at once; one operation should still end in good time.
         const ZEROES_MAX: u64 = 2 << 20;
-        let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) }).map_err(|wait| (0, wait))?;
+        let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
         let from = Segments::zeroes(usize::try_from(reserved.len).unwrap_or(0));
         let op = Op::Transfer { number, ticket: reserved.ticket };
         self.push_piece(number, op, 0, Action::Write { at: reserved.at, from }, io);
@@ -141,7 +164,7 @@ impl<F: Format> Disk<F> {
                     Allocation::Data(len) => Extent { len: len.min(left), kind: ExtentKind::Data },
                     Allocation::Hole(len) => Extent { len: len.min(left), kind: ExtentKind::Hole },
                 },
-                Err((layer, block)) => return self.park(number, Span { at, len: left }, layer, block, io),
+                Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
             };
             let Some(active) = self.active.get_mut(number) else { return };
             let extents = &mut active.request.extents;

@@ -15,6 +15,7 @@ mod clear;
 mod flush;
 mod transfer;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use crate::fold::{Fold, Run, Where, append};
@@ -29,6 +30,10 @@ use flush::Reclaim;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
+
+/// Grains of the map that are learned at once: enough to keep the storage busy, since each may load a bitmap of every
+/// layer.
+const LEARNING_MAX: usize = 16;
 
 /// Sizes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +88,9 @@ struct Parked {
     rest: Span,
 }
 
+/// Metadata that is to be loaded, by layer.
+type Missing = Vec<(u8, MetaBlock)>;
+
 /// A virtual disk: a chain of images, and everything that is in flight on it.
 #[derive(Debug)]
 pub struct Disk<F: Format> {
@@ -101,6 +109,9 @@ pub struct Disk<F: Format> {
     /// A request has ended since the held ones were looked at.
     ended: bool,
     loads: HashMap<(u8, u64), Vec<Parked>>,
+    /// Grains that are being learned, and what waits for its turn to learn another.
+    learning: Vec<u64>,
+    thirsty: VecDeque<Parked>,
     round: Round,
     /// Requests that the next round will answer, and those of the one under way.
     flushes: Vec<u32>,
@@ -148,6 +159,8 @@ impl<F: Format> Disk<F> {
             held: VecDeque::new(),
             ended: false,
             loads: HashMap::new(),
+            learning: Vec::new(),
+            thirsty: VecDeque::new(),
             round: Round::default(),
             flushes: Vec::new(),
             flushing: Vec::new(),
@@ -317,14 +330,18 @@ impl<F: Format> Disk<F> {
     }
 
     /// Where byte `at` lives, and for how many bytes. `Err`: metadata that is to be loaded first.
-    fn resolve(&mut self, at: u64) -> Result<(Where, u64), (u8, MetaBlock)> {
+    fn resolve(&mut self, at: u64) -> Result<(Where, u64), Missing> {
         if let Some(found) = self.fold.lookup(at) {
             return Ok(found);
         }
         let grain = Fold::grain_of(at);
         let inside = grain.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(grain);
         let mut runs = Vec::new();
-        walk(&mut self.layers, 0, inside, &mut runs)?;
+        let mut missing = Missing::new();
+        walk(&mut self.layers, 0, inside, &mut runs, &mut missing);
+        if !missing.is_empty() {
+            return Err(missing);
+        }
         let whole = runs.iter().find(|run| at < run.span.end()).copied();
         self.fold.learn(grain, runs);
         let found = self.fold.lookup(at).or(whole.map(|run| (run.place, run.span.len)));
@@ -332,18 +349,52 @@ impl<F: Format> Disk<F> {
         Ok(found.unwrap_or((Where::Zero, 512)))
     }
 
-    /// Sets the rest of a request aside until `block` is loaded.
-    fn park<I: Io>(&mut self, number: u32, rest: Span, layer: u8, block: MetaBlock, io: &mut I) {
+    /// Sets the rest of a request aside that needs a grain of the map of which something is missing. Few grains are
+    /// learned at once, so that what one of them has loaded is not forgotten for the sake of the others.
+    fn park_for_grain<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
+        let grain = Fold::grain_of(rest.at).at;
+        if !self.learning.contains(&grain) {
+            if self.learning.len() == LEARNING_MAX {
+                if let Some(active) = self.active.get_mut(number) {
+                    active.left = active.left.saturating_add(1);
+                }
+                return self.thirsty.push_back(Parked { number, rest });
+            }
+            self.learning.push(grain);
+        }
+        self.park(number, rest, missing, io);
+    }
+
+    /// A grain has been learned, or cannot be: others have their turn.
+    fn learned<I: Io>(&mut self, grain: u64, io: &mut I) {
+        let before = self.learning.len();
+        self.learning.retain(|&other| other != grain);
+        if self.learning.len() == before {
+            return;
+        }
+        while self.learning.len() < LEARNING_MAX {
+            let Some(Parked { number, rest }) = self.thirsty.pop_front() else { return };
+            self.run(number, rest, io);
+            self.piece_ended(number, Status::Done, io);
+        }
+    }
+
+    /// Sets the rest of a request aside until what is missing is loaded. All of it is asked for at once, and the
+    /// last of it waited for: by then the others have mostly come, and the layers need not be walked for each.
+    fn park<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
+        let Some(&last) = missing.last() else { return };
         if let Some(active) = self.active.get_mut(number) {
             active.left = active.left.saturating_add(1);
         }
-        let waiting = self.loads.entry((layer, block.at)).or_default();
-        waiting.push(Parked { number, rest });
-        // One load for all who wait: a second one could bring older bytes than the first.
-        if waiting.len() == 1 {
-            let into = memory::Segments::zeroed(usize::try_from(block.len).unwrap_or(0));
-            self.push(Op::Load { layer, block }, FileId(layer), Action::Read { at: block.at, into }, io);
+        for (layer, block) in missing {
+            // One load for all who wait: a second one could bring older bytes than the first.
+            if let Entry::Vacant(place) = self.loads.entry((layer, block.at)) {
+                place.insert(Vec::new());
+                let into = memory::Segments::zeroed(usize::try_from(block.len).unwrap_or(0));
+                self.push(Op::Load { layer, block }, FileId(layer), Action::Read { at: block.at, into }, io);
+            }
         }
+        self.loads.entry((last.0, last.1.at)).or_default().push(Parked { number, rest });
     }
 
     fn loaded<I: Io>(&mut self, layer: u8, block: MetaBlock, done: FileDone, io: &mut I) {
@@ -357,6 +408,10 @@ impl<F: Format> Disk<F> {
                 self.run(number, rest, io);
             }
             self.piece_ended(number, if sound { Status::Done } else { Status::Failed }, io);
+            let grain = Fold::grain_of(rest.at).at;
+            if !sound || self.fold.lookup(rest.at).is_some() {
+                self.learned(grain, io);
+            }
         }
     }
 
@@ -383,8 +438,9 @@ impl<F: Format> Disk<F> {
     }
 }
 
-/// Folds `span` of the layers from `layer` on into `runs`.
-fn walk<F: Format>(layers: &mut [F], layer: u8, span: Span, runs: &mut Vec<Run>) -> Result<(), (u8, MetaBlock)> {
+/// Folds `span` of the layers from `layer` on into `runs`. Where metadata is missing, the walk goes on below as if
+/// there were nothing, to find what else is missing: the runs are then of no use.
+fn walk<F: Format>(layers: &mut [F], layer: u8, span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
     let mut at = span.at;
     while at < span.end() {
         let rest = Span { at, len: span.end().saturating_sub(at) };
@@ -393,7 +449,10 @@ fn walk<F: Format>(layers: &mut [F], layer: u8, span: Span, runs: &mut Vec<Run>)
             None => Place::Zero { len: rest.len },
             Some(format) => match format.map(rest) {
                 Ok(place) => place,
-                Err(Wait::Load(block)) => return Err((layer, block)),
+                Err(Wait::Load(block)) => {
+                    missing.push((layer, block));
+                    Place::Parent { len: rest.len }
+                }
                 Err(Wait::NoSpace) => unreachable!("a lookup takes no space"),
             },
         };
@@ -401,11 +460,10 @@ fn walk<F: Format>(layers: &mut [F], layer: u8, span: Span, runs: &mut Vec<Run>)
         match place {
             Place::Data { at, .. } => append(runs, Run { span: part, place: Where::Data { layer, at } }),
             Place::Zero { .. } => append(runs, Run { span: part, place: Where::Zero }),
-            Place::Parent { .. } => walk(layers, layer.saturating_add(1), part, runs)?,
+            Place::Parent { .. } => walk(layers, layer.saturating_add(1), part, runs, missing),
         }
         at = part.end();
     }
-    Ok(())
 }
 
 /// Whether nothing may overlap it while it is in flight.

@@ -1,5 +1,7 @@
 //! The disk over files in memory whose operations complete in any order.
 
+#![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
+
 use std::collections::VecDeque;
 
 use memory::Segments;

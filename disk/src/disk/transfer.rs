@@ -13,7 +13,7 @@ impl<F: Format> Disk<F> {
             let left = rest.end().saturating_sub(at);
             let (place, len) = match self.resolve(at) {
                 Ok((place, len)) => (place, len.min(left)),
-                Err((layer, block)) => return self.park(number, Span { at, len: left }, layer, block, io),
+                Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
             };
             let len = self.lengthened(at, place, len, left);
             let Some(memory) = self.memory(number, Span { at, len }) else { return };
@@ -34,7 +34,7 @@ impl<F: Format> Disk<F> {
             let left = rest.end().saturating_sub(at);
             let reserved = match self.reserve(Span { at, len: left }) {
                 Ok(reserved) => reserved,
-                Err(Wait::Load(block)) => return self.park(number, Span { at, len: left }, 0, block, io),
+                Err(Wait::Load(block)) => return self.park(number, Span { at, len: left }, vec![(0, block)], io),
                 Err(Wait::NoSpace) => return self.fail(number, Status::NoSpace),
             };
             let Some(from) = self.memory(number, Span { at, len: reserved.len }) else { return };

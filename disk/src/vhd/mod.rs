@@ -85,7 +85,7 @@ impl Vhd {
             chs: Some((footer.cylinders.get(), footer.heads, footer.sectors)),
             read_only: access == Access::ReadOnly,
         };
-        let sparse = survey.tables.is_some().then(|| Sparse::new(survey, tail));
+        let sparse = survey.tables.is_some().then(|| Sparse::new(survey, access, tail));
         Ok(Vhd { info, geometry, sparse })
     }
 

@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use super::Tail;
 use super::bitmap::Bitmap;
 use super::layout::{RawFooter, SECTOR, UNUSED};
 use super::pending::{Pending, Write};
 use super::space::Space;
 use super::survey::{Batmap, DiskType, Survey, batmap_writes, bitmap_len, index};
+use super::{Access, Tail};
 use crate::Span;
 use crate::format::{Discarded, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
 use zerocopy::IntoBytes;
@@ -19,7 +19,10 @@ use zerocopy::IntoBytes;
 const ENTRIES: u32 = 128;
 /// Bitmaps kept though nothing is to be written of them: at 512 bytes each 1 MiB, enough for the partly written
 /// blocks of 4 GiB of disk.
-const BITMAPS_MAX: usize = 2048;
+const BITMAPS_WRITABLE: usize = 2048;
+/// Bitmaps kept of a layer that is only read. Once folded into the map of the chain they are not asked for again;
+/// a disk folds sixteen grains at once, each of at most four blocks, and this is four times that.
+const BITMAPS_READ_ONLY: usize = 256;
 
 /// A bitmap in memory.
 #[derive(Debug)]
@@ -57,6 +60,7 @@ pub struct Sparse {
     bitmaps: HashMap<u32, Cached>,
     /// The order in which bitmaps came, for choosing which to forget.
     arrivals: VecDeque<u32>,
+    bitmaps_max: usize,
     /// Bitmaps asked for with [`Wait::Load`], by their offset in the file.
     loading: HashMap<u64, u32>,
     pending: Pending,
@@ -78,7 +82,7 @@ pub struct Sparse {
 impl Sparse {
     /// # Panics
     /// If the survey has no tables.
-    pub fn new(survey: Survey, tail: Tail) -> Sparse {
+    pub fn new(survey: Survey, access: Access, tail: Tail) -> Sparse {
         let dirty_copy = survey.repairs.iter().any(|repair| repair.at == 0);
         let dirty_footer = survey.repairs.iter().any(|repair| repair.at >= survey.file_len);
         let Some(tables) = survey.tables else { unreachable!("a sparse image has tables") };
@@ -99,6 +103,7 @@ impl Sparse {
             full,
             bitmaps: HashMap::new(),
             arrivals: VecDeque::new(),
+            bitmaps_max: if access == Access::ReadOnly { BITMAPS_READ_ONLY } else { BITMAPS_WRITABLE },
             loading: HashMap::new(),
             pending: Pending::default(),
             space,
@@ -349,7 +354,7 @@ impl Sparse {
         }
         // Each turn looks at one old bitmap more than came, so that the cache shrinks back when it can.
         for _ in 0..2 {
-            if self.arrivals.len() <= BITMAPS_MAX {
+            if self.arrivals.len() <= self.bitmaps_max {
                 break;
             }
             let Some(oldest) = self.arrivals.pop_front() else { break };

@@ -1,5 +1,7 @@
 //! VHD files as others make them, as crashes leave them, and as an attacker would.
 
+#![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
+
 use super::*;
 use crate::ImageErrorKind;
 

@@ -34,6 +34,10 @@ pub struct Serving {
     pub engine: Engine,
     /// Where statistics go; to the log if nowhere.
     pub stats_file: Option<PathBuf>,
+    /// The wish that it ends, taken in from before anybody knows of the disk.
+    pub stop: Signal,
+    /// The wish for statistics.
+    pub report: Signal,
 }
 
 /// A server that tells what happens to it.
@@ -64,13 +68,8 @@ pub struct EventLoop<S> {
 impl<S: Server + Disclose> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
-        let Serving { disk, mut engine, stats_file } = serving;
-        let failed = |what: &str| {
-            let what = what.to_owned();
-            move |error: io::Error| Failure::new(what, error)
-        };
-        let stop = Signal::to_stop().map_err(failed("handle SIGTERM"))?;
-        let report = Signal::to_report().map_err(failed("handle SIGUSR1"))?;
+        let Serving { disk, mut engine, stats_file, stop, report } = serving;
+        let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         let mut watch = EngineWatch(&mut engine);
         watch.watch(stop.as_fd(), Interest::Read, STOP).map_err(failed("wait for signals"))?;
         watch.watch(report.as_fd(), Interest::Read, REPORT).map_err(failed("wait for signals"))?;

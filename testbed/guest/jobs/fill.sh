@@ -5,7 +5,7 @@ make_filesystem
 mount_disk
 
 tell "a reference file"
-new_file reference 16
+new_file reference 8
 reference=$(sum $mnt/reference)
 say "reference=$reference"
 new_file doomed 1

@@ -7,11 +7,11 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with, sockopt};
 
 use super::error::BindError;
 
@@ -138,14 +138,21 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
         Ok(found) if !found.file_type().is_socket() => return Err(BindError::NotASocket(path.to_owned())),
         Ok(_) => {}
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+    match knock(path) {
+        Err(Errno::CONNREFUSED) => {
             fs::remove_file(path).map_err(|cause| failed("remove the abandoned socket", &address(), cause))
         }
-        Ok(_) => Err(BindError::PathInUse(path.to_owned())),
-        // A full backlog, a socket of another type: somebody is there.
-        Err(_) => Err(BindError::PathInUse(path.to_owned())),
+        // AGAIN: a server that is too busy to accept.
+        Ok(()) | Err(Errno::AGAIN) => Err(BindError::PathInUse(path.to_owned())),
+        Err(errno) => Err(failed("find out who listens on the existing socket", &address(), errno.into())),
     }
+}
+
+/// Connects without waiting, to see whether anybody is there.
+fn knock(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 fn bind_port(wanted: SocketAddr) -> Result<Listener, BindError> {

@@ -1,10 +1,10 @@
 //! NBD: the disk for whatever speaks the Network Block Device protocol, over Unix sockets and TCP.
 //!
 //! Fixed newstyle negotiation, simple and structured replies, `base:allocation`. One export, any number of
-//! clients up to a limit, all of one disk. No thread and no timer. A client can hold up its own requests and,
-//! by holding memory, slow down the large requests of other clients; it cannot make the server grow without
-//! bound, spin or fail. A client that connects and never finishes negotiating costs one of few places, which it
-//! loses to the next client that comes.
+//! clients up to a limit, all of one disk. No thread and no timer. A client can hold up its own requests and, by
+//! hoarding memory, those requests of other clients that are longer than 1 MiB; it cannot make the server grow
+//! without bound, spin or fail. A client that connects and never finishes negotiating costs one of few places,
+//! which it loses to the next client that comes.
 //!
 //! Who knows what: `wire` the protocol's bytes; `option`, `handshake` the negotiation; `command`, `reply`,
 //! `transmission` the requests; [`Session`] one conversation, all of it pure; `listener`, `connection` the

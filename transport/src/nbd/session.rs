@@ -217,3 +217,47 @@ impl Session {
 
 /// Answers of a negotiation that may wait to be sent: a few of the longest.
 const ANSWERS_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn one_connection_may_hold_two_of_the_longest_requests() {
+        let alone = Room::default();
+        assert!(alone.admits(32 << 20, 32 << 20));
+        assert!(!alone.admits((32 << 20) + 1, 32 << 20));
+    }
+
+    #[test]
+    fn hoarders_leave_others_a_modest_request() {
+        let crowded = Room { others: HELD_BY_ALL };
+        assert!(crowded.admits(0, 1 << 20));
+        assert!(!crowded.admits(0, (1 << 20) + 512));
+        assert!(!crowded.admits(512, 512));
+    }
+
+    #[test]
+    fn a_half_received_write_is_held_until_the_client_hangs_up() {
+        let geometry =
+            Geometry { len: 1 << 20, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
+        let export = Export { name: String::new(), description: String::new(), geometry };
+        let mut session = Session::new(0);
+        let name_and_write = [
+            &3u32.to_be_bytes()[..],
+            b"IHAVEOPT\0\0\0\x01\0\0\0\0",
+            &[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1],
+            &[0; 16],
+            &4096u32.to_be_bytes(),
+            &[7; 100],
+        ]
+        .concat();
+        let mut requests = VecDeque::new();
+        let received = session.receive(&name_and_write, &export, &geometry, Room::default(), &mut requests);
+        assert_eq!(received, Ok(Received { used: name_and_write.len(), next: Next::Receive }));
+        assert!(requests.is_empty());
+        assert!(session.held() > 4096);
+        session.hang_up();
+        assert_eq!(session.held(), 0);
+    }
+}

@@ -136,12 +136,7 @@ impl Transmission {
             return Err(ProtocolError::WriteTooLong(header.len.get()));
         }
         let verdict = judge(&header, self.agreed, geometry);
-        let memory_len = match verdict {
-            Verdict::Serve(Ask { operation: Operation::Read | Operation::Write { .. }, span, .. }) => {
-                usize::try_from(span.len).unwrap_or(usize::MAX)
-            }
-            _ => 0,
-        };
+        let memory_len = memory_of(verdict);
         if !self.admits(memory_len, outgoing, room) {
             return Ok(Step::Stalled(memory_len));
         }
@@ -322,6 +317,16 @@ impl Transmission {
 const SLOT_MASK: u64 = 0xffff;
 
 const STOPPING: Refusal = Refusal { errno: Errno::ShuttingDown, why: "the server is stopping" };
+
+/// Bytes of memory that a request needs.
+fn memory_of(verdict: Verdict) -> usize {
+    match verdict {
+        Verdict::Serve(Ask { operation: Operation::Read | Operation::Write { .. }, span, .. }) => {
+            usize::try_from(span.len).unwrap_or(usize::MAX)
+        }
+        _ => 0,
+    }
+}
 
 fn extents(pending: &Pending, request: &Request, agreed: Agreed) -> Vec<u8> {
     if request.extents.first().is_none_or(|extent| extent.len == 0) {

@@ -246,3 +246,137 @@ fn pieces(table: &Table, place: &VringAddr, size: u16) -> Option<(Shared, Shared
     let used = table.ring(place.used, ENTRIES_AT + USED_LEN * count + 2)?;
     Some((desc, avail, used))
 }
+
+#[cfg(test)]
+mod test {
+    use std::os::fd::OwnedFd;
+
+    use memory::GuestAddr;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::super::message::RegionInfo;
+    use super::*;
+
+    const SIZE: u16 = 8;
+    const AVAIL: u64 = 0x400;
+    const USED: u64 = 0x800;
+
+    fn table() -> Table {
+        let file: OwnedFd = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        Table::of(vec![(RegionInfo { guest: 0, len: 4096, peer: 0, offset: 0 }, file)]).unwrap()
+    }
+
+    fn place() -> VringAddr {
+        VringAddr { queue: 0, flags: 0, desc: 0, used: USED, avail: AVAIL, log: 0 }
+    }
+
+    fn put(table: &Table, at: u64, value: u16) {
+        let [low, high] = value.to_le_bytes();
+        table.write_byte(GuestAddr(at), low).unwrap();
+        table.write_byte(GuestAddr(at + 1), high).unwrap();
+    }
+
+    fn get(table: &Table, at: u64) -> u16 {
+        u16::from_le_bytes(table.read(GuestAddr(at)).unwrap())
+    }
+
+    /// A ring whose two indices stand at `base`.
+    fn ring_at(table: &Table, base: u16, event_idx: bool) -> Ring {
+        put(table, AVAIL + 2, base);
+        put(table, USED + 2, base);
+        Ring::new(table, &place(), SIZE, base, event_idx).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_crossed_exactly_when_it_lies_in_the_step() {
+        // Every event around every short step at every start: all wrap-arounds are among them.
+        for old in (0..=u16::MAX).step_by(257).chain([u16::MAX - 3, u16::MAX]) {
+            for step in 0..=9 {
+                for ahead in 0..=12 {
+                    let (event, new) = (old.wrapping_add(ahead), old.wrapping_add(step));
+                    assert_eq!(crosses(event, old, new), ahead < step, "{event} between {old} and {new}");
+                }
+                assert!(!crosses(old.wrapping_sub(1), old, old.wrapping_add(step)), "an event of the past");
+            }
+        }
+    }
+
+    #[test]
+    fn indices_wrap_around() {
+        let table = table();
+        let mut ring = ring_at(&table, u16::MAX - 1, false);
+        for (index, head) in [(u16::MAX - 1, 3), (u16::MAX, 5), (0, 7)] {
+            put(&table, AVAIL + 4 + 2 * u64::from(index % SIZE), head);
+            put(&table, AVAIL + 2, index.wrapping_add(1));
+            assert_eq!(ring.pop(), Ok(Some(head)));
+            ring.push_used(head, 1).unwrap();
+        }
+        assert_eq!(ring.pop(), Ok(None));
+        assert_eq!(ring.publish(), Ok(true));
+        assert_eq!(get(&table, USED + 2), 1);
+        assert_eq!(ring.next_avail(), 1);
+    }
+
+    #[test]
+    fn a_jump_of_the_available_index_breaks_the_ring() {
+        let table = table();
+        let mut ring = ring_at(&table, 100, false);
+        put(&table, AVAIL + 2, 100 + SIZE);
+        assert!(ring.pop().unwrap().is_some(), "a full ring is no jump");
+        let mut ring = ring_at(&table, 100, false);
+        put(&table, AVAIL + 2, 101 + SIZE);
+        assert_eq!(ring.pop(), Err(Broken::IndexJump { from: 100, to: 109, size: SIZE }));
+        put(&table, AVAIL + 2, 99);
+        assert_eq!(ring.pop(), Err(Broken::IndexJump { from: 100, to: 99, size: SIZE }));
+    }
+
+    #[test]
+    fn the_driver_is_signalled_when_its_event_is_passed() {
+        let table = table();
+        let used_event = AVAIL + 4 + 2 * u64::from(SIZE);
+        let mut ring = ring_at(&table, 0, true);
+        put(&table, used_event, 1000);
+        ring.push_used(0, 1).unwrap();
+        assert_eq!(ring.publish(), Ok(true), "the first time always");
+        ring.push_used(1, 1).unwrap();
+        assert_eq!(ring.publish(), Ok(false));
+        put(&table, used_event, 3);
+        ring.push_used(2, 1).unwrap();
+        assert_eq!(ring.publish(), Ok(false));
+        ring.push_used(3, 1).unwrap();
+        assert_eq!(ring.publish(), Ok(true));
+        assert_eq!(ring.publish(), Ok(false), "nothing new");
+    }
+
+    #[test]
+    fn kicks_are_asked_for_only_before_sleeping() {
+        let table = table();
+        let mut ring = ring_at(&table, 0, false);
+        assert_eq!(get(&table, USED), USED_NO_NOTIFY);
+        ring.ask_for_kicks().unwrap();
+        assert_eq!(get(&table, USED), 0);
+        put(&table, AVAIL + 2, 1);
+        assert_eq!(ring.is_empty(), Ok(false));
+        ring.pop().unwrap().unwrap();
+        assert_eq!(get(&table, USED), USED_NO_NOTIFY);
+
+        let mut ring = ring_at(&table, 7, true);
+        ring.ask_for_kicks().unwrap();
+        assert_eq!(get(&table, USED + 4 + 8 * u64::from(SIZE)), 7, "avail_event");
+    }
+
+    #[test]
+    fn a_ring_outside_of_memory_or_unaligned_is_none() {
+        let table = table();
+        let refused = |place: VringAddr| Ring::new(&table, &place, SIZE, 0, true).is_none();
+        assert!(!refused(place()));
+        assert!(refused(VringAddr { desc: 8, ..place() }));
+        assert!(refused(VringAddr { avail: AVAIL + 1, ..place() }));
+        assert!(refused(VringAddr { used: USED + 2, ..place() }));
+        assert!(refused(VringAddr { used: 4096 - 64, ..place() }), "the event index lies behind the end");
+        assert!(refused(VringAddr { desc: u64::MAX - 15, ..place() }));
+        assert!(Ring::new(&table, &place(), 0, 0, true).is_none());
+        assert!(Ring::new(&table, &place(), 6, 0, true).is_none());
+    }
+}

@@ -10,8 +10,9 @@ use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use disk::{Geometry, Operation, Request, Status, Transport};
 use memory::{GuestAddr, GuestMemory, Mapping, Region};
@@ -111,7 +112,7 @@ impl Machine {
         }
     }
 
-    pub fn path(&self) -> std::path::PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.directory.as_ref().unwrap().path().join("disk.sock")
     }
 
@@ -177,6 +178,51 @@ impl Drop for Machine {
         for request in self.held.drain(..) {
             request.retire();
         }
+    }
+}
+
+const STOP: WatchKey = WatchKey(u64::MAX);
+
+/// A machine with a thread of its own, which sleeps when it has nothing to do.
+pub struct Running {
+    directory: TempDir,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<Vec<u8>>>,
+}
+
+impl Running {
+    pub fn new(geometry: Geometry, queues: u16) -> Running {
+        Running::holding(&[], geometry, queues)
+    }
+
+    /// A machine whose disk begins with `content`.
+    pub fn holding(content: &[u8], geometry: Geometry, queues: u16) -> Running {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.sock");
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let mut machine = Machine::at(&path, geometry, queues);
+        machine.bytes[..content.len()].copy_from_slice(content);
+        machine.watch.watch(stop.as_fd(), Interest::Read, STOP).unwrap();
+        let serve = move || {
+            loop {
+                let sleep = machine.server.may_sleep();
+                if machine.turn(sleep).contains(&STOP) {
+                    machine.server.stop(&mut machine.watch);
+                    return std::mem::take(&mut machine.bytes);
+                }
+            }
+        };
+        Running { directory, stop, thread: Some(std::thread::spawn(serve)) }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("disk.sock")
+    }
+
+    /// Ends the thread; the answer is what the disk holds.
+    pub fn stop(&mut self) -> Vec<u8> {
+        rustix::io::write(&self.stop, &1u64.to_ne_bytes()).unwrap();
+        self.thread.take().unwrap().join().unwrap()
     }
 }
 
@@ -426,7 +472,9 @@ impl FrontEnd {
     /// Whether the server has hung up.
     pub fn is_closed(&mut self) -> bool {
         self.stream.set_nonblocking(true).unwrap();
-        matches!(self.stream.read(&mut [0; 1]), Ok(0))
-            || matches!(self.stream.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset)
+        match self.stream.read(&mut [0; 1]) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
     }
 }

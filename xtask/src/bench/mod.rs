@@ -238,7 +238,7 @@ fn sample(kind: &Kind, workload: &Workload, work: &Path, seconds: f64) -> Result
     // No warm-up in the client: the server's CPU time is of the same requests as the client's count.
     arguments.extend(["--warmup", "0", "--seconds", &seconds_text]);
     // The first run warms up: chains are folded and files cached.
-    client(&server, &[workload.client, &["--warmup", "0", "--seconds", "0.5"]].concat())?;
+    client(&server, &[workload.client, &["--warmup", "0", "--seconds", "1.5"]].concat())?;
     let before = server.cpu_seconds()?;
     let seen = client(&server, &arguments)?;
     let cpu = server.cpu_seconds()? - before;

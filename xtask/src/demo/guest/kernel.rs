@@ -64,15 +64,12 @@ impl Kernel {
 
 /// Downloads and unpacks the newest kernel as `root`.
 fn fetch(cache: &Path, root: &Path, progress: &Progress) -> Result<(), GuestError> {
-    let packages = newest_packages()?;
     let partial = cache.join(format!("kernel.{}.partial", std::process::id()));
     fs::create_dir_all(&partial).map_err(at("create", &partial))?;
-    for package in &packages {
-        progress.detail(&format!("downloading {package} ({}), once", size_of(package)?));
-        let mut apt = Command::new("apt-get");
-        // Only matters for root: apt's own user may not write into our directory.
-        apt.args(["download", "-o", "APT::Sandbox::User=root", package]).current_dir(&partial).stdin(Stdio::null());
-        tool::run(&mut apt)?;
+    if let Err(error) = Apt::of_the_machine().download_kernel(&partial, progress) {
+        // Lists that are missing or name packages that are gone: both are common in containers.
+        progress.detail(&format!("apt's lists do not serve ({error}); fetching lists of our own"));
+        Apt::with_own_lists(&partial)?.download_kernel(&partial, progress)?;
     }
     let unpacked = partial.join("root");
     for file in entries(&partial)?.iter().filter(|path| file_name(path).ends_with(".deb")) {
@@ -86,20 +83,65 @@ fn fetch(cache: &Path, root: &Path, progress: &Progress) -> Result<(), GuestErro
     fs::remove_dir_all(&partial).map_err(at("remove", &partial))
 }
 
-/// The kernel package that the first known meta package depends on, and the package with its modules where they are apart.
-fn newest_packages() -> Result<Vec<String>, GuestError> {
-    for meta in PACKAGES {
-        let Some(image) = dependency(meta, "linux-image-") else { continue };
-        let modules = dependency(&image, "linux-modules-");
-        return Ok(std::iter::once(image).chain(modules).collect());
-    }
-    Err(GuestError::NoKernelPackage { tried: PACKAGES.join(", ") })
+/// The distribution's packages, by lists of the machine or of our own. Nothing is ever installed, and no root is needed.
+struct Apt {
+    options: Vec<String>,
 }
 
-/// The first package named `prefix` and a version on which `package` depends. A package unknown to apt depends on nothing.
-fn dependency(package: &str, prefix: &str) -> Option<String> {
-    let listing = tool::text(Command::new("apt-cache").args(["depends", package])).ok()?;
-    dependency_in(&listing, prefix)
+impl Apt {
+    fn of_the_machine() -> Self {
+        // Only matters for root: apt's own user may not write into our directory.
+        Self { options: vec!["-oAPT::Sandbox::User=root".to_owned()] }
+    }
+
+    /// Fetches the lists of the machine's sources into `directory`.
+    fn with_own_lists(directory: &Path) -> Result<Self, GuestError> {
+        let mut apt = Self::of_the_machine();
+        for (option, place) in [("Dir::State::lists", "lists"), ("Dir::Cache", "cache")] {
+            let place = directory.join(place);
+            fs::create_dir_all(&place).map_err(at("create", &place))?;
+            apt.options.push(format!("-o{option}={}", place.display()));
+        }
+        tool::run(apt.command("apt-get").arg("update"))?;
+        Ok(apt)
+    }
+
+    fn download_kernel(&self, directory: &Path, progress: &Progress) -> Result<(), GuestError> {
+        for package in self.newest_kernel()? {
+            progress.detail(&format!("downloading {package} ({}), once", self.size_of(&package)?));
+            tool::run(self.command("apt-get").args(["download", &package]).current_dir(directory))?;
+        }
+        Ok(())
+    }
+
+    /// The kernel package that the first known meta package depends on, and that with its modules where they are apart.
+    fn newest_kernel(&self) -> Result<Vec<String>, GuestError> {
+        for meta in PACKAGES {
+            let Some(image) = self.dependency(meta, "linux-image-") else { continue };
+            let modules = self.dependency(&image, "linux-modules-");
+            return Ok(std::iter::once(image).chain(modules).collect());
+        }
+        Err(GuestError::NoKernelPackage { tried: PACKAGES.join(", ") })
+    }
+
+    /// The first package named `prefix` and a version on which `package` depends. One unknown to apt depends on nothing.
+    fn dependency(&self, package: &str, prefix: &str) -> Option<String> {
+        let listing = tool::text(self.command("apt-cache").args(["depends", package])).ok()?;
+        dependency_in(&listing, prefix)
+    }
+
+    /// How much a download is, for people.
+    fn size_of(&self, package: &str) -> Result<String, GuestError> {
+        let shown = tool::text(self.command("apt-cache").args(["show", "--no-all-versions", package]))?;
+        let bytes = shown.lines().find_map(|line| line.strip_prefix("Size: ")?.trim().parse::<u64>().ok());
+        Ok(bytes.map_or_else(|| "size unknown".to_owned(), |bytes| format!("{} MB", bytes.div_ceil(1_000_000))))
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(&self.options).env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
 }
 
 fn dependency_in(listing: &str, prefix: &str) -> Option<String> {
@@ -109,13 +151,6 @@ fn dependency_in(listing: &str, prefix: &str) -> Option<String> {
         rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
     };
     names.map(str::trim).find(versioned).map(str::to_owned)
-}
-
-/// How much a download is, for people.
-fn size_of(package: &str) -> Result<String, GuestError> {
-    let shown = tool::text(Command::new("apt-cache").args(["show", "--no-all-versions", package]))?;
-    let bytes = shown.lines().find_map(|line| line.strip_prefix("Size: ")?.trim().parse::<u64>().ok());
-    Ok(bytes.map_or_else(|| "size unknown".to_owned(), |bytes| format!("{} MB", bytes.div_ceil(1_000_000))))
 }
 
 /// Appends `module` to `loaded`, after those it depends on.

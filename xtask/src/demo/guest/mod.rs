@@ -37,7 +37,7 @@ pub struct Job {
 pub enum GuestError {
     #[error("{program} is not installed; install {package}")]
     Missing { program: &'static str, package: &'static str },
-    #[error("apt knows none of the kernel packages {tried}; run `apt-get update` once")]
+    #[error("apt knows none of the kernel packages {tried}")]
     NoKernelPackage { tried: String },
     #[error("no kernel with modules in {}; remove that directory to fetch it again", directory.display())]
     NoKernelImage { directory: PathBuf },
@@ -88,13 +88,13 @@ impl Guest {
 
     /// Boots with a disk on each of the vhost-user-blk `sockets` (names in `work`, where the logs go too).
     pub fn boot(&self, job: &Job, sockets: &[&str], work: &Path) -> Result<Running, GuestError> {
-        let initrd = format!("{}.initrd", job.name);
-        self.write_initrd(job, &work.join(&initrd))?;
+        let initrd = work.join(format!("{}.initrd", job.name));
+        self.write_initrd(job, &initrd)?;
         let mut command = running::qemu(self.accelerator, &self.kernel, &initrd);
         for (number, socket) in sockets.iter().enumerate() {
             running::add_disk(&mut command, number, socket);
         }
-        Running::start(command, job.name, work)
+        Running::start(command, job.name, work, initrd)
     }
 
     /// The kernel takes one file and unpacks every archive in it, so the job is appended.

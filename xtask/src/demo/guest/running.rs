@@ -3,7 +3,7 @@
 //! Knows nothing of jobs but their protocol: lines `TAPLINE key=value`, of which `ask=` waits for an answer, `fail=` and
 //! `end=ok` come last. However it ends, QEMU does not outlive the value.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufReader, Read, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ const MEMORY_MIB: u32 = 768;
 const LAST_LINES: usize = 12;
 
 /// QEMU without a disk. The guest's memory is shared, as vhost-user needs it to be.
-pub fn qemu(accelerator: Accelerator, kernel: &Path, initrd: &str) -> Command {
+pub fn qemu(accelerator: Accelerator, kernel: &Path, initrd: &Path) -> Command {
     let mut command = tool::bound_to_us("qemu-system-x86_64");
     command.args(accelerator.options());
     command.args(["-machine", "q35,memory-backend=memory", "-nodefaults", "-no-user-config"]);
@@ -34,7 +34,7 @@ pub fn qemu(accelerator: Accelerator, kernel: &Path, initrd: &str) -> Command {
     command.args(["-smp", &CPUS.to_string(), "-m", &MEMORY_MIB.to_string()]);
     command.args(["-object", &format!("memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on")]);
     command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
-    command.arg("-kernel").arg(kernel).args(["-initrd", initrd]);
+    command.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
     command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"]);
     command
 }
@@ -80,12 +80,13 @@ pub struct Running {
     tail: Vec<String>,
     console: PathBuf,
     messages: PathBuf,
+    initrd: PathBuf,
     silence_max_seconds: u64,
 }
 
 impl Running {
-    /// Starts `qemu` in the directory `work`.
-    pub(super) fn start(mut qemu: Command, job: &str, work: &Path) -> Result<Self, GuestError> {
+    /// Starts `qemu` in the directory `work`; `initrd`, made for this boot, goes with it.
+    pub(super) fn start(mut qemu: Command, job: &str, work: &Path, initrd: PathBuf) -> Result<Self, GuestError> {
         let console = work.join(format!("{job}.console"));
         let messages = work.join(format!("{job}.qemu"));
         let log = File::create(&console).map_err(at("create", &console))?;
@@ -104,6 +105,7 @@ impl Running {
             tail: Vec::new(),
             console,
             messages,
+            initrd,
             silence_max_seconds: SILENCE_MAX_SECONDS,
         })
     }
@@ -169,7 +171,7 @@ impl Running {
             Some(("end", "ok")) => Ok(std::mem::take(&mut self.transcript)),
             Some(("fail", why)) => Err(GuestError::Job { job, why: why.to_owned(), console }),
             _ => {
-                let messages = std::fs::read_to_string(&self.messages).unwrap_or_default();
+                let messages = fs::read_to_string(&self.messages).unwrap_or_default();
                 let said = format!("{}\n{}", self.tail.join("\n"), messages);
                 Err(GuestError::Broke { job, said: tool::last_lines(&said, LAST_LINES), console })
             }
@@ -181,6 +183,10 @@ impl Drop for Running {
     fn drop(&mut self) {
         if let Err(error) = self.qemu.kill().and_then(|()| self.qemu.wait()) {
             eprintln!("cannot end QEMU, process {}: {error}", self.qemu.id());
+        }
+        // 90 MB that nobody looks at, for each boot of a run that is kept.
+        if let Err(error) = fs::remove_file(&self.initrd) {
+            eprintln!("cannot remove {}: {error}", self.initrd.display());
         }
     }
 }

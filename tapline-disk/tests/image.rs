@@ -1,0 +1,250 @@
+//! The image commands as a user runs them: what they print, what they leave behind, how they end.
+
+mod tool;
+
+use std::fs;
+
+use tool::{Room, TAPLINE};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_new_image_is_thin_clean_and_described() {
+    let room = Room::new();
+    assert_eq!(room.done("image create vhd:a.vhd --size 10G"), "created vhd:a.vhd: dynamic, 10 GiB\n");
+    let info = &room.json("image info vhd:a.vhd")[0];
+    assert_eq!(info["size"], 10u64 << 30);
+    assert_eq!(info["vhd"]["kind"], "dynamic");
+    assert_eq!(info["vhd"]["block_size"], 2 << 20);
+    assert_eq!(info["vhd"]["blocks_allocated"], 0);
+    assert!(info["file_allocated"].as_u64().unwrap() < MIB);
+    assert_eq!(room.json("image check vhd:a.vhd")["result"], "clean");
+    assert!(room.done("image info vhd:a.vhd").contains("kind      dynamic"));
+}
+
+#[test]
+fn an_image_that_exists_is_never_overwritten() {
+    let room = Room::new();
+    room.write("a.vhd", b"precious");
+    let said = room.tapline("image create vhd:a.vhd --size 10G");
+    assert_eq!(said.code, Some(4));
+    assert!(said.err.contains("a.vhd") && said.err.contains("exists"), "{said:?}");
+    let said = room.tapline("image convert raw:a.vhd vhd:a.vhd --force");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert_eq!(room.read("a.vhd"), b"precious");
+}
+
+#[test]
+fn sizes_and_block_sizes_beyond_the_format_are_refused_and_leave_nothing() {
+    let room = Room::new();
+    for words in ["--size 3T", "--size 0", "--size 1000", "--size 1G --block-size 3M", "--size 1G --block-size 256K"] {
+        let said = room.tapline(&format!("image create vhd:a.vhd {words}"));
+        assert_eq!(said.code, Some(4), "{words}: {said:?}");
+        assert!(said.err.starts_with("tapline: cannot create vhd:a.vhd: "), "{words}: {said:?}");
+        assert!(!room.file("a.vhd").exists(), "{words}");
+    }
+    let said = room.tapline("image create vhd:a.vhd --size 10GB");
+    assert_eq!(said.code, Some(64));
+    assert!(said.err.contains("512M or 10G"), "{said:?}");
+}
+
+#[test]
+fn a_fixed_image_has_its_space_from_the_beginning() {
+    let room = Room::new();
+    room.done("image create vhd:a.vhd --size 16M --fixed");
+    let info = &room.json("image info vhd:a.vhd")[0];
+    assert_eq!(info["vhd"]["kind"], "fixed");
+    assert!(info["file_allocated"].as_u64().unwrap() >= 16 * MIB);
+}
+
+#[test]
+fn converting_keeps_every_byte_and_every_hole() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    for target in ["vhd:dynamic.vhd", "vhd:small.vhd --block-size 512K", "vhd:fixed.vhd --fixed", "raw:copy.raw"] {
+        room.done(&format!("image convert raw:a.raw {target} --verify"));
+        let image = target.split_whitespace().next().unwrap();
+        assert_eq!(room.json(&format!("image compare raw:a.raw {image}"))["same"], true, "{target}");
+        assert_eq!(room.json(&format!("image check {image}"))["result"], "clean", "{target}");
+    }
+    let thin = &room.json("image info vhd:dynamic.vhd")[0];
+    assert!(thin["file_allocated"].as_u64().unwrap() < 16 * MIB, "{thin}");
+    room.done("image convert vhd:small.vhd raw:back.raw --io-engine aio");
+    assert!(room.read("back.raw") == room.read("a.raw"), "the disk came back changed");
+}
+
+#[test]
+fn compare_says_where_disks_differ() {
+    let room = Room::new();
+    room.make_raw("a.raw", 32 * MIB);
+    room.done("image convert raw:a.raw vhd:b.vhd");
+    let mut bytes = room.read("a.raw");
+    bytes[20_000_001] ^= 1;
+    room.write("a.raw", &bytes);
+    let said = room.tapline("image compare raw:a.raw vhd:b.vhd");
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.out.contains("differ at byte 20000001 "), "{said:?}");
+    room.done("image create raw:short.raw --size 31M");
+    let said = room.tapline("image compare vhd:b.vhd raw:short.raw");
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.out.contains("differ in size"), "{said:?}");
+}
+
+#[test]
+fn map_lists_data_and_holes_to_the_last_byte() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    room.done("image convert raw:a.raw vhd:b.vhd");
+    let map = room.json("image map vhd:b.vhd");
+    let runs = map.as_array().unwrap();
+    let mut end = 0;
+    for run in runs {
+        assert_eq!(run["start"].as_u64(), Some(end));
+        end += run["length"].as_u64().unwrap();
+    }
+    assert_eq!(end, 64 * MIB);
+    assert!(runs.iter().any(|run| run["data"] == false) && runs.iter().any(|run| run["data"] == true), "{map}");
+}
+
+#[test]
+fn a_child_needs_its_parent_named_and_is_told_which() {
+    let room = Room::new();
+    room.make_raw("a.raw", 32 * MIB);
+    room.done("image convert raw:a.raw vhd:base.vhd");
+    room.done("image create vhd:child.vhd --parent vhd:base.vhd");
+    let before = room.read("child.vhd");
+    let said = room.tapline("image map vhd:child.vhd");
+    assert_eq!(said.code, Some(64));
+    assert!(said.err.contains("--parent vhd:base.vhd") && said.err.contains("file:///"), "{said:?}");
+    assert!(said.out.is_empty());
+    room.done("image compare vhd:child.vhd raw:a.raw --parent vhd:base.vhd");
+    room.done("image create vhd:grandchild.vhd --parent vhd:child.vhd");
+    room.done("image compare vhd:grandchild.vhd raw:a.raw --parent vhd:child.vhd --parent vhd:base.vhd");
+    let info = &room.json("image info vhd:child.vhd")[0];
+    assert_eq!(info["vhd"]["parent"]["name"], "base.vhd");
+    assert_eq!(room.read("child.vhd"), before);
+}
+
+#[test]
+fn a_wrong_parent_is_refused() {
+    let room = Room::new();
+    room.done("image create vhd:base.vhd --size 32M");
+    room.done("image create vhd:other.vhd --size 32M");
+    room.done("image create raw:plain.raw --size 32M");
+    room.done("image create vhd:child.vhd --parent vhd:base.vhd");
+    for parent in ["vhd:other.vhd", "raw:plain.raw"] {
+        let said = room.tapline(&format!("image map vhd:child.vhd --parent {parent}"));
+        assert_eq!(said.code, Some(4), "{said:?}");
+        assert!(said.err.contains("uuid") && said.err.contains("base.vhd"), "{said:?}");
+    }
+    let said = room.tapline("image map vhd:base.vhd --parent vhd:other.vhd");
+    assert_eq!(said.code, Some(64), "{said:?}");
+    let said = room.tapline("image create vhd:big.vhd --parent vhd:base.vhd --size 64M");
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(!room.file("big.vhd").exists());
+}
+
+#[test]
+fn a_raw_parent_makes_a_child_too() {
+    let room = Room::new();
+    room.make_raw("a.raw", 32 * MIB);
+    room.done("image create vhd:child.vhd --parent raw:a.raw");
+    room.done("image compare vhd:child.vhd raw:a.raw --parent raw:a.raw");
+}
+
+#[test]
+fn a_lost_footer_is_found_and_repaired() {
+    let room = Room::new();
+    room.make_raw("a.raw", 32 * MIB);
+    room.done("image convert raw:a.raw vhd:b.vhd");
+    let mut bytes = room.read("b.vhd");
+    let footer = bytes.len() - 512;
+    bytes[footer..].fill(0);
+    room.write("b.vhd", &bytes);
+    let said = room.tapline("image check vhd:b.vhd");
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.out.contains("repairable") && said.out.contains("--repair"), "{said:?}");
+    assert_eq!(room.read("b.vhd"), bytes, "a check without --repair must not write");
+    let said = room.tapline("image check vhd:b.vhd --repair --json");
+    assert_eq!(said.code, Some(3), "{said:?}");
+    assert_eq!(room.json("image check vhd:b.vhd")["result"], "clean");
+    room.done("image compare raw:a.raw vhd:b.vhd");
+}
+
+#[test]
+fn truncated_images_end_with_a_message_and_stay_as_they_are() {
+    let room = Room::new();
+    room.make_raw("a.raw", 32 * MIB);
+    room.done("image convert raw:a.raw vhd:b.vhd");
+    let whole = room.read("b.vhd");
+    for len in [0, 1, 511, 512, 1535, 1536, 2000, whole.len() / 2, whole.len() - 3 * 512] {
+        room.write("cut.vhd", &whole[..len]);
+        let said = room.tapline("image check vhd:cut.vhd");
+        assert!(matches!(said.code, Some(2 | 4)), "cut to {len}: {said:?}");
+        assert!(!said.err.is_empty() || said.out.contains("at byte"), "cut to {len}: {said:?}");
+        assert_eq!(room.read("cut.vhd"), &whole[..len]);
+    }
+}
+
+#[test]
+fn what_is_no_image_is_named_with_what_to_do() {
+    let room = Room::new();
+    room.make_raw("a.raw", MIB);
+    let said = room.tapline("image info vhd:a.raw");
+    assert_eq!(said.code, Some(4));
+    assert!(said.err.contains("vhd:a.raw") && said.err.contains("name the format"), "{said:?}");
+    let said = room.tapline("image info vhd:missing.vhd");
+    assert_eq!(said.code, Some(4));
+    assert!(said.err.contains("missing.vhd") && said.err.contains("no such file"), "{said:?}");
+    let said = room.tapline("image info vhd:.");
+    assert_eq!(said.code, Some(4));
+    assert!(said.err.contains("directory"), "{said:?}");
+}
+
+#[test]
+fn a_conversion_that_runs_out_of_space_leaves_nothing() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    // The shell's limit is in blocks of 512 bytes: 2 MiB, less than the data.
+    let words = format!("ulimit -f 4096; exec {TAPLINE} image convert raw:a.raw vhd:b.vhd");
+    let output = std::process::Command::new("sh").args(["-c", &words]).current_dir(room.path()).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{err}");
+    assert!(err.contains("vhd:b.vhd") && err.contains("no space"), "{err}");
+    assert!(!room.file("b.vhd").exists());
+}
+
+#[test]
+fn qemu_reads_what_we_write() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    for options in ["", "--fixed", "--block-size 512K", "--block-size 16M"] {
+        room.done(&format!("image convert raw:a.raw vhd:b.vhd --force {options}"));
+        room.tool("qemu-img", "convert -f vpc -O raw b.vhd c.raw");
+        assert!(room.read("a.raw") == room.read("c.raw"), "QEMU reads other bytes of an image made with {options:?}");
+    }
+}
+
+#[test]
+fn we_read_what_qemu_writes() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    for options in ["subformat=dynamic", "subformat=fixed", "subformat=dynamic,force_size"] {
+        room.tool("qemu-img", &format!("convert -f raw -O vpc -o {options} a.raw b.vhd"));
+        assert_eq!(room.json("image check vhd:b.vhd")["result"], "clean", "{options}");
+        room.done("image convert vhd:b.vhd raw:c.raw --force");
+        // Without force_size QEMU rounds the size up to whole cylinders.
+        let (mine, its) = (room.read("c.raw"), room.read("a.raw"));
+        assert!(mine.starts_with(&its) && mine[its.len()..].iter().all(|&byte| byte == 0), "{options}");
+        fs::remove_file(room.file("b.vhd")).unwrap();
+    }
+}
+
+#[test]
+fn an_early_reader_of_the_output_causes_no_panic() {
+    let room = Room::new();
+    room.done("image create vhd:a.vhd --size 1G");
+    let words = format!("{TAPLINE} image info vhd:a.vhd | true; exit 0");
+    let output = std::process::Command::new("sh").args(["-c", &words]).current_dir(room.path()).output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
+}

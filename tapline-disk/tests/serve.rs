@@ -1,0 +1,203 @@
+//! `serve` as a user runs it: where it listens, who is refused, how it ends.
+
+mod tool;
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tool::{Room, TAPLINE};
+
+const MIB: u64 = 1 << 20;
+
+/// A disk that is served until it is told to stop.
+struct Disk {
+    child: Child,
+    log: BufReader<std::process::ChildStderr>,
+    said: String,
+}
+
+impl Disk {
+    /// Starts it and waits until it listens.
+    fn serve(room: &Room, words: &str) -> Disk {
+        let mut child = Command::new(TAPLINE)
+            .arg("serve")
+            .args(words.split_whitespace())
+            .current_dir(room.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        let mut disk = Disk { child, log, said: String::new() };
+        disk.wait_for("serving ");
+        disk
+    }
+
+    /// Reads the log up to a line that has `word` in it.
+    fn wait_for(&mut self, word: &str) -> String {
+        loop {
+            let mut line = String::new();
+            let len = self.log.read_line(&mut line).unwrap();
+            assert!(len > 0, "the log ended before «{word}»: {}", self.said);
+            self.said.push_str(&line);
+            if line.contains(word) {
+                return line;
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Stops it; its exit code and all that it has said.
+    fn stop(mut self) -> (Option<i32>, String) {
+        self.signal(Signal::TERM);
+        self.log.read_to_string(&mut self.said).unwrap();
+        let status = self.child.wait().unwrap();
+        (status.code(), std::mem::take(&mut self.said))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Only after a failed test is it still there.
+        self.child.kill().unwrap_or_default();
+        self.child.wait().unwrap();
+    }
+}
+
+fn image(room: &Room) {
+    room.make_raw("a.raw", 32 * MIB);
+    room.done("image convert raw:a.raw vhd:a.vhd");
+}
+
+#[test]
+fn what_is_written_over_nbd_is_in_the_image_after_sigterm() {
+    let room = Room::new();
+    image(&room);
+    let disk = Disk::serve(&room, "vhd:a.vhd --nbd nbd.sock");
+    let uri = "nbd+unix:///?socket=nbd.sock";
+    let wrote = room.run_words("qemu-io", &["-f", "raw", "-c", "write -P 7 20M 1M", uri]);
+    assert_eq!(wrote.code, Some(0), "{wrote:?}");
+    let (code, said) = disk.stop();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("everything is answered and flushed"), "{said}");
+    assert!(!room.file("nbd.sock").exists());
+    assert_eq!(room.json("image check vhd:a.vhd")["result"], "clean");
+    room.done("image convert vhd:a.vhd raw:b.raw");
+    let (mut expected, found) = (room.read("a.raw"), room.read("b.raw"));
+    expected[20 << 20..21 << 20].fill(7);
+    assert!(found == expected, "the image holds something else");
+}
+
+#[test]
+fn a_second_writer_is_refused_by_name() {
+    let room = Room::new();
+    image(&room);
+    let disk = Disk::serve(&room, "vhd:a.vhd --nbd nbd.sock");
+    for words in ["serve vhd:a.vhd --nbd other.sock", "serve vhd:a.vhd --read-only --nbd other.sock"] {
+        let said = room.tapline(words);
+        assert_eq!(said.code, Some(4), "{said:?}");
+        assert!(said.err.contains("a.vhd") && said.err.contains("in use"), "{said:?}");
+    }
+    room.done("image info vhd:a.vhd");
+    assert_eq!(disk.stop().0, Some(0));
+    room.done("image check vhd:a.vhd");
+}
+
+#[test]
+fn readers_share_an_image() {
+    let room = Room::new();
+    image(&room);
+    let one = Disk::serve(&room, "vhd:a.vhd --read-only --nbd one.sock");
+    let other = Disk::serve(&room, "vhd:a.vhd --read-only --nbd other.sock");
+    room.done("image compare vhd:a.vhd raw:a.raw");
+    let said = room.tapline("serve vhd:a.vhd --nbd third.sock");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("in use"), "{said:?}");
+    assert_eq!((one.stop().0, other.stop().0), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_parent_in_use_by_its_child_is_not_written() {
+    let room = Room::new();
+    image(&room);
+    room.done("image create vhd:child.vhd --parent vhd:a.vhd");
+    let child = Disk::serve(&room, "vhd:child.vhd --parent vhd:a.vhd --vhost-user child.sock");
+    let said = room.tapline("serve vhd:a.vhd --vhost-user other.sock");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("a.vhd"), "{said:?}");
+    assert_eq!(child.stop().0, Some(0));
+}
+
+#[test]
+fn sockets_that_cannot_be_bound_are_named() {
+    let room = Room::new();
+    image(&room);
+    room.write("taken", b"not a socket");
+    let long = "a".repeat(120);
+    for socket in ["taken", "missing/nbd.sock", &long] {
+        for transport in ["--nbd", "--vhost-user"] {
+            let said = room.tapline(&format!("serve vhd:a.vhd {transport} ./{socket}"));
+            assert_eq!(said.code, Some(4), "{transport} {socket}: {said:?}");
+            assert!(said.err.contains(socket), "{transport} {socket}: {said:?}");
+        }
+    }
+    assert_eq!(room.read("taken"), b"not a socket");
+    let disk = Disk::serve(&room, "vhd:a.vhd --read-only --nbd nbd.sock");
+    let said = room.tapline("serve vhd:a.vhd --read-only --nbd nbd.sock");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(UnixStream::connect(room.file("nbd.sock")).is_ok());
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn what_to_paste_is_printed_for_the_disk_that_is_served() {
+    let room = Room::new();
+    image(&room);
+    let mut disk = Disk::serve(&room, "vhd:a.vhd --vhost-user vm.sock --queues 3 --print qemu");
+    let mut line = String::new();
+    let mut text = String::new();
+    let mut out = BufReader::new(disk.child.stdout.take().unwrap());
+    while !line.contains("-device") {
+        line.clear();
+        assert!(out.read_line(&mut line).unwrap() > 0, "{text}");
+        text.push_str(&line);
+    }
+    assert!(text.contains(&format!("path={}", room.file("vm.sock").display())), "{text}");
+    assert!(text.contains("num-queues=3") && text.contains("share=on"), "{text}");
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn statistics_are_appended_on_sigusr1_and_at_the_end() {
+    let room = Room::new();
+    image(&room);
+    let mut disk = Disk::serve(&room, "vhd:a.vhd --nbd nbd.sock --stats stats.json");
+    room.tool("nbdcopy", "nbd+unix:///?socket=nbd.sock copy.raw");
+    disk.wait_for("farewell");
+    disk.signal(Signal::USR1);
+    assert_eq!(disk.stop().0, Some(0));
+    let text = String::from_utf8(room.read("stats.json")).unwrap();
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!((1..=2).contains(&lines.len()), "{text}");
+    let last = lines.last().unwrap();
+    assert!(last["reads"]["bytes"].as_u64().unwrap() >= 4 * MIB, "{last}");
+    assert!(last["reads"]["sum_ns"].as_u64().unwrap() > 0, "{last}");
+    assert_eq!(last["reads"]["in_flight"], 0);
+    assert!(room.read("copy.raw") == room.read("a.raw"), "nbdcopy read something else");
+}
+
+#[test]
+fn a_port_of_the_system_s_choice_is_told() {
+    let room = Room::new();
+    image(&room);
+    let disk = Disk::serve(&room, "vhd:a.vhd --read-only --nbd 127.0.0.1:0");
+    let uri = disk.said.split_whitespace().find(|word| word.starts_with("nbd://")).unwrap().to_owned();
+    assert!(room.tool("nbdinfo", &uri).contains("export-size"));
+    assert_eq!(disk.stop().0, Some(0));
+}

@@ -1,0 +1,99 @@
+//! Runs programs in a directory of their own and tells what they said.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The program under test.
+pub const TAPLINE: &str = env!("CARGO_BIN_EXE_tapline-disk");
+
+/// A directory that goes away with its test. Not in /tmp, which may lack O_DIRECT.
+pub struct Room {
+    directory: tempfile::TempDir,
+}
+
+/// What a program left behind.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Room {
+    pub fn new() -> Room {
+        Room { directory: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.file(name)).unwrap()
+    }
+
+    pub fn write(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.file(name), bytes).unwrap();
+    }
+
+    /// Runs a program with words that have no spaces in them.
+    pub fn run(&self, program: &str, words: &str) -> Said {
+        self.run_words(program, &words.split_whitespace().collect::<Vec<&str>>())
+    }
+
+    pub fn run_words(&self, program: &str, words: &[&str]) -> Said {
+        let output = Command::new(program).args(words).current_dir(self.path()).output();
+        let output = output.unwrap_or_else(|error| panic!("{program} cannot be run (make prepare?): {error}"));
+        Said::of(&output)
+    }
+
+    pub fn tapline(&self, words: &str) -> Said {
+        self.run(TAPLINE, words)
+    }
+
+    /// A command that must succeed; what it printed.
+    pub fn done(&self, words: &str) -> String {
+        let said = self.tapline(words);
+        assert_eq!(said.code, Some(0), "{words}: {said:?}");
+        said.out
+    }
+
+    /// A command that must succeed and print JSON.
+    pub fn json(&self, words: &str) -> serde_json::Value {
+        serde_json::from_str(&self.done(&format!("{words} --json"))).unwrap()
+    }
+
+    /// A tool of others that must succeed.
+    pub fn tool(&self, program: &str, words: &str) -> String {
+        let said = self.run(program, words);
+        assert_eq!(said.code, Some(0), "{program} {words}: {said:?}");
+        said.out
+    }
+
+    /// A raw disk of `len` bytes with some pieces that are not zero, at odd places.
+    pub fn make_raw(&self, name: &str, len: u64) {
+        let file = fs::File::create(self.file(name)).unwrap();
+        file.set_len(len).unwrap();
+        for (at, bytes) in [(0, 70_000), (5 << 20, 1), ((8 << 20) - 512, 4 << 20), (len - 512, 512)] {
+            let pattern: Vec<u8> = (0..bytes).map(|n: u64| u8::try_from((n + at / 512) % 251).unwrap() | 1).collect();
+            std::os::unix::fs::FileExt::write_all_at(&file, &pattern, at).unwrap();
+        }
+    }
+}
+
+impl Said {
+    fn of(output: &Output) -> Said {
+        Said {
+            code: output.status.code(),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! `tapline` hands its words over to the `tapline-disk` beside it, and takes its exit code for its own.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A copy of `tapline` in a directory of its own, beside a program that only tells how it was called.
+fn installed(directory: &tempfile::TempDir, with_disk_program: bool) -> PathBuf {
+    let tapline = directory.path().join("tapline");
+    fs::copy(env!("CARGO_BIN_EXE_tapline"), &tapline).unwrap();
+    if with_disk_program {
+        let script = directory.path().join("tapline-disk");
+        fs::write(&script, "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 3\n").unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    tapline
+}
+
+fn run(tapline: &PathBuf, words: &[&str]) -> Output {
+    Command::new(tapline).args(words).env("PATH", "").output().unwrap()
+}
+
+#[test]
+fn words_and_exit_code_pass_through_unchanged() {
+    let directory = tempfile::tempdir().unwrap();
+    let tapline = installed(&directory, true);
+    let output = run(&tapline, &["image", "check", "vhd:a b", "--repair"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "<image><check><vhd:a b><--repair>");
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn a_missing_disk_program_is_named_with_where_it_belongs() {
+    let directory = tempfile::tempdir().unwrap();
+    let tapline = installed(&directory, false);
+    let output = run(&tapline, &["serve", "vhd:a"]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(err.contains("tapline-disk") && err.contains("beside tapline"), "{err}");
+}
+
+#[test]
+fn wrong_words_are_refused_without_any_other_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let tapline = installed(&directory, false);
+    assert_eq!(run(&tapline, &["frobnicate"]).status.code(), Some(64));
+    assert_eq!(run(&tapline, &["--help"]).status.code(), Some(0));
+    assert_eq!(run(&tapline, &["--version"]).status.code(), Some(0));
+}

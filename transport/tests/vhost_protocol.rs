@@ -1,0 +1,508 @@
+//! What a front-end may say, in and out of order, and what it gets for that.
+
+#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+
+mod vhost_mock;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use transport::Server as _;
+use transport::vhost_user::{BindError, Config, Server};
+use vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, Machine, REGION, VERSION_1, WRITE};
+
+const FEATURES: u64 = VERSION_1 | FLUSH;
+const DATA: u64 = 0x41000;
+const STATUS: u64 = 0x40100;
+const HEADER: u64 = 0x40000;
+
+fn connected() -> (Machine, FrontEnd) {
+    let mut machine = Machine::new(GEOMETRY, 2);
+    let front_end = FrontEnd::connect(&machine.path());
+    machine.settle();
+    machine.events();
+    (machine, front_end)
+}
+
+fn ready() -> (Machine, FrontEnd) {
+    let (mut machine, mut front_end) = connected();
+    front_end.set_up(&mut machine, FEATURES, 2);
+    (machine, front_end)
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn number(reply: Option<Vec<u8>>) -> u64 {
+    u64::from_ne_bytes(reply.unwrap().try_into().unwrap())
+}
+
+fn new_eventfd() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn region(guest: u64, len: u64, peer: u64, offset: u64) -> Vec<u8> {
+    [0, guest, len, peer, offset].iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// Sends something after which the server hangs up; what it says about that.
+fn hangs_up(send: impl FnOnce(&FrontEnd)) -> String {
+    let (mut machine, mut front_end) = connected();
+    send(&front_end);
+    machine.settle();
+    assert!(front_end.is_closed());
+    assert!(!machine.server.is_connected());
+    let events = machine.events();
+    let mut next = FrontEnd::connect(&machine.path());
+    next.set_up(&mut machine, FEATURES, 1);
+    next.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(next.used(0, 0).len(), 1, "the next front-end is served");
+    events
+}
+
+#[test]
+fn the_features_offered_are_those_that_are_there() {
+    let (mut machine, mut front_end) = connected();
+    let features = number(front_end.ask(&mut machine, 1, &[]));
+    for bit in [2, 6, 9, 10, 12, 13, 14, 28, 29, 30, 32] {
+        assert_ne!(features & 1 << bit, 0, "feature {bit}");
+    }
+    for bit in [1, 4, 5, 11, 26, 34] {
+        assert_eq!(features & 1 << bit, 0, "feature {bit}");
+    }
+    let protocol = number(front_end.ask(&mut machine, 15, &[]));
+    assert_eq!(protocol, 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15);
+    assert_eq!(number(front_end.ask(&mut machine, 17, &[])), 2);
+    assert_eq!(number(front_end.ask(&mut machine, 36, &[])), 509);
+}
+
+#[test]
+fn the_configuration_is_read_in_windows() {
+    let (mut machine, mut front_end) = connected();
+    let mut ask = |offset: u32, size: u32| {
+        let payload = [words(&[offset, size, 0]), vec![0; size as usize]].concat();
+        front_end.ask(&mut machine, 24, &payload).unwrap()
+    };
+    assert_eq!(ask(0, 8)[12..], (GEOMETRY.len / 512).to_ne_bytes());
+    assert_eq!(ask(34, 2)[12..], 2u16.to_ne_bytes());
+    assert_eq!(ask(60, 40)[12..], [0; 40], "fields of later versions are zero");
+    assert_eq!(ask(0, 256).len(), 12 + 256);
+    assert_eq!(ask(1, 256), [], "a window that is too large");
+    assert_eq!(ask(u32::MAX, 2), [], "a window that wraps around");
+}
+
+#[test]
+fn the_configuration_is_read_only() {
+    let (mut machine, mut front_end) = connected();
+    front_end.negotiate(&mut machine, FEATURES);
+    let payload = [words(&[32, 1, 0]), vec![0]].concat();
+    front_end.expect(&mut machine, 25, &payload, &[], 1);
+}
+
+#[test]
+fn an_unknown_request_is_answered_no_where_an_answer_is_wanted() {
+    let (mut machine, mut front_end) = connected();
+    front_end.negotiate(&mut machine, FEATURES);
+    for request in [0, 6, 7, 19, 31, 32, 39, 40, 44, u32::MAX] {
+        front_end.expect(&mut machine, request, &[0; 16], &[], 1);
+    }
+    assert!(machine.events().contains("request 19 is not known here"));
+    front_end.send(19, 0, &[], &[]);
+    machine.settle();
+    assert!(front_end.is_closed());
+}
+
+#[test]
+fn messages_that_are_none_end_the_connection() {
+    assert!(hangs_up(|f| f.send_raw(&words(&[1, 1, u32::MAX]), &[])).contains("payload of 4294967295 bytes"));
+    assert!(hangs_up(|f| f.send_raw(&words(&[1, 1, 1025]), &[])).contains("payload of 1025 bytes"));
+    assert!(hangs_up(|f| f.send_raw(&words(&[1, 0, 0]), &[])).contains("flags 0x0"));
+    assert!(hangs_up(|f| f.send(2, 0, &[0; 7], &[])).contains("request 2 has a payload of 7 bytes"));
+    assert!(hangs_up(|f| f.send(11, 8, &words(&[2, 0]), &[])).contains("no queue 2"));
+    assert!(hangs_up(|f| f.send(24, 8, &words(&[0, 9, 0]), &[])).contains("request 24 has a payload"));
+    assert!(hangs_up(|f| f.send(2, 0, &(1u64 << 34).to_ne_bytes(), &[])).contains("were not offered"));
+    assert!(hangs_up(|f| f.send(16, 0, &(1u64 << 12).to_ne_bytes(), &[])).contains("were not offered"));
+    assert!(hangs_up(|f| f.stream.shutdown(std::net::Shutdown::Write).unwrap()).contains("closed the connection"));
+    let truncated = hangs_up(|f| {
+        f.send_raw(&words(&[2, 1, 8, 0]), &[]);
+        f.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    });
+    assert!(truncated.contains("in the middle of a message"));
+}
+
+#[test]
+fn too_many_file_descriptors_end_the_connection() {
+    let fds: Vec<OwnedFd> = (0..20).map(|_| new_eventfd()).collect();
+    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    assert!(hangs_up(|f| f.send(12, 0, &[0; 8], &borrowed)).contains("more than 8 file descriptors"));
+    let trickle = hangs_up(|f| {
+        for byte in words(&[12, 1, 8, 0]) {
+            f.send_raw(&[byte], &borrowed[..1]);
+        }
+    });
+    assert!(trickle.contains("more than 8 file descriptors"));
+    assert!(hangs_up(|f| f.send(1, 0, &[], &borrowed[..1])).contains("came with 1 file descriptors"));
+}
+
+#[test]
+fn a_flood_of_messages_is_answered_in_turns() {
+    let (mut machine, mut front_end) = connected();
+    for _ in 0..200 {
+        front_end.send(1, 0, &[], &[]);
+    }
+    let mut turns = 0;
+    while !machine.turn(false).is_empty() {
+        turns += 1;
+    }
+    assert!(turns >= 200 / 64, "{turns} turns");
+    for _ in 0..200 {
+        assert_eq!(front_end.reply(1).unwrap().len(), 8);
+    }
+}
+
+#[test]
+fn a_front_end_that_reads_no_replies_is_sent_away() {
+    let (mut machine, mut front_end) = connected();
+    for _ in 0..20_000 {
+        if !machine.server.is_connected() {
+            break;
+        }
+        front_end.send(1, 0, &[], &[]);
+        machine.settle();
+    }
+    assert!(machine.events().contains("does not read its replies"));
+    while front_end.reply(1).is_some() {}
+    assert!(front_end.is_closed());
+}
+
+#[test]
+fn bad_regions_are_refused_and_change_nothing() {
+    let (mut machine, mut front_end) = ready();
+    let file = memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 4096).unwrap();
+    let far = 1 << 30;
+    for (payload, why) in [
+        (region(far, 4097, far, 0), "has 4096 bytes and needs 4097"),
+        (region(far, 4096, far, 4096), "has 4096 bytes and needs 8192"),
+        (region(far, 0, far, 0), "cannot exist"),
+        (region(far, 4096, far, u64::MAX), "cannot exist"),
+        (region(u64::MAX, 4096, far, 0), "cannot exist"),
+        (region(REGION - 1, 4096, far, 0), "overlap"),
+    ] {
+        front_end.expect(&mut machine, 37, &payload, &[file.as_fd()], 1);
+        let events = machine.events();
+        assert!(events.contains(why), "{why}: {events}");
+    }
+    front_end.expect(&mut machine, 37, &region(far, 4096, far, 0), &[], 1);
+    front_end.expect(&mut machine, 37, &region(far, 4096, far, 0), &[new_eventfd().as_fd()], 1);
+    front_end.expect(&mut machine, 38, &region(far, 4096, far, 0), &[], 1);
+    front_end.expect(&mut machine, 5, &words(&[1, 0]), &[file.as_fd()], 1);
+
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(front_end.used(0, 0).len(), 1);
+}
+
+#[test]
+fn bad_queue_numbers_are_refused() {
+    let (mut machine, mut front_end) = connected();
+    front_end.negotiate(&mut machine, FEATURES);
+    for (request, payload) in [
+        (8, words(&[2, 16])),
+        (8, words(&[0, 0])),
+        (8, words(&[0, 15])),
+        (8, words(&[0, 65536])),
+        (10, words(&[0, 65536])),
+        (10, words(&[u32::MAX, 0])),
+        (18, words(&[0, 2])),
+        (18, words(&[99, 1])),
+        (9, [words(&[99, 0]), vec![0; 32]].concat()),
+    ] {
+        front_end.expect(&mut machine, request, &payload, &[], 1);
+    }
+    // A ring of this size does not lie in a memory table that is empty.
+    front_end.expect(&mut machine, 8, &words(&[0, 16]), &[], 0);
+    let place = front_end.place(0, 0);
+    front_end.expect(&mut machine, 9, &place, &[], 1);
+}
+
+#[test]
+fn a_ring_that_asks_for_logging_is_refused() {
+    let (mut machine, mut front_end) = ready();
+    let place = front_end.place(0, 1);
+    front_end.expect(&mut machine, 9, &place, &[], 1);
+    assert!(machine.events().contains("writes to be logged"));
+}
+
+#[test]
+fn a_running_queue_keeps_its_size_and_index() {
+    let (mut machine, mut front_end) = ready();
+    front_end.expect(&mut machine, 8, &words(&[0, 32]), &[], 1);
+    front_end.expect(&mut machine, 10, &words(&[0, 5]), &[], 1);
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(front_end.used(0, 0).len(), 1);
+}
+
+#[test]
+fn a_driver_that_cannot_kick_is_refused() {
+    let (mut machine, mut front_end) = connected();
+    front_end.negotiate(&mut machine, FEATURES);
+    front_end.expect(&mut machine, 12, &0x100u64.to_ne_bytes(), &[], 1);
+    assert!(machine.events().contains("does not poll"));
+}
+
+#[test]
+fn only_what_can_be_signalled_without_waiting_is_taken() {
+    let (mut machine, mut front_end) = connected();
+    front_end.negotiate(&mut machine, FEATURES);
+    let file = memfd_create("file", MemfdFlags::CLOEXEC).unwrap();
+    front_end.expect(&mut machine, 13, &[0; 8], &[file.as_fd()], 1);
+    front_end.expect(&mut machine, 14, &[0; 8], &[file.as_fd()], 1);
+
+    // An eventfd that is full and made to block: neither stops the thread.
+    let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    front_end.set_up(&mut machine, FEATURES, 1);
+    front_end.expect(&mut machine, 13, &[0; 8], &[full.as_fd()], 0);
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(front_end.used(0, 0).len(), 1);
+}
+
+#[test]
+fn a_driver_that_polls_for_answers_is_served() {
+    let (mut machine, mut front_end) = ready();
+    front_end.expect(&mut machine, 13, &0x100u64.to_ne_bytes(), &[], 0);
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(front_end.used(0, 0).len(), 1);
+    assert_eq!(FrontEnd::signalled(&front_end.calls[0]), 0);
+}
+
+#[test]
+fn a_disabled_queue_is_left_alone_until_it_is_enabled() {
+    let (mut machine, mut front_end) = ready();
+    front_end.expect(&mut machine, 18, &words(&[0, 0]), &[], 0);
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    assert!(machine.server.may_sleep());
+    assert_eq!(front_end.used(0, 0), []);
+    front_end.expect(&mut machine, 18, &words(&[0, 1]), &[], 0);
+    assert_eq!(front_end.used(0, 0).len(), 1);
+}
+
+#[test]
+fn the_parts_of_a_queue_may_come_in_any_order() {
+    let (mut machine, mut front_end) = connected();
+    front_end.negotiate(&mut machine, FEATURES);
+    let place = front_end.place(0, 0);
+    front_end.expect(&mut machine, 18, &words(&[0, 1]), &[], 0);
+    front_end.expect(&mut machine, 13, &[0; 8], &[new_eventfd().as_fd()], 0);
+    front_end.expect(&mut machine, 9, &place, &[], 0);
+    front_end.expect(&mut machine, 8, &words(&[0, 16]), &[], 0);
+    let payload = [front_end.region(0), front_end.region(1)];
+    let files: Vec<OwnedFd> = front_end.files.iter().map(|file| rustix::io::dup(file).unwrap()).collect();
+    let table = [words(&[2, 0]), payload[0][8..].to_vec(), payload[1][8..].to_vec()].concat();
+    front_end.expect(&mut machine, 5, &table, &[files[0].as_fd(), files[1].as_fd()], 0);
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(front_end.used(0, 0), [], "not started yet");
+    front_end.expect(&mut machine, 12, &[0; 8], &[new_eventfd().as_fd()], 0);
+    assert_eq!(front_end.used(0, 0).len(), 1);
+}
+
+#[test]
+fn without_protocol_features_queues_start_enabled() {
+    let (mut machine, mut front_end) = connected();
+    front_end.send(2, 0, &FEATURES.to_ne_bytes(), &[]);
+    let table = [words(&[1, 0]), front_end.region(0)[8..].to_vec()].concat();
+    front_end.send(5, 0, &table, &[front_end.files[0].as_fd()]);
+    front_end.send(8, 0, &words(&[0, 16]), &[]);
+    front_end.send(9, 0, &front_end.place(0, 0), &[]);
+    front_end.send(12, 0, &[0; 8], &[new_eventfd().as_fd()]);
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(front_end.used(0, 0).len(), 1, "{}", machine.events());
+    assert!(front_end.reply(2).is_none(), "nothing is acknowledged that was not negotiated");
+}
+
+#[test]
+fn stopping_a_queue_waits_for_its_requests_and_for_no_others() {
+    let (mut machine, mut front_end) = ready();
+    machine.hold = true;
+    front_end.request(0, 0, &[(DATA, 512, WRITE)]);
+    machine.settle();
+    front_end.send(11, 0, &words(&[0, 0]), &[]);
+    front_end.send(1, 0, &[], &[]);
+    machine.settle();
+    assert!(front_end.reply(11).is_none(), "one request is under way");
+
+    machine.hold = false;
+    front_end.offer(0, 0);
+    front_end.header(HEADER + 32, 4, 0);
+    front_end.chain(1, 0, &[(HEADER + 32, 16, 0), (STATUS + 1, 1, WRITE)]);
+    front_end.offer(1, 0);
+    machine.settle();
+    assert_eq!(front_end.used(1, 0).len(), 1, "the other queue goes on");
+    assert_eq!(machine.held.len(), 1, "no more are taken from this one");
+
+    machine.release();
+    machine.settle();
+    assert_eq!(front_end.used(0, 0), [(0, 513)], "answered before the reply");
+    assert_eq!(front_end.reply(11).unwrap(), words(&[0, 1]));
+    assert_eq!(front_end.reply(1).unwrap().len(), 8, "and then what was asked behind it");
+    machine.settle();
+    assert_eq!(front_end.used(0, 0).len(), 1, "stopped");
+
+    front_end.start_queue(&mut machine, 0, 1);
+    assert_eq!(front_end.used(0, 0).len(), 2, "continued with the request that was left");
+}
+
+#[test]
+fn a_reset_waits_for_all_requests() {
+    let (mut machine, mut front_end) = ready();
+    machine.hold = true;
+    front_end.request(0, 0, &[(DATA, 512, WRITE)]);
+    machine.settle();
+    front_end.send(34, 8, &[], &[]);
+    machine.settle();
+    assert!(front_end.reply(34).is_none());
+    machine.release();
+    machine.settle();
+    assert_eq!(number(front_end.reply(34)), 0);
+    front_end.offer(0, 0);
+    machine.settle();
+    assert_eq!(machine.held.len(), 0, "no queue runs after a reset");
+}
+
+#[test]
+fn memory_may_change_while_requests_are_under_way() {
+    let (mut machine, mut front_end) = ready();
+    machine.hold = true;
+    machine.bytes[..512].fill(3);
+    let at = REGION + 4096;
+    front_end.request(0, 0, &[(at, 512, WRITE)]);
+    machine.settle();
+    let gone = front_end.region(1);
+    front_end.expect(&mut machine, 38, &gone, &[], 0);
+    machine.release();
+    assert_eq!(front_end.used(0, 0), [(0, 513)]);
+    assert_eq!(front_end.get(at, 512), [3; 512], "the old mapping was alive");
+
+    machine.hold = false;
+    front_end.request(0, 0, &[(at, 512, WRITE)]);
+    machine.settle();
+    assert_eq!(front_end.status(), 1, "not guest memory any more");
+}
+
+#[test]
+fn a_ring_whose_memory_goes_away_waits_for_it() {
+    let (mut machine, mut front_end) = ready();
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    let region = front_end.region(0);
+    front_end.expect(&mut machine, 38, &region, &[], 0);
+    front_end.offer(0, 0);
+    machine.settle();
+    assert_eq!(front_end.used(0, 0).len(), 1);
+    let file = rustix::io::dup(&front_end.files[0]).unwrap();
+    front_end.expect(&mut machine, 37, &region, &[file.as_fd()], 0);
+    assert_eq!(front_end.used(0, 0).len(), 2);
+    assert_eq!(machine.events().matches("broken").count(), 0);
+}
+
+#[test]
+fn a_region_is_removed_also_when_its_file_descriptor_comes_along() {
+    let (mut machine, mut front_end) = ready();
+    let region = front_end.region(1);
+    let file = rustix::io::dup(&front_end.files[1]).unwrap();
+    front_end.expect(&mut machine, 38, &region, &[file.as_fd()], 0);
+    front_end.expect(&mut machine, 38, &region, &[file.as_fd()], 1);
+}
+
+#[test]
+fn requests_of_a_front_end_that_has_gone_are_finished_into_nothing() {
+    let (mut machine, front_end) = ready();
+    machine.hold = true;
+    front_end.request(1, 0, &[(DATA, 512, 0)]);
+    front_end.put(DATA, &[4; 512]);
+    machine.settle();
+    front_end.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    let mut next = FrontEnd::connect(&machine.path());
+    machine.settle();
+    assert!(machine.events().contains("gone with 1 requests under way"));
+    next.send(1, 0, &[], &[]);
+    machine.settle();
+    assert!(next.reply(1).is_none(), "the next one waits, lest old writes fall into its own");
+
+    machine.release();
+    assert_eq!(front_end.used(0, 0), []);
+    assert_eq!(machine.bytes[..512], [4; 512]);
+    machine.hold = false;
+    machine.settle();
+    assert_eq!(next.reply(1).unwrap().len(), 8);
+    next.set_up(&mut machine, FEATURES | EVENT_IDX, 2);
+    next.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(next.used(0, 0).len(), 1);
+}
+
+#[test]
+fn a_second_front_end_is_turned_away() {
+    let (mut machine, first) = ready();
+    let mut second = FrontEnd::connect(&machine.path());
+    machine.settle();
+    assert!(second.is_closed());
+    assert!(machine.events().contains("turned away"));
+    first.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(first.used(0, 0).len(), 1);
+}
+
+#[test]
+fn a_front_end_that_takes_the_place_of_one_just_gone_is_let_in() {
+    let (mut machine, first) = ready();
+    drop(first);
+    let mut second = FrontEnd::connect(&machine.path());
+    second.set_up(&mut machine, FEATURES, 1);
+    second.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(second.used(0, 0).len(), 1);
+}
+
+#[test]
+fn a_stopped_server_takes_no_more_but_answers_what_it_has() {
+    let (mut machine, mut front_end) = ready();
+    machine.hold = true;
+    front_end.request(0, 0, &[(DATA, 512, WRITE)]);
+    machine.settle();
+    machine.server.stop(&mut machine.watch);
+    assert!(!machine.path().exists());
+    front_end.offer(0, 0);
+    machine.settle();
+    assert_eq!(machine.held.len(), 1);
+    machine.release();
+    assert_eq!(front_end.used(0, 0), [(0, 513)]);
+    assert!(!front_end.is_closed());
+}
+
+#[test]
+fn a_server_says_what_it_cannot_offer() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.sock");
+    let config = Config { path, queues: 1, serial: String::new(), geometry: GEOMETRY };
+    let none = Server::bind(Config { queues: 0, ..config.clone() });
+    assert!(matches!(none.err(), Some(BindError::Queues { asked: 0 })));
+    let many = Server::bind(Config { queues: 65, ..config.clone() });
+    assert!(matches!(many.err(), Some(BindError::Queues { asked: 65 })));
+    let long = Server::bind(Config { serial: "x".repeat(21), ..config.clone() });
+    assert!(matches!(long.err(), Some(BindError::SerialTooLong(_))));
+    let first = Server::bind(Config { queues: 64, serial: "x".repeat(20), ..config.clone() }).unwrap();
+    let second = Server::bind(config).err().unwrap();
+    assert!(second.to_string().contains("is in use by another process"), "{second}");
+    drop(first);
+}

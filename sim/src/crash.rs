@@ -19,7 +19,7 @@ use disk::{Disk, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::file::{Crash, Fate, SimFile};
-use crate::io::{SimIo, Visible};
+use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Legal, Oracle};
 use crate::random::Random;
@@ -289,7 +289,7 @@ pub fn recover(
     let layers = subject.open(&mut files).map_err(Violation::Open)?;
     let options = Options { requests: windows.len(), ..Options::default() };
     let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
-    let mut io = SimIo::new(files, Visible::AtCompletion, None);
+    let mut io = SimIo::new(files, Visible::AtCompletion, ROOM, None);
     let mut found = Ok(());
     for window in windows {
         let span = Span { at: window.start * SECTOR, len: (window.end - window.start) * SECTOR };

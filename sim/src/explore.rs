@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use disk::ImageError;
 
 use crate::crash::{Counts, Explorer, Scene};
-use crate::io::{Fault, FaultKind, Visible};
+use crate::io::{Fault, FaultKind, ROOM, Visible};
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
 use crate::random::Random;
@@ -38,7 +38,8 @@ pub struct Case {
 impl Case {
     /// A case without bugs or faults.
     pub fn new(subject: Subject, workload: Vec<Op>, schedule: Schedule) -> Case {
-        let setup = Setup { subject, bug: None, fault: None, visible: Visible::AtPush, depth: 8, first: FIRST };
+        let setup =
+            Setup { subject, bug: None, fault: None, visible: Visible::AtPush, depth: 8, room: ROOM, first: FIRST };
         Case { setup, workload, schedule }
     }
 }
@@ -46,13 +47,16 @@ impl Case {
 impl fmt::Display for Case {
     /// The arguments of the command that runs just this.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setup { subject, bug, fault, visible, depth, .. } = &self.setup;
+        let Setup { subject, bug, fault, visible, depth, room, .. } = &self.setup;
         let stale = |tail: Unwritten| if tail == Unwritten::Stale { "stale" } else { "zeroes" };
         write!(f, "--format {} --kind {} --tail {}", subject.kind.format(), subject.kind, stale(subject.tail))?;
         bug.map_or(Ok(()), |bug| write!(f, " --planted {bug}"))?;
         fault.map_or(Ok(()), |fault| write!(f, " --fault {fault}"))?;
         if *visible == Visible::AtCompletion {
             write!(f, " --visible at-completion")?;
+        }
+        if *room < ROOM {
+            write!(f, " --room {room}")?;
         }
         write!(f, " --depth {depth} --schedule {} --workload '{}'", self.schedule, workload::text(&self.workload))
     }
@@ -250,6 +254,8 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     let mut case = Case::new(subject, workload, Schedule::seeded(random.number()));
     case.setup.visible = [Visible::AtPush, Visible::AtCompletion][random.index(2)];
     case.setup.depth = 1 + random.index(8);
+    // One engine in four has a queue that is shorter than the disk would like.
+    case.setup.room = [1 + random.index(4), ROOM, ROOM, ROOM][random.index(4)];
     let kinds = bug.map_or(&[][..], Planted::faults);
     let nth = 1 + random.below(u64::try_from(ops).unwrap_or(0) * 4);
     let kind = [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Unsupported, FaultKind::Full][random.index(4)];

@@ -93,7 +93,10 @@ fn a_chain_of_layers_is_an_array_of_bytes() {
 fn what_was_found_once_is_not_found_again() {
     // The place of the block that the disk's end cuts off was called clean when only the part inside the disk had
     // been deallocated: another block then showed stale bytes.
-    let once = [(Kind::Dynamic, Unwritten::Stale, "w2557+3 z2048+512 f W1021+3")];
+    let once = [
+        (Kind::Dynamic, Unwritten::Stale, "w2557+3 z2048+512 f W1021+3"),
+        (Kind::Used, Unwritten::Stale, "z2048+512 f W1023+2"),
+    ];
     for (kind, tail, text) in once {
         let subject = Subject::new(kind, tail);
         let ops = workload::parse(text).expect("it is a workload");

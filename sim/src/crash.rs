@@ -108,6 +108,11 @@ pub struct Scene<'a> {
 }
 
 impl Explorer {
+    /// Forgets which states were seen: a search without end must not remember without end.
+    pub fn forget(&mut self) {
+        self.seen.clear();
+    }
+
     /// Looks at all states in which a power loss at this moment may leave the leaf.
     pub fn event(&mut self, scene: Scene<'_>, leaf: &SimFile, oracle: &Oracle) -> Result<(), Violation> {
         let crash = leaf.crash();

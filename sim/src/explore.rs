@@ -285,7 +285,8 @@ pub fn random(
         let seed = seeds.start + u64::try_from(job).unwrap_or(0);
         let mut case = seeded(subjects, seed, ops, None);
         let start = start_of(&case.setup.subject, Some(&case.workload))?;
-        // What was seen in another run changes nothing in this one, so that a seed alone finds what it found here.
+        // Then a seed alone finds what it finds among others, too.
+        explorer.forget();
         explore(explorer, &start, &mut case)?;
         Ok(keep_going(done.fetch_add(1, Ordering::Relaxed), jobs))
     })

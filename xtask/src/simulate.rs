@@ -113,22 +113,22 @@ impl Arguments {
                 "--format" => arguments.format = values.parse(word)?,
                 "--kind" => kind = Some(values.parse::<Kind>(word)?),
                 "--tail" => tail = Some(values.parse::<String>(word)?),
-                "--ops" => arguments.ops = Some(values.parse(word)?),
+                "--ops" => arguments.ops = Some(values.positive(word)?),
                 "--seed" => arguments.seed = Some(values.parse(word)?),
                 "--runs" => arguments.runs = values.parse(word)?,
                 "--seconds" => arguments.seconds = Some(values.parse(word)?),
-                "--threads" => arguments.threads = values.parse(word)?,
+                "--threads" => arguments.threads = values.positive(word)?,
                 "--planted" => arguments.planted = Some(values.parse(word)?),
                 "--states" => arguments.states = values.parse(word)?,
                 "--workload" => {
                     let text: String = values.parse(word)?;
-                    arguments.workload = Some(workload::parse(&text).map_err(|error| error.to_string())?);
+                    arguments.workload = Some(parse_workload(&text)?);
                 }
                 "--schedule" => arguments.schedule = Some(values.parse(word)?),
                 "--fault" => arguments.fault = Some(values.parse(word)?),
                 "--visible" => arguments.visible = visible(&values.parse::<String>(word)?)?,
-                "--room" => arguments.room = values.parse(word)?,
-                "--depth" => arguments.depth = values.parse(word)?,
+                "--room" => arguments.room = values.positive(word)?,
+                "--depth" => arguments.depth = values.positive(word)?,
                 "--json" => arguments.json = true,
                 "--help" | "-h" => arguments.help = true,
                 other => return Err(format!("there is no option «{other}»; --help lists them")),
@@ -149,12 +149,28 @@ struct Values<'a> {
 }
 
 impl Values<'_> {
+    fn positive<T: std::str::FromStr + Default + PartialEq>(&mut self, option: &str) -> Result<T, String>
+    where
+        T::Err: std::fmt::Display,
+    {
+        let value = self.parse(option)?;
+        if value == T::default() { Err(format!("{option} must be at least 1")) } else { Ok(value) }
+    }
+
     fn parse<T: std::str::FromStr>(&mut self, option: &str) -> Result<T, String>
     where
         T::Err: std::fmt::Display,
     {
         let word = self.words.next().ok_or_else(|| format!("{option} needs a value"))?;
         word.parse().map_err(|error| format!("{option} {word}: {error}"))
+    }
+}
+
+fn parse_workload(text: &str) -> Result<Vec<Op>, String> {
+    let ops = workload::parse(text).map_err(|error| format!("--workload: {error}"))?;
+    match ops.iter().find(|op| !op.is_inside()) {
+        Some(op) => Err(format!("--workload: {op} does not lie in the simulated disk of {} sectors", workload::DISK)),
+        None => Ok(ops),
     }
 }
 
@@ -422,5 +438,7 @@ mod test {
         assert_eq!(parse("--op 3").err(), Some("there is no option «--op»; --help lists them".into()));
         assert_eq!(parse("--seed").err(), Some("--seed needs a value".into()));
         assert!(parse("--format vhd --kind raw").is_err());
+        assert!(parse("--depth 0").is_err());
+        assert!(parse("--workload w2560+1").is_err());
     }
 }

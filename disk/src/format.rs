@@ -102,13 +102,15 @@ pub struct Placed {
 /// What became of the first bytes of a discarded span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discarded {
-    /// They have lost their place and read as zero. The file range is to be deallocated and its fate told to
-    /// [`Format::released`].
+    /// They have lost their place and read as zero. The file range is to be deallocated, all of it, and its fate
+    /// told to [`Format::released`].
     Freed {
         /// Offset in the file.
         at: u64,
-        /// Number of bytes.
+        /// Number of bytes of the span.
         len: u64,
+        /// Number of bytes of the file range: the last block of a disk may reach behind the disk's end.
+        size: u64,
     },
     /// They keep their place, whose content may be deallocated.
     Kept {

@@ -157,8 +157,18 @@ impl Shared {
     /// Copies `N` bytes out, each read once.
     pub fn read<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
         let address = self.at(at, N)?;
-        // SAFETY: the bytes lie in the piece; `[u8; N]` has no alignment and no invalid value.
-        Some(unsafe { address.cast::<[u8; N]>().read_volatile() })
+        if N % 8 != 0 || address.addr() % 8 != 0 {
+            // SAFETY: the bytes lie in the piece; `[u8; N]` has no alignment and no invalid value.
+            return Some(unsafe { address.cast::<[u8; N]>().read_volatile() });
+        }
+        // A volatile read of bytes is compiled to one load a byte; a descriptor is two words.
+        let mut bytes = [0; N];
+        for (word, place) in bytes.chunks_exact_mut(8).enumerate() {
+            // SAFETY: the word lies in the piece, since N is a multiple of eight, and is aligned.
+            let value = unsafe { address.cast::<u64>().add(word).read_volatile() };
+            place.copy_from_slice(&value.to_ne_bytes());
+        }
+        Some(bytes)
     }
 
     /// Copies `N` bytes in.
@@ -210,6 +220,10 @@ mod test {
         let ring = memory.shared(GuestAddr(4096), 16).unwrap();
         assert_eq!(ring.store_u16(2, 0x1234), Some(()));
         assert_eq!(ring.read::<2>(2), Some([0x34, 0x12]));
+        assert_eq!(ring.write(0, *b"sixteen bytes!!!"), Some(()));
+        assert_eq!(ring.read::<16>(0), Some(*b"sixteen bytes!!!"));
+        assert_eq!(ring.read::<8>(1), Some(*b"ixteen b"));
+        assert_eq!(ring.read::<16>(1), None);
         assert_eq!(ring.load_u16(15), None);
         assert_eq!(ring.load_u16(3), None);
         assert!(memory.shared(GuestAddr(8190), 4).is_none());

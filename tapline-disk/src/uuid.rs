@@ -9,8 +9,8 @@ pub fn new() -> std::io::Result<[u8; 16]> {
     if got != uuid.len() {
         return Err(std::io::ErrorKind::UnexpectedEof.into());
     }
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid[6] = (uuid[6] & 0x0f) | 0x40;
+    uuid[8] = (uuid[8] & 0x3f) | 0x80;
     Ok(uuid)
 }
 

@@ -256,6 +256,19 @@ fn a_driver_that_cannot_kick_is_refused() {
 }
 
 #[test]
+fn a_kick_for_a_ring_that_is_not_there_starts_nothing() {
+    let (mut machine, mut front_end) = connected();
+    front_end.set_up(&mut machine, FEATURES, 0);
+    front_end.expect(&mut machine, 8, &words(&[0, 16]), &[], 0);
+    let place = front_end.place(0, 0);
+    front_end.expect(&mut machine, 9, &place, &[], 0);
+    let region = front_end.region(0);
+    front_end.expect(&mut machine, 38, &region, &[], 0);
+    front_end.expect(&mut machine, 12, &[0; 8], &[new_eventfd().as_fd()], 1);
+    front_end.expect(&mut machine, 8, &words(&[0, 32]), &[], 0);
+}
+
+#[test]
 fn only_what_can_be_signalled_without_waiting_is_taken() {
     let (mut machine, mut front_end) = connected();
     front_end.negotiate(&mut machine, FEATURES);

@@ -41,7 +41,10 @@ impl<F: Format> Disk<F> {
             let left = Span { at, len: rest.end().saturating_sub(at) };
             let Some(leaf) = self.leaf() else { return };
             let len = match leaf.discard(left) {
-                Ok(Discarded::Freed { at, len }) => self.give_up(number, left, at, len, io),
+                Ok(Discarded::Freed { at, len, size }) => {
+                    self.give_up(number, Span { at: left.at, len }, at, size, io);
+                    len
+                }
                 Ok(Discarded::Kept { at, len }) => {
                     self.push_piece(number, Op::Trim { number }, 0, Action::Deallocate { at, len }, io);
                     len
@@ -73,7 +76,10 @@ impl<F: Format> Disk<F> {
     fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let Some(leaf) = self.leaf() else { return Err(Obstacle::NoSpace) };
         match leaf.discard(span)? {
-            Discarded::Freed { at, len } => Ok(self.give_up(number, span, at, len, io)),
+            Discarded::Freed { at, len, size } => {
+                self.give_up(number, Span { at: span.at, len }, at, size, io);
+                Ok(len)
+            }
             Discarded::Kept { at, len } => {
                 self.push_piece(
                     number,
@@ -110,12 +116,11 @@ impl<F: Format> Disk<F> {
         Ok(reserved.len)
     }
 
-    /// The format has freed the first `len` bytes of `span`, which lived at `at`.
-    fn give_up<I: Io>(&mut self, number: u32, span: Span, at: u64, len: u64, io: &mut I) -> u64 {
-        self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+    /// The format has freed `span`, which lived in the `size` bytes of the file at `at`.
+    fn give_up<I: Io>(&mut self, number: u32, span: Span, at: u64, size: u64, io: &mut I) {
+        self.fold.overlay(span, Where::Zero);
         let op = Op::Release { number: Some(number), at };
-        self.push_piece(number, op, 0, Action::Deallocate { at, len }, io);
-        len
+        self.push_piece(number, op, 0, Action::Deallocate { at, len: size }, io);
     }
 
     pub(super) fn trimmed<I: Io>(&mut self, number: u32, result: Result<(), FileError>, io: &mut I) {

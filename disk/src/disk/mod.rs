@@ -187,9 +187,9 @@ impl<F: Format> Disk<F> {
         self.broken
     }
 
-    /// Requests that have not been answered.
+    /// Requests that were submitted and have not been handed back by [`Disk::answer`].
     pub fn in_flight(&self) -> usize {
-        self.active.len().saturating_add(self.held.len())
+        self.active.len().saturating_add(self.held.len()).saturating_add(self.answers.len())
     }
 
     /// Whether no file operation is under way either.

@@ -197,7 +197,7 @@ impl Sparse {
         let whole = from == 0 && (len == self.block_len || span.at.saturating_add(len) == self.disk_len);
         if whole && !self.parent {
             self.free(block, sector);
-            return Ok(Discarded::Freed { at, len });
+            return Ok(Discarded::Freed { at, len, size: self.block_len });
         }
         if self.is_full(block) {
             return Ok(Discarded::Kept { at, len });

@@ -217,3 +217,13 @@ fn a_strange_parent_is_refused() {
     assert_eq!(with([8; 16], GIB).unwrap_err().kind, ImageErrorKind::Mismatch);
     assert_eq!(with([9; 16], 2 * GIB).unwrap_err().kind, ImageErrorKind::Mismatch);
 }
+
+#[test]
+fn the_last_block_is_given_up_whole() {
+    // Found by the simulator: only the part of the block inside the disk was deallocated, and the slot called clean.
+    let mut bytes = new_file((2 << 20) + 4096, Kind::Dynamic);
+    write_block(&mut bytes, 2 << 20);
+    let mut vhd = open(&bytes).unwrap();
+    let freed = vhd.discard(Span { at: 2 << 20, len: 4096 }).unwrap();
+    assert!(matches!(freed, Discarded::Freed { len: 4096, size, .. } if size == 2 << 20), "{freed:?}");
+}

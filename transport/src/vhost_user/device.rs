@@ -313,7 +313,7 @@ fn bit(index: usize) -> u64 {
 /// The epoch, queue and head that a request belongs to, in its token: 32, 16 and 16 bits.
 fn token(epoch: u32, index: usize, head: u16) -> Token {
     let index = u64::from(u16::try_from(index).unwrap_or(u16::MAX));
-    Token(u64::from(epoch) << 32 | index << 16 | u64::from(head))
+    Token((u64::from(epoch) << 32) | (index << 16) | u64::from(head))
 }
 
 fn parts(token: Token) -> (u32, usize, u16) {

@@ -64,9 +64,10 @@ impl Queue {
         self.in_flight == 0
     }
 
-    /// Brings the ring up once everything for it is known. `false`: it does not lie in the table.
-    pub fn start(&mut self, table: &Table, event_idx: bool) -> bool {
-        let Some(place) = self.place.filter(|_| self.is_started() && self.size > 0) else { return true };
+    /// Brings the ring up, or to its new place, once everything for it is known; without one if it does not lie in
+    /// the table, until the next table.
+    pub fn start(&mut self, table: &Table, event_idx: bool) {
+        let Some(place) = self.place.filter(|_| self.is_started() && self.size > 0) else { return };
         match &mut self.ring {
             Some(ring) => {
                 if ring.move_to(table, &place).is_none() {
@@ -80,7 +81,6 @@ impl Queue {
                 self.slots.resize(usize::from(self.size), IDLE);
             }
         }
-        self.ring.is_some()
     }
 
     /// Takes the ring down; the answer is the index at which it is to be continued.

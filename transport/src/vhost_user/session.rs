@@ -20,7 +20,7 @@ use super::message::{
     ConfigWindow, Frame, Header, MAX_CONFIG, Malformed, Message, Reply, VringAddr, VringFd, VringState,
 };
 use super::queue::Queue;
-use super::ring::MAX_SIZE;
+use super::ring::{MAX_SIZE, is_reachable};
 use super::table::{BadRegion, MAX_REGIONS, Table};
 
 const F_MQ: u64 = 1 << 0;
@@ -313,7 +313,7 @@ impl Session {
         if place.flags & VRING_LOG != 0 {
             return Err(Refusal::Log(index));
         }
-        if queue.size > 0 && !super::ring::is_reachable(table, &place, queue.size) {
+        if queue.size > 0 && !is_reachable(table, &place, queue.size) {
             return Err(Refusal::Ring(index));
         }
         queue.place = Some(place);
@@ -338,6 +338,9 @@ impl Session {
         let Device { queues, table, event_idx, .. } = &mut self.device;
         let queue = find_mut(queues, index).ok_or(Refusal::NoQueue(index))?;
         let fd = kick.fd.ok_or(Refusal::NoKick(index))?;
+        if queue.place.is_some_and(|place| queue.size > 0 && !is_reachable(table, &place, queue.size)) {
+            return Err(Refusal::Ring(index));
+        }
         if queue.kick.is_some() {
             watch.forget(key(index));
         }
@@ -346,7 +349,8 @@ impl Session {
             return Err(Refusal::Fd { queue: index, source });
         }
         queue.kick = Some(fd);
-        if queue.start(table, *event_idx) { Ok(()) } else { Err(Refusal::Ring(index)) }
+        queue.start(table, *event_idx);
+        Ok(())
     }
 
     fn get_base(&mut self, VringState { queue: index, .. }: VringState) -> Result<Outcome, Refusal> {

@@ -1,0 +1,100 @@
+//! A driver that writes anything into its rings and its memory, at any time.
+//!
+//! Invariants checked: no panic; no more requests under way than the ring has places for, ranges counted; stopping
+//! the queue always gets its answer once the requests under way are completed; the next front-end is served.
+//!
+//! Input: one byte of features, then records of one byte and what it takes (see `step`).
+
+use crate::vhost_mock::{Desc, EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, Machine, REGION, VERSION_1, WRITE};
+
+const SIZE: u16 = 16;
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let mut input = Input { rest: data };
+    let features = input.byte();
+    let mut machine = Machine::new(GEOMETRY, 1);
+    let mut front_end = FrontEnd::connect(&machine.path());
+    front_end.size = SIZE;
+    let flush = if features & 1 == 0 { FLUSH } else { 0 };
+    let events = if features & 2 == 0 { EVENT_IDX } else { 0 };
+    front_end.set_up(&mut machine, VERSION_1 | flush | events, 1);
+
+    while !input.rest.is_empty() {
+        step(&mut input, &mut machine, &front_end);
+        assert!(machine.held.len() <= usize::from(SIZE) * 16, "{} requests under way", machine.held.len());
+    }
+
+    // A queue can be stopped whatever was done to it.
+    machine.hold = false;
+    front_end.send(11, 0, &[0; 8], &[]);
+    machine.settle();
+    machine.release();
+    machine.settle();
+    assert!(front_end.reply(11).is_some(), "the queue does not stop");
+    drop(front_end);
+    let mut next = FrontEnd::connect(&machine.path());
+    next.set_up(&mut machine, VERSION_1, 1);
+    next.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(next.used(0, 0).len(), 1, "the next front-end is served");
+}
+
+/// What a driver does next, by the low three bits of a byte.
+fn step(input: &mut Input<'_>, machine: &mut Machine, front_end: &FrontEnd) {
+    match input.byte() & 7 {
+        // A request that is mostly right: kind, sector, length of the data in sectors.
+        0 => {
+            let (kind, sector, sectors) = (input.byte(), input.byte(), input.byte() % 16);
+            let flags = if kind == 1 || kind > 10 { 0 } else { WRITE };
+            front_end.request(u32::from(kind), u64::from(sector), &[(0x41000, u32::from(sectors) * 512, flags)]);
+        }
+        // A descriptor of the ring.
+        1 => {
+            let index = u16::from(input.byte()) % SIZE;
+            front_end.describe(front_end.desc_at(0, index), input.descriptor());
+        }
+        // A descriptor in memory, for an indirect table, or the range of a discard.
+        2 => {
+            let index = u64::from(input.byte());
+            front_end.describe(0x41000 + 16 * index, input.descriptor());
+        }
+        3 => front_end.offer(0, u16::from(input.byte())),
+        4 => front_end.put(front_end.avail_at(0) + 2, &u16::from(input.byte()).to_le_bytes()),
+        5 => machine.hold = !machine.hold,
+        6 => machine.release(),
+        // Anything anywhere near the ring and the requests.
+        _ => {
+            let at = u64::from(input.word()) * 16 % (REGION - 16);
+            let bytes = [input.word(), input.word()].map(u16::to_le_bytes).concat();
+            front_end.put(at, &bytes);
+        }
+    }
+    machine.settle();
+    machine.server.take_events();
+}
+
+struct Input<'a> {
+    rest: &'a [u8],
+}
+
+impl Input<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.rest.split_first() else { return 0 };
+        self.rest = rest;
+        *first
+    }
+
+    fn word(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+
+    /// Addresses mostly inside of memory, lengths mostly of something.
+    fn descriptor(&mut self) -> Desc {
+        let addr = u64::from(self.word()) * 16;
+        let addr = if addr < 0xf_0000 { addr } else { u64::MAX - addr };
+        let len = u32::from(self.word());
+        let flags = u16::from(self.byte() & 7);
+        Desc { addr, len, flags, next: u16::from(self.byte()) % (SIZE + 1) }
+    }
+}

@@ -19,7 +19,7 @@ use disk::{Disk, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::file::{Crash, Fate, SimFile};
-use crate::io::{SimIo, Visible};
+use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Legal, Oracle};
 use crate::random::Random;
@@ -108,6 +108,11 @@ pub struct Scene<'a> {
 }
 
 impl Explorer {
+    /// Forgets which states were seen: a search without end must not remember without end.
+    pub fn forget(&mut self) {
+        self.seen.clear();
+    }
+
     /// Looks at all states in which a power loss at this moment may leave the leaf.
     pub fn event(&mut self, scene: Scene<'_>, leaf: &SimFile, oracle: &Oracle) -> Result<(), Violation> {
         let crash = leaf.crash();
@@ -245,7 +250,7 @@ fn some_states(
     let pages: Vec<u64> = crash.sectors().map(|sector| sector / 8).collect();
     let mut random = Random::new(crash.digest());
     for _ in 0..at_random {
-        let seed = random.next();
+        let seed = random.number();
         let by_page: Vec<Fate> = pages.iter().map(|page| coin(mix(seed ^ page))).collect();
         look(&by_page)?;
         let mut each = |place| {
@@ -289,7 +294,7 @@ pub fn recover(
     let layers = subject.open(&mut files).map_err(Violation::Open)?;
     let options = Options { requests: windows.len(), ..Options::default() };
     let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
-    let mut io = SimIo::new(files, Visible::AtCompletion, None);
+    let mut io = SimIo::new(files, Visible::AtCompletion, ROOM, None);
     let mut found = Ok(());
     for window in windows {
         let span = Span { at: window.start * SECTOR, len: (window.end - window.start) * SECTOR };

@@ -5,13 +5,14 @@
 //!
 //! Invariants checked:
 //! - every read finds the bytes of the model;
+//! - what is reported as a hole is zero in the model;
 //! - a discarded sector reads as zero or as before;
 //! - so does the whole disk, after it was closed and opened again.
 
-use disk::{Disk, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use disk::{Disk, Extent, ExtentKind, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
-use crate::io::{SimIo, Visible};
+use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
 use crate::random::Random;
 use crate::sector::{SECTOR, SECTOR_LEN};
@@ -41,6 +42,14 @@ pub enum Difference {
         operations: u64,
         /// Layers of the chain.
         layers: usize,
+    },
+    /// Something is reported as a hole that is not.
+    #[error("after {operations} operations, sector {sector} is reported as part of a hole, but is not zero")]
+    Hole {
+        /// The first sector of the hole.
+        sector: u64,
+        /// Operations done.
+        operations: u64,
     },
     /// A request fails.
     #[error("a request of {sectors:?} is answered {status:?}")]
@@ -92,7 +101,14 @@ impl Chain {
         let layers = Subject::new(Kind::Child, tail).open(&mut files)?;
         let count = layers.len();
         let disk = Disk::new(layers, Options::default())?;
-        Ok(Chain { disk, io: SimIo::new(files, Visible::AtPush, None), model, random, operations: 0, layers: count })
+        Ok(Chain {
+            disk,
+            io: SimIo::new(files, Visible::AtPush, ROOM, None),
+            model,
+            random,
+            operations: 0,
+            layers: count,
+        })
     }
 
     fn live(&mut self, operations: u64) -> Result<(), Difference> {
@@ -122,6 +138,7 @@ impl Chain {
                 0..=3 => Operation::Write { durable },
                 4 => Operation::Discard,
                 5 => Operation::WriteZeroes { free, durable },
+                6 => Operation::Extents,
                 _ => Operation::Read,
             };
             let span = Span { at: at * SECTOR, len: count * SECTOR };
@@ -155,19 +172,22 @@ impl Chain {
             self.disk.settle(done, &mut self.io);
         }
         while let Some((request, status)) = self.disk.answer() {
-            answers.push((request.retire(), status));
+            let extents = request.extents.clone();
+            answers.push((request.retire(), status, extents));
         }
         assert_eq!(answers.len(), asked.len(), "every request is answered once");
-        answers.into_iter().try_for_each(|(Token(token), status)| {
+        answers.into_iter().try_for_each(|(Token(token), status, extents)| {
             self.operations += 1;
-            self.take(&asked[usize::try_from(token).unwrap_or(usize::MAX)], status)
+            let asked = &asked[usize::try_from(token).unwrap_or(usize::MAX)];
+            self.compare_holes(asked, &extents)?;
+            self.take(asked, status)
         })
     }
 
     fn noise(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
-            bytes.extend_from_slice(&self.random.next().to_le_bytes());
+            bytes.extend_from_slice(&self.random.number().to_le_bytes());
         }
         bytes.truncate(len);
         bytes
@@ -199,6 +219,19 @@ impl Chain {
             Some((_, sector)) => Err(Difference::Bytes { sector, operations: self.operations, layers: self.layers }),
             None => Ok(()),
         }
+    }
+
+    fn compare_holes(&self, asked: &Asked, extents: &[Extent]) -> Result<(), Difference> {
+        let mut at = asked.at;
+        for extent in extents {
+            let range =
+                usize::try_from(at).unwrap_or(usize::MAX)..usize::try_from(at + extent.len).unwrap_or(usize::MAX);
+            if extent.kind == ExtentKind::Hole && self.model[range].iter().any(|byte| *byte != 0) {
+                return Err(Difference::Hole { sector: at / SECTOR, operations: self.operations });
+            }
+            at += extent.len;
+        }
+        Ok(())
     }
 
     /// What is discarded reads as zero or as before, and the model believes what it finds.

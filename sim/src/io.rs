@@ -15,6 +15,8 @@ use crate::media::{Media, Unwritten};
 use crate::random::Random;
 use crate::sector::{SECTOR, Sector, sectors_of};
 
+/// Room for whatever comes.
+pub const ROOM: usize = usize::MAX;
 /// Linux's EIO.
 const EIO: i32 = 5;
 
@@ -108,6 +110,8 @@ pub struct SimIo {
     files: Vec<SimFile>,
     pending: Vec<Pending>,
     visible: Visible,
+    /// Operations that may be pending at once.
+    room: usize,
     fault: Option<Fault>,
     /// Operations so far that the fault could have befallen.
     candidates: u64,
@@ -116,12 +120,14 @@ pub struct SimIo {
 }
 
 impl SimIo {
-    /// Storage that holds `files`, leaf first, all of it durable.
-    pub fn new(files: Vec<Media>, visible: Visible, fault: Option<Fault>) -> SimIo {
+    /// Storage that holds `files`, leaf first, all of it durable. With more than `room` operations pending it hands
+    /// back what is pushed.
+    pub fn new(files: Vec<Media>, visible: Visible, room: usize, fault: Option<Fault>) -> SimIo {
         SimIo {
             files: files.into_iter().map(SimFile::new).collect(),
             pending: Vec::new(),
             visible,
+            room,
             fault,
             candidates: 0,
             random: Random::new(fault.map_or(0, |fault| fault.nth)),
@@ -214,6 +220,9 @@ impl SimIo {
 
 impl Io for SimIo {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        if self.pending.len() >= self.room {
+            return Err(op);
+        }
         let fault = self.next_fault(&op.action);
         if fault == Some(FaultKind::Full) {
             return Err(op);
@@ -265,7 +274,7 @@ mod test {
     }
 
     fn storage(visible: Visible, fault: Option<Fault>) -> SimIo {
-        SimIo::new(vec![Media::empty(Unwritten::Zeroes)], visible, fault)
+        SimIo::new(vec![Media::empty(Unwritten::Zeroes)], visible, ROOM, fault)
     }
 
     #[test]

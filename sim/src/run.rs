@@ -91,6 +91,8 @@ pub struct Setup {
     pub visible: Visible,
     /// Requests in flight at once, at most.
     pub depth: usize,
+    /// File operations pending at once, at most: beyond, the queue is full.
+    pub room: usize,
     /// The number of the first request, which its version carries: what an earlier life wrote has smaller ones.
     pub first: u64,
 }
@@ -183,7 +185,7 @@ impl Run {
         let layers = layers.into_iter().enumerate().map(sabotage).collect();
         let options = Options { requests: setup.depth, ..Options::default() };
         let disk = Disk::new(layers, options).map_err(Violation::Open)?;
-        let io = SimIo::new(files, setup.visible, setup.fault);
+        let io = SimIo::new(files, setup.visible, setup.room, setup.fault);
         let oracle = Oracle::new(start.base.clone());
         let disk = ManuallyDrop::new(disk);
         Ok(Run { io, plot, disk, oracle, in_flight: BTreeMap::new(), next: setup.first, operations: 0 })

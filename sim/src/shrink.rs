@@ -35,7 +35,7 @@ pub fn shrink(failure: Failure) -> Failure {
 
 /// Whether something fails without `count` operations from the `at`th on.
 fn fails_without(failure: &Failure, at: usize, count: usize) -> Option<Failure> {
-    let case = &failure.case;
+    let case = failure.case.as_ref();
     let mut workload = case.workload.clone();
     workload.drain(at..(at + count).min(workload.len()));
     let start = prepare(&case.setup.subject).ok()?;

@@ -24,11 +24,11 @@ pub enum Kind {
     Fixed,
     /// A new dynamic VHD.
     Dynamic,
-    /// A dynamic VHD whose first block holds data.
+    /// A dynamic VHD whose first and last blocks hold data.
     Used,
     /// A new differencing VHD on a parent that holds data.
     Child,
-    /// The same with some sectors of its own in the first block.
+    /// The same with some sectors of its own in the first and last blocks.
     UsedChild,
 }
 
@@ -59,8 +59,8 @@ impl Kind {
     /// What the image's first life wrote and flushed.
     pub fn preparation(self) -> &'static str {
         match self {
-            Kind::Used => "w0+6 f",
-            Kind::UsedChild => "w1+2 w5+1 f",
+            Kind::Used => "w0+6 w2050+2 f",
+            Kind::UsedChild => "w1+2 w5+1 w2049+1 f",
             _ => "",
         }
     }

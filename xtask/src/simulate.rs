@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sim::crash::{AGAIN, Counts, Explorer, WHOLE};
 use sim::explore::{self, Bound, Case, Failure, Outcome};
 use sim::flat;
-use sim::io::{Fault, Visible};
+use sim::io::{Fault, ROOM, Visible};
 use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
@@ -41,6 +41,7 @@ promised. Without a seed: all workloads of up to N operations, and every fault a
   --fault KIND@N        failed, no-space, unsupported or full, at the Nth operation it can befall
   --visible at-completion   reads see a write only when it has completed
   --depth N             requests in flight at once (default 8)
+  --room N              file operations that the engine takes at once (default: any number)
   --json                print one JSON object
 
 Exit code 0: nothing found (or all planted bugs found). 1: otherwise.
@@ -62,6 +63,7 @@ struct Arguments {
     fault: Option<Fault>,
     visible: Visible,
     depth: usize,
+    room: usize,
     json: bool,
     help: bool,
 }
@@ -102,6 +104,7 @@ impl Arguments {
             fault: None,
             visible: Visible::AtPush,
             depth: 8,
+            room: ROOM,
             json: false,
             help: false,
         };
@@ -110,21 +113,22 @@ impl Arguments {
                 "--format" => arguments.format = values.parse(word)?,
                 "--kind" => kind = Some(values.parse::<Kind>(word)?),
                 "--tail" => tail = Some(values.parse::<String>(word)?),
-                "--ops" => arguments.ops = Some(values.parse(word)?),
+                "--ops" => arguments.ops = Some(values.positive(word)?),
                 "--seed" => arguments.seed = Some(values.parse(word)?),
                 "--runs" => arguments.runs = values.parse(word)?,
                 "--seconds" => arguments.seconds = Some(values.parse(word)?),
-                "--threads" => arguments.threads = values.parse(word)?,
+                "--threads" => arguments.threads = values.positive(word)?,
                 "--planted" => arguments.planted = Some(values.parse(word)?),
                 "--states" => arguments.states = values.parse(word)?,
                 "--workload" => {
                     let text: String = values.parse(word)?;
-                    arguments.workload = Some(workload::parse(&text).map_err(|error| error.to_string())?);
+                    arguments.workload = Some(parse_workload(&text)?);
                 }
                 "--schedule" => arguments.schedule = Some(values.parse(word)?),
                 "--fault" => arguments.fault = Some(values.parse(word)?),
                 "--visible" => arguments.visible = visible(&values.parse::<String>(word)?)?,
-                "--depth" => arguments.depth = values.parse(word)?,
+                "--room" => arguments.room = values.positive(word)?,
+                "--depth" => arguments.depth = values.positive(word)?,
                 "--json" => arguments.json = true,
                 "--help" | "-h" => arguments.help = true,
                 other => return Err(format!("there is no option «{other}»; --help lists them")),
@@ -145,12 +149,28 @@ struct Values<'a> {
 }
 
 impl Values<'_> {
+    fn positive<T: std::str::FromStr + Default + PartialEq>(&mut self, option: &str) -> Result<T, String>
+    where
+        T::Err: std::fmt::Display,
+    {
+        let value = self.parse(option)?;
+        if value == T::default() { Err(format!("{option} must be at least 1")) } else { Ok(value) }
+    }
+
     fn parse<T: std::str::FromStr>(&mut self, option: &str) -> Result<T, String>
     where
         T::Err: std::fmt::Display,
     {
         let word = self.words.next().ok_or_else(|| format!("{option} needs a value"))?;
         word.parse().map_err(|error| format!("{option} {word}: {error}"))
+    }
+}
+
+fn parse_workload(text: &str) -> Result<Vec<Op>, String> {
+    let ops = workload::parse(text).map_err(|error| format!("--workload: {error}"))?;
+    match ops.iter().find(|op| !op.is_inside()) {
+        Some(op) => Err(format!("--workload: {op} does not lie in the simulated disk of {} sectors", workload::DISK)),
+        None => Ok(ops),
     }
 }
 
@@ -247,13 +267,13 @@ fn everything(arguments: &Arguments) -> Findings {
          stale);\norders: one request after the other, all at once, all at once and the newest first, each with at \
          most {:?} deviations for 1, 2, 3 operations; all states of up to 12 unsynced sectors, else a sample; \
          opened and read where written, 1 in {WHOLE} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
-         ENOSPC, unsupported and a full queue at every operation of 4 workloads; 2 chains of 6 layers against an \
-         array of bytes",
+         ENOSPC, unsupported and a full queue at every operation of 4 workloads{}",
         bound.ops,
         workload::alphabet().len(),
         arguments.subjects.len(),
         dedup(images).join(", "),
         bound.interferences,
+        if chains { "; 2 chains of 6 layers against an array of bytes" } else { "" },
     );
     Findings { scope, outcome, difference, took: begun.elapsed() }
 }
@@ -296,6 +316,7 @@ fn one_workload(arguments: &Arguments, workload: &[Op]) -> Result<Findings, Stri
                 let mut case = Case::new(subject, workload.to_vec(), schedule);
                 (case.setup.bug, case.setup.fault) = (bug, arguments.fault);
                 (case.setup.visible, case.setup.depth) = (arguments.visible, arguments.depth);
+                case.setup.room = arguments.room;
                 failure = explore::explore(&mut explorer, &start, &mut case).err();
                 let more = arguments.schedule.is_none() && failure.is_none();
                 next = if more { case.schedule.next(INTERFERENCES) } else { None };
@@ -377,7 +398,7 @@ fn planted(arguments: &Arguments, name: &str) -> Result<(), String> {
             "name": bug.to_string(), "found": failure.is_some(), "counts": counts_json(counts),
             "failure": failure.as_ref().map(failure_json),
         }));
-        if let (Some(failure), 1) = (&failure, bugs.len()) {
+        if let (Some(failure), 1, false) = (&failure, bugs.len(), arguments.json) {
             println!("again: {}", reproduce(failure));
         }
     }
@@ -417,5 +438,7 @@ mod test {
         assert_eq!(parse("--op 3").err(), Some("there is no option «--op»; --help lists them".into()));
         assert_eq!(parse("--seed").err(), Some("--seed needs a value".into()));
         assert!(parse("--format vhd --kind raw").is_err());
+        assert!(parse("--depth 0").is_err());
+        assert!(parse("--workload w2560+1").is_err());
     }
 }

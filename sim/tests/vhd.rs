@@ -1,0 +1,111 @@
+//! Short versions of what `cargo xtask simulate` does at length.
+//!
+//! Invariants checked: those of `sim::run`, `sim::crash` and `sim::flat`; and that the explorer finds what it must.
+#![allow(missing_docs, reason = "nobody imports a test")]
+
+use sim::crash::Explorer;
+use sim::explore::{self, Bound, Case, Outcome};
+use sim::flat;
+use sim::media::Unwritten;
+use sim::planted::Planted;
+use sim::schedule::{Pace, Schedule};
+use sim::subject::{Kind, Subject};
+use sim::workload;
+
+fn vhd() -> Vec<Subject> {
+    explore::subjects(Kind::of_format("vhd").expect("there is such a format"))
+}
+
+fn assert_nothing_found(outcome: Outcome) {
+    if let Some(failure) = outcome.failure {
+        panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
+    }
+    assert!(outcome.counts.states > 100, "hardly anything was looked at: {:?}", outcome.counts);
+}
+
+/// Scope: every workload of up to two operations, with one deviation in the order.
+#[test]
+fn no_short_workload_loses_what_was_flushed() {
+    let bound = Bound { ops: 2, interferences: [1, 0, 0] };
+    assert_nothing_found(explore::exhaustive(&vhd(), bound, None, 2, &|_, _| true));
+}
+
+/// Scope: raw images, every workload of up to two operations.
+#[test]
+fn a_raw_image_keeps_its_promises_too() {
+    let raw = explore::subjects(&[Kind::Raw]);
+    assert_nothing_found(explore::exhaustive(&raw, Bound::of_ops(2), None, 2, &|_, _| true));
+}
+
+/// Scope: seeds 0 to 60, 16 operations each.
+#[test]
+fn no_random_workload_loses_what_was_flushed() {
+    assert_nothing_found(explore::random(&vhd(), 0..60, 16, 2, &|_, _| true));
+}
+
+/// Scope: each operation of four workloads fails in each way, on a dynamic and a differencing image.
+#[test]
+fn no_fault_costs_more_than_the_request_it_befalls() {
+    let subjects = [Subject::new(Kind::Used, Unwritten::Stale), Subject::new(Kind::UsedChild, Unwritten::Zeroes)];
+    assert_nothing_found(explore::every_fault(&subjects, 2, &|_, _| true));
+}
+
+/// Scope: all of them.
+#[test]
+fn every_planted_bug_is_found() {
+    let subjects = vhd();
+    let missed: Vec<String> = Planted::all()
+        .filter(|bug| explore::hunt(*bug, &subjects, 100_000).failure.is_none())
+        .map(|bug| bug.to_string())
+        .collect();
+    assert_eq!(missed, Vec::<String>::new());
+}
+
+#[test]
+fn a_failure_is_found_again_by_its_description() {
+    let found = explore::hunt(Planted::EarlyReuse, &vhd(), 100_000).failure.expect("it is found");
+    let described: Schedule = found.case.schedule.to_string().parse().expect("it is a schedule");
+    let mut case = Case { schedule: described, ..(*found.case).clone() };
+
+    let start = explore::prepare(&case.setup.subject).expect("it opens");
+    let again = explore::explore(&mut Explorer::default(), &start, &mut case).expect_err("it fails again");
+
+    assert_eq!(again.case.to_string(), found.case.to_string());
+}
+
+#[test]
+fn a_failure_is_made_small() {
+    let found = explore::hunt(Planted::EarlyReuse, &vhd(), 100_000).failure.expect("it is found");
+    let before = found.case.workload.len();
+    let small = sim::shrink::shrink(found);
+    assert!(small.case.workload.len() < before, "{}", small.case);
+}
+
+#[test]
+fn a_chain_of_layers_is_an_array_of_bytes() {
+    for tail in [Unwritten::Zeroes, Unwritten::Stale] {
+        assert_eq!(flat::compare(7, tail, 8, 200).map(|done| done >= 1600), Ok(true));
+    }
+}
+
+/// Workloads that found a bug once.
+#[test]
+fn what_was_found_once_is_not_found_again() {
+    // The place of the block that the disk's end cuts off was called clean when only the part inside the disk had
+    // been deallocated: another block then showed stale bytes.
+    let once = [
+        (Kind::Dynamic, Unwritten::Stale, "w2557+3 z2048+512 f W1021+3"),
+        (Kind::Used, Unwritten::Stale, "z2048+512 f W1023+2"),
+    ];
+    for (kind, tail, text) in once {
+        let subject = Subject::new(kind, tail);
+        let ops = workload::parse(text).expect("it is a workload");
+        let start = explore::prepare(&subject).expect("it opens");
+        for pace in Pace::ALL {
+            let mut case = Case::new(subject, ops.clone(), Schedule::undisturbed(pace));
+            if let Err(failure) = explore::explore(&mut Explorer::default(), &start, &mut case) {
+                panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
+            }
+        }
+    }
+}

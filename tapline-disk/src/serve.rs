@@ -122,7 +122,8 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 
 /// A path, or a host and a port. What has a slash is a path; a name without a colon is one too.
 fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
-    let port = word.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
+    let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = word.rsplit_once(':').filter(|(_, port)| is_number(port));
     if word.contains('/') || port.is_none() {
         return Ok(nbd::Address::Unix(PathBuf::from(word)));
     }

@@ -85,16 +85,16 @@ impl Client {
         }))
     }
 
-    /// Writes every block once, so that thin images are allocated.
+    /// Writes every block once (or each so-manieth), so that thin images are allocated.
     fn fill(&mut self) -> Result<serde_json::Value, String> {
         let block = self.arguments.block;
-        let (mut next, mut in_flight) = (0, 0);
+        let (mut next, mut in_flight) = (self.arguments.first, 0);
         let mut free: Vec<usize> = (0..self.arguments.depth).collect();
         while next < self.blocks || in_flight > 0 {
             while next < self.blocks {
                 let Some(slot) = free.pop() else { break };
                 self.queue.write(next * block as u64, self.buffer(slot), block, slot, ReqFlags::empty());
-                next += 1;
+                next += self.arguments.every.max(1);
                 in_flight += 1;
             }
             let done = self.wait(in_flight)?;

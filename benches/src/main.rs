@@ -50,6 +50,12 @@ pub struct Arguments {
     /// Write every block of the disk once, and end.
     #[arg(long)]
     pub fill: bool,
+    /// Fill only each so-manieth block.
+    #[arg(long, default_value_t = 1, requires = "fill")]
+    pub every: u64,
+    /// Begin to fill at this block.
+    #[arg(long, default_value_t = 0, requires = "fill")]
+    pub first: u64,
 }
 
 fn main() -> ExitCode {

@@ -36,7 +36,7 @@ impl Part {
 #[derive(Clone)]
 pub struct Segments {
     owner: Arc<dyn Any + Send + Sync>,
-    parts: SmallVec<[Part; 4]>,
+    parts: SmallVec<[Part; 2]>,
     len: usize,
 }
 
@@ -55,7 +55,7 @@ impl Segments {
         owner: Arc<dyn Any + Send + Sync>,
         parts: impl IntoIterator<Item = (*mut u8, usize)>,
     ) -> Segments {
-        let parts: SmallVec<[Part; 4]> =
+        let parts: SmallVec<[Part; 2]> =
             parts.into_iter().filter(|&(_, len)| len > 0).map(|(base, len)| Part { base, len }).collect();
         let len = parts.iter().map(|part| part.len).sum();
         Segments { owner, parts, len }

@@ -183,6 +183,9 @@ pub struct Serve {
     pub queues: u16,
     #[command(flatten)]
     pub access: Access,
+    /// Look for more work for at most so long before sleeping, as long as that is worth it; 0: sleep at once
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub poll_max: u64,
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,

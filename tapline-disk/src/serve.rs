@@ -5,9 +5,11 @@
 //! line names and says where the disk can be found.
 
 mod event_loop;
+mod polling;
 
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use disk::{Disk, Geometry, Image};
 use transport::{nbd, vhost_user};
@@ -42,7 +44,8 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let disk = Disk::new(images, disk::Options::default()).map_err(|error| explain(&name, error))?;
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
     say(describe(&name, &disk, choice.kind));
-    let serving = Serving { disk, engine, stats_file: serve.stats.clone(), stop, report };
+    let poll_max = Duration::from_micros(serve.poll_max);
+    let serving = Serving { disk, engine, poll_max, stats_file: serve.stats.clone(), stop, report };
     match (&serve.vhost_user, &serve.nbd) {
         (Some(socket), _) => serve_vhost_user(serve, socket, serving),
         (None, Some(address)) => serve_nbd(serve, address, serving),

@@ -42,6 +42,8 @@ struct Line {
     discards: KindLine,
     rounds: u64,
     sleeps: u64,
+    polls_hit: u64,
+    polls_missed: u64,
 }
 
 #[derive(Serialize)]
@@ -95,8 +97,8 @@ impl Stats {
         self.sleeps += u64::from(slept);
     }
 
-    /// Everything so far, in one line without an end.
-    pub fn line(&self) -> String {
+    /// Everything so far, in one line without an end; `hits` and `misses` are those of looks before sleeping.
+    pub fn line(&self, hits: u64, misses: u64) -> String {
         let now = self.clock();
         let line = Line {
             elapsed_ns: narrow(now.as_nanos()),
@@ -106,6 +108,8 @@ impl Stats {
             discards: self.discards.line(now),
             rounds: self.rounds,
             sleeps: self.sleeps,
+            polls_hit: hits,
+            polls_missed: misses,
         };
         serde_json::to_string(&line).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
     }
@@ -158,7 +162,7 @@ mod test {
         let mut stats = Stats::new();
         stats.came(Operation::Write { durable: true }, Duration::from_nanos(5));
         stats.answered(Operation::Write { durable: true }, 4096, Duration::from_nanos(9));
-        let line: serde_json::Value = serde_json::from_str(&stats.line()).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&stats.line(3, 4)).unwrap();
         assert_eq!(line["writes"]["bytes"], 4096);
         assert_eq!(line["writes"]["sum_ns"], 4);
         assert_eq!(line["reads"]["count"], 0);

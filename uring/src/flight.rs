@@ -47,7 +47,7 @@ enum Window {
     /// That of the operation.
     Whole,
     /// What is left of it.
-    Rest(Segments),
+    Rest(Box<Segments>),
     /// A stand-in for what is left of it, or the beginning of that.
     Bounced(Bounce),
 }
@@ -185,7 +185,7 @@ impl Flight {
         self.window = match self.moved {
             0 if admits(memory) => Window::Whole,
             moved => match memory.slice(moved, left) {
-                rest if admits(&rest) => Window::Rest(rest),
+                rest if admits(&rest) => Window::Rest(Box::new(rest)),
                 rest => {
                     let mut bounce = pool.take(left);
                     if matches!(self.op.action, Action::Write { .. }) {

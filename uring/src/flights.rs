@@ -66,18 +66,11 @@ impl Flights {
             Some(place) => place,
             None => unreachable!("a result for slot {slot}, which does not exist"),
         };
-        match place.take() {
-            Some(mut flight) => match flight.settle(result, &mut self.pool) {
-                None => {
-                    *place = Some(flight);
-                    Settled::Again
-                }
-                Some(result) => {
-                    self.free.push(slot);
-                    Settled::Done(FileDone { op: flight.into_op(), result })
-                }
-            },
-            None => unreachable!("a result for slot {slot}, which has nothing in flight"),
-        }
+        let Some(flight) = place else { unreachable!("a result for slot {slot}, which has nothing in flight") };
+        // Where it lies: a flight is large, and most end here.
+        let Some(result) = flight.settle(result, &mut self.pool) else { return Settled::Again };
+        let Some(ended) = place.take() else { unreachable!("it was there a moment ago") };
+        self.free.push(slot);
+        Settled::Done(FileDone { op: ended.into_op(), result })
     }
 }

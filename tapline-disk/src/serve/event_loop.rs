@@ -8,6 +8,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use disk::{Disk, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
@@ -16,6 +17,7 @@ use uring::Engine;
 
 use crate::failure::{Exit, Failure};
 use crate::log::{Log, say};
+use crate::serve::polling::Polling;
 use crate::signals::Signal;
 use crate::stats::Stats;
 
@@ -23,8 +25,9 @@ use crate::stats::Stats;
 const STOP: WatchKey = WatchKey(u64::MAX - 64);
 const REPORT: WatchKey = WatchKey(u64::MAX - 65);
 
-/// Requests taken in before operations are submitted: more would only wait longer.
-const BATCH: usize = 128;
+/// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
+/// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not count.
+const BATCH: usize = 16;
 
 /// A disk, what is below it and where it reports.
 pub struct Serving {
@@ -32,6 +35,8 @@ pub struct Serving {
     pub disk: Disk<Image>,
     /// The engine.
     pub engine: Engine,
+    /// The longest look for more work before sleeping.
+    pub poll_max: Duration,
     /// Where statistics go; to the log if nowhere.
     pub stats_file: Option<PathBuf>,
     /// The wish that it ends, taken in from before anybody knows of the disk.
@@ -56,6 +61,7 @@ pub struct EventLoop<S> {
     engine: Engine,
     geometry: Geometry,
     stats: Stats,
+    polling: Polling,
     stats_file: Option<PathBuf>,
     log: Log,
     stop: Signal,
@@ -68,7 +74,7 @@ pub struct EventLoop<S> {
 impl<S: Server + Disclose> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
-        let Serving { disk, mut engine, stats_file, stop, report } = serving;
+        let Serving { disk, mut engine, poll_max, stats_file, stop, report } = serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         let mut watch = EngineWatch(&mut engine);
         watch.watch(stop.as_fd(), Interest::Read, STOP).map_err(failed("wait for signals"))?;
@@ -80,6 +86,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             disk,
             engine,
             stats: Stats::new(),
+            polling: Polling::new(poll_max),
             stats_file,
             log: Log::new(),
             stop,
@@ -93,14 +100,34 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Serves until a signal ends it.
     pub fn run(mut self) -> Result<Exit, Failure> {
         while !self.stopping {
-            let busy = self.turn()?;
+            let busy = self.turn()? || self.look_again()?;
             let asleep = !busy && !self.stopping && self.server.may_sleep();
             if asleep {
+                let begun = self.stats.clock();
                 self.reap(Until::Any)?;
+                self.polling.slept(self.stats.clock().saturating_sub(begun));
             }
             self.stats.round(asleep);
         }
         self.shut_down()
+    }
+
+    /// Looks for more to do, for as long as that has been worth it. Whether something was found.
+    fn look_again(&mut self) -> Result<bool, Failure> {
+        let budget = self.polling.budget();
+        if budget.is_zero() || self.stopping {
+            return Ok(false);
+        }
+        let until = self.stats.clock().saturating_add(budget);
+        while !self.stopping && self.stats.clock() < until {
+            if self.turn()? {
+                self.polling.hit();
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        self.polling.missed();
+        Ok(false)
     }
 
     /// Everything that can be done now. Whether something was.
@@ -124,7 +151,7 @@ impl<S: Server + Disclose> EventLoop<S> {
                 STOP => self.stopping |= self.stop.take(),
                 REPORT => {
                     if self.report.take() {
-                        write_stats(&self.stats, self.stats_file.as_ref());
+                        write_stats(&self.stats, &self.polling, self.stats_file.as_ref());
                     }
                 }
                 key => self.server.ready(key, &mut EngineWatch(&mut self.engine)),
@@ -185,7 +212,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.server.stop(&mut EngineWatch(&mut self.engine));
         self.drain()?;
         let flushed = if self.geometry.read_only { Status::Done } else { self.flush()? };
-        write_stats(&self.stats, self.stats_file.as_ref());
+        write_stats(&self.stats, &self.polling, self.stats_file.as_ref());
         if flushed != Status::Done {
             let why = "the storage failed, or had failed before";
             return Err(Failure::new("flush the disk before leaving", why)
@@ -244,8 +271,8 @@ impl Watch for EngineWatch<'_> {
 }
 
 /// Statistics must not end a disk: what cannot be written is said.
-fn write_stats(stats: &Stats, file: Option<&PathBuf>) {
-    let line = stats.line();
+fn write_stats(stats: &Stats, polling: &Polling, file: Option<&PathBuf>) {
+    let line = stats.line(polling.hits, polling.misses);
     let Some(path) = file else { return say(format_args!("statistics: {line}")) };
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
     if let Err(error) = opened.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {

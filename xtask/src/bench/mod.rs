@@ -134,10 +134,35 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
     tapline(&["image", "create", &format!("vhd:{}", single.display()), "--size", "512M"])?;
     let alone = Kind::Tapline { name: "depth 1", images: vec![format!("vhd:{}", single.display())] };
     fill(std::slice::from_ref(&alone), work.path())?;
-    // Each layer of the chain holds one block in thirty: filled by writing its share with every layer on top.
+    let whole = chain(work.path(), "whole", &|kind, layer| {
+        // Each layer holds one block in thirty, so that the chain holds as much as the single image.
+        let server = Server::start(kind, work.path())?;
+        let (every, first) = (LAYERS.to_string(), layer.to_string());
+        client(&server, &["--fill", "--block", "2097152", "--depth", "1", "--every", &every, "--first", &first])?;
+        server.stop()
+    })?;
+    // The worst of chains: every 4 KiB may live in another layer than its neighbour, and the files are many times as large.
+    let scattered = chain(work.path(), "scattered", &|kind, layer| scatter(kind, work.path(), layer))?;
+    let kinds = [
+        alone,
+        Kind::Tapline { name: "depth 30", images: whole },
+        Kind::Tapline { name: "depth 30, scattered", images: scattered },
+    ];
+    let workloads = [
+        Workload { name: "randread 4k qd1", client: &["--pattern", "randread", "--depth", "1"] },
+        Workload { name: "randread 4k qd32", client: &["--pattern", "randread", "--depth", "32"] },
+    ];
+    compare("random 4 KiB reads of a chain", &kinds, &workloads, work.path(), arguments)
+}
+
+/// Layers of a deep chain: the most that the Xen tools make.
+const LAYERS: usize = 30;
+
+/// A chain of images, leaf first; `write` writes to each while it is the leaf.
+fn chain(work: &Path, name: &str, write: &dyn Fn(&Kind, usize) -> Result<(), String>) -> Result<Vec<String>, String> {
     let mut chain: Vec<String> = Vec::new();
-    for layer in 0..30 {
-        let path = format!("vhd:{}", work.path().join(format!("layer{layer}.vhd")).display());
+    for layer in 0..LAYERS {
+        let path = format!("vhd:{}", work.join(format!("{name}{layer}.vhd")).display());
         let mut create = vec!["image", "create", &path];
         match chain.first() {
             None => create.extend(["--size", "512M"]),
@@ -145,11 +170,9 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
         }
         tapline(&create)?;
         chain.insert(0, path.clone());
-        scatter(&Kind::Tapline { name: "layer", images: chain.clone() }, work.path(), layer)?;
+        write(&Kind::Tapline { name: "layer", images: chain.clone() }, layer)?;
     }
-    let kinds = [alone, Kind::Tapline { name: "depth 30", images: chain }];
-    let workloads = [Workload { name: "randread 4k qd32", client: &["--pattern", "randread", "--depth", "32"] }];
-    compare("random 4 KiB reads of a chain", &kinds, &workloads, work.path(), arguments)
+    Ok(chain)
 }
 
 /// Writes every block, so that thin images are allocated as raw ones are.

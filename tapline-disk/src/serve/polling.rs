@@ -1,0 +1,90 @@
+//! How long to look again before sleeping.
+//!
+//! Falling asleep and being woken costs both sides more than a request does. So after work the thread looks at rings and
+//! completions again for a while: longer when that has been worth it, not at all when it has not. The budget grows when
+//! a sleep turns out to have been shorter than the longest allowed look, and shrinks when a look finds nothing; after a
+//! few misses it is zero, and a disk that is idle, or used now and then, pays nothing.
+//!
+//! Knows nothing of what is looked for.
+
+use std::time::Duration;
+
+/// The first budget, and the one below which looking is given up: less than a sleep and a wake-up cost.
+const LEAST: Duration = Duration::from_micros(4);
+
+/// The budget, and what became of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Polling {
+    most: Duration,
+    budget: Duration,
+    /// Looks that found something, and that did not.
+    pub hits: u64,
+    /// See [`Polling::hits`].
+    pub misses: u64,
+}
+
+impl Polling {
+    /// Looks for at most `most`; zero: never.
+    pub fn new(most: Duration) -> Polling {
+        Polling { most, budget: Duration::ZERO, hits: 0, misses: 0 }
+    }
+
+    /// For how long to look now.
+    pub fn budget(&self) -> Duration {
+        self.budget
+    }
+
+    /// A look has found something.
+    pub fn hit(&mut self) {
+        self.hits += 1;
+    }
+
+    /// A look has found nothing.
+    pub fn missed(&mut self) {
+        self.misses += 1;
+    }
+
+    /// After a look that missed, or none, the thread has slept for so long.
+    pub fn slept(&mut self, time: Duration) {
+        if time <= self.most {
+            self.budget = (self.budget * 2).clamp(LEAST.min(self.most), self.most);
+        } else {
+            let half = self.budget / 2;
+            self.budget = if half < LEAST { Duration::ZERO } else { half };
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const MOST: Duration = Duration::from_micros(50);
+
+    #[test]
+    fn short_sleeps_make_it_look_longer_up_to_the_most() {
+        let mut polling = Polling::new(MOST);
+        let budgets: Vec<u128> = (0..6)
+            .map(|_| {
+                polling.slept(Duration::from_micros(10));
+                polling.budget().as_micros()
+            })
+            .collect();
+        assert_eq!(budgets, [4, 8, 16, 32, 50, 50]);
+    }
+
+    #[test]
+    fn long_sleeps_end_it() {
+        let mut polling = Polling::new(MOST);
+        (0..6).for_each(|_| polling.slept(Duration::ZERO));
+        (0..4).for_each(|_| polling.slept(Duration::from_secs(1)));
+        assert_eq!(polling.budget(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_most_of_zero_never_looks() {
+        let mut polling = Polling::new(Duration::ZERO);
+        polling.slept(Duration::ZERO);
+        assert_eq!(polling.budget(), Duration::ZERO);
+    }
+}

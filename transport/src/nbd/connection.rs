@@ -12,7 +12,8 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 use super::error::End;
 use super::export::Export;
-use super::session::{Next, Room, Session};
+use super::room::Room;
+use super::session::{Next, Session};
 use crate::Interest;
 
 /// A client and what is known about its socket.

@@ -16,7 +16,8 @@ use super::error::{BindError, End, Event};
 use super::export::Export;
 use super::handshake::OPTION_DATA_MAX;
 use super::listener::{Address, Listener};
-use super::session::{Room, Session};
+use super::room::Room;
+use super::session::Session;
 use super::wire::STRING_MAX;
 use crate::{Interest, Watch, WatchKey};
 

@@ -15,7 +15,7 @@ use super::error::ProtocolError;
 use super::export::{Agreed, REQUEST_MAX};
 use super::outgoing::Outgoing;
 use super::reply;
-use super::session::Room;
+use super::room::Room;
 use super::wire::{self, Errno, RequestHeader};
 
 /// Requests of one connection under way. QEMU has 16 in flight, libnbd's tools 64.

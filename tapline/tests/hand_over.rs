@@ -4,6 +4,15 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Held by each test from the writing of its programs to their end: a process that another test forks in between would
+/// inherit the file still open for writing, and the kernel then refuses to run it (ETXTBSY).
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A copy of `tapline` in a directory of its own, beside a program that only tells how it was called.
 fn installed(directory: &tempfile::TempDir, with_disk_program: bool) -> PathBuf {
@@ -23,6 +32,7 @@ fn run(tapline: &PathBuf, words: &[&str]) -> Output {
 
 #[test]
 fn words_and_exit_code_pass_through_unchanged() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, true);
     let output = run(&tapline, &["image", "check", "vhd:a b", "--repair"]);
@@ -32,6 +42,7 @@ fn words_and_exit_code_pass_through_unchanged() {
 
 #[test]
 fn a_missing_disk_program_is_named_with_where_it_belongs() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, false);
     let output = run(&tapline, &["serve", "vhd:a"]);
@@ -42,6 +53,7 @@ fn a_missing_disk_program_is_named_with_where_it_belongs() {
 
 #[test]
 fn wrong_words_are_refused_without_any_other_program() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, false);
     assert_eq!(run(&tapline, &["frobnicate"]).status.code(), Some(64));

@@ -44,6 +44,8 @@ struct Line {
     sleeps: u64,
     polls_hit: u64,
     polls_missed: u64,
+    /// A sync has failed, and nothing is written any more.
+    broken: bool,
 }
 
 #[derive(Serialize)]
@@ -98,7 +100,7 @@ impl Stats {
     }
 
     /// Everything so far, in one line without an end; `hits` and `misses` are those of looks before sleeping.
-    pub fn line(&self, hits: u64, misses: u64) -> String {
+    pub fn line(&self, hits: u64, misses: u64, broken: bool) -> String {
         let now = self.clock();
         let line = Line {
             elapsed_ns: narrow(now.as_nanos()),
@@ -110,6 +112,7 @@ impl Stats {
             sleeps: self.sleeps,
             polls_hit: hits,
             polls_missed: misses,
+            broken,
         };
         serde_json::to_string(&line).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
     }
@@ -162,7 +165,7 @@ mod test {
         let mut stats = Stats::new();
         stats.came(Operation::Write { durable: true }, Duration::from_nanos(5));
         stats.answered(Operation::Write { durable: true }, 4096, Duration::from_nanos(9));
-        let line: serde_json::Value = serde_json::from_str(&stats.line(3, 4)).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&stats.line(3, 4, false)).unwrap();
         assert_eq!(line["writes"]["bytes"], 4096);
         assert_eq!(line["writes"]["sum_ns"], 4);
         assert_eq!(line["reads"]["count"], 0);

@@ -67,6 +67,8 @@ pub struct EventLoop<S> {
     stop: Signal,
     report: Signal,
     stopping: bool,
+    /// It was said that a sync has failed.
+    said_broken: bool,
     ready: Vec<u64>,
     done: Vec<FileDone>,
 }
@@ -92,6 +94,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             stop,
             report,
             stopping: false,
+            said_broken: false,
             ready: Vec::new(),
             done: Vec::new(),
         })
@@ -146,16 +149,16 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Tells the server, and ourselves, what is ready.
     fn hear(&mut self) {
         self.engine.take_ready(&mut self.ready);
+        let mut report = false;
         for key in self.ready.drain(..) {
             match WatchKey(key) {
                 STOP => self.stopping |= self.stop.take(),
-                REPORT => {
-                    if self.report.take() {
-                        write_stats(&self.stats, &self.polling, self.stats_file.as_ref());
-                    }
-                }
+                REPORT => report |= self.report.take(),
                 key => self.server.ready(key, &mut EngineWatch(&mut self.engine)),
             }
+        }
+        if report {
+            write_stats(&self.line(), self.stats_file.as_ref());
         }
     }
 
@@ -186,6 +189,11 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         if any {
             self.disk.retry(&mut self.engine);
+            if self.disk.is_broken() && !self.said_broken {
+                self.said_broken = true;
+                say("a sync has FAILED: what was not flushed may be lost, and nothing is written from now on");
+                say("see the kernel's log for the reason; the disk accepts writes again when it is served anew");
+            }
         }
         any
     }
@@ -206,13 +214,18 @@ impl<S: Server + Disclose> EventLoop<S> {
         now.is_some()
     }
 
+    /// The statistics.
+    fn line(&self) -> String {
+        self.stats.line(self.polling.hits, self.polling.misses, self.disk.is_broken())
+    }
+
     /// Answers what was taken in, makes it durable, and leaves.
     fn shut_down(mut self) -> Result<Exit, Failure> {
         say("stopping: no more requests are taken");
         self.server.stop(&mut EngineWatch(&mut self.engine));
         self.drain()?;
         let flushed = if self.geometry.read_only { Status::Done } else { self.flush()? };
-        write_stats(&self.stats, &self.polling, self.stats_file.as_ref());
+        write_stats(&self.line(), self.stats_file.as_ref());
         if flushed != Status::Done {
             let why = "the storage failed, or had failed before";
             return Err(Failure::new("flush the disk before leaving", why)
@@ -271,8 +284,7 @@ impl Watch for EngineWatch<'_> {
 }
 
 /// Statistics must not end a disk: what cannot be written is said.
-fn write_stats(stats: &Stats, polling: &Polling, file: Option<&PathBuf>) {
-    let line = stats.line(polling.hits, polling.misses);
+fn write_stats(line: &str, file: Option<&PathBuf>) {
     let Some(path) = file else { return say(format_args!("statistics: {line}")) };
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
     if let Err(error) = opened.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {

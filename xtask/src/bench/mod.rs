@@ -59,6 +59,10 @@ struct Sample {
 /// Runs a benchmark.
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let Some((name, rest)) = arguments.split_first() else { return Err(USAGE.into()) };
+    if matches!(name.as_str(), "help" | "--help" | "-h") {
+        print!("{USAGE}");
+        return Ok(());
+    }
     let parsed = parse(rest)?;
     build()?;
     match name.as_str() {

@@ -142,6 +142,15 @@ impl Rig {
         }
     }
 
+    /// Completes the first operation that `which` picks.
+    fn complete(&mut self, which: impl Fn(&Action) -> bool) {
+        let at = self.files.queue.iter().position(|op| which(&op.action)).expect("no such operation is under way");
+        let op = self.files.queue.remove(at);
+        let result = self.files.execute(&op);
+        self.disk.settle(FileDone { op, result }, &mut self.files);
+        self.collect();
+    }
+
     /// Submits and waits.
     fn ask(&mut self, operation: Operation, at: u64, len: u64, memory: Segments) -> Status {
         self.submit(operation, at, len, memory, u64::MAX);
@@ -338,6 +347,15 @@ fn a_failed_sync_is_sticky() {
     assert_eq!(rig.write(0, &[2; 512]), Status::Refused);
     assert_eq!(rig.read(0, 512), [1; 512]);
     assert!(rig.disk.is_broken());
+}
+
+#[test]
+fn a_read_only_disk_writes_nothing_not_even_a_repair() {
+    let mut file = new_vhd(64 * MIB, Kind::Dynamic, 2 << 20, 1);
+    file.truncate(file.len() - 512);
+    let mut rig = Rig::new(vec![open(&file, Access::ReadOnly)], vec![file], 1);
+    assert_eq!(rig.flush(), Status::Done);
+    assert_eq!(rig.files.log, []);
 }
 
 #[test]

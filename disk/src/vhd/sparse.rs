@@ -83,8 +83,10 @@ impl Sparse {
     /// # Panics
     /// If the survey has no tables.
     pub fn new(survey: Survey, access: Access, tail: Tail) -> Sparse {
-        let dirty_copy = survey.repairs.iter().any(|repair| repair.at == 0);
-        let dirty_footer = survey.repairs.iter().any(|repair| repair.at >= survey.file_len);
+        // What is open for reading only has nothing to write, not even a repair.
+        let repairs = if access == Access::ReadOnly { &[] } else { survey.repairs.as_slice() };
+        let dirty_copy = repairs.iter().any(|repair| repair.at == 0);
+        let dirty_footer = repairs.iter().any(|repair| repair.at >= survey.file_len);
         let Some(tables) = survey.tables else { unreachable!("a sparse image has tables") };
         let block_len = u64::from(tables.header.block_size.get());
         let bitmap_len = bitmap_len(block_len);
@@ -92,7 +94,7 @@ impl Sparse {
         let zero_tail = tail == Tail::Zeroes;
         let space = Space::new(bitmap_len, block_len, tables.end, &tables.used, survey.file_len, zero_tail);
         let full = full_blocks(tables.batmap.as_ref(), tables.bat.len());
-        let dirty_batmap = tables.batmap.as_ref().is_some_and(|batmap| !batmap.sound);
+        let unsound = tables.batmap.as_ref().is_some_and(|batmap| !batmap.sound);
         Sparse {
             parent: survey.disk_type == DiskType::Differencing,
             block_len,
@@ -111,7 +113,7 @@ impl Sparse {
             batmap: tables.batmap,
             dirty_bitmaps: BTreeSet::new(),
             dirty_table: BTreeSet::new(),
-            dirty_batmap,
+            dirty_batmap: unsound && access == Access::ReadWrite,
             dirty_footer,
             dirty_copy,
             forgotten: Vec::new(),

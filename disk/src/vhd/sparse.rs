@@ -166,11 +166,13 @@ impl Sparse {
             // sectors that nobody wrote are what they should be already.
             let whole = slot.clean && !self.parent;
             let count = sectors(self.block_len);
+            // Another program's batmap may call a block full that is not even there.
+            self.set_not_full(write.block);
             self.keep(write.block, Bitmap::filled(count, index(self.bitmap_len), whole), true);
             self.set_entry(write.block, slot.sector);
             self.dirty_footer = true;
             if whole {
-                self.set_full(write.block, true);
+                self.set_full(write.block);
                 span = self.span_of(Write { block: write.block, from: 0, count });
             }
         }
@@ -224,7 +226,7 @@ impl Sparse {
         if still_there && !self.bitmaps.contains_key(&index) {
             let bitmap = Bitmap::from_bytes(sectors(self.block_len), bytes);
             if bitmap.is_full() {
-                self.set_full(index, true);
+                self.set_full(index);
             } else {
                 self.keep(index, bitmap, false);
             }
@@ -329,10 +331,9 @@ impl Sparse {
         self.full.get(index(u64::from(block / 64))).is_some_and(|word| word & (1 << (block % 64)) != 0)
     }
 
-    fn set_full(&mut self, block: u32, full: bool) {
+    fn set_full(&mut self, block: u32) {
         if let Some(word) = self.full.get_mut(index(u64::from(block / 64))) {
-            let bit = 1 << (block % 64);
-            *word = if full { *word | bit } else { *word & !bit };
+            *word |= 1 << (block % 64);
         }
     }
 
@@ -381,7 +382,7 @@ impl Sparse {
             let full = cached.bitmap.is_full();
             self.dirty_bitmaps.insert(write.block);
             if full {
-                self.set_full(write.block, true);
+                self.set_full(write.block);
             }
         }
     }
@@ -389,11 +390,18 @@ impl Sparse {
     /// Takes a block out of the table.
     fn free(&mut self, block: u32, sector: u32) {
         self.set_entry(block, UNUSED);
-        self.set_full(block, false);
+        self.set_not_full(block);
         self.bitmaps.remove(&block);
         self.dirty_bitmaps.remove(&block);
         self.space.give_up(sector);
         self.forgotten.push(sector);
+    }
+
+    /// Takes the block out of the full ones, in the batmap too: with the table, a round writes the batmap first.
+    fn set_not_full(&mut self, block: u32) {
+        if let Some(word) = self.full.get_mut(index(u64::from(block / 64))) {
+            *word &= !(1 << (block % 64));
+        }
         if let Some(byte) = self.batmap.as_mut().and_then(|map| map.bits.get_mut(index(u64::from(block / 8)))) {
             let bit = 0x80 >> (block % 8);
             self.dirty_batmap |= *byte & bit != 0;

@@ -197,6 +197,23 @@ fn overlapping_blocks_are_damage() {
 }
 
 #[test]
+fn a_batmap_that_calls_an_absent_block_full_is_not_believed() {
+    let mut bytes = new_file(64 << 20, differencing());
+    let header_at = bytes.windows(8).position(|cookie| cookie == b"tdbatmap").unwrap();
+    let map_at = header_at + 512;
+    bytes[map_at] = 0x80;
+    let sum = layout::checksum(&bytes[map_at..map_at + 512]);
+    bytes[header_at + 24..header_at + 28].copy_from_slice(&sum.to_be_bytes());
+    write_block(&mut bytes, 4096);
+    let mut vhd = open(&bytes).unwrap();
+    let first = Span { at: 0, len: 512 };
+    if let Err(Wait::Load(block)) = vhd.map(first) {
+        vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
+    }
+    assert_eq!(vhd.map(first), Ok(Place::Parent { len: 512 }), "nobody has written it: it is the parent's");
+}
+
+#[test]
 fn an_encrypted_image_is_refused_by_name() {
     let mut bytes = new_file(64 << 20, Kind::Dynamic);
     let header_at = 4096 + 512;

@@ -7,7 +7,7 @@
 //! - a place becomes visible to readers only after its bytes were written, and durable only in a round;
 //! - no operation overlaps a discard or a write of zeroes: these wait for what is in flight, and what comes
 //!   after waits for them;
-//! - after a failed sync nothing is written any more.
+//! - after a failed sync no write is begun any more.
 //!
 //! `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
 
@@ -261,6 +261,8 @@ impl<F: Format> Disk<F> {
     /// Goes on with a request from `rest` on.
     fn run<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         match self.active.get(number).map(|active| active.request.operation()) {
+            // It had to wait, and a sync has failed since.
+            Some(operation) if self.broken && operation.is_write() => self.fail(number, Status::Refused),
             Some(Operation::Read) => self.read(number, rest, io),
             Some(Operation::Write { .. }) => self.write(number, rest, io),
             Some(Operation::Discard) => self.discard(number, rest, io),

@@ -12,7 +12,10 @@ pub(super) enum Reclaim {
     /// Not begun. What was read at open may be in a cache only, left by a process that was killed; before
     /// space is used again that such metadata has given up, it is synced.
     Start,
-    /// An operation is under way.
+    /// That sync is under way. No round begins meanwhile: of two syncs at once, the kernel tells one of a failure,
+    /// and the other must not be taken for a success.
+    Syncing,
+    /// A deallocation is under way.
     Busy,
     /// There was nothing more.
     Done,
@@ -25,7 +28,7 @@ impl<F: Format> Disk<F> {
         // A round that failed is tried again when somebody asks for it, not at once and for ever.
         let much = dirty > self.options.dirty_max && self.round_status == Status::Done;
         let reason = !self.flushes.is_empty() || much;
-        if !self.round.is_idle() || !reason {
+        if !self.round.is_idle() || !reason || self.reclaim == Reclaim::Syncing {
             return;
         }
         self.flushing = std::mem::take(&mut self.flushes);
@@ -95,7 +98,7 @@ impl<F: Format> Disk<F> {
         }
         match self.leaf().and_then(Format::reclaim) {
             Some((at, len)) => {
-                self.reclaim = Reclaim::Busy;
+                self.reclaim = Reclaim::Syncing;
                 self.push(Op::ReclaimSync { at, len }, FileId(0), Action::SyncData, io);
             }
             None => self.reclaim = Reclaim::Done,
@@ -103,12 +106,14 @@ impl<F: Format> Disk<F> {
     }
 
     pub(super) fn reclaim_synced<I: Io>(&mut self, at: u64, len: u64, result: Result<(), FileError>, io: &mut I) {
-        if result.is_err() {
+        if result.is_ok() {
+            self.reclaim = Reclaim::Busy;
+            self.push(Op::Release { number: None, at }, FileId(0), Action::Deallocate { at, len }, io);
+        } else {
             self.broken = true;
             self.reclaim = Reclaim::Done;
-            return;
         }
-        self.push(Op::Release { number: None, at }, FileId(0), Action::Deallocate { at, len }, io);
+        self.begin_round(io);
     }
 
     pub(super) fn reclaimed<I: Io>(&mut self, io: &mut I) {

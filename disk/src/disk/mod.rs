@@ -410,11 +410,17 @@ impl<F: Format> Disk<F> {
                 self.run(number, rest, io);
             }
             self.piece_ended(number, if sound { Status::Done } else { Status::Failed }, io);
+            // Known, or given up, or known and forgotten again since the request went on behind it.
             let grain = Fold::grain_of(rest.at).at;
-            if !sound || self.fold.lookup(rest.at).is_some() {
+            if self.fold.lookup(rest.at).is_some() || !self.is_awaited(grain) {
                 self.learned(grain, io);
             }
         }
+    }
+
+    /// Whether something waits for metadata of this grain, or of a block in it.
+    fn is_awaited(&self, grain: u64) -> bool {
+        self.loads.values().flatten().any(|parked| Fold::grain_of(parked.rest.at).at == grain)
     }
 
     /// Pushes an operation of a request, which has one piece more under way.

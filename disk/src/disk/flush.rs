@@ -25,8 +25,9 @@ impl<F: Format> Disk<F> {
     /// Begins a round, if none is under way and there is reason for one.
     pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) {
         let dirty = self.layers.first().map_or(0, Format::dirty);
-        // A round that failed is tried again when somebody asks for it, not at once and for ever.
-        let much = dirty > self.options.dirty_max && self.round_status == Status::Done;
+        // A round that failed is tried again when somebody asks for it or as much again has changed, not at once and
+        // for ever.
+        let much = dirty > self.options.dirty_max.saturating_add(self.dirty_left) && !self.broken;
         let reason = !self.flushes.is_empty() || much;
         if !self.round.is_idle() || !reason || self.reclaim == Reclaim::Syncing {
             return;
@@ -54,6 +55,7 @@ impl<F: Format> Disk<F> {
             Step::End { durable } => {
                 if let Some(leaf) = self.leaf() {
                     leaf.settled(durable);
+                    self.dirty_left = if durable { 0 } else { leaf.dirty() };
                 }
                 self.answer_round(io);
             }

@@ -118,6 +118,8 @@ pub struct Disk<F: Format> {
     flushing: Vec<u32>,
     /// How the round under way has failed, if it has.
     round_status: Status,
+    /// Changed metadata blocks that a failed round has left.
+    dirty_left: usize,
     /// Something was written since the last sync was submitted, or may have been before we came.
     unsynced: bool,
     reclaim: Reclaim,
@@ -165,6 +167,7 @@ impl<F: Format> Disk<F> {
             flushes: Vec::new(),
             flushing: Vec::new(),
             round_status: Status::Done,
+            dirty_left: 0,
             unsynced: !geometry.read_only,
             reclaim: if geometry.read_only { Reclaim::Done } else { Reclaim::Start },
             broken: false,

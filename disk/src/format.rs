@@ -164,7 +164,8 @@ pub trait Format {
     /// Metadata that was waited for.
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt>;
 
-    /// Number of metadata blocks changed since the last `seal`: what a round would have to write.
+    /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places given up
+    /// since, that could be used again after it.
     fn dirty(&self) -> usize;
 
     /// Begins a round: the batches that make durable what has been committed until now. Never called while a

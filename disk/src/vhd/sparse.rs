@@ -32,6 +32,8 @@ struct Cached {
     dirty: bool,
     /// In the round under way: a reload could find the old bytes.
     sealed: bool,
+    /// Its number in the order of arrival.
+    arrival: u64,
 }
 
 /// What the round under way will have made durable.
@@ -58,8 +60,9 @@ pub struct Sparse {
     /// Blocks with every sector written, one bit each: their bitmap need not be looked at.
     full: Vec<u64>,
     bitmaps: HashMap<u32, Cached>,
-    /// The order in which bitmaps came, for choosing which to forget.
-    arrivals: VecDeque<u32>,
+    /// The order in which bitmaps came (block and number), for choosing which to forget.
+    arrivals: VecDeque<(u32, u64)>,
+    last_arrival: u64,
     bitmaps_max: usize,
     /// Bitmaps asked for with [`Wait::Load`], by their offset in the file.
     loading: HashMap<u64, u32>,
@@ -105,6 +108,7 @@ impl Sparse {
             full,
             bitmaps: HashMap::new(),
             arrivals: VecDeque::new(),
+            last_arrival: 0,
             bitmaps_max: if access == Access::ReadOnly { BITMAPS_READ_ONLY } else { BITMAPS_WRITABLE },
             loading: HashMap::new(),
             pending: Pending::default(),
@@ -236,7 +240,8 @@ impl Sparse {
     pub fn dirty(&self) -> usize {
         let single = [self.dirty_batmap, self.dirty_footer, self.dirty_copy];
         let single = single.into_iter().filter(|&dirty| dirty).count();
-        self.dirty_bitmaps.len().saturating_add(self.dirty_table.len()).saturating_add(single)
+        let blocks = self.dirty_bitmaps.len().saturating_add(self.dirty_table.len()).saturating_add(single);
+        blocks.saturating_add(self.forgotten.len())
     }
 
     pub fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
@@ -350,8 +355,10 @@ impl Sparse {
     }
 
     fn keep(&mut self, block: u32, bitmap: Bitmap, dirty: bool) {
-        self.bitmaps.insert(block, Cached { bitmap, dirty, sealed: false });
-        self.arrivals.push_back(block);
+        self.last_arrival = self.last_arrival.wrapping_add(1);
+        let arrival = self.last_arrival;
+        self.bitmaps.insert(block, Cached { bitmap, dirty, sealed: false, arrival });
+        self.arrivals.push_back((block, arrival));
         if dirty {
             self.dirty_bitmaps.insert(block);
         }
@@ -361,11 +368,13 @@ impl Sparse {
                 break;
             }
             let Some(oldest) = self.arrivals.pop_front() else { break };
-            match self.bitmaps.get(&oldest) {
+            let (candidate, arrival) = oldest;
+            // A block that was given up and came anew has a later arrival; the old one counts no more.
+            match self.bitmaps.get(&candidate).filter(|cached| cached.arrival == arrival) {
                 Some(cached) if cached.dirty || cached.sealed => self.arrivals.push_back(oldest),
                 // A write under way will set bits in it; the newest is what somebody waits for.
-                Some(_) if oldest == block || self.pending.busy(oldest) => self.arrivals.push_back(oldest),
-                Some(_) => drop(self.bitmaps.remove(&oldest)),
+                Some(_) if candidate == block || self.pending.busy(candidate) => self.arrivals.push_back(oldest),
+                Some(_) => drop(self.bitmaps.remove(&candidate)),
                 None => {}
             }
         }

@@ -236,6 +236,24 @@ fn a_strange_parent_is_refused() {
 }
 
 #[test]
+fn places_given_up_are_a_reason_for_a_round() {
+    // Else a guest that writes and discards, and never flushes, has the file grow without end.
+    let mut vhd = open(&new_file(64 << 20, Kind::Dynamic)).unwrap();
+    for _ in 0..5000 {
+        let ticket = vhd.reserve(Span { at: 0, len: 512 }).unwrap().ticket.unwrap();
+        vhd.commit(ticket);
+        let freed = vhd.discard(Span { at: 0, len: 2 << 20 }).unwrap();
+        let Discarded::Freed { at, .. } = freed else { panic!("{freed:?}") };
+        vhd.released(at, true);
+    }
+    assert!(vhd.dirty() >= 5000, "{}", vhd.dirty());
+    let batches = vhd.seal();
+    assert!(batches.iter().flatten().count() <= 5);
+    vhd.settled(true);
+    assert_eq!(vhd.dirty(), 0);
+}
+
+#[test]
 fn the_last_block_is_given_up_whole() {
     // Found by the simulator: only the part of the block inside the disk was deallocated, and the slot called clean.
     let mut bytes = new_file((2 << 20) + 4096, Kind::Dynamic);

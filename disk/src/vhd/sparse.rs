@@ -204,6 +204,12 @@ impl Sparse {
         let at = self.space.block_at(sector).saturating_add(from);
         let whole = from == 0 && (len == self.block_len || span.at.saturating_add(len) == self.disk_len);
         if whole && !self.parent {
+            let bitmap_at = u64::from(sector).saturating_mul(SECTOR);
+            if self.loading.contains_key(&bitmap_at) {
+                // Somebody reads the bitmap. Should that take very long, the place might have another block by then,
+                // whose bitmap the old bytes would be taken for.
+                return Err(self.wait_for(bitmap_at));
+            }
             self.free(block, sector);
             return Ok(Discarded::Freed { at, len, size: self.block_len });
         }
@@ -349,9 +355,13 @@ impl Sparse {
             None => {
                 let at = u64::from(sector).saturating_mul(SECTOR);
                 self.loading.insert(at, block);
-                Err(Wait::Load(MetaBlock { at, len: u32::try_from(self.bitmap_len).unwrap_or(u32::MAX) }))
+                Err(self.wait_for(at))
             }
         }
+    }
+
+    fn wait_for(&self, at: u64) -> Wait {
+        Wait::Load(MetaBlock { at, len: u32::try_from(self.bitmap_len).unwrap_or(u32::MAX) })
     }
 
     fn keep(&mut self, block: u32, bitmap: Bitmap, dirty: bool) {

@@ -236,6 +236,18 @@ fn a_strange_parent_is_refused() {
 }
 
 #[test]
+fn a_block_is_not_given_up_while_its_bitmap_is_read() {
+    let mut bytes = new_file(64 << 20, Kind::Dynamic);
+    write_block(&mut bytes, 0);
+    let mut vhd = open(&bytes).unwrap();
+    let Err(Wait::Load(block)) = vhd.map(Span { at: 0, len: 512 }) else { panic!("the bitmap is not looked at") };
+    let whole = Span { at: 0, len: 2 << 20 };
+    assert_eq!(vhd.discard(whole), Err(Wait::Load(block)));
+    vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
+    assert!(matches!(vhd.discard(whole), Ok(Discarded::Freed { .. })));
+}
+
+#[test]
 fn places_given_up_are_a_reason_for_a_round() {
     // Else a guest that writes and discards, and never flushes, has the file grow without end.
     let mut vhd = open(&new_file(64 << 20, Kind::Dynamic)).unwrap();

@@ -34,16 +34,12 @@ pub enum Place {
 }
 
 impl Place {
-    /// Number of bytes that the answer covers, from the start of the span; never zero.
+    /// Number of bytes that the answer covers, from the start of the span.
+    #[allow(clippy::len_without_is_empty, reason = "never zero")]
     pub fn len(self) -> u64 {
         match self {
             Place::Data { len, .. } | Place::Zero { len } | Place::Parent { len } => len,
         }
-    }
-
-    /// Never: kept for those who look for it beside `len`.
-    pub fn is_empty(self) -> bool {
-        self.len() == 0
     }
 }
 

@@ -35,6 +35,10 @@ pub const LAYERS_MAX: usize = 60;
 /// layer.
 const LEARNING_MAX: usize = 16;
 
+/// Pieces of one discard or write of zeroes that are under way at once. One request may be about the whole disk, and a
+/// guest can see to it that each sector is a piece.
+const PIECES_MAX: u32 = 256;
+
 /// Sizes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -57,6 +61,8 @@ struct Active {
     request: Request,
     /// Pieces under way, and one while it is being split into them.
     left: u32,
+    /// What is to be split when fewer pieces are under way; counts as a piece.
+    rest: Option<Span>,
     status: Status,
 }
 
@@ -256,7 +262,7 @@ impl<F: Format> Disk<F> {
         if is_exclusive(operation) {
             self.exclusive = self.exclusive.saturating_add(1);
         }
-        let number = self.active.insert(Active { request, left: 1, status: Status::Done });
+        let number = self.active.insert(Active { request, left: 1, rest: None, status: Status::Done });
         self.run(number, span, io);
         self.piece_ended(number, Status::Done, io);
     }
@@ -282,6 +288,12 @@ impl<F: Format> Disk<F> {
         if active.status == Status::Done {
             active.status = status;
         }
+        if active.left <= PIECES_MAX / 2 {
+            if let Some(rest) = active.rest.take() {
+                self.run(number, rest, io);
+                return self.piece_ended(number, Status::Done, io);
+            }
+        }
         if active.left > 0 {
             return;
         }
@@ -296,6 +308,18 @@ impl<F: Format> Disk<F> {
             self.end(number);
         }
         self.begin_round(io);
+    }
+
+    /// Whether enough pieces of a request are under way: then `rest` is split later.
+    fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
+        match self.active.get_mut(number) {
+            Some(active) if active.left > PIECES_MAX => {
+                active.left = active.left.saturating_add(1);
+                active.rest = Some(rest);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Answers a request.

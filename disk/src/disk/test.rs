@@ -614,3 +614,49 @@ fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
     assert!(disk.fold.lookup(0).is_none(), "the first grain is forgotten by now");
     assert_eq!(disk.learning, [], "its turn to learn is over");
 }
+
+/// An engine that only counts.
+#[derive(Default)]
+struct Counter {
+    queue: VecDeque<FileOp>,
+    total: usize,
+}
+
+impl Io for Counter {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        self.queue.push_back(op);
+        self.total += 1;
+        Ok(())
+    }
+
+    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        done.extend(self.queue.pop_front().map(|op| FileDone { op, result: Ok(()) }));
+        Ok(())
+    }
+
+    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+        Allocation::Data(len)
+    }
+}
+
+#[test]
+fn zeroes_over_a_whole_disk_are_few_operations_at_a_time() {
+    let mut io = Counter::default();
+    let layers = vec![Image::Raw(Raw::new(4096 * MIB, 512, false).unwrap())];
+    let mut disk = Disk::new(layers, Options::default()).unwrap();
+    let zeroes = Operation::WriteZeroes { free: false, durable: false };
+    let span = Span { at: 0, len: 4096 * MIB };
+    disk.submit(Request::new(zeroes, span, Segments::empty(), Token(1), &disk.geometry()).unwrap(), &mut io);
+    let mut most = 0;
+    while !io.queue.is_empty() {
+        most = most.max(io.queue.len());
+        let mut done = Vec::new();
+        io.reap(Until::Now, &mut done).unwrap();
+        done.into_iter().for_each(|done| disk.settle(done, &mut io));
+    }
+    let (request, status) = disk.answer().unwrap();
+    request.retire();
+    assert_eq!((status, io.total), (Status::Done, 2048));
+    assert!(most <= 257, "{most} operations at once");
+    assert!(disk.is_idle());
+}

@@ -34,16 +34,12 @@ pub enum Place {
 }
 
 impl Place {
-    /// Number of bytes that the answer covers, from the start of the span; never zero.
+    /// Number of bytes that the answer covers, from the start of the span.
+    #[allow(clippy::len_without_is_empty, reason = "never zero")]
     pub fn len(self) -> u64 {
         match self {
             Place::Data { len, .. } | Place::Zero { len } | Place::Parent { len } => len,
         }
-    }
-
-    /// Never: kept for those who look for it beside `len`.
-    pub fn is_empty(self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -164,7 +160,8 @@ pub trait Format {
     /// Metadata that was waited for.
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt>;
 
-    /// Number of metadata blocks changed since the last `seal`: what a round would have to write.
+    /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places given up
+    /// since, that could be used again after it.
     fn dirty(&self) -> usize;
 
     /// Begins a round: the batches that make durable what has been committed until now. Never called while a

@@ -1,7 +1,7 @@
 //! A scatter-gather list that keeps alive what it points into.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use smallvec::SmallVec;
 
@@ -81,9 +81,11 @@ impl Segments {
         segments
     }
 
-    /// `len` bytes of zero to write from, backed by one small shared buffer however large `len` is.
+    /// `len` bytes of zero to write from, never to: all such lists share one small buffer, however large `len` is and
+    /// however many of them there are.
     pub fn zeroes(len: usize) -> Segments {
-        let buffer = Buffer::zeroed(len.min(ZEROES_PART));
+        static ZEROES: LazyLock<Arc<Buffer>> = LazyLock::new(|| Buffer::zeroed(ZEROES_PART));
+        let buffer = ZEROES.clone();
         let base = buffer.base();
         let mut parts = SmallVec::new();
         let mut left = len;
@@ -239,6 +241,7 @@ mod test {
         assert_eq!(list.len(), 3 * ZEROES_PART + 1);
         assert_eq!(list.parts().len(), 4);
         assert!(list.is_zero());
+        assert_eq!(list.parts()[0].base(), Segments::zeroes(512).parts()[0].base());
     }
 
     #[test]

@@ -39,6 +39,9 @@ impl<F: Format> Disk<F> {
         let mut at = rest.at;
         while at < rest.end() {
             let left = Span { at, len: rest.end().saturating_sub(at) };
+            if self.is_postponed(number, left) {
+                return;
+            }
             let Some(leaf) = self.leaf() else { return };
             let len = match leaf.discard(left) {
                 Ok(Discarded::Freed { at, len, size }) => {
@@ -61,6 +64,9 @@ impl<F: Format> Disk<F> {
         let mut at = rest.at;
         while at < rest.end() {
             let left = Span { at, len: rest.end().saturating_sub(at) };
+            if self.is_postponed(number, left) {
+                return;
+            }
             let done =
                 if free { self.zero_by_freeing(number, left, io) } else { self.zero_by_writing(number, left, io) };
             match done {

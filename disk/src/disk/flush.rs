@@ -12,7 +12,10 @@ pub(super) enum Reclaim {
     /// Not begun. What was read at open may be in a cache only, left by a process that was killed; before
     /// space is used again that such metadata has given up, it is synced.
     Start,
-    /// An operation is under way.
+    /// That sync is under way. No round begins meanwhile: of two syncs at once, the kernel tells one of a failure,
+    /// and the other must not be taken for a success.
+    Syncing,
+    /// A deallocation is under way.
     Busy,
     /// There was nothing more.
     Done,
@@ -22,10 +25,11 @@ impl<F: Format> Disk<F> {
     /// Begins a round, if none is under way and there is reason for one.
     pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) {
         let dirty = self.layers.first().map_or(0, Format::dirty);
-        // A round that failed is tried again when somebody asks for it, not at once and for ever.
-        let much = dirty > self.options.dirty_max && self.round_status == Status::Done;
+        // A round that failed is tried again when somebody asks for it or as much again has changed, not at once and
+        // for ever.
+        let much = dirty > self.options.dirty_max.saturating_add(self.dirty_left) && !self.broken;
         let reason = !self.flushes.is_empty() || much;
-        if !self.round.is_idle() || !reason {
+        if !self.round.is_idle() || !reason || self.reclaim == Reclaim::Syncing {
             return;
         }
         self.flushing = std::mem::take(&mut self.flushes);
@@ -51,6 +55,7 @@ impl<F: Format> Disk<F> {
             Step::End { durable } => {
                 if let Some(leaf) = self.leaf() {
                     leaf.settled(durable);
+                    self.dirty_left = if durable { 0 } else { leaf.dirty() };
                 }
                 self.answer_round(io);
             }
@@ -95,7 +100,7 @@ impl<F: Format> Disk<F> {
         }
         match self.leaf().and_then(Format::reclaim) {
             Some((at, len)) => {
-                self.reclaim = Reclaim::Busy;
+                self.reclaim = Reclaim::Syncing;
                 self.push(Op::ReclaimSync { at, len }, FileId(0), Action::SyncData, io);
             }
             None => self.reclaim = Reclaim::Done,
@@ -103,12 +108,14 @@ impl<F: Format> Disk<F> {
     }
 
     pub(super) fn reclaim_synced<I: Io>(&mut self, at: u64, len: u64, result: Result<(), FileError>, io: &mut I) {
-        if result.is_err() {
+        if result.is_ok() {
+            self.reclaim = Reclaim::Busy;
+            self.push(Op::Release { number: None, at }, FileId(0), Action::Deallocate { at, len }, io);
+        } else {
             self.broken = true;
             self.reclaim = Reclaim::Done;
-            return;
         }
-        self.push(Op::Release { number: None, at }, FileId(0), Action::Deallocate { at, len }, io);
+        self.begin_round(io);
     }
 
     pub(super) fn reclaimed<I: Io>(&mut self, io: &mut I) {

@@ -7,7 +7,7 @@
 //! - a place becomes visible to readers only after its bytes were written, and durable only in a round;
 //! - no operation overlaps a discard or a write of zeroes: these wait for what is in flight, and what comes
 //!   after waits for them;
-//! - after a failed sync nothing is written any more.
+//! - after a failed sync no write is begun any more.
 //!
 //! `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
 
@@ -35,6 +35,10 @@ pub const LAYERS_MAX: usize = 60;
 /// layer.
 const LEARNING_MAX: usize = 16;
 
+/// Pieces of one discard or write of zeroes that are under way at once. One request may be about the whole disk, and a
+/// guest can see to it that each sector is a piece.
+const PIECES_MAX: u32 = 256;
+
 /// Sizes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -57,6 +61,8 @@ struct Active {
     request: Request,
     /// Pieces under way, and one while it is being split into them.
     left: u32,
+    /// What is to be split when fewer pieces are under way; counts as a piece.
+    rest: Option<Span>,
     status: Status,
 }
 
@@ -118,6 +124,8 @@ pub struct Disk<F: Format> {
     flushing: Vec<u32>,
     /// How the round under way has failed, if it has.
     round_status: Status,
+    /// Changed metadata blocks that a failed round has left.
+    dirty_left: usize,
     /// Something was written since the last sync was submitted, or may have been before we came.
     unsynced: bool,
     reclaim: Reclaim,
@@ -165,6 +173,7 @@ impl<F: Format> Disk<F> {
             flushes: Vec::new(),
             flushing: Vec::new(),
             round_status: Status::Done,
+            dirty_left: 0,
             unsynced: !geometry.read_only,
             reclaim: if geometry.read_only { Reclaim::Done } else { Reclaim::Start },
             broken: false,
@@ -253,7 +262,7 @@ impl<F: Format> Disk<F> {
         if is_exclusive(operation) {
             self.exclusive = self.exclusive.saturating_add(1);
         }
-        let number = self.active.insert(Active { request, left: 1, status: Status::Done });
+        let number = self.active.insert(Active { request, left: 1, rest: None, status: Status::Done });
         self.run(number, span, io);
         self.piece_ended(number, Status::Done, io);
     }
@@ -261,6 +270,8 @@ impl<F: Format> Disk<F> {
     /// Goes on with a request from `rest` on.
     fn run<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         match self.active.get(number).map(|active| active.request.operation()) {
+            // It had to wait, and a sync has failed since.
+            Some(operation) if self.broken && operation.is_write() => self.fail(number, Status::Refused),
             Some(Operation::Read) => self.read(number, rest, io),
             Some(Operation::Write { .. }) => self.write(number, rest, io),
             Some(Operation::Discard) => self.discard(number, rest, io),
@@ -277,6 +288,12 @@ impl<F: Format> Disk<F> {
         if active.status == Status::Done {
             active.status = status;
         }
+        if active.left <= PIECES_MAX / 2 {
+            if let Some(rest) = active.rest.take() {
+                self.run(number, rest, io);
+                return self.piece_ended(number, Status::Done, io);
+            }
+        }
         if active.left > 0 {
             return;
         }
@@ -291,6 +308,18 @@ impl<F: Format> Disk<F> {
             self.end(number);
         }
         self.begin_round(io);
+    }
+
+    /// Whether enough pieces of a request are under way: then `rest` is split later.
+    fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
+        match self.active.get_mut(number) {
+            Some(active) if active.left > PIECES_MAX => {
+                active.left = active.left.saturating_add(1);
+                active.rest = Some(rest);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Answers a request.
@@ -408,11 +437,17 @@ impl<F: Format> Disk<F> {
                 self.run(number, rest, io);
             }
             self.piece_ended(number, if sound { Status::Done } else { Status::Failed }, io);
+            // Known, or given up, or known and forgotten again since the request went on behind it.
             let grain = Fold::grain_of(rest.at).at;
-            if !sound || self.fold.lookup(rest.at).is_some() {
+            if self.fold.lookup(rest.at).is_some() || !self.is_awaited(grain) {
                 self.learned(grain, io);
             }
         }
+    }
+
+    /// Whether something waits for metadata of this grain, or of a block in it.
+    fn is_awaited(&self, grain: u64) -> bool {
+        self.loads.values().flatten().any(|parked| Fold::grain_of(parked.rest.at).at == grain)
     }
 
     /// Pushes an operation of a request, which has one piece more under way.

@@ -21,12 +21,23 @@ struct Files {
     /// (file, whether a write, offset, length) of everything pushed.
     log: Vec<(u8, bool, u64, u64)>,
     fail_sync: bool,
+    /// Writes of one sector fail.
+    fail_metadata: bool,
     can_deallocate: bool,
 }
 
 impl Files {
     fn new(bytes: Vec<Vec<u8>>, seed: u64) -> Files {
-        Files { bytes, queue: Vec::new(), room: 16, seed, log: Vec::new(), fail_sync: false, can_deallocate: true }
+        Files {
+            bytes,
+            queue: Vec::new(),
+            room: 16,
+            seed,
+            log: Vec::new(),
+            fail_sync: false,
+            fail_metadata: false,
+            can_deallocate: true,
+        }
     }
 
     fn draw(&mut self, below: u64) -> u64 {
@@ -45,6 +56,7 @@ impl Files {
                 bytes[..len].copy_from_slice(&file[at..at + len]);
                 into.copy_from(&bytes);
             }
+            Action::Write { from, .. } if self.fail_metadata && from.len() == 512 => return Err(FileError::NoSpace),
             Action::Write { at, from } => {
                 let end = *at as usize + from.len();
                 file.resize(file.len().max(end), 0);
@@ -140,6 +152,15 @@ impl Rig {
         while !self.disk.is_idle() {
             self.step();
         }
+    }
+
+    /// Completes the first operation that `which` picks.
+    fn complete(&mut self, which: impl Fn(&Action) -> bool) {
+        let at = self.files.queue.iter().position(|op| which(&op.action)).expect("no such operation is under way");
+        let op = self.files.queue.remove(at);
+        let result = self.files.execute(&op);
+        self.disk.settle(FileDone { op, result }, &mut self.files);
+        self.collect();
     }
 
     /// Submits and waits.
@@ -341,6 +362,66 @@ fn a_failed_sync_is_sticky() {
 }
 
 #[test]
+fn a_write_that_waited_while_a_sync_failed_is_refused() {
+    let mut rig = dynamic(64 * MIB);
+    rig.write(0, &vec![1; 2 * MIB as usize]);
+    rig.submit(Operation::Discard, 4096, 8192, Segments::empty(), 1);
+    rig.submit(Operation::Write { durable: false }, 4096, 512, Segments::copy_of(&[2; 512]), 2);
+    rig.submit(Operation::Flush, 0, 0, Segments::empty(), 3);
+    rig.files.fail_sync = true;
+    rig.complete(|action| matches!(action, Action::SyncData));
+    rig.files.log.clear();
+    rig.drain();
+    let statuses: Vec<_> = rig.answered.iter().map(|(token, status, _)| (token.0, *status)).collect();
+    assert_eq!(statuses, [(3, Status::Failed), (1, Status::Done), (2, Status::Refused)]);
+    assert_eq!(rig.files.log, []);
+}
+
+/// An image of 64 MiB with two places at its end that nothing refers to, as a crash leaves them.
+fn with_stray_space() -> Rig {
+    let mut file = new_vhd(64 * MIB, Kind::Dynamic, 2 << 20, 1);
+    let footer = file.split_off(file.len() - 512);
+    file.resize(file.len() + 5 * MIB as usize, 0xdd);
+    file.extend(footer);
+    Rig::new(vec![open(&file, Access::ReadWrite)], vec![file], 1)
+}
+
+#[test]
+fn no_flush_succeeds_beside_a_sync_that_failed() {
+    let mut rig = with_stray_space();
+    rig.submit(Operation::Write { durable: false }, 0, 512, Segments::copy_of(&[1; 512]), 1);
+    rig.complete(|action| matches!(action, Action::Write { .. }));
+    rig.submit(Operation::Flush, 0, 0, Segments::empty(), 2);
+    rig.files.fail_sync = true;
+    rig.complete(|action| matches!(action, Action::SyncData));
+    rig.files.fail_sync = false;
+    rig.drain();
+    assert_eq!(rig.answered.pop_back().unwrap(), (Token(2), Status::Failed, Vec::new()));
+    assert!(rig.disk.is_broken());
+}
+
+#[test]
+fn rounds_go_on_by_themselves_after_one_has_failed() {
+    let mut rig = dynamic(64 * MIB);
+    rig.disk.options.dirty_max = 4;
+    rig.files.fail_metadata = true;
+    (0..8).for_each(|block| assert_eq!(rig.write(block * 2 * MIB, &[1; 4096]), Status::Done));
+    assert!(rig.disk.layers[0].dirty() > 4, "the round has failed");
+    rig.files.fail_metadata = false;
+    (8..16).for_each(|block| assert_eq!(rig.write(block * 2 * MIB, &[1; 4096]), Status::Done));
+    assert!(rig.disk.layers[0].dirty() <= 8, "{} changed blocks", rig.disk.layers[0].dirty());
+}
+
+#[test]
+fn a_read_only_disk_writes_nothing_not_even_a_repair() {
+    let mut file = new_vhd(64 * MIB, Kind::Dynamic, 2 << 20, 1);
+    file.truncate(file.len() - 512);
+    let mut rig = Rig::new(vec![open(&file, Access::ReadOnly)], vec![file], 1);
+    assert_eq!(rig.flush(), Status::Done);
+    assert_eq!(rig.files.log, []);
+}
+
+#[test]
 fn a_flush_without_anything_to_make_durable_does_nothing() {
     let mut rig = dynamic(64 * MIB);
     assert_eq!(rig.flush(), Status::Done);
@@ -454,4 +535,128 @@ fn random_batch(rig: &mut Rig, model: &mut [u8]) {
     for (range, memory) in reads {
         assert!(memory.to_vec() == model[range.clone()], "read of {range:?}");
     }
+}
+
+/// A layout in which every sector lives somewhere else, so that the map soon has to forget, and of which metadata is
+/// to be loaded once for every 1024 grains.
+struct Scattered {
+    loaded: std::collections::HashSet<u64>,
+}
+
+const EVERY: u64 = 1024 * (2 << 20);
+
+impl Format for Scattered {
+    fn geometry(&self) -> Geometry {
+        Geometry { len: 32 * EVERY, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: true }
+    }
+
+    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+        let which = span.at / EVERY;
+        if !self.loaded.contains(&which) {
+            return Err(Wait::Load(MetaBlock { at: which * 512, len: 512 }));
+        }
+        Ok(Place::Data { at: span.at * 2, len: 512.min(span.len) })
+    }
+
+    fn load(&mut self, block: MetaBlock, _bytes: &[u8]) -> Result<(), crate::Corrupt> {
+        self.loaded.insert(block.at / 512);
+        Ok(())
+    }
+
+    fn dirty(&self) -> usize {
+        0
+    }
+
+    fn reserve(&mut self, _: Span) -> Result<crate::Reserved, Wait> {
+        unreachable!("nothing is written")
+    }
+
+    fn commit(&mut self, _: Ticket) -> Option<crate::Placed> {
+        unreachable!("nothing is written")
+    }
+
+    fn abandon(&mut self, _: Ticket) {
+        unreachable!("nothing is written")
+    }
+
+    fn discard(&mut self, _: Span) -> Result<crate::Discarded, Wait> {
+        unreachable!("nothing is written")
+    }
+
+    fn released(&mut self, _: u64, _: bool) {}
+
+    fn reclaim(&mut self) -> Option<(u64, u64)> {
+        None
+    }
+
+    fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        Vec::new()
+    }
+
+    fn settled(&mut self, _: bool) {}
+}
+
+#[test]
+fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
+    let mut files = Files::new(vec![Vec::new()], 1);
+    let mut disk = Disk::new(vec![Scattered { loaded: Default::default() }], Options::default()).unwrap();
+    let span = Span { at: 0, len: EVERY };
+    let request = Request::new(Operation::Extents, span, Segments::empty(), Token(1), &disk.geometry()).unwrap();
+    disk.submit(request, &mut files);
+    while !files.queue.is_empty() {
+        let mut done = Vec::new();
+        files.reap(Until::Now, &mut done).unwrap();
+        done.into_iter().for_each(|done| disk.settle(done, &mut files));
+    }
+    let (request, status) = disk.answer().unwrap();
+    request.retire();
+    assert_eq!(status, Status::Done);
+    assert!(disk.fold.lookup(0).is_none(), "the first grain is forgotten by now");
+    assert_eq!(disk.learning, [], "its turn to learn is over");
+}
+
+/// An engine that only counts.
+#[derive(Default)]
+struct Counter {
+    queue: VecDeque<FileOp>,
+    total: usize,
+}
+
+impl Io for Counter {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        self.queue.push_back(op);
+        self.total += 1;
+        Ok(())
+    }
+
+    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        done.extend(self.queue.pop_front().map(|op| FileDone { op, result: Ok(()) }));
+        Ok(())
+    }
+
+    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+        Allocation::Data(len)
+    }
+}
+
+#[test]
+fn zeroes_over_a_whole_disk_are_few_operations_at_a_time() {
+    let mut io = Counter::default();
+    let layers = vec![Image::Raw(Raw::new(4096 * MIB, 512, false).unwrap())];
+    let mut disk = Disk::new(layers, Options::default()).unwrap();
+    let zeroes = Operation::WriteZeroes { free: false, durable: false };
+    let span = Span { at: 0, len: 4096 * MIB };
+    disk.submit(Request::new(zeroes, span, Segments::empty(), Token(1), &disk.geometry()).unwrap(), &mut io);
+    let mut most = 0;
+    while !io.queue.is_empty() {
+        most = most.max(io.queue.len());
+        let mut done = Vec::new();
+        io.reap(Until::Now, &mut done).unwrap();
+        done.into_iter().for_each(|done| disk.settle(done, &mut io));
+    }
+    let (request, status) = disk.answer().unwrap();
+    request.retire();
+    assert_eq!((status, io.total), (Status::Done, 2048));
+    assert!(most <= 257, "{most} operations at once");
+    assert!(disk.is_idle());
 }

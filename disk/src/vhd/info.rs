@@ -93,7 +93,7 @@ impl Info {
     }
 }
 
-/// A uuid as people write it.
+/// A uuid as people write it: `01234567-89ab-cdef-0123-456789abcdef`.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::with_capacity(36);
     for (at, byte) in uuid.iter().enumerate() {
@@ -125,4 +125,15 @@ impl Report {
 pub fn check(source: &mut dyn Source) -> Result<Report, ImageError> {
     let survey = Survey::of(source)?;
     Ok(Report { problems: survey.problems, repairs: survey.repairs })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_in_five_groups() {
+        let uuid = [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 1, 2, 3, 4, 5, 6, 7, 8];
+        assert_eq!(uuid_text(&uuid), "01234567-89ab-cdef-0102-030405060708");
+    }
 }

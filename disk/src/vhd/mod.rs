@@ -31,7 +31,7 @@ mod sparse;
 mod survey;
 
 pub use create::{Creation, Kind, Parent, Spec, create};
-pub use info::{Info, Report, check};
+pub use info::{Info, Report, check, uuid_text};
 pub use survey::{DiskType, Locator, Problem, Severity};
 
 use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};

@@ -8,7 +8,7 @@
 //! back until the metadata that gave it up is durable *and* its old content has been deallocated, or is known
 //! not to have been ("unclean").
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use super::layout::SECTOR;
 
@@ -24,10 +24,9 @@ pub struct Slot {
     pub clean: bool,
 }
 
-/// A slot on its way back to the free ones.
-#[derive(Clone, Copy, Debug)]
+/// How far a slot on its way back to the free ones has come.
+#[derive(Clone, Copy, Debug, Default)]
 struct Returning {
-    sector: u32,
     /// Whether durable metadata no longer refers to it.
     forgotten: bool,
     /// Whether it reads as zero, once that is known.
@@ -43,8 +42,10 @@ pub struct Space {
     end: u64,
     /// Whether bytes behind `end` read as zero.
     zero_tail: bool,
-    free: Vec<Slot>,
-    returning: Vec<Returning>,
+    /// Clean ones at the back, where they are taken from.
+    free: VecDeque<Slot>,
+    /// By sector. A trim of a large disk makes it large.
+    returning: HashMap<u32, Returning>,
     /// Slots of unknown content that nothing refers to, still to be deallocated.
     stray: VecDeque<u32>,
 }
@@ -65,8 +66,8 @@ impl Space {
             block_len,
             end: metadata_end,
             zero_tail,
-            free: Vec::new(),
-            returning: Vec::new(),
+            free: VecDeque::new(),
+            returning: HashMap::new(),
             stray: VecDeque::new(),
         };
         for &sector in used {
@@ -120,7 +121,7 @@ impl Space {
 
     /// A free slot; clean ones first. `None` when the file cannot grow any more.
     pub fn take(&mut self) -> Option<Slot> {
-        if let Some(slot) = self.free.pop() {
+        if let Some(slot) = self.free.pop_back() {
             return Some(slot);
         }
         let sector = self.next_sector()?;
@@ -130,7 +131,7 @@ impl Space {
 
     /// Gives a slot up that durable metadata refers to.
     pub fn give_up(&mut self, sector: u32) {
-        self.returning.push(Returning { sector, forgotten: false, clean: None });
+        self.returning.insert(sector, Returning::default());
     }
 
     /// Gives a slot back that nothing has ever referred to, after a failed write to it.
@@ -140,38 +141,33 @@ impl Space {
 
     /// The durable metadata no longer refers to the slot.
     pub fn forgotten(&mut self, sector: u32) {
-        if let Some(slot) = self.returning.iter_mut().find(|slot| slot.sector == sector) {
+        if let Some(slot) = self.returning.get_mut(&sector) {
             slot.forgotten = true;
         }
-        self.collect();
+        self.collect(sector);
     }
 
     /// The slot reads as zero now, or it does not.
     pub fn released(&mut self, sector: u32, clean: bool) {
-        if let Some(slot) = self.returning.iter_mut().find(|slot| slot.sector == sector) {
+        if let Some(slot) = self.returning.get_mut(&sector) {
             slot.clean = Some(clean);
         }
-        self.collect();
+        self.collect(sector);
     }
 
     /// The next stray slot. It is free when it has been [`released`](Space::released).
     pub fn next_stray(&mut self) -> Option<u32> {
         let sector = self.stray.pop_front()?;
-        self.returning.push(Returning { sector, forgotten: true, clean: None });
+        self.returning.insert(sector, Returning { forgotten: true, clean: None });
         Some(sector)
     }
 
-    fn collect(&mut self) {
-        let free = &mut self.free;
-        self.returning.retain(|slot| match (slot.forgotten, slot.clean) {
-            (true, Some(clean)) => {
-                // Clean slots at the back, where they are taken from.
-                let at = if clean { free.len() } else { 0 };
-                free.insert(at, Slot { sector: slot.sector, clean });
-                false
-            }
-            _ => true,
-        });
+    /// Frees the slot if it has come back.
+    fn collect(&mut self, sector: u32) {
+        let Some(&Returning { forgotten: true, clean: Some(clean) }) = self.returning.get(&sector) else { return };
+        self.returning.remove(&sector);
+        let slot = Slot { sector, clean };
+        if clean { self.free.push_back(slot) } else { self.free.push_front(slot) }
     }
 }
 

@@ -32,6 +32,8 @@ struct Cached {
     dirty: bool,
     /// In the round under way: a reload could find the old bytes.
     sealed: bool,
+    /// Its number in the order of arrival.
+    arrival: u64,
 }
 
 /// What the round under way will have made durable.
@@ -58,8 +60,9 @@ pub struct Sparse {
     /// Blocks with every sector written, one bit each: their bitmap need not be looked at.
     full: Vec<u64>,
     bitmaps: HashMap<u32, Cached>,
-    /// The order in which bitmaps came, for choosing which to forget.
-    arrivals: VecDeque<u32>,
+    /// The order in which bitmaps came (block and number), for choosing which to forget.
+    arrivals: VecDeque<(u32, u64)>,
+    last_arrival: u64,
     bitmaps_max: usize,
     /// Bitmaps asked for with [`Wait::Load`], by their offset in the file.
     loading: HashMap<u64, u32>,
@@ -83,8 +86,10 @@ impl Sparse {
     /// # Panics
     /// If the survey has no tables.
     pub fn new(survey: Survey, access: Access, tail: Tail) -> Sparse {
-        let dirty_copy = survey.repairs.iter().any(|repair| repair.at == 0);
-        let dirty_footer = survey.repairs.iter().any(|repair| repair.at >= survey.file_len);
+        // What is open for reading only has nothing to write, not even a repair.
+        let repairs = if access == Access::ReadOnly { &[] } else { survey.repairs.as_slice() };
+        let dirty_copy = repairs.iter().any(|repair| repair.at == 0);
+        let dirty_footer = repairs.iter().any(|repair| repair.at >= survey.file_len);
         let Some(tables) = survey.tables else { unreachable!("a sparse image has tables") };
         let block_len = u64::from(tables.header.block_size.get());
         let bitmap_len = bitmap_len(block_len);
@@ -92,7 +97,7 @@ impl Sparse {
         let zero_tail = tail == Tail::Zeroes;
         let space = Space::new(bitmap_len, block_len, tables.end, &tables.used, survey.file_len, zero_tail);
         let full = full_blocks(tables.batmap.as_ref(), tables.bat.len());
-        let dirty_batmap = tables.batmap.as_ref().is_some_and(|batmap| !batmap.sound);
+        let unsound = tables.batmap.as_ref().is_some_and(|batmap| !batmap.sound);
         Sparse {
             parent: survey.disk_type == DiskType::Differencing,
             block_len,
@@ -103,6 +108,7 @@ impl Sparse {
             full,
             bitmaps: HashMap::new(),
             arrivals: VecDeque::new(),
+            last_arrival: 0,
             bitmaps_max: if access == Access::ReadOnly { BITMAPS_READ_ONLY } else { BITMAPS_WRITABLE },
             loading: HashMap::new(),
             pending: Pending::default(),
@@ -111,7 +117,7 @@ impl Sparse {
             batmap: tables.batmap,
             dirty_bitmaps: BTreeSet::new(),
             dirty_table: BTreeSet::new(),
-            dirty_batmap,
+            dirty_batmap: unsound && access == Access::ReadWrite,
             dirty_footer,
             dirty_copy,
             forgotten: Vec::new(),
@@ -164,11 +170,13 @@ impl Sparse {
             // sectors that nobody wrote are what they should be already.
             let whole = slot.clean && !self.parent;
             let count = sectors(self.block_len);
+            // Another program's batmap may call a block full that is not even there.
+            self.set_not_full(write.block);
             self.keep(write.block, Bitmap::filled(count, index(self.bitmap_len), whole), true);
             self.set_entry(write.block, slot.sector);
             self.dirty_footer = true;
             if whole {
-                self.set_full(write.block, true);
+                self.set_full(write.block);
                 span = self.span_of(Write { block: write.block, from: 0, count });
             }
         }
@@ -196,6 +204,12 @@ impl Sparse {
         let at = self.space.block_at(sector).saturating_add(from);
         let whole = from == 0 && (len == self.block_len || span.at.saturating_add(len) == self.disk_len);
         if whole && !self.parent {
+            let bitmap_at = u64::from(sector).saturating_mul(SECTOR);
+            if self.loading.contains_key(&bitmap_at) {
+                // Somebody reads the bitmap. Should that take very long, the place might have another block by then,
+                // whose bitmap the old bytes would be taken for.
+                return Err(self.wait_for(bitmap_at));
+            }
             self.free(block, sector);
             return Ok(Discarded::Freed { at, len, size: self.block_len });
         }
@@ -222,7 +236,7 @@ impl Sparse {
         if still_there && !self.bitmaps.contains_key(&index) {
             let bitmap = Bitmap::from_bytes(sectors(self.block_len), bytes);
             if bitmap.is_full() {
-                self.set_full(index, true);
+                self.set_full(index);
             } else {
                 self.keep(index, bitmap, false);
             }
@@ -232,7 +246,8 @@ impl Sparse {
     pub fn dirty(&self) -> usize {
         let single = [self.dirty_batmap, self.dirty_footer, self.dirty_copy];
         let single = single.into_iter().filter(|&dirty| dirty).count();
-        self.dirty_bitmaps.len().saturating_add(self.dirty_table.len()).saturating_add(single)
+        let blocks = self.dirty_bitmaps.len().saturating_add(self.dirty_table.len()).saturating_add(single);
+        blocks.saturating_add(self.forgotten.len())
     }
 
     pub fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
@@ -327,10 +342,9 @@ impl Sparse {
         self.full.get(index(u64::from(block / 64))).is_some_and(|word| word & (1 << (block % 64)) != 0)
     }
 
-    fn set_full(&mut self, block: u32, full: bool) {
+    fn set_full(&mut self, block: u32) {
         if let Some(word) = self.full.get_mut(index(u64::from(block / 64))) {
-            let bit = 1 << (block % 64);
-            *word = if full { *word | bit } else { *word & !bit };
+            *word |= 1 << (block % 64);
         }
     }
 
@@ -341,14 +355,20 @@ impl Sparse {
             None => {
                 let at = u64::from(sector).saturating_mul(SECTOR);
                 self.loading.insert(at, block);
-                Err(Wait::Load(MetaBlock { at, len: u32::try_from(self.bitmap_len).unwrap_or(u32::MAX) }))
+                Err(self.wait_for(at))
             }
         }
     }
 
+    fn wait_for(&self, at: u64) -> Wait {
+        Wait::Load(MetaBlock { at, len: u32::try_from(self.bitmap_len).unwrap_or(u32::MAX) })
+    }
+
     fn keep(&mut self, block: u32, bitmap: Bitmap, dirty: bool) {
-        self.bitmaps.insert(block, Cached { bitmap, dirty, sealed: false });
-        self.arrivals.push_back(block);
+        self.last_arrival = self.last_arrival.wrapping_add(1);
+        let arrival = self.last_arrival;
+        self.bitmaps.insert(block, Cached { bitmap, dirty, sealed: false, arrival });
+        self.arrivals.push_back((block, arrival));
         if dirty {
             self.dirty_bitmaps.insert(block);
         }
@@ -358,11 +378,13 @@ impl Sparse {
                 break;
             }
             let Some(oldest) = self.arrivals.pop_front() else { break };
-            match self.bitmaps.get(&oldest) {
+            let (candidate, arrival) = oldest;
+            // A block that was given up and came anew has a later arrival; the old one counts no more.
+            match self.bitmaps.get(&candidate).filter(|cached| cached.arrival == arrival) {
                 Some(cached) if cached.dirty || cached.sealed => self.arrivals.push_back(oldest),
                 // A write under way will set bits in it; the newest is what somebody waits for.
-                Some(_) if oldest == block || self.pending.busy(oldest) => self.arrivals.push_back(oldest),
-                Some(_) => drop(self.bitmaps.remove(&oldest)),
+                Some(_) if candidate == block || self.pending.busy(candidate) => self.arrivals.push_back(oldest),
+                Some(_) => drop(self.bitmaps.remove(&candidate)),
                 None => {}
             }
         }
@@ -379,7 +401,7 @@ impl Sparse {
             let full = cached.bitmap.is_full();
             self.dirty_bitmaps.insert(write.block);
             if full {
-                self.set_full(write.block, true);
+                self.set_full(write.block);
             }
         }
     }
@@ -387,11 +409,18 @@ impl Sparse {
     /// Takes a block out of the table.
     fn free(&mut self, block: u32, sector: u32) {
         self.set_entry(block, UNUSED);
-        self.set_full(block, false);
+        self.set_not_full(block);
         self.bitmaps.remove(&block);
         self.dirty_bitmaps.remove(&block);
         self.space.give_up(sector);
         self.forgotten.push(sector);
+    }
+
+    /// Takes the block out of the full ones, in the batmap too: with the table, a round writes the batmap first.
+    fn set_not_full(&mut self, block: u32) {
+        if let Some(word) = self.full.get_mut(index(u64::from(block / 64))) {
+            *word &= !(1 << (block % 64));
+        }
         if let Some(byte) = self.batmap.as_mut().and_then(|map| map.bits.get_mut(index(u64::from(block / 8)))) {
             let bit = 0x80 >> (block % 8);
             self.dirty_batmap |= *byte & bit != 0;

@@ -197,6 +197,23 @@ fn overlapping_blocks_are_damage() {
 }
 
 #[test]
+fn a_batmap_that_calls_an_absent_block_full_is_not_believed() {
+    let mut bytes = new_file(64 << 20, differencing());
+    let header_at = bytes.windows(8).position(|cookie| cookie == b"tdbatmap").unwrap();
+    let map_at = header_at + 512;
+    bytes[map_at] = 0x80;
+    let sum = layout::checksum(&bytes[map_at..map_at + 512]);
+    bytes[header_at + 24..header_at + 28].copy_from_slice(&sum.to_be_bytes());
+    write_block(&mut bytes, 4096);
+    let mut vhd = open(&bytes).unwrap();
+    let first = Span { at: 0, len: 512 };
+    if let Err(Wait::Load(block)) = vhd.map(first) {
+        vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
+    }
+    assert_eq!(vhd.map(first), Ok(Place::Parent { len: 512 }), "nobody has written it: it is the parent's");
+}
+
+#[test]
 fn an_encrypted_image_is_refused_by_name() {
     let mut bytes = new_file(64 << 20, Kind::Dynamic);
     let header_at = 4096 + 512;
@@ -216,6 +233,36 @@ fn a_strange_parent_is_refused() {
     assert_eq!(with([9; 16], GIB), Ok(()));
     assert_eq!(with([8; 16], GIB).unwrap_err().kind, ImageErrorKind::Mismatch);
     assert_eq!(with([9; 16], 2 * GIB).unwrap_err().kind, ImageErrorKind::Mismatch);
+}
+
+#[test]
+fn a_block_is_not_given_up_while_its_bitmap_is_read() {
+    let mut bytes = new_file(64 << 20, Kind::Dynamic);
+    write_block(&mut bytes, 0);
+    let mut vhd = open(&bytes).unwrap();
+    let Err(Wait::Load(block)) = vhd.map(Span { at: 0, len: 512 }) else { panic!("the bitmap is not looked at") };
+    let whole = Span { at: 0, len: 2 << 20 };
+    assert_eq!(vhd.discard(whole), Err(Wait::Load(block)));
+    vhd.load(block, &bytes[block.at as usize..][..block.len as usize]).unwrap();
+    assert!(matches!(vhd.discard(whole), Ok(Discarded::Freed { .. })));
+}
+
+#[test]
+fn places_given_up_are_a_reason_for_a_round() {
+    // Else a guest that writes and discards, and never flushes, has the file grow without end.
+    let mut vhd = open(&new_file(64 << 20, Kind::Dynamic)).unwrap();
+    for _ in 0..5000 {
+        let ticket = vhd.reserve(Span { at: 0, len: 512 }).unwrap().ticket.unwrap();
+        vhd.commit(ticket);
+        let freed = vhd.discard(Span { at: 0, len: 2 << 20 }).unwrap();
+        let Discarded::Freed { at, .. } = freed else { panic!("{freed:?}") };
+        vhd.released(at, true);
+    }
+    assert!(vhd.dirty() >= 5000, "{}", vhd.dirty());
+    let batches = vhd.seal();
+    assert!(batches.iter().flatten().count() <= 5);
+    vhd.settled(true);
+    assert_eq!(vhd.dirty(), 0);
 }
 
 #[test]

@@ -135,13 +135,17 @@ pub fn describe_parent(info: &vhd::Info) -> String {
     text
 }
 
-/// The parent's likely name: a file of the recorded name beside the child. Never opened by itself.
+/// The parent's likely name: where the image says that it is as seen from itself, or else a file of the recorded
+/// name beside it. Never opened by itself.
 fn suggestion(name: &ImageName, image: &Vhd) -> String {
     let recorded = image.info().parent.as_ref();
     // A raw parent has no uuid.
     let format = if recorded.is_some_and(|parent| parent.uuid == [0; 16]) { FormatName::Raw } else { FormatName::Vhd };
-    let file = recorded.map(|parent| printable(&parent.name)).filter(|name| !name.is_empty());
-    let beside = name.path().parent().unwrap_or(Path::new("")).join(file.unwrap_or("PATH".into()));
+    let relative = recorded.and_then(|parent| parent.locators.iter().find(|locator| locator.code == "W2ru"));
+    let relative = relative.map(|locator| locator.path.replace('\\', "/"));
+    let file = relative.or(recorded.map(|parent| parent.name.clone())).filter(|file| !file.is_empty());
+    let file = file.map_or("PATH".into(), |file| printable(file.strip_prefix("./").unwrap_or(&file)));
+    let beside = name.path().parent().unwrap_or(Path::new("")).join(file);
     format!("{format}:{}", beside.display())
 }
 

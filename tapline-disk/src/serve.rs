@@ -25,6 +25,7 @@ use crate::output;
 use crate::paste::{self, Served};
 use crate::signals::Signal;
 use crate::size::readable;
+use crate::stats;
 
 use event_loop::{Disclose, EventLoop, Serving};
 
@@ -35,6 +36,10 @@ const DEPTH: usize = 256;
 pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let report = Signal::to_report().map_err(|error| Failure::new("handle SIGUSR1", error))?;
+    if let Some(path) = &serve.stats {
+        stats::open_file(path)
+            .map_err(|error| Failure::new(format!("append statistics to {}", path.display()), error))?;
+    }
     let layers = Layers::open(&serve.image, &serve.parents.names, serve.access.options(!serve.read_only))?;
     let Layers { name, files, images } = layers;
     let choice = choose(serve.access.engine(), &files);
@@ -75,14 +80,14 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, serving: Serving) -> Result<Ex
         serial: serial(serve.image.path()),
         geometry: serving.disk.geometry(),
     };
-    let server = vhost_user::Server::bind(config).map_err(|error| cannot_listen(socket.display(), error))?;
+    let server = vhost_user::Server::bind(config).map_err(cannot_listen)?;
     announce(serve, Served::VhostUser(&absolute(socket)?, serve.queues))?;
     EventLoop::new(server, serving)?.run()
 }
 
 fn serve_nbd(serve: &Serve, address: &str, serving: Serving) -> Result<Exit, Failure> {
     let config = nbd::Config { address: nbd_address(address)?, export: export(serve, serving.disk.geometry()) };
-    let server = nbd::Server::bind(config).map_err(|error| cannot_listen(address, error))?;
+    let server = nbd::Server::bind(config).map_err(cannot_listen)?;
     match server.address() {
         nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(&absolute(path)?))?,
         // The port may have been the system's choice.
@@ -137,9 +142,10 @@ fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
     address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("find the address of {word}"), "there is none"))
 }
 
-fn cannot_listen(place: impl std::fmt::Display, error: impl std::error::Error + Send + Sync + 'static) -> Failure {
-    Failure::new(format!("listen at {place}"), error)
-        .advise("end whoever uses it, or name another socket (at most 107 bytes)")
+/// The error names the place by itself.
+fn cannot_listen(error: impl std::error::Error) -> Failure {
+    Failure::said(error)
+        .advise("end whoever uses it, or name another place: a path of at most 107 bytes that is free to create")
 }
 
 /// What the guest sees as the disk's serial number: the file's name, as far as it fits.

@@ -19,7 +19,7 @@ use crate::failure::{Exit, Failure};
 use crate::log::{Log, say};
 use crate::serve::polling::Polling;
 use crate::signals::Signal;
-use crate::stats::Stats;
+use crate::stats::{self, Stats};
 
 /// Keys of our own. No server has so many connections or queues that it comes near them.
 const STOP: WatchKey = WatchKey(u64::MAX - 64);
@@ -195,8 +195,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         while let Some((request, status)) = self.disk.answer() {
             let now = *now.get_or_insert_with(|| self.stats.clock());
             self.stats.answered(request.operation(), request.span().len, now);
-            if status == Status::Failed {
-                self.log.caused(format_args!("{:?} at {:?} failed", request.operation(), request.span()));
+            if let Some(why) = worth_a_line(status) {
+                self.log.caused(format_args!("{:?} at {:?} failed{why}", request.operation(), request.span()));
             }
             self.server.complete(request, status);
         }
@@ -270,12 +270,20 @@ impl Watch for EngineWatch<'_> {
     }
 }
 
+/// What whoever runs the host must hear of a failed request, for only they can help. The rest is the guest's doing.
+fn worth_a_line(status: Status) -> Option<&'static str> {
+    match status {
+        Status::Failed => Some(""),
+        Status::NoSpace => Some(": no space is left on the image's storage; free some, and writes succeed again"),
+        Status::Done | Status::Refused | Status::Unsupported => None,
+    }
+}
+
 /// Statistics must not end a disk: what cannot be written is said.
-fn write_stats(stats: &Stats, polling: &Polling, file: Option<&PathBuf>) {
-    let line = stats.line(polling.hits, polling.misses);
+fn write_stats(counted: &Stats, polling: &Polling, file: Option<&PathBuf>) {
+    let line = counted.line(polling.hits, polling.misses);
     let Some(path) = file else { return say(format_args!("statistics: {line}")) };
-    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
-    if let Err(error) = opened.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
+    if let Err(error) = stats::open_file(path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
         say(format_args!("cannot append statistics to {}: {error}", path.display()));
     }
 }

@@ -283,3 +283,19 @@ fn a_parent_elsewhere_is_suggested_by_where_it_is() {
     assert!(said.err.ends_with("--parent vhd:children/../base.vhd\n"), "{said:?}");
     room.done("image map vhd:children/a.vhd --parent vhd:children/../base.vhd");
 }
+
+#[test]
+fn what_is_to_be_replaced_survives_a_conversion_that_fails() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    room.done("image create vhd:b.vhd --size 1M");
+    let before = room.read("b.vhd");
+    let words = format!("ulimit -f 4096; exec {TAPLINE} image convert raw:a.raw vhd:b.vhd --force");
+    let output = std::process::Command::new("sh").args(["-c", &words]).current_dir(room.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(room.read("b.vhd"), before);
+    assert!(!room.file("b.vhd.new").exists());
+    room.done("image convert raw:a.raw vhd:b.vhd --force --verify");
+    room.done("image compare raw:a.raw vhd:b.vhd");
+    assert!(!room.file("b.vhd.new").exists());
+}

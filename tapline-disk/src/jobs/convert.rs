@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::cli::Convert;
 use crate::failure::{Exit, Failure};
-use crate::image_name::FormatName;
+use crate::image_name::{FormatName, ImageName};
 use crate::jobs::compare::first_difference;
 use crate::layers::Layers;
 use crate::output;
@@ -42,11 +42,11 @@ pub fn run(convert: &Convert) -> Result<Exit, Failure> {
     let source = open_source(convert)?;
     let len = source.geometry().map_or(0, |geometry| geometry.len);
     let target = Target::create(&convert.target, &plan(convert, len)?, convert.force)?;
-    let written = copy(convert, source, len, &mut stop)?;
+    let written = copy(convert, source, target.name(), &mut stop)?;
     if convert.verify {
-        verify(convert, len, &mut stop)?;
+        verify(convert, target.name(), &mut stop)?;
     }
-    target.keep();
+    target.keep()?;
     report(convert, len, written)
 }
 
@@ -68,8 +68,9 @@ fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
 }
 
 /// Copies everything; how many bytes had to be written.
-fn copy(convert: &Convert, source: Layers, len: u64, stop: &mut Signal) -> Result<u64, Failure> {
-    let target = Layers::open(&convert.target, &[], convert.access.options(true))?;
+fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal) -> Result<u64, Failure> {
+    let len = source.geometry().map_or(0, |geometry| geometry.len);
+    let target = Layers::open(target, &[], convert.access.options(true))?;
     let mut writer = Writer { runner: Runner::new(target, convert.access.engine())?, written: 0 };
     let mut progress = Progress::new("converting", len);
     for piece in Stream::of(source, convert.access.engine()) {
@@ -139,9 +140,10 @@ fn stored_runs(bytes: &Segments) -> Vec<(usize, Segments)> {
     runs.into_iter().map(|(from, len)| (from, bytes.slice(from, len))).collect()
 }
 
-fn verify(convert: &Convert, len: u64, stop: &mut Signal) -> Result<(), Failure> {
+fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<(), Failure> {
     let engine = convert.access.engine();
-    let target = Layers::open(&convert.target, &[], convert.access.options(false))?;
+    let target = Layers::open(target, &[], convert.access.options(false))?;
+    let len = target.geometry().map_or(0, |geometry| geometry.len);
     let source = Stream::of(open_source(convert)?, engine);
     let source = source.map(|piece| go_on(convert, stop).and(piece));
     match first_difference("verifying", len, source, Stream::of(target, engine))? {

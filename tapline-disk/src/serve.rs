@@ -8,6 +8,7 @@ mod event_loop;
 mod polling;
 
 use std::net::ToSocketAddrs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -111,7 +112,7 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
             say(format_args!("serving vhost-user-blk at {}, {queues}", socket.display()));
         }
         Served::NbdUnix(socket) => {
-            say(format_args!("serving NBD at nbd+unix:///?socket={}", socket.display()));
+            say(format_args!("serving NBD at nbd+unix:///?socket={}", in_uri(socket)));
         }
         Served::NbdTcp(host, port) if host.contains(':') => say(format_args!("serving NBD at nbd://[{host}]:{port}")),
         Served::NbdTcp(host, port) => say(format_args!("serving NBD at nbd://{host}:{port}")),
@@ -121,6 +122,13 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
         say(format_args!("add {} to see what to paste there; SIGTERM ends it cleanly", names.join(" or ")));
     }
     Ok(())
+}
+
+/// A path as the value of a query in a URI (RFC 3986, 3.4): what could end it or the word it is in is escaped.
+fn in_uri(path: &Path) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@,".contains(&byte);
+    let escaped = |&byte: &u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    path.as_os_str().as_bytes().iter().map(escaped).collect()
 }
 
 /// What is pasted elsewhere must hold there too.
@@ -180,6 +188,11 @@ mod test {
         assert_eq!(nbd_address("[::1]:0").unwrap(), nbd::Address::Tcp("[::1]:0".parse().unwrap()));
         assert_eq!(nbd_address("/run/a:1").unwrap(), nbd::Address::Unix("/run/a:1".into()));
         assert_eq!(nbd_address("a.sock").unwrap(), nbd::Address::Unix("a.sock".into()));
+    }
+
+    #[test]
+    fn a_path_in_a_uri_stays_one_word_and_one_value() {
+        assert_eq!(in_uri(Path::new("/a/my disk&\u{e9}#1.sock")), "/a/my%20disk%26%C3%A9%231.sock");
     }
 
     #[test]

@@ -196,7 +196,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             let now = *now.get_or_insert_with(|| self.stats.clock());
             self.stats.answered(request.operation(), request.span().len, now);
             if let Some(why) = worth_a_line(status) {
-                self.log.caused(format_args!("{:?} at {:?} failed{why}", request.operation(), request.span()));
+                let Span { at, len } = request.span();
+                self.log.caused(format_args!("{} of {len} bytes at {at} failed{why}", in_words(request.operation())));
             }
             self.server.complete(request, status);
         }
@@ -276,6 +277,17 @@ fn worth_a_line(status: Status) -> Option<&'static str> {
         Status::Failed => Some(""),
         Status::NoSpace => Some(": no space is left on the image's storage; free some, and writes succeed again"),
         Status::Done | Status::Refused | Status::Unsupported => None,
+    }
+}
+
+fn in_words(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read => "a read",
+        Operation::Write { .. } => "a write",
+        Operation::Flush => "a flush",
+        Operation::Discard => "a discard",
+        Operation::WriteZeroes { .. } => "a write of zeroes",
+        Operation::Extents => "a query for extents",
     }
 }
 

@@ -36,6 +36,7 @@ impl Layers {
 
     /// Opens `name` and the parents it stands on. Parents are always opened for reading only.
     pub fn open(name: &ImageName, parents: &[ImageName], options: OpenOptions) -> Result<Layers, Failure> {
+        named_once(name, parents)?;
         let mut layers = Layers::open_alone(name, options)?;
         for (child, parent) in std::iter::once(name).chain(parents).zip(parents) {
             layers.add(parent, OpenOptions { write: false, ..options })?;
@@ -74,6 +75,21 @@ impl Layers {
                 .exit_as(Exit::Usage)),
         }
     }
+}
+
+/// A file that is its own parent would be found in use, by ourselves, and nobody could tell by whom.
+fn named_once(name: &ImageName, parents: &[ImageName]) -> Result<(), Failure> {
+    let mut seen = Vec::new();
+    for layer in std::iter::once(name).chain(parents) {
+        // What cannot be found is told when it is opened.
+        let Ok(path) = layer.path().canonicalize() else { continue };
+        if seen.contains(&path) {
+            let why = "it is named twice, and no image is its own parent";
+            return Err(Failure::new(format!("use {layer}"), why).exit_as(Exit::Usage));
+        }
+        seen.push(path);
+    }
+    Ok(())
 }
 
 /// Reads the metadata of an image.

@@ -299,3 +299,13 @@ fn what_is_to_be_replaced_survives_a_conversion_that_fails() {
     room.done("image compare raw:a.raw vhd:b.vhd");
     assert!(!room.file("b.vhd.new").exists());
 }
+
+#[test]
+fn an_image_is_not_its_own_parent() {
+    let room = Room::new();
+    room.done("image create vhd:base.vhd --size 1G");
+    room.done("image create vhd:a.vhd --parent vhd:base.vhd");
+    let said = room.tapline("serve vhd:a.vhd --nbd nbd.sock --parent vhd:./a.vhd --parent vhd:base.vhd");
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(said.err.contains("named twice"), "{said:?}");
+}

@@ -87,6 +87,9 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, serving: Serving) -> Result<Ex
 }
 
 fn serve_nbd(serve: &Serve, address: &str, serving: Serving) -> Result<Exit, Failure> {
+    if serve.queues > 1 {
+        say("--queues is of no use with --nbd: a client opens as many connections as it likes");
+    }
     let config = nbd::Config { address: nbd_address(address)?, export: export(serve, serving.disk.geometry()) };
     let server = nbd::Server::bind(config).map_err(cannot_listen)?;
     match server.address() {

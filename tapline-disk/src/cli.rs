@@ -123,7 +123,7 @@ pub struct Convert {
     pub parents: Parents,
     #[command(flatten)]
     pub access: Access,
-    /// Overwrite the target if it exists
+    /// Replace the target if it exists, once the conversion is complete; until then it takes space beside it
     #[arg(long)]
     pub force: bool,
     /// Allocate the whole target (VHD of the fixed kind)

@@ -36,6 +36,7 @@ impl Layers {
 
     /// Opens `name` and the parents it stands on. Parents are always opened for reading only.
     pub fn open(name: &ImageName, parents: &[ImageName], options: OpenOptions) -> Result<Layers, Failure> {
+        named_once(name, parents)?;
         let mut layers = Layers::open_alone(name, options)?;
         for (child, parent) in std::iter::once(name).chain(parents).zip(parents) {
             layers.add(parent, OpenOptions { write: false, ..options })?;
@@ -74,6 +75,21 @@ impl Layers {
                 .exit_as(Exit::Usage)),
         }
     }
+}
+
+/// A file that is its own parent would be found in use, by ourselves, and nobody could tell by whom.
+fn named_once(name: &ImageName, parents: &[ImageName]) -> Result<(), Failure> {
+    let mut seen = Vec::new();
+    for layer in std::iter::once(name).chain(parents) {
+        // What cannot be found is told when it is opened.
+        let Ok(path) = layer.path().canonicalize() else { continue };
+        if seen.contains(&path) {
+            let why = "it is named twice, and no image is its own parent";
+            return Err(Failure::new(format!("use {layer}"), why).exit_as(Exit::Usage));
+        }
+        seen.push(path);
+    }
+    Ok(())
 }
 
 /// Reads the metadata of an image.
@@ -135,13 +151,17 @@ pub fn describe_parent(info: &vhd::Info) -> String {
     text
 }
 
-/// The parent's likely name: a file of the recorded name beside the child. Never opened by itself.
+/// The parent's likely name: where the image says that it is as seen from itself, or else a file of the recorded
+/// name beside it. Never opened by itself.
 fn suggestion(name: &ImageName, image: &Vhd) -> String {
     let recorded = image.info().parent.as_ref();
     // A raw parent has no uuid.
     let format = if recorded.is_some_and(|parent| parent.uuid == [0; 16]) { FormatName::Raw } else { FormatName::Vhd };
-    let file = recorded.map(|parent| printable(&parent.name)).filter(|name| !name.is_empty());
-    let beside = name.path().parent().unwrap_or(Path::new("")).join(file.unwrap_or("PATH".into()));
+    let relative = recorded.and_then(|parent| parent.locators.iter().find(|locator| locator.code == "W2ru"));
+    let relative = relative.map(|locator| locator.path.replace('\\', "/"));
+    let file = relative.or(recorded.map(|parent| parent.name.clone())).filter(|file| !file.is_empty());
+    let file = file.map_or("PATH".into(), |file| printable(file.strip_prefix("./").unwrap_or(&file)));
+    let beside = name.path().parent().unwrap_or(Path::new("")).join(file);
     format!("{format}:{}", beside.display())
 }
 

@@ -1,6 +1,7 @@
-//! What a command prints, in one place: a reader that goes away early is an error to be told, not a panic.
+//! What a command prints, in one place. A reader that goes away early has seen what it wanted, and the command ends
+//! as it would have; any other failure to print is an error.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use serde::Serialize;
 
@@ -10,7 +11,10 @@ use crate::failure::Failure;
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| Failure::new("print the result", error))
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| Failure::new("print the result", error)),
+    }
 }
 
 /// Prints a value as JSON.

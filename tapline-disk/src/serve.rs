@@ -8,6 +8,7 @@ mod event_loop;
 mod polling;
 
 use std::net::ToSocketAddrs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::output;
 use crate::paste::{self, Served};
 use crate::signals::Signal;
 use crate::size::readable;
+use crate::stats;
 
 use event_loop::{Disclose, EventLoop, Serving};
 
@@ -35,6 +37,10 @@ const DEPTH: usize = 256;
 pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let report = Signal::to_report().map_err(|error| Failure::new("handle SIGUSR1", error))?;
+    if let Some(path) = &serve.stats {
+        stats::open_file(path)
+            .map_err(|error| Failure::new(format!("append statistics to {}", path.display()), error))?;
+    }
     let layers = Layers::open(&serve.image, &serve.parents.names, serve.access.options(!serve.read_only))?;
     let Layers { name, files, images } = layers;
     let choice = choose(serve.access.engine(), &files);
@@ -75,14 +81,17 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, serving: Serving) -> Result<Ex
         serial: serial(serve.image.path()),
         geometry: serving.disk.geometry(),
     };
-    let server = vhost_user::Server::bind(config).map_err(|error| cannot_listen(socket.display(), error))?;
+    let server = vhost_user::Server::bind(config).map_err(cannot_listen)?;
     announce(serve, Served::VhostUser(&absolute(socket)?, serve.queues))?;
     EventLoop::new(server, serving)?.run()
 }
 
 fn serve_nbd(serve: &Serve, address: &str, serving: Serving) -> Result<Exit, Failure> {
+    if serve.queues > 1 {
+        say("--queues is of no use with --nbd: a client opens as many connections as it likes");
+    }
     let config = nbd::Config { address: nbd_address(address)?, export: export(serve, serving.disk.geometry()) };
-    let server = nbd::Server::bind(config).map_err(|error| cannot_listen(address, error))?;
+    let server = nbd::Server::bind(config).map_err(cannot_listen)?;
     match server.address() {
         nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(&absolute(path)?))?,
         // The port may have been the system's choice.
@@ -106,7 +115,7 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
             say(format_args!("serving vhost-user-blk at {}, {queues}", socket.display()));
         }
         Served::NbdUnix(socket) => {
-            say(format_args!("serving NBD at nbd+unix:///?socket={}", socket.display()));
+            say(format_args!("serving NBD at nbd+unix:///?socket={}", in_uri(socket)));
         }
         Served::NbdTcp(host, port) if host.contains(':') => say(format_args!("serving NBD at nbd://[{host}]:{port}")),
         Served::NbdTcp(host, port) => say(format_args!("serving NBD at nbd://{host}:{port}")),
@@ -116,6 +125,13 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
         say(format_args!("add {} to see what to paste there; SIGTERM ends it cleanly", names.join(" or ")));
     }
     Ok(())
+}
+
+/// A path as the value of a query in a URI (RFC 3986, 3.4): what could end it or the word it is in is escaped.
+fn in_uri(path: &Path) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@,".contains(&byte);
+    let escaped = |&byte: &u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    path.as_os_str().as_bytes().iter().map(escaped).collect()
 }
 
 /// What is pasted elsewhere must hold there too.
@@ -137,9 +153,10 @@ fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
     address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("find the address of {word}"), "there is none"))
 }
 
-fn cannot_listen(place: impl std::fmt::Display, error: impl std::error::Error + Send + Sync + 'static) -> Failure {
-    Failure::new(format!("listen at {place}"), error)
-        .advise("end whoever uses it, or name another socket (at most 107 bytes)")
+/// The error names the place by itself.
+fn cannot_listen(error: impl std::error::Error) -> Failure {
+    Failure::said(error)
+        .advise("end whoever uses it, or name another place: a path of at most 107 bytes that is free to create")
 }
 
 /// What the guest sees as the disk's serial number: the file's name, as far as it fits.
@@ -174,6 +191,11 @@ mod test {
         assert_eq!(nbd_address("[::1]:0").unwrap(), nbd::Address::Tcp("[::1]:0".parse().unwrap()));
         assert_eq!(nbd_address("/run/a:1").unwrap(), nbd::Address::Unix("/run/a:1".into()));
         assert_eq!(nbd_address("a.sock").unwrap(), nbd::Address::Unix("a.sock".into()));
+    }
+
+    #[test]
+    fn a_path_in_a_uri_stays_one_word_and_one_value() {
+        assert_eq!(in_uri(Path::new("/a/my disk&\u{e9}#1.sock")), "/a/my%20disk%26%C3%A9%231.sock");
     }
 
     #[test]

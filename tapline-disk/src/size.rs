@@ -17,7 +17,7 @@ impl std::error::Error for NotASize {}
 
 impl fmt::Display for NotASize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "«{}» is not a size; write a whole number and K, M, G or T, as in 512M or 10G", self.0)
+        write!(f, "«{}» is not a size; write a whole number and K, M, G, T or P, as in 512M or 10G", self.0)
     }
 }
 
@@ -48,8 +48,12 @@ fn parse(word: &str) -> Option<u64> {
 }
 
 /// A number of bytes in the unit that suits it, with at most one decimal: `10 GiB`, `1.5 MiB`, `511 B`.
+///
+/// From a TiB on what is a whole number of GiB is told in GiB: 2040 GiB, the limit of VHD, is not 1.9 TiB.
 pub fn readable(bytes: u64) -> String {
-    let suits = UNITS.into_iter().rev().find(|&(_, shift)| bytes >= 1 << shift);
+    let whole_gib = bytes % (1 << 30) == 0 && bytes % (1 << 40) != 0;
+    let mut units = UNITS.into_iter().rev().filter(|&(_, shift)| !whole_gib || shift <= 30);
+    let suits = units.find(|&(_, shift)| bytes >= 1 << shift);
     let Some((letter, shift)) = suits else { return format!("{bytes} B") };
     let unit = 1u64 << shift;
     let tenths = (bytes % unit) * 10 / unit;
@@ -85,6 +89,8 @@ mod test {
         assert_eq!(readable(511), "511 B");
         assert_eq!(readable(1536), "1.5 KiB");
         assert_eq!(readable(10 << 30), "10 GiB");
+        assert_eq!(readable(2040 << 30), "2040 GiB");
+        assert_eq!(readable(2 << 40), "2 TiB");
         assert_eq!(readable((10 << 30) - 1), "9.9 GiB");
         assert_eq!(readable(u64::MAX), "16383.9 PiB");
     }

@@ -4,6 +4,9 @@
 //! of those at which they came, is the sum of their durations, and no request need be remembered. It is exact
 //! whenever nothing is in flight, and corrected for what is.
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use disk::Operation;
@@ -135,6 +138,11 @@ impl Kind {
         let sum = (self.answered_ns + until_now).saturating_sub(self.come_ns);
         KindLine { count: self.answered, bytes: self.bytes, sum_ns: narrow(sum), in_flight }
     }
+}
+
+/// The file that lines are appended to. It is opened for each anew, so that it may be rotated.
+pub fn open_file(path: &Path) -> io::Result<File> {
+    File::options().append(true).create(true).open(path)
 }
 
 fn narrow(ns: u128) -> u64 {

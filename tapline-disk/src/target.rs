@@ -2,6 +2,9 @@
 //!
 //! Order: the file is created (nothing may be there), gets its length and metadata, and is synced; then its name
 //! is made durable by a sync of its directory. Until [`Target::keep`] a failure removes the file again.
+//!
+//! What replaces another image is made beside it, and takes its name when it is complete: at every moment that name
+//! stands for the whole old image or for the whole new one. The old one is locked meanwhile.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -33,21 +36,32 @@ pub struct Plan {
 
 /// A file that is removed again unless it is kept.
 pub struct Target {
-    path: PathBuf,
+    /// What it is named until it is kept.
+    name: ImageName,
+    /// What gives way to it.
+    old: Option<Old>,
     kept: bool,
 }
 
+/// An image that is to be replaced: where it lies, open and locked.
+struct Old {
+    path: PathBuf,
+    _locked: ImageFile,
+}
+
 impl Target {
-    /// Creates the image `name`. With `replace`, a file that exists gives way; its content is lost at once.
+    /// Creates the image `name`. With `replace`, a file that exists gives way to it in [`Target::keep`].
     pub fn create(name: &ImageName, plan: &Plan, replace: bool) -> Result<Target, Failure> {
         let creation = lay_out(name, plan)?;
-        if replace {
-            remove_old(name)?;
-        }
+        let old = if replace { lock_old(name)? } else { None };
+        let name = match &old {
+            Some(old) => ImageName { path: beside(&old.path), ..name.clone() },
+            None => name.clone(),
+        };
         // The page cache takes any alignment; what is written here is synced below.
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
         let mut file = ImageFile::create_new(name.path(), options).map_err(Failure::said)?;
-        let target = Target { path: name.path().to_owned(), kept: false };
+        let target = Target { name: name.clone(), old, kept: false };
         fill(&mut file, &creation, plan.allocate).map_err(|error| {
             Failure::new(format!("write the new image {name}"), error).advise("the unfinished file has been removed")
         })?;
@@ -55,17 +69,29 @@ impl Target {
         Ok(target)
     }
 
-    /// The image is complete: it stays.
-    pub fn keep(mut self) {
+    /// The image to write to.
+    pub fn name(&self) -> &ImageName {
+        &self.name
+    }
+
+    /// The image is complete and flushed: it stays, under the name that was asked for.
+    pub fn keep(mut self) -> Result<(), Failure> {
+        if let Some(old) = &self.old {
+            let failed = |error| Failure::new(format!("replace {} by {}", old.path.display(), self.name), error);
+            std::fs::rename(self.name.path(), &old.path).map_err(failed)?;
+            self.kept = true;
+            uring::sync_directory(&old.path).map_err(Failure::said)?;
+        }
         self.kept = true;
+        Ok(())
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
         if !self.kept {
-            if let Err(error) = std::fs::remove_file(&self.path) {
-                say(format_args!("the unfinished image {} could not be removed: {error}", self.path.display()));
+            if let Err(error) = std::fs::remove_file(self.name.path()) {
+                say(format_args!("the unfinished image {} could not be removed: {error}", self.name));
             }
         }
     }
@@ -103,19 +129,27 @@ fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::R
     file.sync()
 }
 
-/// Removes a regular file that is to be replaced, after making sure that nobody has it open as an image.
-fn remove_old(name: &ImageName) -> Result<(), Failure> {
-    let path = name.path();
-    if !path.exists() {
-        return Ok(());
+/// Locks a regular file that is to be replaced: nobody has it open as an image, nor will while this goes on.
+fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
+    if !name.path().exists() {
+        return Ok(None);
     }
+    // What a link leads to is replaced, not the link.
+    let path = name.path().canonicalize().map_err(|error| Failure::new(format!("find {name}"), error))?;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-    let old = ImageFile::open(path, options).map_err(Failure::said)?;
-    if old.device_len().is_some() {
+    let locked = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+    if locked.device_len().is_some() {
         let why = "it is a block device, and images are only created as files";
         return Err(Failure::new(format!("replace {name}"), why).advise("serve the device and copy onto it instead"));
     }
-    std::fs::remove_file(path).map_err(|error| Failure::new(format!("remove the old {name}"), error))
+    Ok(Some(Old { path, _locked: locked }))
+}
+
+/// Where the image is made that will replace `path`: in the same directory, and thus file system.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    PathBuf::from(name)
 }
 
 /// Seconds since 1970.

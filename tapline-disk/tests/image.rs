@@ -241,10 +241,71 @@ fn we_read_what_qemu_writes() {
 }
 
 #[test]
-fn an_early_reader_of_the_output_causes_no_panic() {
+fn a_reader_that_goes_away_early_is_no_failure() {
     let room = Room::new();
     room.done("image create vhd:a.vhd --size 1G");
-    let words = format!("{TAPLINE} image info vhd:a.vhd | true; exit 0");
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(ours);
+    let mut command = std::process::Command::new(TAPLINE);
+    command.args(["image", "info", "vhd:a.vhd"]).current_dir(room.path());
+    let output = command.stdout(std::os::fd::OwnedFd::from(theirs)).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
+
+#[test]
+fn a_conversion_that_a_signal_ends_leaves_nothing() {
+    let room = Room::new();
+    // Long enough that the signal, sent as soon as the target is there, comes before the end.
+    room.write("a.raw", &vec![0x55; 256 << 20]);
+    let mut command = std::process::Command::new(TAPLINE);
+    command.args(["image", "convert", "raw:a.raw", "vhd:b.vhd"]).current_dir(room.path());
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    while !room.file("b.vhd").exists() {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it began");
+        std::thread::yield_now();
+    }
+    let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{err}");
+    assert!(err.contains("signal") && err.contains("removed"), "{err}");
+    assert!(!room.file("b.vhd").exists());
+}
+
+#[test]
+fn a_parent_elsewhere_is_suggested_by_where_it_is() {
+    let room = Room::new();
+    fs::create_dir(room.file("children")).unwrap();
+    room.done("image create vhd:base.vhd --size 1G");
+    room.done("image create vhd:children/a.vhd --parent vhd:base.vhd");
+    let said = room.tapline("image map vhd:children/a.vhd");
+    assert!(said.err.ends_with("--parent vhd:children/../base.vhd\n"), "{said:?}");
+    room.done("image map vhd:children/a.vhd --parent vhd:children/../base.vhd");
+}
+
+#[test]
+fn what_is_to_be_replaced_survives_a_conversion_that_fails() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    room.done("image create vhd:b.vhd --size 1M");
+    let before = room.read("b.vhd");
+    let words = format!("ulimit -f 4096; exec {TAPLINE} image convert raw:a.raw vhd:b.vhd --force");
     let output = std::process::Command::new("sh").args(["-c", &words]).current_dir(room.path()).output().unwrap();
-    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(room.read("b.vhd"), before);
+    assert!(!room.file("b.vhd.new").exists());
+    room.done("image convert raw:a.raw vhd:b.vhd --force --verify");
+    room.done("image compare raw:a.raw vhd:b.vhd");
+    assert!(!room.file("b.vhd.new").exists());
+}
+
+#[test]
+fn an_image_is_not_its_own_parent() {
+    let room = Room::new();
+    room.done("image create vhd:base.vhd --size 1G");
+    room.done("image create vhd:a.vhd --parent vhd:base.vhd");
+    let said = room.tapline("serve vhd:a.vhd --nbd nbd.sock --parent vhd:./a.vhd --parent vhd:base.vhd");
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(said.err.contains("named twice"), "{said:?}");
 }

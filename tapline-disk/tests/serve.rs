@@ -201,3 +201,13 @@ fn a_port_of_the_system_s_choice_is_told() {
     assert!(room.tool("nbdinfo", &uri).contains("export-size"));
     assert_eq!(disk.stop().0, Some(0));
 }
+
+#[test]
+fn a_file_for_statistics_that_cannot_be_written_is_told_before_serving() {
+    let room = Room::new();
+    image(&room);
+    let said = room.tapline("serve vhd:a.vhd --nbd nbd.sock --stats missing/stats.json");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("append statistics to missing/stats.json"), "{said:?}");
+    assert!(!room.file("nbd.sock").exists());
+}

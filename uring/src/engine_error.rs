@@ -18,6 +18,12 @@ pub enum EngineError {
         /// What is missing, and since when there is such a thing.
         missing: &'static str,
     },
+    /// The rings count as locked memory of the user, of which there is no more.
+    #[error(
+        "cannot set up io_uring: no memory for its rings, or this user's limit of locked memory (ulimit -l, \
+         RLIMIT_MEMLOCK) is used up; raise the limit, or use --io-engine aio"
+    )]
+    UringNoMemory(#[source] io::Error),
     /// Linux AIO on a file that is open through the page cache, where it would block.
     #[error(
         "cannot use Linux AIO on {path}: it is open through the page cache, where AIO is not asynchronous; use \

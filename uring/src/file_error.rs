@@ -107,7 +107,7 @@ impl FileOpenError {
                 FileOpenError::NotPermitted { path, wanted, why }
             }
             Some(libc::EROFS) => {
-                let why = "its file system is mounted read-only; open it with --read-only";
+                let why = "its file system is mounted read-only; mount it writable, or serve it with --read-only";
                 FileOpenError::NotPermitted { path, wanted, why }
             }
             _ => FileOpenError::Failed { tried, path, source: cause },

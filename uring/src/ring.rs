@@ -90,6 +90,7 @@ fn refused(cause: io::Error) -> EngineError {
             let reason = "io_uring_setup does not exist: no such kernel, or a container's filter hides it".to_owned();
             EngineError::UringForbidden { reason }
         }
+        Some(libc::ENOMEM) => EngineError::UringNoMemory(cause),
         _ => EngineError::failed("set up io_uring", cause),
     }
 }

@@ -50,8 +50,8 @@ pub fn run(compare: &Compare) -> Result<Exit, Failure> {
 pub fn first_difference(
     title: &'static str,
     len: u64,
-    mut one: Stream,
-    mut other: Stream,
+    mut one: impl Iterator<Item = Result<Piece, Failure>>,
+    mut other: impl Iterator<Item = Result<Piece, Failure>>,
 ) -> Result<Option<u64>, Failure> {
     let mut progress = Progress::new(title, len);
     let mut found = None;

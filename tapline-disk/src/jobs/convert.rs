@@ -1,7 +1,7 @@
 //! `image convert`: a disk into a new image. Holes stay holes, and so do stored zeros.
 //!
 //! A thread reads ahead ([`Stream`]) while this one writes, many requests at once on both sides. The target is
-//! flushed before the command ends, and removed if the command fails.
+//! flushed before the command ends, and removed if the command fails or a signal ends it.
 
 use disk::vhd::Kind;
 use disk::{Operation, Span, Token};
@@ -10,12 +10,13 @@ use serde::Serialize;
 
 use crate::cli::Convert;
 use crate::failure::{Exit, Failure};
-use crate::image_name::FormatName;
+use crate::image_name::{FormatName, ImageName};
 use crate::jobs::compare::first_difference;
 use crate::layers::Layers;
 use crate::output;
 use crate::progress::Progress;
 use crate::runner::Runner;
+use crate::signals::Signal;
 use crate::size::{Size, readable};
 use crate::stream::{Piece, Stream};
 use crate::target::{BLOCK_SIZE, Plan, Target};
@@ -37,14 +38,15 @@ struct Converted {
 
 /// Runs the job.
 pub fn run(convert: &Convert) -> Result<Exit, Failure> {
+    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let source = open_source(convert)?;
     let len = source.geometry().map_or(0, |geometry| geometry.len);
     let target = Target::create(&convert.target, &plan(convert, len)?, convert.force)?;
-    let written = copy(convert, source, len)?;
+    let written = copy(convert, source, target.name(), &mut stop)?;
     if convert.verify {
-        verify(convert, len)?;
+        verify(convert, target.name(), &mut stop)?;
     }
-    target.keep();
+    target.keep()?;
     report(convert, len, written)
 }
 
@@ -66,18 +68,30 @@ fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
 }
 
 /// Copies everything; how many bytes had to be written.
-fn copy(convert: &Convert, source: Layers, len: u64) -> Result<u64, Failure> {
-    let target = Layers::open(&convert.target, &[], convert.access.options(true))?;
+fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal) -> Result<u64, Failure> {
+    let len = source.geometry().map_or(0, |geometry| geometry.len);
+    let target = Layers::open(target, &[], convert.access.options(true))?;
     let mut writer = Writer { runner: Runner::new(target, convert.access.engine())?, written: 0 };
     let mut progress = Progress::new("converting", len);
     for piece in Stream::of(source, convert.access.engine()) {
         let piece = piece?;
         writer.write(&piece)?;
+        go_on(convert, stop)?;
         progress.advance(piece.span.len);
     }
     writer.finish()?;
     progress.finish();
     Ok(writer.written)
+}
+
+/// Unless a signal has asked for the end. It is looked for after each piece, so that the target is removed as after
+/// any other failure.
+fn go_on(convert: &Convert, stop: &mut Signal) -> Result<(), Failure> {
+    if !stop.take() {
+        return Ok(());
+    }
+    let tried = format!("convert {} to {}", convert.source, convert.target);
+    Err(Failure::new(tried, "a signal has ended it").advise("the unfinished target has been removed"))
 }
 
 struct Writer {
@@ -126,10 +140,12 @@ fn stored_runs(bytes: &Segments) -> Vec<(usize, Segments)> {
     runs.into_iter().map(|(from, len)| (from, bytes.slice(from, len))).collect()
 }
 
-fn verify(convert: &Convert, len: u64) -> Result<(), Failure> {
+fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<(), Failure> {
     let engine = convert.access.engine();
-    let target = Layers::open(&convert.target, &[], convert.access.options(false))?;
+    let target = Layers::open(target, &[], convert.access.options(false))?;
+    let len = target.geometry().map_or(0, |geometry| geometry.len);
     let source = Stream::of(open_source(convert)?, engine);
+    let source = source.map(|piece| go_on(convert, stop).and(piece));
     match first_difference("verifying", len, source, Stream::of(target, engine))? {
         None => Ok(()),
         Some(at) => Err(Failure::new(

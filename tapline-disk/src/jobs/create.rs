@@ -29,7 +29,7 @@ pub fn run(create: &Create) -> Result<Exit, Failure> {
         Some((parent, below)) => plan_child(create, parent, below)?,
         None => plan_alone(create)?,
     };
-    Target::create(&create.image, &plan, false)?.keep();
+    Target::create(&create.image, &plan, false)?.keep()?;
     report(create, &plan)
 }
 

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use disk::vhd::{self, DiskType};
 use disk::{Format, Image};
 use serde::Serialize;
+use uring::ImageFile;
 
 use crate::cli::Info;
 use crate::failure::{Exit, Failure};
@@ -21,7 +22,7 @@ struct Layer {
     format: FormatName,
     /// Bytes of the disk.
     size: u64,
-    /// Bytes of the file, and those of them that take space.
+    /// Bytes of the file or of the block device, and those of them that take space.
     file_size: u64,
     file_allocated: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,8 +72,10 @@ pub fn run(info: &Info) -> Result<Exit, Failure> {
         parents => Layers::open(&info.image, parents, to_look_at(false))?,
     };
     let names = std::iter::once(&info.image).chain(&info.parents.names);
-    let described: Result<Vec<Layer>, Failure> =
-        names.zip(&layers.images).map(|(name, image)| describe(name, image)).collect();
+    let described: Result<Vec<Layer>, Failure> = names
+        .zip(layers.images.iter().zip(&layers.files))
+        .map(|(name, (image, file))| describe(name, image, file))
+        .collect();
     let described = described?;
     if info.json {
         output::json(&described)?;
@@ -83,15 +86,16 @@ pub fn run(info: &Info) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn describe(name: &ImageName, image: &Image) -> Result<Layer, Failure> {
+fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, Failure> {
     let metadata = std::fs::metadata(name.path()).map_err(|error| Failure::new(format!("examine {name}"), error))?;
     Ok(Layer {
         image: name.to_string(),
         format: name.format,
         size: image.geometry().len,
-        file_size: metadata.len(),
+        // stat(2) knows nothing of what is in a block device, all of which is taken.
+        file_size: file.device_len().unwrap_or(metadata.len()),
         // stat(2): in units of 512 bytes, whatever the file system's block.
-        file_allocated: metadata.blocks().saturating_mul(512),
+        file_allocated: file.device_len().unwrap_or(metadata.blocks().saturating_mul(512)),
         vhd: match image {
             Image::Vhd(image) => Some(vhd_fields(image.info())),
             Image::Raw(_) => None,

@@ -19,7 +19,7 @@ use crate::failure::{Exit, Failure};
 use crate::log::{Log, say};
 use crate::serve::polling::Polling;
 use crate::signals::Signal;
-use crate::stats::Stats;
+use crate::stats::{self, Stats};
 
 /// Keys of our own. No server has so many connections or queues that it comes near them.
 const STOP: WatchKey = WatchKey(u64::MAX - 64);
@@ -203,8 +203,9 @@ impl<S: Server + Disclose> EventLoop<S> {
         while let Some((request, status)) = self.disk.answer() {
             let now = *now.get_or_insert_with(|| self.stats.clock());
             self.stats.answered(request.operation(), request.span().len, now);
-            if status == Status::Failed {
-                self.log.caused(format_args!("{:?} at {:?} failed", request.operation(), request.span()));
+            if let Some(why) = worth_a_line(status) {
+                let Span { at, len } = request.span();
+                self.log.caused(format_args!("{} of {len} bytes at {at} failed{why}", in_words(request.operation())));
             }
             self.server.complete(request, status);
         }
@@ -283,11 +284,30 @@ impl Watch for EngineWatch<'_> {
     }
 }
 
+/// What whoever runs the host must hear of a failed request, for only they can help. The rest is the guest's doing.
+fn worth_a_line(status: Status) -> Option<&'static str> {
+    match status {
+        Status::Failed => Some(""),
+        Status::NoSpace => Some(": no space is left on the image's storage; free some, and writes succeed again"),
+        Status::Done | Status::Refused | Status::Unsupported => None,
+    }
+}
+
+fn in_words(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read => "a read",
+        Operation::Write { .. } => "a write",
+        Operation::Flush => "a flush",
+        Operation::Discard => "a discard",
+        Operation::WriteZeroes { .. } => "a write of zeroes",
+        Operation::Extents => "a query for extents",
+    }
+}
+
 /// Statistics must not end a disk: what cannot be written is said.
 fn write_stats(line: &str, file: Option<&PathBuf>) {
     let Some(path) = file else { return say(format_args!("statistics: {line}")) };
-    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
-    if let Err(error) = opened.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
+    if let Err(error) = stats::open_file(path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
         say(format_args!("cannot append statistics to {}: {error}", path.display()));
     }
 }

@@ -281,6 +281,13 @@ impl<F: Format> Disk<F> {
         }
     }
 
+    /// A request has one piece more under way.
+    fn piece_begun(&mut self, number: u32) {
+        if let Some(active) = self.active.get_mut(number) {
+            active.left = active.left.saturating_add(1);
+        }
+    }
+
     /// A piece of a request has ended. With the last one the request has, unless it is to be durable first.
     fn piece_ended<I: Io>(&mut self, number: u32, status: Status, io: &mut I) {
         let Some(active) = self.active.get_mut(number) else { return };
@@ -371,11 +378,12 @@ impl<F: Format> Disk<F> {
         if !missing.is_empty() {
             return Err(missing);
         }
-        let whole = runs.iter().find(|run| at < run.span.end()).copied();
+        let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
+            unreachable!("the walk covers the grain without gaps")
+        };
+        let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
         self.fold.learn(grain, runs);
-        let found = self.fold.lookup(at).or(whole.map(|run| (run.place, run.span.len)));
-        // The walk covers the grain without gaps, so that there always is a run.
-        Ok(found.unwrap_or((Where::Zero, 512)))
+        Ok(found)
     }
 
     /// Sets the rest of a request aside that needs a grain of the map of which something is missing. Few grains are
@@ -384,9 +392,7 @@ impl<F: Format> Disk<F> {
         let grain = Fold::grain_of(rest.at).at;
         if !self.learning.contains(&grain) {
             if self.learning.len() == LEARNING_MAX {
-                if let Some(active) = self.active.get_mut(number) {
-                    active.left = active.left.saturating_add(1);
-                }
+                self.piece_begun(number);
                 return self.thirsty.push_back(Parked { number, rest });
             }
             self.learning.push(grain);
@@ -412,9 +418,7 @@ impl<F: Format> Disk<F> {
     /// last of it waited for: by then the others have mostly come, and the layers need not be walked for each.
     fn park<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
         let Some(&last) = missing.last() else { return };
-        if let Some(active) = self.active.get_mut(number) {
-            active.left = active.left.saturating_add(1);
-        }
+        self.piece_begun(number);
         for (layer, block) in missing {
             // One load for all who wait: a second one could bring older bytes than the first.
             if let Entry::Vacant(place) = self.loads.entry((layer, block.at)) {
@@ -452,9 +456,7 @@ impl<F: Format> Disk<F> {
 
     /// Pushes an operation of a request, which has one piece more under way.
     fn push_piece<I: Io>(&mut self, number: u32, op: Op, layer: u8, action: Action, io: &mut I) {
-        if let Some(active) = self.active.get_mut(number) {
-            active.left = active.left.saturating_add(1);
-        }
+        self.piece_begun(number);
         self.push(op, FileId(layer), action, io);
     }
 

@@ -3,7 +3,7 @@
 //! The map is learned a grain at a time, when a grain is first asked for, and kept up to date by whoever changes
 //! the leaf. It may forget: a grain that is not known is learned again.
 
-use crate::Span;
+use crate::{FileId, Span};
 
 /// Bytes of the disk that are learned at once: the block of most VHDs.
 pub const GRAIN: u64 = 2 << 20;
@@ -20,21 +20,31 @@ const SECTOR: u64 = 512;
 pub enum Where {
     /// Nowhere: zero.
     Zero,
-    /// In the file of a layer (0 is the leaf).
+    /// In a file.
     Data {
-        /// The layer.
-        layer: u8,
-        /// Offset in its file.
+        /// The file.
+        file: FileId,
+        /// Offset in it.
         at: u64,
+    },
+    /// In a compressed cluster of a file; its format knows which.
+    Packed {
+        /// The file.
+        file: FileId,
     },
 }
 
 impl Where {
+    /// Whether the bytes stand in this file as they are.
+    pub fn is_in(self, file: FileId) -> bool {
+        matches!(self, Where::Data { file: place, .. } if place == file)
+    }
+
     /// The place `by` bytes further on.
     pub fn advanced(self, by: u64) -> Where {
         match self {
-            Where::Zero => Where::Zero,
-            Where::Data { layer, at } => Where::Data { layer, at: at.saturating_add(by) },
+            Where::Zero | Where::Packed { .. } => self,
+            Where::Data { file, at } => Where::Data { file, at: at.saturating_add(by) },
         }
     }
 }
@@ -79,7 +89,7 @@ const PAGES_FROM: usize = 64;
 /// Runs that take as much memory as the table.
 const PAGES_RUNS: usize = 410;
 
-/// A [`Where`] in eight bytes: the layer in the highest, the sector in its file in the others.
+/// A [`Where`] in eight bytes: the file in the highest, the sector in it in the others.
 #[derive(Clone, Copy, Debug)]
 struct Packed(u64);
 
@@ -88,11 +98,14 @@ impl Packed {
     const ZERO: Packed = Packed(u64::MAX);
     /// Nor this one: in more than one place.
     const SPLIT: Packed = Packed(u64::MAX - 1);
+    /// Nor can any have this one, as the sector: in a compressed cluster.
+    const INSIDE: u64 = (u64::MAX >> 8) - 2;
 
     fn pack(place: Where) -> Packed {
         match place {
             Where::Zero => Packed::ZERO,
-            Where::Data { layer, at } => Packed((u64::from(layer) << 56) | (at / SECTOR)),
+            Where::Packed { file } => Packed((u64::from(file.0) << 56) | Packed::INSIDE),
+            Where::Data { file, at } => Packed((u64::from(file.0) << 56) | (at / SECTOR)),
         }
     }
 
@@ -100,8 +113,11 @@ impl Packed {
         if self.0 == Packed::ZERO.0 {
             return Where::Zero;
         }
-        let [layer, ..] = self.0.to_be_bytes();
-        Where::Data { layer, at: (self.0 & (u64::MAX >> 8)).saturating_mul(SECTOR) }
+        let [file, ..] = self.0.to_be_bytes();
+        if self.0 & (u64::MAX >> 8) == Packed::INSIDE {
+            return Where::Packed { file: FileId(file) };
+        }
+        Where::Data { file: FileId(file), at: (self.0 & (u64::MAX >> 8)).saturating_mul(SECTOR) }
     }
 }
 
@@ -306,8 +322,8 @@ pub fn append(runs: &mut Vec<Run>, new: Run) {
 mod test {
     use super::*;
 
-    fn data(layer: u8, at: u64) -> Where {
-        Where::Data { layer, at }
+    fn data(file: u8, at: u64) -> Where {
+        Where::Data { file: FileId(file), at }
     }
 
     fn run(at: u64, len: u64, place: Where) -> Run {

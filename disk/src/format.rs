@@ -9,7 +9,34 @@
 //! 2. That sync; then each batch (its writes in any order) and a sync behind it.
 //! 3. [`Format::settled`].
 
-use crate::{Geometry, Span};
+use crate::{Geometry, ImageError, Span};
+
+/// What an image is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading only: nothing is ever written, not even a repair.
+    ReadOnly,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// What the bytes of the file behind its used part hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tail {
+    /// Zeros: a file system.
+    Zeroes,
+    /// Whatever was there before: a block device.
+    Stale,
+}
+
+/// A new file: set its length, then make these writes and sync.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Creation {
+    /// Length of the file in bytes; what is not written reads as zero.
+    pub len: u64,
+    /// The metadata.
+    pub writes: Vec<MetaWrite>,
+}
 
 /// Where the first bytes of a span live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +46,19 @@ pub enum Place {
         /// Offset in the file.
         at: u64,
         /// Number of bytes.
+        len: u64,
+    },
+    /// In this file, compressed: to be read and given to [`Format::unpack`].
+    Packed {
+        /// Offset in the file of what is to be read; a multiple of 512.
+        at: u64,
+        /// Number of bytes to read; a multiple of 512.
+        size: u64,
+        /// Where in what was read the compressed bytes begin.
+        lead: u64,
+        /// Where in what they unpack to the first byte stands.
+        skip: u64,
+        /// Number of bytes of the span.
         len: u64,
     },
     /// Nowhere: they read as zero, whatever a parent holds.
@@ -38,7 +78,7 @@ impl Place {
     #[allow(clippy::len_without_is_empty, reason = "never zero")]
     pub fn len(self) -> u64 {
         match self {
-            Place::Data { len, .. } | Place::Zero { len } | Place::Parent { len } => len,
+            Place::Data { len, .. } | Place::Packed { len, .. } | Place::Zero { len } | Place::Parent { len } => len,
         }
     }
 }
@@ -66,6 +106,8 @@ pub struct MetaWrite {
 pub enum Wait {
     /// Read this, give it to [`Format::load`], ask again.
     Load(MetaBlock),
+    /// Another write is giving the same cluster its place. Ask again when its ticket is committed or abandoned.
+    Busy(Ticket),
     /// The format has run out of places (or the storage, where its size is fixed).
     NoSpace,
 }
@@ -83,6 +125,18 @@ pub struct Reserved {
     pub len: u64,
     /// To commit or abandon when the write has ended; `None` where nothing changes with it.
     pub ticket: Option<Ticket>,
+    /// What must be written with it, in one piece.
+    pub fill: Option<Fill>,
+}
+
+/// Bytes around a reservation that its place takes over: once it is visible they are read from there, so they must
+/// be written before, with what a reader finds at present. Behind the disk's end that is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Number of bytes in front, on the disk and in the file.
+    pub before: u64,
+    /// Number of bytes behind.
+    pub after: u64,
 }
 
 /// A span that has got a place of its own by a commit. It may be larger than what was written: the rest reads
@@ -112,6 +166,11 @@ pub enum Discarded {
     Kept {
         /// Offset in the file.
         at: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// They have no place in this file, before or after, and read as zero now whatever a parent holds.
+    Hidden {
         /// Number of bytes.
         len: u64,
     },
@@ -156,6 +215,17 @@ pub trait Format {
     /// A file range (offset, length) in no use and of unknown content, left by a crash or a failed write: to be
     /// deallocated and its fate told to [`Format::released`], whenever there is time.
     fn reclaim(&mut self) -> Option<(u64, u64)>;
+
+    /// The first bytes of `span` live here no longer: readers find them in the parent, which holds the same. How many
+    /// bytes. No write to them is in flight. Their place becomes stray ([`Format::reclaim`]) once that is durable, not
+    /// before: until then a power loss brings them back.
+    fn forget(&mut self, span: Span) -> Result<u64, Wait>;
+
+    /// Makes the disk larger; what is new reads as zero. Durable with the next round.
+    fn grow(&mut self, len: u64) -> Result<(), ImageError>;
+
+    /// What a compressed cluster holds.
+    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt>;
 
     /// Metadata that was waited for.
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt>;

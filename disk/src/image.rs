@@ -3,7 +3,7 @@
 use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
 use crate::raw::Raw;
 use crate::vhd::Vhd;
-use crate::{Geometry, Span};
+use crate::{Geometry, ImageError, Span};
 
 /// An open image file of any format.
 #[derive(Debug)]
@@ -55,6 +55,18 @@ impl Format for Image {
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
         each!(self, image => image.reclaim())
+    }
+
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        each!(self, image => image.forget(span))
+    }
+
+    fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        each!(self, image => image.grow(len))
+    }
+
+    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        each!(self, image => image.unpack(bytes))
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

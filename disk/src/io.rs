@@ -1,11 +1,12 @@
 //! File I/O by submission and completion: the only way anything reaches a disk.
 //!
-//! An engine executes [`FileOp`]s on the files of one chain, numbered from the leaf (0) to the base. What an
-//! operation points into belongs to it until it comes back, whatever its outcome.
+//! An engine executes [`FileOp`]s on the files of one chain. A file keeps its number for as long as it is open, wherever
+//! in the chain it stands. What an operation points into belongs to it until it comes back, whatever its outcome.
 
 use memory::Segments;
 
-/// A file of the chain: 0 is the leaf, the only one ever written.
+/// A file of the chain. When a chain is opened its files are numbered from the leaf (0) down; a leaf that is put on top
+/// later has a number of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u8);
 

@@ -13,6 +13,7 @@ mod fold;
 mod format;
 mod image;
 mod io;
+mod link;
 pub mod raw;
 mod request;
 mod round;
@@ -20,12 +21,16 @@ mod slab;
 mod transport;
 pub mod vhd;
 
-pub use disk::{Disk, LAYERS_MAX, Options};
+pub use disk::{Disk, LAYERS_MAX, Layer, Options};
 pub use error::{ImageError, ImageErrorKind};
-pub use format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+pub use format::{
+    Access, Corrupt, Creation, Discarded, Fill, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket,
+    Wait,
+};
 pub use image::Image;
 pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };
+pub use link::Link;
 pub use request::{Extent, ExtentKind, Geometry, Operation, Request, Span, Status, Token};
 pub use transport::{Disconnected, Transport};

@@ -34,7 +34,7 @@ impl Format for Raw {
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        Ok(Reserved { at: span.at, len: span.len, ticket: None })
+        Ok(Reserved { at: span.at, len: span.len, ticket: None, fill: None })
     }
 
     fn commit(&mut self, _ticket: Ticket) -> Option<Placed> {
@@ -51,6 +51,22 @@ impl Format for Raw {
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
         None
+    }
+
+    /// A raw image has no parent: nobody forgets what is in it.
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        Ok(span.len)
+    }
+
+    fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        let grown = Raw::new(len, self.geometry.block, self.geometry.read_only)?;
+        self.geometry.len = self.geometry.len.max(grown.geometry.len);
+        Ok(())
+    }
+
+    /// Nothing is compressed in a raw image.
+    fn unpack(&self, _bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        Err(Corrupt { at: 0 })
     }
 
     fn load(&mut self, _block: MetaBlock, _bytes: &[u8]) -> Result<(), Corrupt> {

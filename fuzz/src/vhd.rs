@@ -13,10 +13,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use disk::vhd::{self, Access, Kind, Parent, Severity, Spec, Tail, Vhd};
+use disk::vhd::{self, Kind, Parent, Severity, Spec, Vhd};
 use disk::{
-    Action, Allocation, Disk, EngineFailed, FileDone, FileError, FileId, FileOp, Image, Io, Operation, Options,
-    ReadFault, Request, Source, Span, Token, Until,
+    Access, Action, Allocation, Disk, EngineFailed, FileDone, FileError, FileId, FileOp, Image, Io, Operation, Options,
+    ReadFault, Request, Source, Span, Tail, Token, Until,
 };
 use memory::Segments;
 

@@ -61,6 +61,16 @@ impl Segments {
         Segments { owner, parts, len }
     }
 
+    /// The bytes of all of these, one behind the other.
+    pub fn joined(pieces: Vec<Segments>) -> Segments {
+        let parts =
+            pieces.iter().flat_map(|piece| piece.parts.iter().map(|part| Part { base: part.base, len: part.len }));
+        let parts: SmallVec<[Part; 2]> = parts.collect();
+        let len = pieces.iter().map(|piece| piece.len).sum();
+        let owners: Vec<_> = pieces.into_iter().map(|piece| piece.owner).collect();
+        Segments { owner: Arc::new(owners), parts, len }
+    }
+
     /// No bytes at all: the memory of a flush or a discard.
     pub fn empty() -> Segments {
         thread_local! {
@@ -233,6 +243,12 @@ mod test {
         assert_eq!(list.slice(3, 5).to_vec(), b"lo, w");
         assert_eq!(list.slice(5, 7).parts().len(), 1);
         assert!(list.slice(12, 0).is_empty());
+    }
+
+    #[test]
+    fn joined_keeps_every_owner() {
+        let list = Segments::joined(vec![Segments::copy_of(b"ab"), Segments::empty(), Segments::copy_of(b"cde")]);
+        assert_eq!((list.len(), list.to_vec()), (5, b"abcde".to_vec()));
     }
 
     #[test]

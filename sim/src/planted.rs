@@ -10,8 +10,8 @@ use std::rc::Rc;
 use std::str::FromStr;
 
 use disk::{
-    Action, Allocation, Corrupt, Discarded, EngineFailed, FileDone, FileId, FileOp, Format, Geometry, Io, MetaBlock,
-    MetaWrite, Place, Placed, Reserved, Span, Ticket, Until, Wait,
+    Action, Allocation, Corrupt, Discarded, EngineFailed, FileDone, FileId, FileOp, Format, Geometry, ImageError, Io,
+    MetaBlock, MetaWrite, Place, Placed, Reserved, Span, Ticket, Until, Wait,
 };
 
 use crate::io::{FaultKind, SimIo};
@@ -329,6 +329,18 @@ impl<F: Format> Format for Saboteur<F> {
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
         self.inner.reclaim()
+    }
+
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        self.inner.forget(span)
+    }
+
+    fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        self.inner.grow(len)
+    }
+
+    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        self.inner.unpack(bytes)
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

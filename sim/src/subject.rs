@@ -7,8 +7,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use disk::raw::Raw;
-use disk::vhd::{self, Access, Parent, Severity, Spec, Tail, Vhd};
-use disk::{Image, ImageError};
+use disk::vhd::{self, Parent, Severity, Spec, Vhd};
+use disk::{Access, Image, ImageError, Tail};
 
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use disk::vhd::{self, Vhd};
-use disk::{Format, Geometry, Image, ImageError, ImageErrorKind, raw};
+use disk::{Access, Format, Geometry, Image, ImageError, ImageErrorKind, Tail, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
@@ -104,9 +104,9 @@ fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Ima
 }
 
 fn open_vhd(file: &mut ImageFile, write: bool) -> Result<Vhd, ImageError> {
-    let access = if write { vhd::Access::ReadWrite } else { vhd::Access::ReadOnly };
+    let access = if write { Access::ReadWrite } else { Access::ReadOnly };
     // A file system gives zeros where nothing was written; a block device what was there before.
-    let tail = if file.device_len().is_some() { vhd::Tail::Stale } else { vhd::Tail::Zeroes };
+    let tail = if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes };
     Vhd::open(file, access, tail)
 }
 

@@ -9,7 +9,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use disk::vhd::{self, Creation};
+use disk::Creation;
+use disk::vhd;
 use rustix::fs::FallocateFlags;
 use uring::{Cache, ImageFile, OpenOptions};
 

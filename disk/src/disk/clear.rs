@@ -3,7 +3,7 @@
 use super::{Disk, Missing, Op, status_of};
 use crate::fold::Where;
 use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
-use crate::{Action, Allocation, Extent, ExtentKind, FileError, FileId, Io, Span, Status};
+use crate::{Action, Allocation, Extent, ExtentKind, FileError, Io, Span, Status};
 use memory::Segments;
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
@@ -11,20 +11,15 @@ const EXTENTS_MAX: usize = 4096;
 
 /// Why zeroes cannot be written yet, or at all.
 enum Obstacle {
-    /// Metadata of the leaf.
-    Missing(Missing),
+    /// In the leaf.
+    Leaf(Wait),
     /// Metadata for the map.
     Grain(Missing),
-    NoSpace,
 }
 
 impl From<Wait> for Obstacle {
-    /// What the leaf waits for.
     fn from(wait: Wait) -> Obstacle {
-        match wait {
-            Wait::Load(block) => Obstacle::Missing(vec![(0, block)]),
-            Wait::NoSpace => Obstacle::NoSpace,
-        }
+        Obstacle::Leaf(wait)
     }
 }
 
@@ -49,12 +44,15 @@ impl<F: Format> Disk<F> {
                     len
                 }
                 Ok(Discarded::Kept { at, len }) => {
-                    self.push_piece(number, Op::Trim { number }, 0, Action::Deallocate { at, len }, io);
+                    self.push_piece(number, Op::Trim { number }, self.leaf_file(), Action::Deallocate { at, len }, io);
+                    len
+                }
+                Ok(Discarded::Hidden { len }) => {
+                    self.fold.overlay(Span { at: left.at, len }, Where::Zero);
                     len
                 }
                 Ok(Discarded::Nothing { len }) => len,
-                Err(Wait::Load(block)) => return self.park(number, left, vec![(0, block)], io),
-                Err(Wait::NoSpace) => return self.fail(number, Status::NoSpace),
+                Err(wait) => return self.wait_for(number, left, wait, io),
             };
             at = at.saturating_add(len);
         }
@@ -71,16 +69,15 @@ impl<F: Format> Disk<F> {
                 if free { self.zero_by_freeing(number, left, io) } else { self.zero_by_writing(number, left, io) };
             match done {
                 Ok(len) => at = at.saturating_add(len),
-                Err(Obstacle::Missing(missing)) => return self.park(number, left, missing, io),
+                Err(Obstacle::Leaf(wait)) => return self.wait_for(number, left, wait, io),
                 Err(Obstacle::Grain(missing)) => return self.park_for_grain(number, left, missing, io),
-                Err(Obstacle::NoSpace) => return self.fail(number, Status::NoSpace),
             }
         }
     }
 
     /// Makes the first bytes of `span` zero with as little space as possible; how many.
     fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let Some(leaf) = self.leaf() else { return Err(Obstacle::NoSpace) };
+        let Some(leaf) = self.leaf() else { return Err(Wait::NoSpace.into()) };
         match leaf.discard(span)? {
             Discarded::Freed { at, len, size } => {
                 self.give_up(number, Span { at: span.at, len }, at, size, io);
@@ -90,24 +87,36 @@ impl<F: Format> Disk<F> {
                 self.push_piece(
                     number,
                     Op::Zero { number, ticket: None, at, len },
-                    0,
+                    self.leaf_file(),
                     Action::Deallocate { at, len },
                     io,
                 );
                 Ok(len)
             }
+            Discarded::Hidden { len } => {
+                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+                Ok(len)
+            }
             // Nothing in the leaf. What a parent shows there is to be hidden.
             Discarded::Nothing { len } => match self.resolve(span.at)? {
                 (Where::Zero, run) => Ok(run.min(len)),
-                (Where::Data { .. }, run) => self.zero_by_hiding(number, Span { at: span.at, len: run.min(len) }, io),
+                (Where::Data { .. } | Where::Packed { .. }, run) => {
+                    self.zero_by_hiding(number, Span { at: span.at, len: run.min(len) }, io)
+                }
             },
         }
     }
 
     /// Gives the first bytes of `span`, which live in a parent, a place in the leaf that reads as zero; how many.
     fn zero_by_hiding<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let Reserved { at, len, ticket } = self.reserve(span)?;
-        self.push_piece(number, Op::Zero { number, ticket, at, len }, 0, Action::Deallocate { at, len }, io);
+        let Reserved { at, len, ticket, .. } = self.reserve(span)?;
+        self.push_piece(
+            number,
+            Op::Zero { number, ticket, at, len },
+            self.leaf_file(),
+            Action::Deallocate { at, len },
+            io,
+        );
         Ok(len)
     }
 
@@ -118,7 +127,7 @@ impl<F: Format> Disk<F> {
         let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
         let from = Segments::zeroes(usize::try_from(reserved.len).unwrap_or(0));
         let op = Op::Transfer { number, ticket: reserved.ticket };
-        self.push_piece(number, op, 0, Action::Write { at: reserved.at, from }, io);
+        self.push_piece(number, op, self.leaf_file(), Action::Write { at: reserved.at, from }, io);
         Ok(reserved.len)
     }
 
@@ -126,7 +135,7 @@ impl<F: Format> Disk<F> {
     fn give_up<I: Io>(&mut self, number: u32, span: Span, at: u64, size: u64, io: &mut I) {
         self.fold.overlay(span, Where::Zero);
         let op = Op::Release { number: Some(number), at };
-        self.push_piece(number, op, 0, Action::Deallocate { at, len: size }, io);
+        self.push_piece(number, op, self.leaf_file(), Action::Deallocate { at, len: size }, io);
     }
 
     pub(super) fn trimmed<I: Io>(&mut self, number: u32, result: Result<(), FileError>, io: &mut I) {
@@ -148,7 +157,7 @@ impl<F: Format> Disk<F> {
         if result == Err(FileError::Unsupported) {
             let from = Segments::zeroes(usize::try_from(len).unwrap_or(0));
             let op = Op::Transfer { number, ticket };
-            return self.push(op, FileId(0), Action::Write { at, from }, io);
+            return self.push(op, self.leaf_file(), Action::Write { at, from }, io);
         }
         self.transferred(number, ticket, true, result, io);
     }
@@ -171,10 +180,12 @@ impl<F: Format> Disk<F> {
             let left = rest.end().saturating_sub(at);
             let extent = match self.resolve(at) {
                 Ok((Where::Zero, len)) => Extent { len: len.min(left), kind: ExtentKind::Hole },
-                Ok((Where::Data { layer, at }, len)) => match io.allocated(FileId(layer), at, len.min(left)) {
+                Ok((Where::Data { file, at }, len)) => match io.allocated(file, at, len.min(left)) {
                     Allocation::Data(len) => Extent { len: len.min(left), kind: ExtentKind::Data },
                     Allocation::Hole(len) => Extent { len: len.min(left), kind: ExtentKind::Hole },
                 },
+                // What is packed has no place of its own that could have holes.
+                Ok((Where::Packed { .. }, len)) => Extent { len: len.min(left), kind: ExtentKind::Data },
                 Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
             };
             let Some(active) = self.active.get_mut(number) else { return };

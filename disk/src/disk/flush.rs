@@ -3,7 +3,7 @@
 use super::{Disk, Op, status_of};
 use crate::format::Format;
 use crate::round::Step;
-use crate::{Action, FileError, FileId, Io, Status};
+use crate::{Action, FileError, Io, Status};
 use memory::Segments;
 
 /// How far the reclaiming of stray space has come.
@@ -24,7 +24,7 @@ pub(super) enum Reclaim {
 impl<F: Format> Disk<F> {
     /// Begins a round, if none is under way and there is reason for one.
     pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) {
-        let dirty = self.layers.first().map_or(0, Format::dirty);
+        let dirty = self.layers.first().map_or(0, |leaf| leaf.format.dirty());
         // A round that failed is tried again when somebody asks for it or as much again has changed, not at once and
         // for ever.
         let much = dirty > self.options.dirty_max.saturating_add(self.dirty_left) && !self.broken;
@@ -45,11 +45,11 @@ impl<F: Format> Disk<F> {
 
     fn take_step<I: Io>(&mut self, step: Step, io: &mut I) {
         match step {
-            Step::Sync => self.push(Op::Sync, FileId(0), Action::SyncData, io),
+            Step::Sync => self.push(Op::Sync, self.leaf_file(), Action::SyncData, io),
             Step::Write(batch) => {
                 for write in batch {
                     let from = Segments::copy_of(&write.bytes);
-                    self.push(Op::Meta, FileId(0), Action::Write { at: write.at, from }, io);
+                    self.push(Op::Meta, self.leaf_file(), Action::Write { at: write.at, from }, io);
                 }
             }
             Step::End { durable } => {
@@ -101,7 +101,7 @@ impl<F: Format> Disk<F> {
         match self.leaf().and_then(Format::reclaim) {
             Some((at, len)) => {
                 self.reclaim = Reclaim::Syncing;
-                self.push(Op::ReclaimSync { at, len }, FileId(0), Action::SyncData, io);
+                self.push(Op::ReclaimSync { at, len }, self.leaf_file(), Action::SyncData, io);
             }
             None => self.reclaim = Reclaim::Done,
         }
@@ -110,7 +110,7 @@ impl<F: Format> Disk<F> {
     pub(super) fn reclaim_synced<I: Io>(&mut self, at: u64, len: u64, result: Result<(), FileError>, io: &mut I) {
         if result.is_ok() {
             self.reclaim = Reclaim::Busy;
-            self.push(Op::Release { number: None, at }, FileId(0), Action::Deallocate { at, len }, io);
+            self.push(Op::Release { number: None, at }, self.leaf_file(), Action::Deallocate { at, len }, io);
         } else {
             self.broken = true;
             self.reclaim = Reclaim::Done;
@@ -130,7 +130,7 @@ impl<F: Format> Disk<F> {
         }
         if let Some((at, len)) = self.leaf().and_then(Format::reclaim) {
             self.reclaim = Reclaim::Busy;
-            self.push(Op::Release { number: None, at }, FileId(0), Action::Deallocate { at, len }, io);
+            self.push(Op::Release { number: None, at }, self.leaf_file(), Action::Deallocate { at, len }, io);
         }
     }
 }

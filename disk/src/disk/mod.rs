@@ -9,17 +9,17 @@
 //!   after waits for them;
 //! - after a failed sync no write is begun any more.
 //!
-//! `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
+//! `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
 
 mod clear;
 mod flush;
+mod learn;
 mod transfer;
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
-use crate::fold::{Fold, Run, Where, append};
-use crate::format::{Format, MetaBlock, Place, Ticket, Wait};
+use crate::fold::Fold;
+use crate::format::{Format, MetaBlock, Ticket};
 use crate::round::Round;
 use crate::slab::Slab;
 use crate::{
@@ -30,10 +30,6 @@ use flush::Reclaim;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
-
-/// Grains of the map that are learned at once: enough to keep the storage busy, since each may load a bitmap of every
-/// layer.
-const LEARNING_MAX: usize = 16;
 
 /// Pieces of one discard or write of zeroes that are under way at once. One request may be about the whole disk, and a
 /// guest can see to it that each sector is a piece.
@@ -78,7 +74,7 @@ enum Op {
     /// Deallocation of a place that was given up, on behalf of a request or of nobody.
     Release { number: Option<u32>, at: u64 },
     /// Metadata that others wait for.
-    Load { layer: u8, block: MetaBlock },
+    Load { block: MetaBlock },
     /// Metadata of a round.
     Meta,
     /// A sync of a round.
@@ -94,13 +90,23 @@ struct Parked {
     rest: Span,
 }
 
-/// Metadata that is to be loaded, by layer.
-type Missing = Vec<(u8, MetaBlock)>;
+/// Metadata that is to be loaded, by file.
+type Missing = Vec<(FileId, MetaBlock)>;
+
+/// One image of the chain, and the number of its file.
+#[derive(Debug)]
+pub struct Layer<F> {
+    /// The file, as the engine knows it.
+    pub file: FileId,
+    /// What is in it.
+    pub format: F,
+}
 
 /// A virtual disk: a chain of images, and everything that is in flight on it.
 #[derive(Debug)]
 pub struct Disk<F: Format> {
-    layers: Vec<F>,
+    /// Leaf first.
+    layers: Vec<Layer<F>>,
     geometry: Geometry,
     options: Options,
     fold: Fold,
@@ -114,7 +120,9 @@ pub struct Disk<F: Format> {
     held: VecDeque<Request>,
     /// A request has ended since the held ones were looked at.
     ended: bool,
-    loads: HashMap<(u8, u64), Vec<Parked>>,
+    loads: HashMap<(FileId, u64), Vec<Parked>>,
+    /// What waits for a write to the same cluster to end, by file and ticket.
+    busy: HashMap<(FileId, Ticket), Vec<Parked>>,
     /// Grains that are being learned, and what waits for its turn to learn another.
     learning: Vec<u64>,
     thirsty: VecDeque<Parked>,
@@ -134,7 +142,7 @@ pub struct Disk<F: Format> {
 }
 
 impl<F: Format> Disk<F> {
-    /// A disk over `layers`, leaf first. That they belong together is for the caller to check, by what the
+    /// A disk over `layers`, leaf first, whose files have the numbers from 0 on in this order. That they belong together is for the caller to check, by what the
     /// formats record; here only their sizes are.
     pub fn new(layers: Vec<F>, options: Options) -> Result<Disk<F>, ImageError> {
         let Some(geometry) = layers.first().map(Format::geometry) else {
@@ -156,7 +164,7 @@ impl<F: Format> Disk<F> {
             }
         }
         Ok(Disk {
-            layers,
+            layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer { file, format }).collect(),
             geometry,
             options,
             fold: Fold::new(geometry.len),
@@ -167,6 +175,7 @@ impl<F: Format> Disk<F> {
             held: VecDeque::new(),
             ended: false,
             loads: HashMap::new(),
+            busy: HashMap::new(),
             learning: Vec::new(),
             thirsty: VecDeque::new(),
             round: Round::default(),
@@ -187,7 +196,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// The layers, leaf first.
-    pub fn layers(&self) -> &[F] {
+    pub fn layers(&self) -> &[Layer<F>] {
         &self.layers
     }
 
@@ -231,7 +240,7 @@ impl<F: Format> Disk<F> {
             Some(Op::Zero { number, ticket, at, len }) => self.zeroed(number, ticket, at, len, done.result, io),
             Some(Op::Trim { number }) => self.trimmed(number, done.result, io),
             Some(Op::Release { number, at }) => self.released(number, at, done.result, io),
-            Some(Op::Load { layer, block }) => self.loaded(layer, block, done, io),
+            Some(Op::Load { block }) => self.loaded(block, done, io),
             Some(Op::Meta) => self.meta_written(done.result, io),
             Some(Op::Sync) => self.synced(done.result, io),
             Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(at, len, done.result, io),
@@ -365,99 +374,10 @@ impl<F: Format> Disk<F> {
             .any(|other| other.span().overlaps(request.span()))
     }
 
-    /// Where byte `at` lives, and for how many bytes. `Err`: metadata that is to be loaded first.
-    fn resolve(&mut self, at: u64) -> Result<(Where, u64), Missing> {
-        if let Some(found) = self.fold.lookup(at) {
-            return Ok(found);
-        }
-        let grain = Fold::grain_of(at);
-        let inside = grain.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(grain);
-        let mut runs = Vec::new();
-        let mut missing = Missing::new();
-        walk(&mut self.layers, 0, inside, &mut runs, &mut missing);
-        if !missing.is_empty() {
-            return Err(missing);
-        }
-        let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
-            unreachable!("the walk covers the grain without gaps")
-        };
-        let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
-        self.fold.learn(grain, runs);
-        Ok(found)
-    }
-
-    /// Sets the rest of a request aside that needs a grain of the map of which something is missing. Few grains are
-    /// learned at once, so that what one of them has loaded is not forgotten for the sake of the others.
-    fn park_for_grain<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
-        let grain = Fold::grain_of(rest.at).at;
-        if !self.learning.contains(&grain) {
-            if self.learning.len() == LEARNING_MAX {
-                self.piece_begun(number);
-                return self.thirsty.push_back(Parked { number, rest });
-            }
-            self.learning.push(grain);
-        }
-        self.park(number, rest, missing, io);
-    }
-
-    /// A grain has been learned, or cannot be: others have their turn.
-    fn learned<I: Io>(&mut self, grain: u64, io: &mut I) {
-        let before = self.learning.len();
-        self.learning.retain(|&other| other != grain);
-        if self.learning.len() == before {
-            return;
-        }
-        while self.learning.len() < LEARNING_MAX {
-            let Some(Parked { number, rest }) = self.thirsty.pop_front() else { return };
-            self.run(number, rest, io);
-            self.piece_ended(number, Status::Done, io);
-        }
-    }
-
-    /// Sets the rest of a request aside until what is missing is loaded. All of it is asked for at once, and the
-    /// last of it waited for: by then the others have mostly come, and the layers need not be walked for each.
-    fn park<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
-        let Some(&last) = missing.last() else { return };
-        self.piece_begun(number);
-        for (layer, block) in missing {
-            // One load for all who wait: a second one could bring older bytes than the first.
-            if let Entry::Vacant(place) = self.loads.entry((layer, block.at)) {
-                place.insert(Vec::new());
-                let into = memory::Segments::zeroed(usize::try_from(block.len).unwrap_or(0));
-                self.push(Op::Load { layer, block }, FileId(layer), Action::Read { at: block.at, into }, io);
-            }
-        }
-        self.loads.entry((last.0, last.1.at)).or_default().push(Parked { number, rest });
-    }
-
-    fn loaded<I: Io>(&mut self, layer: u8, block: MetaBlock, done: FileDone, io: &mut I) {
-        let parked = self.loads.remove(&(layer, block.at)).unwrap_or_default();
-        let sound = match (done.result, done.op.action, self.layers.get_mut(usize::from(layer))) {
-            (Ok(()), Action::Read { into, .. }, Some(format)) => format.load(block, &into.to_vec()).is_ok(),
-            _ => false,
-        };
-        for Parked { number, rest } in parked {
-            if sound {
-                self.run(number, rest, io);
-            }
-            self.piece_ended(number, if sound { Status::Done } else { Status::Failed }, io);
-            // Known, or given up, or known and forgotten again since the request went on behind it.
-            let grain = Fold::grain_of(rest.at).at;
-            if self.fold.lookup(rest.at).is_some() || !self.is_awaited(grain) {
-                self.learned(grain, io);
-            }
-        }
-    }
-
-    /// Whether something waits for metadata of this grain, or of a block in it.
-    fn is_awaited(&self, grain: u64) -> bool {
-        self.loads.values().flatten().any(|parked| Fold::grain_of(parked.rest.at).at == grain)
-    }
-
     /// Pushes an operation of a request, which has one piece more under way.
-    fn push_piece<I: Io>(&mut self, number: u32, op: Op, layer: u8, action: Action, io: &mut I) {
+    fn push_piece<I: Io>(&mut self, number: u32, op: Op, file: FileId, action: Action, io: &mut I) {
         self.piece_begun(number);
-        self.push(op, FileId(layer), action, io);
+        self.push(op, file, action, io);
     }
 
     fn push<I: Io>(&mut self, op: Op, file: FileId, action: Action, io: &mut I) {
@@ -471,35 +391,16 @@ impl<F: Format> Disk<F> {
     }
 
     fn leaf(&mut self) -> Option<&mut F> {
-        self.layers.first_mut()
+        self.layers.first_mut().map(|layer| &mut layer.format)
     }
-}
 
-/// Folds `span` of the layers from `layer` on into `runs`. Where metadata is missing, the walk goes on below as if
-/// there were nothing, to find what else is missing: the runs are then of no use.
-fn walk<F: Format>(layers: &mut [F], layer: u8, span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
-    let mut at = span.at;
-    while at < span.end() {
-        let rest = Span { at, len: span.end().saturating_sub(at) };
-        let place = match layers.get_mut(usize::from(layer)) {
-            // Below the base there is nothing.
-            None => Place::Zero { len: rest.len },
-            Some(format) => match format.map(rest) {
-                Ok(place) => place,
-                Err(Wait::Load(block)) => {
-                    missing.push((layer, block));
-                    Place::Parent { len: rest.len }
-                }
-                Err(Wait::NoSpace) => unreachable!("a lookup takes no space"),
-            },
-        };
-        let part = Span { at, len: place.len().min(rest.len).max(512) };
-        match place {
-            Place::Data { at, .. } => append(runs, Run { span: part, place: Where::Data { layer, at } }),
-            Place::Zero { .. } => append(runs, Run { span: part, place: Where::Zero }),
-            Place::Parent { .. } => walk(layers, layer.saturating_add(1), part, runs, missing),
-        }
-        at = part.end();
+    /// The file of the leaf.
+    fn leaf_file(&self) -> FileId {
+        self.layers.first().map_or(FileId(0), |layer| layer.file)
+    }
+
+    fn format_of(&mut self, file: FileId) -> Option<&mut F> {
+        self.layers.iter_mut().find(|layer| layer.file == file).map(|layer| &mut layer.format)
     }
 }
 

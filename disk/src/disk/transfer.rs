@@ -1,6 +1,6 @@
 //! Reads and writes.
 
-use super::{Disk, Op, status_of};
+use super::{Disk, Op, Parked, status_of};
 use crate::fold::Where;
 use crate::format::{Format, Reserved, Ticket, Wait};
 use crate::{Action, FileError, Io, Span, Status};
@@ -19,9 +19,10 @@ impl<F: Format> Disk<F> {
             let Some(memory) = self.memory(number, Span { at, len }) else { return };
             match place {
                 Where::Zero => memory.fill_zero(),
-                Where::Data { layer, at } => {
+                Where::Packed { .. } => return self.fail(number, Status::Unsupported),
+                Where::Data { file, at } => {
                     let op = Op::Transfer { number, ticket: None };
-                    self.push_piece(number, op, layer, Action::Read { at, into: memory }, io);
+                    self.push_piece(number, op, file, Action::Read { at, into: memory }, io);
                 }
             }
             at = at.saturating_add(len);
@@ -34,12 +35,11 @@ impl<F: Format> Disk<F> {
             let left = rest.end().saturating_sub(at);
             let reserved = match self.reserve(Span { at, len: left }) {
                 Ok(reserved) => reserved,
-                Err(Wait::Load(block)) => return self.park(number, Span { at, len: left }, vec![(0, block)], io),
-                Err(Wait::NoSpace) => return self.fail(number, Status::NoSpace),
+                Err(wait) => return self.wait_for(number, Span { at, len: left }, wait, io),
             };
             let Some(from) = self.memory(number, Span { at, len: reserved.len }) else { return };
             let op = Op::Transfer { number, ticket: reserved.ticket };
-            self.push_piece(number, op, 0, Action::Write { at: reserved.at, from }, io);
+            self.push_piece(number, op, self.leaf_file(), Action::Write { at: reserved.at, from }, io);
             at = at.saturating_add(reserved.len);
         }
     }
@@ -47,9 +47,10 @@ impl<F: Format> Disk<F> {
     /// Space in the leaf for the first bytes of `span`. What already lives there is overwritten in place, and
     /// the format need not be asked.
     pub(super) fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        if let Some((place @ Where::Data { layer: 0, at }, len)) = self.fold.lookup(span.at) {
+        let known = self.fold.lookup(span.at).filter(|&(place, _)| place.is_in(self.leaf_file()));
+        if let Some((place @ Where::Data { at, .. }, len)) = known {
             let len = self.lengthened(span.at, place, len.min(span.len), span.len);
-            return Ok(Reserved { at, len, ticket: None });
+            return Ok(Reserved { at, len, ticket: None, fill: None });
         }
         self.leaf().map_or(Err(Wait::NoSpace), |leaf| leaf.reserve(span))
     }
@@ -96,15 +97,21 @@ impl<F: Format> Disk<F> {
         self.piece_ended(number, status_of(result), io);
     }
 
-    /// Commits or abandons a reservation.
+    /// Commits or abandons a reservation; those who waited for that go on.
     pub(super) fn conclude<I: Io>(&mut self, ticket: Ticket, ok: bool, io: &mut I) {
-        let Some(leaf) = self.layers.first_mut() else { return };
-        if !ok {
+        let file = self.leaf_file();
+        let Some(leaf) = self.leaf() else { return };
+        if ok {
+            if let Some(placed) = leaf.commit(ticket) {
+                self.fold.overlay(placed.span, Where::Data { file, at: placed.at });
+            }
+        } else {
             leaf.abandon(ticket);
-            return self.reclaim_more(io);
+            self.reclaim_more(io);
         }
-        if let Some(placed) = leaf.commit(ticket) {
-            self.fold.overlay(placed.span, Where::Data { layer: 0, at: placed.at });
+        for Parked { number, rest } in self.busy.remove(&(file, ticket)).unwrap_or_default() {
+            self.run(number, rest, io);
+            self.piece_ended(number, Status::Done, io);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::layout::{
     RawHeader, RawLocator, SECTOR, VERSION, checksum, chs,
 };
 use super::survey::{BLOCK_MAX, BLOCK_MIN, LEN_MAX, index};
-use crate::{ImageError, ImageErrorKind, MetaWrite};
+use crate::{Creation, ImageError, ImageErrorKind, MetaWrite};
 
 /// What a differencing image records of its parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,15 +50,6 @@ pub struct Spec {
     pub uuid: [u8; 16],
     /// Now, in seconds since 1970.
     pub created: u64,
-}
-
-/// A new file: set its length, then make these writes and sync.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Creation {
-    /// Length of the file in bytes; what is not written reads as zero.
-    pub len: u64,
-    /// The metadata.
-    pub writes: Vec<MetaWrite>,
 }
 
 /// Lays out the file of a new image.

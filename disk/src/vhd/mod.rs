@@ -30,33 +30,17 @@ mod space;
 mod sparse;
 mod survey;
 
-pub use create::{Creation, Kind, Parent, Spec, create};
+pub use create::{Kind, Parent, Spec, create};
 pub use info::{Info, Report, check, uuid_text};
 pub use survey::{DiskType, Locator, Problem, Severity};
 
-use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::format::{
+    Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
+};
 use crate::{Geometry, ImageError, ImageErrorKind, Source, Span};
 
 use sparse::Sparse;
 use survey::Survey;
-
-/// What an image is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Reading only: nothing is ever written, not even a repair.
-    ReadOnly,
-    /// Reading and writing.
-    ReadWrite,
-}
-
-/// What the bytes of the file behind its used part hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tail {
-    /// Zeros: a file system.
-    Zeroes,
-    /// Whatever was there before: a block device.
-    Stale,
-}
 
 /// One open VHD file.
 #[derive(Debug)]
@@ -120,7 +104,7 @@ impl Format for Vhd {
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
         match &mut self.sparse {
             Some(sparse) => sparse.reserve(span),
-            None => Ok(Reserved { at: span.at, len: span.len, ticket: None }),
+            None => Ok(Reserved { at: span.at, len: span.len, ticket: None, fill: None }),
         }
     }
 
@@ -149,6 +133,19 @@ impl Format for Vhd {
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
         self.sparse.as_mut().and_then(Sparse::reclaim)
+    }
+
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        Ok(span.len)
+    }
+
+    fn grow(&mut self, _len: u64) -> Result<(), ImageError> {
+        Err(ImageError::new(ImageErrorKind::Unsupported, "a VHD cannot be made larger yet"))
+    }
+
+    /// Nothing is compressed in a VHD.
+    fn unpack(&self, _bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        Err(Corrupt { at: 0 })
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {

@@ -10,8 +10,8 @@ use super::layout::{RawFooter, SECTOR, UNUSED};
 use super::pending::{Pending, Write};
 use super::space::Space;
 use super::survey::{Batmap, DiskType, Survey, batmap_writes, bitmap_len, index};
-use super::{Access, Tail};
 use crate::Span;
+use crate::format::{Access, Tail};
 use crate::format::{Discarded, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
 use zerocopy::IntoBytes;
 
@@ -159,7 +159,7 @@ impl Sparse {
             (self.pending.slot(block, || space.take()).ok_or(Wait::NoSpace)?.sector, true)
         };
         let ticket = changes.then(|| self.pending.begin(write));
-        Ok(Reserved { at: self.space.block_at(slot).saturating_add(from), len, ticket })
+        Ok(Reserved { at: self.space.block_at(slot).saturating_add(from), len, ticket, fill: None })
     }
 
     pub fn commit(&mut self, ticket: Ticket) -> Option<Placed> {

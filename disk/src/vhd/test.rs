@@ -3,6 +3,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
 use super::*;
+use crate::Creation;
 use crate::ImageErrorKind;
 
 const GIB: u64 = 1 << 30;

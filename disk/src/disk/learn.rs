@@ -1,0 +1,147 @@
+//! Where bytes live: learning the folded map grain by grain, and waiting for the metadata that takes.
+//!
+//! Knows nothing of what is done with the bytes. Keeps: metadata is read once for all who wait for it.
+
+use std::collections::hash_map::Entry;
+
+use super::{Disk, Layer, Missing, Op, Parked};
+use crate::fold::{Fold, Run, Where, append};
+use crate::format::{Format, MetaBlock, Place, Wait};
+use crate::{Action, FileDone, Io, Span, Status};
+
+/// Grains of the map that are learned at once: enough to keep the storage busy, since each may load a bitmap of every
+/// layer.
+const LEARNING_MAX: usize = 16;
+
+impl<F: Format> Disk<F> {
+    /// Where byte `at` lives, and for how many bytes. `Err`: metadata that is to be loaded first.
+    pub(super) fn resolve(&mut self, at: u64) -> Result<(Where, u64), Missing> {
+        if let Some(found) = self.fold.lookup(at) {
+            return Ok(found);
+        }
+        let grain = Fold::grain_of(at);
+        let inside = grain.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(grain);
+        let mut runs = Vec::new();
+        let mut missing = Missing::new();
+        walk(&mut self.layers, inside, &mut runs, &mut missing);
+        if !missing.is_empty() {
+            return Err(missing);
+        }
+        let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
+            unreachable!("the walk covers the grain without gaps")
+        };
+        let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
+        self.fold.learn(grain, runs);
+        Ok(found)
+    }
+
+    /// Sets the rest of a request aside that needs a grain of the map of which something is missing. Few grains are
+    /// learned at once, so that what one of them has loaded is not forgotten for the sake of the others.
+    pub(super) fn park_for_grain<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
+        let grain = Fold::grain_of(rest.at).at;
+        if !self.learning.contains(&grain) {
+            if self.learning.len() == LEARNING_MAX {
+                self.piece_begun(number);
+                return self.thirsty.push_back(Parked { number, rest });
+            }
+            self.learning.push(grain);
+        }
+        self.park(number, rest, missing, io);
+    }
+
+    /// A grain has been learned, or cannot be: others have their turn.
+    pub(super) fn learned<I: Io>(&mut self, grain: u64, io: &mut I) {
+        let before = self.learning.len();
+        self.learning.retain(|&other| other != grain);
+        if self.learning.len() == before {
+            return;
+        }
+        while self.learning.len() < LEARNING_MAX {
+            let Some(Parked { number, rest }) = self.thirsty.pop_front() else { return };
+            self.run(number, rest, io);
+            self.piece_ended(number, Status::Done, io);
+        }
+    }
+
+    /// Sets the rest of a request aside for what the leaf says.
+    pub(super) fn wait_for<I: Io>(&mut self, number: u32, rest: Span, wait: Wait, io: &mut I) {
+        match wait {
+            Wait::Load(block) => self.park(number, rest, vec![(self.leaf_file(), block)], io),
+            Wait::Busy(ticket) => {
+                self.piece_begun(number);
+                self.busy.entry((self.leaf_file(), ticket)).or_default().push(Parked { number, rest });
+            }
+            Wait::NoSpace => self.fail(number, Status::NoSpace),
+        }
+    }
+
+    /// Sets the rest of a request aside until what is missing is loaded. All of it is asked for at once, and the
+    /// last of it waited for: by then the others have mostly come, and the layers need not be walked for each.
+    pub(super) fn park<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
+        let Some(&last) = missing.last() else { return };
+        self.piece_begun(number);
+        for (file, block) in missing {
+            // One load for all who wait: a second one could bring older bytes than the first.
+            if let Entry::Vacant(place) = self.loads.entry((file, block.at)) {
+                place.insert(Vec::new());
+                let into = memory::Segments::zeroed(usize::try_from(block.len).unwrap_or(0));
+                self.push(Op::Load { block }, file, Action::Read { at: block.at, into }, io);
+            }
+        }
+        self.loads.entry((last.0, last.1.at)).or_default().push(Parked { number, rest });
+    }
+
+    pub(super) fn loaded<I: Io>(&mut self, block: MetaBlock, done: FileDone, io: &mut I) {
+        let file = done.op.file;
+        let parked = self.loads.remove(&(file, block.at)).unwrap_or_default();
+        let sound = match (done.result, done.op.action, self.format_of(file)) {
+            (Ok(()), Action::Read { into, .. }, Some(format)) => format.load(block, &into.to_vec()).is_ok(),
+            _ => false,
+        };
+        for Parked { number, rest } in parked {
+            if sound {
+                self.run(number, rest, io);
+            }
+            self.piece_ended(number, if sound { Status::Done } else { Status::Failed }, io);
+            // Known, or given up, or known and forgotten again since the request went on behind it.
+            let grain = Fold::grain_of(rest.at).at;
+            if self.fold.lookup(rest.at).is_some() || !self.is_awaited(grain) {
+                self.learned(grain, io);
+            }
+        }
+    }
+
+    /// Whether something waits for metadata of this grain, or of a block in it.
+    pub(super) fn is_awaited(&self, grain: u64) -> bool {
+        self.loads.values().flatten().any(|parked| Fold::grain_of(parked.rest.at).at == grain)
+    }
+}
+
+/// Folds `span` of `layers`, from the first down, into `runs`. Where metadata is missing, the walk goes on below as if
+/// there were nothing, to find what else is missing: the runs are then of no use.
+fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
+    let Some((layer, below)) = layers.split_first_mut() else {
+        // Below the base there is nothing.
+        return append(runs, Run { span, place: Where::Zero });
+    };
+    let mut at = span.at;
+    while at < span.end() {
+        let rest = Span { at, len: span.end().saturating_sub(at) };
+        let place = match layer.format.map(rest) {
+            Ok(place) => place,
+            Err(Wait::Load(block)) => {
+                missing.push((layer.file, block));
+                Place::Parent { len: rest.len }
+            }
+            Err(Wait::Busy(_) | Wait::NoSpace) => unreachable!("a lookup takes no space"),
+        };
+        let part = Span { at, len: place.len().min(rest.len).max(512) };
+        match place {
+            Place::Data { at, .. } => append(runs, Run { span: part, place: Where::Data { file: layer.file, at } }),
+            Place::Packed { .. } => append(runs, Run { span: part, place: Where::Packed { file: layer.file } }),
+            Place::Zero { .. } => append(runs, Run { span: part, place: Where::Zero }),
+            Place::Parent { .. } => walk(below, part, runs, missing),
+        }
+        at = part.end();
+    }
+}

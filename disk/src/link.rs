@@ -1,0 +1,20 @@
+//! What an image records of its parent: enough to find the right file, and to see that it is not the right one any more.
+//!
+//! The names are for people. No file is ever opened because an image names it.
+
+/// A parent as its child knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The parent's format, as in `vhd:PATH`, where the child records it.
+    pub format: Option<&'static str>,
+    /// Its identity; all zero where it has none (raw images, and qcow2 of other programs).
+    pub uuid: [u8; 16],
+    /// Its path as seen from the child's directory; empty if not recorded.
+    pub relative: String,
+    /// Its absolute path; empty if not recorded.
+    pub absolute: String,
+    /// Bytes of its disk, where the child records them.
+    pub len: Option<u64>,
+    /// When it was last changed, in seconds since 1970; `None` while that is not fixed, or where it is not recorded.
+    pub modified: Option<u64>,
+}

@@ -3,7 +3,7 @@
 use super::fill::zeroes;
 use super::{Disk, Missing, Op, Parked, status_of};
 use crate::fold::Where;
-use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
+use crate::format::{Discarded, Format, Place, Reserved, Ticket, Wait};
 use crate::{Action, Allocation, Extent, ExtentKind, FileError, Io, Span, Status};
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
@@ -35,43 +35,29 @@ impl From<Missing> for Obstacle {
 
 impl<F: Format> Disk<F> {
     pub(super) fn discard<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
-        let mut at = rest.at;
-        while at < rest.end() {
-            let left = Span { at, len: rest.end().saturating_sub(at) };
-            if self.is_postponed(number, left) {
-                return;
-            }
-            let Some(leaf) = self.leaf() else { return };
-            let len = match leaf.discard(left) {
-                Ok(Discarded::Freed { at, len, size }) => {
-                    self.give_up(number, Span { at: left.at, len }, at, size, io);
-                    len
-                }
-                Ok(Discarded::Kept { at, len }) => {
-                    self.push_piece(number, Op::Trim { number }, self.leaf_file(), Action::Deallocate { at, len }, io);
-                    len
-                }
-                Ok(Discarded::Hidden { len }) => {
-                    self.fold.overlay(Span { at: left.at, len }, Where::Zero);
-                    len
-                }
-                Ok(Discarded::Nothing { len }) => len,
-                Err(wait) => return self.wait_for(number, left, wait, io),
-            };
-            at = at.saturating_add(len);
-        }
+        self.clear(number, rest, Self::discard_first, io);
     }
 
     pub(super) fn write_zeroes<I: Io>(&mut self, number: u32, rest: Span, free: bool, io: &mut I) {
+        let first = if free { Self::zero_by_freeing } else { Self::zero_by_writing };
+        self.clear(number, rest, first, io);
+    }
+
+    /// Clears `rest` from its beginning to its end, as many bytes at once as `first` does.
+    fn clear<I: Io>(
+        &mut self,
+        number: u32,
+        rest: Span,
+        first: impl Fn(&mut Self, u32, Span, &mut I) -> Result<u64, Obstacle>,
+        io: &mut I,
+    ) {
         let mut at = rest.at;
         while at < rest.end() {
             let left = Span { at, len: rest.end().saturating_sub(at) };
             if self.is_postponed(number, left) {
                 return;
             }
-            let done =
-                if free { self.zero_by_freeing(number, left, io) } else { self.zero_by_writing(number, left, io) };
-            match done {
+            match first(self, number, left, io) {
                 Ok(len) => at = at.saturating_add(len),
                 Err(Obstacle::Leaf(wait)) => return self.wait_for(number, left, wait, io),
                 Err(Obstacle::Grain(missing)) => {
@@ -81,8 +67,53 @@ impl<F: Format> Disk<F> {
         }
     }
 
+    /// Gives up the first bytes of `span`; how many.
+    fn discard_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        if let Some(len) = self.nothing_to_hide(span)? {
+            return Ok(len);
+        }
+        let Some(leaf) = self.leaf() else { return Err(Wait::NoSpace.into()) };
+        match leaf.discard(span)? {
+            Discarded::Freed { at, len, size } => {
+                self.give_up(number, Span { at: span.at, len }, at, size, io);
+                Ok(len)
+            }
+            Discarded::Kept { at, len } => {
+                self.push_piece(number, Op::Trim { number }, self.leaf_file(), Action::Deallocate { at, len }, io);
+                Ok(len)
+            }
+            Discarded::Hidden { len } => {
+                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+                Ok(len)
+            }
+            Discarded::Nothing { len } => Ok(len),
+        }
+    }
+
+    /// How many of the first bytes of `span` the leaf has nothing of, and the layers below nothing that would have to be
+    /// hidden: the format is not asked to, or trimming an empty clone would fill its tables. Ends where a format could
+    /// have given something up, for what is behind should still reach it as a whole.
+    fn nothing_to_hide(&mut self, span: Span) -> Result<Option<u64>, Obstacle> {
+        // What has no parent has nothing to hide. A format that must load something to answer is asked to discard: it
+        // has to load the same for that, and by the next time it is there.
+        let absent = if self.layers.len() > 1 { self.leaf().map(|leaf| leaf.map(span)) } else { None };
+        let Some(Ok(Place::Parent { len })) = absent else { return Ok(None) };
+        let (Where::Zero, run) = self.resolve(span.at)? else { return Ok(None) };
+        let len = self.lengthened(span.at, Where::Zero, run.min(len).min(span.len), len.min(span.len));
+        if len == span.len {
+            return Ok(Some(len));
+        }
+        let granularity = u64::from(self.geometry.discard.max(1));
+        let end = span.at.saturating_add(len);
+        let end = end.saturating_sub(end.checked_rem(granularity).unwrap_or(0));
+        Ok(end.checked_sub(span.at).filter(|&len| len > 0))
+    }
+
     /// Makes the first bytes of `span` zero with as little space as possible; how many.
     fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        if let Some(len) = self.nothing_to_hide(span)? {
+            return Ok(len);
+        }
         let Some(leaf) = self.leaf() else { return Err(Wait::NoSpace.into()) };
         match leaf.discard(span)? {
             Discarded::Freed { at, len, size } => {

@@ -4,7 +4,7 @@ use super::fill::zeroes;
 use super::{Disk, Missing, Op, Parked, status_of};
 use crate::fold::Where;
 use crate::format::{Discarded, Format, Place, Reserved, Ticket, Wait};
-use crate::{Action, Allocation, Extent, ExtentKind, FileError, Io, Span, Status};
+use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
 const EXTENTS_MAX: usize = 4096;
@@ -123,7 +123,7 @@ impl<F: Format> Disk<F> {
             Discarded::Kept { at, len } => {
                 self.push_piece(
                     number,
-                    Op::Zero { number, ticket: None, at, len },
+                    Op::Zero { number, ticket: None },
                     self.leaf_file(),
                     Action::Deallocate { at, len },
                     io,
@@ -152,7 +152,7 @@ impl<F: Format> Disk<F> {
         if fill.is_some() {
             self.write_reserved(number, span.at, reserved, zeroes(len), io);
         } else {
-            let op = Op::Zero { number, ticket, at, len };
+            let op = Op::Zero { number, ticket };
             self.push_piece(number, op, self.leaf_file(), Action::Deallocate { at, len }, io);
         }
         Ok(len)
@@ -172,38 +172,40 @@ impl<F: Format> Disk<F> {
         self.push_piece(number, op, self.leaf_file(), Action::Deallocate { at, len: size }, io);
     }
 
-    pub(super) fn trimmed<I: Io>(&mut self, number: u32, result: Result<(), FileError>, io: &mut I) {
-        self.unsynced = true;
+    pub(super) fn trimmed<I: Io>(&mut self, number: u32, file: FileId, result: Result<(), FileError>, io: &mut I) {
+        self.touched(file);
         // A discard is advice: storage that cannot deallocate has not failed.
         let result = if result == Err(FileError::Unsupported) { Ok(()) } else { result };
         self.piece_ended(number, status_of(result), io);
     }
 
-    pub(super) fn zeroed<I: Io>(
+    pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
+        let file = done.op.file;
+        match (done.result, done.op.action) {
+            (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
+                let op = Op::Transfer { number, ticket };
+                self.push(op, file, Action::Write { at, from: zeroes(len) }, io);
+            }
+            (result, _) => self.transferred(number, file, ticket, true, result, io),
+        }
+    }
+
+    pub(super) fn released<I: Io>(
         &mut self,
-        number: u32,
-        ticket: Option<Ticket>,
+        number: Option<u32>,
+        file: FileId,
         at: u64,
-        len: u64,
         result: Result<(), FileError>,
         io: &mut I,
     ) {
-        if result == Err(FileError::Unsupported) {
-            let op = Op::Transfer { number, ticket };
-            return self.push(op, self.leaf_file(), Action::Write { at, from: zeroes(len) }, io);
-        }
-        self.transferred(number, ticket, true, result, io);
-    }
-
-    pub(super) fn released<I: Io>(&mut self, number: Option<u32>, at: u64, result: Result<(), FileError>, io: &mut I) {
-        self.unsynced = true;
-        if let Some(leaf) = self.leaf() {
-            leaf.released(at, result.is_ok());
+        self.touched(file);
+        if let Some(format) = self.format_of(file) {
+            format.released(at, result.is_ok());
         }
         match number {
             // The place is no longer the guest's, whatever became of its content.
             Some(number) => self.piece_ended(number, Status::Done, io),
-            None => self.reclaimed(io),
+            None => self.reclaimed(file, io),
         }
     }
 

@@ -243,7 +243,7 @@ impl<F: Format> Disk<F> {
             return self.push(Op::Transfer { number, ticket }, file, Action::Write { at, from }, io);
         }
         if let Some(ticket) = ticket {
-            self.conclude(ticket, false, io);
+            self.conclude(file, ticket, false, io);
         }
         self.piece_ended(number, status, io);
     }

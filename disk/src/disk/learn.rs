@@ -31,7 +31,7 @@ impl<F: Format> Disk<F> {
             unreachable!("the walk covers the grain without gaps")
         };
         let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
-        self.fold.learn(grain, runs);
+        self.fold.learn(grain, &runs);
         Ok(found)
     }
 

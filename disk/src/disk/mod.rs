@@ -50,11 +50,13 @@ pub struct Options {
     /// Changed metadata blocks at which a round begins by itself, so that a guest which never flushes cannot
     /// make them many.
     pub dirty_max: usize,
+    /// Bytes of memory that the folded map may take. With the caches of the formats it is to be 32 MiB a disk.
+    pub map_bytes: usize,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { requests: 128, dirty_max: 1024 }
+        Options { requests: 128, dirty_max: 1024, map_bytes: 22 << 20 }
     }
 }
 
@@ -177,7 +179,7 @@ impl<F: Format> Disk<F> {
             layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer::new(file, format)).collect(),
             geometry,
             options,
-            fold: Fold::new(geometry.len),
+            fold: Fold::new(geometry.len, options.map_bytes),
             active: Slab::with_capacity(options.requests),
             exclusive: 0,
             ops: Slab::with_capacity(options.requests),
@@ -232,6 +234,11 @@ impl<F: Format> Disk<F> {
     /// Whether no file operation is under way either.
     pub fn is_idle(&self) -> bool {
         self.in_flight() == 0 && self.ops.len() == 0
+    }
+
+    /// Bytes of memory that the folded map takes; at most [`Options::map_bytes`].
+    pub fn memory_used(&self) -> usize {
+        self.fold.bytes()
     }
 
     /// Starts a request.

@@ -33,6 +33,7 @@ use crate::{
     Span, Status,
 };
 use fill::Filling;
+use learn::Lessons;
 use merge::Merge;
 use packed::Packed;
 
@@ -168,9 +169,7 @@ pub struct Disk<F: Format> {
     loads: HashMap<(FileId, u64), Vec<Parked>>,
     /// What waits for a write to the same cluster to end, by file and ticket.
     busy: HashMap<(FileId, Ticket), Vec<Parked>>,
-    /// Grains that are being learned, and what waits for its turn to learn another.
-    learning: Vec<u64>,
-    thirsty: VecDeque<Parked>,
+    lessons: Lessons,
     round: Round,
     /// Requests that the next round will answer, and those of the one under way.
     flushes: Vec<u32>,
@@ -220,8 +219,7 @@ impl<F: Format> Disk<F> {
             ended: false,
             loads: HashMap::new(),
             busy: HashMap::new(),
-            learning: Vec::new(),
-            thirsty: VecDeque::new(),
+            lessons: Lessons::default(),
             round: Round::default(),
             flushes: Vec::new(),
             flushing: Vec::new(),

@@ -85,13 +85,16 @@ impl Compact {
 
 /// What most guests read at once.
 const PAGE: u64 = 4096;
+/// Sectors in a grain.
+const SECTORS: usize = 4096;
 /// Pages in a grain.
 const PAGES: usize = 512;
 /// Runs from which on a grain has a table of its pages: a search in many runs takes a dozen unforeseeable steps, this
 /// takes one. Where no page is split between runs, the runs themselves are not kept.
 const PAGES_FROM: usize = 256;
 
-/// The runs of a grain, in one piece of memory:
+/// The runs of a grain, in one piece of memory. Either where each page lives, and nothing else, where no page is split
+/// between runs and the runs are many; or
 ///
 /// - a word that says what follows: the number of runs, the sector behind the last of them, and whether there are pages;
 /// - where each page lives that is not split between runs, if there are pages;
@@ -148,8 +151,9 @@ impl Runs {
         let within = |at: u64| at.saturating_sub(base) / SECTOR;
         let end = runs.last().map_or(0, |run| within(run.span.end()));
         let pages = (runs.len() >= PAGES_FROM).then(|| pages(base, runs));
-        let whole_pages = pages.as_ref().is_some_and(|pages| !pages.contains(&Compact::SPLIT));
-        let runs = if whole_pages { &[] } else { runs };
+        if let Some(pages) = pages.as_ref().filter(|pages| !pages.contains(&Compact::SPLIT)) {
+            return Runs(pages.as_slice().into());
+        }
         let header = Header { count: runs.len(), end: u16::try_from(end).unwrap_or(u16::MAX), pages: pages.is_some() };
         let mut words = Vec::with_capacity(header.places_at() + runs.len() + runs.len().div_ceil(4));
         words.push(header.word());
@@ -175,51 +179,36 @@ impl Runs {
 
     /// Where byte `within` of the grain lives, and how many bytes from there on are known to live in the same run.
     pub fn lookup(&self, within: u64) -> Option<(Where, u64)> {
+        if self.is_pages() {
+            return Some(in_page(*self.0.get(usize::try_from(within / PAGE).ok()?)?, within));
+        }
         let header = Header::of(*self.0.first()?);
         if header.pages {
             let page = *self.0.get(usize::try_from(within / PAGE).ok()?.checked_add(1)?)?;
             if within < GRAIN && page != Compact::SPLIT {
-                let into = within % PAGE;
-                return Some((Compact(page).place().advanced(into), PAGE.saturating_sub(into)));
+                return Some(in_page(page, within));
             }
         }
         let sector = within / SECTOR;
-        let which = self.last_start_up_to(header, sector)?;
-        let start = self.start(header, which)?;
-        let next = which.saturating_add(1);
-        let end = if next < header.count { self.start(header, next)? } else { u64::from(header.end) };
+        let starts = self.0.get(header.places_at().checked_add(header.count)?..)?;
+        let which = last_start_up_to(starts, header.count, sector);
+        let start = start(starts, which).filter(|_| header.count > 0)?;
+        let end = if which.saturating_add(1) < header.count {
+            self::start(starts, which.saturating_add(1))?
+        } else {
+            u64::from(header.end)
+        };
         let left = end.saturating_mul(SECTOR).checked_sub(within).filter(|&left| left > 0)?;
         let place = Compact(*self.0.get(header.places_at().checked_add(which)?)?).place();
         Some((place.advanced(within.saturating_sub(start.saturating_mul(SECTOR))), left))
     }
 
-    /// The last run that begins at `sector` or before.
-    fn last_start_up_to(&self, header: Header, sector: u64) -> Option<usize> {
-        let (mut from, mut to) = (0, header.count);
-        while from < to {
-            let middle = from.midpoint(to);
-            if self.start(header, middle)? <= sector {
-                from = middle.saturating_add(1);
-            } else {
-                to = middle;
-            }
-        }
-        from.checked_sub(1)
-    }
-
-    /// First sector of a run.
-    fn start(&self, header: Header, which: usize) -> Option<u64> {
-        let word = self.0.get(header.places_at().checked_add(header.count)?.checked_add(which / 4)?)?;
-        let shift = (which % 4).saturating_mul(16);
-        Some((word >> shift) & u64::from(u16::MAX))
-    }
-
     /// Lays a run of whole pages over a grain of which only pages are kept. Whether it could.
     pub fn overlay_pages(&mut self, within: u64, len: u64, place: Where) -> bool {
-        let pages_only = self.0.first().is_some_and(|&word| Header::of(word).pages && Header::of(word).count == 0);
-        let first = usize::try_from(within / PAGE).ok().and_then(|page| page.checked_add(1));
-        let (Some(first), Ok(count)) = (first, usize::try_from(len / PAGE)) else { return false };
-        if !pages_only || within % PAGE != 0 || len % PAGE != 0 {
+        let (Ok(first), Ok(count)) = (usize::try_from(within / PAGE), usize::try_from(len / PAGE)) else {
+            return false;
+        };
+        if !self.is_pages() || within % PAGE != 0 || len % PAGE != 0 {
             return false;
         }
         let Some(pages) = self.0.get_mut(first..first.saturating_add(count)) else { return false };
@@ -229,10 +218,46 @@ impl Runs {
         true
     }
 
+    /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one more
+    /// takes two.
+    fn is_pages(&self) -> bool {
+        self.0.len() == PAGES
+    }
+
     /// Bytes of memory behind this.
     pub fn bytes(&self) -> usize {
         std::mem::size_of_val(&*self.0)
     }
+}
+
+/// Where byte `within` of a grain lives whose page lives there, and how many bytes of the page are left.
+fn in_page(page: u64, within: u64) -> (Where, u64) {
+    let into = within % PAGE;
+    (Compact(page).place().advanced(into), PAGE.saturating_sub(into))
+}
+
+/// The last of `count` runs that begins at `sector` or before; the first one begins at the start of the grain.
+fn last_start_up_to(starts: &[u64], count: usize, sector: u64) -> usize {
+    // Runs are mostly of one length, that of a cluster.
+    let guess = usize::try_from(sector).unwrap_or(0).saturating_mul(count) / SECTORS;
+    let is_up_to = |which: usize| start(starts, which).is_some_and(|start| start <= sector);
+    if is_up_to(guess) && (guess.saturating_add(1) >= count || !is_up_to(guess.saturating_add(1))) {
+        return guess;
+    }
+    let (mut first, mut size) = (0usize, count);
+    while size > 1 {
+        let half = size / 2;
+        let middle = first.saturating_add(half);
+        first = if is_up_to(middle) { middle } else { first };
+        size = size.saturating_sub(half);
+    }
+    first
+}
+
+/// First sector of a run.
+fn start(starts: &[u64], which: usize) -> Option<u64> {
+    let shift = (which % 4).saturating_mul(16);
+    Some((starts.get(which / 4)? >> shift) & u64::from(u16::MAX))
 }
 
 /// Where each page of the grain at `base` lives.

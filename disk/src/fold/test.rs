@@ -95,7 +95,20 @@ fn a_grain_scattered_by_pages_takes_eight_bytes_a_page() {
     learn_whole(&mut fold, 0);
     let whole = fold.bytes();
     learn_mixed(&mut fold, 0, 512);
-    assert!(fold.bytes() - whole <= 512 * 8 + 8 + 16, "{before}, {whole}, {}", fold.bytes());
+    assert!(fold.bytes() - whole <= 512 * 8 + 16, "{before}, {whole}, {}", fold.bytes());
+}
+
+/// Scope: every number of runs that a grain can have.
+#[test]
+fn no_number_of_runs_is_taken_for_pages() {
+    let mut fold = Fold::new(GRAIN, BUDGET);
+    for count in 2..=4096u64 {
+        let unit = |i: u64| run(i * 512, if i + 1 == count { GRAIN - i * 512 } else { 512 }, data(0, i << 24));
+        fold.learn(Fold::grain_of(0), &(0..count).map(unit).collect::<Vec<_>>());
+        let last = (count - 1) * 512;
+        assert_eq!(fold.lookup(last - 512), Some((data(0, (count - 2) << 24), 512)), "{count} runs");
+        assert_eq!(fold.lookup(last).map(|found| found.0), Some(data(0, (count - 1) << 24)), "{count} runs");
+    }
 }
 
 /// A map beside one that keeps a place for every sector.

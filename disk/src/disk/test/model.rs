@@ -201,7 +201,7 @@ impl Model {
         while !self.flights.is_empty() {
             self.step();
         }
-        assert!(self.rig.disk.fills.len() == 0 && self.rig.disk.busy.is_empty() && self.rig.disk.learning.is_empty());
+        assert!(self.rig.disk.fills.len() == 0 && self.rig.disk.busy.is_empty() && self.rig.disk.lessons.is_over());
     }
 }
 

@@ -14,6 +14,7 @@ mod format;
 mod image;
 mod io;
 mod link;
+pub mod qcow2;
 pub mod raw;
 mod request;
 mod round;

@@ -85,7 +85,8 @@ impl Header {
 
     /// Extensions and backing name, which stand in the first cluster.
     fn read_rest(&mut self, source: &mut dyn Source) -> Result<(), ImageError> {
-        let first = read(source, 0, source.len().min(self.cluster_size()), "first cluster")?;
+        let len = source.len().min(self.cluster_size());
+        let first = read(source, 0, len, "first cluster")?;
         let backing_at = self.raw.backing_at.get();
         let backing_len = index(self.raw.backing_len.get().into());
         if backing_at != 0 {

@@ -36,8 +36,10 @@ mod tidy;
 pub use create::{Kind, Spec, create};
 pub use info::{Info, ParentInfo, Report, check, uuid_text};
 pub use parent::Parent;
-pub use survey::{DiskType, Locator, Problem, Severity};
+pub use survey::{DiskType, Locator};
 pub use tidy::{Tidy, tidy};
+
+pub use crate::{Problem, Severity};
 
 use crate::format::{
     Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,

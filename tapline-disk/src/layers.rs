@@ -12,6 +12,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
+use crate::leftovers;
 use crate::log;
 use crate::output::printable;
 use crate::uuid;
@@ -57,6 +58,9 @@ impl Layers {
 
     fn add(&mut self, name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
         let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+        if options.write && name.format == FormatName::Vhd {
+            leftovers::clear(name, &mut file)?;
+        }
         let image = open_image(name, &mut file, options.write)?;
         self.files.push(file);
         self.images.push(image);

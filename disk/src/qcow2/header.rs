@@ -46,9 +46,7 @@ pub fn read(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Ve
     match source.read_at(at, &mut bytes) {
         Ok(()) => Ok(bytes),
         Err(crate::ReadFault::PastEnd(_)) => corrupt(at, format!("the {what} reaches behind the end of the file")),
-        Err(fault) => {
-            Err(ImageError::at(ImageErrorKind::Storage, at, format!("the {what} cannot be read: {fault}")))
-        }
+        Err(fault) => Err(ImageError::at(ImageErrorKind::Storage, at, format!("the {what} cannot be read: {fault}"))),
     }
 }
 
@@ -85,7 +83,8 @@ impl Header {
 
     /// Extensions and backing name, which stand in the first cluster.
     fn read_rest(&mut self, source: &mut dyn Source) -> Result<(), ImageError> {
-        let first = read(source, 0, source.len().min(self.cluster_size()), "first cluster")?;
+        let len = source.len().min(self.cluster_size());
+        let first = read(source, 0, len, "first cluster")?;
         let backing_at = self.raw.backing_at.get();
         let backing_len = index(self.raw.backing_len.get().into());
         if backing_at != 0 {

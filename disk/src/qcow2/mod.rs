@@ -32,6 +32,15 @@
 //! not notice our writes, and are thereby void.
 
 mod allot;
+mod check;
+mod check_bitmaps;
+mod check_copied;
+mod check_entry;
+mod check_ledger;
+mod check_refcounts;
+mod check_shape;
+mod check_snapshots;
+mod check_walk;
 mod clusters;
 mod counts;
 mod create;
@@ -46,14 +55,19 @@ mod open;
 mod order;
 mod pending;
 mod ranges;
+mod repair;
+mod repair_anew;
+mod repair_header;
 mod room;
 mod slices;
 mod space;
 mod tables;
 pub mod unpack;
 
+pub use check::{Report, check};
 pub use create::{CLUSTER_SIZE, Spec, create};
 pub use info::{Backing, Info};
+pub use repair::{Repair, repair};
 pub use unpack::Compression;
 
 use crate::format::{

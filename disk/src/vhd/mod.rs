@@ -178,7 +178,7 @@ pub fn check_parent(child: &Vhd, parent: &crate::Image) -> Result<(), ImageError
     let expected = child.info.parent.as_ref().map(|parent| parent.uuid).unwrap_or_default();
     let found = match parent {
         crate::Image::Vhd(parent) => parent.info.uuid,
-        crate::Image::Raw(_) => [0; 16],
+        crate::Image::Raw(_) | crate::Image::Qcow2(_) => [0; 16],
     };
     if expected != found {
         let (expected, found) = (info::uuid_text(&expected), info::uuid_text(&found));

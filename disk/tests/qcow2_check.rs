@@ -44,9 +44,15 @@ fn assert_repaired(room: &Room, bytes: &[u8], sound: &str, name: &str) {
             let mut stopped = bytes.to_vec();
             apply(&mut stopped, &plan, batches, sectors);
             let name = format!("{name}, stopped after {batches} batches and {sectors:?} of {:?}", plan.what);
+            assert!(is_marked(bytes) <= (is_marked(&stopped) || class(&stopped) == Class::Clean), "{name}: too early");
             assert_resumed(room, stopped, sound, &name);
         }
     }
+}
+
+/// Whether an image says of itself that it is not to be trusted.
+fn is_marked(bytes: &[u8]) -> bool {
+    check(&mut &*bytes).is_ok_and(|report| report.dirty || report.marked_corrupt)
 }
 
 /// Asserts that an image that may not be sound holds what `sound` does, and is sound after a repair.
@@ -275,6 +281,23 @@ fn wrong_marks_are_corrected() {
     mended("a table not marked", Class::Corrupt, |bytes| bytes.flip(bytes.l1(0), COPIED));
     mended("all marks gone", Class::Corrupt, |bytes| {
         (0..16).for_each(|cluster| bytes.flip(bytes.l2(cluster), COPIED));
+    });
+}
+
+#[test]
+fn an_image_counts_as_sound_only_when_it_is() {
+    mended("everything wrong, in place", Class::Corrupt, |bytes| {
+        bytes.flip(72, 3);
+        bytes.flip(bytes.l2(3), COPIED);
+        bytes.set_refcount(bytes.place(4), 0);
+        bytes.set_refcount(bytes.place(5), 7);
+        bytes.set_refcount(bytes.len(), 1);
+    });
+    mended("everything wrong, and no refcounts", Class::Corrupt, |bytes| {
+        bytes.flip(72, 3);
+        bytes.flip(bytes.l2(3), COPIED);
+        bytes.flip(bytes.l1(0), COPIED);
+        bytes.set_u64(bytes.refcount_table(), 0x123);
     });
 }
 

@@ -95,29 +95,52 @@ fn lasting(name: &str, damage: impl FnOnce(&mut Bytes)) {
     assert!(repair(&mut bytes.0.as_slice()).unwrap().batches.is_empty(), "{name}: there is always more to repair");
 }
 
-/// Scope: every kind of image that qemu-img makes and we can follow.
+/// Every kind of image that qemu-img makes and we can follow.
+const KINDS: [&str; 11] = [
+    "-o cluster_size=64k",
+    "-o cluster_size=512",
+    "-o cluster_size=2M",
+    "-o compat=0.10",
+    "-o refcount_bits=1",
+    "-o refcount_bits=2",
+    "-o refcount_bits=8",
+    "-o refcount_bits=32",
+    "-o refcount_bits=64",
+    "-o lazy_refcounts=on",
+    "-o compression_type=zstd",
+];
+
+/// Scope: [`KINDS`], as they are and compressed in both ways.
 #[test]
 fn what_qemu_makes_is_sound() {
-    let kinds = [
-        "-o cluster_size=64k",
-        "-o cluster_size=512",
-        "-o cluster_size=2M",
-        "-o compat=0.10",
-        "-o refcount_bits=1",
-        "-o refcount_bits=2",
-        "-o refcount_bits=8",
-        "-o refcount_bits=32",
-        "-o refcount_bits=64",
-        "-o lazy_refcounts=on",
-        "-o compression_type=zstd",
-    ];
-    for kind in kinds {
+    for kind in KINDS {
         let room = Room::new();
         let bytes = image(&room, kind);
         assert_sound(&room, &bytes.0, kind);
         for options in ["", "-o compression_type=zstd"] {
             room.img(&format!("convert -q -c -f qcow2 -O qcow2 {options} sound packed"));
             assert_sound(&room, &room.read("packed"), kind);
+        }
+    }
+}
+
+/// Scope: [`KINDS`], with a block of refcounts that is empty, and without one.
+#[test]
+fn refcounts_of_every_kind_are_rebuilt() {
+    for kind in KINDS {
+        let room = Room::new();
+        let sound = image(&room, kind);
+        let mut empty = Bytes(sound.0.clone());
+        empty.zero(empty.refcount_block(), empty.cluster());
+        let mut none = Bytes(sound.0.clone());
+        none.set_u64(none.refcount_table(), 0);
+        for mut bytes in [empty, none] {
+            assert_class(&room, &bytes.0, Class::Corrupt, kind);
+            let plan = repair(&mut bytes.0.as_slice()).unwrap();
+            apply(&mut bytes.0, &plan, plan.batches.len(), Sectors::None);
+            assert_sound(&room, &bytes.0, kind);
+            room.write("mended", &bytes.0);
+            assert!(room.is_same("mended", "sound"), "{kind}: other content");
         }
     }
 }

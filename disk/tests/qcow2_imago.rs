@@ -46,7 +46,11 @@ fn each_reads_what_the_other_has_written() {
             for step in 0..20u8 {
                 let size = (1 + rig.files.seed.draw(200)) * 4096;
                 let at = rig.files.seed.draw((LEN - size) / 4096) * 4096;
-                if step % 4 == 3 { rig.zero(at, size) } else { rig.write(at, size, turn * 20 + step + 1) }
+                if step % 4 == 3 {
+                    rig.zero(at, size)
+                } else {
+                    rig.write(at, size, turn * 20 + step + 1)
+                }
                 assert!(rig.finish());
             }
             rig.flush();

@@ -8,13 +8,18 @@ use super::check_bitmaps;
 use super::check_ledger::{Clash, Ledger, Role};
 use super::check_shape::{Shape, Table, entries, read_entries, read_padded};
 use super::check_snapshots;
-use super::entry::{Entry, FIRST_RESERVED, SECOND_RESERVED};
-use super::layout::{COPIED, OFFSET_MASK};
+use super::entry::Entry;
+use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, ZERO};
 use crate::{ImageError, Severity, Source};
 
 /// Tables that are walked though they were walked before: a damaged image has one or two, a hostile one as many as
 /// its first-level table has entries.
 const REPEATS_MAX: u32 = 1024;
+
+/// Bits of a first-level entry that must be zero.
+const FIRST_RESERVED: u64 = !(COPIED | OFFSET_MASK);
+/// Bits of a second-level entry of an uncompressed cluster that must be zero.
+const SECOND_RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET_MASK | ZERO);
 
 /// A walk over all references.
 pub struct Walk<'a> {
@@ -58,12 +63,13 @@ impl<'a> Walk<'a> {
         check_bitmaps::walk(self, source)
     }
 
-    /// A reference to a structure that has its clusters for itself.
-    pub(super) fn refer_alone(&mut self, at: u64, len: u64, what: &'static str) -> Result<(), ImageError> {
-        if self.refer(at, len, Role::Other, what)? {
+    /// A reference to a structure that has its clusters for itself; whether it lies in the file.
+    pub(super) fn refer_alone(&mut self, at: u64, len: u64, what: &'static str) -> Result<bool, ImageError> {
+        let inside = self.refer(at, len, Role::Other, what)?;
+        if inside {
             self.alone.push(Alone { at, len, what, severity: Severity::Damage });
         }
-        Ok(())
+        Ok(inside)
     }
 
     /// The same for what a repair lays out anew if need be; whether it can be read where it is.
@@ -106,7 +112,10 @@ impl<'a> Walk<'a> {
     /// A first-level table and all below it.
     fn disk(&mut self, source: &mut dyn Source, l1: Table, active: bool) -> Result<(), ImageError> {
         let what = if active { "the first-level table" } else { "the first-level table of a snapshot" };
-        self.refer_alone(l1.at, l1.len(), what)?;
+        let inside = self.refer_alone(l1.at, l1.len(), what)?;
+        // A table that does not fit is not as long as the image says; behind what the disk needs is something else.
+        let needed = self.shape.header.raw.len.get().div_ceil(self.shape.header.l2_reach());
+        let l1 = if inside { l1 } else { Table { entries: l1.entries.min(needed), ..l1 } };
         let mut first = 0;
         while let Some(piece) = read_entries(source, l1, first)? {
             for (index, bits) in (first..).zip(piece) {
@@ -151,15 +160,15 @@ impl<'a> Walk<'a> {
     }
 
     fn second_level(&mut self, at: u64, bits: u64, active: bool) -> Result<(), ImageError> {
-        match Entry::of(bits, self.shape.cluster_bits) {
-            Entry::Packed { at: packed_at, len } => {
+        match Entry::decode(bits, self.shape.cluster_bits) {
+            Entry::Packed { at: packed_at, end } => {
                 if bits & COPIED != 0 {
                     self.damage(at, format!("the entry {bits:#x} of a compressed cluster is marked as copied"));
                 }
-                self.refer(packed_at, len, Role::Other, "a compressed cluster")?;
+                self.refer(packed_at, end.saturating_sub(packed_at), Role::Other, "a compressed cluster")?;
             }
-            Entry::Plain { at: 0 } => self.judge_reserved(at, bits),
-            Entry::Plain { at: data_at } => {
+            Entry::Unallocated | Entry::Zero => self.judge_reserved(at, bits),
+            Entry::Data { at: data_at } | Entry::ZeroAllocated { at: data_at } => {
                 self.judge_reserved(at, bits);
                 if !self.shape.is_aligned(data_at) {
                     self.damage(at, format!("the second-level entry {bits:#x} is not the place of a cluster"));

@@ -32,7 +32,9 @@ mod survey;
 
 pub use create::{Kind, Parent, Spec, create};
 pub use info::{Info, Report, check, uuid_text};
-pub use survey::{DiskType, Locator, Problem, Severity};
+pub use survey::{DiskType, Locator};
+
+pub use crate::{Problem, Severity};
 
 use crate::format::{
     Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,

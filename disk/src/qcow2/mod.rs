@@ -1,0 +1,3 @@
+//! qcow2.
+
+pub mod unpack;

@@ -95,6 +95,20 @@ impl Runner {
         self.wait()
     }
 
+    /// Waits for all that is in flight.
+    pub fn wait_for_all(&mut self) -> Result<(), Failure> {
+        while self.in_flight > 0 {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all that is in flight and makes it durable.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.wait_for_all()?;
+        self.ask(Operation::Flush, Span { at: 0, len: 0 }).map(drop)
+    }
+
     /// Waits until the engine has something to tell, and tells it to the disk.
     fn step(&mut self) -> Result<(), Failure> {
         if let Err(error) = self.engine.reap(Until::Any, &mut self.done) {

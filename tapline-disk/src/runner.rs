@@ -3,6 +3,8 @@
 //! It knows requests and answers and nothing of what the job is for. Every request that was submitted is answered
 //! or waited for before a runner goes away, whatever happens to the job.
 
+mod merge;
+
 use disk::{Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use uring::{Engine, EngineKind};
@@ -53,6 +55,11 @@ impl Runner {
     /// Size and limits.
     pub fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    /// A layer of the chain as it is now.
+    pub fn layer(&self, depth: usize) -> Option<&Image> {
+        self.disk.layers().get(depth).map(|layer| &layer.format)
     }
 
     /// Requests submitted and not yet waited for.

@@ -117,7 +117,8 @@ impl Drop for Target {
     }
 }
 
-fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
+/// The bytes of a new image.
+pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
     let laid_out = match name.format {
         FormatName::Raw => {
             disk::raw::Raw::new(plan.len, 512, false).map(|_| Creation { len: plan.len, writes: Vec::new() })
@@ -171,10 +172,17 @@ fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::R
         // On file systems that cannot reserve space this fails, and so does the command: the space was asked for.
         rustix::fs::fallocate(&*file, FallocateFlags::empty(), 0, creation.len)?;
     }
+    write(file, creation)?;
+    file.sync()
+}
+
+/// Writes a new image into its empty file; nothing is synced.
+pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
+    file.set_len(creation.len)?;
     for write in &creation.writes {
         file.write_at(write.at, &write.bytes)?;
     }
-    file.sync()
+    Ok(())
 }
 
 /// Locks a regular file that is to be replaced: nobody has it open as an image, nor will while this goes on.

@@ -93,6 +93,13 @@ impl Survey {
         let Walk { mut ledger, mut findings, unresolved, .. } = walk;
         let compared = check_refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
         check_copied::judge(source, &shape, &ledger, &mut findings)?;
-        Ok(Survey { shape, ledger, refcounts, findings, unresolved: unresolved || compared.too_many, shared: compared.shared })
+        Ok(Survey {
+            shape,
+            ledger,
+            refcounts,
+            findings,
+            unresolved: unresolved || compared.too_many,
+            shared: compared.shared,
+        })
     }
 }

@@ -24,7 +24,11 @@ pub struct Wrong<'a> {
 
 /// Calls `each` with every piece that has wrong marks; `single` says whether a cluster has one reference.
 pub fn find(
-    source: &mut dyn Source, shape: &Shape, ledger: &Ledger, single: impl Fn(u64) -> bool, mut each: impl FnMut(Wrong<'_>),
+    source: &mut dyn Source,
+    shape: &Shape,
+    ledger: &Ledger,
+    single: impl Fn(u64) -> bool,
+    mut each: impl FnMut(Wrong<'_>),
 ) -> Result<(), ImageError> {
     let is_wrong = |bits: u64, at: u64| single(shape.cluster_of(at)) != (bits & COPIED != 0);
     let mut second = shape.piece();
@@ -73,14 +77,24 @@ fn tell(at: u64, bytes: &[u8], wrong: impl Iterator<Item = (usize, u64)>, each: 
 
 /// Names the marks that do not agree with the refcounts that the image keeps.
 pub(super) fn judge(
-    source: &mut dyn Source, shape: &Shape, ledger: &Ledger, findings: &mut Findings,
+    source: &mut dyn Source,
+    shape: &Shape,
+    ledger: &Ledger,
+    findings: &mut Findings,
 ) -> Result<(), ImageError> {
-    find(source, shape, ledger, |cluster| ledger.is_single(cluster), |wrong| {
-        let count = wrong.entries.len();
-        let Some(&(index, bits)) = wrong.entries.first() else { return };
-        let at = wrong.at.saturating_add(length(index).saturating_mul(8));
-        let are = if count == 1 { "entry is".to_owned() } else { format!("entries from here on, {count} of them, are") };
-        let how = if bits & COPIED != 0 { "marked as copied, with" } else { "not marked as copied, without" };
-        findings.add(Severity::Repairable, at, format!("the {are} {how} other references to the same cluster"));
-    })
+    find(
+        source,
+        shape,
+        ledger,
+        |cluster| ledger.is_single(cluster),
+        |wrong| {
+            let count = wrong.entries.len();
+            let Some(&(index, bits)) = wrong.entries.first() else { return };
+            let at = wrong.at.saturating_add(length(index).saturating_mul(8));
+            let are =
+                if count == 1 { "entry is".to_owned() } else { format!("entries from here on, {count} of them, are") };
+            let how = if bits & COPIED != 0 { "marked as copied, with" } else { "not marked as copied, without" };
+            findings.add(Severity::Repairable, at, format!("the {are} {how} other references to the same cluster"));
+        },
+    )
 }

@@ -160,7 +160,11 @@ pub(super) struct Compared {
 
 /// Compares the refcounts with the references.
 pub(super) fn compare(
-    source: &mut dyn Source, shape: &Shape, refcounts: &mut Refcounts, ledger: &mut Ledger, findings: &mut Findings,
+    source: &mut dyn Source,
+    shape: &Shape,
+    refcounts: &mut Refcounts,
+    ledger: &mut Ledger,
+    findings: &mut Findings,
 ) -> Result<Compared, ImageError> {
     let per_block = refcounts.width.in_block(shape.cluster);
     let end = shape.clusters().max(ledger.end());

@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 use super::header::Header;
 use super::layout::{
-    BITMAPS_VALID, CORRUPT, COMPRESSION_TYPE, DIRTY, EXTENSION_BITMAPS, RawBitmaps, SECTOR, index, length,
+    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RawBitmaps, SECTOR, index, length,
 };
 use crate::{ImageError, ImageErrorKind, Source};
 
@@ -61,7 +61,8 @@ impl Shape {
         let raw = &header.raw;
         let unknown = raw.incompatible.get() & !FOLLOWED;
         if unknown != 0 {
-            let what = format!("the image uses what cannot be checked: {}", header.feature_names(0, unknown).join(", "));
+            let what =
+                format!("the image uses what cannot be checked: {}", header.feature_names(0, unknown).join(", "));
             return Err(ImageError::at(ImageErrorKind::Unsupported, 72, what));
         }
         if raw.encryption.get() != 0 {
@@ -126,9 +127,9 @@ pub fn read_padded(source: &mut dyn Source, at: u64, bytes: &mut [u8]) -> Result
     bytes.fill(0);
     let there = source.len().saturating_sub(at).min(length(bytes.len()));
     let Some(bytes) = bytes.get_mut(..index(there)).filter(|bytes| !bytes.is_empty()) else { return Ok(()) };
-    source.read_at(at, bytes).map_err(|fault| {
-        ImageError::at(ImageErrorKind::Storage, at, format!("metadata cannot be read: {fault}"))
-    })
+    source
+        .read_at(at, bytes)
+        .map_err(|fault| ImageError::at(ImageErrorKind::Storage, at, format!("metadata cannot be read: {fault}")))
 }
 
 /// The entries of a table from `first` on, up to [`Table::PIECE`] of them. `None` behind the last, and where the file

@@ -53,7 +53,8 @@ pub fn tables(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<Vec<Table>
         let mut bytes = [0; size_of::<RawSnapshot>()];
         read_padded(source, at, &mut bytes)?;
         let Ok(snapshot) = RawSnapshot::read_from_bytes(&bytes) else { break };
-        let tail = u64::from(snapshot.extra_len.get()) + u64::from(snapshot.id_len.get()) + u64::from(snapshot.name_len.get());
+        let tail =
+            u64::from(snapshot.extra_len.get()) + u64::from(snapshot.id_len.get()) + u64::from(snapshot.name_len.get());
         let end = at.saturating_add(40).saturating_add(tail).checked_next_multiple_of(8).unwrap_or(u64::MAX);
         if end > walk.shape.file_len || end - start > TABLE_MAX {
             walk.damage(at, "the table of snapshots is damaged, or longer than the file");
@@ -65,7 +66,13 @@ pub fn tables(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<Vec<Table>
         let table = Table { at: snapshot.l1_at.get(), entries: snapshot.l1_entries.get().into() };
         entries = entries.saturating_add(table.entries);
         if !walk.shape.is_aligned(table.at) || table.len() > L1_BYTES_MAX || entries > ENTRIES_MAX {
-            walk.damage(at, format!("the first-level table of a snapshot has {} entries at byte {}, which cannot be", table.entries, table.at));
+            walk.damage(
+                at,
+                format!(
+                    "the first-level table of a snapshot has {} entries at byte {}, which cannot be",
+                    table.entries, table.at
+                ),
+            );
         } else {
             tables.push(table);
         }

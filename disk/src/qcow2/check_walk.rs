@@ -4,10 +4,10 @@
 //! from then on [`Walk::unresolved`] holds: something may be in use that nothing seems to refer to.
 
 use super::check::Findings;
+use super::check_bitmaps;
 use super::check_ledger::{Clash, Ledger, Role};
 use super::check_shape::{Shape, Table, entries, read_entries, read_padded};
 use super::check_snapshots;
-use super::check_bitmaps;
 use super::entry::{Entry, FIRST_RESERVED, SECOND_RESERVED};
 use super::layout::{COPIED, OFFSET_MASK};
 use crate::{ImageError, Severity, Source};

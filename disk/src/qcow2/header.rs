@@ -46,9 +46,7 @@ pub fn read(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Ve
     match source.read_at(at, &mut bytes) {
         Ok(()) => Ok(bytes),
         Err(crate::ReadFault::PastEnd(_)) => corrupt(at, format!("the {what} reaches behind the end of the file")),
-        Err(fault) => {
-            Err(ImageError::at(ImageErrorKind::Storage, at, format!("the {what} cannot be read: {fault}")))
-        }
+        Err(fault) => Err(ImageError::at(ImageErrorKind::Storage, at, format!("the {what} cannot be read: {fault}"))),
     }
 }
 

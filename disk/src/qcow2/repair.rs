@@ -68,9 +68,15 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     };
     let marks = if sound { Marks::find(source, &survey)? } else { Marks::default() };
     repair.say(refcounts.raised, "refcount is raised", "refcounts are raised");
-    repair.say(survey.shared, "cluster stays in two places of the disk", "clusters stay in two places of the disk each");
+    repair.say(
+        survey.shared,
+        "cluster stays in two places of the disk",
+        "clusters stay in two places of the disk each",
+    );
     if survey.shared > 0 {
-        repair.what.push("of two places with one cluster, one has lost its content: which, the image does not say".into());
+        repair
+            .what
+            .push("of two places with one cluster, one has lost its content: which, the image does not say".into());
     }
     repair.say(refcounts.lowered, "refcount is lowered", "refcounts are lowered");
     repair.say(marks.count, "mark \"copied\" is corrected", "marks \"copied\" are corrected");
@@ -151,19 +157,25 @@ impl Marks {
     fn find(source: &mut dyn Source, survey: &Survey) -> Result<Marks, ImageError> {
         let Survey { shape, ledger, .. } = survey;
         let mut marks = Marks::default();
-        check_copied::find(source, shape, ledger, |cluster| ledger.references(cluster) == 1, |wrong| {
-            let mut cleared = wrong.bytes.to_vec();
-            for &(index, bits) in &wrong.entries {
-                set_entry(&mut cleared, index, bits & !COPIED);
-            }
-            let mut right = cleared.clone();
-            for &(index, bits) in &wrong.entries {
-                set_entry(&mut right, index, bits ^ COPIED);
-            }
-            marks.count += length(wrong.entries.len());
-            marks.clear.extend(changes(wrong.at, wrong.bytes, &cleared));
-            marks.set.extend(changes(wrong.at, &cleared, &right));
-        })?;
+        check_copied::find(
+            source,
+            shape,
+            ledger,
+            |cluster| ledger.references(cluster) == 1,
+            |wrong| {
+                let mut cleared = wrong.bytes.to_vec();
+                for &(index, bits) in &wrong.entries {
+                    set_entry(&mut cleared, index, bits & !COPIED);
+                }
+                let mut right = cleared.clone();
+                for &(index, bits) in &wrong.entries {
+                    set_entry(&mut right, index, bits ^ COPIED);
+                }
+                marks.count += length(wrong.entries.len());
+                marks.clear.extend(changes(wrong.at, wrong.bytes, &cleared));
+                marks.set.extend(changes(wrong.at, &cleared, &right));
+            },
+        )?;
         Ok(marks)
     }
 }

@@ -107,7 +107,11 @@ impl Plan {
 
 /// The refcounts of a block: what is counted, with what the old block says where that is not to be given up.
 fn block(
-    source: &mut dyn Source, survey: &Survey, number: u64, taken: Range<u64>, sound: bool,
+    source: &mut dyn Source,
+    survey: &Survey,
+    number: u64,
+    taken: Range<u64>,
+    sound: bool,
 ) -> Result<Vec<u8>, ImageError> {
     let width = survey.refcounts.width;
     let mut bytes = survey.shape.piece();

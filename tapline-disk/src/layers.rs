@@ -184,8 +184,8 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     }
     let image = Qcow2::open(file, access(write), tail).map_err(|error| explain(name, error))?;
     if write {
-        let batches = image.first_writes();
-        ordered::write(file, &batches).map_err(|error| Failure::new(format!("open {name} for writing"), error))?;
+        ordered::write(file, &[image.first_writes()])
+            .map_err(|error| Failure::new(format!("open {name} for writing"), error))?;
     }
     Ok(image)
 }
@@ -206,7 +206,7 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
             name.format
         )),
         ImageErrorKind::Corrupt => Some(format!("`tapline image check {name}` lists all that is wrong with it")),
-        ImageErrorKind::Unsupported | ImageErrorKind::Mismatch | ImageErrorKind::Changed => None,
+        ImageErrorKind::Unsupported | ImageErrorKind::Mismatch => None,
         ImageErrorKind::OutOfLimits => None,
         ImageErrorKind::Storage => Some("the storage below it fails; see the kernel's log".into()),
     };

@@ -91,12 +91,13 @@ pub fn suggestion(name: &ImageName, link: &Link) -> String {
     format!("{}:{}", format_of(name, link), beside.display())
 }
 
-/// The format that a parent is recorded with. Where none is (VHD), one without a uuid is raw.
+/// The format that a parent is recorded with. A VHD records none, and no uuid for a raw parent.
 fn format_of(child: &ImageName, link: &Link) -> &'static str {
-    match link.format {
-        Some(format) => format,
-        None if link.uuid == [0; 16] => FormatName::Raw.word(),
-        None => child.format.word(),
+    match (link.format, child.format) {
+        (Some(format), _) => format,
+        (None, FormatName::Vhd) if link.uuid == [0; 16] => FormatName::Raw.word(),
+        (None, FormatName::Vhd) => FormatName::Vhd.word(),
+        (None, _) => "FORMAT",
     }
 }
 
@@ -123,17 +124,22 @@ pub fn check(
             ))
             .exit_as(Exit::Usage));
     }
-    let Err(error) = disk::check_parent(above, below, Some(modified)) else { return Ok(None) };
-    if error.kind == disk::ImageErrorKind::Changed && accept {
-        return Ok(Some(format!("{parent}, the parent of {child}, is used although {error}")));
+    let error = match disk::check_parent(above, below, Some(modified)) {
+        Ok(note) => return Ok(note.map(|note| format!("{child} on {parent}: {note}"))),
+        Err(error) => error,
+    };
+    // The same parent but for its time?
+    let only_changed = disk::check_parent(above, below, None).is_ok();
+    if only_changed && accept {
+        return Ok(Some(format!("{child} on {parent}: {error}; it is used nevertheless, as was asked for")));
     }
-    let advice = match error.kind {
-        disk::ImageErrorKind::Changed => format!(
-            "{}\n  what {child} shows may have changed with it; if you know that it has not, or accept it: \
+    let advice = match only_changed {
+        true => format!(
+            "{}\n  {child} may show other bytes than before; if you know that it does not, or accept it: \
              --accept-changed-parent",
             describe(&link)
         ),
-        _ => describe(&link),
+        false => describe(&link),
     };
     Err(Failure::new(tried(), error).advise(advice))
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use disk::MetaWrite;
+use disk::{Format, Image, MetaWrite};
 use uring::ImageFile;
 
 /// Makes `batches` durable, one after the other. Killed on the way: some of the first are, and of the next any part.
@@ -19,4 +19,11 @@ pub fn write(file: &mut ImageFile, batches: &[Vec<MetaWrite>]) -> io::Result<()>
         file.sync()?;
     }
     Ok(())
+}
+
+/// Makes durable what has changed in an image that has nothing in flight, as a round of a disk would.
+pub fn round(file: &mut ImageFile, image: &mut Image) -> io::Result<()> {
+    let written = write(file, &image.seal());
+    image.settled(written.is_ok());
+    written
 }

@@ -21,8 +21,8 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: false };
     let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
     let mut image = open_image(name, &mut file, true)?;
-    let batches = image.relink(link).map_err(|error| Failure::new(tried(), error))?;
-    ordered::write(&mut file, &batches).map_err(|error| Failure::new(tried(), error))
+    image.relink(link).map_err(|error| Failure::new(tried(), error))?;
+    ordered::round(&mut file, &mut image).map_err(|error| Failure::new(tried(), error))
 }
 
 /// The time of an image's last change, to be put back: what a job leaves as it was need not look changed to the children

@@ -76,11 +76,15 @@ fn examine_qcow2(file: &mut ImageFile, cure: bool) -> Result<Examined, disk::Ima
     let report = qcow2::check(file)?;
     let mut problems = report.problems;
     let states = [
-        (report.dirty, "the image was not closed; its refcounts are rebuilt by whoever writes to it next"),
-        (report.marked_corrupt, "a program has found the image damaged and has marked it so"),
+        (
+            report.dirty,
+            Severity::Unclosed,
+            "the image was not closed; its refcounts are rebuilt by whoever writes to it next",
+        ),
+        (report.marked_corrupt, Severity::Repairable, "a program has found the image damaged and has marked it so"),
     ];
-    problems.extend(states.into_iter().filter(|(is, _)| *is).map(|(_, what)| Problem {
-        severity: Severity::Repairable,
+    problems.extend(states.into_iter().filter(|(is, _, _)| *is).map(|(_, severity, what)| Problem {
+        severity,
         at: INCOMPATIBLE_FEATURES_AT,
         what: what.to_owned(),
     }));

@@ -1,7 +1,7 @@
 //! `image check`: whether an image's structure is sound, and what can be repaired without loss.
 //!
 //! Space that nothing refers to is named but is no damage: every crash may leave some, and the next writer takes
-//! it back.
+//! it back. So is an image whose writer was stopped before it could close it.
 
 use disk::{Problem, Severity};
 use serde::Serialize;
@@ -18,7 +18,7 @@ use crate::soundness::{Examined, examine, mend};
 #[derive(Serialize)]
 struct Found {
     image: String,
-    /// `clean`, `damaged` or `repaired`.
+    /// `clean`, `unclosed`, `damaged` or `repaired`.
     result: &'static str,
     problems: Vec<Line>,
     /// Problems that are not in the list, which stops at some hundreds.
@@ -30,7 +30,7 @@ struct Found {
 #[derive(Serialize)]
 struct Line {
     image: String,
-    /// `leak`, `repairable` or `damage`.
+    /// `leak`, `unclosed`, `repairable` or `damage`.
     severity: &'static str,
     /// Offset in the file.
     at: u64,
@@ -53,8 +53,8 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
     let mut exit = verdict(&first);
     if check.repair && !first.cure.batches.is_empty() {
         mend(&check.image, &mut file, &first.cure)?;
-        exit = match (verdict(&first), verdict(&examine(&check.image, &mut file, false)?)) {
-            (Exit::Damaged, Exit::Done) => Exit::Repaired,
+        exit = match (first.worst(), verdict(&examine(&check.image, &mut file, false)?)) {
+            (Some(worst), Exit::Done) if worst > Severity::Leak => Exit::Repaired,
             (_, now) => now,
         };
         found.repairs = first.cure.what;
@@ -77,7 +77,7 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
 
 fn verdict(report: &Examined) -> Exit {
     match report.worst() {
-        None | Some(Severity::Leak) => Exit::Done,
+        None | Some(Severity::Leak | Severity::Unclosed) => Exit::Done,
         Some(Severity::Repairable | Severity::Damage) => Exit::Damaged,
     }
 }
@@ -85,6 +85,7 @@ fn verdict(report: &Examined) -> Exit {
 fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
     let severity = |severity| match severity {
         Severity::Leak => "leak",
+        Severity::Unclosed => "unclosed",
         Severity::Repairable => "repairable",
         Severity::Damage => "damage",
     };
@@ -98,9 +99,16 @@ fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
 }
 
 fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> {
+    let mut severities = found.problems.iter().map(|line| line.severity);
+    let only_unclosed = severities.clone().all(|severity| matches!(severity, "leak" | "unclosed"));
+    let unclosed = only_unclosed && severities.any(|severity| severity == "unclosed");
     let (result, sentence) = match exit {
+        Exit::Repaired if unclosed => ("repaired", "was not closed cleanly and is in order now"),
         Exit::Repaired => ("repaired", "was damaged and is repaired"),
         Exit::Damaged => ("damaged", "is damaged"),
+        _ if unclosed => {
+            ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer puts it in order")
+        }
         _ => ("clean", "is clean"),
     };
     found.result = result;

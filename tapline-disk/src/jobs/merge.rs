@@ -63,13 +63,16 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
         delete(&sources)?;
     }
     let image = if merge.from == 0 { target } else { &merge.image };
-    report(merge, Merged {
-        image: image.to_string(),
-        merged: sources.iter().map(ImageName::to_string).collect(),
-        into: target.to_string(),
-        copied,
-        deleted: merge.delete,
-    })
+    report(
+        merge,
+        Merged {
+            image: image.to_string(),
+            merged: sources.iter().map(ImageName::to_string).collect(),
+            into: target.to_string(),
+            copied,
+            deleted: merge.delete,
+        },
+    )
 }
 
 fn no_such_layers(merge: &Merge, count: usize) -> Failure {
@@ -141,6 +144,8 @@ fn report(merge: &Merge, merged: Merged) -> Result<Exit, Failure> {
     let Merged { image, merged, into, copied, deleted } = &merged;
     let (names, copied) = (merged.join(", "), readable(*copied));
     let gone = if *deleted { "removed" } else { "may be removed: --delete does that" };
-    output::print(&format!("merged {names} into {into}, {copied} copied; what was merged {gone}\n  the image is {image}\n"))?;
+    output::print(&format!(
+        "merged {names} into {into}, {copied} copied; what was merged {gone}\n  the image is {image}\n"
+    ))?;
     Ok(Exit::Done)
 }

@@ -48,9 +48,7 @@ fn grow(file: &mut ImageFile, image: &mut Image, len: u64) -> Result<(), Box<dyn
         file.set_len(len)?;
         return Ok(file.sync()?);
     }
-    let written = ordered::write(file, &image.seal());
-    image.settled(written.is_ok());
-    Ok(written?)
+    Ok(ordered::round(file, image)?)
 }
 
 fn report(resize: &Resize, resized: Resized) -> Result<Exit, Failure> {

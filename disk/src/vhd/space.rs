@@ -211,7 +211,7 @@ mod test {
     #[test]
     fn blocks_are_aligned_and_a_footer_fits_between() {
         for bitmap_len in [512, 1024, 2048, 4096] {
-            let mut space = Space::new(bitmap_len, BLOCK, [0..8192], 8704, true);
+            let mut space = Space::new(bitmap_len, BLOCK, std::iter::once(0..8192), 8704, true);
             for _ in 0..3 {
                 let footer = space.end();
                 let slot = space.take().unwrap();
@@ -223,7 +223,7 @@ mod test {
 
     #[test]
     fn a_slot_given_up_comes_back_only_when_forgotten_and_released() {
-        let mut space = Space::new(512, BLOCK, [0..8192], 8704, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
         let slot = space.take().unwrap();
         space.give_up(slot.sector);
         space.released(slot.sector, true);
@@ -234,7 +234,7 @@ mod test {
 
     #[test]
     fn a_slot_left_behind_is_stray_only_when_forgotten() {
-        let mut space = Space::new(512, BLOCK, [0..8192], 8704, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
         let slot = space.take().unwrap();
         space.leave(slot.sector);
         assert_eq!(space.next_stray(), None, "a power loss would bring it back");
@@ -247,7 +247,7 @@ mod test {
 
     #[test]
     fn what_a_crash_left_is_stray() {
-        let mut fresh = Space::new(512, BLOCK, [0..8192], 8704, true);
+        let mut fresh = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
         let (first, second, third) = (fresh.take().unwrap(), fresh.take().unwrap(), fresh.take().unwrap());
         let (len, second_range) = (fresh.end(), fresh.range(second.sector));
         let mut space = Space::new(512, BLOCK, [0..8192, second_range], len, true);
@@ -261,7 +261,7 @@ mod test {
 
     #[test]
     fn the_table_runs_out_at_two_tebibytes() {
-        let mut space = Space::new(512, BLOCK, [0..(1 << 41) - BLOCK], 0, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..(1 << 41) - BLOCK), 0, true);
         assert_eq!(space.take(), None);
     }
 }

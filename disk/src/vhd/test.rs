@@ -4,7 +4,9 @@
 
 mod crash;
 mod forget;
+mod grow;
 mod relink;
+mod tidy;
 
 use super::*;
 use crate::Creation;

@@ -58,7 +58,7 @@ pub(super) struct Findings {
 impl Findings {
     pub(super) fn add(&mut self, severity: Severity, at: u64, what: impl Into<String>) {
         let listed = match severity {
-            Severity::Leak | Severity::Unclosed => &mut self.listed[0],
+            Severity::Leak => &mut self.listed[0],
             Severity::Repairable => &mut self.listed[1],
             Severity::Damage => &mut self.listed[2],
         };
@@ -88,6 +88,8 @@ impl Survey {
         let shape = Shape::of(source)?;
         let mut walk = Walk::new(&shape);
         walk.image(source)?;
+        // Before the refcount structures are counted: what those lie upon is right again once they are elsewhere.
+        walk.judge_overlaps();
         let mut refcounts = Refcounts::read(source, &mut walk)?;
         walk.judge_overlaps();
         let Walk { mut ledger, mut findings, unresolved, .. } = walk;

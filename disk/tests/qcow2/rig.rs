@@ -27,6 +27,62 @@ pub struct Files {
     pub failing: Option<u64>,
     /// Syncs that have ended.
     pub syncs: u64,
+    /// What power loss leaves of the first file.
+    pub past: Past,
+}
+
+/// What has happened to a file: what is durable, and what may be, in sectors.
+#[derive(Default)]
+pub struct Past {
+    durable: Vec<u8>,
+    /// Ended since, with their numbers; `None` is a deallocation.
+    since: Vec<(u64, u64, Option<Vec<u8>>, u64)>,
+    ended: u64,
+    /// Operations ended when each sync was pushed.
+    pushed: Vec<(u64, u64)>,
+}
+
+impl Past {
+    fn apply(file: &mut Vec<u8>, at: usize, len: usize, bytes: Option<&[u8]>) {
+        match bytes {
+            Some(bytes) => {
+                file.resize(file.len().max(at + len), 0);
+                file[at..at + len].copy_from_slice(bytes);
+            }
+            None => {
+                let end = (at + len).min(file.len());
+                file[at.min(end)..end].fill(0);
+            }
+        }
+    }
+
+    fn synced(&mut self, id: u64) {
+        let Some(place) = self.pushed.iter().position(|&(other, _)| other == id) else { return };
+        let (_, covered) = self.pushed.swap_remove(place);
+        let (done, left): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.since).into_iter().partition(|&(_, _, _, number)| number <= covered);
+        self.since = left;
+        for (at, len, bytes, _) in done {
+            Past::apply(&mut self.durable, index(at), index(len), bytes.as_deref());
+        }
+    }
+
+    /// A file as power loss might leave it: of each operation that is not durable all sectors, none, or some.
+    pub fn after_power_loss(&self, seed: &mut Seed) -> Vec<u8> {
+        let mut file = self.durable.clone();
+        for (at, len, bytes, _) in &self.since {
+            let mode = seed.draw(3);
+            for sector in 0..len / 512 {
+                if mode == 0 || (mode == 1 && seed.draw(2) == 0) {
+                    continue;
+                }
+                let from = index(sector * 512);
+                let piece = bytes.as_ref().map(|bytes| &bytes[from..from + 512]);
+                Past::apply(&mut file, index(*at) + from, 512, piece);
+            }
+        }
+        file
+    }
 }
 
 fn index(at: u64) -> usize {
@@ -40,6 +96,17 @@ impl Files {
                 return Err(FileError::Failed(5));
             }
             *left -= 1;
+        }
+        if op.file.0 == 0 {
+            self.past.ended += 1;
+            let number = self.past.ended;
+            match &op.action {
+                Action::Write { at, from } => {
+                    self.past.since.push((*at, from.len() as u64, Some(from.to_vec()), number));
+                }
+                Action::Deallocate { at, len } if self.punches => self.past.since.push((*at, *len, None, number)),
+                _ => {}
+            }
         }
         let file = &mut self.bytes[usize::from(op.file.0)];
         match &op.action {
@@ -55,7 +122,10 @@ impl Files {
                 file.resize(file.len().max(end), 0);
                 file[index(*at)..end].copy_from_slice(&from.to_vec());
             }
-            Action::SyncData => self.syncs += 1,
+            Action::SyncData => {
+                self.syncs += 1;
+                self.past.synced(op.id.0);
+            }
             Action::Deallocate { .. } if !self.punches => return Err(FileError::Unsupported),
             Action::Deallocate { at, len } => {
                 let end = index(at + len).min(file.len());
@@ -70,6 +140,9 @@ impl Io for Files {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         if self.queue.len() == 16 {
             return Err(op);
+        }
+        if matches!(op.action, Action::SyncData) {
+            self.past.pushed.push((op.id.0, self.past.ended));
         }
         self.queue.push(op);
         Ok(())
@@ -123,7 +196,8 @@ pub fn open(bytes: &mut Vec<u8>, tail: Tail) -> Image {
 impl Rig {
     /// A disk of `layers`, leaf first, that holds `model`.
     pub fn new(layers: Vec<Image>, bytes: Vec<Vec<u8>>, model: Vec<u8>, seed: u64) -> Rig {
-        let files = Files { bytes, queue: Vec::new(), seed: Seed(seed), punches: true, failing: None, syncs: 0 };
+        let past = Past { durable: bytes[0].clone(), ..Past::default() };
+        let files = Files { bytes, queue: Vec::new(), seed: Seed(seed), punches: true, failing: None, syncs: 0, past };
         let disk = Disk::new(layers, Options::default()).unwrap();
         Rig { disk, files, model, last: 0, answers: Vec::new() }
     }
@@ -150,6 +224,22 @@ impl Rig {
 
     pub fn flush(&mut self) {
         self.begin(Operation::Flush, 0, 0, Segments::empty());
+    }
+
+    /// One operation of a file.
+    pub fn step(&mut self) {
+        let mut done = Vec::new();
+        self.files.reap(Until::Now, &mut done).unwrap();
+        done.into_iter().for_each(|done| self.disk.settle(done, &mut self.files));
+        self.disk.retry(&mut self.files);
+        while let Some((request, status)) = self.disk.answer() {
+            self.answers.push((request.retire().0, status));
+        }
+    }
+
+    /// Whether something is under way.
+    pub fn is_busy(&self) -> bool {
+        !self.disk.is_idle()
     }
 
     /// Until nothing is under way. Whether all has gone well.
@@ -187,6 +277,15 @@ impl Rig {
                 panic!("byte {} is {found} and should be {expected}", index(at) + wrong);
             }
         }
+    }
+
+    /// All that a reader finds.
+    pub fn read_all(&mut self) -> Vec<u8> {
+        let len = self.disk.geometry().len;
+        let memory = Segments::zeroed(index(len));
+        self.begin(Operation::Read, 0, len, memory.clone());
+        assert!(self.finish(), "the read failed");
+        memory.to_vec()
     }
 
     /// The leaf.

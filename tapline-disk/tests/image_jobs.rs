@@ -44,10 +44,14 @@ fn shows_the_same(room: &Room, layers: &[String]) {
     let said = room.tapline(&format!("image compare {leaf} raw:before.raw{parents}"));
     assert_eq!(said.code, Some(0), "{layers:?}: {said:?}");
     for layer in layers {
-        assert_eq!(room.json(&format!("image check {layer}"))["result"], "clean", "{layer}");
+        let check = room.json(&format!("image check {layer}"));
+        // A writer that was killed has not closed its image.
+        assert!(check["result"] == "clean" || check["result"] == "unclosed", "{check}");
     }
     for qcow2 in layers.iter().filter_map(|layer| layer.strip_prefix("qcow2:")) {
-        room.tool("qemu-img", &format!("check -f qcow2 {qcow2}"));
+        // By itself: QEMU has its own idea of where the parents' names lead.
+        let alone = r#"{"driver":"qcow2","file":{"driver":"file","filename":"FILE"},"backing":null}"#;
+        room.tool("qemu-img", &format!("check json:{}", alone.replace("FILE", qcow2)));
     }
 }
 
@@ -292,7 +296,7 @@ fn compacting_gives_back_gaps_and_keeps_everything_else() {
         ));
         let uuid = |room: &Room, image: &str| room.json(&format!("image info {image}"))[0][format]["uuid"].clone();
         let before = uuid(&room, &layers[1]);
-        for layer in &layers {
+        for layer in layers.iter().filter(|layer| !layer.starts_with("raw")) {
             let done = room.json(&format!("image compact {layer}"));
             assert!(done["after"].as_u64().unwrap() <= done["before"].as_u64().unwrap(), "{done}");
         }

@@ -21,6 +21,8 @@ impl Runner {
         into: usize,
         mut each: impl FnMut(&MergeProgress) -> Result<(), Failure>,
     ) -> Result<u64, Failure> {
+        // A disk looks for the space that a kill has left stray when the first request comes.
+        self.flush()?;
         let refused = |error| Failure::new("begin the merge", error);
         self.disk.begin_merge(from, into).map_err(refused)?;
         let mut durable = 0;

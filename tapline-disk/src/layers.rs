@@ -93,7 +93,7 @@ fn named_once(name: &ImageName, parents: &[ImageName]) -> Result<(), Failure> {
 }
 
 /// Reads the metadata of an image.
-fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
+pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     let block = if file.alignment().offset > 512 { 4096 } else { 512 };
     let opened = match name.format {
         FormatName::Raw => raw::Raw::new(disk::Source::len(file), block, !write).map(Image::Raw),

@@ -98,7 +98,8 @@ impl Drop for Target {
     }
 }
 
-fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
+/// The bytes of a new image.
+pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
     let failed = |error: disk::ImageError| Failure::new(format!("create {name}"), error);
     match name.format {
         FormatName::Raw => {
@@ -124,10 +125,17 @@ fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::R
         // On file systems that cannot reserve space this fails, and so does the command: the space was asked for.
         rustix::fs::fallocate(&*file, FallocateFlags::empty(), 0, creation.len)?;
     }
+    write(file, creation)?;
+    file.sync()
+}
+
+/// Writes a new image into its empty file; nothing is synced.
+pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
+    file.set_len(creation.len)?;
     for write in &creation.writes {
         file.write_at(write.at, &write.bytes)?;
     }
-    file.sync()
+    Ok(())
 }
 
 /// Locks a regular file that is to be replaced: nobody has it open as an image, nor will while this goes on.
@@ -147,7 +155,7 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
 }
 
 /// Where the image is made that will replace `path`: in the same directory, and thus file system.
-fn beside(path: &Path) -> PathBuf {
+pub fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     PathBuf::from(name)

@@ -96,7 +96,7 @@ fn open_parent(parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failur
 }
 
 /// How the new image's metadata names the parent: as seen from its own directory, and from the root.
-fn parent_paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
+pub fn parent_paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
     let failed = |path: &Path, error| Failure::new(format!("find where {} is", path.display()), error);
     let parent = parent.canonicalize().map_err(|error| failed(parent, error))?;
     let directory = child.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));

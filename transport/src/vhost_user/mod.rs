@@ -43,14 +43,13 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::{Interest, Watch, WatchKey};
 
 pub use event::Event;
-pub use listener::BindError;
+pub use listener::{BindError, Listener};
 pub use ring::Broken;
 
 use backend::Told;
 use connection::{Connection, End};
 use device::Device;
 use event::{Log, in_full};
-use listener::Listener;
 use request::ID_LEN;
 use session::Session;
 

@@ -1,6 +1,7 @@
 //! The formats, as one type: which of them a layer is of is decided at run time, by name.
 
 use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::qcow2::Qcow2;
 use crate::raw::Raw;
 use crate::vhd::Vhd;
 use crate::{Geometry, ImageError, ImageErrorKind, Link, Span};
@@ -12,6 +13,8 @@ pub enum Image {
     Raw(Raw),
     /// See [`crate::vhd`].
     Vhd(Box<Vhd>),
+    /// See [`crate::qcow2`].
+    Qcow2(Box<Qcow2>),
 }
 
 /// Calls the same method of whichever format it is.
@@ -20,6 +23,7 @@ macro_rules! each {
         match $self {
             Image::Raw($image) => $call,
             Image::Vhd($image) => $call,
+            Image::Qcow2($image) => $call,
         }
     };
 }
@@ -30,6 +34,7 @@ impl Image {
         match self {
             Image::Raw(_) => [0; 16],
             Image::Vhd(vhd) => vhd.identity(),
+            Image::Qcow2(qcow2) => qcow2.info().uuid,
         }
     }
 
@@ -38,6 +43,7 @@ impl Image {
         match self {
             Image::Raw(_) => None,
             Image::Vhd(vhd) => vhd.link(),
+            Image::Qcow2(qcow2) => qcow2.link(),
         }
     }
 
@@ -47,6 +53,7 @@ impl Image {
         match self {
             Image::Raw(_) => Err(ImageError::new(ImageErrorKind::Unsupported, "a raw image cannot have a parent")),
             Image::Vhd(vhd) => vhd.relink(parent),
+            Image::Qcow2(qcow2) => qcow2.relink(parent),
         }
     }
 
@@ -55,6 +62,8 @@ impl Image {
         match self {
             Image::Raw(_) => false,
             Image::Vhd(vhd) => vhd.info().by_tapline,
+            // An own extension has it, which no other program writes.
+            Image::Qcow2(_) => true,
         }
     }
 }

@@ -1,176 +1,190 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
-use super::{Disk, Missing, Op, status_of};
+use super::fill::zeroes;
+use super::{Disk, Obstacle, Op, Parked, status_of};
 use crate::fold::Where;
-use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
-use crate::{Action, Allocation, Extent, ExtentKind, FileError, Io, Span, Status};
-use memory::Segments;
+use crate::format::{Discarded, Format, Place, Reserved, Ticket, Wait};
+use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
 const EXTENTS_MAX: usize = 4096;
 
-/// Why zeroes cannot be written yet, or at all.
-enum Obstacle {
-    /// In the leaf.
-    Leaf(Wait),
-    /// Metadata for the map.
-    Grain(Missing),
-}
-
-impl From<Wait> for Obstacle {
-    fn from(wait: Wait) -> Obstacle {
-        Obstacle::Leaf(wait)
-    }
-}
-
-impl From<Missing> for Obstacle {
-    fn from(missing: Missing) -> Obstacle {
-        Obstacle::Grain(missing)
-    }
-}
+/// A raw image has room for everything at once; one operation should still end in good time, and be a list of parts
+/// that the kernel takes.
+const ZEROES_MAX: u64 = 2 << 20;
 
 impl<F: Format> Disk<F> {
     pub(super) fn discard<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
-        let mut at = rest.at;
-        while at < rest.end() {
-            let left = Span { at, len: rest.end().saturating_sub(at) };
-            if self.is_postponed(number, left) {
-                return;
-            }
-            let Some(leaf) = self.leaf() else { return };
-            let len = match leaf.discard(left) {
-                Ok(Discarded::Freed { at, len, size }) => {
-                    self.give_up(number, Span { at: left.at, len }, at, size, io);
-                    len
-                }
-                Ok(Discarded::Kept { at, len }) => {
-                    self.push_piece(number, Op::Trim { number }, self.leaf_file(), Action::Deallocate { at, len }, io);
-                    len
-                }
-                Ok(Discarded::Hidden { len }) => {
-                    self.fold.overlay(Span { at: left.at, len }, Where::Zero);
-                    len
-                }
-                Ok(Discarded::Nothing { len }) => len,
-                Err(wait) => return self.wait_for(number, left, wait, io),
-            };
-            at = at.saturating_add(len);
-        }
+        self.clear(number, rest, Self::discard_first, io);
     }
 
     pub(super) fn write_zeroes<I: Io>(&mut self, number: u32, rest: Span, free: bool, io: &mut I) {
+        let first = if free { Self::zero_by_freeing } else { Self::zero_by_writing };
+        self.clear(number, rest, first, io);
+    }
+
+    /// Clears `rest` from its beginning to its end, as many bytes at once as `first` does.
+    fn clear<I: Io>(
+        &mut self,
+        number: u32,
+        rest: Span,
+        first: impl Fn(&mut Self, u32, Span, &mut I) -> Result<u64, Obstacle>,
+        io: &mut I,
+    ) {
         let mut at = rest.at;
         while at < rest.end() {
             let left = Span { at, len: rest.end().saturating_sub(at) };
             if self.is_postponed(number, left) {
                 return;
             }
-            let done =
-                if free { self.zero_by_freeing(number, left, io) } else { self.zero_by_writing(number, left, io) };
-            match done {
+            match first(self, number, left, io) {
                 Ok(len) => at = at.saturating_add(len),
-                Err(Obstacle::Leaf(wait)) => return self.wait_for(number, left, wait, io),
-                Err(Obstacle::Grain(missing)) => return self.park_for_grain(number, left, missing, io),
+                Err(obstacle) => return self.wait_for(number, left, obstacle, io),
             }
         }
     }
 
-    /// Makes the first bytes of `span` zero with as little space as possible; how many.
-    fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let Some(leaf) = self.leaf() else { return Err(Wait::NoSpace.into()) };
-        match leaf.discard(span)? {
+    /// Gives up the first bytes of `span`; how many.
+    fn discard_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let (file, span) = self.writes_go_to(span)?;
+        if let Some(len) = self.nothing_to_hide(file, span)? {
+            return Ok(len);
+        }
+        match self.discard_in(file, span)? {
             Discarded::Freed { at, len, size } => {
-                self.give_up(number, Span { at: span.at, len }, at, size, io);
+                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
                 Ok(len)
             }
             Discarded::Kept { at, len } => {
-                self.push_piece(
-                    number,
-                    Op::Zero { number, ticket: None, at, len },
-                    self.leaf_file(),
-                    Action::Deallocate { at, len },
-                    io,
-                );
+                self.push_piece(number, Op::Trim { number }, file, Action::Deallocate { at, len }, io);
                 Ok(len)
             }
             Discarded::Hidden { len } => {
                 self.fold.overlay(Span { at: span.at, len }, Where::Zero);
                 Ok(len)
             }
-            // Nothing in the leaf. What a parent shows there is to be hidden.
-            Discarded::Nothing { len } => match self.resolve(span.at)? {
+            Discarded::Nothing { len } => Ok(len),
+        }
+    }
+
+    /// Gives up the first bytes of `span` in the layer of `file`.
+    fn discard_in(&mut self, file: FileId, span: Span) -> Result<Discarded, Obstacle> {
+        let discarded = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.discard(span));
+        discarded.map_err(|wait| Obstacle::Layer(file, wait))
+    }
+
+    /// How many of the first bytes of `span` the layer of `file` has nothing of, and the layers below nothing that would have to be
+    /// hidden: the format is not asked to, or trimming an empty clone would fill its tables. Ends where a format could
+    /// have given something up, for what is behind should still reach it as a whole.
+    fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
+        // What has no parent has nothing to hide. A format that must load something to answer is asked to discard: it
+        // has to load the same for that, and by the next time it is there.
+        let absent = if self.layers.len() > 1 { self.format_of(file).map(|format| format.map(span)) } else { None };
+        let Some(Ok(Place::Parent { len })) = absent else { return Ok(None) };
+        let (Where::Zero, run) = self.resolve(span.at).map_err(Obstacle::Grain)? else { return Ok(None) };
+        let len = self.lengthened(span.at, Where::Zero, run.min(len).min(span.len), len.min(span.len));
+        if len == span.len {
+            return Ok(Some(len));
+        }
+        let granularity = u64::from(self.geometry.discard.max(1));
+        let end = span.at.saturating_add(len);
+        let end = end.saturating_sub(end.checked_rem(granularity).unwrap_or(0));
+        Ok(end.checked_sub(span.at).filter(|&len| len > 0))
+    }
+
+    /// Makes the first bytes of `span` zero with as little space as possible; how many.
+    fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let (file, span) = self.writes_go_to(span)?;
+        if let Some(len) = self.nothing_to_hide(file, span)? {
+            return Ok(len);
+        }
+        match self.discard_in(file, span)? {
+            Discarded::Freed { at, len, size } => {
+                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
+                Ok(len)
+            }
+            Discarded::Kept { at, len } => {
+                let op = Op::Zero { number, ticket: None };
+                self.push_piece(number, op, file, Action::Deallocate { at, len }, io);
+                Ok(len)
+            }
+            Discarded::Hidden { len } => {
+                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+                Ok(len)
+            }
+            // Nothing in this layer. What a parent shows there is to be hidden.
+            Discarded::Nothing { len } => match self.resolve(span.at).map_err(Obstacle::Grain)? {
                 (Where::Zero, run) => Ok(run.min(len)),
                 (Where::Data { .. } | Where::Packed { .. }, run) => {
-                    self.zero_by_hiding(number, Span { at: span.at, len: run.min(len) }, io)
+                    self.zero_by_hiding(number, file, Span { at: span.at, len: run.min(len) }, io)
                 }
             },
         }
     }
 
-    /// Gives the first bytes of `span`, which live in a parent, a place in the leaf that reads as zero; how many.
-    fn zero_by_hiding<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let Reserved { at, len, ticket, .. } = self.reserve(span)?;
-        self.push_piece(
-            number,
-            Op::Zero { number, ticket, at, len },
-            self.leaf_file(),
-            Action::Deallocate { at, len },
-            io,
-        );
+    /// Gives the first bytes of `span`, which live in a parent, a place in `file` that reads as zero; how many. What
+    /// has to be written anyway, around the zeroes, is written with them.
+    fn zero_by_hiding<I: Io>(&mut self, number: u32, file: FileId, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let span = Span { at: span.at, len: span.len.min(ZEROES_MAX) };
+        let reserved = self.reserve(file, span).map_err(|wait| Obstacle::Layer(file, wait))?;
+        let Reserved { at, len, ticket, fill } = reserved;
+        if fill.is_some() {
+            self.write_reserved(number, span.at, (file, reserved), zeroes(len), io);
+        } else {
+            let op = Op::Zero { number, ticket };
+            self.push_piece(number, op, file, Action::Deallocate { at, len }, io);
+        }
         Ok(len)
     }
 
     /// Writes zeroes to the first bytes of `span`, which thereby have space; how many.
     fn zero_by_writing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        /// A raw image has room for everything at once; one operation should still end in good time.
-        const ZEROES_MAX: u64 = 2 << 20;
-        let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
-        let from = Segments::zeroes(usize::try_from(reserved.len).unwrap_or(0));
-        let op = Op::Transfer { number, ticket: reserved.ticket };
-        self.push_piece(number, op, self.leaf_file(), Action::Write { at: reserved.at, from }, io);
+        let (file, reserved) = self.reserve_somewhere(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
+        self.write_reserved(number, span.at, (file, reserved), zeroes(reserved.len), io);
         Ok(reserved.len)
     }
 
     /// The format has freed `span`, which lived in the `size` bytes of the file at `at`.
-    fn give_up<I: Io>(&mut self, number: u32, span: Span, at: u64, size: u64, io: &mut I) {
+    fn give_up<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
         self.fold.overlay(span, Where::Zero);
         let op = Op::Release { number: Some(number), at };
-        self.push_piece(number, op, self.leaf_file(), Action::Deallocate { at, len: size }, io);
+        self.push_piece(number, op, file, Action::Deallocate { at, len: size }, io);
     }
 
-    pub(super) fn trimmed<I: Io>(&mut self, number: u32, result: Result<(), FileError>, io: &mut I) {
-        self.unsynced = true;
+    pub(super) fn trimmed<I: Io>(&mut self, number: u32, file: FileId, result: Result<(), FileError>, io: &mut I) {
+        self.touched(file);
         // A discard is advice: storage that cannot deallocate has not failed.
         let result = if result == Err(FileError::Unsupported) { Ok(()) } else { result };
         self.piece_ended(number, status_of(result), io);
     }
 
-    pub(super) fn zeroed<I: Io>(
+    pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
+        let file = done.op.file;
+        match (done.result, done.op.action) {
+            (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
+                let op = Op::Transfer { number, ticket };
+                self.push(op, file, Action::Write { at, from: zeroes(len) }, io);
+            }
+            (result, _) => self.transferred(number, file, ticket, true, result, io),
+        }
+    }
+
+    pub(super) fn released<I: Io>(
         &mut self,
-        number: u32,
-        ticket: Option<Ticket>,
+        number: Option<u32>,
+        file: FileId,
         at: u64,
-        len: u64,
         result: Result<(), FileError>,
         io: &mut I,
     ) {
-        if result == Err(FileError::Unsupported) {
-            let from = Segments::zeroes(usize::try_from(len).unwrap_or(0));
-            let op = Op::Transfer { number, ticket };
-            return self.push(op, self.leaf_file(), Action::Write { at, from }, io);
-        }
-        self.transferred(number, ticket, true, result, io);
-    }
-
-    pub(super) fn released<I: Io>(&mut self, number: Option<u32>, at: u64, result: Result<(), FileError>, io: &mut I) {
-        self.unsynced = true;
-        if let Some(leaf) = self.leaf() {
-            leaf.released(at, result.is_ok());
+        self.touched(file);
+        if let Some(format) = self.format_of(file) {
+            format.released(at, result.is_ok());
         }
         match number {
             // The place is no longer the guest's, whatever became of its content.
             Some(number) => self.piece_ended(number, Status::Done, io),
-            None => self.reclaimed(io),
+            None => self.reclaimed(file, io),
         }
     }
 
@@ -186,7 +200,10 @@ impl<F: Format> Disk<F> {
                 },
                 // What is packed has no place of its own that could have holes.
                 Ok((Where::Packed { .. }, len)) => Extent { len: len.min(left), kind: ExtentKind::Data },
-                Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
+                Err(missing) => {
+                    let rest = Span { at, len: left };
+                    return self.park_for_grain(Parked::Request { number, rest }, missing, io);
+                }
             };
             let Some(active) = self.active.get_mut(number) else { return };
             let extents = &mut active.request.extents;

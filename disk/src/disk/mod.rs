@@ -9,24 +9,35 @@
 //!   after waits for them;
 //! - after a failed sync no write is begun any more.
 //!
-//! `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
+//! `chain` is the layers, `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `fill` what is written around
+//! a write, `packed` compressed clusters, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
 
+mod chain;
 mod clear;
+mod fill;
 mod flush;
 mod learn;
+mod merge;
+mod packed;
+mod piece;
 mod transfer;
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::fold::Fold;
-use crate::format::{Format, MetaBlock, Ticket};
+use crate::format::{Format, MetaBlock, Ticket, Wait};
 use crate::round::Round;
 use crate::slab::Slab;
 use crate::{
     Action, FileDone, FileError, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request,
     Span, Status,
 };
-use flush::Reclaim;
+use fill::Filling;
+use merge::Merge;
+use packed::Packed;
+
+pub use chain::Layer;
+pub use merge::{MergeProgress, MergeState};
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
@@ -60,6 +71,21 @@ struct Active {
     /// What is to be split when fewer pieces are under way; counts as a piece.
     rest: Option<Span>,
     status: Status,
+    /// A piece of a merge.
+    of_merge: bool,
+    /// [`Disk::epoch`] when it began.
+    epoch: u64,
+}
+
+impl Active {
+    /// Pieces that may be under way at once.
+    fn pieces_max(&self) -> u32 {
+        if self.of_merge { piece::COPIES_MAX } else { PIECES_MAX }
+    }
+
+    fn new(request: Request, epoch: u64) -> Active {
+        Active { request, left: 1, rest: None, status: Status::Done, of_merge: false, epoch }
+    }
 }
 
 /// A file operation on its way, and what to do when it has ended.
@@ -67,12 +93,16 @@ struct Active {
 enum Op {
     /// Bytes of a request; a write may have a place to commit.
     Transfer { number: u32, ticket: Option<Ticket> },
-    /// Zeroes of a request, by deallocation of this file range; in place, or to be committed.
-    Zero { number: u32, ticket: Option<Ticket>, at: u64, len: u64 },
+    /// Zeroes of a request, by deallocation; in place, or to be committed.
+    Zero { number: u32, ticket: Option<Ticket> },
     /// Deallocation for a discard, of a place that is kept.
     Trim { number: u32 },
     /// Deallocation of a place that was given up, on behalf of a request or of nobody.
     Release { number: Option<u32>, at: u64 },
+    /// Bytes around a write.
+    Fill { fill: u32 },
+    /// A compressed cluster that others wait for.
+    Packed { begin: packed::Begin },
     /// Metadata that others wait for.
     Load { block: MetaBlock },
     /// Metadata of a round.
@@ -83,23 +113,34 @@ enum Op {
     ReclaimSync { at: u64, len: u64 },
 }
 
-/// The rest of a request that waits for metadata.
+/// What waits for metadata, or for somebody else's write to end.
 #[derive(Clone, Copy, Debug)]
-struct Parked {
-    number: u32,
-    rest: Span,
+enum Parked {
+    /// The rest of a request.
+    Request { number: u32, rest: Span },
+    /// A fill, from this byte of the disk on.
+    Fill { fill: u32, at: u64 },
+}
+
+impl Parked {
+    /// The byte of the disk about which something is not known.
+    fn at(self) -> u64 {
+        match self {
+            Parked::Request { rest, .. } => rest.at,
+            Parked::Fill { at, .. } => at,
+        }
+    }
 }
 
 /// Metadata that is to be loaded, by file.
 type Missing = Vec<(FileId, MetaBlock)>;
 
-/// One image of the chain, and the number of its file.
-#[derive(Debug)]
-pub struct Layer<F> {
-    /// The file, as the engine knows it.
-    pub file: FileId,
-    /// What is in it.
-    pub format: F,
+/// Why something cannot be done yet, or at all.
+enum Obstacle {
+    /// What the layer of this file says.
+    Layer(FileId, Wait),
+    /// Metadata for the map.
+    Grain(Missing),
 }
 
 /// A virtual disk: a chain of images, and everything that is in flight on it.
@@ -114,6 +155,8 @@ pub struct Disk<F: Format> {
     /// Of `active`, those that nothing may overlap.
     exclusive: usize,
     ops: Slab<Op>,
+    fills: Slab<Filling>,
+    packed: Packed,
     /// Operations that the engine had no room for.
     backlog: VecDeque<FileOp>,
     /// Requests that overlap something they must not.
@@ -132,11 +175,19 @@ pub struct Disk<F: Format> {
     flushing: Vec<u32>,
     /// How the round under way has failed, if it has.
     round_status: Status,
-    /// Changed metadata blocks that a failed round has left.
-    dirty_left: usize,
-    /// Something was written since the last sync was submitted, or may have been before we came.
-    unsynced: bool,
-    reclaim: Reclaim,
+    /// A round is to begin though no request asks for it.
+    sync_asked: bool,
+    /// Layers that can be written to, leaf first.
+    writers: Vec<usize>,
+    /// In some of them stray space has not been looked for yet.
+    reclaim_due: bool,
+    /// Syncs under way in front of a first reclaim.
+    reclaim_syncs: usize,
+    /// New requests wait.
+    held_back: bool,
+    merge: Option<Merge>,
+    /// How often it was begun anew to decide where writes go.
+    epoch: u64,
     broken: bool,
     answers: VecDeque<(Request, Status)>,
 }
@@ -152,25 +203,16 @@ impl<F: Format> Disk<F> {
             let what = format!("a chain of {} layers is longer than the {LAYERS_MAX} that are allowed", layers.len());
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
-        for (depth, layer) in layers.iter().map(Format::geometry).enumerate() {
-            if layer.len != geometry.len {
-                let what = format!("layer {depth} has {} bytes, the leaf {}", layer.len, geometry.len);
-                return Err(ImageError::new(ImageErrorKind::Mismatch, what));
-            }
-            if layer.block > geometry.block {
-                let what =
-                    format!("layer {depth} lies on storage with {}-byte blocks, too coarse for the leaf", layer.block);
-                return Err(ImageError::new(ImageErrorKind::Unsupported, what));
-            }
-        }
-        Ok(Disk {
-            layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer { file, format }).collect(),
+        let mut disk = Disk {
+            layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer::new(file, format)).collect(),
             geometry,
             options,
             fold: Fold::new(geometry.len),
             active: Slab::with_capacity(options.requests),
             exclusive: 0,
             ops: Slab::with_capacity(options.requests),
+            fills: Slab::with_capacity(0),
+            packed: Packed::default(),
             backlog: VecDeque::new(),
             held: VecDeque::new(),
             ended: false,
@@ -182,12 +224,21 @@ impl<F: Format> Disk<F> {
             flushes: Vec::new(),
             flushing: Vec::new(),
             round_status: Status::Done,
-            dirty_left: 0,
-            unsynced: !geometry.read_only,
-            reclaim: if geometry.read_only { Reclaim::Done } else { Reclaim::Start },
+            sync_asked: false,
+            writers: Vec::new(),
+            reclaim_due: true,
+            reclaim_syncs: 0,
+            held_back: false,
+            merge: None,
+            epoch: 0,
             broken: false,
             answers: VecDeque::new(),
-        })
+        };
+        for (depth, layer) in disk.layers.iter().enumerate() {
+            disk.check_block(layer.format.geometry(), &format!("layer {depth}"))?;
+        }
+        disk.layers_changed();
+        Ok(disk)
     }
 
     /// Size and limits.
@@ -207,7 +258,8 @@ impl<F: Format> Disk<F> {
 
     /// Requests that were submitted and have not been handed back by [`Disk::answer`].
     pub fn in_flight(&self) -> usize {
-        self.active.len().saturating_add(self.held.len()).saturating_add(self.answers.len())
+        let active = self.active.len().saturating_sub(usize::from(self.has_piece()));
+        active.saturating_add(self.held.len()).saturating_add(self.answers.len())
     }
 
     /// Whether no file operation is under way either.
@@ -231,19 +283,22 @@ impl<F: Format> Disk<F> {
 
     /// Takes a finished file operation in.
     pub fn settle<I: Io>(&mut self, done: FileDone, io: &mut I) {
+        let file = done.op.file;
         let op = u32::try_from(done.op.id.0).ok().and_then(|id| self.ops.remove(id));
         match op {
             Some(Op::Transfer { number, ticket }) => {
                 let wrote = matches!(done.op.action, Action::Write { .. });
-                self.transferred(number, ticket, wrote, done.result, io);
+                self.transferred(number, file, ticket, wrote, done.result, io);
             }
-            Some(Op::Zero { number, ticket, at, len }) => self.zeroed(number, ticket, at, len, done.result, io),
-            Some(Op::Trim { number }) => self.trimmed(number, done.result, io),
-            Some(Op::Release { number, at }) => self.released(number, at, done.result, io),
+            Some(Op::Zero { number, ticket }) => self.zeroed(number, ticket, done, io),
+            Some(Op::Trim { number }) => self.trimmed(number, file, done.result, io),
+            Some(Op::Release { number, at }) => self.released(number, file, at, done.result, io),
+            Some(Op::Fill { fill }) => self.fill_read(fill, status_of(done.result), io),
+            Some(Op::Packed { begin }) => self.packed_read(begin, done, io),
             Some(Op::Load { block }) => self.loaded(block, done, io),
             Some(Op::Meta) => self.meta_written(done.result, io),
             Some(Op::Sync) => self.synced(done.result, io),
-            Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(at, len, done.result, io),
+            Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(file, at, len, done.result, io),
             // An engine that invents completions is broken beyond what we could mend.
             None => debug_assert!(false, "a completion of an operation that was never pushed"),
         }
@@ -271,22 +326,25 @@ impl<F: Format> Disk<F> {
         if is_exclusive(operation) {
             self.exclusive = self.exclusive.saturating_add(1);
         }
-        let number = self.active.insert(Active { request, left: 1, rest: None, status: Status::Done });
+        let number = self.active.insert(Active::new(request, self.epoch));
         self.run(number, span, io);
         self.piece_ended(number, Status::Done, io);
     }
 
     /// Goes on with a request from `rest` on.
     fn run<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
-        match self.active.get(number).map(|active| active.request.operation()) {
+        let Some(active) = self.active.get(number) else { return };
+        let of_merge = active.of_merge;
+        match active.request.operation() {
             // It had to wait, and a sync has failed since.
-            Some(operation) if self.broken && operation.is_write() => self.fail(number, Status::Refused),
-            Some(Operation::Read) => self.read(number, rest, io),
-            Some(Operation::Write { .. }) => self.write(number, rest, io),
-            Some(Operation::Discard) => self.discard(number, rest, io),
-            Some(Operation::WriteZeroes { free, .. }) => self.write_zeroes(number, rest, free, io),
-            Some(Operation::Extents) => self.report_extents(number, rest, io),
-            Some(Operation::Flush) | None => {}
+            operation if self.broken && operation.is_write() => self.fail(number, Status::Refused),
+            _ if of_merge => self.run_piece(number, rest, io),
+            Operation::Read => self.read(number, rest, io),
+            Operation::Write { .. } => self.write(number, rest, io),
+            Operation::Discard => self.discard(number, rest, io),
+            Operation::WriteZeroes { free, .. } => self.write_zeroes(number, rest, free, io),
+            Operation::Extents => self.report_extents(number, rest, io),
+            Operation::Flush => {}
         }
     }
 
@@ -304,7 +362,7 @@ impl<F: Format> Disk<F> {
         if active.status == Status::Done {
             active.status = status;
         }
-        if active.left <= PIECES_MAX / 2 {
+        if active.left <= active.pieces_max() / 2 {
             if let Some(rest) = active.rest.take() {
                 self.run(number, rest, io);
                 return self.piece_ended(number, Status::Done, io);
@@ -312,6 +370,9 @@ impl<F: Format> Disk<F> {
         }
         if active.left > 0 {
             return;
+        }
+        if active.of_merge {
+            return self.piece_quiet(number, io);
         }
         let durable = match active.request.operation() {
             Operation::Flush => true,
@@ -326,10 +387,22 @@ impl<F: Format> Disk<F> {
         self.begin_round(io);
     }
 
+    /// Nothing of a merge's piece is under way any more.
+    fn piece_quiet<I: Io>(&mut self, number: u32, io: &mut I) {
+        let failed = self.active.get(number).is_none_or(|active| active.status != Status::Done);
+        if let Some(grain) = self.next_stage(failed) {
+            self.piece_begun(number);
+            self.run(number, grain, io);
+            return self.piece_ended(number, Status::Done, io);
+        }
+        self.end(number);
+        self.begin_round(io);
+    }
+
     /// Whether enough pieces of a request are under way: then `rest` is split later.
     fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
         match self.active.get_mut(number) {
-            Some(active) if active.left > PIECES_MAX => {
+            Some(active) if active.left > active.pieces_max() => {
                 active.left = active.left.saturating_add(1);
                 active.rest = Some(rest);
                 true
@@ -344,14 +417,22 @@ impl<F: Format> Disk<F> {
         if is_exclusive(active.request.operation()) {
             self.exclusive = self.exclusive.saturating_sub(1);
         }
-        self.answers.push_back((active.request, active.status));
-        self.ended = !self.held.is_empty();
+        if active.of_merge {
+            self.end_piece(active.status);
+        } else {
+            self.answers.push_back((active.request, active.status));
+        }
+        if self.merge.is_some() {
+            self.leave_merge();
+        }
+        self.ended = !self.held.is_empty() || self.waiting_piece().is_some();
     }
 
     /// Starts the held requests that need not wait any more. A loop and not part of `end`, since a request may
     /// end as soon as it is started.
     fn start_held<I: Io>(&mut self, io: &mut I) {
-        while std::mem::take(&mut self.ended) {
+        while !self.held_back && std::mem::take(&mut self.ended) {
+            self.start_piece(io);
             for request in std::mem::take(&mut self.held) {
                 if self.must_wait(&request) {
                     self.held.push_back(request);
@@ -364,9 +445,16 @@ impl<F: Format> Disk<F> {
 
     /// Whether the request overlaps, in flight or ahead of it in the queue, something that it must not.
     fn must_wait(&self, request: &Request) -> bool {
+        if self.held_back {
+            return true;
+        }
         let exclusive = is_exclusive(request.operation());
-        if !exclusive && self.exclusive == 0 && self.held.is_empty() {
+        let piece = self.waiting_piece();
+        if !exclusive && self.exclusive == 0 && self.held.is_empty() && piece.is_none() {
             return false;
+        }
+        if piece.is_some_and(|grain| grain.overlaps(request.span())) {
+            return true;
         }
         let ahead = self.active.iter().map(|active| &active.request).chain(&self.held);
         ahead
@@ -390,17 +478,13 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    fn leaf(&mut self) -> Option<&mut F> {
-        self.layers.first_mut().map(|layer| &mut layer.format)
-    }
-
     /// The file of the leaf.
     fn leaf_file(&self) -> FileId {
         self.layers.first().map_or(FileId(0), |layer| layer.file)
     }
 
     fn format_of(&mut self, file: FileId) -> Option<&mut F> {
-        self.layers.iter_mut().find(|layer| layer.file == file).map(|layer| &mut layer.format)
+        self.layer_of(file).map(|layer| &mut layer.format)
     }
 }
 

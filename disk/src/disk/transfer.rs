@@ -1,62 +1,89 @@
 //! Reads and writes.
 
-use super::{Disk, Op, Parked, status_of};
+use super::packed::Reader;
+use super::{Disk, Missing, Obstacle, Op, Parked, status_of};
 use crate::fold::Where;
 use crate::format::{Format, Reserved, Ticket, Wait};
-use crate::{Action, FileError, Io, Span, Status};
-use memory::Segments;
+use crate::{Action, FileError, FileId, Io, Span, Status};
 
 impl<F: Format> Disk<F> {
     pub(super) fn read<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = rest.end().saturating_sub(at);
-            let (place, len) = match self.resolve(at) {
-                Ok((place, len)) => (place, len.min(left)),
-                Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
-            };
-            let len = self.lengthened(at, place, len, left);
-            let Some(memory) = self.memory(number, Span { at, len }) else { return };
-            match place {
-                Where::Zero => memory.fill_zero(),
-                Where::Packed { .. } => return self.fail(number, Status::Unsupported),
-                Where::Data { file, at } => {
-                    let op = Op::Transfer { number, ticket: None };
-                    self.push_piece(number, op, file, Action::Read { at, into: memory }, io);
+            let left = Span { at, len: rest.end().saturating_sub(at) };
+            match self.read_first(number, left, io) {
+                Ok(0) => return self.fail(number, Status::Failed),
+                Ok(len) => at = at.saturating_add(len),
+                Err(missing) => {
+                    return self.park_for_grain(Parked::Request { number, rest: left }, missing, io);
                 }
             }
-            at = at.saturating_add(len);
         }
+    }
+
+    /// Begins to read the first bytes of `span`; how many, none where they are not to be had.
+    fn read_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Missing> {
+        let (place, len) = self.resolve(span.at)?;
+        let span = Span { at: span.at, len: self.lengthened(span.at, place, len.min(span.len), span.len) };
+        match place {
+            Where::Zero => {
+                if let Some(memory) = self.memory(number, span) {
+                    memory.fill_zero();
+                }
+            }
+            Where::Data { file, at } => {
+                let Some(into) = self.memory(number, span) else { return Ok(0) };
+                self.push_piece(number, Op::Transfer { number, ticket: None }, file, Action::Read { at, into }, io);
+            }
+            Where::Packed { file } => {
+                let Some(cluster) = self.unpacked_place(file, span)? else { return Ok(0) };
+                let span = Span { at: span.at, len: cluster.len };
+                let Some(into) = self.memory(number, span) else { return Ok(0) };
+                match self.read_packed(cluster, span, into, Reader::Request(number), io) {
+                    None => self.piece_begun(number),
+                    Some(Status::Done) => {}
+                    Some(_) => return Ok(0),
+                }
+                return Ok(span.len);
+            }
+        }
+        Ok(span.len)
     }
 
     pub(super) fn write<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
             let left = rest.end().saturating_sub(at);
-            let reserved = match self.reserve(Span { at, len: left }) {
-                Ok(reserved) => reserved,
-                Err(wait) => return self.wait_for(number, Span { at, len: left }, wait, io),
+            let rest = Span { at, len: left };
+            let (file, reserved) = match self.reserve_somewhere(rest) {
+                Ok(found) => found,
+                Err(obstacle) => return self.wait_for(number, rest, obstacle, io),
             };
             let Some(from) = self.memory(number, Span { at, len: reserved.len }) else { return };
-            let op = Op::Transfer { number, ticket: reserved.ticket };
-            self.push_piece(number, op, self.leaf_file(), Action::Write { at: reserved.at, from }, io);
+            self.write_reserved(number, at, (file, reserved), from, io);
             at = at.saturating_add(reserved.len);
         }
     }
 
-    /// Space in the leaf for the first bytes of `span`. What already lives there is overwritten in place, and
+    /// Space for the first bytes of `span`, in the layer that takes a write to them.
+    pub(super) fn reserve_somewhere(&mut self, span: Span) -> Result<(FileId, Reserved), Obstacle> {
+        let (file, span) = self.writes_go_to(span)?;
+        Ok((file, self.reserve(file, span).map_err(|wait| Obstacle::Layer(file, wait))?))
+    }
+
+    /// Space in the layer of `file` for the first bytes of `span`. What already lives there is overwritten in place, and
     /// the format need not be asked.
-    pub(super) fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        let known = self.fold.lookup(span.at).filter(|&(place, _)| place.is_in(self.leaf_file()));
+    pub(super) fn reserve(&mut self, file: FileId, span: Span) -> Result<Reserved, Wait> {
+        let known = self.fold.lookup(span.at).filter(|&(place, _)| place.is_in(file));
         if let Some((place @ Where::Data { at, .. }, len)) = known {
             let len = self.lengthened(span.at, place, len.min(span.len), span.len);
             return Ok(Reserved { at, len, ticket: None, fill: None });
         }
-        self.leaf().map_or(Err(Wait::NoSpace), |leaf| leaf.reserve(span))
+        self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.reserve(span))
     }
 
     /// The length of a run of which `len` bytes are known, at most `left`, looking into the next grains too.
-    fn lengthened(&self, at: u64, place: Where, mut len: u64, left: u64) -> u64 {
+    pub(super) fn lengthened(&self, at: u64, place: Where, mut len: u64, left: u64) -> u64 {
         while len < left {
             let next = self.fold.lookup(at.saturating_add(len));
             match next.filter(|&(next, _)| next == place.advanced(len)) {
@@ -68,7 +95,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// The request's memory for `span`.
-    fn memory(&self, number: u32, span: Span) -> Option<Segments> {
+    fn memory(&self, number: u32, span: Span) -> Option<memory::Segments> {
         let request = &self.active.get(number)?.request;
         let from = usize::try_from(span.at.checked_sub(request.span().at)?).ok()?;
         Some(request.memory().slice(from, usize::try_from(span.len).ok()?))
@@ -84,34 +111,36 @@ impl<F: Format> Disk<F> {
     pub(super) fn transferred<I: Io>(
         &mut self,
         number: u32,
+        file: FileId,
         ticket: Option<Ticket>,
         wrote: bool,
         result: Result<(), FileError>,
         io: &mut I,
     ) {
         // A failed write may have reached any part of its range.
-        self.unsynced |= wrote;
+        if wrote {
+            self.touched(file);
+        }
         if let Some(ticket) = ticket {
-            self.conclude(ticket, result.is_ok(), io);
+            self.conclude(file, ticket, result.is_ok(), io);
         }
         self.piece_ended(number, status_of(result), io);
     }
 
     /// Commits or abandons a reservation; those who waited for that go on.
-    pub(super) fn conclude<I: Io>(&mut self, ticket: Ticket, ok: bool, io: &mut I) {
-        let file = self.leaf_file();
-        let Some(leaf) = self.leaf() else { return };
+    pub(super) fn conclude<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
+        let Some(format) = self.format_of(file) else { return };
         if ok {
-            if let Some(placed) = leaf.commit(ticket) {
-                self.fold.overlay(placed.span, Where::Data { file, at: placed.at });
+            if let Some(placed) = format.commit(ticket) {
+                self.show(file, placed);
+                self.packed.moved(file, placed.span);
             }
         } else {
-            leaf.abandon(ticket);
+            format.abandon(ticket);
             self.reclaim_more(io);
         }
-        for Parked { number, rest } in self.busy.remove(&(file, ticket)).unwrap_or_default() {
-            self.run(number, rest, io);
-            self.piece_ended(number, Status::Done, io);
+        for parked in self.busy.remove(&(file, ticket)).unwrap_or_default() {
+            self.resume(parked, io);
         }
     }
 }

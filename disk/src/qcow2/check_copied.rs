@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::check::Findings;
 use super::check_ledger::Ledger;
 use super::check_shape::{Shape, Table, entries, read_padded};
-use super::entry::Entry;
+use super::check_entry::Entry;
 use super::layout::{COPIED, OFFSET_MASK, SECTOR, index, length};
 use crate::{ImageError, Severity, Source};
 

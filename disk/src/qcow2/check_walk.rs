@@ -8,7 +8,7 @@ use super::check_bitmaps;
 use super::check_ledger::{Clash, Ledger, Role};
 use super::check_shape::{Shape, Table, entries, read_entries, read_padded};
 use super::check_snapshots;
-use super::entry::{Entry, FIRST_RESERVED, SECOND_RESERVED};
+use super::check_entry::{Entry, FIRST_RESERVED, SECOND_RESERVED};
 use super::layout::{COPIED, OFFSET_MASK};
 use crate::{ImageError, Severity, Source};
 

@@ -1,42 +1,76 @@
-//! Entries of the first- and second-level tables ("L1 table entry", "L2 table entry").
+//! An L2 entry: what it says of its cluster ("L2 table entry").
 //!
-//! Knows nothing of the file around them: whether a place lies in it, or is aligned, is for others to judge.
+//! Knows nothing of tables. Keeps: what [`check`] has let through has a place inside the limit, at a cluster of its own.
 
-use super::layout::{COMPRESSED, OFFSET_MASK, SECTOR};
+use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, SECTOR, ZERO};
 
-/// Bits of a first-level entry that must be zero.
-pub const FIRST_RESERVED: u64 = 0x7f00_0000_0000_01ff;
-/// Bits of a second-level entry of an uncompressed cluster that must be zero.
-pub const SECOND_RESERVED: u64 = 0x3f00_0000_0000_01fe;
-
-/// What a second-level entry refers to.
+/// What an L2 entry says of its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// A compressed cluster.
-    Packed {
-        /// Its first byte in the file.
+    /// In the parent, or zero if there is none.
+    Unallocated,
+    /// Zero.
+    Zero,
+    /// Zero, and has a place in the file that holds something else.
+    ZeroAllocated {
+        /// Offset in the file.
         at: u64,
-        /// How many bytes it takes at most: up to the end of its last sector.
-        len: u64,
     },
-    /// An ordinary cluster, or none.
-    Plain {
-        /// Where it begins; zero if there is none.
+    /// In the file.
+    Data {
+        /// Offset in the file.
         at: u64,
+    },
+    /// In the file, compressed.
+    Packed {
+        /// Where the compressed bytes begin.
+        at: u64,
+        /// Behind the last sector that they reach into.
+        end: u64,
     },
 }
 
 impl Entry {
-    /// Decodes an entry of an image with clusters of `1 << cluster_bits` bytes, between 9 and 21.
-    pub fn of(bits: u64, cluster_bits: u32) -> Entry {
-        if bits & COMPRESSED == 0 {
-            return Entry::Plain { at: bits & OFFSET_MASK };
+    /// Reads an entry of an image with clusters of 2^`bits` bytes.
+    pub fn decode(raw: u64, bits: u32) -> Entry {
+        if raw & COMPRESSED != 0 {
+            // "Compressed Clusters Descriptor": an offset of `x` bits, above it the additional sectors.
+            let x = 70u32.saturating_sub(bits);
+            let at = raw & (1u64 << x).saturating_sub(1);
+            let sectors = ((raw & !(COPIED | COMPRESSED)) >> x).saturating_add(1);
+            return Entry::Packed { at, end: (at / SECTOR).saturating_add(sectors).saturating_mul(SECTOR) };
         }
-        // "Compressed Clusters Descriptor": the number of sectors behind the first has what bits the offset leaves.
-        let width = 62_u32.saturating_sub(cluster_bits.saturating_sub(8)).min(61);
-        let at = bits & ((1 << width) - 1);
-        let more = (bits & !COMPRESSED & (u64::MAX >> 1)) >> width;
-        Entry::Packed { at, len: (more + 1).saturating_mul(SECTOR).saturating_sub(at % SECTOR) }
+        match (raw & OFFSET_MASK, raw & ZERO != 0) {
+            (0, false) => Entry::Unallocated,
+            (0, true) => Entry::Zero,
+            (at, true) => Entry::ZeroAllocated { at },
+            (at, false) => Entry::Data { at },
+        }
+    }
+
+    /// The entry as it stands in a table, for a place that nothing else refers to.
+    pub fn encode(self) -> u64 {
+        match self {
+            Entry::Unallocated => 0,
+            Entry::Zero => ZERO,
+            Entry::ZeroAllocated { at } => at | COPIED | ZERO,
+            Entry::Data { at } => at | COPIED,
+            Entry::Packed { .. } => unreachable!("nothing is written compressed"),
+        }
+    }
+}
+
+/// Whether an entry makes sense in an image of clusters of 2^`bits` bytes where nothing lies at or behind `limit`.
+/// `exclusive`: as in an image that is written to, where nothing may be shared.
+pub fn is_sound(raw: u64, bits: u32, limit: u64, exclusive: bool) -> bool {
+    /// Bits of the entry of a standard cluster that are neither flag nor offset, the zero flag apart.
+    const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET_MASK | ZERO);
+    match Entry::decode(raw, bits) {
+        Entry::Packed { at, end } => raw & COPIED == 0 && at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
+        Entry::Unallocated | Entry::Zero => raw & RESERVED == 0,
+        Entry::ZeroAllocated { at } | Entry::Data { at } => {
+            raw & RESERVED == 0 && at % (1 << bits) == 0 && at < limit && (!exclusive || raw & COPIED != 0)
+        }
     }
 }
 
@@ -45,17 +79,29 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_compressed_entry_ends_with_its_last_sector() {
-        // 64 KiB clusters: 54 bits of offset, 8 bits of sectors.
-        let bits = COMPRESSED | 3 << 54 | 0x5_0123;
-        assert_eq!(Entry::of(bits, 16), Entry::Packed { at: 0x5_0123, len: 4 * 512 - 0x123 });
-        assert_eq!(Entry::of(COMPRESSED | 0x600, 16), Entry::Packed { at: 0x600, len: 512 });
-        assert_eq!(Entry::of(u64::MAX, 9), Entry::Packed { at: (1 << 61) - 1, len: 2 * 512 - 511 });
+    fn a_compressed_cluster_reaches_to_the_end_of_its_last_sector() {
+        // 64 KiB: x is 54. From byte 327 680 + 100, one additional sector.
+        let raw = COMPRESSED | (1 << 54) | 327_780;
+        assert_eq!(Entry::decode(raw, 16), Entry::Packed { at: 327_780, end: 327_680 + 1024 });
     }
 
     #[test]
-    fn an_ordinary_entry_is_its_offset() {
-        assert_eq!(Entry::of(1 << 63 | 0x5_0000 | 1, 16), Entry::Plain { at: 0x5_0000 });
-        assert_eq!(Entry::of(1, 16), Entry::Plain { at: 0 });
+    fn what_is_written_reads_back() {
+        for entry in [Entry::Unallocated, Entry::Zero, Entry::Data { at: 1 << 40 }, Entry::ZeroAllocated { at: 65536 }]
+        {
+            assert_eq!(Entry::decode(entry.encode(), 16), entry);
+            assert!(is_sound(entry.encode(), 16, 1 << 50, true));
+        }
+    }
+
+    #[test]
+    fn reserved_bits_strange_places_and_shared_clusters_are_not_sound() {
+        let at = 3 << 16;
+        assert!(is_sound(at | COPIED, 16, 4 << 16, true));
+        assert!(!is_sound(at | COPIED, 16, 3 << 16, true), "behind the end");
+        assert!(!is_sound(at | COPIED | 2, 16, 4 << 16, true), "a reserved bit");
+        assert!(!is_sound((at + 512) | COPIED, 16, 4 << 16, true), "between clusters");
+        assert!(!is_sound(at, 16, 4 << 16, true), "shared");
+        assert!(is_sound(at, 16, 4 << 16, false), "shared, and only read");
     }
 }

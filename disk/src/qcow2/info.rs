@@ -7,17 +7,9 @@ use super::layout::{
     BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, EXTENSION_IDENTITY, LAZY_REFCOUNTS, RawBitmaps, RawIdentity,
     index, name_sum,
 };
+use super::unpack::Compression;
 use crate::{Link, Source};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
-
-/// How compressed clusters are compressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
-    /// Raw deflate, as zlib with a window of 4 KiB and no header writes it.
-    Deflate,
-    /// Zstandard.
-    Zstd,
-}
 
 /// The backing file, as the header names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

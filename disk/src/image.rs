@@ -1,9 +1,10 @@
 //! The formats, as one type: which of them a layer is of is decided at run time, by name.
 
 use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::qcow2::Qcow2;
 use crate::raw::Raw;
 use crate::vhd::Vhd;
-use crate::{Geometry, ImageError, Span};
+use crate::{Geometry, ImageError, ImageErrorKind, Link, Span};
 
 /// An open image file of any format.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub enum Image {
     Raw(Raw),
     /// See [`crate::vhd`].
     Vhd(Box<Vhd>),
+    /// See [`crate::qcow2`].
+    Qcow2(Box<Qcow2>),
 }
 
 /// Calls the same method of whichever format it is.
@@ -20,8 +23,49 @@ macro_rules! each {
         match $self {
             Image::Raw($image) => $call,
             Image::Vhd($image) => $call,
+            Image::Qcow2($image) => $call,
         }
     };
+}
+
+impl Image {
+    /// Its identity, which its children record; all zero where it has none.
+    pub fn identity(&self) -> [u8; 16] {
+        match self {
+            Image::Raw(_) => [0; 16],
+            Image::Vhd(vhd) => vhd.identity(),
+            Image::Qcow2(qcow2) => qcow2.info().uuid,
+        }
+    }
+
+    /// What it records of its parent, if it has one.
+    pub fn link(&self) -> Option<Link> {
+        match self {
+            Image::Raw(_) => None,
+            Image::Vhd(vhd) => vhd.link(),
+            Image::Qcow2(qcow2) => qcow2.link(),
+        }
+    }
+
+    /// Records another parent, or none. The reader of the image must find the same: it is the caller who has seen to
+    /// that. Durable with the next round, and whole or not at all.
+    pub fn relink(&mut self, parent: Option<&Link>) -> Result<(), ImageError> {
+        match self {
+            Image::Raw(_) => Err(ImageError::new(ImageErrorKind::Unsupported, "a raw image cannot have a parent")),
+            Image::Vhd(vhd) => vhd.relink(parent),
+            Image::Qcow2(qcow2) => qcow2.relink(parent),
+        }
+    }
+
+    /// Whether the time of its parent's last change, where one is recorded, is what Tapline has recorded.
+    pub(crate) fn records_time(&self) -> bool {
+        match self {
+            Image::Raw(_) => false,
+            Image::Vhd(vhd) => vhd.info().by_tapline,
+            // An own extension has it, which no other program writes.
+            Image::Qcow2(_) => true,
+        }
+    }
 }
 
 impl Format for Image {

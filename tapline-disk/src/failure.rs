@@ -60,6 +60,12 @@ impl Failure {
         self
     }
 
+    /// What was tried concerned this.
+    pub fn about(mut self, what: &impl fmt::Display) -> Failure {
+        self.what = format!("{what}: {}", self.what);
+        self
+    }
+
     /// Ends the program with another code than [`Exit::Failed`].
     pub fn exit_as(mut self, exit: Exit) -> Failure {
         self.exit = exit;

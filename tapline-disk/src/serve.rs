@@ -42,7 +42,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         stats::open_file(path)
             .map_err(|error| Failure::new(format!("append statistics to {}", path.display()), error))?;
     }
-    let layers = Layers::open(&serve.image, &serve.parents.names, serve.access.options(!serve.read_only))?;
+    let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!serve.read_only))?;
     let Layers { name, files, images } = layers;
     let choice = choose(serve.access.engine(), &files);
     if let Some(note) = &choice.note {

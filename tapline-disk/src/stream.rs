@@ -176,8 +176,8 @@ pub fn extents(runner: &mut Runner, window: Span) -> Result<Vec<(Span, ExtentKin
     Ok(found)
 }
 
-/// The pieces of `window`, which begins on the grid.
-fn grid(window: Span) -> impl Iterator<Item = Span> {
+/// The pieces of `window`, from its beginning on.
+pub fn grid(window: Span) -> impl Iterator<Item = Span> {
     let pieces = window.len.div_ceil(PIECE);
     (0..pieces).map(move |n| {
         let at = window.at.saturating_add(n.saturating_mul(PIECE));

@@ -6,9 +6,10 @@
 //!
 //! Invariant: a slot is handed out only when no durable metadata refers to it. A slot given up is therefore kept
 //! back until the metadata that gave it up is durable *and* its old content has been deallocated, or is known
-//! not to have been ("unclean").
+//! not to have been ("unclean"). Where a power loss must find the old content, deallocating waits for the metadata.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
 use super::layout::SECTOR;
 
@@ -31,6 +32,8 @@ struct Returning {
     forgotten: bool,
     /// Whether it reads as zero, once that is known.
     clean: Option<bool>,
+    /// Whether nobody deallocates it until it is asked for as stray.
+    idle: bool,
 }
 
 /// The free space of one file.
@@ -51,29 +54,27 @@ pub struct Space {
 }
 
 impl Space {
-    /// The free space of a file whose metadata ends at `metadata_end`, whose blocks stand at `used` (ascending),
-    /// and which is `file_len` bytes long. What is in no use below `file_len` is stray: left by a crash.
+    /// The free space of a file in which metadata and blocks are `occupied` (ascending), and which is `file_len` bytes
+    /// long. What is in no use below `file_len` is stray: left by a crash.
     pub fn new(
         bitmap_len: u64,
         block_len: u64,
-        metadata_end: u64,
-        used: &[u32],
+        occupied: impl IntoIterator<Item = Range<u64>>,
         file_len: u64,
         zero_tail: bool,
     ) -> Space {
         let mut space = Space {
             bitmap_len,
             block_len,
-            end: metadata_end,
+            end: 0,
             zero_tail,
             free: VecDeque::new(),
             returning: HashMap::new(),
             stray: VecDeque::new(),
         };
-        for &sector in used {
-            space.stray_until(u64::from(sector).saturating_mul(SECTOR));
-            let behind = u64::from(sector).saturating_mul(SECTOR).saturating_add(bitmap_len).saturating_add(block_len);
-            space.end = space.end.max(behind);
+        for range in occupied {
+            space.stray_until(range.start);
+            space.end = space.end.max(range.end);
         }
         // A file that ends in its footer has nothing behind its last block. Where the tail is rubbish anyway,
         // more of it makes no difference.
@@ -129,9 +130,34 @@ impl Space {
         Some(Slot { sector, clean: self.zero_tail })
     }
 
+    /// Room for `len` bytes of metadata, behind everything else.
+    pub fn take_room(&mut self, len: u64) -> u64 {
+        // The footer in force stands at the end of what was there so far.
+        let at = self.end.saturating_add(SECTOR).next_multiple_of(BLOCK_ALIGN);
+        self.end = at.saturating_add(len);
+        at
+    }
+
+    /// Where a slot begins and ends.
+    pub fn range(&self, sector: u32) -> Range<u64> {
+        u64::from(sector).saturating_mul(SECTOR)..self.behind(sector)
+    }
+
+    /// The slots that hold no block: free, stray or on their way there.
+    pub fn idle(&self) -> impl Iterator<Item = u32> + '_ {
+        let free = self.free.iter().map(|slot| slot.sector);
+        free.chain(self.stray.iter().copied()).chain(self.returning.keys().copied())
+    }
+
     /// Gives a slot up that durable metadata refers to.
     pub fn give_up(&mut self, sector: u32) {
         self.returning.insert(sector, Returning::default());
+    }
+
+    /// Leaves a slot that durable metadata refers to, and whose content must outlive that: it becomes stray when it
+    /// has been [`forgotten`](Space::forgotten).
+    pub fn leave(&mut self, sector: u32) {
+        self.returning.insert(sector, Returning { idle: true, ..Returning::default() });
     }
 
     /// Gives a slot back that nothing has ever referred to, after a failed write to it.
@@ -141,8 +167,13 @@ impl Space {
 
     /// The durable metadata no longer refers to the slot.
     pub fn forgotten(&mut self, sector: u32) {
-        if let Some(slot) = self.returning.get_mut(&sector) {
-            slot.forgotten = true;
+        match self.returning.get_mut(&sector) {
+            Some(slot) if slot.idle => {
+                self.returning.remove(&sector);
+                self.stray.push_back(sector);
+            }
+            Some(slot) => slot.forgotten = true,
+            None => {}
         }
         self.collect(sector);
     }
@@ -158,13 +189,13 @@ impl Space {
     /// The next stray slot. It is free when it has been [`released`](Space::released).
     pub fn next_stray(&mut self) -> Option<u32> {
         let sector = self.stray.pop_front()?;
-        self.returning.insert(sector, Returning { forgotten: true, clean: None });
+        self.returning.insert(sector, Returning { forgotten: true, ..Returning::default() });
         Some(sector)
     }
 
     /// Frees the slot if it has come back.
     fn collect(&mut self, sector: u32) {
-        let Some(&Returning { forgotten: true, clean: Some(clean) }) = self.returning.get(&sector) else { return };
+        let Some(&Returning { forgotten: true, clean: Some(clean), .. }) = self.returning.get(&sector) else { return };
         self.returning.remove(&sector);
         let slot = Slot { sector, clean };
         if clean { self.free.push_back(slot) } else { self.free.push_front(slot) }
@@ -180,7 +211,7 @@ mod test {
     #[test]
     fn blocks_are_aligned_and_a_footer_fits_between() {
         for bitmap_len in [512, 1024, 2048, 4096] {
-            let mut space = Space::new(bitmap_len, BLOCK, 8192, &[], 8704, true);
+            let mut space = Space::new(bitmap_len, BLOCK, std::iter::once(0..8192), 8704, true);
             for _ in 0..3 {
                 let footer = space.end();
                 let slot = space.take().unwrap();
@@ -192,7 +223,7 @@ mod test {
 
     #[test]
     fn a_slot_given_up_comes_back_only_when_forgotten_and_released() {
-        let mut space = Space::new(512, BLOCK, 8192, &[], 8704, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
         let slot = space.take().unwrap();
         space.give_up(slot.sector);
         space.released(slot.sector, true);
@@ -202,11 +233,24 @@ mod test {
     }
 
     #[test]
+    fn a_slot_left_behind_is_stray_only_when_forgotten() {
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
+        let slot = space.take().unwrap();
+        space.leave(slot.sector);
+        assert_eq!(space.next_stray(), None, "a power loss would bring it back");
+        space.forgotten(slot.sector);
+        assert_eq!(space.next_stray(), Some(slot.sector));
+        assert_ne!(space.take().unwrap().sector, slot.sector);
+        space.released(slot.sector, true);
+        assert_eq!(space.take(), Some(slot));
+    }
+
+    #[test]
     fn what_a_crash_left_is_stray() {
-        let mut fresh = Space::new(512, BLOCK, 8192, &[], 8704, true);
+        let mut fresh = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
         let (first, second, third) = (fresh.take().unwrap(), fresh.take().unwrap(), fresh.take().unwrap());
-        let len = fresh.end();
-        let mut space = Space::new(512, BLOCK, 8192, &[second.sector], len, true);
+        let (len, second_range) = (fresh.end(), fresh.range(second.sector));
+        let mut space = Space::new(512, BLOCK, [0..8192, second_range], len, true);
         assert_eq!(space.next_stray(), Some(first.sector));
         assert_eq!(space.next_stray(), Some(third.sector));
         assert_eq!(space.next_stray(), None);
@@ -217,7 +261,7 @@ mod test {
 
     #[test]
     fn the_table_runs_out_at_two_tebibytes() {
-        let mut space = Space::new(512, BLOCK, (1 << 41) - BLOCK, &[], 0, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..(1 << 41) - BLOCK), 0, true);
         assert_eq!(space.take(), None);
     }
 }

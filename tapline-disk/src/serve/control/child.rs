@@ -6,17 +6,18 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use disk::{Format, Image, vhd};
+use disk::{Format, Image};
 use rustix::fs::{CWD, RenameFlags};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use crate::image_name::{FormatName, ImageName};
-use crate::jobs::create::parent_paths;
+use crate::jobs::create::unit_of;
 use crate::layers::open_image;
+use crate::lineage;
 use crate::log::say;
-use crate::target::{self, Plan, beside};
+use crate::target::{self, Plan, Shape, beside};
 
 /// What to make.
 #[derive(Clone, Debug)]
@@ -44,7 +45,7 @@ impl Wanted {
     pub fn on(work: &Work<'_>, depth: usize, name: &ImageName, live: bool) -> Result<Wanted, Refusal> {
         if name.format == FormatName::Raw {
             return Err(Refusal::new(Kind::Unsupported, "a raw image cannot stand on a parent")
-                .advise("name a file of another format, as vhd:PATH"));
+                .advise("name a file of another format, as qcow2:PATH or vhd:PATH"));
         }
         let parent = work.name(depth)?;
         let plan = plan(name, &parent, work.image(depth)?, live)?;
@@ -72,22 +73,14 @@ impl Wanted {
     }
 }
 
-/// What a child records of its parent. The time of a parent that is written to yet is not known.
+/// What a child records of its parent. The time of a parent that is written to yet is not fixed.
 fn plan(name: &ImageName, parent: &ImageName, image: &Image, live: bool) -> Result<Plan, Refusal> {
-    let (uuid, inherited) = match image {
-        Image::Vhd(vhd) => (vhd.info().uuid, vhd.info().block_size),
-        Image::Raw(_) => ([0; 16], None),
-    };
-    let (relative, absolute) = parent_paths(name.path(), parent.path())?;
-    let modified = if live { 0 } else { modified(parent)? };
-    let recorded = vhd::Parent { uuid, modified, relative, absolute };
-    let block_size = inherited.unwrap_or(target::BLOCK_SIZE);
-    Ok(Plan { len: image.geometry().len, kind: vhd::Kind::Differencing(recorded), block_size, allocate: false })
-}
-
-fn modified(name: &ImageName) -> Result<u64, Refusal> {
-    let time = std::fs::metadata(name.path()).and_then(|metadata| metadata.modified());
-    time.map(target::seconds).map_err(|error| Refusal::failed(format!("find the time of {name}"), &error))
+    let mut link = lineage::record(name.path(), parent, image)?;
+    if live {
+        link.modified = None;
+    }
+    let unit = if name.format == parent.format { unit_of(image) } else { None };
+    Ok(Plan { len: image.geometry().len, shape: Shape::Child(link), unit, identity: None })
 }
 
 /// A file beside the name that it is to have, removed again unless it gets it.
@@ -107,7 +100,7 @@ impl Unnamed {
             let what = format!("cannot create {}: it exists already", path.display());
             return Err(Refusal::new(Kind::Exists, what).advise("remove it or choose another name"));
         }
-        let beside = beside(path);
+        let beside = beside(path)?;
         drop(ImageFile::create_new(&beside, THROUGH_CACHE)?);
         Ok(Unnamed { path: Some(beside) })
     }

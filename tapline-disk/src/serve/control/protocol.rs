@@ -166,7 +166,10 @@ pub fn parse(line: &[u8]) -> (Id, Result<Verb, Refusal>) {
         id @ (Value::Null | Value::Number(_)) => Id(id),
         Value::String(id) if id.len() <= ID_MAX => Id(Value::String(id)),
         _ => {
-            return (Id::default(), Err(malformed(format!("\"id\" is a number or a string of at most {ID_MAX} bytes"))));
+            return (
+                Id::default(),
+                Err(malformed(format!("\"id\" is a number or a string of at most {ID_MAX} bytes"))),
+            );
         }
     };
     (id, verb(object))

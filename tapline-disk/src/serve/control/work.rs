@@ -174,6 +174,7 @@ pub fn format_of(image: &Image) -> FormatName {
     match image {
         Image::Raw(_) => FormatName::Raw,
         Image::Vhd(_) => FormatName::Vhd,
+        Image::Qcow2(_) => FormatName::Qcow2,
     }
 }
 

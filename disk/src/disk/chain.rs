@@ -114,11 +114,15 @@ impl<F: Format> Disk<F> {
     }
 
     /// Replaces what is known of a layer's file by what the same file says when it is opened for another access. Only
-    /// while requests are held back, nothing is in flight and everything durable.
+    /// while requests are held back, nothing is in flight and the layer durable.
     pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
-        self.require(Need::Clean, "a layer cannot be opened for another access")?;
+        self.require(Need::Quiet, "a layer cannot be opened for another access")?;
         let new = format.geometry();
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
+        if self.broken || layer.upkeep.unsynced || layer.format.dirty() > 0 {
+            let what = format!("layer {depth} cannot be opened for another access while not everything in it is durable");
+            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        }
         let old = layer.format.geometry();
         if new.len != old.len || new.block != old.block {
             let what = format!(

@@ -260,7 +260,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             geometry: &mut self.geometry,
             pause: &mut self.pause,
             flush: &mut self.flush,
-            now: self.stats.clock(),
+            started: self.stats.started(),
+            came: self.stats.come(),
             paused,
         };
         let (stats, polling) = (&self.stats, &self.polling);

@@ -176,6 +176,14 @@ impl Client {
     }
 }
 
+impl Drop for Client {
+    /// Whoever watches the socket may hold it for a while yet; the peer is to hear of the end now.
+    fn drop(&mut self) {
+        // Fails if the peer was faster, which comes to the same.
+        self.socket.shutdown(std::net::Shutdown::Both).ok();
+    }
+}
+
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

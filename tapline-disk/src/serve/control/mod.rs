@@ -7,11 +7,14 @@
 //! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is gone;
 //! a client that goes changes nothing about what it has asked for.
 
+mod access;
 mod child;
 mod client;
 mod clone;
 mod copy;
 mod errand;
+mod merge;
+mod pace;
 mod pause;
 mod protocol;
 mod refusal;
@@ -44,6 +47,7 @@ pub use work::{Flush, Work};
 /// Keys of our own, among those of the loop.
 const LISTENER: WatchKey = WatchKey(u64::MAX - 66);
 const ERRAND: WatchKey = WatchKey(u64::MAX - 67);
+const TIMER: WatchKey = WatchKey(u64::MAX - 68);
 /// The first client's; the others follow.
 const CLIENT: u64 = u64::MAX - 128;
 
@@ -65,8 +69,23 @@ pub struct Control {
     /// Clients may be waiting to be let in.
     knocked: bool,
     job: Option<(Job, Asker)>,
+    merging: Option<Merging>,
+    /// How the last merge ended.
+    merged: Option<Value>,
     paused: bool,
     stopping: bool,
+}
+
+/// The merge that goes on beside the others.
+#[derive(Debug)]
+struct Merging {
+    merge: Box<merge::Merge>,
+    /// Who is still to be answered.
+    asker: Option<Asker>,
+    /// Whether that is at its end, with lines on the way.
+    follow: bool,
+    /// What was said last.
+    percent: u64,
 }
 
 /// Who waits for an answer.
@@ -97,7 +116,17 @@ impl Control {
                 .advise("name another path for --control: one of at most 107 bytes that is free to create")
         })?;
         let clients = [const { None }; CLIENTS_MAX];
-        Ok(Control { listener, clients, count: 0, knocked: true, job: None, paused: false, stopping: false })
+        Ok(Control {
+            listener,
+            clients,
+            count: 0,
+            knocked: true,
+            job: None,
+            merging: None,
+            merged: None,
+            paused: false,
+            stopping: false,
+        })
     }
 
     /// Watches the socket.
@@ -110,7 +139,7 @@ impl Control {
         match key {
             LISTENER => self.knocked = true,
             // What the errand was sent by looks for itself.
-            ERRAND => {}
+            ERRAND | TIMER => {}
             WatchKey(key) => {
                 let place = key.checked_sub(CLIENT).and_then(|place| usize::try_from(place).ok());
                 let Some(place) = place.and_then(|place| self.clients.get_mut(place)) else { return false };
@@ -124,12 +153,13 @@ impl Control {
 
     /// Whether there is something to do without being woken.
     pub fn is_awake(&self) -> bool {
-        self.knocked || self.clients.iter().flatten().any(Client::is_awake)
+        let hungry = self.merging.as_ref().is_some_and(|merging| merging.merge.is_hungry());
+        hungry || self.knocked || self.clients.iter().flatten().any(Client::is_awake)
     }
 
     /// Whether a verb is under way.
     pub fn is_working(&self) -> bool {
-        self.job.is_some()
+        self.job.is_some() || self.merging.is_some()
     }
 
     /// Whether a client has requests held.
@@ -141,6 +171,7 @@ impl Control {
     pub fn turn(&mut self, work: &mut Work<'_>, stats: &dyn Fn() -> String) {
         self.admit(work);
         self.go_on(work);
+        self.go_on_merging(work);
         for place in 0..CLIENTS_MAX {
             for _ in 0..TURN {
                 if !self.listen(place, work, stats) {
@@ -158,7 +189,11 @@ impl Control {
         self.listener.remove_path();
         self.paused = false;
         work.paused = false;
-        if self.job.is_none() {
+        if let Some(merging) = &mut self.merging {
+            merging.merge.cancel();
+        }
+        let switching = self.merging.as_ref().is_some_and(|merging| merging.merge.is_switching());
+        if self.job.is_none() && !switching {
             work.let_go();
         }
     }
@@ -252,10 +287,29 @@ impl Control {
         match verb {
             Verb::Version => return Ok(Some(report::version())),
             Verb::Layers => return Ok(Some(report::layers(work.disk, work.engine))),
+            Verb::MergeStatus => return Ok(Some(self.merge_status())),
+            Verb::MergePause => {
+                return self.running_merge().map(|merge| {
+                    merge.stop(true);
+                    Some(merge.status())
+                });
+            }
+            Verb::MergeResume => {
+                return self.running_merge().map(|merge| {
+                    merge.stop(false);
+                    Some(merge.status())
+                });
+            }
+            Verb::MergeCancel => {
+                return self.running_merge().map(|merge| {
+                    merge.cancel();
+                    Some(merge.status())
+                });
+            }
             Verb::Stats => return Ok(Some(serde_json::from_str(&stats()).unwrap_or(Value::Null))),
             _ => {}
         }
-        self.must_be_free()?;
+        self.must_be_free(&verb)?;
         let job = match verb {
             Verb::Pause if self.paused => return Ok(Some(json!({ "paused": true }))),
             Verb::Resume if !self.paused => return Ok(Some(json!({ "paused": false }))),
@@ -269,7 +323,9 @@ impl Control {
             Verb::Revert(asked) => Job::Revert(Box::new(revert::Revert::begin(asked, work)?)),
             Verb::Clone(asked) => Job::Clone(clone::Clone::begin(asked, work)?),
             Verb::Resize(asked) => Job::Resize(resize::Resize::begin(asked.size, work)?),
-            _ => return Ok(None),
+            Verb::Merge(asked) => return self.begin_merging(asked, asker, work).map(|()| None),
+            Verb::Version | Verb::Stats | Verb::Layers => return Ok(None),
+            Verb::MergeStatus | Verb::MergePause | Verb::MergeResume | Verb::MergeCancel => return Ok(None),
         };
         self.job = Some((job, asker.clone()));
         if let Some(client) = self.client(asker) {
@@ -279,14 +335,99 @@ impl Control {
         Ok(None)
     }
 
-    fn must_be_free(&self) -> Result<(), Refusal> {
+    fn must_be_free(&self, verb: &Verb) -> Result<(), Refusal> {
         if self.stopping {
             return Err(Refusal::new(Kind::State, "the disk is about to stop"));
         }
-        match &self.job {
-            Some((job, _)) => Err(Refusal::new(Kind::Busy, format!("a {} is under way", job.verb()))
-                .advise("ask again when it has ended")),
+        if let Some((job, _)) = &self.job {
+            let busy = Refusal::new(Kind::Busy, format!("a {} is under way", job.verb()));
+            return Err(busy.advise("ask again when it has ended"));
+        }
+        match &self.merging {
+            Some(merging) if !matches!(verb, Verb::Pause | Verb::Resume) || merging.merge.is_switching() => {
+                Err(Refusal::new(Kind::Busy, "a merge is under way")
+                    .advise("ask again when it has ended, or merge-cancel"))
+            }
+            Some(_) => Ok(()),
+            None if self.paused && matches!(verb, Verb::Merge(_)) => {
+                Err(Refusal::new(Kind::State, "the disk is paused").advise("resume it first"))
+            }
             None => Ok(()),
+        }
+    }
+
+    fn running_merge(&mut self) -> Result<&mut merge::Merge, Refusal> {
+        match &mut self.merging {
+            Some(merging) => Ok(&mut merging.merge),
+            None => {
+                Err(Refusal::new(Kind::State, "there is no merge").advise("merge-status tells how the last one ended"))
+            }
+        }
+    }
+
+    fn merge_status(&self) -> Value {
+        match (&self.merging, &self.merged) {
+            (Some(merging), _) => merging.merge.status(),
+            (None, Some(merged)) => merged.clone(),
+            (None, None) => json!({ "state": "none" }),
+        }
+    }
+
+    fn begin_merging(&mut self, asked: protocol::Merge, asker: &Asker, work: &mut Work<'_>) -> Result<(), Refusal> {
+        let merge = Box::new(merge::Merge::begin(asked, work)?);
+        self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow: asked.follow, percent: 0 });
+        if let Some(client) = self.client(asker) {
+            client.owe();
+        }
+        self.go_on_merging(work);
+        Ok(())
+    }
+
+    /// Drives the merge, unless another verb needs the disk still.
+    fn go_on_merging(&mut self, work: &mut Work<'_>) {
+        let Some(mut merging) = self.merging.take() else { return };
+        let waits = (self.job.is_some() || self.paused) && !merging.merge.is_switching();
+        let outcome = if waits { Ok(None) } else { merging.merge.advance(work) };
+        let outcome = match outcome {
+            Ok(None) => {
+                self.report_merging(&mut merging);
+                self.merging = Some(merging);
+                return;
+            }
+            Ok(Some(value)) => Ok(value),
+            Err(refusal) => Err(refusal),
+        };
+        work.let_go();
+        work.engine.forget(TIMER.0);
+        self.merged = Some(match &outcome {
+            Ok(value) => value.clone(),
+            Err(refusal) => json!({ "state": "failed", "error": refusal }),
+        });
+        self.pay(merging.asker.as_ref(), &outcome);
+    }
+
+    /// Says how far the merge is, to who wants to know.
+    fn report_merging(&mut self, merging: &mut Merging) {
+        if !merging.merge.has_begun() {
+            return;
+        }
+        if !merging.follow {
+            let begun = merging.asker.take();
+            return self.pay(begun.as_ref(), &Ok(merging.merge.status()));
+        }
+        let percent = merging.merge.percent();
+        let Some(asker) = merging.asker.as_ref().filter(|_| percent != merging.percent) else { return };
+        merging.percent = percent;
+        if let Some(client) = self.client(asker) {
+            client.mention(&protocol::event(&asker.id, &merging.merge.status()));
+        }
+    }
+
+    /// Says what is owed.
+    fn pay(&mut self, asker: Option<&Asker>, outcome: &Result<Value, Refusal>) {
+        let Some(asker) = asker else { return };
+        if let Some(client) = self.client(asker) {
+            client.pay(&protocol::answer(&asker.id, outcome));
         }
     }
 
@@ -311,9 +452,7 @@ impl Control {
         if self.stopping {
             work.let_go();
         }
-        if let Some(client) = self.client(&asker) {
-            client.pay(&protocol::answer(&asker.id, &outcome));
-        }
+        self.pay(Some(&asker), &outcome);
     }
 }
 

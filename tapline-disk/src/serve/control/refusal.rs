@@ -67,6 +67,12 @@ impl Refusal {
         self
     }
 
+    /// The same, with what it means in front.
+    pub fn with_reason(mut self, reason: &str) -> Refusal {
+        self.message = format!("{reason}: {}", self.message);
+        self
+    }
+
     /// A step that failed with an error of the system.
     pub fn failed(tried: impl std::fmt::Display, error: &std::io::Error) -> Refusal {
         let kind = match error.kind() {

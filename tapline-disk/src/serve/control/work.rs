@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use disk::{Disk, FileId, Geometry, Image, Operation, Request, Span, Status};
 use memory::Segments;
@@ -35,8 +35,10 @@ pub struct Work<'a> {
     pub pause: &'a mut Pause,
     /// A flush of our own.
     pub flush: &'a mut Flush,
-    /// Now.
-    pub now: Duration,
+    /// Since when times are counted.
+    pub started: Instant,
+    /// Requests that have come so far.
+    pub came: u64,
     /// A client has requests held.
     pub paused: bool,
 }
@@ -60,6 +62,11 @@ impl Work<'_> {
         let errand = Errand::send(work).map_err(failed)?;
         self.engine.watch(errand.as_fd(), false, ERRAND.0).map_err(failed)?;
         Ok(errand)
+    }
+
+    /// The time since the start.
+    pub fn clock(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// The result of an errand, if it is back.
@@ -103,7 +110,7 @@ impl Work<'_> {
     pub fn let_go(&mut self) {
         if self.disk.is_held() && !self.paused {
             self.disk.release(self.engine);
-            self.pause.end(self.now);
+            self.pause.end(self.clock());
         }
     }
 
@@ -204,7 +211,8 @@ impl Hold {
                 }
                 Hold::Flushing if work.is_flushed()? => {
                     work.disk.hold();
-                    work.pause.begin(work.now);
+                    let now = work.clock();
+                    work.pause.begin(now);
                     *self = Hold::Draining;
                 }
                 Hold::Draining if work.disk.is_quiet() => {

@@ -63,6 +63,9 @@ pub struct Serve {
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// Listen here for requests to snapshot, merge, resize the disk while it is served: see `tapline disk`
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
     /// Print what to paste into a virtual machine's configuration as well
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,

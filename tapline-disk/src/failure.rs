@@ -72,6 +72,16 @@ impl Failure {
         self
     }
 
+    /// What was tried, on what, why it failed.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// What to do about it.
+    pub fn advice(&self) -> Option<&str> {
+        self.advice.as_deref()
+    }
+
     /// The exit code.
     pub fn exit(&self) -> Exit {
         self.exit

@@ -293,6 +293,11 @@ fn unknown_autoclear_bits_go_before_anything_is_written() {
 }
 
 #[test]
+fn a_mark_of_an_external_data_file_that_is_none_is_cleared() {
+    mended("a raw external data file", Class::Corrupt, |bytes| bytes.flip(88, 2));
+}
+
+#[test]
 fn references_that_make_no_sense_stay_damage() {
     lasting("a cluster outside the file", |bytes| bytes.set_u64(bytes.l2(3), COPIED | 1 << 40));
     lasting("a cluster that is not aligned", |bytes| bytes.flip(bytes.l2(3), 0x200));

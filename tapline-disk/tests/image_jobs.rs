@@ -51,7 +51,7 @@ fn shows_the_same(room: &Room, layers: &[String]) {
     for qcow2 in layers.iter().filter_map(|layer| layer.strip_prefix("qcow2:")) {
         // By itself: QEMU has its own idea of where the parents' names lead.
         let alone = r#"{"driver":"qcow2","file":{"driver":"file","filename":"FILE"},"backing":null}"#;
-        room.tool("qemu-img", &format!("check json:{}", alone.replace("FILE", qcow2)));
+        room.tool("qemu-img", &format!("check -U json:{}", alone.replace("FILE", qcow2)));
     }
 }
 

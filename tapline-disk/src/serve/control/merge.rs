@@ -190,7 +190,9 @@ impl Merge {
         }
         for depth in 0..self.asked.into {
             let Some(image) = work.disk.layer_mut(depth) else { continue };
-            let Some(mut link) = image.link().filter(|link| link.modified.is_some() || link.len.is_some()) else { continue };
+            let Some(mut link) = image.link().filter(|link| link.modified.is_some() || link.len.is_some()) else {
+                continue;
+            };
             // Its size may change as well.
             (link.modified, link.len) = (None, None);
             if let Err(error) = image.relink(Some(&link)) {

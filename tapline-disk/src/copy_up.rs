@@ -115,7 +115,8 @@ impl CopyUp<'_> {
                     self.image.submit(Operation::Write { durable: false }, span, bytes, Token(span.at))?;
                 }
                 None => {
-                    let zero = Operation::WriteZeroes { free: true, durable: false };
+                    // Written: a disk that reads as zero already would take a wish to free for granted.
+                    let zero = Operation::WriteZeroes { free: false, durable: false };
                     self.image.submit(zero, span, Segments::empty(), Token(span.at))?;
                 }
             }

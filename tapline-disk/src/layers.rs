@@ -14,6 +14,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 use crate::cli::Parents;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
+use crate::leftovers;
 use crate::lineage;
 use crate::log::say;
 use crate::ordered;
@@ -87,6 +88,9 @@ impl Layers {
 
     fn add(&mut self, name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
         let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+        if options.write && name.format == FormatName::Vhd {
+            leftovers::clear(name, &mut file)?;
+        }
         let image = open_image(name, &mut file, options.write)?;
         self.files.push(file);
         self.images.push(image);

@@ -13,6 +13,7 @@ mod failure;
 mod image_name;
 mod jobs;
 mod layers;
+mod leftovers;
 mod lineage;
 mod log;
 mod ordered;

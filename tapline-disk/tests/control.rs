@@ -300,6 +300,52 @@ fn a_paused_disk_holds_requests_until_it_is_resumed() {
     assert_eq!(disk.stop().0, Some(0), "a paused disk can be stopped");
 }
 
+/// A file system of 400 MiB that can share blocks, on a loop device; unmounted with its test.
+struct Mounted(std::path::PathBuf);
+
+impl Mounted {
+    fn xfs(room: &Room) -> Mounted {
+        std::fs::File::create(room.file("storage")).unwrap().set_len(400 * MIB).unwrap();
+        room.tool("mkfs.xfs", "-q -m reflink=1 storage");
+        let at = room.file("mounted");
+        std::fs::create_dir(&at).unwrap();
+        room.tool("mount", "-o loop storage mounted");
+        Mounted(at)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let unmounted = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+        assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}
+
+#[test]
+fn a_raw_disk_is_copied_by_reflink_where_the_file_system_can() {
+    let room = Room::new();
+    let _mounted = Mounted::xfs(&room);
+    room.done("image create raw:mounted/a --size 64M");
+    let disk = Disk::serve(&room, "raw:mounted/a --nbd nbd.sock --control control.sock");
+    let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 5);
+    guest.work(100);
+    let mut control = control(&room);
+    let told = control.done(&snapshot(&room, "raw", "mounted/b"));
+    assert_eq!((&told["method"], &told["layers"]), (&json!("reflink"), &json!([name(&room, "raw", "mounted/a")])));
+    assert!(told["pause_us"].is_u64(), "{told}");
+    let copy = room.read("mounted/b");
+    guest.work(100);
+    let mut versions = guest.stop();
+    versions.check(&mut nbd(&room));
+    assert!(room.read("mounted/b") == copy, "the copy changes with the disk");
+    // On another file system there is no such copy, and a chain has no raw leaf.
+    let (kind, why) = control.refused(&snapshot(&room, "raw", "elsewhere"));
+    assert_eq!(kind, "unsupported", "{why}");
+    assert!(!room.file("elsewhere").exists());
+    assert_eq!(control.done(&snapshot(&room, "qcow2", "mounted/c"))["method"], "chain");
+    assert_eq!(disk.stop().0, Some(0));
+}
+
 #[test]
 fn a_snapshot_that_cannot_be_made_changes_nothing() {
     let room = Room::new();

@@ -44,10 +44,14 @@ fn shows_the_same(room: &Room, layers: &[String]) {
     let said = room.tapline(&format!("image compare {leaf} raw:before.raw{parents}"));
     assert_eq!(said.code, Some(0), "{layers:?}: {said:?}");
     for layer in layers {
-        assert_eq!(room.json(&format!("image check {layer}"))["result"], "clean", "{layer}");
+        let check = room.json(&format!("image check {layer}"));
+        // A writer that was killed has not closed its image.
+        assert!(check["result"] == "clean" || check["result"] == "unclosed", "{check}");
     }
     for qcow2 in layers.iter().filter_map(|layer| layer.strip_prefix("qcow2:")) {
-        room.tool("qemu-img", &format!("check -f qcow2 {qcow2}"));
+        // By itself: QEMU has its own idea of where the parents' names lead.
+        let alone = r#"{"driver":"qcow2","file":{"driver":"file","filename":"FILE"},"backing":null}"#;
+        room.tool("qemu-img", &format!("check json:{}", alone.replace("FILE", qcow2)));
     }
 }
 
@@ -280,24 +284,35 @@ fn a_disk_grows_and_never_shrinks() {
 }
 
 #[test]
-fn compacting_gives_back_gaps_and_keeps_everything_else() {
+fn compacting_a_chain_keeps_what_it_shows_and_what_it_is() {
     for format in ["vhd", "qcow2"] {
         let room = Room::new();
         let layers = three_layers(&room, [format; 3]);
-        // Blocks in the middle of the file are freed but their holes stay part of its length.
-        room.guest(&on(&layers), &["write -P 7 16M 16M", "write -P 8 34M 2M"]);
-        room.done(&format!(
-            "image convert {} raw:before.raw --force --parent {} --parent {}",
-            layers[0], layers[1], layers[2]
-        ));
         let uuid = |room: &Room, image: &str| room.json(&format!("image info {image}"))[0][format]["uuid"].clone();
-        let before = uuid(&room, &layers[1]);
+        let before = layers.each_ref().map(|layer| uuid(&room, layer));
         for layer in &layers {
             let done = room.json(&format!("image compact {layer}"));
-            assert!(done["after"].as_u64().unwrap() <= done["before"].as_u64().unwrap(), "{done}");
+            // A table or two may come to lie elsewhere.
+            assert!(done["after"].as_u64().unwrap() <= done["before"].as_u64().unwrap() + MIB / 8, "{done}");
         }
-        assert_eq!(uuid(&room, &layers[1]), before);
+        assert_eq!(layers.each_ref().map(|layer| uuid(&room, layer)), before);
         shows_the_same(&room, &layers);
+    }
+}
+
+#[test]
+fn compacting_closes_the_gaps_in_a_file() {
+    for image in ["vhd:a.vhd", "qcow2:a.qcow2"] {
+        let room = Room::new();
+        room.done(&format!("image create {image} --size 64M"));
+        room.guest(image, &["write -P 1 0 32M", "write -P 2 40M 2M"]);
+        room.guest(image, &["discard 4M 24M"]);
+        let len = || fs::metadata(room.file(file_of(image))).unwrap().len();
+        let before = len();
+        room.done(&format!("image compact {image}"));
+        assert!(len() + 20 * MIB < before, "{image}: {} of {before} are left", len());
+        let reads = ["read -P 1 0 4M", "read -P 0 4M 24M", "read -P 1 28M 4M", "read -P 2 40M 2M", "read -P 0 42M 22M"];
+        room.guest(image, &reads);
     }
 }
 

@@ -8,6 +8,7 @@ mod copying;
 mod interleaving;
 mod learning;
 mod merging;
+mod merging_vhd;
 mod model;
 
 use std::collections::VecDeque;

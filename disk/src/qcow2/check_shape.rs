@@ -5,9 +5,10 @@
 
 use zerocopy::FromBytes;
 
-use super::header::Header;
+use super::header::{Header, check_refcount_table};
 use super::layout::{
-    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RawBitmaps, SECTOR, index, length,
+    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawBitmaps, SECTOR, index,
+    length,
 };
 use crate::{ImageError, ImageErrorKind, Source};
 
@@ -50,14 +51,14 @@ pub struct Shape {
     pub file_len: u64,
     /// The first-level table of the active disk.
     pub l1: Table,
-    /// The refcount table.
-    pub refcounts: Table,
+    /// The refcount table; why there is none that can be read.
+    pub refcounts: Result<Table, ImageError>,
 }
 
 impl Shape {
     /// Reads the header. An error says why the image cannot be checked.
     pub fn of(source: &mut dyn Source) -> Result<Shape, ImageError> {
-        let header = Header::read(source)?;
+        let header = Header::read_to_repair(source)?;
         let raw = &header.raw;
         let unknown = raw.incompatible.get() & !FOLLOWED;
         if unknown != 0 {
@@ -74,7 +75,8 @@ impl Shape {
             cluster,
             file_len: source.len().checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX),
             l1: Table { at: raw.l1_at.get(), entries: raw.l1_entries.get().into() },
-            refcounts: Table { at: raw.refcount_table_at.get(), entries: header.refcount_table_len() / 8 },
+            refcounts: check_refcount_table(raw)
+                .map(|()| Table { at: raw.refcount_table_at.get(), entries: header.refcount_table_len() / 8 }),
             header,
         })
     }
@@ -87,6 +89,11 @@ impl Shape {
     /// Whether a program marked the image as damaged.
     pub fn marked_corrupt(&self) -> bool {
         self.header.raw.incompatible.get() & CORRUPT != 0
+    }
+
+    /// Whether the image claims to have an external data file, which it has not: no image with one gets here.
+    pub fn claims_raw_data(&self) -> bool {
+        self.header.raw.autoclear.get() & RAW_EXTERNAL_DATA != 0
     }
 
     /// The bitmaps, and whether they agree with the data.

@@ -19,6 +19,8 @@ const TABLE_MAX: u64 = 64 << 20;
 const ENTRIES_MAX: u64 = 64 << 20;
 /// Bytes of extra data that an entry of version 3 has at least.
 const EXTRA_MIN: u32 = 16;
+/// Bytes of it that QEMU takes at most.
+const EXTRA_MAX: u32 = 1024;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, KnownLayout, Immutable, Unaligned)]
@@ -60,12 +62,15 @@ pub fn tables(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<Vec<Table>
             walk.damage(at, "the table of snapshots is damaged, or longer than the file");
             break;
         }
+        if snapshot.extra_len.get() > EXTRA_MAX {
+            walk.damage(at, "a snapshot has more extra data than 1024 bytes");
+        }
         if version >= 3 && snapshot.extra_len.get() < EXTRA_MIN {
             walk.damage(at, "a snapshot lacks what version 3 says of the size of its disk");
         }
         let table = Table { at: snapshot.l1_at.get(), entries: snapshot.l1_entries.get().into() };
         entries = entries.saturating_add(table.entries);
-        if !walk.shape.is_aligned(table.at) || table.len() > L1_BYTES_MAX || entries > ENTRIES_MAX {
+        if !walk.shape.is_aligned(table.at) || table.at == 0 || table.len() > L1_BYTES_MAX || entries > ENTRIES_MAX {
             walk.damage(
                 at,
                 format!(

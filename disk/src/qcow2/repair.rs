@@ -84,9 +84,8 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     let begin = header.forget_unknown();
     let mut raise = refcounts.raise;
     let mut lower = refcounts.lower;
-    if let Some(Anew { table_at, table_clusters, writes, new_len }) = anew {
+    if let Some(Anew { table_at, table_clusters, writes }) = anew {
         repair.what.push(format!("all refcounts are laid out anew at byte {table_at}"));
-        repair.new_len = new_len;
         raise.extend(writes);
         lower.push(header.set_refcount_table(table_at, table_clusters));
     }
@@ -98,9 +97,13 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
         repair.what.extend(header.close(source, &survey.shape)?);
         repair.batch(header.changed());
     }
-    if let Some(begin) = begin.filter(|_| !repair.batches.is_empty()) {
+    if let Some(begin) = begin.filter(|_| survey.shape.claims_raw_data() || !repair.batches.is_empty()) {
         repair.batches.insert(0, vec![begin]);
+        repair.what.insert(0, "autoclear bits of other programs are cleared".into());
     }
+    // The last structure of a file need not be there in full.
+    let ends = repair.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len())));
+    repair.new_len = ends.max().filter(|&end| end > source.len());
     Ok(repair)
 }
 

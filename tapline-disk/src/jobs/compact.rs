@@ -23,7 +23,7 @@ use crate::relink::Time;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::size::readable;
-use crate::stream::grid;
+use crate::stream::{grid, stored_runs};
 use crate::target::{Identity, Plan, Shape, Target};
 
 /// How much of the disk is looked up at once.
@@ -142,13 +142,38 @@ impl Copy<'_> {
                 read.push((span, memory));
             }
             self.source.wait_for_all()?;
-            for (span, memory) in read {
-                // A stored zero hides what the parent has; without one it is as good as nothing.
-                if self.on_parent || !memory.is_zero() {
-                    self.target.submit(Operation::Write { durable: false }, span, memory, Token(span.at))?;
-                }
+            for (span, memory) in &read {
+                self.write(*span, memory)?;
             }
             self.target.wait_for_all()?;
+        }
+        Ok(())
+    }
+
+    /// Without a parent, stored zeros are as good as nothing. On a parent they hide what it has: they get their place,
+    /// and give its space back.
+    fn write(&mut self, span: Span, memory: &Segments) -> Result<(), Failure> {
+        let stored = stored_runs(memory);
+        let bytes = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
+        let part = |from: usize, len: usize| Span { at: span.at.saturating_add(bytes(from)), len: bytes(len) };
+        let write = Operation::Write { durable: false };
+        if !self.on_parent {
+            for (from, memory) in stored {
+                let span = part(from, memory.len());
+                self.target.submit(write, span, memory, Token(span.at))?;
+            }
+            return Ok(());
+        }
+        self.target.submit(write, span, memory.clone(), Token(span.at))?;
+        let mut end = 0;
+        let behind = (memory.len(), 0);
+        for (from, len) in stored.iter().map(|(from, run)| (*from, run.len())).chain([behind]) {
+            if from > end {
+                // Held back by the disk until the write has ended.
+                let hole = part(end, from - end);
+                self.target.submit(Operation::Discard, hole, Segments::empty(), Token(hole.at))?;
+            }
+            end = from + len;
         }
         Ok(())
     }

@@ -4,7 +4,6 @@
 //! flushed before the command ends, and removed if the command fails or a signal ends it.
 
 use disk::{Operation, Span, Token};
-use memory::Segments;
 use serde::Serialize;
 
 use crate::cli::Convert;
@@ -18,14 +17,11 @@ use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::size::readable;
-use crate::stream::{Piece, Stream};
+use crate::stream::{Piece, Stream, stored_runs};
 use crate::target::{Plan, Shape, Target};
 
 /// Writes in flight at most.
 const AHEAD: usize = 16;
-/// Zeros are looked for in runs of this size: what most file systems and guests allocate at least.
-const GRAIN: usize = 64 << 10;
-
 /// What was done. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Converted {
@@ -117,23 +113,6 @@ impl Writer {
     }
 }
 
-/// The runs of `bytes` that hold something, each with its offset; neighbours are one run.
-fn stored_runs(bytes: &Segments) -> Vec<(usize, Segments)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    let mut from = 0;
-    while from < bytes.len() {
-        let len = GRAIN.min(bytes.len() - from);
-        if !bytes.slice(from, len).is_zero() {
-            match runs.last_mut() {
-                Some((start, run)) if *start + *run == from => *run += len,
-                _ => runs.push((from, len)),
-            }
-        }
-        from += len;
-    }
-    runs.into_iter().map(|(from, len)| (from, bytes.slice(from, len))).collect()
-}
-
 fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<(), Failure> {
     let engine = convert.access.engine();
     let target = Layers::open_alone(target, convert.access.options(false))?;
@@ -164,21 +143,4 @@ fn report(convert: &Convert, size: u64, written: u64) -> Result<Exit, Failure> {
 
 fn bytes_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn only_what_is_not_zero_is_written() {
-        let mut bytes = vec![0; 4 * GRAIN + 512];
-        bytes[GRAIN] = 1;
-        bytes[3 * GRAIN - 1] = 2;
-        bytes[4 * GRAIN + 511] = 3;
-        let runs = stored_runs(&Segments::copy_of(&bytes));
-        let shape: Vec<(usize, usize)> = runs.iter().map(|(from, run)| (*from, run.len())).collect();
-        assert_eq!(shape, [(GRAIN, 2 * GRAIN), (4 * GRAIN, 512)]);
-        assert!(stored_runs(&Segments::zeroed(GRAIN)).is_empty());
-    }
 }

@@ -21,9 +21,13 @@ impl Runner {
         into: usize,
         mut each: impl FnMut(&MergeProgress) -> Result<(), Failure>,
     ) -> Result<u64, Failure> {
+        // A disk looks for the space that a kill has left stray when the first request comes.
+        self.flush()?;
         let refused = |error| Failure::new("begin the merge", error);
         self.disk.begin_merge(from, into).map_err(refused)?;
         let mut durable = 0;
+        // How far it was when it had no space the last time.
+        let mut full_at = None;
         loop {
             let Some(progress) = self.disk.merge() else {
                 return Err(Failure::new("go on with the merge", "it is no longer known"));
@@ -39,8 +43,9 @@ impl Runner {
                 }
                 MergeState::Running => self.go_on_merging()?,
                 MergeState::Copied => return self.end_merge(progress.copied),
-                // What was freed until now may be enough to go on.
-                MergeState::Failed(Status::NoSpace) if progress.copied > durable => {
+                // What the sources have freed since the last time may be enough to go on.
+                MergeState::Failed(Status::NoSpace) if full_at.is_none_or(|at| progress.done > at) => {
+                    full_at = Some(progress.done);
                     durable = progress.copied;
                     self.make_durable()?;
                     self.disk.begin_merge(from, into).map_err(refused)?;

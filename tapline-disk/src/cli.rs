@@ -1,5 +1,6 @@
 //! The words of the command line and what they may be. It knows no image and does nothing.
 
+mod disk;
 mod image;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::image_name::ImageName;
 
+pub use disk::{Disk, DiskVerb, SnapshotMethod};
 pub use image::{
     Check, Compact, Compare, Convert, Create, Flatten, ImageCommand, Info, Map, Merge, Rebase, Resize, Snapshot,
 };
@@ -33,6 +35,8 @@ pub enum Command {
     Image(ImageCommand),
     /// Serve one image to a virtual machine (vhost-user) or to anything that speaks NBD
     Serve(Serve),
+    /// Ask a disk that is served to snapshot, merge, clone, revert, resize or pause, while its guest goes on
+    Disk(Disk),
 }
 
 /// `serve`.

@@ -54,6 +54,11 @@ impl Failure {
         Failure { what: with_causes(&error), advice: None, exit: Exit::Failed }
     }
 
+    /// Words of somebody else, who has said what was tried and why it failed.
+    pub fn told(what: String) -> Failure {
+        Failure { what, advice: None, exit: Exit::Failed }
+    }
+
     /// Adds what to do about it.
     pub fn advise(mut self, advice: impl Into<String>) -> Failure {
         self.advice = Some(advice.into());

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ask;
 mod cli;
 mod copy_up;
 mod engine_choice;
@@ -58,6 +59,7 @@ fn carry_out(command: &Command) -> Result<Exit, Failure> {
     signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     match command {
         Command::Serve(serve) => serve::run(serve),
+        Command::Disk(disk) => ask::run(disk),
         Command::Image(command) => run_job(command),
     }
 }

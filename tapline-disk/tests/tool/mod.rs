@@ -2,6 +2,10 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod control;
+pub mod nbd;
+pub mod served;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

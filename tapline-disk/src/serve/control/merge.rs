@@ -168,6 +168,7 @@ impl Merge {
             Stage::Lowering(errand) => match work.fetch(errand) {
                 Ok((lowered, problems)) => {
                     put_back(lowered, work);
+                    work.record_time_of_parent();
                     problems.iter().for_each(say);
                     (Stage::Telling, true)
                 }

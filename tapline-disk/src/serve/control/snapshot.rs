@@ -4,7 +4,8 @@
 //!    happened. *After:* the new file is empty on a parent that has everything.
 //! 2. A flush, so that little is left. 3. Requests are held; those under way end; a last round.
 //! 4. The new file becomes the leaf. *Killed after:* the new file, on the old one.
-//! 5. Requests go on. The old leaf is opened for reading only, so that other disks may stand on it too.
+//! 5. Requests go on. The old leaf is opened for reading only, so that other disks may stand on it too; its time of last
+//!    change is fixed, and the new leaf records it with the next round.
 //!
 //! So whoever finds the new file after a crash takes it for the leaf, and whoever does not, the old one.
 
@@ -71,6 +72,7 @@ impl Snapshot {
                 Stage::Lowering(errand, old, answer) => match work.fetch(errand) {
                     Ok(file) => {
                         lower(old, file, work);
+                        work.record_time_of_parent();
                         self.stage = Stage::Telling(answer);
                     }
                     Err(errand) => return self.wait(Stage::Lowering(errand, old, answer)),

@@ -19,6 +19,7 @@ use super::pause::Pause;
 use super::refusal::{Kind, Refusal};
 use super::{ERRAND, FLUSH};
 use crate::image_name::{FormatName, ImageName};
+use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
 
 /// The hands of a verb.
@@ -146,6 +147,19 @@ impl Work<'_> {
     /// How the leaf was opened.
     pub fn options(&self) -> Result<OpenOptions, Refusal> {
         Ok(self.file(0)?.1.options())
+    }
+
+    /// The leaf's parent is not written to any more: its time of last change is fixed, and the leaf records it with the
+    /// next round. Without it nothing is lost but the discovery that somebody has changed the parent.
+    pub fn record_time_of_parent(&mut self) {
+        let modified = self.file(1).ok().filter(|(_, file)| !file.options().write);
+        let modified = modified.and_then(|(_, file)| rustix::fs::fstat(file).ok());
+        let Some(modified) = modified.and_then(|found| u64::try_from(found.st_mtime).ok()) else { return };
+        let Some(leaf) = self.disk.layer_mut(0) else { return };
+        let Some(link) = leaf.link().filter(|link| link.modified.is_none()) else { return };
+        if let Err(error) = leaf.relink(Some(&disk::Link { modified: Some(modified), ..link })) {
+            say(format_args!("the leaf does not record when its parent was last changed: {error}"));
+        }
     }
 
     /// What every verb that changes the chain needs.

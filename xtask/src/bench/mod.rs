@@ -7,6 +7,7 @@
 mod allocate;
 mod budget;
 mod idle;
+mod live;
 mod server;
 
 use std::path::{Path, PathBuf};
@@ -18,12 +19,14 @@ const USAGE: &str = "usage: cargo xtask bench vhost-user [--rounds N] [--seconds
        cargo xtask bench depth      [--format F] [--rounds N] [--seconds S] [--dir DIR] [--json]
        cargo xtask bench allocate   [--rounds N] [--seconds S] [--dir DIR] [--json]
        cargo xtask bench budget     [--rounds N] [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench live       [--format F] [--rounds N] [--seconds S] [--dir DIR] [--json]
        cargo xtask bench idle       [--disks N]  [--seconds S] [--dir DIR] [--json]
 
 vhost-user  raw, VHD and qcow2 behind `tapline serve`, raw and qcow2 behind qemu-storage-daemon, over vhost-user-blk
 depth       a chain of 30 layers beside one of 1
 allocate    first writes to new images, ours and the peer's
 budget      random reads of a scattered qcow2 of 1 TiB, by size of the part that is read; and memory
+live        what a guest notices of snapshots, clones and a merge of the live leaf
 idle        memory and wake-ups of many served disks that nobody uses
 ";
 
@@ -77,6 +80,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         "depth" => depth(&parsed),
         "allocate" => allocate::run(&parsed),
         "budget" => budget::run(&parsed),
+        "live" => live::run(&parsed),
         "idle" => idle::run(&parsed),
         _ => Err(USAGE.into()),
     }

@@ -46,6 +46,7 @@ impl Kind {
                     command.arg(image);
                 }
                 command.arg("--vhost-user").arg(socket).args(["--io-engine", "aio"]);
+                command.arg("--control").arg(socket.with_extension("control"));
             }
         }
         command
@@ -85,6 +86,11 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(server)
+    }
+
+    /// Where ours listens for orders.
+    pub fn control(&self) -> PathBuf {
+        self.socket.with_extension("control")
     }
 
     /// Where it listens.

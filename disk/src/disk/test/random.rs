@@ -34,7 +34,7 @@ fn random_run(seed: u64, depth: u8) {
 }
 
 /// Four requests at once, each in its own quarter of the disk.
-fn random_batch(rig: &mut Rig, model: &mut [u8]) {
+pub fn random_batch(rig: &mut Rig, model: &mut [u8]) {
     let sectors = model.len() as u64 / 512;
     rig.files.room = 1 + rig.files.draw(16) as usize;
     let mut reads = Vec::new();

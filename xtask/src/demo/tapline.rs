@@ -99,7 +99,9 @@ impl Tapline {
         let answer = tool::text(&mut command)?;
         // Lines about the progress come before it.
         let line = answer.lines().last().unwrap_or_default().to_owned();
-        serde_json::from_str(&line).map_err(|source| TaplineError::Answer { line, source })
+        let mut answer: serde_json::Value =
+            serde_json::from_str(&line).map_err(|source| TaplineError::Answer { line, source })?;
+        Ok(answer["ok"].take())
     }
 
     /// Serves the first of `layers`, whose parents the others are, on a socket of its own.

@@ -51,7 +51,7 @@ fn shows_the_same(room: &Room, layers: &[String]) {
     for qcow2 in layers.iter().filter_map(|layer| layer.strip_prefix("qcow2:")) {
         // By itself: QEMU has its own idea of where the parents' names lead.
         let alone = r#"{"driver":"qcow2","file":{"driver":"file","filename":"FILE"},"backing":null}"#;
-        room.tool("qemu-img", &format!("check json:{}", alone.replace("FILE", qcow2)));
+        room.tool("qemu-img", &format!("check -U json:{}", alone.replace("FILE", qcow2)));
     }
 }
 
@@ -193,6 +193,20 @@ fn flattening_that_was_killed_goes_on() {
         }
         room.done(&format!("image flatten {}", on(&layers)));
         shows_the_same(&room, &layers[..1]);
+    }
+}
+
+#[test]
+fn rebasing_that_was_killed_goes_on() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let layers = full_base(&room, 128 * MIB, format);
+        room.done(&format!("image create {format}:empty --size 128M"));
+        let words = format!("image rebase {} --onto {format}:empty", on(&layers));
+        kill_when(&room, &words, file_of(&layers[0]), 16 << 20);
+        shows_the_same(&room, &layers);
+        room.done(&words);
+        shows_the_same(&room, &[layers[0].clone(), format!("{format}:empty")]);
     }
 }
 

@@ -35,7 +35,7 @@ fn qemu_finds_a_new_image_sound_and_as_it_was_asked_for() {
             info["cluster-size"],
             room.json(&format!("image info qcow2:{cluster}.q"))[0]["qcow2"]["cluster_size"]
         );
-        room.tool("qemu-img", &format!("check -f qcow2 {cluster}.q"));
+        room.tool("qemu-img", &format!("check -U -f qcow2 {cluster}.q"));
         assert_eq!(room.json(&format!("image check qcow2:{cluster}.q"))["result"], "clean");
     }
 }
@@ -45,7 +45,7 @@ fn a_disk_of_16_tib_is_made_written_and_read_by_both() {
     let room = Room::new();
     room.done("image create qcow2:big.q --size 16T");
     room.guest("qcow2:big.q", &["write -P 7 16383G 64k", "write -P 8 0 64k"]);
-    room.tool("qemu-img", "check -f qcow2 big.q");
+    room.tool("qemu-img", "check -U -f qcow2 big.q");
     for command in ["read -P 7 16383G 64k", "read -P 8 0 64k", "read -P 0 8192G 64k"] {
         let said = room.run_words("qemu-io", &["-r", "-f", "qcow2", "-c", command, "big.q"]);
         assert!(said.code == Some(0) && !said.out.contains("failed"), "{command}: {said:?}");
@@ -58,7 +58,7 @@ fn qemu_reads_what_we_convert() {
     room.make_raw("a.raw", 64 * MIB);
     for options in ["", "--cluster-size 512K", "--cluster-size 2M", "--cache writeback"] {
         room.done(&format!("image convert raw:a.raw qcow2:b.q --force --verify {options}"));
-        room.tool("qemu-img", "check -f qcow2 b.q");
+        room.tool("qemu-img", "check -U -f qcow2 b.q");
         room.tool("qemu-img", "compare -f raw -F qcow2 a.raw b.q");
     }
 }
@@ -108,7 +108,7 @@ fn a_chain_of_three_formats_reads_alike_in_both() {
     room.done("image create qcow2:leaf.q --parent qcow2:middle.q --parent raw:base.raw --cluster-size 128K");
     let chain = "qcow2:leaf.q --parent qcow2:middle.q --parent raw:base.raw";
     room.guest(chain, &["write -P 2 3M 4k", "discard 20M 1M"]);
-    room.tool("qemu-img", "check -f qcow2 leaf.q");
+    room.tool("qemu-img", "check -U -f qcow2 leaf.q");
     room.tool("qemu-img", "convert -f qcow2 -O raw leaf.q flat.raw");
     room.done("image compare raw:flat.raw qcow2:leaf.q --other-parent qcow2:middle.q --other-parent raw:base.raw");
     room.done("image convert raw:base.raw vhd:base.vhd");
@@ -146,6 +146,43 @@ fn an_image_of_version_2_is_read_and_not_written() {
 }
 
 #[test]
+fn an_image_that_was_not_closed_is_repaired_before_it_is_written() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 -o lazy_refcounts=on a.q 64M");
+    let killed = room.run_words("qemu-io", &["-f", "qcow2", "-c", "write -P 3 0 10M", "-c", "abort", "a.q"]);
+    assert_ne!(killed.code, Some(0));
+    let before = room.read("a.q");
+    assert_eq!(room.json("image info qcow2:a.q")[0]["qcow2"]["dirty"], true);
+    room.done("image map qcow2:a.q");
+    assert!(room.read("a.q") == before, "an image was written to that was only read");
+    let said = room.tapline("image resize qcow2:a.q --size 128M");
+    assert!(said.code == Some(0) && said.err.contains("has been repaired"), "{said:?}");
+    assert_eq!(room.json("image check qcow2:a.q")["result"], "clean");
+    room.tool("qemu-img", "check -U -f qcow2 a.q");
+    room.guest("qcow2:a.q", &["read -P 3 0 10M", "read -P 0 64M 64M"]);
+}
+
+#[test]
+fn a_check_and_its_repair_end_as_they_are_documented() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    room.done("image convert raw:a.raw qcow2:a.q");
+    let mut bytes = room.read("a.q");
+    // The first refcount block is in the third cluster; the last clusters of the file are data.
+    let info = qemu(&room, "check -U -f qcow2 a.q");
+    let last = usize::try_from(info["image-end-offset"].as_u64().unwrap() / 65536 - 1).unwrap();
+    bytes[2 * 65536 + 2 * last..][..2].fill(0);
+    room.write("a.q", &bytes);
+    let said = room.tapline("image check qcow2:a.q");
+    assert!(said.code == Some(2) && said.out.contains("--repair"), "{said:?}");
+    let said = room.tapline("image check qcow2:a.q --repair");
+    assert!(said.code == Some(3) && said.out.contains("repaired"), "{said:?}");
+    assert_eq!(room.tapline("image check qcow2:a.q --repair").code, Some(0));
+    room.done("image compare raw:a.raw qcow2:a.q");
+    room.tool("qemu-img", "check -U -f qcow2 a.q");
+}
+
+#[test]
 fn names_inside_an_image_are_shown_and_never_opened() {
     let room = Room::new();
     room.write("secret.raw", &vec![7; 1 << 20]);
@@ -158,6 +195,21 @@ fn names_inside_an_image_are_shown_and_never_opened() {
     std::fs::remove_file(room.file("secret.raw")).unwrap();
     room.done("image info qcow2:child.q");
     room.done("image check qcow2:child.q");
+}
+
+#[test]
+fn a_format_that_is_named_wrongly_is_refused() {
+    let room = Room::new();
+    room.make_raw("a.raw", MIB);
+    room.done("image create qcow2:base.q --size 16M");
+    room.done("image create qcow2:child.q --parent qcow2:base.q");
+    for image in ["qcow2:a.raw", "vhd:base.q"] {
+        let said = room.tapline(&format!("image info {image}"));
+        assert!(said.code == Some(4) && said.err.contains("name the format"), "{said:?}");
+    }
+    // As raw, its metadata would be shown to the guest.
+    let said = room.tapline("image map qcow2:child.q --parent raw:base.q");
+    assert!(said.code == Some(64) && said.err.contains("--parent qcow2:base.q"), "{said:?}");
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
         return Ok(());
     }
     walk.refer_alone(start, len, "the directory of bitmaps")?;
-    let mut directory = vec![0; index(len.min(source.len().saturating_sub(start)))];
+    let mut directory = vec![0; index(len)];
     read_padded(source, start, &mut directory)?;
     let mut rest = directory.as_slice();
     let mut entries: u64 = 0;

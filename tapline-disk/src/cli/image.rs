@@ -27,7 +27,7 @@ pub enum ImageCommand {
     Clone(Snapshot),
     /// Merge layers of a chain into the one below them
     Merge(Merge),
-    /// Put an image on other parents, or on none, without changing what it shows
+    /// Put an image on other parents without changing what it shows
     Rebase(Rebase),
     /// Copy into an image all that its parents show, and make it stand on its own
     Flatten(Flatten),

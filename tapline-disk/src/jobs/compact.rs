@@ -69,6 +69,15 @@ pub fn run(compact: &Compact) -> Result<Exit, Failure> {
 fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
     let tried = || format!("compact {name}");
     let Some(image) = layers.images.first() else { return Err(Failure::new(tried(), "it has no layer")) };
+    let marks = match image {
+        Image::Vhd(vhd) if vhd.info().hidden => Some("it is marked as an inner node of a chain by the Xen tools"),
+        Image::Vhd(vhd) if vhd.info().saved => Some("it belongs to a suspended guest"),
+        Image::Qcow2(qcow2) if qcow2.info().snapshots > 0 => Some("it has internal snapshots"),
+        _ => None,
+    };
+    if let Some(mark) = marks {
+        return Err(Failure::new(tried(), format!("{mark}, which would be lost")));
+    }
     let created = match image {
         Image::Vhd(vhd) if vhd.info().block_size.is_some() => Some(vhd.info().created),
         Image::Qcow2(_) => None,

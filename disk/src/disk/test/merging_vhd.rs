@@ -1,5 +1,6 @@
 //! Merges of VHDs into VHDs and into a raw image, under random requests, against a flat array of bytes.
 
+use super::random::random_batch;
 use super::*;
 
 const LEN: u64 = 9 * MIB + 512 * 7;

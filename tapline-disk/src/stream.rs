@@ -1,7 +1,7 @@
 //! A whole disk as a stream of pieces in order, read ahead by a thread of its own.
 //!
 //! Pieces lie on a fixed grid, so that two streams can be compared piece by piece. What is known to be zero is
-//! said to be, and never read. Dropping the stream ends the thread.
+//! said to be, and never read. Dropping the stream ends the thread, and waits for that.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -36,8 +36,9 @@ pub struct Piece {
 pub struct Stream {
     /// Bytes still to come.
     left: u64,
-    pieces: Receiver<Result<Piece, Failure>>,
-    _thread: JoinHandle<()>,
+    /// Gone only while the stream goes.
+    pieces: Option<Receiver<Result<Piece, Failure>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Stream {
@@ -51,7 +52,19 @@ impl Stream {
                 sender.send(Err(failure)).unwrap_or_default();
             }
         });
-        Stream { left, pieces, _thread: thread }
+        Stream { left, pieces: Some(pieces), thread: Some(thread) }
+    }
+}
+
+impl Drop for Stream {
+    /// Waits for the thread, so that its files are unlocked when this returns.
+    fn drop(&mut self) {
+        // Nobody listens any more, which ends the thread at its next piece.
+        drop(self.pieces.take());
+        if let Some(thread) = self.thread.take() {
+            // A thread that has panicked has told why.
+            thread.join().unwrap_or_default();
+        }
     }
 }
 
@@ -62,7 +75,8 @@ impl Iterator for Stream {
         if self.left == 0 {
             return None;
         }
-        let piece = self.pieces.recv().unwrap_or_else(|_| Err(Failure::new("read on", "the reading thread is gone")));
+        let gone = || Failure::new("read on", "the reading thread is gone");
+        let piece = self.pieces.as_ref().and_then(|pieces| pieces.recv().ok()).unwrap_or_else(|| Err(gone()));
         match &piece {
             Ok(piece) => self.left = self.left.saturating_sub(piece.span.len),
             Err(_) => self.left = 0,

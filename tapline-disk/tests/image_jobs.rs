@@ -197,6 +197,20 @@ fn flattening_that_was_killed_goes_on() {
 }
 
 #[test]
+fn rebasing_that_was_killed_goes_on() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let layers = full_base(&room, 128 * MIB, format);
+        room.done(&format!("image create {format}:empty --size 128M"));
+        let words = format!("image rebase {} --onto {format}:empty", on(&layers));
+        kill_when(&room, &words, file_of(&layers[0]), 16 << 20);
+        shows_the_same(&room, &layers);
+        room.done(&words);
+        shows_the_same(&room, &[layers[0].clone(), format!("{format}:empty")]);
+    }
+}
+
+#[test]
 fn an_image_shows_the_same_on_other_parents() {
     for formats in CHAINS {
         let room = Room::new();

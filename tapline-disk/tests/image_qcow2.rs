@@ -198,6 +198,21 @@ fn names_inside_an_image_are_shown_and_never_opened() {
 }
 
 #[test]
+fn a_format_that_is_named_wrongly_is_refused() {
+    let room = Room::new();
+    room.make_raw("a.raw", MIB);
+    room.done("image create qcow2:base.q --size 16M");
+    room.done("image create qcow2:child.q --parent qcow2:base.q");
+    for image in ["qcow2:a.raw", "vhd:base.q"] {
+        let said = room.tapline(&format!("image info {image}"));
+        assert!(said.code == Some(4) && said.err.contains("name the format"), "{said:?}");
+    }
+    // As raw, its metadata would be shown to the guest.
+    let said = room.tapline("image map qcow2:child.q --parent raw:base.q");
+    assert!(said.code == Some(64) && said.err.contains("--parent qcow2:base.q"), "{said:?}");
+}
+
+#[test]
 fn what_a_guest_discards_comes_back_from_the_file() {
     let room = Room::new();
     for image in ["qcow2:a.q", "vhd:a.vhd"] {

@@ -349,6 +349,7 @@ impl Merge {
             (Stage::Raising(_) | Stage::Opening(..) | Stage::Forgetting(_), _) => "beginning",
             (Stage::Running, true) => "paused",
             (Stage::Running, false) => "running",
+            (Stage::Lowering(_), _) if self.asked.delete => "removing",
             _ => "ending",
         };
         json!({

@@ -13,7 +13,9 @@ mod client;
 mod clone;
 mod copy;
 mod errand;
+mod job;
 mod merge;
+mod merging;
 mod pace;
 mod pause;
 mod protocol;
@@ -35,7 +37,9 @@ use transport::vhost_user::Listener;
 use transport::{Interest, Watch, WatchKey};
 
 use client::{Client, Heard};
-use protocol::{Id, Method, Verb};
+use job::Job;
+use merging::Merging;
+use protocol::{Id, Verb};
 use refusal::{Kind, Refusal};
 
 use crate::failure::Failure;
@@ -76,36 +80,12 @@ pub struct Control {
     stopping: bool,
 }
 
-/// The merge that goes on beside the others.
-#[derive(Debug)]
-struct Merging {
-    merge: Box<merge::Merge>,
-    /// Who is still to be answered.
-    asker: Option<Asker>,
-    /// Whether that is at its end, with lines on the way.
-    follow: bool,
-    /// What was said last.
-    percent: u64,
-}
-
 /// Who waits for an answer.
 #[derive(Clone, Debug)]
 struct Asker {
     place: usize,
     number: u64,
     id: Id,
-}
-
-/// A verb that takes time.
-#[derive(Debug)]
-enum Job {
-    Pausing(standstill::Pausing),
-    Resuming(standstill::Resuming),
-    Snapshot(Box<snapshot::Snapshot>),
-    Copy(Box<copy::Copy>),
-    Revert(Box<revert::Revert>),
-    Clone(clone::Clone),
-    Resize(resize::Resize),
 }
 
 impl Control {
@@ -319,7 +299,7 @@ impl Control {
                 work.paused = false;
                 Job::Resuming(standstill::Resuming)
             }
-            Verb::Snapshot(asked) => snapshot_job(asked, work)?,
+            Verb::Snapshot(asked) => job::snapshot(asked, work)?,
             Verb::Revert(asked) => Job::Revert(Box::new(revert::Revert::begin(asked, work)?)),
             Verb::Clone(asked) => Job::Clone(clone::Clone::begin(asked, work)?),
             Verb::Resize(asked) => Job::Resize(resize::Resize::begin(asked.size, work)?),
@@ -356,73 +336,6 @@ impl Control {
         }
     }
 
-    fn running_merge(&mut self) -> Result<&mut merge::Merge, Refusal> {
-        match &mut self.merging {
-            Some(merging) => Ok(&mut merging.merge),
-            None => {
-                Err(Refusal::new(Kind::State, "there is no merge").advise("merge-status tells how the last one ended"))
-            }
-        }
-    }
-
-    fn merge_status(&self) -> Value {
-        match (&self.merging, &self.merged) {
-            (Some(merging), _) => merging.merge.status(),
-            (None, Some(merged)) => merged.clone(),
-            (None, None) => json!({ "state": "none" }),
-        }
-    }
-
-    fn begin_merging(&mut self, asked: protocol::Merge, asker: &Asker, work: &mut Work<'_>) -> Result<(), Refusal> {
-        let merge = Box::new(merge::Merge::begin(asked, work)?);
-        self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow: asked.follow, percent: 0 });
-        if let Some(client) = self.client(asker) {
-            client.owe();
-        }
-        self.go_on_merging(work);
-        Ok(())
-    }
-
-    /// Drives the merge, unless another verb needs the disk still.
-    fn go_on_merging(&mut self, work: &mut Work<'_>) {
-        let Some(mut merging) = self.merging.take() else { return };
-        let waits = (self.job.is_some() || self.paused) && !merging.merge.is_switching();
-        let outcome = if waits { Ok(None) } else { merging.merge.advance(work) };
-        let outcome = match outcome {
-            Ok(None) => {
-                self.report_merging(&mut merging);
-                self.merging = Some(merging);
-                return;
-            }
-            Ok(Some(value)) => Ok(value),
-            Err(refusal) => Err(refusal),
-        };
-        work.let_go();
-        work.engine.forget(TIMER.0);
-        self.merged = Some(match &outcome {
-            Ok(value) => value.clone(),
-            Err(refusal) => json!({ "state": "failed", "error": refusal }),
-        });
-        self.pay(merging.asker.as_ref(), &outcome);
-    }
-
-    /// Says how far the merge is, to who wants to know.
-    fn report_merging(&mut self, merging: &mut Merging) {
-        if !merging.merge.has_begun() {
-            return;
-        }
-        if !merging.follow {
-            let begun = merging.asker.take();
-            return self.pay(begun.as_ref(), &Ok(merging.merge.status()));
-        }
-        let percent = merging.merge.percent();
-        let Some(asker) = merging.asker.as_ref().filter(|_| percent != merging.percent) else { return };
-        merging.percent = percent;
-        if let Some(client) = self.client(asker) {
-            client.mention(&protocol::event(&asker.id, &merging.merge.status()));
-        }
-    }
-
     /// Says what is owed.
     fn pay(&mut self, asker: Option<&Asker>, outcome: &Result<Value, Refusal>) {
         let Some(asker) = asker else { return };
@@ -456,55 +369,6 @@ impl Control {
     }
 }
 
-impl Job {
-    fn verb(&self) -> &'static str {
-        match self {
-            Job::Pausing(_) => "pause",
-            Job::Resuming(_) => "resume",
-            Job::Snapshot(_) | Job::Copy(_) => "snapshot",
-            Job::Revert(_) => "revert",
-            Job::Clone(_) => "clone",
-            Job::Resize(_) => "resize",
-        }
-    }
-
-    fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        match self {
-            Job::Pausing(job) => job.advance(work),
-            Job::Resuming(job) => job.advance(work),
-            Job::Snapshot(job) => job.advance(work),
-            Job::Copy(job) => job.advance(work),
-            Job::Revert(job) => job.advance(work),
-            Job::Clone(job) => job.advance(work),
-            Job::Resize(job) => job.advance(work),
-        }
-    }
-
-    fn undo(&mut self, work: &mut Work<'_>) {
-        match self {
-            Job::Snapshot(job) => job.undo(work),
-            Job::Copy(job) => job.undo(work),
-            Job::Revert(job) => job.undo(work),
-            Job::Resize(job) => job.undo(work),
-            Job::Pausing(_) | Job::Resuming(_) | Job::Clone(_) => work.let_go(),
-        }
-    }
-}
-
 fn key(place: usize) -> u64 {
     CLIENT.saturating_add(u64::try_from(place).unwrap_or(0))
-}
-
-/// Which way a snapshot goes.
-fn snapshot_job(asked: protocol::Snapshot, work: &mut Work<'_>) -> Result<Job, Refusal> {
-    let protocol::Snapshot { to, method } = asked;
-    let by_reflink = match method {
-        Method::Reflink => true,
-        Method::Auto => copy::is_thinkable(&to, work),
-        Method::Chain => false,
-    };
-    Ok(match by_reflink {
-        true => Job::Copy(Box::new(copy::Copy::begin(to, work)?)),
-        false => Job::Snapshot(Box::new(snapshot::Snapshot::begin(to, work)?)),
-    })
 }

@@ -207,6 +207,8 @@ pub enum Hold {
     Begin,
     /// A flush makes most of it durable while the guest goes on.
     Flushing,
+    /// Another one what has come since: it is short, and leaves less.
+    FlushingAgain,
     /// Requests are held; those under way end.
     Draining,
     /// A last round.
@@ -224,6 +226,10 @@ impl Hold {
                     *self = Hold::Flushing;
                 }
                 Hold::Flushing if work.is_flushed()? => {
+                    work.begin_flush();
+                    *self = Hold::FlushingAgain;
+                }
+                Hold::FlushingAgain if work.is_flushed()? => {
                     work.disk.hold();
                     let now = work.clock();
                     work.pause.begin(now);
@@ -239,7 +245,7 @@ impl Hold {
                 Hold::Syncing if work.disk.is_quiet() && !work.disk.is_syncing() => {
                     return if work.disk.is_clean() { Ok(true) } else { Err(not_durable()) };
                 }
-                Hold::Flushing | Hold::Draining | Hold::Syncing => return Ok(false),
+                Hold::Flushing | Hold::FlushingAgain | Hold::Draining | Hold::Syncing => return Ok(false),
             }
         }
     }

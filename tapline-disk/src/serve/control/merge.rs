@@ -1,8 +1,9 @@
 //! `merge`: what layers hold moves into the one below them, while the guest goes on (decision 0006).
 //!
 //! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them.
-//! 2. The disk stands still. What children record of the time of a parent that is about to change becomes «unknown»,
-//!    durably. The merge begins. *Killed after:* the same chain opens.
+//! 2. Nothing is in flight for a moment, and the layers take the new files. What children record of the time and size of a
+//!    parent that is about to change becomes «unknown». The guest goes on; when that is durable the merge begins. *Killed:*
+//!    the same chain opens.
 //! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
 //! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
 //!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one; the longer opens too.
@@ -60,8 +61,8 @@ pub struct Merge {
 #[derive(Debug)]
 enum Stage {
     Raising(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
-    Opening(Vec<Raised>, Hold),
-    Forgetting(Hold),
+    Opening(Vec<Raised>),
+    Forgetting,
     Running,
     Ending(Hold),
     Leaving(Hold),
@@ -131,7 +132,7 @@ impl Merge {
     fn step(&mut self, stage: Stage, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
         Ok(match stage {
             Stage::Raising(errand) => match work.fetch(errand) {
-                Ok(Ok(raised)) => (Stage::Opening(raised, Hold::default()), true),
+                Ok(Ok(raised)) => (Stage::Opening(raised), true),
                 Ok(Err((refusal, lowered))) => {
                     put_back(lowered, work);
                     self.outcome = Some(refusal);
@@ -139,14 +140,11 @@ impl Merge {
                 }
                 Err(errand) => (Stage::Raising(errand), false),
             },
-            Stage::Opening(raised, mut hold) => match hold.advance(work) {
-                Ok(true) => (self.open(raised, work), true),
-                Ok(false) => (Stage::Opening(raised, hold), false),
-                Err(refusal) => (self.fail(refusal, work), true),
-            },
-            Stage::Forgetting(mut hold) => match hold.advance(work) {
+            Stage::Opening(raised) if work.is_quiet() => (self.open(raised, work), true),
+            Stage::Opening(raised) => (Stage::Opening(raised), false),
+            Stage::Forgetting => match work.is_flushed() {
                 Ok(true) => (self.start(work), true),
-                Ok(false) => (Stage::Forgetting(hold), false),
+                Ok(false) => (Stage::Forgetting, false),
                 Err(refusal) => (self.fail(refusal, work), true),
             },
             Stage::Running => self.run(work)?,
@@ -180,7 +178,7 @@ impl Merge {
         })
     }
 
-    /// The disk stands still: the layers become writable, and no record of a time stays.
+    /// Nothing is in flight: the layers become writable, and no record of a time stays.
     fn open(&mut self, raised: Vec<Raised>, work: &mut Work<'_>) -> Stage {
         for layer in raised {
             let replaced = work.engine.replace(layer.id, layer.file).map_err(Refusal::from);
@@ -200,14 +198,15 @@ impl Merge {
                 return self.fail(error.into(), work);
             }
         }
-        Stage::Forgetting(Hold::default())
+        work.let_go();
+        work.begin_flush();
+        Stage::Forgetting
     }
 
     fn start(&mut self, work: &mut Work<'_>) -> Stage {
         if let Err(error) = work.disk.begin_merge(self.asked.from, self.asked.into) {
             return self.fail(error.into(), work);
         }
-        work.let_go();
         Stage::Running
     }
 
@@ -346,7 +345,7 @@ impl Merge {
     /// How far it is.
     pub fn status(&self) -> Value {
         let state = match (&self.stage, self.stopped) {
-            (Stage::Raising(_) | Stage::Opening(..) | Stage::Forgetting(_), _) => "beginning",
+            (Stage::Raising(_) | Stage::Opening(_) | Stage::Forgetting, _) => "beginning",
             (Stage::Running, true) => "paused",
             (Stage::Running, false) => "running",
             (Stage::Lowering(_), _) if self.asked.delete => "removing",
@@ -364,7 +363,7 @@ impl Merge {
 
     /// Whether it has begun to copy.
     pub fn has_begun(&self) -> bool {
-        !matches!(self.stage, Stage::Raising(_) | Stage::Opening(..) | Stage::Forgetting(_))
+        !matches!(self.stage, Stage::Raising(_) | Stage::Opening(_) | Stage::Forgetting)
     }
 
     /// Whether it holds requests, or is about to.

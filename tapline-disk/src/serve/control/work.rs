@@ -107,6 +107,16 @@ impl Work<'_> {
         }
     }
 
+    /// Holds requests, if they are not held yet; whether nothing is under way any more. There may be much that is not
+    /// durable: see [`Hold`] for that.
+    pub fn is_quiet(&mut self) -> bool {
+        if !self.disk.is_held() {
+            self.disk.hold();
+            self.pause.begin(self.clock());
+        }
+        self.disk.is_quiet()
+    }
+
     /// Lets requests go, unless a client wants them held.
     pub fn let_go(&mut self) {
         if self.disk.is_held() && !self.paused {

@@ -11,18 +11,20 @@ use disk::ImageError;
 
 use crate::crash::{Counts, Explorer, Scene};
 use crate::io::{Fault, FaultKind, ROOM, Visible};
-use crate::media::{Media, Unwritten};
+use crate::media::Unwritten;
 use crate::planted::Planted;
 use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
-use crate::subject::{Kind, Start, Subject};
+use crate::sector::Word;
+use crate::subject::{Kind, Made, Start, Subject, given};
 use crate::workload::{self, Op};
 
 /// The first version number of what is explored; what a preparation wrote has smaller ones.
 const FIRST: u64 = 1;
-/// The first version number of a preparation.
+/// The first version number of the lowest layer's preparation, and how many are left for each.
 const PREPARATION: u64 = 40_000;
+const PREPARATIONS: u64 = 1_000;
 
 /// One run, completely described.
 #[derive(Clone, Debug)]
@@ -81,37 +83,49 @@ pub struct Outcome {
     pub failure: Option<Failure>,
 }
 
-/// The image of a subject with its preparation done and durable.
+/// The image of a subject with the preparation of each layer done and durable, the lowest first.
 pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
-    let start = subject.create()?;
-    let preparation = workload::parse(subject.kind.preparation()).unwrap_or_default();
-    if preparation.is_empty() {
-        return Ok(start);
+    let honest = Subject { told: subject.tail, ..*subject };
+    let mut start = Start::default();
+    for (below, layer) in subject.kind.layers().into_iter().rev().enumerate() {
+        start.files.insert(0, subject.create(layer.made, below)?);
+        start.forms.insert(0, layer.made.form());
+        if layer.made == Made::Given {
+            start.base.extend(given());
+        }
+        let first = PREPARATION + PREPARATIONS * u64::try_from(below).unwrap_or(0);
+        live_first(honest, &mut start, layer.preparation, first);
     }
-    let mut case =
-        Case::new(Subject { told: subject.tail, ..*subject }, preparation, Schedule::undisturbed(Pace::Serial));
-    case.setup.first = PREPARATION;
-    let end = match run(&case.setup, &start, &case.workload, &mut case.schedule, &mut |_, _| Ok(())) {
+    Ok(start)
+}
+
+/// Lets a layer live its first life, whose requests are numbered from `first` on.
+fn live_first(subject: Subject, start: &mut Start, preparation: &str, first: u64) {
+    let preparation = workload::parse(preparation).unwrap_or_default();
+    if preparation.is_empty() {
+        return;
+    }
+    let mut case = Case::new(subject, preparation, Schedule::undisturbed(Pace::Serial));
+    case.setup.first = first;
+    let end = match run(&case.setup, start, &case.workload, &mut case.schedule, &mut |_| Ok(())) {
         Ok(end) => end,
         Err(violation) => panic!("the preparation of {:?} fails: {violation}", subject.kind),
     };
-    let mut base = start.base;
-    let written = case.workload.iter().zip(PREPARATION..).filter(|(op, _)| matches!(op, Op::Write(..)));
+    let written = case.workload.iter().zip(first..).filter(|(op, _)| matches!(op, Op::Write(..)));
     for (op, number) in written {
         let version = u32::try_from(number).unwrap_or(u32::MAX);
-        base.extend(op.sectors().range().map(|sector| (sector, crate::sector::Word::guest(version, sector))));
+        start.base.extend(op.sectors().range().map(|sector| (sector, Word::guest(version, sector))));
     }
-    Ok(Start { files: end.files, base })
+    start.files = end.files;
 }
 
 /// Runs one case and looks at every power loss in it.
 pub fn explore(explorer: &mut Explorer, start: &Start, case: &mut Case) -> Result<End, Failure> {
     explorer.counts.runs += 1;
-    let parents: &[Media] = start.files.get(1..).unwrap_or_default();
     let Case { setup, workload, schedule } = case;
     let looked = catch_unwind(AssertUnwindSafe(|| {
-        let scene = Scene { setup, parents, first_life: true };
-        run(setup, start, workload, schedule, &mut |leaf, oracle| explorer.event(scene, leaf, oracle))
+        let scene = Scene { setup, first_life: true };
+        run(setup, start, workload, schedule, &mut |sight| explorer.event(scene, sight))
     }));
     let result = looked.unwrap_or_else(|panic| Err(Violation::Panic(panic_text(panic.as_ref()))));
     result.map_err(|violation| Failure { violation, case: Box::new(case.clone()) })

@@ -9,14 +9,14 @@
 //! - a discarded sector reads as zero or as before;
 //! - so does the whole disk, after it was closed and opened again.
 
-use disk::{Disk, Extent, ExtentKind, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use disk::{Disk, Extent, ExtentKind, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
 use crate::random::Random;
 use crate::sector::{SECTOR, SECTOR_LEN};
-use crate::subject::{Kind, Subject, child_of, image};
+use crate::subject::{Form, Kind, Subject, child_of, image};
 use crate::workload::{BLOCK, DISK};
 
 /// Requests in flight together, at most.
@@ -86,19 +86,20 @@ pub fn compare(seed: u64, tail: Unwritten, layers: u8, operations: u64) -> Resul
     for layer in 0..layers {
         let kind = if layer == 0 { disk::vhd::Kind::Dynamic } else { child_of([layer; 16]) };
         let open = |error| Difference::Open { layer, error };
-        files.insert(0, image(kind, [layer + 1; 16], tail).map_err(open)?);
+        files.insert(0, image(kind, [layer + 1; 16], DISK, tail).map_err(open)?);
         let mut chain = Chain::open(files, tail, model, random).map_err(open)?;
         chain.operations = done;
         chain.live(operations)?;
         (done, model, random) = (chain.operations, chain.model, chain.random);
-        files = chain.io.contents();
+        files = chain.io.contents(&(0..=layer).map(FileId).collect::<Vec<_>>());
     }
     Ok(done)
 }
 
 impl Chain {
     fn open(mut files: Vec<Media>, tail: Unwritten, model: Vec<u8>, random: Random) -> Result<Chain, ImageError> {
-        let layers = Subject::new(Kind::Child, tail).open(&mut files)?;
+        let forms = vec![Form::Vhd; files.len()];
+        let layers = Subject::new(Kind::Child, tail).open(&mut files, &forms, 1)?;
         let count = layers.len();
         let disk = Disk::new(layers, Options::default())?;
         Ok(Chain {

@@ -108,6 +108,8 @@ struct Pending {
 /// Storage under the control of a test.
 pub struct SimIo {
     files: Vec<SimFile>,
+    /// Those that may be written to.
+    writable: Vec<FileId>,
     pending: Vec<Pending>,
     visible: Visible,
     /// Operations that may be pending at once.
@@ -120,11 +122,12 @@ pub struct SimIo {
 }
 
 impl SimIo {
-    /// Storage that holds `files`, leaf first, all of it durable. With more than `room` operations pending it hands
-    /// back what is pushed.
+    /// Storage that holds `files`, leaf first, all of it durable. Only the leaf may be written to. With more than
+    /// `room` operations pending it hands back what is pushed.
     pub fn new(files: Vec<Media>, visible: Visible, room: usize, fault: Option<Fault>) -> SimIo {
         SimIo {
             files: files.into_iter().map(SimFile::new).collect(),
+            writable: vec![FileId(0)],
             pending: Vec::new(),
             visible,
             room,
@@ -135,15 +138,28 @@ impl SimIo {
         }
     }
 
-    /// The only file that is ever written.
-    pub fn leaf(&self) -> &SimFile {
-        // A disk has at least one layer.
-        &self.files[0]
+    /// A file.
+    pub fn file(&self, id: FileId) -> &SimFile {
+        // A disk that names a file it was not given is broken, and the test says so.
+        &self.files[usize::from(id.0)]
     }
 
-    /// All files as a reader finds them now.
-    pub fn contents(&self) -> Vec<Media> {
-        self.files.iter().map(|file| file.visible().clone()).collect()
+    /// A new file, durable from the beginning, that may be written to.
+    pub fn add(&mut self, media: Media) -> FileId {
+        let id = FileId(u8::try_from(self.files.len()).unwrap_or(u8::MAX));
+        self.files.push(SimFile::new(media));
+        self.writable.push(id);
+        id
+    }
+
+    /// From now on just these may be written to.
+    pub fn let_write(&mut self, files: &[FileId]) {
+        self.writable = files.to_vec();
+    }
+
+    /// Some files as a reader finds them now.
+    pub fn contents(&self, files: &[FileId]) -> Vec<Media> {
+        files.iter().map(|id| self.file(*id).visible().clone()).collect()
     }
 
     /// Number of operations that wait for [`finish`](SimIo::finish).
@@ -183,7 +199,7 @@ impl SimIo {
         }
         let reaches = write.is_none() && error != Some(FileError::Unsupported);
         let write = if reaches { self.apply(&op, error.is_some()) } else { write };
-        let file = self.file(op.file);
+        let file = self.file_mut(op.file);
         match (&op.action, write, error) {
             (Action::SyncData, _, None) => file.synced(coverage),
             (Action::SyncData, _, Some(_)) => {
@@ -196,8 +212,7 @@ impl SimIo {
         FileDone { op, result: error.map_or(Ok(()), Err) }
     }
 
-    fn file(&mut self, id: FileId) -> &mut SimFile {
-        // A disk that names a file it was not given is broken, and the test says so.
+    fn file_mut(&mut self, id: FileId) -> &mut SimFile {
         &mut self.files[usize::from(id.0)]
     }
 
@@ -210,11 +225,11 @@ impl SimIo {
                 (at / SECTOR, vec![Sector::ZERO; usize::try_from(len / SECTOR).unwrap_or(0)], false)
             }
         };
-        assert_eq!(op.file, FileId(0), "a parent is written to: {op:?}");
+        assert!(self.writable.contains(&op.file), "a file is written to that is not open for writing: {op:?}");
         let reached = |random: &mut Random| !fails || random.below(2) == 0;
         let contents: Vec<_> =
             contents.into_iter().map(|content| reached(&mut self.random).then_some(content)).collect();
-        Some(self.file(op.file).apply(sector, contents, grows))
+        Some(self.file_mut(op.file).apply(sector, contents, grows))
     }
 }
 
@@ -287,7 +302,7 @@ mod test {
             assert_eq!(io.finish(1).op.id, OpId(2));
             assert_eq!(into.to_vec(), [seen; 512]);
             io.finish(0);
-            assert_eq!(io.leaf().visible().get(0), Sector::of(&[7; 512]));
+            assert_eq!(io.file(FileId(0)).visible().get(0), Sector::of(&[7; 512]));
         }
     }
 

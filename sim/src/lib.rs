@@ -24,3 +24,4 @@ pub mod sector;
 pub mod shrink;
 pub mod subject;
 pub mod workload;
+pub mod wreck;

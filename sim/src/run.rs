@@ -10,16 +10,16 @@
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 
-use disk::{Disk, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use disk::{Disk, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
-use crate::file::SimFile;
 use crate::io::{Fault, SimIo, Visible};
+use crate::media::Media;
 use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken};
 use crate::planted::{Planted, Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
-use crate::subject::{Start, Subject};
+use crate::subject::{Form, Start, Subject};
 use crate::workload::Op;
 
 /// More events than any workload has: a run that goes on is one that never ends.
@@ -102,8 +102,8 @@ pub struct Setup {
 pub struct End {
     /// Whether the fault happened.
     pub fault_happened: bool,
-    /// The files as a reader finds them.
-    pub files: Vec<crate::media::Media>,
+    /// The files of the chain as a reader finds them, leaf first.
+    pub files: Vec<Media>,
     /// File operations finished.
     pub operations: u64,
 }
@@ -122,13 +122,29 @@ struct Run {
     /// that vanishes panics, as it should.
     disk: ManuallyDrop<Disk<Saboteur<Image>>>,
     oracle: Oracle,
+    /// How each file is to be understood, by its number.
+    forms: Vec<Form>,
+    /// The chains of which each must be right after a power loss, leaf first; the first is the one that is served.
+    chains: Vec<Vec<FileId>>,
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
     operations: u64,
 }
 
+/// What there is to see of a life at one moment.
+pub struct Sight<'a> {
+    /// The storage.
+    pub io: &'a SimIo,
+    /// How each file is to be understood, by its number.
+    pub forms: &'a [Form],
+    /// The chains of which each must be right after a power loss, leaf first.
+    pub chains: &'a [Vec<FileId>],
+    /// What may be found.
+    pub oracle: &'a Oracle,
+}
+
 /// Who looks after every event.
-pub type Watch<'a> = dyn FnMut(&SimFile, &Oracle) -> Result<(), Violation> + 'a;
+pub type Watch<'a> = dyn FnMut(&Sight<'_>) -> Result<(), Violation> + 'a;
 
 /// Runs a workload to its end.
 pub fn run(
@@ -167,7 +183,7 @@ pub fn run(
             None => run.finish(which),
         }
         run.answers()?;
-        watch(run.io.leaf(), &run.oracle)?;
+        watch(&run.sight())?;
     }
     Err(Violation::Endless)
 }
@@ -176,8 +192,8 @@ impl Run {
     fn new(setup: &Setup, start: &Start) -> Result<Run, Violation> {
         let mut files = start.files.clone();
         let plot = Plot::default();
-        let layers = setup.subject.open(&mut files).map_err(Violation::Open)?;
-        let len = files.first().map_or(0, crate::media::Media::len);
+        let layers = setup.subject.open(&mut files, &start.forms, 1).map_err(Violation::Open)?;
+        let len = files.first().map_or(0, Media::len);
         let sabotage = |(layer, image)| {
             let bug = setup.bug.filter(|_| layer == 0);
             Saboteur::new(image, bug, plot.clone(), len)
@@ -185,10 +201,17 @@ impl Run {
         let layers = layers.into_iter().enumerate().map(sabotage).collect();
         let options = Options { requests: setup.depth, ..Options::default() };
         let disk = Disk::new(layers, options).map_err(Violation::Open)?;
+        let chain = (0..).map(FileId).zip(&files).map(|(file, _)| file).collect();
         let io = SimIo::new(files, setup.visible, setup.room, setup.fault);
         let oracle = Oracle::new(start.base.clone());
         let disk = ManuallyDrop::new(disk);
-        Ok(Run { io, plot, disk, oracle, in_flight: BTreeMap::new(), next: setup.first, operations: 0 })
+        let (forms, chains) = (start.forms.clone(), vec![chain]);
+        let in_flight = BTreeMap::new();
+        Ok(Run { io, plot, disk, oracle, forms, chains, in_flight, next: setup.first, operations: 0 })
+    }
+
+    fn sight(&self) -> Sight<'_> {
+        Sight { io: &self.io, forms: &self.forms, chains: &self.chains, oracle: &self.oracle }
     }
 
     fn submit(&mut self, op: Op) {
@@ -282,9 +305,10 @@ impl Run {
         if !self.in_flight.is_empty() || self.disk.in_flight() > 0 {
             return Err(Violation::Unanswered(self.in_flight.len()));
         }
-        let Run { io, disk, operations, .. } = self;
+        let Run { io, disk, operations, chains, .. } = self;
         drop(ManuallyDrop::into_inner(disk));
-        Ok(End { fault_happened: io.fault_happened(), files: io.contents(), operations })
+        let files = chains.first().map(|chain| io.contents(chain)).unwrap_or_default();
+        Ok(End { fault_happened: io.fault_happened(), files, operations })
     }
 }
 

@@ -71,11 +71,11 @@ impl Op {
         }
     }
 
-    /// Whether the simulated disk has the sectors that it is about.
-    pub fn is_inside(self) -> bool {
+    /// Whether a disk of so many sectors has those that it is about.
+    pub fn is_inside(self, disk: u64) -> bool {
         let Sectors { at, count } = self.sectors();
         let some = count > 0 || self == Op::Flush;
-        some && at.checked_add(count).is_some_and(|end| end <= DISK)
+        some && at.checked_add(count).is_some_and(|end| end <= disk)
     }
 
     /// Whether an answer promises that what was answered before, or this write, survives.
@@ -219,8 +219,8 @@ mod test {
     #[test]
     fn random_operations_lie_inside_the_disk() {
         let ops = random(&mut Random::new(1), 10_000);
-        assert!(ops.iter().all(|op| op.is_inside()));
-        assert!(!Op::Read(Sectors { at: u64::MAX, count: 1 }).is_inside());
+        assert!(ops.iter().all(|op| op.is_inside(DISK)));
+        assert!(!Op::Read(Sectors { at: u64::MAX, count: 1 }).is_inside(DISK));
     }
 
     #[test]

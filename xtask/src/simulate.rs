@@ -122,7 +122,7 @@ impl Arguments {
                 "--states" => arguments.states = values.parse(word)?,
                 "--workload" => {
                     let text: String = values.parse(word)?;
-                    arguments.workload = Some(parse_workload(&text)?);
+                    arguments.workload = Some(workload::parse(&text).map_err(|error| format!("--workload: {error}"))?);
                 }
                 "--schedule" => arguments.schedule = Some(values.parse(word)?),
                 "--fault" => arguments.fault = Some(values.parse(word)?),
@@ -135,6 +135,8 @@ impl Arguments {
             }
         }
         arguments.subjects = subjects(&arguments.format, kind, tail.as_deref())?;
+        let sectors = arguments.subjects.iter().map(|subject| subject.kind.sectors()).min().unwrap_or(0);
+        check_workload(arguments.workload.as_deref().unwrap_or_default(), sectors)?;
         Ok(arguments)
     }
 
@@ -166,11 +168,11 @@ impl Values<'_> {
     }
 }
 
-fn parse_workload(text: &str) -> Result<Vec<Op>, String> {
-    let ops = workload::parse(text).map_err(|error| format!("--workload: {error}"))?;
-    match ops.iter().find(|op| !op.is_inside()) {
-        Some(op) => Err(format!("--workload: {op} does not lie in the simulated disk of {} sectors", workload::DISK)),
-        None => Ok(ops),
+/// Checks that disks of so many sectors have what a workload is about.
+fn check_workload(ops: &[Op], sectors: u64) -> Result<(), String> {
+    match ops.iter().find(|op| !op.is_inside(sectors)) {
+        Some(op) => Err(format!("--workload: {op} does not lie in the simulated disk of {} sectors", sectors)),
+        None => Ok(()),
     }
 }
 

@@ -16,7 +16,8 @@ use memory::Segments;
 use crate::io::{Fault, SimIo, Visible};
 use crate::media::Media;
 use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken};
-use crate::planted::{Planted, Plot, SabotagedIo, Saboteur};
+use crate::planted::Planted;
+use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
 use crate::subject::{Form, Start, Subject};
@@ -196,7 +197,7 @@ impl Run {
         let len = files.first().map_or(0, Media::len);
         let sabotage = |(layer, image)| {
             let bug = setup.bug.filter(|_| layer == 0);
-            Saboteur::new(image, bug, plot.clone(), len)
+            Saboteur::new(image, bug, plot.clone(), FileId(u8::try_from(layer).unwrap_or(u8::MAX)), len)
         };
         let layers = layers.into_iter().enumerate().map(sabotage).collect();
         let options = Options { requests: setup.depth, ..Options::default() };

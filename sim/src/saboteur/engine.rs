@@ -1,0 +1,60 @@
+//! An engine that does less than it says, and what the formats with bugs tell it behind the disk's back.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+
+use crate::io::SimIo;
+
+/// What becomes of a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncFate {
+    /// It does what it says.
+    Honest,
+    /// It does nothing.
+    Hollow,
+}
+
+/// What formats and engine agree upon.
+#[derive(Debug, Default)]
+pub struct Agreed {
+    /// For each file, what becomes of the syncs of the round under way.
+    pub syncs: BTreeMap<FileId, VecDeque<SyncFate>>,
+}
+
+/// The same, shared by all that are in it.
+pub type Plot = Rc<RefCell<Agreed>>;
+
+/// An engine that does nothing for some syncs.
+pub struct SabotagedIo<'a> {
+    /// The honest engine.
+    pub io: &'a mut SimIo,
+    /// Which syncs.
+    pub plot: &'a Plot,
+}
+
+impl Io for SabotagedIo<'_> {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        if !matches!(op.action, Action::SyncData) {
+            return self.io.push(op);
+        }
+        let mut plot = self.plot.borrow_mut();
+        match plot.syncs.get_mut(&op.file).and_then(VecDeque::pop_front) {
+            Some(SyncFate::Hollow) => {
+                self.io.push_hollow_sync(op);
+                Ok(())
+            }
+            Some(SyncFate::Honest) | None => self.io.push(op),
+        }
+    }
+
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        self.io.reap(until, done)
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        self.io.allocated(file, at, len)
+    }
+}

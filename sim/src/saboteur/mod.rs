@@ -1,0 +1,239 @@
+//! A format with a bug, between the disk and the honest format.
+//!
+//! With no bug chosen it passes everything through. Which bugs there are is [`crate::planted`]'s affair.
+
+mod engine;
+mod vhd;
+
+use std::collections::BTreeMap;
+
+use disk::{
+    Corrupt, Discarded, FileId, Format, Geometry, ImageError, MetaBlock, MetaWrite, Place, Placed, Reserved, Span,
+    Ticket, Wait,
+};
+
+use crate::planted::Planted;
+use crate::sector::SECTOR;
+pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
+use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers};
+
+/// Part of a block that a request is about.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    span: Span,
+    /// Where the block begins in the file.
+    base: u64,
+}
+
+/// A format with a bug.
+pub struct Saboteur<F> {
+    inner: F,
+    bug: Option<Planted>,
+    plot: Plot,
+    file: FileId,
+    /// Committed early; what the disk is told when it commits.
+    early: BTreeMap<u64, Option<Placed>>,
+    open: BTreeMap<u64, Open>,
+    /// Metadata that the format believes durable and that is still to be written.
+    owed: Vec<Vec<MetaWrite>>,
+    in_round: bool,
+    /// Places that are really another's.
+    alias: BTreeMap<u64, u64>,
+    /// Discarded, and not written since.
+    discarded: Vec<Open>,
+    footer_at: u64,
+}
+
+impl<F: Format> Saboteur<F> {
+    /// `inner` with `bug`, if any, in this file of `file_len` bytes.
+    pub fn new(inner: F, bug: Option<Planted>, plot: Plot, file: FileId, file_len: u64) -> Saboteur<F> {
+        Saboteur {
+            inner,
+            bug,
+            plot,
+            file,
+            early: BTreeMap::new(),
+            open: BTreeMap::new(),
+            owed: Vec::new(),
+            in_round: false,
+            alias: BTreeMap::new(),
+            discarded: Vec::new(),
+            footer_at: file_len.saturating_sub(SECTOR),
+        }
+    }
+
+    fn has(&self, bug: Planted) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Where a byte of the file really is.
+    fn aliased(&self, at: u64) -> u64 {
+        let alias = self.alias.iter().find(|(base, _)| (**base..**base + BLOCK_LEN).contains(&at));
+        alias.map_or(at, |(base, other)| at - base + other)
+    }
+
+    /// Gives a new block the place of another that is being allocated.
+    fn crowd(&mut self, base: u64, span: Span) {
+        let block = span.at / BLOCK_LEN;
+        let other = self.open.values().find(|open| open.span.at / BLOCK_LEN != block && open.base != base);
+        if let Some(other) = other.map(|open| open.base).filter(|other| !self.alias.contains_key(other)) {
+            self.alias.entry(base).or_insert(other);
+        }
+    }
+
+    fn spoil(&mut self, mut batches: Vec<Vec<MetaWrite>>) -> Vec<Vec<MetaWrite>> {
+        match self.bug {
+            Some(Planted::TableBeforeBitmap) => batches.reverse(),
+            Some(Planted::OneBatch) if !batches.is_empty() => batches = vec![batches.concat()],
+            Some(Planted::RoundedBitmap) => bitmaps(&mut batches).for_each(|write| {
+                write.bytes.iter_mut().filter(|byte| **byte != 0).for_each(|byte| *byte = 0xff);
+            }),
+            Some(Planted::EarlyBits) => bitmaps(&mut batches).for_each(|write| {
+                bits_of(write, self.open.values(), |byte, bit| *byte |= bit);
+            }),
+            Some(Planted::ParentShown) => bitmaps(&mut batches).for_each(|write| {
+                bits_of(write, self.discarded.iter(), |byte, bit| *byte &= !bit);
+            }),
+            Some(Planted::OldFooter) => footers(&mut batches).for_each(|write| {
+                std::mem::swap(&mut write.at, &mut self.footer_at);
+            }),
+            Some(Planted::FooterOverBlock) => footers(&mut batches).for_each(|write| {
+                write.at = (write.at + SECTOR + BITMAP_LEN).next_multiple_of(4096);
+            }),
+            Some(Planted::SamePlace) => self.crowd_metadata(&mut batches),
+            _ => {}
+        }
+        let last = batches.len();
+        let hollow = |sync| match self.bug {
+            Some(Planted::EarlyAnswer) => sync == last,
+            Some(Planted::NoDataSync) => sync == 0 && last > 0,
+            Some(Planted::NoMiddleSync) => sync == 1 && last > 1,
+            _ => false,
+        };
+        let fate = |sync| if hollow(sync) { SyncFate::Hollow } else { SyncFate::Honest };
+        self.plot.borrow_mut().syncs.insert(self.file, (0..=last).map(fate).collect());
+        batches
+    }
+
+    fn crowd_metadata(&self, batches: &mut [Vec<MetaWrite>]) {
+        for (base, other) in &self.alias {
+            let entry = |base: u64| u32::try_from((base - BITMAP_LEN) / SECTOR).unwrap_or(0).to_be_bytes();
+            for write in batches.iter_mut().flatten() {
+                if write.at == base - BITMAP_LEN {
+                    write.at = other - BITMAP_LEN;
+                }
+                for place in write.bytes.chunks_exact_mut(4).filter(|place| **place == entry(*base)) {
+                    place.copy_from_slice(&entry(*other));
+                }
+            }
+        }
+    }
+}
+
+impl<F: Format> Format for Saboteur<F> {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+        match self.inner.map(span)? {
+            Place::Data { at, len } => Ok(Place::Data { at: self.aliased(at), len }),
+            other => Ok(other),
+        }
+    }
+
+    fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        let mut reserved = self.inner.reserve(span)?;
+        self.discarded.retain(|discarded| !discarded.span.overlaps(span));
+        let Some(ticket) = reserved.ticket else {
+            return Ok(Reserved { at: self.aliased(reserved.at), ..reserved });
+        };
+        let base = reserved.at - span.at % BLOCK_LEN;
+        if self.has(Planted::SamePlace) {
+            self.crowd(base, span);
+        }
+        self.open.insert(ticket.0, Open { span: Span { len: reserved.len, ..span }, base });
+        reserved.at = self.aliased(reserved.at);
+        if self.has(Planted::EarlyCommit) {
+            let placed = self.inner.commit(ticket);
+            self.early.insert(ticket.0, placed);
+        }
+        Ok(reserved)
+    }
+
+    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+        self.open.remove(&ticket.0);
+        match self.early.remove(&ticket.0) {
+            Some(placed) => placed,
+            None => {
+                let placed = self.inner.commit(ticket)?;
+                Some(Placed { at: self.aliased(placed.at), ..placed })
+            }
+        }
+    }
+
+    fn abandon(&mut self, ticket: Ticket) {
+        self.open.remove(&ticket.0);
+        if self.early.remove(&ticket.0).is_some() {
+            return;
+        }
+        if self.has(Planted::LostAbandon) {
+            self.inner.commit(ticket);
+        } else {
+            self.inner.abandon(ticket);
+        }
+    }
+
+    fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
+        let discarded = self.inner.discard(span)?;
+        if let Discarded::Kept { at, len } = discarded {
+            self.discarded.push(Open { span: Span { at: span.at, len }, base: at - span.at % BLOCK_LEN });
+        }
+        Ok(discarded)
+    }
+
+    fn released(&mut self, at: u64, clean: bool) {
+        self.inner.released(at, clean || self.has(Planted::TrustedRelease));
+        if self.has(Planted::EarlyReuse) && !self.in_round {
+            let batches = self.inner.seal();
+            self.inner.settled(true);
+            self.owed.extend(batches);
+        }
+    }
+
+    fn reclaim(&mut self) -> Option<(u64, u64)> {
+        self.inner.reclaim()
+    }
+
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        self.inner.forget(span)
+    }
+
+    fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        self.inner.grow(len)
+    }
+
+    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        self.inner.unpack(bytes)
+    }
+
+    fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {
+        self.inner.load(block, bytes)
+    }
+
+    fn dirty(&self) -> usize {
+        self.inner.dirty() + self.owed.len()
+    }
+
+    fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        self.in_round = true;
+        let mut batches = std::mem::take(&mut self.owed);
+        batches.extend(self.inner.seal());
+        self.spoil(batches)
+    }
+
+    fn settled(&mut self, durable: bool) {
+        self.in_round = false;
+        self.inner.settled(durable || self.has(Planted::LostRewrite));
+    }
+}

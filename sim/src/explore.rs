@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of clocks or terminals: whoever calls says when it has been enough.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -167,9 +168,16 @@ pub fn exhaustive(
     threads: usize,
     keep_going: &(dyn Fn(usize, usize) -> bool + Sync),
 ) -> Outcome {
-    let workloads: Vec<Vec<Op>> = (1..=bound.ops).flat_map(workload::every).collect();
-    let jobs: Vec<(Subject, &[Vec<Op>])> =
-        subjects.iter().flat_map(|subject| workloads.chunks(CHUNK).map(|chunk| (*subject, chunk))).collect();
+    let themes: BTreeMap<Kind, Vec<Vec<Op>>> = subjects
+        .iter()
+        .map(|Subject { kind, .. }| (*kind, (1..=bound.ops).flat_map(|len| kind.theme().every(len)).collect()))
+        .collect();
+    let chunks = |subject: &Subject| themes.get(&subject.kind).map(|workloads| workloads.chunks(CHUNK));
+    let jobs: Vec<(Subject, &[Vec<Op>])> = subjects
+        .iter()
+        .flat_map(|subject| chunks(subject).into_iter().flatten().map(|chunk| (*subject, chunk)))
+        .collect();
+    let all: usize = jobs.iter().map(|(_, chunk)| chunk.len()).sum();
     let done = AtomicUsize::new(0);
     in_threads(Explorer::default, threads, jobs.len(), &|explorer, job| {
         let (subject, chunk) = jobs[job];
@@ -177,7 +185,7 @@ pub fn exhaustive(
         for workload in chunk {
             let len = u32::try_from(workload.len()).unwrap_or(u32::MAX);
             every_schedule(explorer, &start, subject, workload, bug, bound.interferences(len))?;
-            if !keep_going(done.fetch_add(1, Ordering::Relaxed), subjects.len() * workloads.len()) {
+            if !keep_going(done.fetch_add(1, Ordering::Relaxed), all) {
                 return Ok(false);
             }
         }
@@ -264,7 +272,7 @@ fn in_threads(
 pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>) -> Case {
     let mut random = Random::new(seed);
     let subject = subjects[random.index(subjects.len())];
-    let workload = workload::random(&mut random, ops);
+    let workload = subject.kind.theme().random(&mut random, ops, subject.kind.sectors());
     let mut case = Case::new(subject, workload, Schedule::seeded(random.number()));
     case.setup.visible = [Visible::AtPush, Visible::AtCompletion][random.index(2)];
     case.setup.depth = 1 + random.index(8);

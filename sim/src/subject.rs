@@ -13,7 +13,7 @@ use disk::{Access, Image, ImageError, Tail};
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
-use crate::workload::{BLOCK, DISK};
+use crate::workload::{BLOCK, DISK, GRAIN, Theme};
 
 /// A kind of image, or of chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -112,6 +112,11 @@ impl Kind {
         self.format() == "chain"
     }
 
+    /// What its workloads are about.
+    pub fn theme(self) -> Theme {
+        if self.is_chain() { Theme::Chain } else { Theme::Image }
+    }
+
     /// Sectors of its disk.
     pub fn sectors(self) -> u64 {
         if self.is_chain() { CHAIN } else { DISK }
@@ -185,7 +190,7 @@ pub struct Start {
 }
 
 /// Sectors of the disk of a chain: a whole grain of a merge, and one that the disk's end cuts off.
-pub const CHAIN: u64 = 4096 + BLOCK / 2;
+pub const CHAIN: u64 = GRAIN + BLOCK / 2;
 /// Sectors of the parent that hold data: in each of its blocks, some before and some behind those that the leaf's
 /// workloads touch.
 const IN_PARENT: [(u64, u64); 4] = [(0, 10), (BLOCK - 2, 4), (BLOCK + 9, 2), (2 * BLOCK, 3)];

@@ -181,6 +181,8 @@ fn pages(base: u64, runs: &[Run]) -> Box<[Packed]> {
 #[derive(Debug)]
 pub struct Fold {
     chunks: Vec<Option<Box<[Grain]>>>,
+    /// Length of the disk.
+    end: u64,
     /// Runs in all mixed grains.
     runs: usize,
     /// Where to forget next, when there are too many runs.
@@ -191,7 +193,24 @@ impl Fold {
     /// A map of a disk of `len` bytes of which nothing is known.
     pub fn new(len: u64) -> Fold {
         let chunks = len.div_ceil(GRAIN.saturating_mul(CHUNK));
-        Fold { chunks: vec![None; usize::try_from(chunks).unwrap_or(0)], runs: 0, hand: 0 }
+        Fold { chunks: vec![None; usize::try_from(chunks).unwrap_or(0)], end: len, runs: 0, hand: 0 }
+    }
+
+    /// The disk has become larger, up to `len` bytes. Its last grain is not known any more: there is more of it.
+    pub fn grow(&mut self, len: u64) {
+        let chunks = usize::try_from(len.div_ceil(GRAIN.saturating_mul(CHUNK))).unwrap_or(0);
+        if let Some(end) = self.end.checked_sub(1) {
+            self.forget(end);
+        }
+        self.chunks.resize_with(chunks.max(self.chunks.len()), || None);
+        self.end = self.end.max(len);
+    }
+
+    /// The grain around a byte is to be learned again.
+    pub fn forget(&mut self, at: u64) {
+        if self.grain(at).is_some() {
+            self.replace(at, Grain::Unknown);
+        }
     }
 
     /// The grain around a byte.

@@ -3,7 +3,7 @@
 use super::{Disk, Missing, Op, status_of};
 use crate::fold::Where;
 use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
-use crate::{Action, Allocation, Extent, ExtentKind, FileError, Io, Span, Status};
+use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
 use memory::Segments;
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
@@ -86,7 +86,7 @@ impl<F: Format> Disk<F> {
             Discarded::Kept { at, len } => {
                 self.push_piece(
                     number,
-                    Op::Zero { number, ticket: None, at, len },
+                    Op::Zero { number, ticket: None },
                     self.leaf_file(),
                     Action::Deallocate { at, len },
                     io,
@@ -110,13 +110,7 @@ impl<F: Format> Disk<F> {
     /// Gives the first bytes of `span`, which live in a parent, a place in the leaf that reads as zero; how many.
     fn zero_by_hiding<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let Reserved { at, len, ticket, .. } = self.reserve(span)?;
-        self.push_piece(
-            number,
-            Op::Zero { number, ticket, at, len },
-            self.leaf_file(),
-            Action::Deallocate { at, len },
-            io,
-        );
+        self.push_piece(number, Op::Zero { number, ticket }, self.leaf_file(), Action::Deallocate { at, len }, io);
         Ok(len)
     }
 
@@ -138,39 +132,41 @@ impl<F: Format> Disk<F> {
         self.push_piece(number, op, self.leaf_file(), Action::Deallocate { at, len: size }, io);
     }
 
-    pub(super) fn trimmed<I: Io>(&mut self, number: u32, result: Result<(), FileError>, io: &mut I) {
-        self.unsynced = true;
+    pub(super) fn trimmed<I: Io>(&mut self, number: u32, file: FileId, result: Result<(), FileError>, io: &mut I) {
+        self.touched(file);
         // A discard is advice: storage that cannot deallocate has not failed.
         let result = if result == Err(FileError::Unsupported) { Ok(()) } else { result };
         self.piece_ended(number, status_of(result), io);
     }
 
-    pub(super) fn zeroed<I: Io>(
+    pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
+        let file = done.op.file;
+        match (done.result, done.op.action) {
+            (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
+                let from = Segments::zeroes(usize::try_from(len).unwrap_or(0));
+                let op = Op::Transfer { number, ticket };
+                self.push(op, file, Action::Write { at, from }, io);
+            }
+            (result, _) => self.transferred(number, file, ticket, true, result, io),
+        }
+    }
+
+    pub(super) fn released<I: Io>(
         &mut self,
-        number: u32,
-        ticket: Option<Ticket>,
+        number: Option<u32>,
+        file: FileId,
         at: u64,
-        len: u64,
         result: Result<(), FileError>,
         io: &mut I,
     ) {
-        if result == Err(FileError::Unsupported) {
-            let from = Segments::zeroes(usize::try_from(len).unwrap_or(0));
-            let op = Op::Transfer { number, ticket };
-            return self.push(op, self.leaf_file(), Action::Write { at, from }, io);
-        }
-        self.transferred(number, ticket, true, result, io);
-    }
-
-    pub(super) fn released<I: Io>(&mut self, number: Option<u32>, at: u64, result: Result<(), FileError>, io: &mut I) {
-        self.unsynced = true;
-        if let Some(leaf) = self.leaf() {
-            leaf.released(at, result.is_ok());
+        self.touched(file);
+        if let Some(format) = self.format_of(file) {
+            format.released(at, result.is_ok());
         }
         match number {
             // The place is no longer the guest's, whatever became of its content.
             Some(number) => self.piece_ended(number, Status::Done, io),
-            None => self.reclaimed(io),
+            None => self.reclaimed(file, io),
         }
     }
 

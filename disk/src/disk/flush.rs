@@ -1,10 +1,33 @@
-//! Flushes: rounds of data sync, metadata and syncs; and the reclaiming of space that a crash has left.
+//! Flushes: rounds that make every layer durable that something was written to; and the reclaiming of space that nothing
+//! refers to any more.
+//!
+//! Knows what a round is to make durable, `round` in which order. Keeps, for each layer by itself: no sync that fails is
+//! taken for a success, and nothing is deallocated that a power loss could bring back.
 
 use super::{Disk, Op, status_of};
 use crate::format::Format;
-use crate::round::Step;
-use crate::{Action, FileError, Io, Status};
+use crate::round::{Part, Step};
+use crate::{Action, FileError, FileId, Io, Status};
 use memory::Segments;
+
+/// What there is to do for one layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Upkeep {
+    /// Something was written since the last round began, or may have been before we came.
+    pub unsynced: bool,
+    /// Changed metadata blocks that a failed round has left.
+    pub dirty_left: usize,
+    /// How far the reclaiming of stray space has come.
+    pub reclaim: Reclaim,
+}
+
+impl Upkeep {
+    /// Of a layer that has just been opened.
+    pub fn new(read_only: bool) -> Upkeep {
+        let reclaim = if read_only { Reclaim::Done } else { Reclaim::Start };
+        Upkeep { unsynced: !read_only, dirty_left: 0, reclaim }
+    }
+}
 
 /// How far the reclaiming of stray space has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,44 +45,90 @@ pub(super) enum Reclaim {
 }
 
 impl<F: Format> Disk<F> {
-    /// Begins a round, if none is under way and there is reason for one.
-    pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) {
-        let dirty = self.layers.first().map_or(0, |leaf| leaf.format.dirty());
-        // A round that failed is tried again when somebody asks for it or as much again has changed, not at once and
-        // for ever.
-        let much = dirty > self.options.dirty_max.saturating_add(self.dirty_left) && !self.broken;
-        let reason = !self.flushes.is_empty() || much;
-        if !self.round.is_idle() || !reason || self.reclaim == Reclaim::Syncing {
-            return;
-        }
-        self.flushing = std::mem::take(&mut self.flushes);
-        self.round_status = if self.broken { Status::Failed } else { Status::Done };
-        if self.broken || (!self.unsynced && dirty == 0) {
-            return self.answer_round(io);
-        }
-        self.unsynced = false;
-        let batches = self.leaf().map(Format::seal).unwrap_or_default();
-        let step = self.round.begin(batches);
-        self.take_step(step, io);
+    /// Makes everything durable that has been written until now, as a flush does. What came of it: [`Disk::is_clean`],
+    /// once [`Disk::is_syncing`] no longer holds.
+    pub fn sync<I: Io>(&mut self, io: &mut I) {
+        self.sync_asked = true;
+        self.begin_round(io);
     }
 
-    fn take_step<I: Io>(&mut self, step: Step, io: &mut I) {
-        match step {
-            Step::Sync => self.push(Op::Sync, self.leaf_file(), Action::SyncData, io),
-            Step::Write(batch) => {
-                for write in batch {
-                    let from = Segments::copy_of(&write.bytes);
-                    self.push(Op::Meta, self.leaf_file(), Action::Write { at: write.at, from }, io);
-                }
-            }
-            Step::End { durable } => {
-                if let Some(leaf) = self.leaf() {
-                    leaf.settled(durable);
-                    self.dirty_left = if durable { 0 } else { leaf.dirty() };
-                }
-                self.answer_round(io);
+    /// Whether a round is under way, or about to begin.
+    pub fn is_syncing(&self) -> bool {
+        self.sync_asked || !self.round.is_idle()
+    }
+
+    /// Whether everything is durable that was ever written.
+    pub fn is_clean(&self) -> bool {
+        let clean = |&depth: &usize| {
+            self.layers.get(depth).is_none_or(|layer| !layer.upkeep.unsynced && layer.format.dirty() == 0)
+        };
+        !self.broken && !self.is_syncing() && self.writers.iter().all(clean)
+    }
+
+    /// Begins a round, if none is under way and there is reason for one.
+    pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) {
+        let reason = !self.flushes.is_empty() || self.sync_asked || self.is_much_dirty();
+        if !self.round.is_idle() || !reason || self.reclaim_syncs > 0 {
+            return;
+        }
+        self.sync_asked = false;
+        self.flushing = std::mem::take(&mut self.flushes);
+        self.round_status = if self.broken { Status::Failed } else { Status::Done };
+        let parts = if self.broken { Vec::new() } else { self.seal() };
+        let step = self.round.begin(parts);
+        self.take_steps(step, io);
+    }
+
+    /// Whether so much metadata has changed that it is written though nobody asks. A round that failed is tried again
+    /// when somebody asks for it or as much again has changed, not at once and for ever.
+    fn is_much_dirty(&self) -> bool {
+        let much = |&depth: &usize| {
+            let Some(layer) = self.layers.get(depth) else { return false };
+            layer.format.dirty() > self.options.dirty_max.saturating_add(layer.upkeep.dirty_left)
+        };
+        !self.broken && self.writers.iter().any(much)
+    }
+
+    /// Seals all layers that something was written to, at one moment; the deepest comes first.
+    fn seal(&mut self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for &depth in self.writers.iter().rev() {
+            let Some(layer) = self.layers.get_mut(depth) else { continue };
+            if layer.upkeep.unsynced || layer.format.dirty() > 0 {
+                layer.upkeep.unsynced = false;
+                parts.push(Part { file: layer.file, batches: layer.format.seal() });
             }
         }
+        parts
+    }
+
+    /// Takes the steps of a round up to the next one that has to be waited for.
+    fn take_steps<I: Io>(&mut self, mut step: Step, io: &mut I) {
+        loop {
+            match step {
+                Step::Sync(file) => return self.push(Op::Sync, file, Action::SyncData, io),
+                Step::Write(file, batch) => {
+                    for write in batch {
+                        let from = Segments::copy_of(&write.bytes);
+                        self.push(Op::Meta, file, Action::Write { at: write.at, from }, io);
+                    }
+                    return;
+                }
+                Step::Settle { file, durable } => {
+                    self.settle_layer(file, durable);
+                    step = self.round.next();
+                }
+                Step::End => return self.answer_round(io),
+            }
+        }
+    }
+
+    fn settle_layer(&mut self, file: FileId, durable: bool) {
+        let Some(layer) = self.layer_of(file) else { return };
+        layer.format.settled(durable);
+        layer.upkeep.dirty_left = if durable { 0 } else { layer.format.dirty() };
+        // Its turn may not even have come.
+        layer.upkeep.unsynced |= !durable;
     }
 
     fn answer_round<I: Io>(&mut self, io: &mut I) {
@@ -68,6 +137,7 @@ impl<F: Format> Disk<F> {
             self.fail(number, status);
             self.end(number);
         }
+        self.reclaim_more(io);
         self.begin_round(io);
     }
 
@@ -76,61 +146,84 @@ impl<F: Format> Disk<F> {
             self.round_status = status_of(result);
         }
         if let Some(step) = self.round.written(result.is_ok()) {
-            self.take_step(step, io);
+            self.take_steps(step, io);
         }
     }
 
     pub(super) fn synced<I: Io>(&mut self, result: Result<(), FileError>, io: &mut I) {
-        let step = match result {
-            Ok(()) => self.round.synced(),
-            Err(_) => {
-                // The kernel may have marked the lost pages clean: a sync that succeeds later proves nothing.
-                self.broken = true;
-                self.round_status = Status::Failed;
-                self.round.end(false)
-            }
-        };
-        self.take_step(step, io);
+        if result.is_err() {
+            // The kernel may have marked the lost pages clean: a sync that succeeds later proves nothing.
+            self.broken = true;
+            self.round_status = Status::Failed;
+        }
+        let step = self.round.synced(result.is_ok());
+        self.take_steps(step, io);
     }
 
-    /// Looks for stray space, once, when the first request comes.
+    /// Looks for stray space in layers that were opened since it was last looked for, when a request comes.
     pub(super) fn begin_reclaim<I: Io>(&mut self, io: &mut I) {
-        if self.reclaim != Reclaim::Start {
+        if !self.reclaim_due || self.held_back || !self.round.is_idle() {
             return;
         }
-        match self.leaf().and_then(Format::reclaim) {
-            Some((at, len)) => {
-                self.reclaim = Reclaim::Syncing;
-                self.push(Op::ReclaimSync { at, len }, self.leaf_file(), Action::SyncData, io);
+        self.reclaim_due = false;
+        for depth in self.writers.clone() {
+            let Some(layer) = self.layers.get_mut(depth) else { continue };
+            if layer.upkeep.reclaim != Reclaim::Start {
+                continue;
             }
-            None => self.reclaim = Reclaim::Done,
+            layer.upkeep.reclaim = Reclaim::Done;
+            if let Some((at, len)) = layer.format.reclaim() {
+                layer.upkeep.reclaim = Reclaim::Syncing;
+                let file = layer.file;
+                self.reclaim_syncs = self.reclaim_syncs.saturating_add(1);
+                self.push(Op::ReclaimSync { at, len }, file, Action::SyncData, io);
+            }
         }
     }
 
-    pub(super) fn reclaim_synced<I: Io>(&mut self, at: u64, len: u64, result: Result<(), FileError>, io: &mut I) {
+    pub(super) fn reclaim_synced<I: Io>(
+        &mut self,
+        file: FileId,
+        at: u64,
+        len: u64,
+        result: Result<(), FileError>,
+        io: &mut I,
+    ) {
+        self.reclaim_syncs = self.reclaim_syncs.saturating_sub(1);
+        self.broken |= result.is_err();
+        if let Some(layer) = self.layer_of(file) {
+            layer.upkeep.reclaim = if result.is_ok() { Reclaim::Busy } else { Reclaim::Done };
+        }
         if result.is_ok() {
-            self.reclaim = Reclaim::Busy;
-            self.push(Op::Release { number: None, at }, self.leaf_file(), Action::Deallocate { at, len }, io);
-        } else {
-            self.broken = true;
-            self.reclaim = Reclaim::Done;
+            self.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
         }
         self.begin_round(io);
     }
 
-    pub(super) fn reclaimed<I: Io>(&mut self, io: &mut I) {
-        self.reclaim = Reclaim::Done;
+    pub(super) fn reclaimed<I: Io>(&mut self, file: FileId, io: &mut I) {
+        if let Some(layer) = self.layer_of(file) {
+            layer.upkeep.reclaim = Reclaim::Done;
+        }
         self.reclaim_more(io);
     }
 
-    /// Deallocates the next stray space, one at a time: nobody waits for it.
+    /// Deallocates the next stray space of each layer, one at a time: nobody waits for it. Not while requests are held
+    /// back: whoever does that waits for an end.
     pub(super) fn reclaim_more<I: Io>(&mut self, io: &mut I) {
-        if self.reclaim != Reclaim::Done || self.broken {
+        if self.broken || self.held_back {
             return;
         }
-        if let Some((at, len)) = self.leaf().and_then(Format::reclaim) {
-            self.reclaim = Reclaim::Busy;
-            self.push(Op::Release { number: None, at }, self.leaf_file(), Action::Deallocate { at, len }, io);
+        for which in 0..self.writers.len() {
+            let depth = self.writers.get(which).copied().unwrap_or(usize::MAX);
+            let Some(layer) = self.layers.get_mut(depth) else { continue };
+            if layer.upkeep.reclaim != Reclaim::Done {
+                continue;
+            }
+            if let Some((at, len)) = layer.format.reclaim() {
+                layer.upkeep.reclaim = Reclaim::Busy;
+                let file = layer.file;
+                self.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
+            }
         }
     }
 }

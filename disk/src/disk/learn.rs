@@ -127,6 +127,12 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
     let mut at = span.at;
     while at < span.end() {
         let rest = Span { at, len: span.end().saturating_sub(at) };
+        // Behind the end of a layer that is smaller than the one above there is zero, whatever is below.
+        let size = layer.format.geometry().len;
+        if at >= size {
+            return append(runs, Run { span: rest, place: Where::Zero });
+        }
+        let rest = Span { at, len: rest.len.min(size.saturating_sub(at)) };
         let place = match layer.format.map(rest) {
             Ok(place) => place,
             Err(Wait::Load(block)) => {

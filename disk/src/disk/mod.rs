@@ -9,8 +9,9 @@
 //!   after waits for them;
 //! - after a failed sync no write is begun any more.
 //!
-//! `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
+//! `chain` is the layers, `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
 
+mod chain;
 mod clear;
 mod flush;
 mod learn;
@@ -26,7 +27,7 @@ use crate::{
     Action, FileDone, FileError, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request,
     Span, Status,
 };
-use flush::Reclaim;
+pub use chain::Layer;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
@@ -67,8 +68,8 @@ struct Active {
 enum Op {
     /// Bytes of a request; a write may have a place to commit.
     Transfer { number: u32, ticket: Option<Ticket> },
-    /// Zeroes of a request, by deallocation of this file range; in place, or to be committed.
-    Zero { number: u32, ticket: Option<Ticket>, at: u64, len: u64 },
+    /// Zeroes of a request, by deallocation; in place, or to be committed.
+    Zero { number: u32, ticket: Option<Ticket> },
     /// Deallocation for a discard, of a place that is kept.
     Trim { number: u32 },
     /// Deallocation of a place that was given up, on behalf of a request or of nobody.
@@ -92,15 +93,6 @@ struct Parked {
 
 /// Metadata that is to be loaded, by file.
 type Missing = Vec<(FileId, MetaBlock)>;
-
-/// One image of the chain, and the number of its file.
-#[derive(Debug)]
-pub struct Layer<F> {
-    /// The file, as the engine knows it.
-    pub file: FileId,
-    /// What is in it.
-    pub format: F,
-}
 
 /// A virtual disk: a chain of images, and everything that is in flight on it.
 #[derive(Debug)]
@@ -132,11 +124,16 @@ pub struct Disk<F: Format> {
     flushing: Vec<u32>,
     /// How the round under way has failed, if it has.
     round_status: Status,
-    /// Changed metadata blocks that a failed round has left.
-    dirty_left: usize,
-    /// Something was written since the last sync was submitted, or may have been before we came.
-    unsynced: bool,
-    reclaim: Reclaim,
+    /// A round is to begin though no request asks for it.
+    sync_asked: bool,
+    /// Layers that can be written to, leaf first.
+    writers: Vec<usize>,
+    /// In some of them stray space has not been looked for yet.
+    reclaim_due: bool,
+    /// Syncs under way in front of a first reclaim.
+    reclaim_syncs: usize,
+    /// New requests wait.
+    held_back: bool,
     broken: bool,
     answers: VecDeque<(Request, Status)>,
 }
@@ -152,19 +149,8 @@ impl<F: Format> Disk<F> {
             let what = format!("a chain of {} layers is longer than the {LAYERS_MAX} that are allowed", layers.len());
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
-        for (depth, layer) in layers.iter().map(Format::geometry).enumerate() {
-            if layer.len != geometry.len {
-                let what = format!("layer {depth} has {} bytes, the leaf {}", layer.len, geometry.len);
-                return Err(ImageError::new(ImageErrorKind::Mismatch, what));
-            }
-            if layer.block > geometry.block {
-                let what =
-                    format!("layer {depth} lies on storage with {}-byte blocks, too coarse for the leaf", layer.block);
-                return Err(ImageError::new(ImageErrorKind::Unsupported, what));
-            }
-        }
-        Ok(Disk {
-            layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer { file, format }).collect(),
+        let mut disk = Disk {
+            layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer::new(file, format)).collect(),
             geometry,
             options,
             fold: Fold::new(geometry.len),
@@ -182,12 +168,19 @@ impl<F: Format> Disk<F> {
             flushes: Vec::new(),
             flushing: Vec::new(),
             round_status: Status::Done,
-            dirty_left: 0,
-            unsynced: !geometry.read_only,
-            reclaim: if geometry.read_only { Reclaim::Done } else { Reclaim::Start },
+            sync_asked: false,
+            writers: Vec::new(),
+            reclaim_due: true,
+            reclaim_syncs: 0,
+            held_back: false,
             broken: false,
             answers: VecDeque::new(),
-        })
+        };
+        for (depth, layer) in disk.layers.iter().enumerate() {
+            disk.check_block(layer.format.geometry(), &format!("layer {depth}"))?;
+        }
+        disk.layers_changed();
+        Ok(disk)
     }
 
     /// Size and limits.
@@ -231,19 +224,20 @@ impl<F: Format> Disk<F> {
 
     /// Takes a finished file operation in.
     pub fn settle<I: Io>(&mut self, done: FileDone, io: &mut I) {
+        let file = done.op.file;
         let op = u32::try_from(done.op.id.0).ok().and_then(|id| self.ops.remove(id));
         match op {
             Some(Op::Transfer { number, ticket }) => {
                 let wrote = matches!(done.op.action, Action::Write { .. });
-                self.transferred(number, ticket, wrote, done.result, io);
+                self.transferred(number, file, ticket, wrote, done.result, io);
             }
-            Some(Op::Zero { number, ticket, at, len }) => self.zeroed(number, ticket, at, len, done.result, io),
-            Some(Op::Trim { number }) => self.trimmed(number, done.result, io),
-            Some(Op::Release { number, at }) => self.released(number, at, done.result, io),
+            Some(Op::Zero { number, ticket }) => self.zeroed(number, ticket, done, io),
+            Some(Op::Trim { number }) => self.trimmed(number, file, done.result, io),
+            Some(Op::Release { number, at }) => self.released(number, file, at, done.result, io),
             Some(Op::Load { block }) => self.loaded(block, done, io),
             Some(Op::Meta) => self.meta_written(done.result, io),
             Some(Op::Sync) => self.synced(done.result, io),
-            Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(at, len, done.result, io),
+            Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(file, at, len, done.result, io),
             // An engine that invents completions is broken beyond what we could mend.
             None => debug_assert!(false, "a completion of an operation that was never pushed"),
         }
@@ -351,7 +345,7 @@ impl<F: Format> Disk<F> {
     /// Starts the held requests that need not wait any more. A loop and not part of `end`, since a request may
     /// end as soon as it is started.
     fn start_held<I: Io>(&mut self, io: &mut I) {
-        while std::mem::take(&mut self.ended) {
+        while !self.held_back && std::mem::take(&mut self.ended) {
             for request in std::mem::take(&mut self.held) {
                 if self.must_wait(&request) {
                     self.held.push_back(request);
@@ -364,6 +358,9 @@ impl<F: Format> Disk<F> {
 
     /// Whether the request overlaps, in flight or ahead of it in the queue, something that it must not.
     fn must_wait(&self, request: &Request) -> bool {
+        if self.held_back {
+            return true;
+        }
         let exclusive = is_exclusive(request.operation());
         if !exclusive && self.exclusive == 0 && self.held.is_empty() {
             return false;
@@ -400,7 +397,7 @@ impl<F: Format> Disk<F> {
     }
 
     fn format_of(&mut self, file: FileId) -> Option<&mut F> {
-        self.layers.iter_mut().find(|layer| layer.file == file).map(|layer| &mut layer.format)
+        self.layer_of(file).map(|layer| &mut layer.format)
     }
 }
 

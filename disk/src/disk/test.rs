@@ -2,6 +2,8 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
+mod chain;
+
 use std::collections::VecDeque;
 
 use memory::Segments;
@@ -459,13 +461,6 @@ fn extents_tell_data_from_holes() {
         (ExtentKind::Hole, 56 * MIB - 4096),
     ];
     assert_eq!(found, expected);
-}
-
-#[test]
-fn layers_of_different_sizes_are_refused() {
-    let layers =
-        vec![Image::Raw(Raw::new(MIB, 512, false).unwrap()), Image::Raw(Raw::new(2 * MIB, 512, true).unwrap())];
-    assert_eq!(Disk::new(layers, Options::default()).unwrap_err().kind, ImageErrorKind::Mismatch);
 }
 
 /// Random requests, several at a time and never overlapping, against a flat array of bytes; several layers deep,

@@ -3,7 +3,7 @@
 use super::{Disk, Op, Parked, status_of};
 use crate::fold::Where;
 use crate::format::{Format, Reserved, Ticket, Wait};
-use crate::{Action, FileError, Io, Span, Status};
+use crate::{Action, FileError, FileId, Io, Span, Status};
 use memory::Segments;
 
 impl<F: Format> Disk<F> {
@@ -84,29 +84,31 @@ impl<F: Format> Disk<F> {
     pub(super) fn transferred<I: Io>(
         &mut self,
         number: u32,
+        file: FileId,
         ticket: Option<Ticket>,
         wrote: bool,
         result: Result<(), FileError>,
         io: &mut I,
     ) {
         // A failed write may have reached any part of its range.
-        self.unsynced |= wrote;
+        if wrote {
+            self.touched(file);
+        }
         if let Some(ticket) = ticket {
-            self.conclude(ticket, result.is_ok(), io);
+            self.conclude(file, ticket, result.is_ok(), io);
         }
         self.piece_ended(number, status_of(result), io);
     }
 
     /// Commits or abandons a reservation; those who waited for that go on.
-    pub(super) fn conclude<I: Io>(&mut self, ticket: Ticket, ok: bool, io: &mut I) {
-        let file = self.leaf_file();
-        let Some(leaf) = self.leaf() else { return };
+    pub(super) fn conclude<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
+        let Some(format) = self.format_of(file) else { return };
         if ok {
-            if let Some(placed) = leaf.commit(ticket) {
+            if let Some(placed) = format.commit(ticket) {
                 self.fold.overlay(placed.span, Where::Data { file, at: placed.at });
             }
         } else {
-            leaf.abandon(ticket);
+            format.abandon(ticket);
             self.reclaim_more(io);
         }
         for Parked { number, rest } in self.busy.remove(&(file, ticket)).unwrap_or_default() {

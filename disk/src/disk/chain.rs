@@ -1,0 +1,194 @@
+//! The layers of a disk, and how they change while the disk lives: a leaf on top, a layer opened otherwise, layers taken
+//! off, a larger leaf.
+//!
+//! Knows nothing of why. Keeps: the layers change only while nothing is in flight, so that no operation under way was
+//! begun on another chain than it ends on; and where it matters only when all of them are durable.
+//!
+//! Whoever changes the chain holds requests back, has a round make durable what there is, changes, and lets go:
+//!
+//! 1. [`Disk::hold`]. What is in flight ends ([`Disk::is_quiet`]); what comes waits.
+//! 2. [`Disk::sync`], until [`Disk::is_clean`].
+//! 3. The change, which takes constant time but for [`Disk::pop_to`].
+//! 4. [`Disk::release`].
+
+use super::flush::Upkeep;
+use super::{Disk, LAYERS_MAX};
+use crate::fold::Fold;
+use crate::format::Format;
+use crate::{FileId, Geometry, ImageError, ImageErrorKind, Io};
+
+/// One image of the chain, and the number of its file.
+#[derive(Debug)]
+pub struct Layer<F> {
+    /// The file, as the engine knows it.
+    pub file: FileId,
+    /// What is in it.
+    pub format: F,
+    pub(super) upkeep: Upkeep,
+}
+
+impl<F: Format> Layer<F> {
+    pub(super) fn new(file: FileId, format: F) -> Layer<F> {
+        let upkeep = Upkeep::new(format.geometry().read_only);
+        Layer { file, format, upkeep }
+    }
+}
+
+/// What must be the case before the chain changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// Requests are held back and nothing is in flight.
+    Quiet,
+    /// And everything is durable.
+    Clean,
+}
+
+impl<F: Format> Disk<F> {
+    /// From now on new requests wait; those in flight end.
+    pub fn hold(&mut self) {
+        self.held_back = true;
+    }
+
+    /// Lets the requests go that were held back.
+    pub fn release<I: Io>(&mut self, io: &mut I) {
+        self.held_back = false;
+        self.begin_reclaim(io);
+        self.reclaim_more(io);
+        self.ended = true;
+        self.start_held(io);
+    }
+
+    /// Whether requests are held back.
+    pub fn is_held(&self) -> bool {
+        self.held_back
+    }
+
+    /// Whether nothing is in flight but requests that wait, no file operation either.
+    pub fn is_quiet(&self) -> bool {
+        self.active.len() == 0 && self.ops.len() == 0
+    }
+
+    /// Puts a leaf on top of the chain, empty and of the disk's size, in a file of a number that no other layer has. Only
+    /// while requests are held back, nothing is in flight and everything durable.
+    pub fn push_leaf(&mut self, file: FileId, leaf: F) -> Result<(), ImageError> {
+        self.require(Need::Clean, "a leaf cannot be put on the chain")?;
+        let geometry = leaf.geometry();
+        if self.layers.len() >= LAYERS_MAX {
+            let what =
+                format!("the chain has {} layers already, and no more than {LAYERS_MAX} are allowed", LAYERS_MAX);
+            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
+        }
+        if self.layers.iter().any(|layer| layer.file == file) {
+            let what = format!("file {} is a layer of the chain already", file.0);
+            return Err(ImageError::new(ImageErrorKind::Mismatch, what));
+        }
+        if geometry.len != self.geometry.len {
+            let what = format!("the new leaf has {} bytes, the disk {}", geometry.len, self.geometry.len);
+            return Err(ImageError::new(ImageErrorKind::Mismatch, what));
+        }
+        self.check_block(geometry, "the new leaf")?;
+        self.layers.insert(0, Layer::new(file, leaf));
+        self.geometry.read_only = geometry.read_only;
+        self.layers_changed();
+        Ok(())
+    }
+
+    /// Replaces what is known of a layer's file by what the same file says when it is opened for another access. Only
+    /// while requests are held back, nothing is in flight and everything durable.
+    pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
+        self.require(Need::Clean, "a layer cannot be opened for another access")?;
+        let new = format.geometry();
+        let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
+        let old = layer.format.geometry();
+        if new.len != old.len || new.block != old.block {
+            let what = format!(
+                "layer {depth} has {} bytes in blocks of {}, but was opened again with {} in blocks of {}",
+                old.len, old.block, new.len, new.block
+            );
+            return Err(ImageError::new(ImageErrorKind::Mismatch, what));
+        }
+        *layer = Layer::new(layer.file, format);
+        if depth == 0 {
+            self.geometry.read_only = new.read_only;
+        }
+        self.layers_changed();
+        Ok(())
+    }
+
+    /// Takes the layers above `depth` off, which becomes the leaf, and hands them back. Only while requests are held back
+    /// and nothing is in flight: what those layers hold is no longer the disk's, durable or not.
+    pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
+        self.require(Need::Quiet, "layers cannot be taken off the chain")?;
+        let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
+        self.geometry = leaf.format.geometry();
+        self.fold = Fold::new(self.geometry.len);
+        let popped = self.layers.drain(..depth).collect();
+        self.layers_changed();
+        Ok(popped)
+    }
+
+    /// Makes the leaf, and with it the disk, larger; what is new reads as zero. Durable with the next round. Only while
+    /// requests are held back and nothing is in flight.
+    pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        self.require(Need::Quiet, "the disk cannot be made larger")?;
+        if len < self.geometry.len {
+            let what = format!("a disk of {} bytes cannot be made smaller, to {len}", self.geometry.len);
+            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
+        }
+        let Some(leaf) = self.layers.first_mut() else { return Err(no_layer(0)) };
+        leaf.format.grow(len)?;
+        let grown = leaf.format.geometry();
+        self.geometry = Geometry { len: grown.len, chs: grown.chs, ..self.geometry };
+        self.fold.grow(grown.len);
+        Ok(())
+    }
+
+    /// The image of a layer, to be changed in a way that does not concern where bytes live.
+    pub fn layer_mut(&mut self, depth: usize) -> Option<&mut F> {
+        self.layers.get_mut(depth).map(|layer| &mut layer.format)
+    }
+
+    pub(super) fn layer_of(&mut self, file: FileId) -> Option<&mut Layer<F>> {
+        self.layers.iter_mut().find(|layer| layer.file == file)
+    }
+
+    /// Something was written to the file, or deallocated in it, that no sync has covered.
+    pub(super) fn touched(&mut self, file: FileId) {
+        if let Some(layer) = self.layer_of(file) {
+            layer.upkeep.unsynced = true;
+        }
+    }
+
+    /// Takes note of which layers can be written to.
+    pub(super) fn layers_changed(&mut self) {
+        let writable = |(depth, layer): (usize, &Layer<F>)| (!layer.format.geometry().read_only).then_some(depth);
+        self.writers = self.layers.iter().enumerate().filter_map(writable).collect();
+        self.reclaim_due = true;
+    }
+
+    /// A layer that lies on coarser storage than the disk promises its guest cannot take the guest's requests.
+    pub(super) fn check_block(&self, geometry: Geometry, name: &str) -> Result<(), ImageError> {
+        if geometry.block <= self.geometry.block {
+            return Ok(());
+        }
+        let what = format!("{name} lies on storage with {}-byte blocks, too coarse for the disk", geometry.block);
+        Err(ImageError::new(ImageErrorKind::Unsupported, what))
+    }
+
+    fn require(&self, need: Need, what: &str) -> Result<(), ImageError> {
+        let obstacle = if !self.held_back {
+            "requests are not held back"
+        } else if !self.is_quiet() {
+            "operations are in flight"
+        } else if need == Need::Clean && !self.is_clean() {
+            "not everything is durable"
+        } else {
+            return Ok(());
+        };
+        Err(ImageError::new(ImageErrorKind::Unsupported, format!("{what} while {obstacle}")))
+    }
+}
+
+fn no_layer(depth: usize) -> ImageError {
+    ImageError::new(ImageErrorKind::OutOfLimits, format!("there is no layer {depth}"))
+}

@@ -129,7 +129,7 @@ impl Explorer {
                 self.counts.reached += 1;
                 let digest = mix(wreck.state_digest(fates, lengths) ^ legal_digest);
                 if self.seen.insert(digest) {
-                    let sectors = scene.setup.subject.kind.sectors();
+                    let sectors = scene.setup.subject.kind.grown();
                     let windows = windows.get_or_insert_with(|| windows_of(&legal, sight.oracle, sectors));
                     let found = wreck.state(fates, lengths);
                     self.state(scene, &starts_of(sight, &found), &legal, windows, digest)?;
@@ -177,7 +177,7 @@ impl Explorer {
         if let Some(found) = files.iter_mut().zip(&chain.forms).find_map(|(file, form)| damage(file, *form)) {
             return Err(Violation::Damage(found));
         }
-        let sectors = scene.setup.subject.kind.sectors();
+        let sectors = scene.setup.subject.kind.grown();
         let everything: Vec<_> = (0..sectors).step_by(PIECE).map(|at| at..(at + PIECE_LEN).min(sectors)).collect();
         let mut base = BTreeMap::new();
         recover(&scene.setup.subject, chain.clone(), &everything, &mut |sector, word| {
@@ -338,8 +338,16 @@ pub fn recover(
     let options = Options { requests: windows.len(), ..Options::default() };
     let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
     let mut io = SimIo::new(files, Visible::AtCompletion, ROOM, None);
+    let end = disk.geometry().len / SECTOR;
     let mut found = Ok(());
     for window in windows {
+        // What a disk that has not grown does not have is as good as zero.
+        let (window, behind) = (window.start.min(end)..window.end.min(end), window.start.max(end)..window.end);
+        found = found
+            .and_then(|()| behind.into_iter().try_for_each(|at| judge(at, Word::ZERO)).map_err(Violation::Recovered));
+        if window.is_empty() {
+            continue;
+        }
         let span = Span { at: window.start * SECTOR, len: (window.end - window.start) * SECTOR };
         let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(0));
         let read = Request::new(Operation::Read, span, memory.clone(), Token(window.start), &disk.geometry());

@@ -314,12 +314,13 @@ pub fn random(
     })
 }
 
-/// Looks for a planted bug until it is found or `states_max` states have been looked at.
-pub fn hunt(bug: Planted, subjects: &[Subject], states_max: u64) -> Outcome {
+/// Looks for a planted bug, in images of its format, until it is found or `states_max` states have been looked at.
+pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
+    let subjects = subjects(Kind::of_format(bug.format()).unwrap_or_default());
     let mut explorer = Explorer::broad();
     let mut failure = None;
     for seed in 0.. {
-        let mut case = seeded(subjects, seed, HUNT_OPS, Some(bug));
+        let mut case = seeded(&subjects, seed, HUNT_OPS, Some(bug));
         let looked = start_of(&case.setup.subject, None).and_then(|start| explore(&mut explorer, &start, &mut case));
         failure = looked.err();
         if failure.is_some() || explorer.counts.states >= states_max {

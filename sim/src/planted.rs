@@ -7,7 +7,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::io::FaultKind;
-use crate::subject::Kind;
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,30 +47,35 @@ pub enum Planted {
     TrustedRelease,
 }
 
-const NAMES: [(Planted, &str); 17] = [
-    (Planted::TableBeforeBitmap, "table-before-bitmap"),
-    (Planted::OneBatch, "one-batch"),
-    (Planted::EarlyCommit, "early-commit"),
-    (Planted::EarlyAnswer, "early-answer"),
-    (Planted::NoDataSync, "no-data-sync"),
-    (Planted::NoMiddleSync, "no-middle-sync"),
-    (Planted::EarlyReuse, "early-reuse"),
-    (Planted::RoundedBitmap, "rounded-bitmap"),
-    (Planted::EarlyBits, "early-bits"),
-    (Planted::OldFooter, "old-footer"),
-    (Planted::FooterOverBlock, "footer-over-block"),
-    (Planted::SamePlace, "same-place"),
-    (Planted::LostAbandon, "lost-abandon"),
-    (Planted::LostRewrite, "lost-rewrite"),
-    (Planted::ParentShown, "parent-shown"),
-    (Planted::TrustedTail, "trusted-tail"),
-    (Planted::TrustedRelease, "trusted-release"),
+const NAMES: [(Planted, &str, &str); 17] = [
+    (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
+    (Planted::OneBatch, "one-batch", "vhd"),
+    (Planted::EarlyCommit, "early-commit", "vhd"),
+    (Planted::EarlyAnswer, "early-answer", "vhd"),
+    (Planted::NoDataSync, "no-data-sync", "vhd"),
+    (Planted::NoMiddleSync, "no-middle-sync", "vhd"),
+    (Planted::EarlyReuse, "early-reuse", "vhd"),
+    (Planted::RoundedBitmap, "rounded-bitmap", "vhd"),
+    (Planted::EarlyBits, "early-bits", "vhd"),
+    (Planted::OldFooter, "old-footer", "vhd"),
+    (Planted::FooterOverBlock, "footer-over-block", "vhd"),
+    (Planted::SamePlace, "same-place", "vhd"),
+    (Planted::LostAbandon, "lost-abandon", "vhd"),
+    (Planted::LostRewrite, "lost-rewrite", "vhd"),
+    (Planted::ParentShown, "parent-shown", "vhd"),
+    (Planted::TrustedTail, "trusted-tail", "vhd"),
+    (Planted::TrustedRelease, "trusted-release", "vhd"),
 ];
 
 impl Planted {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Planted> {
-        NAMES.into_iter().map(|(planted, _)| planted)
+        NAMES.into_iter().map(|(planted, _, _)| planted)
+    }
+
+    /// The format of the images in which it is looked for.
+    pub fn format(self) -> &'static str {
+        NAMES.iter().find(|(planted, _, _)| *planted == self).map_or("", |(_, _, format)| format)
     }
 
     /// What must go wrong below for the bug to matter.
@@ -86,7 +90,7 @@ impl Planted {
 
 impl fmt::Display for Planted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(NAMES.iter().find(|(planted, _)| planted == self).map_or("", |(_, name)| name))
+        f.pad(NAMES.iter().find(|(planted, _, _)| planted == self).map_or("", |(_, name, _)| name))
     }
 }
 
@@ -94,9 +98,9 @@ impl FromStr for Planted {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Planted, String> {
-        let found = NAMES.iter().find(|(_, name)| *name == text).map(|(planted, _)| *planted);
+        let found = NAMES.iter().find(|(_, name, _)| *name == text).map(|(planted, _, _)| *planted);
         found.ok_or_else(|| {
-            let names: Vec<_> = NAMES.iter().map(|(_, name)| *name).collect();
+            let names: Vec<_> = NAMES.iter().map(|(_, name, _)| *name).collect();
             format!("'{text}' is not a planted bug; there are {}", names.join(", "))
         })
     }

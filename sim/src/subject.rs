@@ -122,6 +122,11 @@ impl Kind {
         if self.is_chain() { CHAIN } else { DISK }
     }
 
+    /// Sectors of its disk when it has been made larger.
+    pub fn grown(self) -> u64 {
+        self.sectors() + if self.theme() == Theme::Image { 0 } else { BLOCK }
+    }
+
     /// Its layers, leaf first.
     pub fn layers(self) -> Vec<Layer> {
         match self {

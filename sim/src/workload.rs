@@ -125,7 +125,9 @@ impl fmt::Display for Op {
 
 /// A word that is not an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, d0+1024, r0+8, f, snapshot, merge, cancel and grow")]
+#[error(
+    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, d0+1024, r0+8, f, snapshot, merge, cancel and grow"
+)]
 pub struct NotAnOp(pub String);
 
 impl FromStr for Op {

@@ -53,9 +53,8 @@ fn no_fault_costs_more_than_the_request_it_befalls() {
 /// Scope: all of them.
 #[test]
 fn every_planted_bug_is_found() {
-    let subjects = vhd();
     let missed: Vec<String> = Planted::all()
-        .filter(|bug| explore::hunt(*bug, &subjects, 100_000).failure.is_none())
+        .filter(|bug| explore::hunt(*bug, 100_000).failure.is_none())
         .map(|bug| bug.to_string())
         .collect();
     assert_eq!(missed, Vec::<String>::new());
@@ -63,7 +62,7 @@ fn every_planted_bug_is_found() {
 
 #[test]
 fn a_failure_is_found_again_by_its_description() {
-    let found = explore::hunt(Planted::EarlyReuse, &vhd(), 100_000).failure.expect("it is found");
+    let found = explore::hunt(Planted::EarlyReuse, 100_000).failure.expect("it is found");
     let described: Schedule = found.case.schedule.to_string().parse().expect("it is a schedule");
     let mut case = Case { schedule: described, ..(*found.case).clone() };
 
@@ -75,7 +74,7 @@ fn a_failure_is_found_again_by_its_description() {
 
 #[test]
 fn a_failure_is_made_small() {
-    let found = explore::hunt(Planted::EarlyReuse, &vhd(), 100_000).failure.expect("it is found");
+    let found = explore::hunt(Planted::EarlyReuse, 100_000).failure.expect("it is found");
     let before = found.case.workload.len();
     let small = sim::shrink::shrink(found);
     assert!(small.case.workload.len() < before, "{}", small.case);

@@ -18,7 +18,7 @@ use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::shrink::shrink;
 use sim::subject::{Kind, Subject};
-use sim::workload::{self, Op};
+use sim::workload::{self, Op, Theme};
 
 const HELP: &str = "\
 usage: cargo xtask simulate [OPTION]…
@@ -26,7 +26,7 @@ usage: cargo xtask simulate [OPTION]…
 Crashes disk images in every way that their storage allows, and holds what is left against what the guest was
 promised. Without a seed: all workloads of up to N operations, and every fault at every operation.
 
-  --format vhd|raw      what to explore (default vhd)
+  --format vhd|chain|raw  what to explore (default vhd)
   --kind KIND           only this kind of image: raw, fixed, dynamic, used, child, used-child
   --tail zeroes|stale   only storage whose unwritten bytes are zeros, or rubbish
   --ops N               operations in a workload (default 3; with --seed 24)
@@ -185,7 +185,7 @@ fn visible(text: &str) -> Result<Visible, String> {
 }
 
 fn subjects(format: &str, kind: Option<Kind>, tail: Option<&str>) -> Result<Vec<Subject>, String> {
-    let kinds = Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd and raw"))?;
+    let kinds = Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd, chain and raw"))?;
     let mut subjects = explore::subjects(kinds);
     subjects.retain(|subject| kind.is_none_or(|kind| subject.kind == kind));
     let tail = match tail {
@@ -263,6 +263,7 @@ fn everything(arguments: &Arguments) -> Findings {
     let compare = |tail: Unwritten| flat::compare(1, tail, 6, 500).err().map(|difference| difference.to_string());
     let chains = arguments.format == "vhd" && outcome.failure.is_none();
     let difference = tails.into_iter().filter(|_| chains).find_map(compare);
+    let theme = arguments.subjects.first().map_or(Theme::Image, |subject| subject.kind.theme());
     let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
     let scope = format!(
         "all workloads of 1 to {} operations over an alphabet of {}, on {} images ({}; unwritten bytes zero or \
@@ -271,7 +272,7 @@ fn everything(arguments: &Arguments) -> Findings {
          opened and read where written, 1 in {WHOLE} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
          ENOSPC, unsupported and a full queue at every operation of 4 workloads{}",
         bound.ops,
-        workload::alphabet().len(),
+        theme.alphabet().len(),
         arguments.subjects.len(),
         dedup(images).join(", "),
         bound.interferences,
@@ -383,7 +384,7 @@ fn planted(arguments: &Arguments, name: &str) -> Result<(), String> {
     let mut missed = Vec::new();
     let mut list = Vec::new();
     for bug in &bugs {
-        let Outcome { counts, failure } = explore::hunt(*bug, &arguments.subjects, arguments.states);
+        let Outcome { counts, failure } = explore::hunt(*bug, arguments.states);
         let mut line = String::new();
         let result = match &failure {
             Some(failure) => write!(line, "{bug:20} found after {:6} states: {failure}", counts.states),

@@ -4,10 +4,11 @@
 //! Knows the order in which the disk is asked, as the jobs of the disk process ask it, and which chains may be opened
 //! after a power loss meanwhile.
 
-use disk::{Access, FileId};
+use disk::{Access, FileId, ImageErrorKind};
 
 use super::{Run, Violation};
 use crate::saboteur::{SabotagedIo, Saboteur};
+use crate::sector::SECTOR;
 use crate::subject::{Form, Made, Subject};
 use crate::workload::Step;
 
@@ -99,6 +100,7 @@ impl Run {
         if self.disk.is_clean() {
             match (chore.step, chore.file) {
                 (Step::Snapshot, Some(file)) => self.switch(file, subject)?,
+                (Step::Grow, _) => self.grow(subject)?,
                 _ => {}
             }
         } else if self.io.fault_happened() {
@@ -122,6 +124,15 @@ impl Run {
         self.disk.push_leaf(file, leaf).map_err(refused)?;
         self.io.let_write(&[file]);
         Ok(())
+    }
+
+    /// Makes the disk larger, once.
+    fn grow(&mut self, subject: &Subject) -> Result<(), Violation> {
+        match self.disk.grow(subject.kind.grown() * SECTOR) {
+            // Not every format can.
+            Err(error) if error.kind == ImageErrorKind::Unsupported => Ok(()),
+            grown => grown.map_err(refused),
+        }
     }
 
     /// Opens a file as it is now.

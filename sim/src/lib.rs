@@ -17,6 +17,7 @@ pub mod io;
 pub mod media;
 pub mod oracle;
 pub mod planted;
+pub mod qcow2;
 pub mod random;
 pub mod run;
 pub mod saboteur;

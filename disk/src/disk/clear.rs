@@ -1,13 +1,17 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
-use super::{Disk, Missing, Op, status_of};
+use super::fill::zeroes;
+use super::{Disk, Missing, Op, Parked, status_of};
 use crate::fold::Where;
 use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
-use memory::Segments;
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
 const EXTENTS_MAX: usize = 4096;
+
+/// A raw image has room for everything at once; one operation should still end in good time, and be a list of parts
+/// that the kernel takes.
+const ZEROES_MAX: u64 = 2 << 20;
 
 /// Why zeroes cannot be written yet, or at all.
 enum Obstacle {
@@ -70,7 +74,9 @@ impl<F: Format> Disk<F> {
             match done {
                 Ok(len) => at = at.saturating_add(len),
                 Err(Obstacle::Leaf(wait)) => return self.wait_for(number, left, wait, io),
-                Err(Obstacle::Grain(missing)) => return self.park_for_grain(number, left, missing, io),
+                Err(Obstacle::Grain(missing)) => {
+                    return self.park_for_grain(Parked::Request { number, rest: left }, missing, io);
+                }
             }
         }
     }
@@ -107,21 +113,24 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Gives the first bytes of `span`, which live in a parent, a place in the leaf that reads as zero; how many.
+    /// Gives the first bytes of `span`, which live in a parent, a place in the leaf that reads as zero; how many. What
+    /// has to be written anyway, around the zeroes, is written with them.
     fn zero_by_hiding<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let Reserved { at, len, ticket, .. } = self.reserve(span)?;
-        self.push_piece(number, Op::Zero { number, ticket }, self.leaf_file(), Action::Deallocate { at, len }, io);
+        let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
+        let Reserved { at, len, ticket, fill } = reserved;
+        if fill.is_some() {
+            self.write_reserved(number, span.at, reserved, zeroes(len), io);
+        } else {
+            let op = Op::Zero { number, ticket };
+            self.push_piece(number, op, self.leaf_file(), Action::Deallocate { at, len }, io);
+        }
         Ok(len)
     }
 
     /// Writes zeroes to the first bytes of `span`, which thereby have space; how many.
     fn zero_by_writing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        /// A raw image has room for everything at once; one operation should still end in good time.
-        const ZEROES_MAX: u64 = 2 << 20;
         let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
-        let from = Segments::zeroes(usize::try_from(reserved.len).unwrap_or(0));
-        let op = Op::Transfer { number, ticket: reserved.ticket };
-        self.push_piece(number, op, self.leaf_file(), Action::Write { at: reserved.at, from }, io);
+        self.write_reserved(number, span.at, reserved, zeroes(reserved.len), io);
         Ok(reserved.len)
     }
 
@@ -143,9 +152,8 @@ impl<F: Format> Disk<F> {
         let file = done.op.file;
         match (done.result, done.op.action) {
             (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
-                let from = Segments::zeroes(usize::try_from(len).unwrap_or(0));
                 let op = Op::Transfer { number, ticket };
-                self.push(op, file, Action::Write { at, from }, io);
+                self.push(op, file, Action::Write { at, from: zeroes(len) }, io);
             }
             (result, _) => self.transferred(number, file, ticket, true, result, io),
         }
@@ -182,7 +190,10 @@ impl<F: Format> Disk<F> {
                 },
                 // What is packed has no place of its own that could have holes.
                 Ok((Where::Packed { .. }, len)) => Extent { len: len.min(left), kind: ExtentKind::Data },
-                Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
+                Err(missing) => {
+                    let rest = Span { at, len: left };
+                    return self.park_for_grain(Parked::Request { number, rest }, missing, io);
+                }
             };
             let Some(active) = self.active.get_mut(number) else { return };
             let extents = &mut active.request.extents;

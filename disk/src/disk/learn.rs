@@ -35,18 +35,44 @@ impl<F: Format> Disk<F> {
         Ok(found)
     }
 
-    /// Sets the rest of a request aside that needs a grain of the map of which something is missing. Few grains are
-    /// learned at once, so that what one of them has loaded is not forgotten for the sake of the others.
-    pub(super) fn park_for_grain<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
-        let grain = Fold::grain_of(rest.at).at;
+    /// Sets aside what needs a grain of the map of which something is missing. Few grains are learned at once, so that
+    /// what one of them has loaded is not forgotten for the sake of the others.
+    pub(super) fn park_for_grain<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
+        let grain = Fold::grain_of(parked.at()).at;
         if !self.learning.contains(&grain) {
             if self.learning.len() == LEARNING_MAX {
-                self.piece_begun(number);
-                return self.thirsty.push_back(Parked { number, rest });
+                self.set_aside(parked);
+                return self.thirsty.push_back(parked);
             }
             self.learning.push(grain);
         }
-        self.park(number, rest, missing, io);
+        self.park(parked, missing, io);
+    }
+
+    /// What is set aside is a piece of its request. A fill is one already.
+    fn set_aside(&mut self, parked: Parked) {
+        if let Parked::Request { number, .. } = parked {
+            self.piece_begun(number);
+        }
+    }
+
+    /// Goes on with what was set aside.
+    pub(super) fn resume<I: Io>(&mut self, parked: Parked, io: &mut I) {
+        match parked {
+            Parked::Request { number, rest } => {
+                self.run(number, rest, io);
+                self.piece_ended(number, Status::Done, io);
+            }
+            Parked::Fill { fill, .. } => self.resume_filling(fill, io),
+        }
+    }
+
+    /// Ends what was set aside: what it waited for cannot be had.
+    fn give_up_on<I: Io>(&mut self, parked: Parked, io: &mut I) {
+        match parked {
+            Parked::Request { number, .. } => self.piece_ended(number, Status::Failed, io),
+            Parked::Fill { fill, .. } => self.fill_read(fill, Status::Failed, io),
+        }
     }
 
     /// A grain has been learned, or cannot be: others have their turn.
@@ -57,29 +83,31 @@ impl<F: Format> Disk<F> {
             return;
         }
         while self.learning.len() < LEARNING_MAX {
-            let Some(Parked { number, rest }) = self.thirsty.pop_front() else { return };
-            self.run(number, rest, io);
-            self.piece_ended(number, Status::Done, io);
+            let Some(parked) = self.thirsty.pop_front() else { return };
+            self.resume(parked, io);
         }
     }
 
     /// Sets the rest of a request aside for what the leaf says.
     pub(super) fn wait_for<I: Io>(&mut self, number: u32, rest: Span, wait: Wait, io: &mut I) {
         match wait {
-            Wait::Load(block) => self.park(number, rest, vec![(self.leaf_file(), block)], io),
+            Wait::Load(block) => {
+                self.park(Parked::Request { number, rest }, vec![(self.leaf_file(), block)], io);
+            }
             Wait::Busy(ticket) => {
-                self.piece_begun(number);
-                self.busy.entry((self.leaf_file(), ticket)).or_default().push(Parked { number, rest });
+                let parked = Parked::Request { number, rest };
+                self.set_aside(parked);
+                self.busy.entry((self.leaf_file(), ticket)).or_default().push(parked);
             }
             Wait::NoSpace => self.fail(number, Status::NoSpace),
         }
     }
 
-    /// Sets the rest of a request aside until what is missing is loaded. All of it is asked for at once, and the
+    /// Sets something aside until what is missing is loaded. All of it is asked for at once, and the
     /// last of it waited for: by then the others have mostly come, and the layers need not be walked for each.
-    pub(super) fn park<I: Io>(&mut self, number: u32, rest: Span, missing: Missing, io: &mut I) {
+    pub(super) fn park<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
         let Some(&last) = missing.last() else { return };
-        self.piece_begun(number);
+        self.set_aside(parked);
         for (file, block) in missing {
             // One load for all who wait: a second one could bring older bytes than the first.
             if let Entry::Vacant(place) = self.loads.entry((file, block.at)) {
@@ -88,7 +116,7 @@ impl<F: Format> Disk<F> {
                 self.push(Op::Load { block }, file, Action::Read { at: block.at, into }, io);
             }
         }
-        self.loads.entry((last.0, last.1.at)).or_default().push(Parked { number, rest });
+        self.loads.entry((last.0, last.1.at)).or_default().push(parked);
     }
 
     pub(super) fn loaded<I: Io>(&mut self, block: MetaBlock, done: FileDone, io: &mut I) {
@@ -98,14 +126,15 @@ impl<F: Format> Disk<F> {
             (Ok(()), Action::Read { into, .. }, Some(format)) => format.load(block, &into.to_vec()).is_ok(),
             _ => false,
         };
-        for Parked { number, rest } in parked {
+        for parked in parked {
             if sound {
-                self.run(number, rest, io);
+                self.resume(parked, io);
+            } else {
+                self.give_up_on(parked, io);
             }
-            self.piece_ended(number, if sound { Status::Done } else { Status::Failed }, io);
             // Known, or given up, or known and forgotten again since the request went on behind it.
-            let grain = Fold::grain_of(rest.at).at;
-            if self.fold.lookup(rest.at).is_some() || !self.is_awaited(grain) {
+            let grain = Fold::grain_of(parked.at()).at;
+            if self.fold.lookup(parked.at()).is_some() || !self.is_awaited(grain) {
                 self.learned(grain, io);
             }
         }
@@ -113,7 +142,7 @@ impl<F: Format> Disk<F> {
 
     /// Whether something waits for metadata of this grain, or of a block in it.
     pub(super) fn is_awaited(&self, grain: u64) -> bool {
-        self.loads.values().flatten().any(|parked| Fold::grain_of(parked.rest.at).at == grain)
+        self.loads.values().flatten().any(|parked| Fold::grain_of(parked.at()).at == grain)
     }
 }
 

@@ -9,12 +9,15 @@
 //!   after waits for them;
 //! - after a failed sync no write is begun any more.
 //!
-//! `chain` is the layers, `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
+//! `chain` is the layers, `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `fill` what is written around
+//! a write, `packed` compressed clusters, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
 
 mod chain;
 mod clear;
+mod fill;
 mod flush;
 mod learn;
+mod packed;
 mod transfer;
 
 use std::collections::{HashMap, VecDeque};
@@ -27,6 +30,9 @@ use crate::{
     Action, FileDone, FileError, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request,
     Span, Status,
 };
+use fill::Filling;
+use packed::Packed;
+
 pub use chain::Layer;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
@@ -74,6 +80,10 @@ enum Op {
     Trim { number: u32 },
     /// Deallocation of a place that was given up, on behalf of a request or of nobody.
     Release { number: Option<u32>, at: u64 },
+    /// Bytes around a write.
+    Fill { fill: u32 },
+    /// A compressed cluster that others wait for.
+    Packed { begin: packed::Begin },
     /// Metadata that others wait for.
     Load { block: MetaBlock },
     /// Metadata of a round.
@@ -84,11 +94,23 @@ enum Op {
     ReclaimSync { at: u64, len: u64 },
 }
 
-/// The rest of a request that waits for metadata.
+/// What waits for metadata, or for somebody else's write to end.
 #[derive(Clone, Copy, Debug)]
-struct Parked {
-    number: u32,
-    rest: Span,
+enum Parked {
+    /// The rest of a request.
+    Request { number: u32, rest: Span },
+    /// A fill, from this byte of the disk on.
+    Fill { fill: u32, at: u64 },
+}
+
+impl Parked {
+    /// The byte of the disk about which something is not known.
+    fn at(self) -> u64 {
+        match self {
+            Parked::Request { rest, .. } => rest.at,
+            Parked::Fill { at, .. } => at,
+        }
+    }
 }
 
 /// Metadata that is to be loaded, by file.
@@ -106,6 +128,8 @@ pub struct Disk<F: Format> {
     /// Of `active`, those that nothing may overlap.
     exclusive: usize,
     ops: Slab<Op>,
+    fills: Slab<Filling>,
+    packed: Packed,
     /// Operations that the engine had no room for.
     backlog: VecDeque<FileOp>,
     /// Requests that overlap something they must not.
@@ -157,6 +181,8 @@ impl<F: Format> Disk<F> {
             active: Slab::with_capacity(options.requests),
             exclusive: 0,
             ops: Slab::with_capacity(options.requests),
+            fills: Slab::with_capacity(0),
+            packed: Packed::default(),
             backlog: VecDeque::new(),
             held: VecDeque::new(),
             ended: false,
@@ -234,6 +260,8 @@ impl<F: Format> Disk<F> {
             Some(Op::Zero { number, ticket }) => self.zeroed(number, ticket, done, io),
             Some(Op::Trim { number }) => self.trimmed(number, file, done.result, io),
             Some(Op::Release { number, at }) => self.released(number, file, at, done.result, io),
+            Some(Op::Fill { fill }) => self.fill_read(fill, status_of(done.result), io),
+            Some(Op::Packed { begin }) => self.packed_read(begin, done, io),
             Some(Op::Load { block }) => self.loaded(block, done, io),
             Some(Op::Meta) => self.meta_written(done.result, io),
             Some(Op::Sync) => self.synced(done.result, io),

@@ -1,32 +1,53 @@
 //! Reads and writes.
 
-use super::{Disk, Op, Parked, status_of};
+use super::packed::Reader;
+use super::{Disk, Missing, Op, Parked, status_of};
 use crate::fold::Where;
 use crate::format::{Format, Reserved, Ticket, Wait};
 use crate::{Action, FileError, FileId, Io, Span, Status};
-use memory::Segments;
 
 impl<F: Format> Disk<F> {
     pub(super) fn read<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = rest.end().saturating_sub(at);
-            let (place, len) = match self.resolve(at) {
-                Ok((place, len)) => (place, len.min(left)),
-                Err(missing) => return self.park_for_grain(number, Span { at, len: left }, missing, io),
-            };
-            let len = self.lengthened(at, place, len, left);
-            let Some(memory) = self.memory(number, Span { at, len }) else { return };
-            match place {
-                Where::Zero => memory.fill_zero(),
-                Where::Packed { .. } => return self.fail(number, Status::Unsupported),
-                Where::Data { file, at } => {
-                    let op = Op::Transfer { number, ticket: None };
-                    self.push_piece(number, op, file, Action::Read { at, into: memory }, io);
+            let left = Span { at, len: rest.end().saturating_sub(at) };
+            match self.read_first(number, left, io) {
+                Ok(0) => return self.fail(number, Status::Failed),
+                Ok(len) => at = at.saturating_add(len),
+                Err(missing) => {
+                    return self.park_for_grain(Parked::Request { number, rest: left }, missing, io);
                 }
             }
-            at = at.saturating_add(len);
         }
+    }
+
+    /// Begins to read the first bytes of `span`; how many, none where they are not to be had.
+    fn read_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Missing> {
+        let (place, len) = self.resolve(span.at)?;
+        let span = Span { at: span.at, len: self.lengthened(span.at, place, len.min(span.len), span.len) };
+        match place {
+            Where::Zero => {
+                if let Some(memory) = self.memory(number, span) {
+                    memory.fill_zero();
+                }
+            }
+            Where::Data { file, at } => {
+                let Some(into) = self.memory(number, span) else { return Ok(0) };
+                self.push_piece(number, Op::Transfer { number, ticket: None }, file, Action::Read { at, into }, io);
+            }
+            Where::Packed { file } => {
+                let Some(cluster) = self.unpacked_place(file, span)? else { return Ok(0) };
+                let span = Span { at: span.at, len: cluster.len };
+                let Some(into) = self.memory(number, span) else { return Ok(0) };
+                match self.read_packed(cluster, span, into, Reader::Request(number), io) {
+                    None => self.piece_begun(number),
+                    Some(Status::Done) => {}
+                    Some(_) => return Ok(0),
+                }
+                return Ok(span.len);
+            }
+        }
+        Ok(span.len)
     }
 
     pub(super) fn write<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
@@ -38,8 +59,7 @@ impl<F: Format> Disk<F> {
                 Err(wait) => return self.wait_for(number, Span { at, len: left }, wait, io),
             };
             let Some(from) = self.memory(number, Span { at, len: reserved.len }) else { return };
-            let op = Op::Transfer { number, ticket: reserved.ticket };
-            self.push_piece(number, op, self.leaf_file(), Action::Write { at: reserved.at, from }, io);
+            self.write_reserved(number, at, reserved, from, io);
             at = at.saturating_add(reserved.len);
         }
     }
@@ -56,7 +76,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// The length of a run of which `len` bytes are known, at most `left`, looking into the next grains too.
-    fn lengthened(&self, at: u64, place: Where, mut len: u64, left: u64) -> u64 {
+    pub(super) fn lengthened(&self, at: u64, place: Where, mut len: u64, left: u64) -> u64 {
         while len < left {
             let next = self.fold.lookup(at.saturating_add(len));
             match next.filter(|&(next, _)| next == place.advanced(len)) {
@@ -68,7 +88,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// The request's memory for `span`.
-    fn memory(&self, number: u32, span: Span) -> Option<Segments> {
+    fn memory(&self, number: u32, span: Span) -> Option<memory::Segments> {
         let request = &self.active.get(number)?.request;
         let from = usize::try_from(span.at.checked_sub(request.span().at)?).ok()?;
         Some(request.memory().slice(from, usize::try_from(span.len).ok()?))
@@ -106,14 +126,14 @@ impl<F: Format> Disk<F> {
         if ok {
             if let Some(placed) = format.commit(ticket) {
                 self.fold.overlay(placed.span, Where::Data { file, at: placed.at });
+                self.packed.moved(file, placed.span);
             }
         } else {
             format.abandon(ticket);
             self.reclaim_more(io);
         }
-        for Parked { number, rest } in self.busy.remove(&(file, ticket)).unwrap_or_default() {
-            self.run(number, rest, io);
-            self.piece_ended(number, Status::Done, io);
+        for parked in self.busy.remove(&(file, ticket)).unwrap_or_default() {
+            self.resume(parked, io);
         }
     }
 }

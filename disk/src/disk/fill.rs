@@ -1,0 +1,255 @@
+//! Copy on write: the bytes around a write that its new place takes over.
+//!
+//! Knows nothing of why a place is taken over. Keeps: such a write is one operation of the file, pushed only after
+//! everything around it has been read; until its end readers find the old place.
+//!
+//! Let C be what a reservation covers with its fill. Nothing else can change C between the reservation and its
+//! end, so that what was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
+//!
+//! 1. *Writes and writes of zeroes to C* come to [`Disk::reserve`]. The fold says of no byte of C that it lives in the
+//!    file that is written: a format never calls `Data` what it would not have overwritten in place, and asks for no
+//!    fill around what it has. So they reach the format, which says `Busy` for C until the ticket has ended.
+//! 2. *A discard of all of C* overlaps the write, hence waits for it, and the write for it. *A discard of a part of C*,
+//!    beside the write, cannot take the part away: a format gives up clusters only as a whole (`Nothing`, or `Busy`).
+//!    Where it says `Nothing` and zeroes are to be written, rule 1 holds. A part that already reads as zero needs
+//!    nothing, and the fill writes zeroes there.
+//! 3. *A round* in between seals what was committed, and this is not: should the power fail, C has its old place.
+//! 4. *The place that is read* does not change either. A parent's is written by a merge only, which waits for all that
+//!    overlaps the grain, and C does not leave the grains of its write. A packed cluster of the written file itself is
+//!    given up by this very commit at the earliest.
+//! 5. *An abandoned ticket* leaves the old place as it was. Who waited for it reserves anew and asks for a fill anew:
+//!    nothing that was read for one reservation is ever used for another.
+//!
+//! Nobody waits in a circle: a fill waits for reads and metadata only, never for a ticket, nor for a request.
+//!
+//! The guest's bytes are not copied into the buffer of the fill: as parts of a list they cost the kernel nothing, are
+//! the same for any size of cluster, and the engine copies where alignment asks for it, as it does for any other write.
+
+use memory::Segments;
+
+use super::packed::{Cluster, Reader};
+use super::{Disk, Op, Parked};
+use crate::fold::Where;
+use crate::format::{Fill, Format, Reserved, Ticket};
+use crate::{Action, FileId, Io, Span, Status};
+
+/// A write whose surroundings are being read.
+#[derive(Debug)]
+pub(super) struct Filling {
+    /// Its request, of which this is a piece.
+    number: u32,
+    ticket: Option<Ticket>,
+    /// Where all of it goes.
+    file: FileId,
+    at: u64,
+    /// The bytes of the disk that are written with it, its own among them.
+    whole: Span,
+    /// Its own, and what they are to hold.
+    own: Span,
+    from: Segments,
+    /// What is to be written, up to `next`.
+    pieces: Vec<Segments>,
+    next: u64,
+    /// Reads under way, and one while metadata is waited for.
+    pending: u32,
+    status: Status,
+}
+
+/// What the next piece of a fill is made of.
+enum Piece {
+    /// The write itself.
+    Own,
+    /// Bytes behind the end of the disk.
+    Beyond(u64),
+    /// Bytes that are somewhere else.
+    Copy(Span),
+}
+
+impl Filling {
+    fn next_piece(&self, disk_len: u64) -> Option<Piece> {
+        let until = match self.next {
+            next if next == self.own.at => return Some(Piece::Own),
+            next if next < self.own.at => self.own.at,
+            _ => self.whole.end(),
+        };
+        let len = until.saturating_sub(self.next);
+        let inside = disk_len.saturating_sub(self.next).min(len);
+        match (len, inside) {
+            (0, _) => None,
+            (_, 0) => Some(Piece::Beyond(len)),
+            _ => Some(Piece::Copy(Span { at: self.next, len: inside })),
+        }
+    }
+
+    fn append(&mut self, piece: Segments) {
+        self.next = self.next.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        self.pieces.push(piece);
+    }
+}
+
+impl<F: Format> Disk<F> {
+    /// Writes `from` to a reservation for the bytes from `at` on, together with what is to be written around it.
+    pub(super) fn write_reserved<I: Io>(
+        &mut self,
+        number: u32,
+        at: u64,
+        reserved: Reserved,
+        from: Segments,
+        io: &mut I,
+    ) {
+        let file = self.leaf_file();
+        let Reserved { at: place, len, ticket, fill } = reserved;
+        let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
+        if before == 0 && after == 0 {
+            let op = Op::Transfer { number, ticket };
+            return self.push_piece(number, op, file, Action::Write { at: place, from }, io);
+        }
+        debug_assert!(before <= at && before <= place, "a fill that begins in front of the disk or of the file");
+        let own = Span { at, len };
+        let whole = Span { at: at.saturating_sub(before), len: before.saturating_add(len).saturating_add(after) };
+        self.piece_begun(number);
+        let fill = self.fills.insert(Filling {
+            number,
+            ticket,
+            file,
+            at: place.saturating_sub(before),
+            whole,
+            own,
+            from,
+            pieces: Vec::new(),
+            next: whole.at,
+            pending: 0,
+            status: Status::Done,
+        });
+        self.go_on_filling(fill, io);
+    }
+
+    /// Finds out where the bytes around a write live, and begins to read them; ends the fill when all are there.
+    fn go_on_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
+        let disk_len = self.geometry.len;
+        while let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
+            match filling.next_piece(disk_len) {
+                None => break,
+                Some(Piece::Own) => filling.append(filling.from.clone()),
+                Some(Piece::Beyond(len)) => filling.append(zeroes(len)),
+                Some(Piece::Copy(span)) => {
+                    if !self.copy_piece(fill, span, io) {
+                        return;
+                    }
+                }
+            }
+        }
+        self.end_filling(fill, io);
+    }
+
+    /// Takes the first bytes of `span` over. `false`: later, when metadata has come.
+    fn copy_piece<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
+        let (place, len) = match self.resolve(span.at) {
+            Ok((place, len)) => (place, self.lengthened(span.at, place, len.min(span.len), span.len)),
+            Err(missing) => {
+                self.begun(fill);
+                self.park_for_grain(Parked::Fill { fill, at: span.at }, missing, io);
+                return false;
+            }
+        };
+        match place {
+            Where::Zero => self.append_piece(fill, zeroes(len)),
+            Where::Data { file, at } => {
+                let into = self.append_room(fill, len);
+                self.begun(fill);
+                self.push(Op::Fill { fill }, file, Action::Read { at, into }, io);
+            }
+            Where::Packed { file } => match self.unpacked_place(file, Span { at: span.at, len }) {
+                Ok(Some(cluster)) => self.copy_packed(fill, span.at, cluster, io),
+                Ok(None) => self.fail_filling(fill, Status::Failed),
+                Err(missing) => {
+                    self.begun(fill);
+                    self.park_for_grain(Parked::Fill { fill, at: span.at }, missing, io);
+                    return false;
+                }
+            },
+        }
+        true
+    }
+
+    fn copy_packed<I: Io>(&mut self, fill: u32, at: u64, cluster: Cluster, io: &mut I) {
+        let into = self.append_room(fill, cluster.len);
+        match self.read_packed(cluster, Span { at, len: cluster.len }, into, Reader::Fill(fill), io) {
+            None => self.begun(fill),
+            Some(Status::Done) => {}
+            Some(status) => self.fail_filling(fill, status),
+        }
+    }
+
+    /// Memory for the next `len` bytes.
+    fn append_room(&mut self, fill: u32, len: u64) -> Segments {
+        let room = Segments::zeroed(usize::try_from(len).unwrap_or(0));
+        self.append_piece(fill, room.clone());
+        room
+    }
+
+    fn append_piece(&mut self, fill: u32, piece: Segments) {
+        if let Some(filling) = self.fills.get_mut(fill) {
+            filling.append(piece);
+        }
+    }
+
+    fn begun(&mut self, fill: u32) {
+        if let Some(filling) = self.fills.get_mut(fill) {
+            filling.pending = filling.pending.saturating_add(1);
+        }
+    }
+
+    fn fail_filling(&mut self, fill: u32, status: Status) {
+        if let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
+            filling.status = status;
+        }
+    }
+
+    /// A read for a fill has ended.
+    pub(super) fn fill_read<I: Io>(&mut self, fill: u32, status: Status, io: &mut I) {
+        self.ended(fill, status);
+        self.end_filling(fill, io);
+    }
+
+    /// The metadata that a fill has waited for is there.
+    pub(super) fn resume_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
+        self.ended(fill, Status::Done);
+        self.go_on_filling(fill, io);
+    }
+
+    fn ended(&mut self, fill: u32, status: Status) {
+        if let Some(filling) = self.fills.get_mut(fill) {
+            filling.pending = filling.pending.saturating_sub(1);
+        }
+        if status != Status::Done {
+            self.fail_filling(fill, status);
+        }
+    }
+
+    /// Begins the write when everything for it is there; gives the reservation back when something cannot be had.
+    /// Either way only when nothing is under way any more.
+    fn end_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
+        let Some(filling) = self.fills.get(fill) else { return };
+        let complete = filling.next >= filling.whole.end();
+        if filling.pending > 0 || (filling.status == Status::Done && !complete) {
+            return;
+        }
+        let Some(filling) = self.fills.remove(fill) else { return };
+        let Filling { number, ticket, file, at, pieces, .. } = filling;
+        let status = if self.broken { Status::Refused } else { filling.status };
+        if status == Status::Done {
+            let from = Segments::joined(pieces);
+            return self.push(Op::Transfer { number, ticket }, file, Action::Write { at, from }, io);
+        }
+        if let Some(ticket) = ticket {
+            self.conclude(file, ticket, false, io);
+        }
+        self.piece_ended(number, status, io);
+    }
+}
+
+/// That many zeroes, to be written.
+pub(super) fn zeroes(len: u64) -> Segments {
+    Segments::zeroes(usize::try_from(len).unwrap_or(0))
+}

@@ -1,0 +1,197 @@
+//! Reading compressed clusters.
+//!
+//! Knows nothing of how they are compressed. Keeps: a cluster is read and unpacked once for all who wait for it, and
+//! the last few stay unpacked, so that small reads in sequence do not unpack each cluster again and again; what cannot
+//! be unpacked fails those who wanted it and nobody else.
+//!
+//! A cluster may lose its place while it is read: a write commits its new place, a round passes, and the old one is used
+//! again. What was read may then be anything. So a commit marks the reads beneath it, and whoever waits for one of
+//! those looks again where its bytes live. A place that is still a cluster's holds that cluster: nothing is ever
+//! written compressed, so the same offset cannot come to hold another one.
+
+use std::collections::{HashMap, VecDeque};
+
+use memory::Segments;
+
+use super::{Disk, Missing, Op};
+use crate::format::{Format, Place, Wait};
+use crate::{Action, FileDone, FileId, Io, Span, Status};
+
+/// Unpacked clusters that are kept: as many as there are streams that are commonly read side by side.
+const KEPT_MAX: usize = 4;
+/// Bytes of them: four clusters of the usual size, one of the largest.
+const KEPT_BYTES_MAX: usize = 2 << 20;
+
+/// Names a cluster: its file, and the offset at which its compressed bytes begin.
+pub(super) type Begin = (FileId, u64);
+
+/// Who wants bytes of a cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reader {
+    /// A request, which has one piece more under way.
+    Request(u32),
+    /// A fill.
+    Fill(u32),
+}
+
+/// Bytes that are wanted of a cluster.
+#[derive(Debug)]
+struct Want {
+    reader: Reader,
+    /// The bytes of the disk.
+    span: Span,
+    /// Where in the unpacked cluster they stand.
+    skip: u64,
+    into: Segments,
+}
+
+/// A cluster that is being read.
+#[derive(Debug)]
+struct Reading {
+    lead: u64,
+    wants: Vec<Want>,
+    /// It has lost its place meanwhile.
+    moved: bool,
+}
+
+/// A place inside of a compressed cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cluster {
+    file: FileId,
+    at: u64,
+    size: u64,
+    lead: u64,
+    skip: u64,
+    /// Bytes of the disk from this place on that are in the same cluster.
+    pub len: u64,
+}
+
+/// Clusters that are being read, and those that were unpacked last.
+#[derive(Debug, Default)]
+pub(super) struct Packed {
+    reading: HashMap<Begin, Reading>,
+    /// Latest first.
+    kept: VecDeque<(Begin, Vec<u8>)>,
+}
+
+impl Packed {
+    fn keep(&mut self, begin: Begin, bytes: Vec<u8>) {
+        self.kept.push_front((begin, bytes));
+        let size = |kept: &VecDeque<(Begin, Vec<u8>)>| kept.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
+        while self.kept.len() > 1 && (self.kept.len() > KEPT_MAX || size(&self.kept) > KEPT_BYTES_MAX) {
+            self.kept.pop_back();
+        }
+    }
+
+    fn kept(&mut self, begin: Begin) -> Option<&[u8]> {
+        let found = self.kept.iter().position(|(other, _)| *other == begin)?;
+        if let Some(entry) = (found > 0).then(|| self.kept.remove(found)).flatten() {
+            self.kept.push_front(entry);
+        }
+        self.kept.front().map(|(_, bytes)| bytes.as_slice())
+    }
+
+    /// `span` has got a place of its own in `file`: what it had there may soon hold something else.
+    pub(super) fn moved(&mut self, file: FileId, span: Span) {
+        for (_, reading) in self.reading.iter_mut().filter(|(begin, _)| begin.0 == file) {
+            reading.moved |= reading.wants.iter().any(|want| want.span.overlaps(span));
+        }
+    }
+}
+
+impl<F: Format> Disk<F> {
+    /// Where the first bytes of `span` stand, that are known to be in a compressed cluster of `file`. `None`: not
+    /// there, whatever the map says; the file was changed behind our back.
+    pub(super) fn unpacked_place(&mut self, file: FileId, span: Span) -> Result<Option<Cluster>, Missing> {
+        match self.format_of(file).map(|format| format.map(span)) {
+            Some(Ok(Place::Packed { at, size, lead, skip, len })) if len > 0 => {
+                Ok(Some(Cluster { file, at, size, lead, skip, len: len.min(span.len) }))
+            }
+            Some(Err(Wait::Load(block))) => Err(vec![(file, block)]),
+            _ => Ok(None),
+        }
+    }
+
+    /// Brings `into` the bytes at `cluster`, which are those of `span`. At once, with this outcome, or when the cluster
+    /// has been read.
+    pub(super) fn read_packed<I: Io>(
+        &mut self,
+        cluster: Cluster,
+        span: Span,
+        into: Segments,
+        reader: Reader,
+        io: &mut I,
+    ) -> Option<Status> {
+        let Cluster { file, at, size, lead, skip, .. } = cluster;
+        let begin = (file, at.saturating_add(lead));
+        let want = Want { reader, span, skip, into };
+        if let Some(bytes) = self.packed.kept(begin) {
+            return Some(copy_out(bytes, &want));
+        }
+        if let Some(reading) = self.packed.reading.get_mut(&begin) {
+            reading.wants.push(want);
+            return None;
+        }
+        self.packed.reading.insert(begin, Reading { lead, wants: vec![want], moved: false });
+        let into = Segments::zeroed(usize::try_from(size).unwrap_or(0));
+        self.push(Op::Packed { begin }, file, Action::Read { at, into }, io);
+        None
+    }
+
+    /// A compressed cluster has been read.
+    pub(super) fn packed_read<I: Io>(&mut self, begin: Begin, done: FileDone, io: &mut I) {
+        let Some(Reading { lead, wants, moved }) = self.packed.reading.remove(&begin) else { return };
+        if moved {
+            return wants.iter().for_each(|want| self.look_again(want, io));
+        }
+        let bytes = match (done.result, done.op.action) {
+            (Ok(()), Action::Read { into, .. }) => self.unpack(begin.0, lead, &into.to_vec()),
+            _ => None,
+        };
+        let statuses: Vec<Status> = match &bytes {
+            Some(bytes) => wants.iter().map(|want| copy_out(bytes, want)).collect(),
+            None => wants.iter().map(|_| Status::Failed).collect(),
+        };
+        if let Some(bytes) = bytes {
+            self.packed.keep(begin, bytes);
+        }
+        for (want, status) in wants.iter().zip(statuses) {
+            self.served(want, status, io);
+        }
+    }
+
+    fn unpack(&mut self, file: FileId, lead: u64, bytes: &[u8]) -> Option<Vec<u8>> {
+        let bytes = bytes.get(usize::try_from(lead).ok()?..)?;
+        self.format_of(file)?.unpack(bytes).ok()
+    }
+
+    fn served<I: Io>(&mut self, want: &Want, status: Status, io: &mut I) {
+        match want.reader {
+            Reader::Request(number) => self.piece_ended(number, status, io),
+            Reader::Fill(fill) => self.fill_read(fill, status, io),
+        }
+    }
+
+    fn look_again<I: Io>(&mut self, want: &Want, io: &mut I) {
+        match want.reader {
+            Reader::Request(number) => {
+                self.run(number, want.span, io);
+                self.piece_ended(number, Status::Done, io);
+            }
+            // Not to be expected: its ticket keeps everybody else from moving the cluster.
+            Reader::Fill(fill) => self.fill_read(fill, Status::Failed, io),
+        }
+    }
+}
+
+/// Copies what is wanted out of an unpacked cluster, if it is there.
+fn copy_out(bytes: &[u8], want: &Want) -> Status {
+    let range = usize::try_from(want.skip).ok().and_then(|from| Some(from..from.checked_add(want.into.len())?));
+    match range.and_then(|range| bytes.get(range)) {
+        Some(bytes) => {
+            want.into.copy_from(bytes);
+            Status::Done
+        }
+        None => Status::Failed,
+    }
+}

@@ -196,13 +196,21 @@ impl SimFile {
     /// What a power loss at this moment may leave.
     pub fn crash(&self) -> Crash<'_> {
         let mut places: BTreeMap<(u64, bool), Vec<&Unsynced>> = BTreeMap::new();
-        for entry in &self.unsynced {
+        for entry in self.unsynced.iter().filter(|entry| !self.is_repeated(entry)) {
             let entries = places.entry((entry.sector, !entry.zeroed)).or_default();
             if !entries.iter().any(|other| other.digest() == entry.digest()) {
                 entries.push(entry);
             }
         }
         Crash { file: self, places: places.into_values().collect() }
+    }
+}
+
+impl SimFile {
+    /// Whether it writes what is durable there, and is alone in that: kept or lost, it reads the same.
+    fn is_repeated(&self, entry: &Unsynced) -> bool {
+        let alone = || self.unsynced.iter().filter(|other| other.sector == entry.sector).count() == 1;
+        !entry.zeroed && self.durable.written(entry.sector) == Some(&entry.content) && alone()
     }
 }
 

@@ -102,6 +102,8 @@ struct Pending {
     write: Option<WriteId>,
     /// For a sync: what it covers.
     coverage: Coverage,
+    /// For a sync of a planted bug: what it covers in other files.
+    others: Vec<(FileId, Coverage)>,
     error: Option<FileError>,
 }
 
@@ -179,7 +181,14 @@ impl SimIo {
 
     /// Queues a sync that will answer success and do nothing.
     pub fn push_hollow_sync(&mut self, op: FileOp) {
-        self.pending.push(Pending { op, write: None, coverage: Coverage::NOTHING, error: None });
+        self.pending.push(Pending { op, write: None, coverage: Coverage::NOTHING, others: Vec::new(), error: None });
+    }
+
+    /// Queues a sync that will cover all files.
+    pub fn push_sync_for_all(&mut self, op: FileOp) {
+        let coverage = self.file(op.file).coverage();
+        let others = (0..).map(FileId).zip(&self.files).map(|(id, file)| (id, file.coverage())).collect();
+        self.pending.push(Pending { op, write: None, coverage, others, error: None });
     }
 
     fn next_fault(&mut self, action: &Action) -> Option<FaultKind> {
@@ -190,7 +199,7 @@ impl SimIo {
 
     /// Finishes the `which`th of the pending operations, counted from the oldest.
     pub fn finish(&mut self, which: usize) -> FileDone {
-        let Pending { op, write, coverage, error } = self.pending.remove(which);
+        let Pending { op, write, coverage, others, error } = self.pending.remove(which);
         if let Action::Read { at, into } = &op.action {
             if error.is_none() {
                 let count = u64::try_from(into.len()).unwrap_or(0) / SECTOR;
@@ -199,6 +208,9 @@ impl SimIo {
         }
         let reaches = write.is_none() && error != Some(FileError::Unsupported);
         let write = if reaches { self.apply(&op, error.is_some()) } else { write };
+        for (other, coverage) in others {
+            self.file_mut(other).synced(coverage);
+        }
         let file = self.file_mut(op.file);
         match (&op.action, write, error) {
             (Action::SyncData, _, None) => file.synced(coverage),
@@ -249,7 +261,7 @@ impl Io for SimIo {
             Visible::AtPush if error.is_none() => self.apply(&op, false),
             _ => None,
         };
-        self.pending.push(Pending { op, write, coverage, error });
+        self.pending.push(Pending { op, write, coverage, others: Vec::new(), error });
         Ok(())
     }
 

@@ -45,9 +45,46 @@ pub enum Planted {
     TrustedTail,
     /// A place is called clean though it could not be deallocated.
     TrustedRelease,
+    /// A cluster's refcount is written after the entry that refers to it.
+    RefcountAfterEntry,
+    /// Refcounts and the entries that refer to the clusters are written together.
+    RefcountWithEntry,
+    /// A cluster becomes visible, and part of the next round, before its data is written.
+    EntryBeforeData,
+    /// The entries of a round are written without syncing the data first.
+    EntryWithoutSync,
+    /// A freed cluster is given away before the entry that gave it up is durable.
+    ReuseBeforeFlush,
+    /// The header and the tables that it points to are written together with what they need.
+    TornHeader,
+    /// Copy on write without the bytes around the write.
+    FillForgotten,
+    /// A second write to a cluster does not wait until the first has given it its place.
+    CopyNotAwaited,
+    /// A snapshot is taken without the last round on the old leaf.
+    SnapshotWithoutRound,
+    /// What a merge has copied becomes durable a round after the leaf has forgotten it.
+    ForgottenBeforeCopied,
+    /// Of a round, the upper layer is durable before the lower one.
+    UpperLayerFirst,
+    /// What a merge has forgotten is deallocated before that is durable.
+    EarlyDeallocation,
+    /// What is written to a grain that has been merged gets a place in the leaf, too.
+    LeafGrows,
 }
 
-const NAMES: [(Planted, &str, &str); 17] = [
+/// Layers in which a bug lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layers {
+    /// The leaf with which the chain began.
+    Leaf,
+    /// Those below it.
+    Below,
+    /// All.
+    All,
+}
+
+const NAMES: [(Planted, &str, &str); 30] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -65,6 +102,19 @@ const NAMES: [(Planted, &str, &str); 17] = [
     (Planted::ParentShown, "parent-shown", "vhd"),
     (Planted::TrustedTail, "trusted-tail", "vhd"),
     (Planted::TrustedRelease, "trusted-release", "vhd"),
+    (Planted::RefcountAfterEntry, "refcount-after-entry", "qcow2"),
+    (Planted::RefcountWithEntry, "refcount-with-entry", "qcow2"),
+    (Planted::EntryBeforeData, "entry-before-data", "qcow2"),
+    (Planted::EntryWithoutSync, "entry-without-sync", "qcow2"),
+    (Planted::ReuseBeforeFlush, "reuse-before-flush", "qcow2"),
+    (Planted::TornHeader, "torn-header", "qcow2"),
+    (Planted::FillForgotten, "fill-forgotten", "qcow2"),
+    (Planted::CopyNotAwaited, "copy-not-awaited", "qcow2"),
+    (Planted::SnapshotWithoutRound, "snapshot-without-round", "chain"),
+    (Planted::ForgottenBeforeCopied, "forgotten-before-copied", "chain"),
+    (Planted::UpperLayerFirst, "upper-layer-first", "chain"),
+    (Planted::EarlyDeallocation, "early-deallocation", "chain"),
+    (Planted::LeafGrows, "leaf-grows", "chain"),
 ];
 
 impl Planted {
@@ -76,6 +126,15 @@ impl Planted {
     /// The format of the images in which it is looked for.
     pub fn format(self) -> &'static str {
         NAMES.iter().find(|(planted, _, _)| *planted == self).map_or("", |(_, _, format)| format)
+    }
+
+    /// Where in a chain it lives.
+    pub fn layers(self) -> Layers {
+        match self {
+            Planted::ForgottenBeforeCopied => Layers::Below,
+            Planted::UpperLayerFirst | Planted::LeafGrows => Layers::All,
+            _ => Layers::Leaf,
+        }
     }
 
     /// What must go wrong below for the bug to matter.

@@ -5,9 +5,8 @@
 use crate::media::{Media, Unwritten};
 use crate::sector::SECTOR;
 
-/// Bytes in a cluster: the smallest that holds the 4 KiB in which metadata is written. Its L2 tables have 512
-/// entries and cover 2 MiB; its refcount blocks have 2048.
-pub const CLUSTER: u64 = 4096;
+/// Bytes in a cluster. L2 tables have 256 entries then, and cover 512 KiB; refcount blocks have 1024.
+pub const CLUSTER: u64 = 2048;
 /// Sectors in a cluster.
 pub const CLUSTER_SECTORS: u64 = CLUSTER / SECTOR;
 /// Clusters that a refcount block counts: each has two bytes.
@@ -85,10 +84,10 @@ mod test {
         media.read_at(0, &mut bytes).unwrap();
         let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!(number(0), 0x5146_49fb_0000_0003);
-        assert_eq!((number(8), number(16)), (1024, 0x0000_0004_0000_000c));
-        assert_eq!((number(24), number(32)), (4608 * 512, 2));
-        assert_eq!((number(40), number(48), number(56)), (3 * 4096, 4096, 1 << 32));
+        assert_eq!((number(8), number(16)), (1024, 0x0000_0004_0000_000b));
+        assert_eq!((number(24), number(32)), (4608 * 512, 5));
+        assert_eq!((number(40), number(48), number(56)), (3 * CLUSTER, CLUSTER, 1 << 32));
         assert_eq!(number(96), 0x0000_0004_0000_0068);
-        assert_eq!(media.len(), 4 * 4096);
+        assert_eq!(media.len(), 4 * CLUSTER);
     }
 }

@@ -227,8 +227,8 @@ impl Run {
         let layers = setup.subject.open(&mut files, &start.forms, 1).map_err(Violation::Open)?;
         let len = files.first().map_or(0, Media::len);
         let sabotage = |(layer, image)| {
-            let bug = setup.bug.filter(|_| layer == 0);
-            Saboteur::new(image, bug, plot.clone(), FileId(u8::try_from(layer).unwrap_or(u8::MAX)), len)
+            let file = FileId(u8::try_from(layer).unwrap_or(u8::MAX));
+            Saboteur::new(image, setup.bug, plot.clone(), (file, layer), len)
         };
         let layers = layers.into_iter().enumerate().map(sabotage).collect();
         let options = Options { requests: setup.depth, ..Options::default() };

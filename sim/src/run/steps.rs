@@ -7,6 +7,7 @@
 use disk::{Access, FileId, ImageErrorKind};
 
 use super::{Run, Violation};
+use crate::planted::Planted;
 use crate::saboteur::{SabotagedIo, Saboteur};
 use crate::sector::SECTOR;
 use crate::subject::{Form, Made, Subject};
@@ -85,6 +86,9 @@ impl Run {
                 chore.stage = Stage::Held;
             }
             Stage::Held => {
+                if self.bug == Some(Planted::SnapshotWithoutRound) && chore.step == Step::Snapshot {
+                    self.plot.borrow_mut().deaf = self.chains.first().and_then(|chain| chain.first()).copied();
+                }
                 self.disk.sync(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
                 chore.stage = Stage::Syncing;
             }
@@ -117,10 +121,10 @@ impl Run {
     fn switch(&mut self, file: FileId, subject: &Subject) -> Result<(), Violation> {
         let old = self.chains.swap_remove(0);
         if let Some(leaf) = old.first() {
-            let parent = self.open(*leaf, Access::ReadOnly, subject)?;
+            let parent = self.open(*leaf, 1, Access::ReadOnly, subject)?;
             self.disk.reopen(0, parent).map_err(refused)?;
         }
-        let leaf = self.open(file, Access::ReadWrite, subject)?;
+        let leaf = self.open(file, 0, Access::ReadWrite, subject)?;
         self.disk.push_leaf(file, leaf).map_err(refused)?;
         self.io.let_write(&[file]);
         Ok(())
@@ -136,11 +140,17 @@ impl Run {
     }
 
     /// Opens a file as it is now.
-    fn open(&self, file: FileId, access: Access, subject: &Subject) -> Result<Saboteur<disk::Image>, Violation> {
+    fn open(
+        &self,
+        file: FileId,
+        depth: usize,
+        access: Access,
+        subject: &Subject,
+    ) -> Result<Saboteur<disk::Image>, Violation> {
         let mut media = self.io.file(file).visible().clone();
         let form = self.forms.get(usize::from(file.0)).copied().unwrap_or(Form::Raw);
         let image = subject.open_one(&mut media, form, access).map_err(Violation::Open)?;
-        Ok(Saboteur::new(image, self.bug, self.plot.clone(), file, media.len()))
+        Ok(Saboteur::new(image, self.bug, self.plot.clone(), (file, depth), media.len()))
     }
 }
 

@@ -15,6 +15,8 @@ pub enum SyncFate {
     Honest,
     /// It does nothing.
     Hollow,
+    /// It does what it says, for all files.
+    ForAll,
 }
 
 /// What formats and engine agree upon.
@@ -22,6 +24,8 @@ pub enum SyncFate {
 pub struct Agreed {
     /// For each file, what becomes of the syncs of the round under way.
     pub syncs: BTreeMap<FileId, VecDeque<SyncFate>>,
+    /// The file whose syncs do nothing any more.
+    pub deaf: Option<FileId>,
 }
 
 /// The same, shared by all that are in it.
@@ -41,9 +45,15 @@ impl Io for SabotagedIo<'_> {
             return self.io.push(op);
         }
         let mut plot = self.plot.borrow_mut();
-        match plot.syncs.get_mut(&op.file).and_then(VecDeque::pop_front) {
+        let agreed = plot.syncs.get_mut(&op.file).and_then(VecDeque::pop_front);
+        let deaf = plot.deaf == Some(op.file);
+        match if deaf { Some(SyncFate::Hollow) } else { agreed } {
             Some(SyncFate::Hollow) => {
                 self.io.push_hollow_sync(op);
+                Ok(())
+            }
+            Some(SyncFate::ForAll) => {
+                self.io.push_sync_for_all(op);
                 Ok(())
             }
             Some(SyncFate::Honest) | None => self.io.push(op),

@@ -12,7 +12,8 @@ use disk::{
     Ticket, Wait,
 };
 
-use crate::planted::Planted;
+use crate::planted::{Layers, Planted};
+use crate::qcow2::CLUSTER;
 use crate::sector::SECTOR;
 pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
 use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers};
@@ -21,6 +22,8 @@ use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers};
 #[derive(Clone, Copy, Debug)]
 struct Open {
     span: Span,
+    /// Where it lives in the file.
+    at: u64,
     /// Where the block begins in the file.
     base: u64,
 }
@@ -31,6 +34,7 @@ pub struct Saboteur<F> {
     bug: Option<Planted>,
     plot: Plot,
     file: FileId,
+    depth: usize,
     /// Committed early; what the disk is told when it commits.
     early: BTreeMap<u64, Option<Placed>>,
     open: BTreeMap<u64, Open>,
@@ -45,13 +49,25 @@ pub struct Saboteur<F> {
 }
 
 impl<F: Format> Saboteur<F> {
-    /// `inner` with `bug`, if any, in this file of `file_len` bytes.
-    pub fn new(inner: F, bug: Option<Planted>, plot: Plot, file: FileId, file_len: u64) -> Saboteur<F> {
+    /// `inner` with `bug`, if any and if it lives so deep in a chain, in this file of `file_len` bytes.
+    pub fn new(
+        inner: F,
+        bug: Option<Planted>,
+        plot: Plot,
+        (file, depth): (FileId, usize),
+        file_len: u64,
+    ) -> Saboteur<F> {
+        let lives_here = |bug: &Planted| match bug.layers() {
+            Layers::Leaf => depth == 0,
+            Layers::Below => depth > 0,
+            Layers::All => true,
+        };
         Saboteur {
             inner,
-            bug,
+            bug: bug.filter(lives_here),
             plot,
             file,
+            depth,
             early: BTreeMap::new(),
             open: BTreeMap::new(),
             owed: Vec::new(),
@@ -83,8 +99,10 @@ impl<F: Format> Saboteur<F> {
 
     fn spoil(&mut self, mut batches: Vec<Vec<MetaWrite>>) -> Vec<Vec<MetaWrite>> {
         match self.bug {
-            Some(Planted::TableBeforeBitmap) => batches.reverse(),
-            Some(Planted::OneBatch) if !batches.is_empty() => batches = vec![batches.concat()],
+            Some(Planted::TableBeforeBitmap | Planted::RefcountAfterEntry) => batches.reverse(),
+            Some(Planted::OneBatch | Planted::RefcountWithEntry) if !batches.is_empty() => {
+                batches = vec![batches.concat()];
+            }
             Some(Planted::RoundedBitmap) => bitmaps(&mut batches).for_each(|write| {
                 write.bytes.iter_mut().filter(|byte| **byte != 0).for_each(|byte| *byte = 0xff);
             }),
@@ -101,18 +119,32 @@ impl<F: Format> Saboteur<F> {
                 write.at = (write.at + SECTOR + BITMAP_LEN).next_multiple_of(4096);
             }),
             Some(Planted::SamePlace) => self.crowd_metadata(&mut batches),
+            Some(Planted::TornHeader) => header_first(&mut batches),
+            Some(Planted::ForgottenBeforeCopied) => std::mem::swap(&mut self.owed, &mut batches),
             _ => {}
         }
-        let last = batches.len();
-        let hollow = |sync| match self.bug {
-            Some(Planted::EarlyAnswer) => sync == last,
-            Some(Planted::NoDataSync) => sync == 0 && last > 0,
-            Some(Planted::NoMiddleSync) => sync == 1 && last > 1,
-            _ => false,
-        };
-        let fate = |sync| if hollow(sync) { SyncFate::Hollow } else { SyncFate::Honest };
-        self.plot.borrow_mut().syncs.insert(self.file, (0..=last).map(fate).collect());
         batches
+    }
+
+    /// Agrees with the engine on what becomes of the syncs of a round of so many batches.
+    fn plot(&self, last: usize) {
+        let fate = |sync| match self.bug {
+            Some(Planted::EarlyAnswer) if sync == last => SyncFate::Hollow,
+            Some(Planted::NoDataSync | Planted::EntryWithoutSync) if sync == 0 && last > 0 => SyncFate::Hollow,
+            Some(Planted::NoMiddleSync) if sync == 1 && last > 1 => SyncFate::Hollow,
+            Some(Planted::UpperLayerFirst) if self.depth > 0 => SyncFate::Hollow,
+            Some(Planted::UpperLayerFirst) if sync == last => SyncFate::ForAll,
+            _ => SyncFate::Honest,
+        };
+        self.plot.borrow_mut().syncs.insert(self.file, (0..=last).map(fate).collect());
+    }
+
+    /// The place that another write is giving to the cluster, taken without waiting.
+    fn not_awaited(&self, ticket: Ticket, span: Span) -> Option<Reserved> {
+        let open = self.open.get(&ticket.0)?;
+        let end = (span.at / CLUSTER + 1) * CLUSTER;
+        let at = (open.at + span.at).checked_sub(open.span.at)?;
+        Some(Reserved { at, len: span.len.min(end - span.at), ticket: None, fill: None })
     }
 
     fn crowd_metadata(&self, batches: &mut [Vec<MetaWrite>]) {
@@ -130,6 +162,13 @@ impl<F: Format> Saboteur<F> {
     }
 }
 
+/// Moves what is written to the beginning of the file in front of all the rest.
+fn header_first(batches: &mut Vec<Vec<MetaWrite>>) {
+    let (header, rest): (Vec<MetaWrite>, Vec<MetaWrite>) =
+        std::mem::take(batches).concat().into_iter().partition(|write| write.at == 0);
+    *batches = [header, rest].into_iter().filter(|batch| !batch.is_empty()).collect();
+}
+
 impl<F: Format> Format for Saboteur<F> {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
@@ -143,18 +182,26 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        let mut reserved = self.inner.reserve(span)?;
+        let mut reserved = match self.inner.reserve(span) {
+            Err(Wait::Busy(ticket)) if self.has(Planted::CopyNotAwaited) => {
+                return self.not_awaited(ticket, span).ok_or(Wait::Busy(ticket));
+            }
+            other => other?,
+        };
+        if self.has(Planted::FillForgotten) {
+            reserved.fill = None;
+        }
         self.discarded.retain(|discarded| !discarded.span.overlaps(span));
         let Some(ticket) = reserved.ticket else {
             return Ok(Reserved { at: self.aliased(reserved.at), ..reserved });
         };
-        let base = reserved.at - span.at % BLOCK_LEN;
+        let base = reserved.at.saturating_sub(span.at % BLOCK_LEN);
         if self.has(Planted::SamePlace) {
             self.crowd(base, span);
         }
-        self.open.insert(ticket.0, Open { span: Span { len: reserved.len, ..span }, base });
+        self.open.insert(ticket.0, Open { span: Span { len: reserved.len, ..span }, at: reserved.at, base });
         reserved.at = self.aliased(reserved.at);
-        if self.has(Planted::EarlyCommit) {
+        if self.has(Planted::EarlyCommit) || self.has(Planted::EntryBeforeData) {
             let placed = self.inner.commit(ticket);
             self.early.insert(ticket.0, placed);
         }
@@ -187,14 +234,18 @@ impl<F: Format> Format for Saboteur<F> {
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
         let discarded = self.inner.discard(span)?;
         if let Discarded::Kept { at, len } = discarded {
-            self.discarded.push(Open { span: Span { at: span.at, len }, base: at - span.at % BLOCK_LEN });
+            self.discarded.push(Open {
+                span: Span { at: span.at, len },
+                at,
+                base: at.saturating_sub(span.at % BLOCK_LEN),
+            });
         }
         Ok(discarded)
     }
 
     fn released(&mut self, at: u64, clean: bool) {
         self.inner.released(at, clean || self.has(Planted::TrustedRelease));
-        if self.has(Planted::EarlyReuse) && !self.in_round {
+        if (self.has(Planted::EarlyReuse) || self.has(Planted::ReuseBeforeFlush)) && !self.in_round {
             let batches = self.inner.seal();
             self.inner.settled(true);
             self.owed.extend(batches);
@@ -227,9 +278,12 @@ impl<F: Format> Format for Saboteur<F> {
 
     fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
         self.in_round = true;
-        let mut batches = std::mem::take(&mut self.owed);
+        let mut batches =
+            if self.has(Planted::ForgottenBeforeCopied) { Vec::new() } else { std::mem::take(&mut self.owed) };
         batches.extend(self.inner.seal());
-        self.spoil(batches)
+        let batches = self.spoil(batches);
+        self.plot(batches.len());
+        batches
     }
 
     fn settled(&mut self, durable: bool) {

@@ -19,7 +19,7 @@ use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::Word;
 use crate::subject::{Kind, Made, Start, Subject, given};
-use crate::workload::{self, Op};
+use crate::workload::{self, Op, Theme};
 
 /// The first version number of what is explored; what a preparation wrote has smaller ones.
 const FIRST: u64 = 1;
@@ -349,7 +349,9 @@ pub fn every_fault(
     let kinds = [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Unsupported, FaultKind::Full];
     let jobs: Vec<(Subject, FaultKind, &str)> = subjects
         .iter()
-        .flat_map(|subject| kinds.into_iter().flat_map(move |kind| FAULT_WORKLOADS.map(|text| (*subject, kind, text))))
+        .flat_map(|subject| {
+            kinds.into_iter().flat_map(move |kind| fault_workloads(subject).map(|text| (*subject, kind, text)))
+        })
         .collect();
     let done = AtomicUsize::new(0);
     in_threads(Explorer::broad, threads, jobs.len(), &|explorer, job| {
@@ -369,10 +371,24 @@ pub fn every_fault(
     })
 }
 
+fn fault_workloads(subject: &Subject) -> [&'static str; 4] {
+    match subject.kind.theme() {
+        Theme::Image => FAULT_WORKLOADS,
+        Theme::Chain => CHAIN_FAULT_WORKLOADS,
+    }
+}
+
 /// Workloads for faults: allocation, reuse and hiding, and flushes after each so that a lost promise shows.
 const FAULT_WORKLOADS: [&str; 4] = [
     "w0+2 w1024+1 f w3+1 r0+8 W1+1 r0+8 f",
     "w0+4 f d0+1024 f w1024+2 w4+1 f r0+8 w0+1 f",
     "w2+1 f z0+1024 f w1026+1 z2+3 f r0+8 w9+1 f",
     "W1023+2 w2048+1 d0+8 Z2048+2 f r1020+8 w2050+1 r2048+4 f",
+];
+/// The same for chains: each step with requests before and after it, and once more after it has failed.
+const CHAIN_FAULT_WORKLOADS: [&str; 4] = [
+    "w0+2 snapshot w1+2 f r0+8 snapshot w0+1 f",
+    "w0+2 merge w1+2 f r0+8 merge f r4090+8",
+    "snapshot W0+3 merge w4095+2 f merge d0+1024 f",
+    "w1+1 merge W2+1 cancel w4095+2 f merge r0+8 f",
 ];

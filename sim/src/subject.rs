@@ -69,6 +69,11 @@ pub enum Made {
 }
 
 impl Made {
+    /// How layers of a format are made that has layers.
+    pub fn of_format(format: &str) -> Option<Made> {
+        (format == "vhd").then_some(Made::Vhd)
+    }
+
     /// How such a file is to be understood.
     pub fn form(self) -> Form {
         match self {
@@ -206,7 +211,7 @@ fn identity(number: u8) -> [u8; 16] {
 }
 
 /// A new VHD of `sectors`.
-pub fn image(kind: vhd::Kind, uuid: [u8; 16], sectors: u64, tail: Unwritten) -> Result<Media, ImageError> {
+fn image(kind: vhd::Kind, uuid: [u8; 16], sectors: u64, tail: Unwritten) -> Result<Media, ImageError> {
     let block_size = u32::try_from(BLOCK * SECTOR).unwrap_or(u32::MAX);
     let fixed = kind == vhd::Kind::Fixed;
     let creation = vhd::create(&Spec { len: sectors * SECTOR, kind, block_size, uuid, created: 1_000_000_000 })?;
@@ -223,7 +228,7 @@ pub fn image(kind: vhd::Kind, uuid: [u8; 16], sectors: u64, tail: Unwritten) -> 
 }
 
 /// The kind of a new layer on top of the image with this identity.
-pub fn child_of(uuid: [u8; 16]) -> vhd::Kind {
+fn child_of(uuid: [u8; 16]) -> vhd::Kind {
     let (relative, absolute) = ("base.vhd".into(), "/srv/base.vhd".into());
     vhd::Kind::Differencing(Parent { uuid, modified: 1_000_000_000, relative, absolute })
 }

@@ -9,7 +9,7 @@ use sim::flat;
 use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
-use sim::subject::{Kind, Subject};
+use sim::subject::{Kind, Made, Subject};
 use sim::workload;
 
 fn vhd() -> Vec<Subject> {
@@ -83,7 +83,7 @@ fn a_failure_is_made_small() {
 #[test]
 fn a_chain_of_layers_is_an_array_of_bytes() {
     for tail in [Unwritten::Zeroes, Unwritten::Stale] {
-        assert_eq!(flat::compare(7, tail, 8, 200).map(|done| done >= 1600), Ok(true));
+        assert_eq!(flat::compare(7, Made::Vhd, tail, 8, 200).map(|done| done >= 1600), Ok(true));
     }
 }
 

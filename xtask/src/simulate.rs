@@ -17,7 +17,7 @@ use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::shrink::shrink;
-use sim::subject::{Kind, Subject};
+use sim::subject::{Kind, Made, Subject};
 use sim::workload::{self, Op, Theme};
 
 const HELP: &str = "\
@@ -260,9 +260,9 @@ fn everything(arguments: &Arguments) -> Findings {
         outcome.failure = faults.failure;
     }
     let tails = [Unwritten::Zeroes, Unwritten::Stale];
-    let compare = |tail: Unwritten| flat::compare(1, tail, 6, 500).err().map(|difference| difference.to_string());
-    let chains = arguments.format == "vhd" && outcome.failure.is_none();
-    let difference = tails.into_iter().filter(|_| chains).find_map(compare);
+    let made = Made::of_format(&arguments.format).filter(|_| outcome.failure.is_none());
+    let compare = |made, tail| flat::compare(1, made, tail, 6, 500).err().map(|difference| difference.to_string());
+    let difference = made.and_then(|made| tails.into_iter().find_map(|tail| compare(made, tail)));
     let theme = arguments.subjects.first().map_or(Theme::Image, |subject| subject.kind.theme());
     let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
     let scope = format!(
@@ -276,7 +276,7 @@ fn everything(arguments: &Arguments) -> Findings {
         arguments.subjects.len(),
         dedup(images).join(", "),
         bound.interferences,
-        if chains { "; 2 chains of 6 layers against an array of bytes" } else { "" },
+        if made.is_some() { "; 2 chains of 6 layers against an array of bytes" } else { "" },
     );
     Findings { scope, outcome, difference, took: begun.elapsed() }
 }

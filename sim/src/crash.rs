@@ -28,7 +28,7 @@ use crate::run::{Setup, Sight, Violation, run, words_of};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Word, mix};
 use crate::subject::{Start, Subject, damage};
-use crate::workload::{self, BLOCK, Op};
+use crate::workload::{self, BLOCK, Theme};
 use crate::wreck::Wreck;
 
 /// One state in so many is lived in again.
@@ -45,6 +45,8 @@ const PIECE_LEN: u64 = 128;
 const SECOND_LIFE: u64 = 50_000;
 /// What a second life does: new blocks, old ones, freed ones.
 const SECOND_WORKLOAD: &str = "w1026+2 w2+1 f d0+1024 w2049+1 W7+1";
+/// What it does to a chain: the merge that the power loss may have ended is begun again, and comes to its end.
+const SECOND_MERGE: &str = "w1026+2 merge w2+1 f W4097+1";
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,7 +77,6 @@ impl Counts {
 /// The memory of an exploration.
 pub struct Explorer {
     seen: HashSet<u64>,
-    second_workload: Vec<Op>,
     /// An event with at most so many states has all of them looked at: 4096 is every subset of 12 sectors.
     pub all_up_to: u64,
     /// Of one with more, twice so many at random.
@@ -93,8 +94,7 @@ impl Explorer {
 
 impl Default for Explorer {
     fn default() -> Explorer {
-        let second_workload = workload::parse(SECOND_WORKLOAD).unwrap_or_default();
-        Explorer { seen: HashSet::new(), second_workload, all_up_to: 4096, at_random: 64, counts: Counts::default() }
+        Explorer { seen: HashSet::new(), all_up_to: 4096, at_random: 64, counts: Counts::default() }
     }
 }
 
@@ -194,7 +194,11 @@ impl Explorer {
         self.counts.again += 1;
         let setup = Setup { fault: None, first: SECOND_LIFE, ..*scene.setup };
         let pace = if digest & (1 << 40) == 0 { Pace::Serial } else { Pace::Eager };
-        let workload = self.second_workload.clone();
+        let workload = match setup.subject.kind.theme() {
+            Theme::Image => SECOND_WORKLOAD,
+            Theme::Chain => SECOND_MERGE,
+        };
+        let workload = workload::parse(workload).unwrap_or_default();
         let limits = (self.all_up_to, self.at_random);
         (self.all_up_to, self.at_random) = (16, 4);
         let result = run(&setup, &start, &workload, &mut Schedule::undisturbed(pace), &mut |sight| {

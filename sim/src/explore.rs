@@ -89,7 +89,7 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
     let honest = Subject { told: subject.tail, ..*subject };
     let mut start = Start::default();
     for (below, layer) in subject.kind.layers().into_iter().rev().enumerate() {
-        start.files.insert(0, subject.create(layer.made, below)?);
+        start.files.insert(0, subject.create(layer.made, below, subject.kind.sectors())?);
         start.forms.insert(0, layer.made.form());
         if layer.made == Made::Given {
             start.base.extend(given());

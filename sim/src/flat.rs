@@ -85,7 +85,7 @@ pub fn compare(seed: u64, made: Made, tail: Unwritten, layers: u8, operations: u
     let mut done = 0;
     for layer in 0..layers {
         let open = |error| Difference::Open { layer, error };
-        let media = Subject::new(Kind::Child, tail).create(made, usize::from(layer)).map_err(open)?;
+        let media = Subject::new(Kind::Child, tail).create(made, usize::from(layer), DISK).map_err(open)?;
         files.insert(0, media);
         let mut chain = Chain::open(files, made.form(), tail, model, random).map_err(open)?;
         chain.operations = done;

@@ -154,9 +154,10 @@ impl SimIo {
         id
     }
 
-    /// From now on just these may be written to.
-    pub fn let_write(&mut self, files: &[FileId]) {
-        self.writable = files.to_vec();
+    /// Opens a file for writing, or no longer.
+    pub fn let_write(&mut self, file: FileId, writable: bool) {
+        self.writable.retain(|other| *other != file);
+        self.writable.extend(writable.then_some(file));
     }
 
     /// Some files as a reader finds them now.

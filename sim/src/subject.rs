@@ -83,6 +83,15 @@ impl Made {
     }
 }
 
+impl Form {
+    /// How a leaf is made on top of a layer of this form.
+    pub fn leaf(self) -> Made {
+        match self {
+            Form::Raw | Form::Vhd => Made::Vhd,
+        }
+    }
+}
+
 const fn layer(made: Made, preparation: &'static str) -> Layer {
     Layer { made, preparation }
 }
@@ -239,10 +248,9 @@ impl Subject {
         Subject { kind, tail, told: tail }
     }
 
-    /// A new file that is made in such a way, on top of `below` others.
-    pub fn create(&self, made: Made, below: usize) -> Result<Media, ImageError> {
+    /// A new file for a disk of `sectors` that is made in such a way, on top of `below` others.
+    pub fn create(&self, made: Made, below: usize, sectors: u64) -> Result<Media, ImageError> {
         let number = u8::try_from(below).unwrap_or(u8::MAX);
-        let sectors = self.kind.sectors();
         match made {
             Made::Raw => {
                 // A raw image is whatever its storage is; it begins as zeros so that there is something to say.

@@ -4,7 +4,7 @@
 //! Knows the order in which the disk is asked, as the jobs of the disk process ask it, and which chains may be opened
 //! after a power loss meanwhile.
 
-use disk::{Access, FileId, ImageErrorKind};
+use disk::{Access, FileId, Image, ImageError, ImageErrorKind, MergeState};
 
 use super::{Run, Violation};
 use crate::planted::Planted;
@@ -13,48 +13,63 @@ use crate::sector::SECTOR;
 use crate::subject::{Form, Made, Subject};
 use crate::workload::Step;
 
-/// Something that is being done.
+/// Something that is being done, and how far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Chore {
-    step: Step,
-    stage: Stage,
-    /// The file that it makes.
-    file: Option<FileId>,
+pub(super) enum Chore {
+    /// A change is wanted; requests are to be held back.
+    Wanted(Change),
+    /// Requests are held back; what is in flight ends.
+    Held(Change),
+    /// The last round before the change.
+    Syncing(Change),
+    /// A merge goes from grain to grain.
+    Merging,
 }
 
-/// How far it has come.
+/// What is done while nothing is in flight and everything durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Asked for; a new file exists.
-    Begun,
-    /// Requests are held back; what is in flight ends.
-    Held,
-    /// The last round before the change.
-    Syncing,
+pub(super) enum Change {
+    /// A new file becomes the leaf.
+    Switch(FileId),
+    /// The disk becomes larger.
+    Grow,
+    /// The leaf is merged into its parent from now on.
+    BeginMerge,
+    /// The leaf is empty and goes.
+    EndMerge,
 }
 
 impl Run {
-    /// Whether a step can begin: one thing is done at a time, and only that can be given up.
+    /// Whether a step can begin: one thing is done at a time, and only a merge can be given up.
     pub(super) fn can_begin(&self, step: Step) -> bool {
-        self.chore.is_none() || step == Step::Cancel
+        self.chore.is_none_or(|chore| step == Step::Cancel && chore == Chore::Merging)
     }
 
     /// Begins a step.
     pub(super) fn begin(&mut self, step: Step, subject: &Subject) -> Result<(), Violation> {
-        let file = match step {
-            Step::Snapshot => Some(self.new_leaf(subject)?),
-            Step::Merge | Step::Cancel | Step::Grow => None,
+        // What a merge has left behind is removed before anything else is done.
+        self.chains.truncate(1);
+        let layers = self.chains.first().map_or(0, Vec::len);
+        self.chore = match step {
+            Step::Snapshot => Some(Chore::Wanted(Change::Switch(self.new_leaf(subject)?))),
+            Step::Grow => Some(Chore::Wanted(Change::Grow)),
+            Step::Merge if layers > 1 => Some(Chore::Wanted(Change::BeginMerge)),
+            Step::Merge => None,
+            Step::Cancel => {
+                self.disk.cancel_merge();
+                None
+            }
         };
-        self.chore = Some(Chore { step, stage: Stage::Begun, file });
         Ok(())
     }
 
     /// A new file, whole and durable from the moment at which it has its name.
     fn new_leaf(&mut self, subject: &Subject) -> Result<FileId, Violation> {
         let chain = self.chains.swap_remove(0);
-        let media = subject.create(self.made(&chain), chain.len()).map_err(Violation::Open)?;
+        let made = self.form(chain.first()).leaf();
+        let media = subject.create(made, chain.len(), self.disk.geometry().len / SECTOR).map_err(Violation::Open)?;
         let file = self.io.add(media);
-        self.forms.push(Form::Vhd);
+        self.forms.push(made.form());
         // The rule after a power loss is one sentence: if the new file is there, it is the leaf. Before the switch
         // the other one is as good.
         let longer = [&[file], chain.as_slice()].concat();
@@ -62,59 +77,73 @@ impl Run {
         Ok(file)
     }
 
-    fn made(&self, chain: &[FileId]) -> Made {
-        match chain.first().and_then(|leaf| self.forms.get(usize::from(leaf.0))) {
-            Some(Form::Raw | Form::Vhd) | None => Made::Vhd,
-        }
+    fn form(&self, file: Option<&FileId>) -> Form {
+        file.and_then(|file| self.forms.get(usize::from(file.0))).copied().unwrap_or(Form::Raw)
     }
 
     /// Whether the chore can go on.
     pub(super) fn can_go_on(&self) -> bool {
-        self.chore.is_some_and(|chore| match chore.stage {
-            Stage::Begun => true,
-            Stage::Held => self.disk.is_quiet(),
-            Stage::Syncing => !self.disk.is_syncing() && self.disk.is_quiet(),
+        self.chore.is_some_and(|chore| match chore {
+            Chore::Wanted(_) => true,
+            Chore::Held(_) => self.disk.is_quiet(),
+            Chore::Syncing(_) => !self.disk.is_syncing() && self.disk.is_quiet(),
+            Chore::Merging => self.disk.merge().is_none_or(|merge| !merge.busy),
         })
     }
 
     /// Takes the next step of the chore.
     pub(super) fn go_on(&mut self, subject: &Subject) -> Result<(), Violation> {
-        let Some(mut chore) = self.chore else { return Ok(()) };
-        match chore.stage {
-            Stage::Begun => {
+        let Some(chore) = self.chore else { return Ok(()) };
+        let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
+        self.chore = match chore {
+            Chore::Wanted(change) => {
                 self.disk.hold();
-                chore.stage = Stage::Held;
+                Some(Chore::Held(change))
             }
-            Stage::Held => {
-                if self.bug == Some(Planted::SnapshotWithoutRound) && chore.step == Step::Snapshot {
+            Chore::Held(change) => {
+                if self.bug == Some(Planted::SnapshotWithoutRound) && matches!(change, Change::Switch(_)) {
                     self.plot.borrow_mut().deaf = self.chains.first().and_then(|chain| chain.first()).copied();
                 }
-                self.disk.sync(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
-                chore.stage = Stage::Syncing;
+                self.disk.sync(&mut io);
+                Some(Chore::Syncing(change))
             }
-            Stage::Syncing => return self.change(chore, subject),
-        }
-        self.chore = Some(chore);
+            Chore::Syncing(change) => {
+                let next = self.change(change, subject)?;
+                self.disk.release(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                next
+            }
+            Chore::Merging => match self.disk.merge().map(|merge| merge.state) {
+                Some(MergeState::Running) => {
+                    self.disk.step_merge(&mut io);
+                    Some(Chore::Merging)
+                }
+                Some(MergeState::Copied) => Some(Chore::Wanted(Change::EndMerge)),
+                // It can be begun again.
+                Some(MergeState::Failed(_)) if self.io.fault_happened() => None,
+                state => return Err(Violation::Step(format!("the merge is {state:?}"))),
+            },
+        };
         Ok(())
     }
 
-    /// Everything is durable, or cannot be.
-    fn change(&mut self, chore: Chore, subject: &Subject) -> Result<(), Violation> {
-        self.chore = None;
-        if self.disk.is_clean() {
-            match (chore.step, chore.file) {
-                (Step::Snapshot, Some(file)) => self.switch(file, subject)?,
-                (Step::Grow, _) => self.grow(subject)?,
-                _ => {}
-            }
-        } else if self.io.fault_happened() {
+    /// Everything is durable, or cannot be; what is to be done next.
+    fn change(&mut self, change: Change, subject: &Subject) -> Result<Option<Chore>, Violation> {
+        if !self.disk.is_clean() {
             // The new file, if any, is removed.
             self.chains.truncate(1);
-        } else {
-            return Err(Violation::Step("a round leaves something that is not durable".into()));
+            let unclean = || Violation::Step("a round leaves something that is not durable".into());
+            return if self.io.fault_happened() { Ok(None) } else { Err(unclean()) };
         }
-        self.disk.release(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
-        Ok(())
+        match change {
+            Change::Switch(file) => self.switch(file, subject)?,
+            Change::Grow => self.grow(subject)?,
+            Change::BeginMerge => {
+                self.begin_merge(subject)?;
+                return Ok(Some(Chore::Merging));
+            }
+            Change::EndMerge => self.end_merge()?,
+        }
+        Ok(None)
     }
 
     /// Makes the new file the leaf.
@@ -123,11 +152,10 @@ impl Run {
         if let Some(leaf) = old.first() {
             let parent = self.open(*leaf, 1, Access::ReadOnly, subject)?;
             self.disk.reopen(0, parent).map_err(refused)?;
+            self.io.let_write(*leaf, false);
         }
         let leaf = self.open(file, 0, Access::ReadWrite, subject)?;
-        self.disk.push_leaf(file, leaf).map_err(refused)?;
-        self.io.let_write(&[file]);
-        Ok(())
+        self.disk.push_leaf(file, leaf).map_err(refused)
     }
 
     /// Makes the disk larger, once.
@@ -139,21 +167,40 @@ impl Run {
         }
     }
 
-    /// Opens a file as it is now.
+    /// Opens the leaf's parent for writing and begins to merge the leaf into it.
+    fn begin_merge(&mut self, subject: &Subject) -> Result<(), Violation> {
+        if let Some(target) = self.chains.first().and_then(|chain| chain.get(1)).copied() {
+            let image = self.open(target, 1, Access::ReadWrite, subject)?;
+            self.disk.reopen(1, image).map_err(refused)?;
+            self.io.let_write(target, true);
+        }
+        self.disk.begin_merge(0, 1).map_err(refused)
+    }
+
+    /// Takes the leaf, which holds nothing any more, off the chain. Its file is still there: both chains are right.
+    fn end_merge(&mut self) -> Result<(), Violation> {
+        let sources = self.disk.end_merge().map_err(refused)?;
+        let old = self.chains.swap_remove(0);
+        sources.iter().for_each(|layer| self.io.let_write(layer.file, false));
+        let rest = old.iter().copied().filter(|file| sources.iter().all(|layer| layer.file != *file)).collect();
+        self.chains = vec![rest, old];
+        Ok(())
+    }
+
+    /// Opens a file as it is now, to stand so deep in the chain.
     fn open(
         &self,
         file: FileId,
         depth: usize,
         access: Access,
         subject: &Subject,
-    ) -> Result<Saboteur<disk::Image>, Violation> {
+    ) -> Result<Saboteur<Image>, Violation> {
         let mut media = self.io.file(file).visible().clone();
-        let form = self.forms.get(usize::from(file.0)).copied().unwrap_or(Form::Raw);
-        let image = subject.open_one(&mut media, form, access).map_err(Violation::Open)?;
+        let image = subject.open_one(&mut media, self.form(Some(&file)), access).map_err(Violation::Open)?;
         Ok(Saboteur::new(image, self.bug, self.plot.clone(), (file, depth), media.len()))
     }
 }
 
-fn refused(error: disk::ImageError) -> Violation {
+fn refused(error: ImageError) -> Violation {
     Violation::Step(error.to_string())
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Span, Until};
 
 use crate::io::SimIo;
 
@@ -24,6 +24,10 @@ pub enum SyncFate {
 pub struct Agreed {
     /// For each file, what becomes of the syncs of the round under way.
     pub syncs: BTreeMap<FileId, VecDeque<SyncFate>>,
+    /// What a merge has forgotten in the leaf, and what was written there since.
+    pub forgotten: Vec<Span>,
+    /// The same.
+    pub regrown: Vec<Span>,
     /// The file whose syncs do nothing any more.
     pub deaf: Option<FileId>,
 }

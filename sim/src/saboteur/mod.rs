@@ -43,6 +43,9 @@ pub struct Saboteur<F> {
     in_round: bool,
     /// Places that are really another's.
     alias: BTreeMap<u64, u64>,
+    /// Forgotten, and given away for deallocation at once.
+    strays: Vec<(u64, u64)>,
+    deallocated: Vec<u64>,
     /// Discarded, and not written since.
     discarded: Vec<Open>,
     footer_at: u64,
@@ -73,6 +76,8 @@ impl<F: Format> Saboteur<F> {
             owed: Vec::new(),
             in_round: false,
             alias: BTreeMap::new(),
+            strays: Vec::new(),
+            deallocated: Vec::new(),
             discarded: Vec::new(),
             footer_at: file_len.saturating_sub(SECTOR),
         }
@@ -139,6 +144,16 @@ impl<F: Format> Saboteur<F> {
         self.plot.borrow_mut().syncs.insert(self.file, (0..=last).map(fate).collect());
     }
 
+    /// Takes a place for what was written to the target, and has it say something about it.
+    fn grow_leaf(&mut self) {
+        for span in std::mem::take(&mut self.plot.borrow_mut().regrown) {
+            let reserved = self.inner.reserve(span);
+            if let Some(ticket) = reserved.ok().and_then(|reserved| reserved.ticket) {
+                self.inner.commit(ticket);
+            }
+        }
+    }
+
     /// The place that another write is giving to the cluster, taken without waiting.
     fn not_awaited(&self, ticket: Ticket, span: Span) -> Option<Reserved> {
         let open = self.open.get(&ticket.0)?;
@@ -188,6 +203,12 @@ impl<F: Format> Format for Saboteur<F> {
             }
             other => other?,
         };
+        if self.depth > 0 && self.has(Planted::LeafGrows) {
+            let mut plot = self.plot.borrow_mut();
+            if plot.forgotten.iter().any(|forgotten| forgotten.overlaps(span)) {
+                plot.regrown.push(Span { len: reserved.len, ..span });
+            }
+        }
         if self.has(Planted::FillForgotten) {
             reserved.fill = None;
         }
@@ -244,6 +265,10 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn released(&mut self, at: u64, clean: bool) {
+        if let Some(which) = self.deallocated.iter().position(|other| *other == at) {
+            self.deallocated.remove(which);
+            return;
+        }
         self.inner.released(at, clean || self.has(Planted::TrustedRelease));
         if (self.has(Planted::EarlyReuse) || self.has(Planted::ReuseBeforeFlush)) && !self.in_round {
             let batches = self.inner.seal();
@@ -253,11 +278,21 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
-        self.inner.reclaim()
+        let stray = self.strays.pop();
+        self.deallocated.extend(stray.map(|(at, _)| at));
+        stray.or_else(|| self.inner.reclaim())
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
-        self.inner.forget(span)
+        let place = self.inner.map(span);
+        let len = self.inner.forget(span)?;
+        if let (Ok(Place::Data { at, len: there }), true) = (place, self.has(Planted::EarlyDeallocation)) {
+            self.strays.push((at, there.min(len)));
+        }
+        if self.has(Planted::LeafGrows) {
+            self.plot.borrow_mut().forgotten.push(Span { at: span.at, len });
+        }
+        Ok(len)
     }
 
     fn grow(&mut self, len: u64) -> Result<(), ImageError> {

@@ -161,6 +161,12 @@ impl Request {
         Ok(Request { operation, span, memory, token, extents: Vec::new(), open: true })
     }
 
+    /// What the disk asks of itself: nobody waits for an answer.
+    pub(crate) fn internal(operation: Operation, span: Span) -> Request {
+        let (memory, extents) = (Segments::empty(), Vec::new());
+        Request { operation, span, memory, token: Token(0), extents, open: false }
+    }
+
     /// What is asked.
     pub fn operation(&self) -> Operation {
         self.operation

@@ -41,12 +41,15 @@ enum Need {
     Quiet,
     /// And everything is durable.
     Clean,
+    /// The same, and a merge may be there.
+    CleanMerge,
 }
 
 impl<F: Format> Disk<F> {
     /// From now on new requests wait; those in flight end.
     pub fn hold(&mut self) {
         self.held_back = true;
+        self.withdraw_piece();
     }
 
     /// Lets the requests go that were held back.
@@ -122,7 +125,8 @@ impl<F: Format> Disk<F> {
         let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
         self.geometry = leaf.format.geometry();
         self.fold = Fold::new(self.geometry.len);
-        let popped = self.layers.drain(..depth).collect();
+        let popped: Vec<Layer<F>> = self.layers.drain(..depth).collect();
+        popped.iter().for_each(|layer| self.packed.closed(layer.file));
         self.layers_changed();
         Ok(popped)
     }
@@ -175,12 +179,19 @@ impl<F: Format> Disk<F> {
         Err(ImageError::new(ImageErrorKind::Unsupported, what))
     }
 
+    /// What the end of a merge needs.
+    pub(super) fn require_clean(&self, what: &str) -> Result<(), ImageError> {
+        self.require(Need::CleanMerge, what)
+    }
+
     fn require(&self, need: Need, what: &str) -> Result<(), ImageError> {
-        let obstacle = if !self.held_back {
+        let obstacle = if need != Need::CleanMerge && self.merge.is_some() {
+            "layers are being merged"
+        } else if !self.held_back {
             "requests are not held back"
         } else if !self.is_quiet() {
             "operations are in flight"
-        } else if need == Need::Clean && !self.is_clean() {
+        } else if need != Need::Quiet && !self.is_clean() {
             "not everything is durable"
         } else {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
 use super::fill::zeroes;
-use super::{Disk, Missing, Op, Parked, status_of};
+use super::{Disk, Obstacle, Op, Parked, status_of};
 use crate::fold::Where;
 use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
@@ -13,26 +13,6 @@ const EXTENTS_MAX: usize = 4096;
 /// that the kernel takes.
 const ZEROES_MAX: u64 = 2 << 20;
 
-/// Why zeroes cannot be written yet, or at all.
-enum Obstacle {
-    /// In the leaf.
-    Leaf(Wait),
-    /// Metadata for the map.
-    Grain(Missing),
-}
-
-impl From<Wait> for Obstacle {
-    fn from(wait: Wait) -> Obstacle {
-        Obstacle::Leaf(wait)
-    }
-}
-
-impl From<Missing> for Obstacle {
-    fn from(missing: Missing) -> Obstacle {
-        Obstacle::Grain(missing)
-    }
-}
-
 impl<F: Format> Disk<F> {
     pub(super) fn discard<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
@@ -41,25 +21,34 @@ impl<F: Format> Disk<F> {
             if self.is_postponed(number, left) {
                 return;
             }
-            let Some(leaf) = self.leaf() else { return };
-            let len = match leaf.discard(left) {
-                Ok(Discarded::Freed { at, len, size }) => {
-                    self.give_up(number, Span { at: left.at, len }, at, size, io);
+            let (file, discarded) = match self.discard_somewhere(left) {
+                Ok(found) => found,
+                Err(obstacle) => return self.wait_for(number, left, obstacle, io),
+            };
+            let len = match discarded {
+                Discarded::Freed { at, len, size } => {
+                    self.give_up(number, file, (Span { at: left.at, len }, at), size, io);
                     len
                 }
-                Ok(Discarded::Kept { at, len }) => {
-                    self.push_piece(number, Op::Trim { number }, self.leaf_file(), Action::Deallocate { at, len }, io);
+                Discarded::Kept { at, len } => {
+                    self.push_piece(number, Op::Trim { number }, file, Action::Deallocate { at, len }, io);
                     len
                 }
-                Ok(Discarded::Hidden { len }) => {
+                Discarded::Hidden { len } => {
                     self.fold.overlay(Span { at: left.at, len }, Where::Zero);
                     len
                 }
-                Ok(Discarded::Nothing { len }) => len,
-                Err(wait) => return self.wait_for(number, left, wait, io),
+                Discarded::Nothing { len } => len,
             };
             at = at.saturating_add(len);
         }
+    }
+
+    /// Gives up the first bytes of `span`, in the layer that takes a write to them.
+    fn discard_somewhere(&mut self, span: Span) -> Result<(FileId, Discarded), Obstacle> {
+        let (file, span) = self.writes_go_to(span)?;
+        let discarded = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.discard(span));
+        Ok((file, discarded.map_err(|wait| Obstacle::Layer(file, wait))?))
     }
 
     pub(super) fn write_zeroes<I: Io>(&mut self, number: u32, rest: Span, free: bool, io: &mut I) {
@@ -73,72 +62,65 @@ impl<F: Format> Disk<F> {
                 if free { self.zero_by_freeing(number, left, io) } else { self.zero_by_writing(number, left, io) };
             match done {
                 Ok(len) => at = at.saturating_add(len),
-                Err(Obstacle::Leaf(wait)) => return self.wait_for(number, left, wait, io),
-                Err(Obstacle::Grain(missing)) => {
-                    return self.park_for_grain(Parked::Request { number, rest: left }, missing, io);
-                }
+                Err(obstacle) => return self.wait_for(number, left, obstacle, io),
             }
         }
     }
 
     /// Makes the first bytes of `span` zero with as little space as possible; how many.
     fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let Some(leaf) = self.leaf() else { return Err(Wait::NoSpace.into()) };
-        match leaf.discard(span)? {
+        let (file, discarded) = self.discard_somewhere(span)?;
+        match discarded {
             Discarded::Freed { at, len, size } => {
-                self.give_up(number, Span { at: span.at, len }, at, size, io);
+                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
                 Ok(len)
             }
             Discarded::Kept { at, len } => {
-                self.push_piece(
-                    number,
-                    Op::Zero { number, ticket: None },
-                    self.leaf_file(),
-                    Action::Deallocate { at, len },
-                    io,
-                );
+                let op = Op::Zero { number, ticket: None };
+                self.push_piece(number, op, file, Action::Deallocate { at, len }, io);
                 Ok(len)
             }
             Discarded::Hidden { len } => {
                 self.fold.overlay(Span { at: span.at, len }, Where::Zero);
                 Ok(len)
             }
-            // Nothing in the leaf. What a parent shows there is to be hidden.
-            Discarded::Nothing { len } => match self.resolve(span.at)? {
+            // Nothing in this layer. What a parent shows there is to be hidden.
+            Discarded::Nothing { len } => match self.resolve(span.at).map_err(Obstacle::Grain)? {
                 (Where::Zero, run) => Ok(run.min(len)),
                 (Where::Data { .. } | Where::Packed { .. }, run) => {
-                    self.zero_by_hiding(number, Span { at: span.at, len: run.min(len) }, io)
+                    self.zero_by_hiding(number, file, Span { at: span.at, len: run.min(len) }, io)
                 }
             },
         }
     }
 
-    /// Gives the first bytes of `span`, which live in a parent, a place in the leaf that reads as zero; how many. What
+    /// Gives the first bytes of `span`, which live in a parent, a place in `file` that reads as zero; how many. What
     /// has to be written anyway, around the zeroes, is written with them.
-    fn zero_by_hiding<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
+    fn zero_by_hiding<I: Io>(&mut self, number: u32, file: FileId, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let span = Span { at: span.at, len: span.len.min(ZEROES_MAX) };
+        let reserved = self.reserve(file, span).map_err(|wait| Obstacle::Layer(file, wait))?;
         let Reserved { at, len, ticket, fill } = reserved;
         if fill.is_some() {
-            self.write_reserved(number, span.at, reserved, zeroes(len), io);
+            self.write_reserved(number, span.at, (file, reserved), zeroes(len), io);
         } else {
             let op = Op::Zero { number, ticket };
-            self.push_piece(number, op, self.leaf_file(), Action::Deallocate { at, len }, io);
+            self.push_piece(number, op, file, Action::Deallocate { at, len }, io);
         }
         Ok(len)
     }
 
     /// Writes zeroes to the first bytes of `span`, which thereby have space; how many.
     fn zero_by_writing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let reserved = self.reserve(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
-        self.write_reserved(number, span.at, reserved, zeroes(reserved.len), io);
+        let (file, reserved) = self.reserve_somewhere(Span { at: span.at, len: span.len.min(ZEROES_MAX) })?;
+        self.write_reserved(number, span.at, (file, reserved), zeroes(reserved.len), io);
         Ok(reserved.len)
     }
 
     /// The format has freed `span`, which lived in the `size` bytes of the file at `at`.
-    fn give_up<I: Io>(&mut self, number: u32, span: Span, at: u64, size: u64, io: &mut I) {
+    fn give_up<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
         self.fold.overlay(span, Where::Zero);
         let op = Op::Release { number: Some(number), at };
-        self.push_piece(number, op, self.leaf_file(), Action::Deallocate { at, len: size }, io);
+        self.push_piece(number, op, file, Action::Deallocate { at, len: size }, io);
     }
 
     pub(super) fn trimmed<I: Io>(&mut self, number: u32, file: FileId, result: Result<(), FileError>, io: &mut I) {

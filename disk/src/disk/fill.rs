@@ -53,6 +53,8 @@ pub(super) struct Filling {
     /// Reads under way, and one while metadata is waited for.
     pending: u32,
     status: Status,
+    /// All of a copy of a merge, which has nothing of its own: in one piece, since it may be gathered from very many.
+    room: Option<Segments>,
 }
 
 /// What the next piece of a fill is made of.
@@ -66,7 +68,31 @@ enum Piece {
 }
 
 impl Filling {
+    /// A copy of what the layers of a merge show, to a reservation for the bytes from `at` on.
+    pub fn of_copy(number: u32, file: FileId, at: u64, reserved: Reserved) -> Filling {
+        let Reserved { at: place, len, ticket, fill } = reserved;
+        let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
+        let whole = Span { at: at.saturating_sub(before), len: before.saturating_add(len).saturating_add(after) };
+        Filling {
+            number,
+            ticket,
+            file,
+            at: place.saturating_sub(before),
+            whole,
+            own: Span { at: whole.end(), len: 0 },
+            from: Segments::empty(),
+            pieces: Vec::new(),
+            next: whole.at,
+            pending: 0,
+            status: Status::Done,
+            room: Some(Segments::zeroed(usize::try_from(whole.len).unwrap_or(0))),
+        }
+    }
+
     fn next_piece(&self, disk_len: u64) -> Option<Piece> {
+        if self.next >= self.whole.end() {
+            return None;
+        }
         let until = match self.next {
             next if next == self.own.at => return Some(Piece::Own),
             next if next < self.own.at => self.own.at,
@@ -83,7 +109,18 @@ impl Filling {
 
     fn append(&mut self, piece: Segments) {
         self.next = self.next.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
-        self.pieces.push(piece);
+        if self.room.is_none() {
+            self.pieces.push(piece);
+        }
+    }
+
+    /// Memory for the next `len` bytes.
+    fn memory(&self, len: u64) -> Segments {
+        let len = usize::try_from(len).unwrap_or(0);
+        match (&self.room, usize::try_from(self.next.saturating_sub(self.whole.at))) {
+            (Some(room), Ok(from)) => room.slice(from, len),
+            _ => Segments::zeroed(len),
+        }
     }
 }
 
@@ -93,11 +130,10 @@ impl<F: Format> Disk<F> {
         &mut self,
         number: u32,
         at: u64,
-        reserved: Reserved,
+        (file, reserved): (FileId, Reserved),
         from: Segments,
         io: &mut I,
     ) {
-        let file = self.leaf_file();
         let Reserved { at: place, len, ticket, fill } = reserved;
         let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
         if before == 0 && after == 0 {
@@ -108,7 +144,7 @@ impl<F: Format> Disk<F> {
         let own = Span { at, len };
         let whole = Span { at: at.saturating_sub(before), len: before.saturating_add(len).saturating_add(after) };
         self.piece_begun(number);
-        let fill = self.fills.insert(Filling {
+        let filling = Filling {
             number,
             ticket,
             file,
@@ -120,13 +156,21 @@ impl<F: Format> Disk<F> {
             next: whole.at,
             pending: 0,
             status: Status::Done,
-        });
+            room: None,
+        };
+        self.begin_filling(filling, io);
+    }
+
+    /// Begins to read what a write needs; the write is a piece of its request already.
+    pub(super) fn begin_filling<I: Io>(&mut self, filling: Filling, io: &mut I) {
+        let fill = self.fills.insert(filling);
         self.go_on_filling(fill, io);
     }
 
     /// Finds out where the bytes around a write live, and begins to read them; ends the fill when all are there.
     fn go_on_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
-        let disk_len = self.geometry.len;
+        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.room.is_some());
+        let disk_len = self.merge.as_ref().filter(|_| is_copy).map_or(self.geometry.len, |merge| merge.len);
         while let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
             match filling.next_piece(disk_len) {
                 None => break,
@@ -144,7 +188,10 @@ impl<F: Format> Disk<F> {
 
     /// Takes the first bytes of `span` over. `false`: later, when metadata has come.
     fn copy_piece<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
-        let (place, len) = match self.resolve(span.at) {
+        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.room.is_some());
+        let copied = self.resolve_copy(span.at).filter(|_| is_copy);
+        let (place, len) = match copied.map_or_else(|| self.resolve(span.at), Ok) {
+            Ok((place, len)) if is_copy => (place, len.min(span.len)),
             Ok((place, len)) => (place, self.lengthened(span.at, place, len.min(span.len), span.len)),
             Err(missing) => {
                 self.begun(fill);
@@ -183,7 +230,7 @@ impl<F: Format> Disk<F> {
 
     /// Memory for the next `len` bytes.
     fn append_room(&mut self, fill: u32, len: u64) -> Segments {
-        let room = Segments::zeroed(usize::try_from(len).unwrap_or(0));
+        let room = self.fills.get(fill).map_or_else(Segments::empty, |filling| filling.memory(len));
         self.append_piece(fill, room.clone());
         room
     }
@@ -236,10 +283,10 @@ impl<F: Format> Disk<F> {
             return;
         }
         let Some(filling) = self.fills.remove(fill) else { return };
-        let Filling { number, ticket, file, at, pieces, .. } = filling;
+        let Filling { number, ticket, file, at, pieces, room, .. } = filling;
         let status = if self.broken { Status::Refused } else { filling.status };
         if status == Status::Done {
-            let from = Segments::joined(pieces);
+            let from = room.unwrap_or_else(|| Segments::joined(pieces));
             return self.push(Op::Transfer { number, ticket }, file, Action::Write { at, from }, io);
         }
         if let Some(ticket) = ticket {

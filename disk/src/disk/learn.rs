@@ -4,7 +4,7 @@
 
 use std::collections::hash_map::Entry;
 
-use super::{Disk, Layer, Missing, Op, Parked};
+use super::{Disk, Layer, Missing, Obstacle, Op, Parked};
 use crate::fold::{Fold, Run, Where, append};
 use crate::format::{Format, MetaBlock, Place, Wait};
 use crate::{Action, FileDone, Io, Span, Status};
@@ -88,18 +88,17 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Sets the rest of a request aside for what the leaf says.
-    pub(super) fn wait_for<I: Io>(&mut self, number: u32, rest: Span, wait: Wait, io: &mut I) {
-        match wait {
-            Wait::Load(block) => {
-                self.park(Parked::Request { number, rest }, vec![(self.leaf_file(), block)], io);
-            }
-            Wait::Busy(ticket) => {
-                let parked = Parked::Request { number, rest };
+    /// Sets the rest of a request aside for what is in its way.
+    pub(super) fn wait_for<I: Io>(&mut self, number: u32, rest: Span, obstacle: Obstacle, io: &mut I) {
+        let parked = Parked::Request { number, rest };
+        match obstacle {
+            Obstacle::Grain(missing) => self.park_for_grain(parked, missing, io),
+            Obstacle::Layer(file, Wait::Load(block)) => self.park(parked, vec![(file, block)], io),
+            Obstacle::Layer(file, Wait::Busy(ticket)) => {
                 self.set_aside(parked);
-                self.busy.entry((self.leaf_file(), ticket)).or_default().push(parked);
+                self.busy.entry((file, ticket)).or_default().push(parked);
             }
-            Wait::NoSpace => self.fail(number, Status::NoSpace),
+            Obstacle::Layer(_, Wait::NoSpace) => self.fail(number, Status::NoSpace),
         }
     }
 
@@ -148,7 +147,7 @@ impl<F: Format> Disk<F> {
 
 /// Folds `span` of `layers`, from the first down, into `runs`. Where metadata is missing, the walk goes on below as if
 /// there were nothing, to find what else is missing: the runs are then of no use.
-fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
+pub(super) fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
     let Some((layer, below)) = layers.split_first_mut() else {
         // Below the base there is nothing.
         return append(runs, Run { span, place: Where::Zero });

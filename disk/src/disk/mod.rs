@@ -17,13 +17,15 @@ mod clear;
 mod fill;
 mod flush;
 mod learn;
+mod merge;
 mod packed;
+mod piece;
 mod transfer;
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::fold::Fold;
-use crate::format::{Format, MetaBlock, Ticket};
+use crate::format::{Format, MetaBlock, Ticket, Wait};
 use crate::round::Round;
 use crate::slab::Slab;
 use crate::{
@@ -31,9 +33,11 @@ use crate::{
     Span, Status,
 };
 use fill::Filling;
+use merge::Merge;
 use packed::Packed;
 
 pub use chain::Layer;
+pub use merge::{MergeProgress, MergeState};
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
@@ -67,6 +71,21 @@ struct Active {
     /// What is to be split when fewer pieces are under way; counts as a piece.
     rest: Option<Span>,
     status: Status,
+    /// A piece of a merge.
+    of_merge: bool,
+    /// [`Disk::epoch`] when it began.
+    epoch: u64,
+}
+
+impl Active {
+    /// Pieces that may be under way at once.
+    fn pieces_max(&self) -> u32 {
+        if self.of_merge { piece::COPIES_MAX } else { PIECES_MAX }
+    }
+
+    fn new(request: Request, epoch: u64) -> Active {
+        Active { request, left: 1, rest: None, status: Status::Done, of_merge: false, epoch }
+    }
 }
 
 /// A file operation on its way, and what to do when it has ended.
@@ -116,6 +135,14 @@ impl Parked {
 /// Metadata that is to be loaded, by file.
 type Missing = Vec<(FileId, MetaBlock)>;
 
+/// Why something cannot be done yet, or at all.
+enum Obstacle {
+    /// What the layer of this file says.
+    Layer(FileId, Wait),
+    /// Metadata for the map.
+    Grain(Missing),
+}
+
 /// A virtual disk: a chain of images, and everything that is in flight on it.
 #[derive(Debug)]
 pub struct Disk<F: Format> {
@@ -158,6 +185,9 @@ pub struct Disk<F: Format> {
     reclaim_syncs: usize,
     /// New requests wait.
     held_back: bool,
+    merge: Option<Merge>,
+    /// How often it was begun anew to decide where writes go.
+    epoch: u64,
     broken: bool,
     answers: VecDeque<(Request, Status)>,
 }
@@ -199,6 +229,8 @@ impl<F: Format> Disk<F> {
             reclaim_due: true,
             reclaim_syncs: 0,
             held_back: false,
+            merge: None,
+            epoch: 0,
             broken: false,
             answers: VecDeque::new(),
         };
@@ -226,7 +258,8 @@ impl<F: Format> Disk<F> {
 
     /// Requests that were submitted and have not been handed back by [`Disk::answer`].
     pub fn in_flight(&self) -> usize {
-        self.active.len().saturating_add(self.held.len()).saturating_add(self.answers.len())
+        let active = self.active.len().saturating_sub(usize::from(self.has_piece()));
+        active.saturating_add(self.held.len()).saturating_add(self.answers.len())
     }
 
     /// Whether no file operation is under way either.
@@ -293,22 +326,25 @@ impl<F: Format> Disk<F> {
         if is_exclusive(operation) {
             self.exclusive = self.exclusive.saturating_add(1);
         }
-        let number = self.active.insert(Active { request, left: 1, rest: None, status: Status::Done });
+        let number = self.active.insert(Active::new(request, self.epoch));
         self.run(number, span, io);
         self.piece_ended(number, Status::Done, io);
     }
 
     /// Goes on with a request from `rest` on.
     fn run<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
-        match self.active.get(number).map(|active| active.request.operation()) {
+        let Some(active) = self.active.get(number) else { return };
+        let of_merge = active.of_merge;
+        match active.request.operation() {
             // It had to wait, and a sync has failed since.
-            Some(operation) if self.broken && operation.is_write() => self.fail(number, Status::Refused),
-            Some(Operation::Read) => self.read(number, rest, io),
-            Some(Operation::Write { .. }) => self.write(number, rest, io),
-            Some(Operation::Discard) => self.discard(number, rest, io),
-            Some(Operation::WriteZeroes { free, .. }) => self.write_zeroes(number, rest, free, io),
-            Some(Operation::Extents) => self.report_extents(number, rest, io),
-            Some(Operation::Flush) | None => {}
+            operation if self.broken && operation.is_write() => self.fail(number, Status::Refused),
+            _ if of_merge => self.run_piece(number, rest, io),
+            Operation::Read => self.read(number, rest, io),
+            Operation::Write { .. } => self.write(number, rest, io),
+            Operation::Discard => self.discard(number, rest, io),
+            Operation::WriteZeroes { free, .. } => self.write_zeroes(number, rest, free, io),
+            Operation::Extents => self.report_extents(number, rest, io),
+            Operation::Flush => {}
         }
     }
 
@@ -326,7 +362,7 @@ impl<F: Format> Disk<F> {
         if active.status == Status::Done {
             active.status = status;
         }
-        if active.left <= PIECES_MAX / 2 {
+        if active.left <= active.pieces_max() / 2 {
             if let Some(rest) = active.rest.take() {
                 self.run(number, rest, io);
                 return self.piece_ended(number, Status::Done, io);
@@ -334,6 +370,9 @@ impl<F: Format> Disk<F> {
         }
         if active.left > 0 {
             return;
+        }
+        if active.of_merge {
+            return self.piece_quiet(number, io);
         }
         let durable = match active.request.operation() {
             Operation::Flush => true,
@@ -348,10 +387,22 @@ impl<F: Format> Disk<F> {
         self.begin_round(io);
     }
 
+    /// Nothing of a merge's piece is under way any more.
+    fn piece_quiet<I: Io>(&mut self, number: u32, io: &mut I) {
+        let failed = self.active.get(number).is_none_or(|active| active.status != Status::Done);
+        if let Some(grain) = self.next_stage(failed) {
+            self.piece_begun(number);
+            self.run(number, grain, io);
+            return self.piece_ended(number, Status::Done, io);
+        }
+        self.end(number);
+        self.begin_round(io);
+    }
+
     /// Whether enough pieces of a request are under way: then `rest` is split later.
     fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
         match self.active.get_mut(number) {
-            Some(active) if active.left > PIECES_MAX => {
+            Some(active) if active.left > active.pieces_max() => {
                 active.left = active.left.saturating_add(1);
                 active.rest = Some(rest);
                 true
@@ -366,14 +417,22 @@ impl<F: Format> Disk<F> {
         if is_exclusive(active.request.operation()) {
             self.exclusive = self.exclusive.saturating_sub(1);
         }
-        self.answers.push_back((active.request, active.status));
-        self.ended = !self.held.is_empty();
+        if active.of_merge {
+            self.end_piece(active.status);
+        } else {
+            self.answers.push_back((active.request, active.status));
+        }
+        if self.merge.is_some() {
+            self.leave_merge();
+        }
+        self.ended = !self.held.is_empty() || self.waiting_piece().is_some();
     }
 
     /// Starts the held requests that need not wait any more. A loop and not part of `end`, since a request may
     /// end as soon as it is started.
     fn start_held<I: Io>(&mut self, io: &mut I) {
         while !self.held_back && std::mem::take(&mut self.ended) {
+            self.start_piece(io);
             for request in std::mem::take(&mut self.held) {
                 if self.must_wait(&request) {
                     self.held.push_back(request);
@@ -390,8 +449,12 @@ impl<F: Format> Disk<F> {
             return true;
         }
         let exclusive = is_exclusive(request.operation());
-        if !exclusive && self.exclusive == 0 && self.held.is_empty() {
+        let piece = self.waiting_piece();
+        if !exclusive && self.exclusive == 0 && self.held.is_empty() && piece.is_none() {
             return false;
+        }
+        if piece.is_some_and(|grain| grain.overlaps(request.span())) {
+            return true;
         }
         let ahead = self.active.iter().map(|active| &active.request).chain(&self.held);
         ahead
@@ -413,10 +476,6 @@ impl<F: Format> Disk<F> {
         } else if let Err(op) = io.push(op) {
             self.backlog.push_back(op);
         }
-    }
-
-    fn leaf(&mut self) -> Option<&mut F> {
-        self.layers.first_mut().map(|layer| &mut layer.format)
     }
 
     /// The file of the leaf.

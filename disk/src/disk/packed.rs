@@ -91,6 +91,11 @@ impl Packed {
         self.kept.front().map(|(_, bytes)| bytes.as_slice())
     }
 
+    /// `file` is no longer of this disk: its number may come to name another.
+    pub(super) fn closed(&mut self, file: FileId) {
+        self.kept.retain(|(begin, _)| begin.0 != file);
+    }
+
     /// `span` has got a place of its own in `file`: what it had there may soon hold something else.
     pub(super) fn moved(&mut self, file: FileId, span: Span) {
         for (_, reading) in self.reading.iter_mut().filter(|(begin, _)| begin.0 == file) {

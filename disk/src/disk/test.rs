@@ -3,6 +3,10 @@
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
 mod chain;
+mod clusters;
+mod copying;
+mod interleaving;
+mod learning;
 
 use std::collections::VecDeque;
 
@@ -26,6 +30,8 @@ struct Files {
     fail_sync: bool,
     /// Writes of one sector fail.
     fail_metadata: bool,
+    /// One in so many reads, writes and deallocations fails, drawn from the seed.
+    fail_one_in: Option<u64>,
     can_deallocate: bool,
 }
 
@@ -39,6 +45,7 @@ impl Files {
             log: Vec::new(),
             fail_sync: false,
             fail_metadata: false,
+            fail_one_in: None,
             can_deallocate: true,
         }
     }
@@ -50,6 +57,11 @@ impl Files {
     }
 
     fn execute(&mut self, op: &FileOp) -> Result<(), FileError> {
+        if let Some(one_in) = self.fail_one_in.filter(|_| !matches!(op.action, Action::SyncData)) {
+            if self.draw(one_in) == 0 {
+                return Err(FileError::Failed(5));
+            }
+        }
         let file = &mut self.bytes[usize::from(op.file.0)];
         match &op.action {
             Action::Read { at, into } => {
@@ -108,14 +120,14 @@ impl Io for Files {
     }
 }
 
-struct Rig {
-    disk: Disk<Image>,
+struct Rig<F: Format = Image> {
+    disk: Disk<F>,
     files: Files,
     answered: VecDeque<(Token, Status, Vec<Extent>)>,
 }
 
-impl Rig {
-    fn new(layers: Vec<Image>, bytes: Vec<Vec<u8>>, seed: u64) -> Rig {
+impl<F: Format> Rig<F> {
+    fn new(layers: Vec<F>, bytes: Vec<Vec<u8>>, seed: u64) -> Rig<F> {
         Rig {
             disk: Disk::new(layers, Options::default()).unwrap(),
             files: Files::new(bytes, seed),
@@ -164,6 +176,21 @@ impl Rig {
         let result = self.files.execute(&op);
         self.disk.settle(FileDone { op, result }, &mut self.files);
         self.collect();
+    }
+
+    /// Takes an operation out of the engine, to be completed whenever the test likes.
+    fn take(&mut self, which: impl Fn(&FileOp) -> bool) -> FileOp {
+        let at = self.files.queue.iter().position(which).expect("no such operation is under way");
+        self.files.queue.remove(at)
+    }
+
+    /// Submits a write or a flush and waits for it alone.
+    fn ask_meanwhile(&mut self, operation: Operation, at: u64, bytes: &[u8]) -> Status {
+        self.submit(operation, at, bytes.len() as u64, Segments::copy_of(bytes), u64::MAX);
+        while self.answered.back().is_none_or(|(token, ..)| token.0 != u64::MAX) {
+            self.step();
+        }
+        self.answered.pop_back().unwrap().1
     }
 
     /// Submits and waits.
@@ -531,96 +558,6 @@ fn random_batch(rig: &mut Rig, model: &mut [u8]) {
     for (range, memory) in reads {
         assert!(memory.to_vec() == model[range.clone()], "read of {range:?}");
     }
-}
-
-/// A layout in which every sector lives somewhere else, so that the map soon has to forget, and of which metadata is
-/// to be loaded once for every 1024 grains.
-struct Scattered {
-    loaded: std::collections::HashSet<u64>,
-}
-
-const EVERY: u64 = 1024 * (2 << 20);
-
-impl Format for Scattered {
-    fn geometry(&self) -> Geometry {
-        Geometry { len: 32 * EVERY, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: true }
-    }
-
-    fn map(&mut self, span: Span) -> Result<Place, Wait> {
-        let which = span.at / EVERY;
-        if !self.loaded.contains(&which) {
-            return Err(Wait::Load(MetaBlock { at: which * 512, len: 512 }));
-        }
-        Ok(Place::Data { at: span.at * 2, len: 512.min(span.len) })
-    }
-
-    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
-        Ok(span.len)
-    }
-
-    fn grow(&mut self, _len: u64) -> Result<(), ImageError> {
-        Ok(())
-    }
-
-    fn unpack(&self, _bytes: &[u8]) -> Result<Vec<u8>, crate::Corrupt> {
-        Err(crate::Corrupt { at: 0 })
-    }
-
-    fn load(&mut self, block: MetaBlock, _bytes: &[u8]) -> Result<(), crate::Corrupt> {
-        self.loaded.insert(block.at / 512);
-        Ok(())
-    }
-
-    fn dirty(&self) -> usize {
-        0
-    }
-
-    fn reserve(&mut self, _: Span) -> Result<crate::Reserved, Wait> {
-        unreachable!("nothing is written")
-    }
-
-    fn commit(&mut self, _: Ticket) -> Option<crate::Placed> {
-        unreachable!("nothing is written")
-    }
-
-    fn abandon(&mut self, _: Ticket) {
-        unreachable!("nothing is written")
-    }
-
-    fn discard(&mut self, _: Span) -> Result<crate::Discarded, Wait> {
-        unreachable!("nothing is written")
-    }
-
-    fn released(&mut self, _: u64, _: bool) {}
-
-    fn reclaim(&mut self) -> Option<(u64, u64)> {
-        None
-    }
-
-    fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
-        Vec::new()
-    }
-
-    fn settled(&mut self, _: bool) {}
-}
-
-#[test]
-fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
-    let mut files = Files::new(vec![Vec::new()], 1);
-    let mut disk = Disk::new(vec![Scattered { loaded: Default::default() }], Options::default()).unwrap();
-    let span = Span { at: 0, len: EVERY };
-    let request = Request::new(Operation::Extents, span, Segments::empty(), Token(1), &disk.geometry()).unwrap();
-    disk.submit(request, &mut files);
-    while !files.queue.is_empty() {
-        let mut done = Vec::new();
-        files.reap(Until::Now, &mut done).unwrap();
-        done.into_iter().for_each(|done| disk.settle(done, &mut files));
-    }
-    let (request, status) = disk.answer().unwrap();
-    request.retire();
-    assert_eq!(status, Status::Done);
-    assert!(disk.fold.lookup(0).is_none(), "the first grain is forgotten by now");
-    assert_eq!(disk.learning, [], "its turn to learn is over");
 }
 
 /// An engine that only counts.

@@ -1,7 +1,7 @@
 //! Reads and writes.
 
 use super::packed::Reader;
-use super::{Disk, Missing, Op, Parked, status_of};
+use super::{Disk, Missing, Obstacle, Op, Parked, status_of};
 use crate::fold::Where;
 use crate::format::{Format, Reserved, Ticket, Wait};
 use crate::{Action, FileError, FileId, Io, Span, Status};
@@ -54,25 +54,32 @@ impl<F: Format> Disk<F> {
         let mut at = rest.at;
         while at < rest.end() {
             let left = rest.end().saturating_sub(at);
-            let reserved = match self.reserve(Span { at, len: left }) {
-                Ok(reserved) => reserved,
-                Err(wait) => return self.wait_for(number, Span { at, len: left }, wait, io),
+            let rest = Span { at, len: left };
+            let (file, reserved) = match self.reserve_somewhere(rest) {
+                Ok(found) => found,
+                Err(obstacle) => return self.wait_for(number, rest, obstacle, io),
             };
             let Some(from) = self.memory(number, Span { at, len: reserved.len }) else { return };
-            self.write_reserved(number, at, reserved, from, io);
+            self.write_reserved(number, at, (file, reserved), from, io);
             at = at.saturating_add(reserved.len);
         }
     }
 
-    /// Space in the leaf for the first bytes of `span`. What already lives there is overwritten in place, and
+    /// Space for the first bytes of `span`, in the layer that takes a write to them.
+    pub(super) fn reserve_somewhere(&mut self, span: Span) -> Result<(FileId, Reserved), Obstacle> {
+        let (file, span) = self.writes_go_to(span)?;
+        Ok((file, self.reserve(file, span).map_err(|wait| Obstacle::Layer(file, wait))?))
+    }
+
+    /// Space in the layer of `file` for the first bytes of `span`. What already lives there is overwritten in place, and
     /// the format need not be asked.
-    pub(super) fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        let known = self.fold.lookup(span.at).filter(|&(place, _)| place.is_in(self.leaf_file()));
+    pub(super) fn reserve(&mut self, file: FileId, span: Span) -> Result<Reserved, Wait> {
+        let known = self.fold.lookup(span.at).filter(|&(place, _)| place.is_in(file));
         if let Some((place @ Where::Data { at, .. }, len)) = known {
             let len = self.lengthened(span.at, place, len.min(span.len), span.len);
             return Ok(Reserved { at, len, ticket: None, fill: None });
         }
-        self.leaf().map_or(Err(Wait::NoSpace), |leaf| leaf.reserve(span))
+        self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.reserve(span))
     }
 
     /// The length of a run of which `len` bytes are known, at most `left`, looking into the next grains too.
@@ -125,7 +132,7 @@ impl<F: Format> Disk<F> {
         let Some(format) = self.format_of(file) else { return };
         if ok {
             if let Some(placed) = format.commit(ticket) {
-                self.fold.overlay(placed.span, Where::Data { file, at: placed.at });
+                self.show(file, placed);
                 self.packed.moved(file, placed.span);
             }
         } else {

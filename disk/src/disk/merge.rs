@@ -1,0 +1,413 @@
+//! Merging layers into the one below them, while the guest goes on.
+//!
+//! Knows which grains are merged, where the guest's writes go meanwhile, and how a merge begins and ends; `piece` how one
+//! grain is done. Knows nothing of clocks and rates: whoever calls [`Disk::step_merge`] paces. Keeps: at every moment the
+//! chain reads as the guest left it, and so does every chain that a power loss leaves (decision 0006).
+//!
+//! # What is durable when
+//!
+//! Let T be the target, S1 to Sn the sources from the deepest up, g a grain, C what is visible of the sources and of T
+//! in g when the sources are held apart from the guest.
+//!
+//! 1. Nothing in flight overlaps g, and what comes waits. C is written to T and committed. *Power loss:* T holds any part
+//!    of C, where a source holds the same above it; elsewhere T has what it had (what a fill takes over is the same
+//!    bytes). The chain reads C, less what was never flushed.
+//! 2. In memory, S1 to Sn forget g, at once as far as anyone can see: readers of g still wait. *Power loss:* as before.
+//! 3. g is merged. The guest's writes to g go to T if the leaf is among the sources. *Power loss:* S1 to Sn still hold g
+//!    and hide these writes, none of which was flushed.
+//! 4. A round seals T, S1, ..., Sn at one moment. The seal of a source that has forgotten g comes with a seal of T that has
+//!    C, and with every write to g that was answered before.
+//! 5. T is durable. *Power loss:* the sources hide it in g and hold the same but for what was not flushed.
+//! 6. S1, then S2, up to Sn are durable. *Power loss after Sk:* what S1 to Sk showed in g is in T, and Sk+1 to Sn hide as
+//!    much of it as they did. Were an upper source first, a lower one would come to light that it hides.
+//! 7. The places that were forgotten are deallocated and used again.
+//!
+//! # What the guest's writes may meet
+//!
+//! With the leaf among the sources a grain is undecided, the leaf's, or merged; it is decided by its first write or by its
+//! piece, once, and the first two become merged only while nothing in flight overlaps the grain.
+//!
+//! - *A write to the leaf in flight when the piece begins:* the piece waits for it, and copies it.
+//! - *A write while the piece is under way:* it waits, is decided afterwards, and goes to T. It cannot overtake the copy.
+//! - *Two writes to one grain:* they go to the same layer, so that a cluster they share is seen to by that layer's format.
+//! - *A write from before the merge in an undecided grain,* whose commit in the leaf is still to come: the grain is the
+//!   leaf's. So are the later pieces of that write.
+//! - *A write to an undecided grain of which no source holds anything:* there is nothing to copy and nothing to hide it.
+//!   The grain is merged, this write goes to T, and the fill it needs is read as a reader would: from T and below.
+//! - *A merge that fails or is cancelled* decides no more grains. The merged ones stay T's until nothing at all is in
+//!   flight: a write to the leaf would take over a cluster from T to which another write is under way. Then all of the
+//!   disk is the leaf's again, and a new merge begins with nothing decided.
+//! - *A fill of a write to the leaf*, with the leaf not among the sources: it stays inside the grain of its write, so the
+//!   piece waits for it as for the write.
+
+use super::piece::Piece;
+use super::{Disk, Missing, Obstacle};
+use crate::fold::Where;
+use crate::fold::{Fold, GRAIN};
+use crate::format::{Format, Placed};
+use crate::{FileId, ImageError, ImageErrorKind, Io, Layer, Span, Status};
+
+/// Grains of which no source holds anything that one step passes over: a disk of 2 TiB has a million.
+const EMPTY_MAX: usize = 256;
+/// Bytes in a row for which a request is told at once where it goes: the largest block of a VHD, so that a discard of a
+/// whole one is seen as such.
+const ALIKE_MAX: u64 = 16 << 20;
+
+/// How far a merge has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergeState {
+    /// There is more to do.
+    Running,
+    /// The sources hold nothing any more: [`Disk::end_merge`].
+    Copied,
+    /// It has stopped, the chain is valid, and [`Disk::begin_merge`] goes on: no space in the target, or the storage or
+    /// the disk has failed, or a source cannot forget.
+    Failed(Status),
+}
+
+/// A merge under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MergeProgress {
+    /// The first layer that is merged.
+    pub from: usize,
+    /// The layer it is merged into.
+    pub into: usize,
+    /// Bytes of the disk that were visited.
+    pub done: u64,
+    /// Bytes of the disk in all.
+    pub len: u64,
+    /// Bytes written to the target.
+    pub copied: u64,
+    /// Whether a piece is under way, or waits for requests to end.
+    pub busy: bool,
+    /// How far it has come.
+    pub state: MergeState,
+}
+
+/// A merge, until it has ended or nothing is left of it.
+#[derive(Debug)]
+pub(super) struct Merge {
+    /// Depths; the layers do not change during a merge.
+    pub from: usize,
+    pub into: usize,
+    pub target: FileId,
+    pub len: u64,
+    pub copied: u64,
+    pub piece: Option<Piece>,
+    state: MergeState,
+    /// Nobody wants it any more.
+    cancelled: bool,
+    /// Where to go on.
+    next: u64,
+    /// With the leaf among the sources: where the guest's writes go.
+    fates: Option<Fates>,
+}
+
+/// What is decided of the grains: two bits of each.
+#[derive(Debug)]
+struct Fates {
+    merged: Bits,
+    leafs: Bits,
+}
+
+#[derive(Debug)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(count: u64) -> Bits {
+        Bits(vec![0; usize::try_from(count.div_ceil(64)).unwrap_or(0)])
+    }
+
+    fn has(&self, bit: u64) -> bool {
+        let word = usize::try_from(bit / 64).ok().and_then(|word| self.0.get(word));
+        word.is_some_and(|word| word & (1 << (bit % 64)) != 0)
+    }
+
+    fn set(&mut self, bit: u64) {
+        if let Some(word) = usize::try_from(bit / 64).ok().and_then(|word| self.0.get_mut(word)) {
+            *word |= 1 << (bit % 64);
+        }
+    }
+}
+
+impl Fates {
+    fn new(len: u64) -> Fates {
+        let grains = len.div_ceil(GRAIN);
+        Fates { merged: Bits::new(grains), leafs: Bits::new(grains) }
+    }
+
+    /// Whether the grain around a byte is merged, if that is decided.
+    fn of(&self, at: u64) -> Option<bool> {
+        let grain = at / GRAIN;
+        if self.merged.has(grain) { Some(true) } else { self.leafs.has(grain).then_some(false) }
+    }
+
+    fn decide(&mut self, at: u64, merged: bool) {
+        if merged { self.merged.set(at / GRAIN) } else { self.leafs.set(at / GRAIN) }
+    }
+}
+
+impl Merge {
+    fn is_merged(&self, at: u64) -> bool {
+        self.fates.as_ref().is_some_and(|fates| fates.of(at) == Some(true))
+    }
+
+    /// Whether grains are still decided.
+    fn goes_on(&self) -> bool {
+        !self.cancelled && !matches!(self.state, MergeState::Failed(_))
+    }
+
+    /// Goes to the next grain that is not merged.
+    fn advance(&mut self) {
+        while self.next < self.len && self.is_merged(self.next) {
+            self.next = self.next.saturating_add(GRAIN);
+        }
+        if self.next >= self.len && self.state == MergeState::Running {
+            self.state = MergeState::Copied;
+        }
+    }
+
+    /// Its piece has ended.
+    pub fn visited(&mut self, grain: Span, status: Status) {
+        if status != Status::Done {
+            self.state = MergeState::Failed(status);
+            return;
+        }
+        if let Some(fates) = &mut self.fates {
+            fates.decide(grain.at, true);
+        }
+        self.next = grain.end();
+        self.advance();
+    }
+}
+
+impl<F: Format> Disk<F> {
+    /// Begins to merge the layers `from..into` into the layer `into`, the first of them the uppermost: the leaf if `from`
+    /// is 0. All of them are open for writing, none is smaller than the one below it, and they are made as large as the
+    /// first. A merge that has failed goes on.
+    pub fn begin_merge(&mut self, from: usize, into: usize) -> Result<(), ImageError> {
+        if let Some(merge) = &self.merge {
+            let what = match (merge.goes_on(), (merge.from, merge.into) == (from, into)) {
+                (true, _) => "a merge is under way already",
+                (false, false) => "another merge has not come to its end",
+                (false, true) => return self.resume_merge(),
+            };
+            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        }
+        self.check_merge(from, into)?;
+        let Some(len) = self.layers.get(from).map(|layer| layer.format.geometry().len) else { return Ok(()) };
+        let (Some(below), Some(count)) = (from.checked_add(1), into.checked_sub(from)) else { return Ok(()) };
+        // The deepest first: if it cannot be made larger, nothing has changed.
+        for layer in self.layers.iter_mut().skip(below).take(count).rev() {
+            if layer.format.geometry().len < len {
+                layer.format.grow(len)?;
+            }
+        }
+        let target = self.layers.get(into).map_or(FileId(0), |layer| layer.file);
+        self.epoch = self.epoch.wrapping_add(1);
+        let mut merge = Merge {
+            from,
+            into,
+            target,
+            len,
+            copied: 0,
+            piece: None,
+            state: MergeState::Running,
+            cancelled: false,
+            next: 0,
+            fates: (from == 0).then(|| Fates::new(len)),
+        };
+        merge.advance();
+        self.merge = Some(merge);
+        Ok(())
+    }
+
+    fn resume_merge(&mut self) -> Result<(), ImageError> {
+        self.check_merge_alive()?;
+        let Some(merge) = &mut self.merge else { return Ok(()) };
+        (merge.state, merge.cancelled) = (MergeState::Running, false);
+        if merge.from == 0 && merge.fates.is_none() {
+            merge.fates = Some(Fates::new(merge.len));
+            merge.next = 0;
+            self.epoch = self.epoch.wrapping_add(1);
+        }
+        merge.advance();
+        Ok(())
+    }
+
+    fn check_merge_alive(&self) -> Result<(), ImageError> {
+        if self.broken {
+            return Err(ImageError::new(ImageErrorKind::Storage, "a sync of the disk has failed: nothing is written"));
+        }
+        Ok(())
+    }
+
+    fn check_merge(&self, from: usize, into: usize) -> Result<(), ImageError> {
+        self.check_merge_alive()?;
+        if from >= into || into >= self.layers.len() {
+            let what =
+                format!("layers {from} to {into} of a chain of {} cannot be merged into the last", self.layers.len());
+            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
+        }
+        let layers = || self.layers.iter().enumerate().take(into.saturating_add(1)).skip(from);
+        if let Some((depth, _)) = layers().find(|(_, layer)| layer.format.geometry().read_only) {
+            let what = format!("layer {depth} takes part in the merge and is not open for writing");
+            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        }
+        for ((_, upper), (depth, lower)) in layers().zip(layers().skip(1)) {
+            let (upper, lower) = (upper.format.geometry(), lower.format.geometry());
+            if lower.len > upper.len {
+                let what = format!(
+                    "layer {depth} has {} bytes, the one above it {}: what that hides would come to light",
+                    lower.len, upper.len
+                );
+                return Err(ImageError::new(ImageErrorKind::Mismatch, what));
+            }
+            if lower.block > upper.block {
+                let what = format!("layer {depth} has blocks of {} bytes, too coarse for the one above", lower.block);
+                return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the next piece, unless one is under way, the merge has ended or requests are held back; whether it did.
+    pub fn step_merge<I: Io>(&mut self, io: &mut I) -> bool {
+        let copied = self.merge.as_ref().map_or(0, |merge| merge.copied);
+        let mut begun = false;
+        for _ in 0..EMPTY_MAX {
+            let Some(grain) = self.next_piece() else { break };
+            begun = true;
+            self.begin_piece(grain, io);
+            if self.merge.as_ref().is_none_or(|merge| merge.copied != copied) {
+                break;
+            }
+        }
+        begun
+    }
+
+    /// The grain of the piece that can begin now.
+    fn next_piece(&mut self) -> Option<Span> {
+        let (broken, held_back) = (self.broken, self.held_back);
+        let merge = self.merge.as_mut().filter(|merge| merge.goes_on() && merge.piece.is_none() && !held_back)?;
+        if broken && merge.state == MergeState::Running {
+            merge.state = MergeState::Failed(Status::Refused);
+        }
+        merge.advance();
+        let grain = Fold::grain_of(merge.next);
+        (merge.state == MergeState::Running).then(|| grain.intersection(Span { at: 0, len: merge.len }))?
+    }
+
+    /// How far the merge has come, if there is one.
+    pub fn merge(&self) -> Option<MergeProgress> {
+        let merge = self.merge.as_ref().filter(|merge| !merge.cancelled)?;
+        Some(MergeProgress {
+            from: merge.from,
+            into: merge.into,
+            done: merge.next.min(merge.len),
+            len: merge.len,
+            copied: merge.copied,
+            busy: merge.piece.is_some(),
+            state: merge.state,
+        })
+    }
+
+    /// Stops the merge; the chain is valid, and what is merged stays so. A piece under way ends. The target is written to
+    /// no more once the disk was quiet.
+    pub fn cancel_merge(&mut self) {
+        self.withdraw_piece();
+        if let Some(merge) = &mut self.merge {
+            merge.cancelled = true;
+        }
+        self.leave_merge();
+    }
+
+    /// Takes the sources, which hold nothing any more, out of the chain, and hands them back. Only when all is copied,
+    /// requests are held back, nothing is in flight and everything durable.
+    pub fn end_merge(&mut self) -> Result<Vec<Layer<F>>, ImageError> {
+        let Some((from, into)) = self.merge.as_ref().and_then(|merge| {
+            (merge.goes_on() && merge.state == MergeState::Copied).then_some((merge.from, merge.into))
+        }) else {
+            return Err(ImageError::new(ImageErrorKind::Unsupported, "there is no merge that has copied everything"));
+        };
+        self.require_clean("the merged layers cannot be taken off the chain")?;
+        self.merge = None;
+        let sources: Vec<Layer<F>> = self.layers.drain(from..into).collect();
+        // The map does not speak of them: each grain was forgotten there with its piece, or nothing was in the sources.
+        sources.iter().for_each(|layer| self.packed.closed(layer.file));
+        self.layers_changed();
+        Ok(sources)
+    }
+
+    /// With nothing in flight, the grains of a merge that has stopped are the leaf's again, and one that was cancelled is
+    /// gone.
+    pub(super) fn leave_merge(&mut self) {
+        if self.active.len() > 0 {
+            return;
+        }
+        match &mut self.merge {
+            Some(merge) if merge.cancelled => self.merge = None,
+            Some(merge) if !merge.goes_on() => merge.fates = None,
+            _ => {}
+        }
+    }
+
+    /// The file that takes a write to the first bytes of `span`, and how many of them.
+    pub(super) fn writes_go_to(&mut self, span: Span) -> Result<(FileId, Span), Obstacle> {
+        let leaf = self.leaf_file();
+        if self.merge.as_ref().is_none_or(|merge| merge.fates.is_none()) {
+            return Ok((leaf, span));
+        }
+        let grain = Fold::grain_of(span.at);
+        let merged = self.decide(grain).map_err(Obstacle::Grain)?;
+        let Some(merge) = &self.merge else { return Ok((leaf, span)) };
+        let limit = span.end().min(span.at.saturating_add(ALIKE_MAX));
+        let mut end = grain.end();
+        while end < limit && merge.fates.as_ref().and_then(|fates| fates.of(end)) == Some(merged) {
+            end = end.saturating_add(GRAIN);
+        }
+        let span = Span { at: span.at, len: end.min(limit).saturating_sub(span.at) };
+        Ok((if merged { merge.target } else { leaf }, span))
+    }
+
+    /// Whether writes to the grain go to the target; decided now if it is not yet.
+    fn decide(&mut self, grain: Span) -> Result<bool, Missing> {
+        let Some(merge) = &self.merge else { return Ok(false) };
+        if let Some(merged) = merge.fates.as_ref().and_then(|fates| fates.of(grain.at)) {
+            return Ok(merged);
+        }
+        let merged = merge.goes_on() && !self.is_written_since_before(grain) && self.held_by_sources(grain)?.is_empty();
+        if let Some(fates) = self.merge.as_mut().and_then(|merge| merge.fates.as_mut()) {
+            fates.decide(grain.at, merged);
+        }
+        Ok(merged)
+    }
+
+    /// Whether a write to the grain is in flight that began before the merge.
+    fn is_written_since_before(&self, grain: Span) -> bool {
+        let mut old = self.active.iter().filter(|active| active.epoch != self.epoch).map(|active| &active.request);
+        old.any(|request| request.operation().is_write() && request.span().overlaps(grain))
+    }
+
+    /// Lets readers see what has been written to `file`.
+    pub(super) fn show(&mut self, file: FileId, placed: Placed) {
+        let Placed { span, at } = placed;
+        if file == self.leaf_file() {
+            return self.fold.overlay(span, Where::Data { file, at });
+        }
+        // Below the leaf only where nothing can be above it: in a grain that is merged. A place may be larger than what
+        // was written; elsewhere the map is to be learned again.
+        let mut begin = span.at;
+        while begin < span.end() {
+            let grain = Fold::grain_of(begin);
+            let part = grain.intersection(span).unwrap_or(grain);
+            if self.merge.as_ref().is_some_and(|merge| merge.is_merged(begin)) {
+                let place = Where::Data { file, at: at.saturating_add(begin.saturating_sub(span.at)) };
+                self.fold.overlay(part, place);
+            } else {
+                self.fold.forget(begin);
+            }
+            begin = grain.end();
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Learning the map from formats that make it hard.
+
+use super::*;
+
+/// A layout in which every sector lives somewhere else, so that the map soon has to forget, and of which metadata is
+/// to be loaded once for every 1024 grains.
+struct Scattered {
+    loaded: std::collections::HashSet<u64>,
+}
+
+const EVERY: u64 = 1024 * (2 << 20);
+
+impl Format for Scattered {
+    fn geometry(&self) -> Geometry {
+        Geometry { len: 32 * EVERY, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: true }
+    }
+
+    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+        let which = span.at / EVERY;
+        if !self.loaded.contains(&which) {
+            return Err(Wait::Load(MetaBlock { at: which * 512, len: 512 }));
+        }
+        Ok(Place::Data { at: span.at * 2, len: 512.min(span.len) })
+    }
+
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        Ok(span.len)
+    }
+
+    fn grow(&mut self, _len: u64) -> Result<(), ImageError> {
+        Ok(())
+    }
+
+    fn unpack(&self, _bytes: &[u8]) -> Result<Vec<u8>, crate::Corrupt> {
+        Err(crate::Corrupt { at: 0 })
+    }
+
+    fn load(&mut self, block: MetaBlock, _bytes: &[u8]) -> Result<(), crate::Corrupt> {
+        self.loaded.insert(block.at / 512);
+        Ok(())
+    }
+
+    fn dirty(&self) -> usize {
+        0
+    }
+
+    fn reserve(&mut self, _: Span) -> Result<crate::Reserved, Wait> {
+        unreachable!("nothing is written")
+    }
+
+    fn commit(&mut self, _: Ticket) -> Option<crate::Placed> {
+        unreachable!("nothing is written")
+    }
+
+    fn abandon(&mut self, _: Ticket) {
+        unreachable!("nothing is written")
+    }
+
+    fn discard(&mut self, _: Span) -> Result<crate::Discarded, Wait> {
+        unreachable!("nothing is written")
+    }
+
+    fn released(&mut self, _: u64, _: bool) {}
+
+    fn reclaim(&mut self) -> Option<(u64, u64)> {
+        None
+    }
+
+    fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        Vec::new()
+    }
+
+    fn settled(&mut self, _: bool) {}
+}
+
+#[test]
+fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
+    let mut files = Files::new(vec![Vec::new()], 1);
+    let mut disk = Disk::new(vec![Scattered { loaded: Default::default() }], Options::default()).unwrap();
+    let span = Span { at: 0, len: EVERY };
+    let request = Request::new(Operation::Extents, span, Segments::empty(), Token(1), &disk.geometry()).unwrap();
+    disk.submit(request, &mut files);
+    while !files.queue.is_empty() {
+        let mut done = Vec::new();
+        files.reap(Until::Now, &mut done).unwrap();
+        done.into_iter().for_each(|done| disk.settle(done, &mut files));
+    }
+    let (request, status) = disk.answer().unwrap();
+    request.retire();
+    assert_eq!(status, Status::Done);
+    assert!(disk.fold.lookup(0).is_none(), "the first grain is forgotten by now");
+    assert_eq!(disk.learning, [], "its turn to learn is over");
+}

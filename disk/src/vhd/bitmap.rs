@@ -58,6 +58,11 @@ impl Bitmap {
         self.all(0, self.sectors)
     }
 
+    /// Whether no sector is set.
+    pub fn is_empty(&self) -> bool {
+        self.run(0, self.sectors) == (false, self.sectors)
+    }
+
     /// Sets `count` sectors from `sector` on. Whether that changed anything.
     pub fn set(&mut self, sector: u32, count: u32) -> bool {
         let mut changed = false;
@@ -66,6 +71,19 @@ impl Bitmap {
                 let bit = 0x80 >> (at % 8);
                 changed |= *byte & bit == 0;
                 *byte |= bit;
+            }
+        }
+        changed
+    }
+
+    /// Clears `count` sectors from `sector` on. Whether that changed anything.
+    pub fn clear(&mut self, sector: u32, count: u32) -> bool {
+        let mut changed = false;
+        for at in sector..sector.saturating_add(count).min(self.sectors) {
+            if let Some(byte) = usize::try_from(at / 8).ok().and_then(|at| self.bits.get_mut(at)) {
+                let bit = 0x80 >> (at % 8);
+                changed |= *byte & bit != 0;
+                *byte &= !bit;
             }
         }
         changed
@@ -82,6 +100,17 @@ mod test {
         assert!(bitmap.set(0, 1) && bitmap.set(9, 2));
         assert_eq!(&bitmap.as_bytes()[..2], &[0x80, 0x60]);
         assert!(!bitmap.set(9, 2));
+    }
+
+    #[test]
+    fn what_is_cleared_is_set_no_more() {
+        let mut bitmap = Bitmap::filled(1024, 512, true);
+        assert!(bitmap.clear(8, 9));
+        assert_eq!(&bitmap.as_bytes()[..4], &[0xff, 0x00, 0x7f, 0xff]);
+        assert!(!bitmap.clear(8, 9));
+        assert!(!bitmap.is_empty());
+        assert!(bitmap.clear(0, 4096));
+        assert!(bitmap.is_empty());
     }
 
     #[test]

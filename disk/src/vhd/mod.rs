@@ -136,7 +136,10 @@ impl Format for Vhd {
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
-        Ok(span.len)
+        match &mut self.sparse {
+            Some(sparse) => sparse.forget(span),
+            None => Ok(span.len),
+        }
     }
 
     fn grow(&mut self, _len: u64) -> Result<(), ImageError> {

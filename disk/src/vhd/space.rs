@@ -6,7 +6,7 @@
 //!
 //! Invariant: a slot is handed out only when no durable metadata refers to it. A slot given up is therefore kept
 //! back until the metadata that gave it up is durable *and* its old content has been deallocated, or is known
-//! not to have been ("unclean").
+//! not to have been ("unclean"). Where a power loss must find the old content, deallocating waits for the metadata.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -31,6 +31,8 @@ struct Returning {
     forgotten: bool,
     /// Whether it reads as zero, once that is known.
     clean: Option<bool>,
+    /// Whether nobody deallocates it until it is asked for as stray.
+    idle: bool,
 }
 
 /// The free space of one file.
@@ -134,6 +136,12 @@ impl Space {
         self.returning.insert(sector, Returning::default());
     }
 
+    /// Leaves a slot that durable metadata refers to, and whose content must outlive that: it becomes stray when it
+    /// has been [`forgotten`](Space::forgotten).
+    pub fn leave(&mut self, sector: u32) {
+        self.returning.insert(sector, Returning { idle: true, ..Returning::default() });
+    }
+
     /// Gives a slot back that nothing has ever referred to, after a failed write to it.
     pub fn give_back(&mut self, sector: u32) {
         self.stray.push_back(sector);
@@ -141,8 +149,13 @@ impl Space {
 
     /// The durable metadata no longer refers to the slot.
     pub fn forgotten(&mut self, sector: u32) {
-        if let Some(slot) = self.returning.get_mut(&sector) {
-            slot.forgotten = true;
+        match self.returning.get_mut(&sector) {
+            Some(slot) if slot.idle => {
+                self.returning.remove(&sector);
+                self.stray.push_back(sector);
+            }
+            Some(slot) => slot.forgotten = true,
+            None => {}
         }
         self.collect(sector);
     }
@@ -158,13 +171,13 @@ impl Space {
     /// The next stray slot. It is free when it has been [`released`](Space::released).
     pub fn next_stray(&mut self) -> Option<u32> {
         let sector = self.stray.pop_front()?;
-        self.returning.insert(sector, Returning { forgotten: true, clean: None });
+        self.returning.insert(sector, Returning { forgotten: true, ..Returning::default() });
         Some(sector)
     }
 
     /// Frees the slot if it has come back.
     fn collect(&mut self, sector: u32) {
-        let Some(&Returning { forgotten: true, clean: Some(clean) }) = self.returning.get(&sector) else { return };
+        let Some(&Returning { forgotten: true, clean: Some(clean), .. }) = self.returning.get(&sector) else { return };
         self.returning.remove(&sector);
         let slot = Slot { sector, clean };
         if clean { self.free.push_back(slot) } else { self.free.push_front(slot) }
@@ -198,6 +211,19 @@ mod test {
         space.released(slot.sector, true);
         assert_ne!(space.take().unwrap().sector, slot.sector);
         space.forgotten(slot.sector);
+        assert_eq!(space.take(), Some(slot));
+    }
+
+    #[test]
+    fn a_slot_left_behind_is_stray_only_when_forgotten() {
+        let mut space = Space::new(512, BLOCK, 8192, &[], 8704, true);
+        let slot = space.take().unwrap();
+        space.leave(slot.sector);
+        assert_eq!(space.next_stray(), None, "a power loss would bring it back");
+        space.forgotten(slot.sector);
+        assert_eq!(space.next_stray(), Some(slot.sector));
+        assert_ne!(space.take().unwrap().sector, slot.sector);
+        space.released(slot.sector, true);
         assert_eq!(space.take(), Some(slot));
     }
 

@@ -3,6 +3,8 @@
 //! Knows nothing about requests or files. Keeps: a reader never sees a place whose data is not written, and a
 //! round speaks only of what was committed when it was sealed.
 
+mod forget;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use super::bitmap::Bitmap;
@@ -406,14 +408,19 @@ impl Sparse {
         }
     }
 
-    /// Takes a block out of the table.
+    /// Takes a block out of the table, whose content is of no use any more.
     fn free(&mut self, block: u32, sector: u32) {
+        self.unlist(block);
+        self.space.give_up(sector);
+        self.forgotten.push(sector);
+    }
+
+    /// Takes a block out of the table.
+    fn unlist(&mut self, block: u32) {
         self.set_entry(block, UNUSED);
         self.set_not_full(block);
         self.bitmaps.remove(&block);
         self.dirty_bitmaps.remove(&block);
-        self.space.give_up(sector);
-        self.forgotten.push(sector);
     }
 
     /// Takes the block out of the full ones, in the batmap too: with the table, a round writes the batmap first.

@@ -2,6 +2,9 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
+mod crash;
+mod forget;
+
 use super::*;
 use crate::Creation;
 use crate::ImageErrorKind;

@@ -146,6 +146,21 @@ impl SimFile {
         });
     }
 
+    /// Makes the file longer, durably; what is new reads as zero.
+    pub fn extend(&mut self, len: u64) {
+        let old = self.visible.len();
+        let len = len.max(old);
+        if self.visible.unwritten() == Unwritten::Stale && len > old {
+            let (first, count) = (old / SECTOR, (len - old).div_ceil(SECTOR));
+            self.visible.zero(first, count);
+            self.durable.zero(first, count);
+        }
+        self.visible.set_len(len);
+        self.durable.set_len(len.max(self.durable.len()));
+        self.completed_len = self.completed_len.max(len);
+        self.durable_digest = self.durable.digest();
+    }
+
     /// The write is known to have completed.
     pub fn complete(&mut self, write: WriteId) {
         self.completions += 1;

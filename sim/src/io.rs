@@ -160,6 +160,11 @@ impl SimIo {
         self.writable.extend(writable.then_some(file));
     }
 
+    /// Makes a file longer, durably; what is new reads as zero.
+    pub fn extend(&mut self, file: FileId, len: u64) {
+        self.file_mut(file).extend(len);
+    }
+
     /// Some files as a reader finds them now.
     pub fn contents(&self, files: &[FileId]) -> Vec<Media> {
         files.iter().map(|id| self.file(*id).visible().clone()).collect()

@@ -10,7 +10,7 @@ use super::{Run, Violation};
 use crate::planted::Planted;
 use crate::saboteur::{SabotagedIo, Saboteur};
 use crate::sector::SECTOR;
-use crate::subject::{Form, Made, Subject};
+use crate::subject::{Form, Subject};
 use crate::workload::Step;
 
 /// Something that is being done, and how far it has come.
@@ -50,15 +50,16 @@ impl Run {
         // What a merge has left behind is removed before anything else is done.
         self.chains.truncate(1);
         let layers = self.chains.first().map_or(0, Vec::len);
+        if step != Step::Merge {
+            // One that has failed is not gone on with.
+            self.disk.cancel_merge();
+        }
         self.chore = match step {
             Step::Snapshot => Some(Chore::Wanted(Change::Switch(self.new_leaf(subject)?))),
             Step::Grow => Some(Chore::Wanted(Change::Grow)),
             Step::Merge if layers > 1 => Some(Chore::Wanted(Change::BeginMerge)),
             Step::Merge => None,
-            Step::Cancel => {
-                self.disk.cancel_merge();
-                None
-            }
+            Step::Cancel => None,
         };
         Ok(())
     }
@@ -163,16 +164,30 @@ impl Run {
         match self.disk.grow(subject.kind.grown() * SECTOR) {
             // Not every format can.
             Err(error) if error.kind == ImageErrorKind::Unsupported => Ok(()),
-            grown => grown.map_err(refused),
+            grown => {
+                self.lengthen(0);
+                grown.map_err(refused)
+            }
+        }
+    }
+
+    /// A raw file is as long as its disk, and nobody but who opens it sees to that.
+    fn lengthen(&mut self, depth: usize) {
+        let file = self.chains.first().and_then(|chain| chain.get(depth)).copied();
+        if let Some(file) = file.filter(|file| self.form(Some(file)) == Form::Raw) {
+            self.io.extend(file, self.disk.geometry().len);
         }
     }
 
     /// Opens the leaf's parent for writing and begins to merge the leaf into it.
     fn begin_merge(&mut self, subject: &Subject) -> Result<(), Violation> {
-        if let Some(target) = self.chains.first().and_then(|chain| chain.get(1)).copied() {
+        // One that has failed goes on: its target is open for writing already.
+        let target = self.chains.first().and_then(|chain| chain.get(1)).filter(|_| self.disk.merge().is_none());
+        if let Some(target) = target.copied() {
             let image = self.open(target, 1, Access::ReadWrite, subject)?;
             self.disk.reopen(1, image).map_err(refused)?;
             self.io.let_write(target, true);
+            self.lengthen(1);
         }
         self.disk.begin_merge(0, 1).map_err(refused)
     }

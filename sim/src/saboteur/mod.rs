@@ -308,11 +308,15 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn dirty(&self) -> usize {
-        self.inner.dirty() + self.owed.len()
+        let owed = if self.has(Planted::ForgottenBeforeCopied) { 0 } else { self.owed.len() };
+        self.inner.dirty() + owed
     }
 
     fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
         self.in_round = true;
+        if self.depth == 0 && self.has(Planted::LeafGrows) {
+            self.grow_leaf();
+        }
         let mut batches =
             if self.has(Planted::ForgottenBeforeCopied) { Vec::new() } else { std::mem::take(&mut self.owed) };
         batches.extend(self.inner.seal());

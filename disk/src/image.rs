@@ -1,6 +1,7 @@
 //! The formats, as one type: which of them a layer is of is decided at run time, by name.
 
 use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
+use crate::qcow2::Qcow2;
 use crate::raw::Raw;
 use crate::vhd::Vhd;
 use crate::{Geometry, ImageError, Span};
@@ -12,6 +13,8 @@ pub enum Image {
     Raw(Raw),
     /// See [`crate::vhd`].
     Vhd(Box<Vhd>),
+    /// See [`crate::qcow2`].
+    Qcow2(Box<Qcow2>),
 }
 
 /// Calls the same method of whichever format it is.
@@ -20,6 +23,7 @@ macro_rules! each {
         match $self {
             Image::Raw($image) => $call,
             Image::Vhd($image) => $call,
+            Image::Qcow2($image) => $call,
         }
     };
 }

@@ -14,6 +14,8 @@ mod format;
 mod image;
 mod io;
 mod link;
+mod problem;
+pub mod qcow2;
 pub mod raw;
 mod request;
 mod round;
@@ -32,5 +34,6 @@ pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };
 pub use link::Link;
+pub use problem::{Problem, Severity};
 pub use request::{Extent, ExtentKind, Geometry, Operation, Request, Span, Status, Token};
 pub use transport::{Disconnected, Transport};

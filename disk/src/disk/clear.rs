@@ -3,7 +3,7 @@
 use super::fill::zeroes;
 use super::{Disk, Obstacle, Op, Parked, status_of};
 use crate::fold::Where;
-use crate::format::{Discarded, Format, Reserved, Ticket, Wait};
+use crate::format::{Discarded, Format, Place, Reserved, Ticket, Wait};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
@@ -15,62 +15,90 @@ const ZEROES_MAX: u64 = 2 << 20;
 
 impl<F: Format> Disk<F> {
     pub(super) fn discard<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
-        let mut at = rest.at;
-        while at < rest.end() {
-            let left = Span { at, len: rest.end().saturating_sub(at) };
-            if self.is_postponed(number, left) {
-                return;
-            }
-            let (file, discarded) = match self.discard_somewhere(left) {
-                Ok(found) => found,
-                Err(obstacle) => return self.wait_for(number, left, obstacle, io),
-            };
-            let len = match discarded {
-                Discarded::Freed { at, len, size } => {
-                    self.give_up(number, file, (Span { at: left.at, len }, at), size, io);
-                    len
-                }
-                Discarded::Kept { at, len } => {
-                    self.push_piece(number, Op::Trim { number }, file, Action::Deallocate { at, len }, io);
-                    len
-                }
-                Discarded::Hidden { len } => {
-                    self.fold.overlay(Span { at: left.at, len }, Where::Zero);
-                    len
-                }
-                Discarded::Nothing { len } => len,
-            };
-            at = at.saturating_add(len);
-        }
-    }
-
-    /// Gives up the first bytes of `span`, in the layer that takes a write to them.
-    fn discard_somewhere(&mut self, span: Span) -> Result<(FileId, Discarded), Obstacle> {
-        let (file, span) = self.writes_go_to(span)?;
-        let discarded = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.discard(span));
-        Ok((file, discarded.map_err(|wait| Obstacle::Layer(file, wait))?))
+        self.clear(number, rest, Self::discard_first, io);
     }
 
     pub(super) fn write_zeroes<I: Io>(&mut self, number: u32, rest: Span, free: bool, io: &mut I) {
+        let first = if free { Self::zero_by_freeing } else { Self::zero_by_writing };
+        self.clear(number, rest, first, io);
+    }
+
+    /// Clears `rest` from its beginning to its end, as many bytes at once as `first` does.
+    fn clear<I: Io>(
+        &mut self,
+        number: u32,
+        rest: Span,
+        first: impl Fn(&mut Self, u32, Span, &mut I) -> Result<u64, Obstacle>,
+        io: &mut I,
+    ) {
         let mut at = rest.at;
         while at < rest.end() {
             let left = Span { at, len: rest.end().saturating_sub(at) };
             if self.is_postponed(number, left) {
                 return;
             }
-            let done =
-                if free { self.zero_by_freeing(number, left, io) } else { self.zero_by_writing(number, left, io) };
-            match done {
+            match first(self, number, left, io) {
                 Ok(len) => at = at.saturating_add(len),
                 Err(obstacle) => return self.wait_for(number, left, obstacle, io),
             }
         }
     }
 
+    /// Gives up the first bytes of `span`; how many.
+    fn discard_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+        let (file, span) = self.writes_go_to(span)?;
+        if let Some(len) = self.nothing_to_hide(file, span)? {
+            return Ok(len);
+        }
+        match self.discard_in(file, span)? {
+            Discarded::Freed { at, len, size } => {
+                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
+                Ok(len)
+            }
+            Discarded::Kept { at, len } => {
+                self.push_piece(number, Op::Trim { number }, file, Action::Deallocate { at, len }, io);
+                Ok(len)
+            }
+            Discarded::Hidden { len } => {
+                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+                Ok(len)
+            }
+            Discarded::Nothing { len } => Ok(len),
+        }
+    }
+
+    /// Gives up the first bytes of `span` in the layer of `file`.
+    fn discard_in(&mut self, file: FileId, span: Span) -> Result<Discarded, Obstacle> {
+        let discarded = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.discard(span));
+        discarded.map_err(|wait| Obstacle::Layer(file, wait))
+    }
+
+    /// How many of the first bytes of `span` the layer of `file` has nothing of, and the layers below nothing that would have to be
+    /// hidden: the format is not asked to, or trimming an empty clone would fill its tables. Ends where a format could
+    /// have given something up, for what is behind should still reach it as a whole.
+    fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
+        // What has no parent has nothing to hide. A format that must load something to answer is asked to discard: it
+        // has to load the same for that, and by the next time it is there.
+        let absent = if self.layers.len() > 1 { self.format_of(file).map(|format| format.map(span)) } else { None };
+        let Some(Ok(Place::Parent { len })) = absent else { return Ok(None) };
+        let (Where::Zero, run) = self.resolve(span.at).map_err(Obstacle::Grain)? else { return Ok(None) };
+        let len = self.lengthened(span.at, Where::Zero, run.min(len).min(span.len), len.min(span.len));
+        if len == span.len {
+            return Ok(Some(len));
+        }
+        let granularity = u64::from(self.geometry.discard.max(1));
+        let end = span.at.saturating_add(len);
+        let end = end.saturating_sub(end.checked_rem(granularity).unwrap_or(0));
+        Ok(end.checked_sub(span.at).filter(|&len| len > 0))
+    }
+
     /// Makes the first bytes of `span` zero with as little space as possible; how many.
     fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let (file, discarded) = self.discard_somewhere(span)?;
-        match discarded {
+        let (file, span) = self.writes_go_to(span)?;
+        if let Some(len) = self.nothing_to_hide(file, span)? {
+            return Ok(len);
+        }
+        match self.discard_in(file, span)? {
             Discarded::Freed { at, len, size } => {
                 self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
                 Ok(len)

@@ -187,7 +187,11 @@ impl<F: Format> Disk<F> {
                 return;
             }
             let Some(held) = self.piece().and_then(|piece| piece.next_held(left)) else { return };
-            let end = if held.zero { self.clear(number, held.span, io) } else { self.transfer(number, held.span, io) };
+            let end = if held.zero {
+                self.clear_first(number, held.span, io)
+            } else {
+                self.copy_first(number, held.span, io)
+            };
             match end {
                 Ok(end) => at = end,
                 Err(obstacle) => {
@@ -200,7 +204,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Copies the first bytes of `span`, and what is to be written around them, to the target. The end of that.
-    fn transfer<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+    fn copy_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let Some(file) = self.target() else { return Err(Obstacle::Layer(FileId(0), Wait::NoSpace)) };
         let wanted = Span { at: span.at, len: span.len.min(COPY_MAX) };
         let reserved = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.reserve(wanted));
@@ -217,7 +221,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Makes the first bytes of `span` zero in the target. The end of them.
-    fn clear<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
+    fn clear_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let Some(file) = self.target() else { return Err(Obstacle::Layer(FileId(0), Wait::NoSpace)) };
         let discarded = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.discard(span));
         let len = match discarded.map_err(|wait| Obstacle::Layer(file, wait))? {
@@ -237,7 +241,7 @@ impl<F: Format> Disk<F> {
                 let shown = self.shown_by(true, Span { at: span.at, len }).map_err(Obstacle::Grain)?;
                 match shown.first() {
                     Some(run) if run.place == Where::Zero => run.span.len,
-                    Some(run) => return self.transfer(number, run.span, io),
+                    Some(run) => return self.copy_first(number, run.span, io),
                     None => len,
                 }
             }

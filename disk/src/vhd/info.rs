@@ -1,8 +1,8 @@
 //! What a VHD says of itself, and whether it is sound.
 
 use super::layout::{EPOCH, UNUSED};
-use super::survey::{DiskType, Locator, Problem, Severity, Survey};
-use crate::{ImageError, MetaWrite, Source};
+use super::survey::{DiskType, Locator, Survey};
+use crate::{ImageError, MetaWrite, Problem, Severity, Source};
 
 /// The fields of a VHD's metadata that people ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -32,7 +32,9 @@ mod survey;
 
 pub use create::{Kind, Parent, Spec, create};
 pub use info::{Info, Report, check, uuid_text};
-pub use survey::{DiskType, Locator, Problem, Severity};
+pub use survey::{DiskType, Locator};
+
+pub use crate::{Problem, Severity};
 
 use crate::format::{
     Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
@@ -179,7 +181,7 @@ pub fn check_parent(child: &Vhd, parent: &crate::Image) -> Result<(), ImageError
     let expected = child.info.parent.as_ref().map(|parent| parent.uuid).unwrap_or_default();
     let found = match parent {
         crate::Image::Vhd(parent) => parent.info.uuid,
-        crate::Image::Raw(_) => [0; 16],
+        crate::Image::Raw(_) | crate::Image::Qcow2(_) => [0; 16],
     };
     if expected != found {
         let (expected, found) = (info::uuid_text(&expected), info::uuid_text(&found));

@@ -9,7 +9,7 @@ use super::layout::{
     BATMAP_COOKIE, BATMAP_VERSION, FEATURES, FOOTER_COOKIE, HEADER_COOKIE, RawBatmapHeader, RawFooter, RawHeader,
     RawLocator, SECTOR, UNUSED, VERSION, checksum,
 };
-use crate::{ImageError, ImageErrorKind, MetaWrite, ReadFault, Source};
+use crate::{ImageError, ImageErrorKind, MetaWrite, Problem, ReadFault, Severity, Source};
 
 /// The largest virtual size: what the Xen tools allow, a little below the 2 TiB that 32-bit sectors reach.
 pub const LEN_MAX: u64 = 2040 << 30;
@@ -19,28 +19,6 @@ pub const BLOCK_MIN: u64 = 512 << 10;
 pub const BLOCK_MAX: u64 = 16 << 20;
 /// A locator holds a path: four times the longest that Linux allows.
 const LOCATOR_MAX: u32 = 16 << 10;
-
-/// How bad a problem is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// Space that nothing refers to; the next writer takes it back.
-    Leak,
-    /// Redundant metadata is missing or wrong; a repair restores it from the other copy.
-    Repairable,
-    /// Guest data cannot be found or would be misread.
-    Damage,
-}
-
-/// Something wrong with an image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// How bad it is.
-    pub severity: Severity,
-    /// Offset in the file.
-    pub at: u64,
-    /// What was found, in one sentence without a full stop.
-    pub what: String,
-}
 
 /// What kind of image it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

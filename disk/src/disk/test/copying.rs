@@ -171,3 +171,18 @@ fn a_read_of_a_compressed_cluster_whose_place_is_used_again_looks_again() {
     rig.drain();
     assert_eq!(memory.to_vec(), [0x41; 512]);
 }
+
+#[test]
+fn a_discard_hides_only_what_is_there() {
+    let len = 64 * CLUSTER + 512;
+    let (mut base, mut file) = (Clusters::new(len), Vec::new());
+    base.put(&mut file, 3, 7);
+    base.read_only = true;
+    for operation in [Operation::Discard, Operation::WriteZeroes { free: true, durable: false }] {
+        let mut rig = Rig::new(vec![Clusters::new(len), Clusters::new(len)], vec![Vec::new(), file.clone()], 1);
+        rig.disk.layers[1].format.table = base.table.clone();
+        assert_eq!(rig.ask(operation, 0, len, Segments::empty()), Status::Done);
+        assert_eq!(rig.disk.layers[0].format.hidden, 1);
+        assert_eq!(rig.read(3 * CLUSTER, CLUSTER), [0; CLUSTER as usize]);
+    }
+}

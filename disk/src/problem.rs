@@ -1,0 +1,23 @@
+//! What a check of an image finds, in whatever format it is.
+
+/// How bad a problem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Space that nothing refers to; the next writer takes it back.
+    Leak,
+    /// Redundant metadata is missing or wrong; a repair restores it from the other copy.
+    Repairable,
+    /// Guest data cannot be found or would be misread.
+    Damage,
+}
+
+/// Something wrong with an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Offset in the file.
+    pub at: u64,
+    /// What was found, in one sentence without a full stop.
+    pub what: String,
+}

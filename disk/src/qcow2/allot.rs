@@ -1,0 +1,205 @@
+//! Places for writes: reserved before the bytes are written, in the tables after that.
+//!
+//! Knows nothing of rounds. Keeps: a reader finds a new place only when it was committed, and then every byte of its
+//! clusters is what it should be: written, filled, or zero from the beginning.
+
+use super::clusters::{Clusters, Start};
+use super::counts::Fate;
+use super::entry::Entry;
+use super::pending::Write;
+use super::tables::Spot;
+use crate::Span;
+use crate::format::{Fill, Placed, Reserved, Ticket, Wait};
+
+impl Clusters {
+    /// Space for the first bytes of `span`.
+    pub fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        let start = self.start(span);
+        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
+        room.pay_debts()?;
+        if let Some(slot) = room.pending.slot(start.cluster) {
+            if !slot.shared {
+                return Err(Wait::Busy(slot.ticket));
+            }
+            let spot = self.spot_for_writing(start.cluster)?;
+            return self.share(span, start, spot, slot.place);
+        }
+        let spot = self.spot_for_writing(start.cluster)?;
+        match self.tables.entry(spot, 0) {
+            first @ Entry::Data { at } => {
+                let count = self.alike(spot, first, start.count);
+                let len = self.clip(span, start, count);
+                Ok(Reserved { at: at.saturating_add(start.from), len, ticket: None, fill: None })
+            }
+            Entry::ZeroAllocated { at } => Ok(self.begin(span, start, spot, Place::again(at >> self.bits))),
+            Entry::Packed { at, end } => {
+                let (first, count) = self.packed_clusters(at, end);
+                let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
+                let mut counts = room.counts.need(first, count)?;
+                let found = room.allocate(1)?;
+                counts.extend(room.counts.need(found.first, 1)?);
+                room.space.take(found.first, 1);
+                Ok(self.begin(
+                    span,
+                    start,
+                    spot,
+                    Place { first: found.first, count: 1, new: true, shared: false, counts },
+                ))
+            }
+            first @ (Entry::Unallocated | Entry::Zero) => self.reserve_new(span, start, spot, first),
+        }
+    }
+
+    /// Places for clusters that have none, of which `first` is the first.
+    fn reserve_new(&mut self, span: Span, start: Start, spot: Spot, first: Entry) -> Result<Reserved, Wait> {
+        let reads_zero = first == Entry::Zero || !self.parent;
+        let room = self.room.as_ref().ok_or(Wait::NoSpace)?;
+        let mut count = 1u64;
+        while count < start.count.min(spot.left) {
+            let next = self.tables.entry(spot, count);
+            let alike = match next {
+                Entry::Zero => reads_zero,
+                Entry::Unallocated => reads_zero != self.parent,
+                _ => false,
+            };
+            if !alike || room.pending.slot(start.cluster.saturating_add(count)).is_some() {
+                break;
+            }
+            count = count.saturating_add(1);
+        }
+        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
+        let found = room.allocate(count)?;
+        let counts = room.counts.need(found.first, found.count)?;
+        room.space.take(found.first, found.count);
+        let shared = found.clean && reads_zero;
+        Ok(self.begin(span, start, spot, Place { first: found.first, count: found.count, new: true, shared, counts }))
+    }
+
+    /// Begins a write to a place.
+    fn begin(&mut self, span: Span, start: Start, spot: Spot, place: Place) -> Reserved {
+        let len = self.clip(span, start, place.count);
+        let after = place.count.saturating_mul(self.size()).saturating_sub(start.from).saturating_sub(len);
+        let filled = place.shared || (start.from == 0 && after == 0);
+        let at = (place.first << self.bits).saturating_add(start.from);
+        let write = Write {
+            cluster: start.cluster,
+            count: place.count,
+            place: place.first,
+            new: place.new,
+            table: spot.slice,
+            counts: place.counts,
+        };
+        let ticket = self.begin_write(write, place.shared);
+        Reserved { at, len, ticket, fill: (!filled).then_some(Fill { before: start.from, after }) }
+    }
+
+    /// Another write to a cluster whose place reads as zero and is not in the table yet.
+    fn share(&mut self, span: Span, start: Start, spot: Spot, place: u64) -> Result<Reserved, Wait> {
+        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
+        let counts = room.counts.need(place, 1)?;
+        Ok(self.begin(span, start, spot, Place { first: place, count: 1, new: true, shared: true, counts }))
+    }
+
+    fn begin_write(&mut self, write: Write, shared: bool) -> Option<Ticket> {
+        self.tables.slices().pin(write.table);
+        let room = self.room.as_mut()?;
+        write.counts.iter().for_each(|&slice| room.counts.slices().pin(slice));
+        Some(room.pending.begin(write, shared))
+    }
+
+    /// Ends a write: what it has kept in the caches may go.
+    fn end_write(&mut self, ticket: Ticket) -> Option<Write> {
+        let room = self.room.as_mut()?;
+        let write = room.pending.end(ticket)?;
+        write.counts.iter().for_each(|&slice| room.counts.slices().unpin(slice));
+        self.tables.slices().unpin(write.table);
+        Some(write)
+    }
+
+    /// The bytes are written: readers find them from now on.
+    pub fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+        let write = self.end_write(ticket)?;
+        for by in 0..write.count {
+            let (cluster, place) = (write.cluster.saturating_add(by), write.place.saturating_add(by));
+            let claimed = self.room.as_mut().is_some_and(|room| room.pending.claim(cluster, place));
+            // Pinned, so it is here; and where it was claimed before, there is nothing to do.
+            let spot = self.tables.spot(cluster).ok().flatten();
+            if let Some(spot) = spot.filter(|_| claimed) {
+                self.place(spot, place, write.new);
+            }
+        }
+        let at = write.cluster << self.bits;
+        let len = (write.count << self.bits).min(self.len.saturating_sub(at));
+        Some(Placed { span: Span { at, len }, at: write.place << self.bits })
+    }
+
+    /// Puts a place into the table.
+    fn place(&mut self, spot: Spot, place: u64, new: bool) {
+        let old = self.tables.entry(spot, 0);
+        let packed = match old {
+            Entry::Packed { at, end } => Some(self.packed_clusters(at, end)),
+            _ => None,
+        };
+        self.tables.set(spot, 0, Entry::Data { at: place << self.bits });
+        let Some(room) = self.room.as_mut().filter(|_| new) else { return };
+        room.counts.raise(place);
+        room.space.used_now(place, 1);
+        if let Some((first, count)) = packed {
+            room.lose_packed(first, count);
+        }
+    }
+
+    /// The write failed: readers find the old place.
+    pub fn abandon(&mut self, ticket: Ticket) {
+        let Some(write) = self.end_write(ticket) else { return };
+        let Some(room) = self.room.as_mut() else { return };
+        for by in 0..write.count {
+            let place = write.place.saturating_add(by);
+            if room.pending.leave(write.cluster.saturating_add(by), place) && write.new {
+                room.space.stray(place, 1);
+            }
+        }
+    }
+
+    /// Where the entry of a cluster stands, which gets an L2 table if it has none.
+    pub fn spot_for_writing(&mut self, cluster: u64) -> Result<Spot, Wait> {
+        if !self.tables.has_table(cluster) && self.tables.covers(cluster) {
+            let table = self.room.as_mut().ok_or(Wait::NoSpace)?.allocate_table()?;
+            self.tables.add_table(cluster, table << self.bits);
+        }
+        self.tables.spot(cluster)?.ok_or(Wait::NoSpace)
+    }
+
+    /// The clusters of the file that a compressed cluster reaches into.
+    pub fn packed_clusters(&self, at: u64, end: u64) -> (u64, u64) {
+        let first = at >> self.bits;
+        (first, (end.saturating_sub(1) >> self.bits).saturating_sub(first).saturating_add(1))
+    }
+
+    /// Clusters of the file lose a reference each.
+    pub fn lose(&mut self, first: u64, count: u64, fate: Fate) {
+        if let Some(room) = &mut self.room {
+            room.lose(first, count, fate);
+        }
+    }
+}
+
+/// Where a write goes.
+struct Place {
+    /// Cluster of the file.
+    first: u64,
+    count: u64,
+    /// It was handed out for this write.
+    new: bool,
+    /// It reads as zero, as its clusters of the disk do: other writes may go there at the same time.
+    shared: bool,
+    /// The slices of refcounts that the write will change.
+    counts: Vec<u64>,
+}
+
+impl Place {
+    /// The place that the cluster has already.
+    fn again(first: u64) -> Place {
+        Place { first, count: 1, new: false, shared: false, counts: Vec::new() }
+    }
+}

@@ -1,0 +1,105 @@
+//! Whether a qcow2 image is sound: every reference in it is followed and counted, and the counts are compared with
+//! those that the image keeps.
+//!
+//! Reads only, and knows nothing of how to mend ([`super::repair`] begins with the same survey). What `qemu-img check`
+//! calls an error is [`Severity::Repairable`] or [`Severity::Damage`] here, what it calls a leak is
+//! [`Severity::Leak`]. Memory: the [ledger](super::check_ledger), and one table of 8 MiB at most; everything else
+//! passes through in pieces. Time: each table is read once for each first-level entry that names it.
+
+use super::check_copied;
+use super::check_ledger::Ledger;
+use super::check_refcounts::{self, Refcounts};
+use super::check_shape::Shape;
+use super::check_walk::Walk;
+use crate::{ImageError, Problem, Severity, Source};
+
+/// Problems listed of each severity. A block of refcounts that is gone makes 32768 of them, and nobody reads on.
+const LISTED_MAX: u64 = 200;
+
+/// The outcome of a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// What is wrong. Empty: nothing is. Of each severity, the first 200.
+    pub problems: Vec<Problem>,
+    /// Number of problems that are not in the list.
+    pub unlisted: u64,
+    /// The image was not closed: its refcounts are not to be trusted before a repair, whatever the check found.
+    pub dirty: bool,
+    /// A program found the image damaged and marked it: it is not to be written to before a repair.
+    pub marked_corrupt: bool,
+}
+
+impl Report {
+    /// The severity of the worst problem.
+    pub fn worst(&self) -> Option<Severity> {
+        self.problems.iter().map(|problem| problem.severity).max()
+    }
+}
+
+/// Checks all metadata of a file. An error means that it cannot be read as a qcow2 image at all.
+pub fn check(source: &mut dyn Source) -> Result<Report, ImageError> {
+    let survey = Survey::of(source)?;
+    Ok(Report {
+        problems: survey.findings.problems,
+        unlisted: survey.findings.unlisted,
+        dirty: survey.shape.dirty(),
+        marked_corrupt: survey.shape.marked_corrupt(),
+    })
+}
+
+/// Problems, as they are found.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    pub(super) problems: Vec<Problem>,
+    pub(super) unlisted: u64,
+    listed: [u64; 3],
+}
+
+impl Findings {
+    pub(super) fn add(&mut self, severity: Severity, at: u64, what: impl Into<String>) {
+        let listed = match severity {
+            Severity::Leak => &mut self.listed[0],
+            Severity::Repairable => &mut self.listed[1],
+            Severity::Damage => &mut self.listed[2],
+        };
+        if *listed < LISTED_MAX {
+            *listed += 1;
+            self.problems.push(Problem { severity, at, what: what.into() });
+        } else {
+            self.unlisted = self.unlisted.saturating_add(1);
+        }
+    }
+}
+
+/// All references of an image, and what is wrong with it.
+pub(super) struct Survey {
+    pub(super) shape: Shape,
+    pub(super) ledger: Ledger,
+    pub(super) refcounts: Refcounts,
+    pub(super) findings: Findings,
+    /// Some references cannot be made out: what they refer to may look like a leak.
+    pub(super) unresolved: bool,
+    /// Two places of the disk have the same cluster, more often than the image says.
+    pub(super) shared: u64,
+}
+
+impl Survey {
+    pub(super) fn of(source: &mut dyn Source) -> Result<Survey, ImageError> {
+        let shape = Shape::of(source)?;
+        let mut walk = Walk::new(&shape);
+        walk.image(source)?;
+        let mut refcounts = Refcounts::read(source, &mut walk)?;
+        walk.judge_overlaps();
+        let Walk { mut ledger, mut findings, unresolved, .. } = walk;
+        let compared = check_refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
+        check_copied::judge(source, &shape, &ledger, &mut findings)?;
+        Ok(Survey {
+            shape,
+            ledger,
+            refcounts,
+            findings,
+            unresolved: unresolved || compared.too_many,
+            shared: compared.shared,
+        })
+    }
+}

@@ -1,0 +1,83 @@
+//! Persistent dirty bitmaps ("Bitmaps extension"): the clusters of their directory, their tables and their bits.
+//!
+//! Knows nothing of what the bits say. Bitmaps whose autoclear bit is cleared no longer count: nothing refers to what
+//! they hold.
+
+use zerocopy::byteorder::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::check_ledger::Role;
+use super::check_shape::{Table, read_entries, read_padded};
+use super::check_walk::Walk;
+use super::layout::{OFFSET_MASK, index};
+use crate::{ImageError, Source};
+
+/// Bytes of the directory, at most: 65535 bitmaps of a kilobyte each.
+const DIRECTORY_MAX: u64 = 64 << 20;
+/// Entries of all bitmaps' tables, at most: what QEMU takes for one, 1 GiB. A sparse file could have any number of them.
+const ENTRIES_MAX: u64 = 0x0800_0000;
+/// Bits of a table entry that must be zero.
+const RESERVED: u64 = 0xff00_0000_0000_01fe;
+/// Bit of a table entry without a place: all ones.
+const ALL_ONES: u64 = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, KnownLayout, Immutable, Unaligned)]
+struct RawBitmap {
+    table_at: U64,
+    table_entries: U32,
+    flags: U32,
+    kind: u8,
+    granularity: u8,
+    name_len: U16,
+    extra_len: U32,
+}
+const _: () = assert!(size_of::<RawBitmap>() == 24);
+
+/// Counts what bitmaps refer to.
+pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageError> {
+    let Some((bitmaps, true)) = walk.shape.bitmaps() else { return Ok(()) };
+    let (start, len) = (bitmaps.directory_at.get(), bitmaps.directory_len.get());
+    if !walk.shape.is_aligned(start) || start == 0 || len > DIRECTORY_MAX {
+        walk.damage(start, "the directory of bitmaps cannot be there");
+        return Ok(());
+    }
+    walk.refer_alone(start, len, "the directory of bitmaps")?;
+    let mut directory = vec![0; index(len.min(source.len().saturating_sub(start)))];
+    read_padded(source, start, &mut directory)?;
+    let mut rest = directory.as_slice();
+    let mut entries: u64 = 0;
+    for _ in 0..bitmaps.count.get() {
+        let Ok((bitmap, _)) = RawBitmap::read_from_prefix(rest) else {
+            walk.damage(start, "the directory of bitmaps ends before its last entry");
+            break;
+        };
+        let tail = index(bitmap.extra_len.get().into()).saturating_add(bitmap.name_len.get().into());
+        rest = rest.get(tail.saturating_add(24).next_multiple_of(8)..).unwrap_or_default();
+        let place = Table { at: bitmap.table_at.get(), entries: bitmap.table_entries.get().into() };
+        entries = entries.saturating_add(place.entries);
+        if !walk.shape.is_aligned(place.at) || entries > ENTRIES_MAX {
+            walk.damage(place.at, "the table of a bitmap cannot be there, or is too large");
+            break;
+        }
+        table(walk, source, place)?;
+    }
+    Ok(())
+}
+
+fn table(walk: &mut Walk<'_>, source: &mut dyn Source, table: Table) -> Result<(), ImageError> {
+    walk.refer_alone(table.at, table.len(), "the table of a bitmap")?;
+    let mut first = 0;
+    while let Some(entries) = read_entries(source, table, first)? {
+        for (index, bits) in (first..).zip(entries) {
+            let at = bits & OFFSET_MASK;
+            if bits & RESERVED != 0 || (at != 0 && (bits & ALL_ONES != 0 || !walk.shape.is_aligned(at))) {
+                walk.damage(table.entry_at(index), format!("the entry {bits:#x} of a bitmap's table makes no sense"));
+            } else if at != 0 {
+                walk.refer(at, walk.shape.cluster, Role::Other, "a bitmap")?;
+            }
+        }
+        first = first.saturating_add(Table::PIECE);
+    }
+    Ok(())
+}

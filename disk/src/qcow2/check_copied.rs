@@ -1,0 +1,100 @@
+//! The marks "copied" of the active disk (bit 63 of both levels): set where the refcount is one, and only there.
+//!
+//! Knows nothing of how to count. Which entries are marked wrongly depends on whom one asks, the refcounts that the
+//! image keeps (a check) or those that it should (a repair); so that is a question to the caller.
+
+use std::collections::BTreeSet;
+
+use super::check::Findings;
+use super::check_ledger::Ledger;
+use super::check_shape::{Shape, Table, entries, read_padded};
+use super::check_entry::Entry;
+use super::layout::{COPIED, OFFSET_MASK, SECTOR, index, length};
+use crate::{ImageError, Severity, Source};
+
+/// A piece of a table of the active disk with entries that are marked wrongly.
+pub struct Wrong<'a> {
+    /// Its offset in the file.
+    pub at: u64,
+    /// Its bytes, in whole sectors.
+    pub bytes: &'a [u8],
+    /// Indexes and entries, as they are.
+    pub entries: Vec<(usize, u64)>,
+}
+
+/// Calls `each` with every piece that has wrong marks; `single` says whether a cluster has one reference.
+pub fn find(
+    source: &mut dyn Source,
+    shape: &Shape,
+    ledger: &Ledger,
+    single: impl Fn(u64) -> bool,
+    mut each: impl FnMut(Wrong<'_>),
+) -> Result<(), ImageError> {
+    let is_wrong = |bits: u64, at: u64| single(shape.cluster_of(at)) != (bits & COPIED != 0);
+    let mut second = shape.piece();
+    // A table that two entries have is looked at once: there may be as many such entries as there is room for.
+    let mut seen = BTreeSet::new();
+    let mut first = 0;
+    while let Some((at, count, piece)) = l1_piece(source, shape.l1, first)? {
+        let wrong = |&(_, bits): &(usize, u64)| bits & OFFSET_MASK != 0 && is_wrong(bits, bits & OFFSET_MASK);
+        tell(at, &piece, entries(&piece).take(count).enumerate().filter(wrong), &mut each);
+        let tables = entries(&piece).take(count).map(|bits| bits & OFFSET_MASK);
+        for table_at in tables.filter(|&at| at != 0 && shape.is_aligned(at)) {
+            let shared = ledger.is_shared(shape.cluster_of(table_at));
+            if table_at >= source.len() || shared && !seen.insert(table_at) {
+                continue;
+            }
+            read_padded(source, table_at, &mut second)?;
+            let wrong = |&(_, bits): &(usize, u64)| match Entry::of(bits, shape.cluster_bits) {
+                Entry::Packed { .. } | Entry::Plain { at: 0 } => false,
+                Entry::Plain { at } => is_wrong(bits, at),
+            };
+            tell(table_at, &second, entries(&second).enumerate().filter(wrong), &mut each);
+        }
+        first = first.saturating_add(Table::PIECE);
+    }
+    Ok(())
+}
+
+/// A piece of the first-level table in whole sectors: its place, and how many entries of the table it has.
+fn l1_piece(source: &mut dyn Source, l1: Table, first: u64) -> Result<Option<(u64, usize, Vec<u8>)>, ImageError> {
+    let count = index(l1.entries.saturating_sub(first).min(Table::PIECE));
+    let at = l1.entry_at(first);
+    if count == 0 || at >= source.len() {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; count.saturating_mul(8).next_multiple_of(index(SECTOR))];
+    read_padded(source, at, &mut bytes)?;
+    Ok(Some((at, count, bytes)))
+}
+
+fn tell(at: u64, bytes: &[u8], wrong: impl Iterator<Item = (usize, u64)>, each: &mut impl FnMut(Wrong<'_>)) {
+    let entries: Vec<_> = wrong.collect();
+    if !entries.is_empty() {
+        each(Wrong { at, bytes, entries });
+    }
+}
+
+/// Names the marks that do not agree with the refcounts that the image keeps.
+pub(super) fn judge(
+    source: &mut dyn Source,
+    shape: &Shape,
+    ledger: &Ledger,
+    findings: &mut Findings,
+) -> Result<(), ImageError> {
+    find(
+        source,
+        shape,
+        ledger,
+        |cluster| ledger.is_single(cluster),
+        |wrong| {
+            let count = wrong.entries.len();
+            let Some(&(index, bits)) = wrong.entries.first() else { return };
+            let at = wrong.at.saturating_add(length(index).saturating_mul(8));
+            let are =
+                if count == 1 { "entry is".to_owned() } else { format!("entries from here on, {count} of them, are") };
+            let how = if bits & COPIED != 0 { "marked as copied, with" } else { "not marked as copied, without" };
+            findings.add(Severity::Repairable, at, format!("the {are} {how} other references to the same cluster"));
+        },
+    )
+}

@@ -1,0 +1,151 @@
+//! What a check has to know of an image before it follows the first reference: sizes, and where the tables are.
+//!
+//! Knows nothing of what is in the tables. Reads of metadata pass through here: what lies behind the end of the file
+//! is zero, as it is for QEMU, and is judged where it is referred to.
+
+use zerocopy::FromBytes;
+
+use super::header::Header;
+use super::layout::{
+    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RawBitmaps, SECTOR, index, length,
+};
+use crate::{ImageError, ImageErrorKind, Source};
+
+/// Incompatible features under which references can be followed.
+const FOLLOWED: u64 = DIRTY | CORRUPT | COMPRESSION_TYPE;
+
+/// A table of 64-bit entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Offset in the file.
+    pub at: u64,
+    /// Number of entries.
+    pub entries: u64,
+}
+
+impl Table {
+    /// Entries read at a time: 64 KiB of them.
+    pub const PIECE: u64 = 8192;
+
+    /// Its size in bytes.
+    pub fn len(self) -> u64 {
+        self.entries.saturating_mul(8)
+    }
+
+    /// Where an entry is in the file.
+    pub fn entry_at(self, index: u64) -> u64 {
+        self.at.saturating_add(index.saturating_mul(8))
+    }
+}
+
+/// The sizes of an image and the places of its tables.
+pub struct Shape {
+    /// The header.
+    pub header: Header,
+    /// Bytes in a cluster, as a power of two.
+    pub cluster_bits: u32,
+    /// Bytes in a cluster.
+    pub cluster: u64,
+    /// Length of the file, rounded up to whole sectors.
+    pub file_len: u64,
+    /// The first-level table of the active disk.
+    pub l1: Table,
+    /// The refcount table.
+    pub refcounts: Table,
+}
+
+impl Shape {
+    /// Reads the header. An error says why the image cannot be checked.
+    pub fn of(source: &mut dyn Source) -> Result<Shape, ImageError> {
+        let header = Header::read(source)?;
+        let raw = &header.raw;
+        let unknown = raw.incompatible.get() & !FOLLOWED;
+        if unknown != 0 {
+            let what =
+                format!("the image uses what cannot be checked: {}", header.feature_names(0, unknown).join(", "));
+            return Err(ImageError::at(ImageErrorKind::Unsupported, 72, what));
+        }
+        if raw.encryption.get() != 0 {
+            return Err(ImageError::at(ImageErrorKind::Unsupported, 32, "the image is encrypted"));
+        }
+        let cluster = header.cluster_size();
+        Ok(Shape {
+            cluster_bits: raw.cluster_bits.get(),
+            cluster,
+            file_len: source.len().checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX),
+            l1: Table { at: raw.l1_at.get(), entries: raw.l1_entries.get().into() },
+            refcounts: Table { at: raw.refcount_table_at.get(), entries: header.refcount_table_len() / 8 },
+            header,
+        })
+    }
+
+    /// Whether the image was not closed.
+    pub fn dirty(&self) -> bool {
+        self.header.raw.incompatible.get() & DIRTY != 0
+    }
+
+    /// Whether a program marked the image as damaged.
+    pub fn marked_corrupt(&self) -> bool {
+        self.header.raw.incompatible.get() & CORRUPT != 0
+    }
+
+    /// The bitmaps, and whether they agree with the data.
+    pub fn bitmaps(&self) -> Option<(RawBitmaps, bool)> {
+        let extension = self.header.extension(EXTENSION_BITMAPS)?;
+        let (bitmaps, _) = RawBitmaps::read_from_prefix(extension).ok()?;
+        Some((bitmaps, self.header.raw.autoclear.get() & BITMAPS_VALID != 0))
+    }
+
+    /// Clusters of the file, the last of which need not be there in full.
+    pub fn clusters(&self) -> u64 {
+        self.file_len.div_ceil(self.cluster)
+    }
+
+    /// The cluster that a byte of the file is in.
+    pub fn cluster_of(&self, at: u64) -> u64 {
+        at >> self.cluster_bits
+    }
+
+    /// Where a cluster begins.
+    pub fn offset_of(&self, cluster: u64) -> u64 {
+        cluster.saturating_mul(self.cluster)
+    }
+
+    /// Whether a cluster begins here.
+    pub fn is_aligned(&self, at: u64) -> bool {
+        at & (self.cluster - 1) == 0
+    }
+
+    /// Memory for a cluster.
+    pub fn piece(&self) -> Vec<u8> {
+        vec![0; index(self.cluster)]
+    }
+}
+
+/// Reads; what lies behind the end of the file is zero.
+pub fn read_padded(source: &mut dyn Source, at: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
+    bytes.fill(0);
+    let there = source.len().saturating_sub(at).min(length(bytes.len()));
+    let Some(bytes) = bytes.get_mut(..index(there)).filter(|bytes| !bytes.is_empty()) else { return Ok(()) };
+    source
+        .read_at(at, bytes)
+        .map_err(|fault| ImageError::at(ImageErrorKind::Storage, at, format!("metadata cannot be read: {fault}")))
+}
+
+/// The entries of a table from `first` on, up to [`Table::PIECE`] of them. `None` behind the last, and where the file
+/// ends.
+pub fn read_entries(source: &mut dyn Source, table: Table, first: u64) -> Result<Option<Vec<u64>>, ImageError> {
+    let count = table.entries.saturating_sub(first).min(Table::PIECE);
+    let at = table.entry_at(first);
+    if count == 0 || at >= source.len() {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; index(count.saturating_mul(8))];
+    read_padded(source, at, &mut bytes)?;
+    Ok(Some(entries(&bytes).collect()))
+}
+
+/// The 64-bit entries of a piece of a table.
+pub fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks_exact(8).filter_map(|entry| entry.try_into().ok()).map(u64::from_be_bytes)
+}

@@ -1,0 +1,197 @@
+//! Follows every reference in an image, and counts it in the [ledger](super::check_ledger).
+//!
+//! Knows nothing of the refcounts that the image keeps. A reference that makes no sense is named and not followed, and
+//! from then on [`Walk::unresolved`] holds: something may be in use that nothing seems to refer to.
+
+use super::check::Findings;
+use super::check_bitmaps;
+use super::check_ledger::{Clash, Ledger, Role};
+use super::check_shape::{Shape, Table, entries, read_entries, read_padded};
+use super::check_snapshots;
+use super::check_entry::{Entry, FIRST_RESERVED, SECOND_RESERVED};
+use super::layout::{COPIED, OFFSET_MASK};
+use crate::{ImageError, Severity, Source};
+
+/// Tables that are walked though they were walked before: a damaged image has one or two, a hostile one as many as
+/// its first-level table has entries.
+const REPEATS_MAX: u32 = 1024;
+
+/// A walk over all references.
+pub struct Walk<'a> {
+    pub(super) shape: &'a Shape,
+    pub(super) ledger: Ledger,
+    pub(super) findings: Findings,
+    /// Some references cannot be made out.
+    pub(super) unresolved: bool,
+    /// Structures that have their clusters for themselves.
+    alone: Vec<Alone>,
+    repeats: u32,
+}
+
+/// A structure that shares no cluster with another.
+struct Alone {
+    at: u64,
+    len: u64,
+    what: &'static str,
+    severity: Severity,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(shape: &'a Shape) -> Walk<'a> {
+        Walk {
+            shape,
+            ledger: Ledger::default(),
+            findings: Findings::default(),
+            unresolved: false,
+            alone: Vec::new(),
+            repeats: 0,
+        }
+    }
+
+    /// Follows everything but the refcounts.
+    pub(super) fn image(&mut self, source: &mut dyn Source) -> Result<(), ImageError> {
+        self.refer_alone(0, self.shape.cluster, "the header")?;
+        self.disk(source, self.shape.l1, true)?;
+        for table in check_snapshots::tables(self, source)? {
+            self.disk(source, table, false)?;
+        }
+        check_bitmaps::walk(self, source)
+    }
+
+    /// A reference to a structure that has its clusters for itself.
+    pub(super) fn refer_alone(&mut self, at: u64, len: u64, what: &'static str) -> Result<(), ImageError> {
+        if self.refer(at, len, Role::Other, what)? {
+            self.alone.push(Alone { at, len, what, severity: Severity::Damage });
+        }
+        Ok(())
+    }
+
+    /// The same for what a repair lays out anew if need be; whether it can be read where it is.
+    pub(super) fn refer_replaceable(&mut self, at: u64, len: u64, what: &'static str) -> Result<bool, ImageError> {
+        if !self.is_inside(at, len) {
+            self.findings.add(Severity::Repairable, at, format!("{what} lies behind the end of the file"));
+            return Ok(false);
+        }
+        self.alone.push(Alone { at, len, what, severity: Severity::Repairable });
+        self.refer(at, len, Role::Other, what)
+    }
+
+    /// Whether a range lies in the file, whose last cluster need not be there in full.
+    fn is_inside(&self, at: u64, len: u64) -> bool {
+        at.saturating_add(len).saturating_sub(self.shape.file_len) < self.shape.cluster
+    }
+
+    /// Counts a reference to a range of the file; whether it lies in the file.
+    pub(super) fn refer(&mut self, at: u64, len: u64, role: Role, what: &str) -> Result<bool, ImageError> {
+        let Some(last) = len.checked_sub(1) else { return Ok(true) };
+        if !self.is_inside(at, len) {
+            self.damage(at, format!("{what} lies behind the end of the file"));
+            return Ok(false);
+        }
+        for cluster in self.shape.cluster_of(at)..=self.shape.cluster_of(at.saturating_add(last)) {
+            if self.ledger.count(cluster, role)? == Some(Clash::TableAndData) {
+                let place = self.shape.offset_of(cluster);
+                self.damage(place, format!("the cluster of {what} is a second-level table and data at once"));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Something that cannot be followed, or would be misread.
+    pub(super) fn damage(&mut self, at: u64, what: impl Into<String>) {
+        self.unresolved = true;
+        self.findings.add(Severity::Damage, at, what);
+    }
+
+    /// A first-level table and all below it.
+    fn disk(&mut self, source: &mut dyn Source, l1: Table, active: bool) -> Result<(), ImageError> {
+        let what = if active { "the first-level table" } else { "the first-level table of a snapshot" };
+        self.refer_alone(l1.at, l1.len(), what)?;
+        let mut first = 0;
+        while let Some(piece) = read_entries(source, l1, first)? {
+            for (index, bits) in (first..).zip(piece) {
+                if bits != 0 {
+                    self.first_level(source, l1.entry_at(index), bits, active)?;
+                }
+            }
+            first = first.saturating_add(Table::PIECE);
+        }
+        Ok(())
+    }
+
+    fn first_level(&mut self, source: &mut dyn Source, at: u64, bits: u64, active: bool) -> Result<(), ImageError> {
+        if bits & FIRST_RESERVED != 0 {
+            self.damage(at, format!("the first-level entry {bits:#x} has reserved bits set"));
+        }
+        let table_at = bits & OFFSET_MASK;
+        if table_at == 0 || !self.shape.is_aligned(table_at) {
+            self.damage(at, format!("the first-level entry {bits:#x} is not the place of a table"));
+            return Ok(());
+        }
+        let again = active && self.ledger.is_table(self.shape.cluster_of(table_at));
+        let role = if active { Role::Table } else { Role::Other };
+        if !self.refer(table_at, self.shape.cluster, role, "a second-level table")? {
+            return Ok(());
+        }
+        if again {
+            self.repeats += 1;
+            if self.repeats > REPEATS_MAX {
+                self.damage(at, "the first-level table has the same second-level tables again and again");
+                return Ok(());
+            }
+        }
+        let mut table = self.shape.piece();
+        read_padded(source, table_at, &mut table)?;
+        for (index, bits) in (0..).zip(entries(&table)) {
+            if bits != 0 {
+                self.second_level(table_at.saturating_add(index * 8), bits, active)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn second_level(&mut self, at: u64, bits: u64, active: bool) -> Result<(), ImageError> {
+        match Entry::of(bits, self.shape.cluster_bits) {
+            Entry::Packed { at: packed_at, len } => {
+                if bits & COPIED != 0 {
+                    self.damage(at, format!("the entry {bits:#x} of a compressed cluster is marked as copied"));
+                }
+                self.refer(packed_at, len, Role::Other, "a compressed cluster")?;
+            }
+            Entry::Plain { at: 0 } => self.judge_reserved(at, bits),
+            Entry::Plain { at: data_at } => {
+                self.judge_reserved(at, bits);
+                if !self.shape.is_aligned(data_at) {
+                    self.damage(at, format!("the second-level entry {bits:#x} is not the place of a cluster"));
+                    return Ok(());
+                }
+                let role = if active { Role::Data } else { Role::Other };
+                self.refer(data_at, self.shape.cluster, role, "a cluster of the disk")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_reserved(&mut self, at: u64, bits: u64) {
+        if bits & SECOND_RESERVED != 0 {
+            self.damage(at, format!("the second-level entry {bits:#x} has reserved bits set"));
+        }
+    }
+
+    /// Once everything is counted: what has its clusters for itself, and yet not.
+    pub(super) fn judge_overlaps(&mut self) {
+        for Alone { at, len, what, severity } in std::mem::take(&mut self.alone) {
+            let Some(last) = len.checked_sub(1) else { continue };
+            let clusters = self.shape.cluster_of(at)..=self.shape.cluster_of(at.saturating_add(last));
+            let Some(cluster) = clusters.into_iter().find(|&cluster| self.ledger.references(cluster) > 1) else {
+                continue;
+            };
+            let place = self.shape.offset_of(cluster);
+            let what = format!("something else is where {what} is");
+            match severity {
+                Severity::Damage => self.damage(place, what),
+                other => self.findings.add(other, place, what),
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Discards and their kin: clusters that lose their place.
+//!
+//! Knows nothing of rounds. Keeps: no cluster with a write under way loses its place; and what others refer to by their
+//! refcount is never called free.
+
+use super::clusters::{Clusters, Start};
+use super::counts::Fate;
+use super::entry::Entry;
+use super::tables::Spot;
+use crate::Span;
+use crate::format::{Discarded, Wait};
+
+/// What is done with a run of clusters that all hold something, or nothing.
+enum Loss {
+    /// Clusters of the file from this one on, with one reference each.
+    Own { first: u64 },
+    /// A place that others refer to, or that is compressed.
+    Other { first: u64, count: u64 },
+    /// None.
+    None { was: Entry },
+}
+
+impl Clusters {
+    /// Gives up the first bytes of `span`.
+    pub fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
+        let start = self.start(span);
+        self.refuse_busy(start.cluster)?;
+        let whole = self.whole(span, start);
+        if whole == 0 {
+            return self.discard_part(span, start);
+        }
+        if !self.tables.has_table(start.cluster) && !self.parent {
+            let count = self.untabled(start).min(whole);
+            return Ok(Discarded::Nothing { len: self.clip(span, start, count) });
+        }
+        let spot = self.spot_for_writing(start.cluster)?;
+        let first = self.tables.entry(spot, 0);
+        let nothing =
+            if self.parent { first == Entry::Zero } else { matches!(first, Entry::Unallocated | Entry::Zero) };
+        if nothing {
+            let count = self.alike(spot, first, whole);
+            return Ok(Discarded::Nothing { len: self.clip(span, start, count) });
+        }
+        let new = if self.parent { Entry::Zero } else { Entry::Unallocated };
+        let loss = self.loss(first)?;
+        let count = self.lose_run(start.cluster, spot, whole, new, &loss);
+        let len = self.clip(span, start, count);
+        Ok(match loss {
+            Loss::Own { first } => {
+                self.lose(first, count, Fate::Released);
+                let size = count.saturating_mul(self.size());
+                Discarded::Freed { at: first << self.bits, len, size }
+            }
+            Loss::Other { first, count } => {
+                if let Some(room) = &mut self.room {
+                    room.lose_packed(first, count);
+                }
+                Discarded::Hidden { len }
+            }
+            Loss::None { .. } => Discarded::Hidden { len },
+        })
+    }
+
+    /// Part of a cluster: it keeps its place.
+    fn discard_part(&mut self, span: Span, start: Start) -> Result<Discarded, Wait> {
+        let len = self.clip(span, start, 1);
+        let entry = match self.tables.spot(start.cluster)? {
+            Some(spot) => self.tables.entry(spot, 0),
+            None => Entry::Unallocated,
+        };
+        Ok(match entry {
+            Entry::Data { at } => Discarded::Kept { at: at.saturating_add(start.from), len },
+            _ => Discarded::Nothing { len },
+        })
+    }
+
+    /// The first bytes of `span` live here no longer; how many.
+    pub fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        let start = self.start(span);
+        let whole = self.whole(span, start);
+        if whole == 0 {
+            // Part of a cluster stays: what is here is what the parent has.
+            return Ok(self.clip(span, start, 1));
+        }
+        if !self.tables.has_table(start.cluster) {
+            let count = self.untabled(start).min(whole);
+            return Ok(self.clip(span, start, count));
+        }
+        self.refuse_busy(start.cluster)?;
+        let spot = self.spot_for_writing(start.cluster)?;
+        let first = self.tables.entry(spot, 0);
+        if first == Entry::Unallocated {
+            let count = self.alike(spot, first, whole);
+            return Ok(self.clip(span, start, count));
+        }
+        let loss = self.loss(first)?;
+        let count = self.lose_run(start.cluster, spot, whole, Entry::Unallocated, &loss);
+        match loss {
+            Loss::Own { first } => self.lose(first, count, Fate::Stray),
+            Loss::Other { first, count } => {
+                if let Some(room) = &mut self.room {
+                    room.lose_packed(first, count);
+                }
+            }
+            Loss::None { .. } => {}
+        }
+        Ok(self.clip(span, start, count))
+    }
+
+    /// A file range that was given up reads as zero now, or does not.
+    pub fn released(&mut self, at: u64, clean: bool) {
+        let first = at >> self.bits;
+        if let Some(room) = &mut self.room {
+            room.space.released(first, clean);
+        }
+    }
+
+    /// A file range in no use, to be deallocated.
+    pub fn reclaim(&mut self) -> Option<(u64, u64)> {
+        let (first, count) = self.room.as_mut()?.space.next_stray()?;
+        Some((first << self.bits, count.saturating_mul(self.size())))
+    }
+
+    /// How many clusters `span` begins with that it covers whole. The last one ends with the disk.
+    fn whole(&self, span: Span, start: Start) -> u64 {
+        if start.from != 0 {
+            return 0;
+        }
+        if span.end() >= self.len { start.count } else { span.len >> self.bits }
+    }
+
+    fn refuse_busy(&self, cluster: u64) -> Result<(), Wait> {
+        match self.room.as_ref().and_then(|room| room.pending.slot(cluster)) {
+            Some(slot) => Err(Wait::Busy(slot.ticket)),
+            None => Ok(()),
+        }
+    }
+
+    /// What giving up a cluster with `entry` takes, with the refcounts at hand.
+    fn loss(&mut self, entry: Entry) -> Result<Loss, Wait> {
+        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
+        room.pay_debts()?;
+        let bits = self.bits;
+        Ok(match entry {
+            Entry::Unallocated | Entry::Zero => Loss::None { was: entry },
+            Entry::Data { at } | Entry::ZeroAllocated { at } => {
+                let first = at >> bits;
+                room.counts.need(first, 1)?;
+                if room.counts.get(first) == 1 { Loss::Own { first } } else { Loss::Other { first, count: 1 } }
+            }
+            Entry::Packed { at, end } => {
+                let first = at >> bits;
+                let count = (end.saturating_sub(1) >> bits).saturating_sub(first).saturating_add(1);
+                room.counts.need(first, count)?;
+                Loss::Other { first, count }
+            }
+        })
+    }
+
+    /// Gives the entries from `spot` on, at most `max`, that are lost in the same way, a new value; how many.
+    fn lose_run(&mut self, cluster: u64, spot: Spot, max: u64, new: Entry, loss: &Loss) -> u64 {
+        let max = max.min(spot.left);
+        let mut count = 0u64;
+        while count < max && self.is_lost_alike(cluster, spot, count, loss) {
+            self.tables.set(spot, count, new);
+            count = count.saturating_add(1);
+        }
+        count
+    }
+
+    /// Whether the entry `by` clusters behind `spot` is lost with the first one.
+    fn is_lost_alike(&self, cluster: u64, spot: Spot, by: u64, loss: &Loss) -> bool {
+        if by == 0 {
+            return true;
+        }
+        let Some(room) = self.room.as_ref().filter(|room| room.pending.slot(cluster.saturating_add(by)).is_none())
+        else {
+            return false;
+        };
+        let entry = self.tables.entry(spot, by);
+        match *loss {
+            // With its refcount in the same slice, which is here.
+            Loss::Own { first } => {
+                let next = first.saturating_add(by);
+                let place = next << self.bits;
+                let follows = entry == Entry::Data { at: place } || entry == Entry::ZeroAllocated { at: place };
+                follows && room.counts.is_near(first, next) && room.counts.get(next) == 1
+            }
+            Loss::Other { .. } => false,
+            Loss::None { was } => entry == was,
+        }
+    }
+}

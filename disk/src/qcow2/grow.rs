@@ -1,0 +1,91 @@
+//! A larger disk: another size in the header, and room for it in the L1 table.
+//!
+//! Knows nothing of requests. Keeps: until the header is written the old L1 table is the image's, and stays as it was.
+
+use super::Qcow2;
+use super::counts::Cover;
+use super::layout::{L1_BYTES_MAX, LEN_MAX, SECTOR};
+use super::room::Room;
+use crate::{ImageError, ImageErrorKind};
+
+impl Qcow2 {
+    /// Makes the disk `len` bytes long.
+    pub(super) fn grow_to(&mut self, len: u64) -> Result<(), ImageError> {
+        let limits = |what: String| Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
+        if len < self.geometry.len || len % SECTOR != 0 {
+            return limits(format!("a disk of {} bytes cannot be made {len} bytes long", self.geometry.len));
+        }
+        let cluster = self.clusters.size();
+        let entries = len.div_ceil(cluster.saturating_mul(cluster / 8));
+        if len > LEN_MAX || entries.saturating_mul(8) > L1_BYTES_MAX {
+            return limits(format!(
+                "a virtual size of {len} bytes is beyond what clusters of {cluster} bytes can hold"
+            ));
+        }
+        let Some(room) = &mut self.clusters.room else {
+            return Err(ImageError::new(ImageErrorKind::Unsupported, "the image is only read"));
+        };
+        let (old_entries, old_at) = self.clusters.tables.l1();
+        if entries > old_entries {
+            let clusters = |entries: u64| entries.saturating_mul(8).div_ceil(cluster);
+            let at = if clusters(entries) == clusters(old_entries) && old_entries > 0 {
+                old_at
+            } else {
+                let first = place_table(room, clusters(entries))?;
+                if old_entries > 0 {
+                    room.debts.push((old_at / cluster, clusters(old_entries)));
+                }
+                first.saturating_mul(cluster)
+            };
+            self.clusters.tables.grow(entries, at);
+            self.head.header.raw.l1_at = at.into();
+            self.head.header.raw.l1_entries = u32::try_from(entries).unwrap_or(u32::MAX).into();
+        }
+        self.head.header.raw.len = len.into();
+        self.head.changed();
+        self.clusters.len = len;
+        self.geometry.len = len;
+        Ok(())
+    }
+}
+
+/// Clusters for a table at the end of the file. Nothing can be loaded here: where the refcounts of the end are not at hand, the
+/// table stands where a new block of them begins, and what is in between is free.
+fn place_table(room: &mut Room, count: u64) -> Result<u64, ImageError> {
+    let no_space = || ImageError::new(ImageErrorKind::OutOfLimits, "there is no room for a larger L1 table");
+    let per_block = room.counts.per_block();
+    let mut first = room.space.end();
+    let at_hand = room.counts.need(first, count).is_ok()
+        && (first..first.saturating_add(count))
+            .all(|cluster| matches!(room.counts.cover(cluster), Cover::Counted(_)) && room.counts.get(cluster) == 0);
+    if !at_hand {
+        while room.counts.cover(first) != Cover::NoBlock {
+            first = (first / per_block).saturating_add(1).saturating_mul(per_block);
+            if room.counts.cover(first) == Cover::NoTable {
+                return Err(no_space());
+            }
+        }
+        // Each block counts itself and what follows it.
+        let blocks = count.saturating_add(per_block.saturating_sub(2)) / per_block.saturating_sub(1).max(1);
+        let numbers = (first / per_block)..(first / per_block).saturating_add(blocks);
+        if numbers.clone().any(|number| room.counts.cover(number.saturating_mul(per_block)) != Cover::NoBlock) {
+            return Err(no_space());
+        }
+        take(room, first, count.saturating_add(blocks)).ok_or_else(no_space)?;
+        for (number, by) in numbers.zip(0u64..) {
+            room.counts.place_block(number, first.saturating_add(by));
+        }
+        room.counts.count_table(first, count.saturating_add(blocks));
+        return Ok(first.saturating_add(blocks));
+    }
+    take(room, first, count).ok_or_else(no_space)?;
+    room.counts.count_table(first, count);
+    Ok(first)
+}
+
+fn take(room: &mut Room, first: u64, count: u64) -> Option<()> {
+    let skipped = first.checked_sub(room.space.end())?;
+    room.space.peek_end(skipped.saturating_add(count))?;
+    room.space.take(first, count);
+    Some(())
+}

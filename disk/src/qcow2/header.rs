@@ -1,0 +1,304 @@
+//! The header of a qcow2 file with its extensions and the backing name, read and checked; and its first sector, composed.
+//!
+//! Knows nothing of tables' content. Keeps: every number of a [`Header`] that exists is within the limits of `layout`,
+//! every table aligned, and no sum of them overflows. Whether the image can be used is for others to judge.
+
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::layout::{
+    BACKING_NAME_MAX, CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, EXTENSION_BACKING_FORMAT, EXTENSION_END,
+    EXTENSION_FEATURE_NAMES, EXTENSION_IDENTITY, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX, MAGIC,
+    REFCOUNT_ORDER_MAX, REFCOUNT_TABLE_BYTES_MAX, RawExtension, RawFeatureName, RawHeader, RawIdentity, SECTOR, index,
+    length,
+};
+use crate::{ImageError, ImageErrorKind, Source};
+
+/// An extension as it stands in the header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extension {
+    /// Which.
+    pub kind: u32,
+    /// Its data without padding.
+    pub data: Vec<u8>,
+}
+
+/// The header of an image.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// The fields, with those that version 2 lacks filled in.
+    pub raw: RawHeader,
+    /// In their order.
+    pub extensions: Vec<Extension>,
+    /// Where in the file the extensions end, their end mark included.
+    pub extensions_end: u64,
+    /// Empty if there is none.
+    pub backing: Vec<u8>,
+}
+
+/// An error at byte `at` of the header.
+fn corrupt<T>(at: u64, what: impl Into<String>) -> Result<T, ImageError> {
+    Err(ImageError::at(ImageErrorKind::Corrupt, at, what))
+}
+
+/// Reads a piece of metadata that opening needs.
+pub fn read(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Vec<u8>, ImageError> {
+    let mut bytes = vec![0; index(len)];
+    match source.read_at(at, &mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(crate::ReadFault::PastEnd(_)) => corrupt(at, format!("the {what} reaches behind the end of the file")),
+        Err(fault) => Err(ImageError::at(ImageErrorKind::Storage, at, format!("the {what} cannot be read: {fault}"))),
+    }
+}
+
+impl Header {
+    /// Reads and checks the header.
+    pub fn read(source: &mut dyn Source) -> Result<Header, ImageError> {
+        let wrong = |what: &str| Err(ImageError::at(ImageErrorKind::WrongFormat, 0, what));
+        let mut bytes = vec![0; size_of::<RawHeader>()];
+        let there = index(source.len()).min(bytes.len());
+        if let Some(start) = bytes.get_mut(..there) {
+            if let Err(fault) = source.read_at(0, start) {
+                let what = format!("the header cannot be read: {fault}");
+                return Err(ImageError::at(ImageErrorKind::Storage, 0, what));
+            }
+        }
+        let Ok(mut raw) = RawHeader::read_from_bytes(&bytes) else { return wrong("the file has no header") };
+        if raw.magic.get() != MAGIC || there < index(HEADER_LEN_V2.into()) {
+            return wrong("the file does not begin like a qcow2 image");
+        }
+        match raw.version.get() {
+            2 => complete_v2(&mut raw),
+            3 => check_v3(&mut raw)?,
+            other => {
+                let what = format!("the image is of qcow2 version {other}; versions 2 and 3 are known");
+                return Err(ImageError::at(ImageErrorKind::Unsupported, 4, what));
+            }
+        }
+        check_numbers(&raw)?;
+        check_places(&raw)?;
+        let mut header = Header { raw, extensions: Vec::new(), extensions_end: 0, backing: Vec::new() };
+        header.read_rest(source)?;
+        Ok(header)
+    }
+
+    /// Extensions and backing name, which stand in the first cluster.
+    fn read_rest(&mut self, source: &mut dyn Source) -> Result<(), ImageError> {
+        let len = source.len().min(self.cluster_size());
+        let first = read(source, 0, len, "first cluster")?;
+        let backing_at = self.raw.backing_at.get();
+        let backing_len = index(self.raw.backing_len.get().into());
+        if backing_at != 0 {
+            let place = index(backing_at)..index(backing_at).saturating_add(backing_len);
+            let Some(name) = first.get(place) else {
+                return corrupt(8, "the backing file's name reaches behind the first cluster");
+            };
+            self.backing = name.to_vec();
+        }
+        // "Header extensions": up to the backing name or the end of the first cluster.
+        let end = if backing_at != 0 { index(backing_at) } else { first.len() };
+        let mut at = index(self.raw.header_len.get().into());
+        loop {
+            let Some((head, rest)) = first.get(at..end).and_then(|rest| RawExtension::read_from_prefix(rest).ok())
+            else {
+                break;
+            };
+            if head.kind.get() == EXTENSION_END {
+                at = at.saturating_add(size_of::<RawExtension>());
+                break;
+            }
+            let Some(data) = rest.get(..index(head.len.get().into())) else {
+                return corrupt(length(at), "a header extension reaches behind the header's room");
+            };
+            self.extensions.push(Extension { kind: head.kind.get(), data: data.to_vec() });
+            at = at.saturating_add(size_of::<RawExtension>()).saturating_add(data.len().next_multiple_of(8));
+        }
+        self.extensions_end = length(at.min(first.len()));
+        Ok(())
+    }
+
+    /// Bytes in a cluster.
+    pub fn cluster_size(&self) -> u64 {
+        1 << self.raw.cluster_bits.get()
+    }
+
+    /// Bytes of the L1 table.
+    pub fn l1_len(&self) -> u64 {
+        u64::from(self.raw.l1_entries.get()).saturating_mul(8)
+    }
+
+    /// Bytes of the refcount table.
+    pub fn refcount_table_len(&self) -> u64 {
+        u64::from(self.raw.refcount_table_clusters.get()).saturating_mul(self.cluster_size())
+    }
+
+    /// Bytes of the disk that one L1 entry is about.
+    pub fn l2_reach(&self) -> u64 {
+        self.cluster_size().saturating_mul(self.cluster_size() / 8)
+    }
+
+    /// The data of an extension.
+    pub fn extension(&self, kind: u32) -> Option<&[u8]> {
+        self.extensions.iter().find(|extension| extension.kind == kind).map(|extension| extension.data.as_slice())
+    }
+
+    /// Our own extension, if the image has it.
+    pub fn identity(&self) -> Option<RawIdentity> {
+        let (identity, _) = RawIdentity::read_from_prefix(self.extension(EXTENSION_IDENTITY)?).ok()?;
+        (identity.version == RawIdentity::VERSION).then_some(identity)
+    }
+
+    /// Names of the bits set in `bits`, of the features of a `kind` (0 incompatible, 1 compatible, 2 autoclear): ours,
+    /// the image's own, or the number.
+    pub fn feature_names(&self, kind: u8, bits: u64) -> Vec<String> {
+        let table = self.extension(EXTENSION_FEATURE_NAMES).unwrap_or_default();
+        (0..64u8)
+            .filter(|bit| bits & (1 << bit) != 0)
+            .map(|bit| known_name(kind, bit).map_or_else(|| name_in(table, kind, bit), str::to_owned))
+            .collect()
+    }
+
+    /// Sets or removes an extension. What is about the parent stands in front, so that it is in the first sector.
+    pub fn set_extension(&mut self, kind: u32, data: Option<Vec<u8>>) {
+        self.extensions.retain(|extension| extension.kind != kind);
+        if let Some(data) = data {
+            self.extensions.insert(0, Extension { kind, data });
+        }
+    }
+
+    /// The first sector of the file: header and extensions. An extension list that does not fit loses its feature
+    /// names, which are for people; if that does not help, it is the caller who must do without something.
+    pub fn first_sector(&self) -> Result<Vec<u8>, ImageError> {
+        let full = self.compose(true);
+        let sector = index(SECTOR);
+        let mut bytes = if full.len() <= sector { full } else { self.compose(false) };
+        if bytes.len() > sector {
+            let what = "the header extensions of other programs leave no room for a change of the parent";
+            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        }
+        bytes.resize(sector, 0);
+        Ok(bytes)
+    }
+
+    fn compose(&self, with_names: bool) -> Vec<u8> {
+        let mut bytes = self.raw.as_bytes().to_vec();
+        bytes.truncate(index(self.raw.header_len.get().into()));
+        bytes.resize(index(self.raw.header_len.get().into()), 0);
+        for extension in &self.extensions {
+            if extension.kind == EXTENSION_FEATURE_NAMES && !with_names {
+                continue;
+            }
+            let len = u32::try_from(extension.data.len()).unwrap_or(u32::MAX);
+            let head = RawExtension { kind: extension.kind.into(), len: len.into() };
+            bytes.extend_from_slice(head.as_bytes());
+            bytes.extend_from_slice(&extension.data);
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        }
+        bytes.extend_from_slice(RawExtension::new_zeroed().as_bytes());
+        bytes
+    }
+
+    /// The backing file's format, as the image has it.
+    pub fn backing_format(&self) -> Option<String> {
+        self.extension(EXTENSION_BACKING_FORMAT).map(|name| String::from_utf8_lossy(name).into_owned())
+    }
+}
+
+/// What a header of version 2 says by having nothing there.
+fn complete_v2(raw: &mut RawHeader) {
+    raw.incompatible = 0.into();
+    raw.compatible = 0.into();
+    raw.autoclear = 0.into();
+    raw.refcount_order = 4.into();
+    raw.header_len = HEADER_LEN_V2.into();
+    raw.compression = 0;
+    raw.padding = [0; 7];
+}
+
+fn check_v3(raw: &mut RawHeader) -> Result<(), ImageError> {
+    let header_len = raw.header_len.get();
+    if header_len < HEADER_LEN_V3 || header_len % 8 != 0 {
+        return corrupt(100, format!("the header claims to be {header_len} bytes long"));
+    }
+    // "Additional fields": what lies behind the header's length is not the header's.
+    if header_len <= HEADER_LEN_V3 {
+        raw.compression = 0;
+        raw.padding = [0; 7];
+    }
+    Ok(())
+}
+
+fn check_numbers(raw: &RawHeader) -> Result<(), ImageError> {
+    let bits = raw.cluster_bits.get();
+    if !(CLUSTER_BITS_MIN..=CLUSTER_BITS_MAX).contains(&bits) {
+        return corrupt(20, format!("clusters of 2^{bits} bytes are not between 512 bytes and 2 MiB"));
+    }
+    if u64::from(raw.header_len.get()) > 1 << bits {
+        return corrupt(100, "the header does not fit the first cluster");
+    }
+    if raw.refcount_order.get() > REFCOUNT_ORDER_MAX {
+        return corrupt(96, format!("refcounts of 2^{} bits do not exist", raw.refcount_order.get()));
+    }
+    if raw.len.get() > LEN_MAX {
+        let what = format!("a virtual size of {} bytes is beyond the 1 PiB that is handled", raw.len.get());
+        return Err(ImageError::at(ImageErrorKind::OutOfLimits, 24, what));
+    }
+    if index(raw.backing_len.get().into()) > BACKING_NAME_MAX && raw.backing_at.get() != 0 {
+        return corrupt(16, "the backing file's name is longer than 1023 bytes");
+    }
+    Ok(())
+}
+
+fn check_places(raw: &RawHeader) -> Result<(), ImageError> {
+    let cluster: u64 = 1 << raw.cluster_bits.get();
+    let reach = cluster.saturating_mul(cluster / 8);
+    let l1_len = u64::from(raw.l1_entries.get()).saturating_mul(8);
+    if l1_len > L1_BYTES_MAX {
+        return corrupt(36, format!("an L1 table of {l1_len} bytes is larger than 32 MiB"));
+    }
+    if u64::from(raw.l1_entries.get()).saturating_mul(reach) < raw.len.get() {
+        return corrupt(36, "the L1 table is too small for the disk");
+    }
+    let table_len = u64::from(raw.refcount_table_clusters.get()).saturating_mul(cluster);
+    if table_len > REFCOUNT_TABLE_BYTES_MAX.max(cluster) || table_len == 0 {
+        return corrupt(56, format!("a refcount table of {table_len} bytes is not between a cluster and 8 MiB"));
+    }
+    for (field, at, what) in [(40, raw.l1_at, "L1 table"), (48, raw.refcount_table_at, "refcount table")] {
+        let at = at.get();
+        let absent = field == 40 && l1_len == 0;
+        if !absent && (at % cluster != 0 || at == 0 || at >= 1 << 56) {
+            return corrupt(field, format!("the {what} stands at byte {at}, which is not where a cluster begins"));
+        }
+    }
+    Ok(())
+}
+
+/// Names of the feature bits that we know.
+pub fn known_name(kind: u8, bit: u8) -> Option<&'static str> {
+    match (kind, bit) {
+        (0, 0) => Some("dirty bit"),
+        (0, 1) => Some("corrupt bit"),
+        (0, 2) => Some("external data file"),
+        (0, 3) => Some("compression type"),
+        (0, 4) => Some("extended L2 entries"),
+        (1, 0) => Some("lazy refcounts"),
+        (2, 0) => Some("bitmaps"),
+        (2, 1) => Some("raw external data"),
+        _ => None,
+    }
+}
+
+/// A name from the image's own table ("Feature name table").
+fn name_in(table: &[u8], kind: u8, bit: u8) -> String {
+    let names = table.chunks_exact(size_of::<RawFeatureName>());
+    let found = names
+        .filter_map(|entry| RawFeatureName::read_from_bytes(entry).ok())
+        .find(|entry| entry.kind == kind && entry.bit == bit);
+    match found {
+        Some(entry) => {
+            let text = String::from_utf8_lossy(&entry.name);
+            // The name is shown to people: no control characters of a stranger.
+            text.trim_end_matches('\0').chars().filter(|letter| !letter.is_control()).collect()
+        }
+        None => format!("bit {bit}"),
+    }
+}

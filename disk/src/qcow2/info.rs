@@ -1,0 +1,188 @@
+//! What a qcow2 image says of itself.
+//!
+//! Knows nothing of clusters. Names of files are shown and never opened.
+
+use super::header::{Header, read};
+use super::layout::{
+    BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, EXTENSION_IDENTITY, LAZY_REFCOUNTS, RawBitmaps, RawIdentity,
+    index, name_sum,
+};
+use super::unpack::Compression;
+use crate::{Link, Source};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// The backing file, as the header names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// Its name, to be shown to people.
+    pub name: String,
+    /// Its format in QEMU's words, if recorded.
+    pub format: Option<String>,
+}
+
+/// The fields of a qcow2's metadata that people ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// 2 or 3.
+    pub version: u32,
+    /// Virtual size in bytes.
+    pub len: u64,
+    /// Bytes in a cluster.
+    pub cluster_size: u64,
+    /// Entries of the L1 table.
+    pub l1_entries: u32,
+    /// Where the L1 table stands.
+    pub l1_at: u64,
+    /// Where the refcount table stands.
+    pub refcount_table_at: u64,
+    /// Bytes of the refcount table.
+    pub refcount_table_len: u64,
+    /// Bits of a refcount, as a power of two.
+    pub refcount_order: u32,
+    /// Of compressed clusters.
+    pub compression: Compression,
+    /// Names of incompatible features in use.
+    pub incompatible: Vec<String>,
+    /// Names of compatible features in use.
+    pub compatible: Vec<String>,
+    /// Names of the autoclear bits that are set.
+    pub autoclear: Vec<String>,
+    /// The refcounts may be wrong: whoever wrote last has not closed the image.
+    pub dirty: bool,
+    /// Marked as damaged.
+    pub corrupt: bool,
+    /// Programs may put the update of refcounts off.
+    pub lazy_refcounts: bool,
+    /// The backing file.
+    pub backing: Option<Backing>,
+    /// Internal snapshots.
+    pub snapshots: u32,
+    /// Names of the persistent bitmaps.
+    pub bitmaps: Vec<String>,
+    /// Whether the bitmaps agree with the data.
+    pub bitmaps_valid: bool,
+    /// The image's identity, from an extension of our own; all zero in images of other programs.
+    pub uuid: [u8; 16],
+}
+
+impl Info {
+    /// What `header` says.
+    pub fn of(header: &Header, source: &mut dyn Source) -> Info {
+        let raw = &header.raw;
+        let incompatible = raw.incompatible.get();
+        Info {
+            version: raw.version.get(),
+            len: raw.len.get(),
+            cluster_size: header.cluster_size(),
+            l1_entries: raw.l1_entries.get(),
+            l1_at: raw.l1_at.get(),
+            refcount_table_at: raw.refcount_table_at.get(),
+            refcount_table_len: header.refcount_table_len(),
+            refcount_order: raw.refcount_order.get(),
+            compression: if raw.compression == 1 { Compression::Zstd } else { Compression::Deflate },
+            incompatible: header.feature_names(0, incompatible),
+            compatible: header.feature_names(1, raw.compatible.get()),
+            autoclear: header.feature_names(2, raw.autoclear.get()),
+            dirty: incompatible & DIRTY != 0,
+            corrupt: incompatible & CORRUPT != 0,
+            lazy_refcounts: raw.compatible.get() & LAZY_REFCOUNTS != 0,
+            backing: (!header.backing.is_empty()).then(|| Backing {
+                name: String::from_utf8_lossy(&header.backing).into_owned(),
+                format: header.backing_format(),
+            }),
+            snapshots: raw.snapshots.get(),
+            bitmaps: bitmap_names(header, source),
+            bitmaps_valid: raw.autoclear.get() & BITMAPS_VALID != 0,
+            uuid: header.identity().map(|identity| identity.uuid).unwrap_or_default(),
+        }
+    }
+}
+
+/// The parent as the header records it.
+pub fn link(header: &Header) -> Option<Link> {
+    if header.backing.is_empty() {
+        return None;
+    }
+    let name = String::from_utf8_lossy(&header.backing).into_owned();
+    let known = header.identity().filter(|identity| {
+        identity.flags & RawIdentity::PARENT != 0 && identity.name_sum.get() == name_sum(&header.backing)
+    });
+    let is_absolute = name.starts_with('/');
+    Some(Link {
+        format: header.backing_format().and_then(|format| our_format(&format)),
+        uuid: known.map(|identity| identity.parent_uuid).unwrap_or_default(),
+        relative: if is_absolute { String::new() } else { name.clone() },
+        absolute: if is_absolute { name } else { String::new() },
+        len: known.map(|identity| identity.parent_len.get()).filter(|&len| len != 0),
+        modified: known
+            .filter(|identity| identity.flags & RawIdentity::MODIFIED != 0)
+            .map(|identity| identity.parent_modified.get()),
+    })
+}
+
+/// The backing name that an image gets for `parent`. A name with a colon would be taken for a protocol by QEMU.
+pub fn backing_name(parent: &Link) -> String {
+    let name = if parent.relative.is_empty() { &parent.absolute } else { &parent.relative };
+    let first = name.split('/').next().unwrap_or_default();
+    if first.contains(':') { format!("./{name}") } else { name.clone() }
+}
+
+/// Our extension for an image `uuid` on `parent`.
+pub fn identity(uuid: [u8; 16], parent: Option<&Link>) -> Vec<u8> {
+    let mut raw = RawIdentity::new_zeroed();
+    raw.version = RawIdentity::VERSION;
+    raw.uuid = uuid;
+    if let Some(parent) = parent {
+        raw.flags = RawIdentity::PARENT | if parent.modified.is_some() { RawIdentity::MODIFIED } else { 0 };
+        raw.parent_uuid = parent.uuid;
+        raw.parent_len = parent.len.unwrap_or(0).into();
+        raw.parent_modified = parent.modified.unwrap_or(0).into();
+        raw.name_sum = name_sum(backing_name(parent).as_bytes()).into();
+    }
+    raw.as_bytes().to_vec()
+}
+
+/// Gives the header the extension of an image `uuid` on `parent`, and the parent's format.
+pub fn record_parent(header: &mut Header, uuid: [u8; 16], parent: Option<&Link>) {
+    header.set_extension(EXTENSION_IDENTITY, Some(identity(uuid, parent)));
+    let format = parent.and_then(|parent| parent.format).map(|format| qemu_format(format).as_bytes().to_vec());
+    header.set_extension(super::layout::EXTENSION_BACKING_FORMAT, format);
+}
+
+/// A format in QEMU's words.
+fn qemu_format(ours: &str) -> &str {
+    if ours == "vhd" { "vpc" } else { ours }
+}
+
+/// A format of QEMU in our words.
+fn our_format(qemu: &str) -> Option<&'static str> {
+    match qemu {
+        "raw" => Some("raw"),
+        "qcow2" => Some("qcow2"),
+        "vpc" => Some("vhd"),
+        _ => None,
+    }
+}
+
+/// Names from the bitmap directory ("Bitmap directory"), as far as it can be read: they are for people.
+fn bitmap_names(header: &Header, source: &mut dyn Source) -> Vec<String> {
+    /// A thousand bitmaps with names of a kilobyte, which is what QEMU takes at most: far more than anybody has.
+    const DIRECTORY_MAX: u64 = 1 << 20;
+    let Some(extension) = header.extension(EXTENSION_BITMAPS) else { return Vec::new() };
+    let Ok((bitmaps, _)) = RawBitmaps::read_from_prefix(extension) else { return Vec::new() };
+    let len = bitmaps.directory_len.get().min(DIRECTORY_MAX);
+    let Ok(directory) = read(source, bitmaps.directory_at.get(), len, "bitmap directory") else { return Vec::new() };
+    let mut names = Vec::new();
+    let mut at = 0;
+    while let Some(entry) = directory.get(at..).filter(|rest| rest.len() >= 24) {
+        let size = |from: usize, to: usize| {
+            entry.get(from..to).unwrap_or_default().iter().fold(0u64, |sum, &byte| (sum << 8) | u64::from(byte))
+        };
+        let (name_len, extra) = (index(size(18, 20)), index(size(20, 24)));
+        let name_at = extra.saturating_add(24);
+        let Some(name) = entry.get(name_at..name_at.saturating_add(name_len)) else { break };
+        names.push(String::from_utf8_lossy(name).chars().filter(|letter| !letter.is_control()).collect());
+        at = at.saturating_add(name_at.saturating_add(name_len).next_multiple_of(8));
+    }
+    names
+}

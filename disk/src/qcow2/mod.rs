@@ -1,0 +1,219 @@
+//! qcow2, version 3; version 2 is only read.
+//!
+//! What is assumed of the storage: a sector of 512 bytes is written whole or not at all.
+//!
+//! # How a crash is survived
+//!
+//! In memory the tables always hold the newest state, which is what the guest reads. A round (see [`crate::Format`]) makes it
+//! durable. Two things must never be found by reopening: a table entry that refers to a cluster whose refcount is
+//! zero, since the cluster could be handed out again, and an entry that refers to what was not written. A refcount that
+//! is too high is a leak: it costs space and nothing else.
+//!
+//! 1. `seal` copies all that has changed, at the moment the data sync is submitted. *Reopened here:* the old tables; new data is in
+//!    clusters that nothing refers to and whose refcount is zero.
+//! 2. After the data sync, batch one: refcounts, with those of new clusters one, and those of clusters given up still
+//!    as they were; new refcount blocks; new L2 tables, whole, since nothing refers to them yet. *Reopened here:* new clusters may be
+//!    leaked.
+//! 3. If the refcount table has changed, after a sync: the table. If it has moved, after another: the header.
+//!    *Reopened here:* a new block is counted with or is itself leaked.
+//! 4. After a sync: L2 entries and L1 entries, which refer to clusters that are counted, hold their data and, if they are
+//!    tables, are written. *Reopened here:* any of them is old or new, and each is right.
+//! 5. If the L1 table has moved, the disk has grown or has another parent, after a sync: the header, one sector.
+//! 6. If clusters were given up, after a sync: their refcounts, which nothing refers to now. *Reopened here:* they may be leaked.
+//! 7. After a sync: settled. Only now may the place of a cluster that was given up be used again.
+//!
+//! So a round that only allocates has two batches, and one that only gives up too. After a round that has failed, which of its
+//! writes are in the file is not known; new L2 tables might be referred to, and so are written by step 4, and L1 entries after them.
+//!
+//! A cluster of the disk that is given a place which reads as zero, in an image without parent, is there with its first write, and its
+//! other bytes read as the zeros that they are. Anywhere else the whole cluster is written at once.
+//!
+//! Before the first write of a guest the autoclear bits are cleared ([`Qcow2::first_writes`]): bitmaps of other programs would
+//! not notice our writes, and are thereby void.
+
+mod allot;
+mod check;
+mod check_bitmaps;
+mod check_copied;
+mod check_entry;
+mod check_ledger;
+mod check_refcounts;
+mod check_shape;
+mod check_snapshots;
+mod check_walk;
+mod clusters;
+mod counts;
+mod create;
+mod entry;
+mod giveup;
+mod grow;
+mod head;
+mod header;
+mod info;
+mod layout;
+mod open;
+mod order;
+mod pending;
+mod ranges;
+mod repair;
+mod repair_anew;
+mod repair_header;
+mod room;
+mod slices;
+mod space;
+mod tables;
+pub mod unpack;
+
+pub use check::{Report, check};
+pub use create::{CLUSTER_SIZE, Spec, create};
+pub use info::{Backing, Info};
+pub use repair::{Repair, repair};
+pub use unpack::Compression;
+
+use crate::format::{
+    Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
+};
+use crate::{Geometry, ImageError, Link, Source, Span};
+
+use clusters::Clusters;
+use head::Head;
+use header::Header;
+use open::Opening;
+
+/// One open qcow2 file.
+#[derive(Debug)]
+pub struct Qcow2 {
+    info: Info,
+    geometry: Geometry,
+    head: Head,
+    clusters: Clusters,
+    /// What is to be written before the first write of a guest.
+    first: Option<MetaWrite>,
+    /// The last round has failed: it is not known what the file refers to.
+    retried: bool,
+}
+
+impl Qcow2 {
+    /// Reads the metadata of a file. Damage that is met here is refused; what is met later fails the request that
+    /// meets it. What cannot be written to safely is refused for writing, with what to do about it.
+    pub fn open(source: &mut dyn Source, access: Access, tail: Tail) -> Result<Qcow2, ImageError> {
+        let header = Header::read(source)?;
+        let mut opening = Opening { source, header, access, tail };
+        let clusters = opening.clusters()?;
+        let mut head = opening.head()?;
+        let info = Info::of(&opening.header, opening.source);
+        let first = if access == Access::ReadWrite { head.clear_autoclear() } else { None };
+        let geometry = Geometry {
+            len: clusters.len,
+            block: 512,
+            physical_block: 4096,
+            discard: u32::try_from(clusters.size()).unwrap_or(u32::MAX),
+            chs: None,
+            read_only: access == Access::ReadOnly,
+        };
+        Ok(Qcow2 { info, geometry, head, clusters, first, retried: false })
+    }
+
+    /// What the metadata says, as of opening.
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Whether the image is on top of a parent.
+    pub fn has_parent(&self) -> bool {
+        self.clusters.parent
+    }
+
+    /// Bytes of the file in use: of an image opened for writing, all up to the end of what was ever used but what is known
+    /// to be free; of others the file's length. What is free and was not looked at counts, so it is an upper bound.
+    pub fn allocated(&self) -> u64 {
+        match &self.clusters.room {
+            Some(room) => room.space.used().saturating_mul(self.clusters.size()),
+            None => self.clusters.limit,
+        }
+    }
+
+    /// The parent as the image records it.
+    pub fn link(&self) -> Option<Link> {
+        info::link(&self.head.header)
+    }
+
+    /// Records another parent, or none; durable with the next round. What readers find in the new parent is as much the
+    /// caller's business as before.
+    pub fn relink(&mut self, parent: Option<&Link>) -> Result<(), ImageError> {
+        self.head.relink(self.info.uuid, parent)?;
+        self.clusters.parent = parent.is_some();
+        Ok(())
+    }
+
+    /// What is to be written, and synced, before the first write of a guest. The same each time.
+    pub fn first_writes(&self) -> Vec<MetaWrite> {
+        self.first.iter().cloned().collect()
+    }
+}
+
+impl Format for Qcow2 {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+        self.clusters.map(span)
+    }
+
+    fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        self.clusters.reserve(span)
+    }
+
+    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+        self.clusters.commit(ticket)
+    }
+
+    fn abandon(&mut self, ticket: Ticket) {
+        self.clusters.abandon(ticket);
+    }
+
+    fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
+        self.clusters.discard(span)
+    }
+
+    fn released(&mut self, at: u64, clean: bool) {
+        self.clusters.released(at, clean);
+    }
+
+    fn reclaim(&mut self) -> Option<(u64, u64)> {
+        self.clusters.reclaim()
+    }
+
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        self.clusters.forget(span)
+    }
+
+    fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        self.grow_to(len)
+    }
+
+    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        let size = layout::index(self.clusters.size());
+        unpack::unpack(self.info.compression, size, bytes).map_err(|_| Corrupt { at: 0 })
+    }
+
+    fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {
+        self.clusters.load(block, bytes)
+    }
+
+    fn dirty(&self) -> usize {
+        self.pieces()
+    }
+
+    fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        self.begin_round()
+    }
+
+    fn settled(&mut self, durable: bool) {
+        self.end_round(durable);
+    }
+}
+
+#[cfg(test)]
+mod test;

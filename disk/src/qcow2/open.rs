@@ -1,0 +1,216 @@
+//! Opens a qcow2 file: what is refused, and what is read.
+//!
+//! Knows nothing of requests. Keeps: what is opened for writing has sound tables that nobody shares, refcounts that
+//! whoever wrote last has kept up, and no feature that a write would break.
+
+use super::clusters::Clusters;
+use super::counts::Counts;
+use super::head::{Head, PAGE};
+use super::header::{Header, read};
+use super::layout::{
+    COMPRESSION_TYPE, COPIED, CORRUPT, DIRTY, EXTENDED_L2, EXTERNAL_DATA, OFFSET_MASK, entry, index, length,
+};
+use super::pending::Pending;
+use super::room::Room;
+use super::space::Space;
+use super::tables::Tables;
+use crate::format::{Access, Tail};
+use crate::{ImageError, ImageErrorKind, Source};
+
+/// Refcount blocks looked at for the last cluster in use, where the file's length does not tell. What is not found is
+/// met later.
+const BLOCKS_MAX: usize = 64;
+
+fn unsupported<T>(at: u64, what: impl Into<String>) -> Result<T, ImageError> {
+    Err(ImageError::at(ImageErrorKind::Unsupported, at, what))
+}
+
+fn corrupt<T>(at: u64, what: impl Into<String>) -> Result<T, ImageError> {
+    Err(ImageError::at(ImageErrorKind::Corrupt, at, what))
+}
+
+/// Whether the image can be used at all.
+pub fn check_readable(header: &Header) -> Result<(), ImageError> {
+    let raw = &header.raw;
+    match raw.encryption.get() {
+        0 => {}
+        1 => return unsupported(32, "the image is encrypted with AES, which is not handled"),
+        2 => return unsupported(32, "the image is encrypted with LUKS, which is not handled"),
+        other => return unsupported(32, format!("the image is encrypted by method {other}, which is not known")),
+    }
+    let incompatible = raw.incompatible.get();
+    if incompatible & EXTERNAL_DATA != 0 {
+        return unsupported(72, "the image keeps its data in an external data file, which is not handled");
+    }
+    if incompatible & EXTENDED_L2 != 0 {
+        return unsupported(72, "the image has extended L2 entries (subclusters), which are not handled");
+    }
+    let known = DIRTY | CORRUPT | COMPRESSION_TYPE;
+    if incompatible & !known != 0 {
+        let names = header.feature_names(0, incompatible & !known).join(", ");
+        return unsupported(72, format!("the image uses features that are not known here: {names}"));
+    }
+    let stated = incompatible & COMPRESSION_TYPE != 0;
+    if raw.compression > 1 || stated != (raw.compression != 0) {
+        return unsupported(104, format!("the image's compression type {} is not known", raw.compression));
+    }
+    Ok(())
+}
+
+/// Whether the image can be written to.
+fn check_writable(header: &Header) -> Result<(), ImageError> {
+    let raw = &header.raw;
+    let incompatible = raw.incompatible.get();
+    if raw.version.get() == 2 {
+        let what = "the image is of qcow2 version 2, which is only read; `qemu-img amend -o compat=1.1` upgrades it";
+        return unsupported(4, what);
+    }
+    if incompatible & CORRUPT != 0 {
+        let what = "the image is marked as corrupt and only read; `tapline image check --repair` may mend it";
+        return corrupt(72, what);
+    }
+    if incompatible & DIRTY != 0 {
+        let what = "the image was not closed, and its refcounts may be wrong: run `tapline image check --repair`";
+        return corrupt(72, what);
+    }
+    if raw.snapshots.get() > 0 {
+        let what = format!(
+            "the image has {} internal snapshots and is only read; delete them (`qemu-img snapshot -d`), or convert it",
+            raw.snapshots.get()
+        );
+        return unsupported(60, what);
+    }
+    Ok(())
+}
+
+/// An image that is to be opened, with its header.
+pub struct Opening<'a> {
+    /// The file.
+    pub source: &'a mut dyn Source,
+    /// Its header.
+    pub header: Header,
+    /// What for.
+    pub access: Access,
+    /// What is behind its end.
+    pub tail: Tail,
+}
+
+impl Opening<'_> {
+    /// Reads what opening needs.
+    pub fn clusters(&mut self) -> Result<Clusters, ImageError> {
+        check_readable(&self.header)?;
+        let bits = self.header.raw.cluster_bits.get();
+        let writable = self.access == Access::ReadWrite;
+        if writable {
+            check_writable(&self.header)?;
+        }
+        let l1 = self.l1(writable)?;
+        let tables = Tables::new(bits, l1, self.header.raw.l1_at.get());
+        let room = if writable { Some(self.room(&tables)?) } else { None };
+        Ok(Clusters {
+            bits,
+            // Whoever wrote another size has rounded it in the same way.
+            len: self.header.raw.len.get() / 512 * 512,
+            parent: !self.header.backing.is_empty(),
+            limit: self.source.len().next_multiple_of(1 << bits),
+            tables,
+            room,
+        })
+    }
+
+    /// The first page.
+    pub fn head(&mut self) -> Result<Head, ImageError> {
+        let len = PAGE.min(self.header.cluster_size());
+        let there = len.min(self.source.len());
+        let mut page = read(self.source, 0, there, "header")?;
+        page.resize(index(len), 0);
+        Ok(Head::new(self.header.clone(), page))
+    }
+
+    fn l1(&mut self, exclusive: bool) -> Result<Vec<u64>, ImageError> {
+        let at = self.header.raw.l1_at.get();
+        let table = read_table(self.source, at, self.header.l1_len(), "L1 table")?;
+        let cluster = self.header.cluster_size();
+        let end = self.source.len();
+        for (number, &raw) in (0u64..).zip(&table) {
+            let place = at.saturating_add(number.saturating_mul(8));
+            let l2 = raw & OFFSET_MASK;
+            if raw & !(OFFSET_MASK | COPIED) != 0 || l2 % cluster != 0 || l2 >= end {
+                return corrupt(place, format!("an L1 entry is not an L2 table's place: {raw:#x}"));
+            }
+            if exclusive && l2 != 0 && raw & COPIED == 0 {
+                let what = "an L2 table is shared or its refcount was not kept: the image is only read; \
+                            `tapline image check --repair` may mend it";
+                return corrupt(place, what);
+            }
+        }
+        Ok(table)
+    }
+
+    /// What writing takes.
+    fn room(&mut self, tables: &Tables) -> Result<Room, ImageError> {
+        let raw = &self.header.raw;
+        let (bits, order, at) = (raw.cluster_bits.get(), raw.refcount_order.get(), raw.refcount_table_at.get());
+        let table = read_table(self.source, at, self.header.refcount_table_len(), "refcount table")?;
+        let end = self.source.len();
+        for (number, &block) in (0u64..).zip(&table) {
+            if block % (1 << bits) != 0 || block >= end {
+                let place = at.saturating_add(number.saturating_mul(8));
+                return corrupt(place, format!("a refcount table entry is not a block's place: {block:#x}"));
+            }
+        }
+        let counts = Counts::new(order, bits, table, at);
+        let places = self.places(tables, &counts)?;
+        let end = self.end(&counts)?;
+        let (limit, zero_tail) = match self.tail {
+            Tail::Zeroes => (1 << 56 >> bits, true),
+            Tail::Stale => (self.source.len() >> bits, false),
+        };
+        let mut space = Space::new(1 << bits, end, limit, zero_tail);
+        places.iter().for_each(|&(first, count)| space.reserve_for_tables(first, count));
+        Ok(Room { bits, counts, space, pending: Pending::default(), debts: Vec::new(), table_moved: false })
+    }
+
+    /// The clusters of all tables, none of which may overlap another.
+    fn places(&self, tables: &Tables, counts: &Counts) -> Result<Vec<(u64, u64)>, ImageError> {
+        let bits = self.header.raw.cluster_bits.get();
+        let clusters = |len: u64| len.div_ceil(1 << bits);
+        let mut places = vec![
+            (0, 1),
+            (self.header.raw.l1_at.get() >> bits, clusters(self.header.l1_len())),
+            (counts.table().1 >> bits, self.header.raw.refcount_table_clusters.get().into()),
+        ];
+        places.extend(tables.places().map(|at| (at >> bits, 1)));
+        places.extend(counts.blocks().map(|block| (block, 1)));
+        places.sort_unstable();
+        for (&(first, count), &(next, _)) in places.iter().zip(places.iter().skip(1)) {
+            if count > 0 && first.saturating_add(count) > next {
+                return corrupt(next << bits, "two tables stand in the same place");
+            }
+        }
+        Ok(places)
+    }
+
+    /// The cluster behind the last one in use. It need not be exact: what is handed out has a refcount of zero in any case.
+    fn end(&mut self, counts: &Counts) -> Result<u64, ImageError> {
+        let bits = self.header.raw.cluster_bits.get();
+        if self.tail == Tail::Zeroes {
+            return Ok(self.source.len().div_ceil(1 << bits));
+        }
+        let blocks: Vec<(u64, u64)> = counts.numbered_blocks().collect();
+        for &(number, at) in blocks.iter().rev().take(BLOCKS_MAX) {
+            let block = read(self.source, at, 1 << bits, "refcount block")?;
+            if let Some(last) = block.iter().rposition(|&byte| byte != 0) {
+                let within = (length(last).saturating_add(1).saturating_mul(8) >> self.header.raw.refcount_order.get())
+                    .saturating_add(1);
+                return Ok(number.saturating_mul(counts.per_block()).saturating_add(within));
+            }
+        }
+        Ok(0)
+    }
+}
+
+fn read_table(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Vec<u64>, ImageError> {
+    let bytes = read(source, at, len, what)?;
+    Ok(bytes.chunks_exact(8).map(|raw| entry(raw, 0)).collect())
+}

@@ -1,0 +1,77 @@
+//! Rounds: what is written when. The argument is at the head of `qcow2`.
+//!
+//! Knows nothing of why something has changed.
+
+use super::Qcow2;
+use super::counts::Fate;
+use crate::format::MetaWrite;
+
+/// Batches of a round that has nothing to spare. Where no order is needed, neighbours become one.
+#[derive(Debug, Default)]
+struct Batches {
+    /// Refcounts that have become higher; what nothing durable refers to.
+    counts: Vec<MetaWrite>,
+    /// The refcount table, where it stands.
+    table: Vec<MetaWrite>,
+    /// The header that refers to another refcount table.
+    table_header: Vec<MetaWrite>,
+    /// L2 tables.
+    l2: Vec<MetaWrite>,
+    /// The L1 table.
+    l1: Vec<MetaWrite>,
+    /// The header that refers to another L1 table, size or parent.
+    header: Vec<MetaWrite>,
+    /// Refcounts that have become lower.
+    lowered: Vec<MetaWrite>,
+}
+
+impl Qcow2 {
+    /// Pieces that a round would write, and places given up that could be used after it.
+    pub(super) fn pieces(&self) -> usize {
+        let counts = self.clusters.room.as_ref().map_or(0, |room| room.counts.dirty());
+        counts.saturating_add(self.clusters.tables.dirty()).saturating_add(self.head.dirty())
+    }
+
+    /// Begins a round.
+    pub(super) fn begin_round(&mut self) -> Vec<Vec<MetaWrite>> {
+        let mut batches = Batches::default();
+        let tables = self.clusters.tables.seal();
+        if let Some(room) = &mut self.clusters.room {
+            if std::mem::take(&mut room.table_moved) {
+                let (entries, at) = room.counts.table();
+                let clusters = entries.saturating_mul(8) >> room.bits;
+                self.head.move_refcount_table(at, u32::try_from(clusters).unwrap_or(u32::MAX));
+            }
+            let counts = room.counts.seal();
+            batches.counts = counts.raised;
+            batches.table = counts.table;
+            batches.lowered = counts.lowered;
+        }
+        let head = self.head.seal();
+        batches.counts.extend(head.name);
+        batches.table_header.extend(head.refcount_table);
+        batches.header.extend(head.other);
+        batches.l2 = tables.l2;
+        // Nothing refers to a fresh table, unless a round has failed since it was made.
+        if self.retried { &mut batches.l2 } else { &mut batches.counts }.extend(tables.fresh);
+        if self.retried { &mut batches.l1 } else { &mut batches.l2 }.extend(tables.l1);
+        let Batches { counts, table, table_header, l2, l1, header, lowered } = batches;
+        let all = [counts, table, table_header, l2, l1, header, lowered];
+        all.into_iter().filter(|batch| !batch.is_empty()).collect()
+    }
+
+    /// Ends a round.
+    pub(super) fn end_round(&mut self, durable: bool) {
+        self.retried = !durable;
+        self.clusters.tables.settled(durable);
+        self.head.settled(durable);
+        let Some(room) = &mut self.clusters.room else { return };
+        for loss in room.counts.settled(durable) {
+            match loss.fate {
+                Fate::Released => room.space.forgotten(loss.first),
+                Fate::Stray => room.space.stray(loss.first, loss.count),
+                Fate::InUse => {}
+            }
+        }
+    }
+}

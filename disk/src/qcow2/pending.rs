@@ -1,0 +1,111 @@
+//! Writes under way to places that readers do not see yet.
+//!
+//! Knows nothing of tables or of what is written.
+
+use std::collections::HashMap;
+
+use crate::format::Ticket;
+
+/// A write under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// First cluster of the disk.
+    pub cluster: u64,
+    /// How many.
+    pub count: u64,
+    /// The cluster of the file for the first; the others follow it.
+    pub place: u64,
+    /// Whether the place was handed out for it, and is not that of a cluster that reads as zero nevertheless.
+    pub new: bool,
+    /// The L2 slice that it will change.
+    pub table: u64,
+    /// The slices of refcounts that it will change.
+    pub counts: Vec<u64>,
+}
+
+/// The place that a cluster is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Cluster of the file.
+    pub place: u64,
+    /// Whether other writes may go there at the same time: it reads as zero, and is to.
+    pub shared: bool,
+    /// A write that is under way there: the only one, where it is not shared.
+    pub ticket: Ticket,
+    writers: u32,
+}
+
+/// Reservations by ticket, and the places of clusters that are not in a table yet.
+#[derive(Debug, Default)]
+pub struct Pending {
+    last: u64,
+    writes: HashMap<Ticket, Write>,
+    slots: HashMap<u64, Slot>,
+}
+
+impl Pending {
+    /// The place that a cluster is to have.
+    pub fn slot(&self, cluster: u64) -> Option<Slot> {
+        self.slots.get(&cluster).copied()
+    }
+
+    /// Begins a write, to places which others may share or not.
+    pub fn begin(&mut self, write: Write, shared: bool) -> Ticket {
+        self.last = self.last.wrapping_add(1);
+        let ticket = Ticket(self.last);
+        for by in 0..write.count {
+            let place = write.place.saturating_add(by);
+            let slot = Slot { place, shared, ticket, writers: 0 };
+            let slot = self.slots.entry(write.cluster.saturating_add(by)).or_insert(slot);
+            slot.writers = slot.writers.saturating_add(1);
+        }
+        self.writes.insert(ticket, write);
+        ticket
+    }
+
+    /// Ends a write, well or not.
+    pub fn end(&mut self, ticket: Ticket) -> Option<Write> {
+        self.writes.remove(&ticket)
+    }
+
+    /// Takes the place that `cluster` has at `place`, to be put into its table.
+    pub fn claim(&mut self, cluster: u64, place: u64) -> bool {
+        let ours = self.slots.get(&cluster).is_some_and(|slot| slot.place == place);
+        ours && self.slots.remove(&cluster).is_some()
+    }
+
+    /// A write to `cluster` at `place` has failed. Whether that was the last one, and the place is not to be its.
+    pub fn leave(&mut self, cluster: u64, place: u64) -> bool {
+        let Some(slot) = self.slots.get_mut(&cluster).filter(|slot| slot.place == place) else { return false };
+        slot.writers = slot.writers.saturating_sub(1);
+        slot.writers == 0 && self.slots.remove(&cluster).is_some()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn write(cluster: u64, count: u64) -> Write {
+        Write { cluster, count, place: 100, new: true, table: 0, counts: Vec::new() }
+    }
+
+    #[test]
+    fn a_shared_place_is_left_by_the_last_writer() {
+        let mut pending = Pending::default();
+        pending.begin(write(5, 1), true);
+        pending.begin(write(5, 1), true);
+        assert!(!pending.leave(5, 100));
+        assert!(pending.leave(5, 100));
+        assert_eq!(pending.slot(5), None);
+    }
+
+    #[test]
+    fn the_first_to_commit_claims_the_place_once() {
+        let mut pending = Pending::default();
+        pending.begin(write(5, 2), true);
+        assert!(pending.claim(6, 101));
+        assert!(!pending.claim(6, 101));
+        assert!(!pending.leave(6, 101), "it is in the table by now");
+    }
+}

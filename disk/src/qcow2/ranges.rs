@@ -1,0 +1,96 @@
+//! A set of clusters, kept as ranges.
+//!
+//! Knows nothing of what the clusters are. Keeps: ranges neither overlap nor touch, so that each is as long as can be.
+
+use std::collections::BTreeMap;
+
+/// The set: first cluster of each range, and the one behind it.
+#[derive(Debug, Default)]
+pub struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    /// Adds `count` clusters from `first` on.
+    pub fn insert(&mut self, first: u64, count: u64) {
+        let (mut begin, mut end) = (first, first.saturating_add(count));
+        if begin == end {
+            return;
+        }
+        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
+            if other_end < begin {
+                break;
+            }
+            self.0.remove(&other);
+            (begin, end) = (begin.min(other), end.max(other_end));
+        }
+        self.0.insert(begin, end);
+    }
+
+    /// Takes `count` clusters from `first` on out.
+    pub fn remove(&mut self, first: u64, count: u64) {
+        let end = first.saturating_add(count);
+        while let Some((&other, &other_end)) = self.0.range(..end).next_back() {
+            if other_end <= first {
+                return;
+            }
+            self.0.remove(&other);
+            if other_end > end {
+                self.0.insert(end, other_end);
+            }
+            if other < first {
+                self.0.insert(other, first);
+                return;
+            }
+        }
+    }
+
+    /// Whether a cluster is in the set.
+    pub fn contains(&self, cluster: u64) -> bool {
+        self.0.range(..=cluster).next_back().is_some_and(|(_, &end)| cluster < end)
+    }
+
+    /// The first range: its first cluster and its length.
+    pub fn first(&self) -> Option<(u64, u64)> {
+        self.0.first_key_value().map(|(&first, &end)| (first, end.saturating_sub(first)))
+    }
+
+    /// Clusters in the set.
+    pub fn total(&self) -> u64 {
+        self.0.iter().fold(0, |sum, (&first, &end)| sum.saturating_add(end.saturating_sub(first)))
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// Against a plain list of booleans, over all operations of a seeded sequence.
+    #[test]
+    fn ranges_are_a_set() {
+        let (mut ranges, mut plain, mut seed) = (Ranges::default(), [false; 64], 7u64);
+        let mut draw = |below: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % below
+        };
+        for _ in 0..5000 {
+            let (first, insert) = (draw(64), draw(2) == 0);
+            let count = draw(64 - first + 1).min(9);
+            if insert {
+                ranges.insert(first, count)
+            } else {
+                ranges.remove(first, count)
+            }
+            (first..first + count).for_each(|cluster| plain[usize::try_from(cluster).unwrap()] = insert);
+            for (cluster, &inside) in (0..).zip(&plain) {
+                assert_eq!(ranges.contains(cluster), inside, "{cluster} in {ranges:?}");
+            }
+            assert_eq!(ranges.total(), plain.iter().filter(|&&inside| inside).count() as u64);
+            let mut all = ranges.0.iter().zip(ranges.0.iter().skip(1));
+            assert!(all.all(|((_, end), (next, _))| end < next), "{ranges:?}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Mends what a [check](super::check()) finds: refcounts, the marks "copied", and the bits that say that an image was
+//! not closed or is damaged.
+//!
+//! Never touches a byte of the guest, and writes nothing itself: what it finds out is a list of batches, each to be
+//! made in any order and followed by a sync. The file can be left after any sector of them:
+//!
+//! 1. Autoclear bits that we do not know are cleared, since we write. *Reopened here:* as before.
+//! 2. Refcounts that are too low are raised. *Reopened here:* what is in use is safe from being used again; the rest
+//!    is wrong still. Where the table or a block cannot be mended in place, all refcounts are laid out anew behind
+//!    everything that is in use. *Reopened here:* as before, nothing refers to them.
+//! 3. Marks "copied" on what has several references are cleared. *Reopened here:* such clusters are not written to in
+//!    place any more.
+//! 4. Refcounts that are too high are lowered; or the header gets the new table, in one sector.
+//! 5. Marks "copied" on what has one reference are set. *Reopened here, or before:* a cluster that lacks its mark is
+//!    copied when it is written to, which costs time only.
+//! 6. The header: not dirty, not corrupt, and without bitmaps that are out of date. Only now the image counts as
+//!    sound.
+//!
+//! Where references cannot be made out, step 2 is all that is done: what looks unused may be what they refer to.
+//! Memory: one new refcount block for each that changes, and 512 bytes for each sector of entries with a wrong mark.
+
+use super::check::Survey;
+use super::check_copied;
+use super::layout::{COPIED, SECTOR, index, length, set_entry};
+use super::repair_anew::{Anew, lay_out};
+use super::repair_header::HeaderSector;
+use crate::{ImageError, MetaWrite, Source};
+
+/// What mends an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repair {
+    /// Writes, in any order within a batch; a sync behind each batch. Empty: there is nothing to mend.
+    pub batches: Vec<Vec<MetaWrite>>,
+    /// What they do, a sentence each without a full stop; and what they cannot.
+    pub what: Vec<String>,
+    /// The length that the file is to have before the first write, if it has to grow.
+    pub new_len: Option<u64>,
+}
+
+impl Repair {
+    fn batch(&mut self, writes: Vec<MetaWrite>) {
+        if !writes.is_empty() {
+            self.batches.push(writes);
+        }
+    }
+
+    fn say(&mut self, count: u64, one: &str, many: &str) {
+        match count {
+            0 => {}
+            1 => self.what.push(format!("1 {one}")),
+            _ => self.what.push(format!("{count} {many}")),
+        }
+    }
+}
+
+/// How to mend an image. An error means that it cannot be read as a qcow2 image at all.
+pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
+    let mut survey = Survey::of(source)?;
+    let mut repair = Repair::default();
+    let sound = !survey.unresolved;
+    if !sound {
+        repair.what.push("some references are damaged and stay so; nothing that looks unused is given back".into());
+    }
+    let anew = if survey.refcounts.replace { Some(lay_out(source, &mut survey, sound)?) } else { None };
+    let refcounts = match &anew {
+        Some(_) => InPlace::default(),
+        None => InPlace::find(source, &survey, sound)?,
+    };
+    let marks = if sound { Marks::find(source, &survey)? } else { Marks::default() };
+    repair.say(refcounts.raised, "refcount is raised", "refcounts are raised");
+    repair.say(
+        survey.shared,
+        "cluster stays in two places of the disk",
+        "clusters stay in two places of the disk each",
+    );
+    if survey.shared > 0 {
+        repair
+            .what
+            .push("of two places with one cluster, one has lost its content: which, the image does not say".into());
+    }
+    repair.say(refcounts.lowered, "refcount is lowered", "refcounts are lowered");
+    repair.say(marks.count, "mark \"copied\" is corrected", "marks \"copied\" are corrected");
+    let mut header = HeaderSector::read(source, &survey.shape)?;
+    let begin = header.forget_unknown();
+    let mut raise = refcounts.raise;
+    let mut lower = refcounts.lower;
+    if let Some(Anew { table_at, table_clusters, writes, new_len }) = anew {
+        repair.what.push(format!("all refcounts are laid out anew at byte {table_at}"));
+        repair.new_len = new_len;
+        raise.extend(writes);
+        lower.push(header.set_refcount_table(table_at, table_clusters));
+    }
+    repair.batch(raise);
+    repair.batch(marks.clear);
+    repair.batch(lower);
+    repair.batch(marks.set);
+    if sound {
+        repair.what.extend(header.close(source, &survey.shape)?);
+        repair.batch(header.changed());
+    }
+    if let Some(begin) = begin.filter(|_| !repair.batches.is_empty()) {
+        repair.batches.insert(0, vec![begin]);
+    }
+    Ok(repair)
+}
+
+/// Refcounts that are mended where they are.
+#[derive(Default)]
+struct InPlace {
+    raise: Vec<MetaWrite>,
+    lower: Vec<MetaWrite>,
+    raised: u64,
+    lowered: u64,
+}
+
+impl InPlace {
+    fn find(source: &mut dyn Source, survey: &Survey, sound: bool) -> Result<InPlace, ImageError> {
+        let Survey { shape, ledger, refcounts, .. } = survey;
+        let mut found = InPlace::default();
+        let width = refcounts.width;
+        let per_block = width.in_block(shape.cluster);
+        let end = shape.clusters().max(ledger.end());
+        let mut block = shape.piece();
+        for (number, &at) in (0..).zip(&refcounts.blocks).filter(|&(_, &at)| at != 0) {
+            refcounts.read_block(source, number, &mut block)?;
+            let mut high = block.clone();
+            let mut right = block.clone();
+            let first = number.saturating_mul(per_block);
+            for (place, cluster) in (0..).zip(first..end.min(first.saturating_add(per_block))) {
+                let kept = width.get(&block, place);
+                let counted = ledger.references(cluster).min(width.max());
+                if kept < counted {
+                    found.raised += 1;
+                    width.set(&mut high, place, counted);
+                    width.set(&mut right, place, counted);
+                } else if kept > counted && sound {
+                    found.lowered += 1;
+                    width.set(&mut right, place, counted);
+                }
+            }
+            found.raise.extend(changes(at, &block, &high));
+            found.lower.extend(changes(at, &high, &right));
+        }
+        Ok(found)
+    }
+}
+
+/// Marks that are to be corrected.
+#[derive(Default)]
+struct Marks {
+    clear: Vec<MetaWrite>,
+    set: Vec<MetaWrite>,
+    count: u64,
+}
+
+impl Marks {
+    fn find(source: &mut dyn Source, survey: &Survey) -> Result<Marks, ImageError> {
+        let Survey { shape, ledger, .. } = survey;
+        let mut marks = Marks::default();
+        check_copied::find(
+            source,
+            shape,
+            ledger,
+            |cluster| ledger.references(cluster) == 1,
+            |wrong| {
+                let mut cleared = wrong.bytes.to_vec();
+                for &(index, bits) in &wrong.entries {
+                    set_entry(&mut cleared, index, bits & !COPIED);
+                }
+                let mut right = cleared.clone();
+                for &(index, bits) in &wrong.entries {
+                    set_entry(&mut right, index, bits ^ COPIED);
+                }
+                marks.count += length(wrong.entries.len());
+                marks.clear.extend(changes(wrong.at, wrong.bytes, &cleared));
+                marks.set.extend(changes(wrong.at, &cleared, &right));
+            },
+        )?;
+        Ok(marks)
+    }
+}
+
+/// The sectors in which `new` differs from `old`; both stand at `at`.
+fn changes(at: u64, old: &[u8], new: &[u8]) -> Vec<MetaWrite> {
+    let sector = index(SECTOR);
+    let mut writes: Vec<MetaWrite> = Vec::new();
+    let sectors = old.chunks(sector).zip(new.chunks(sector)).zip(0..);
+    for ((_, new), number) in sectors.filter(|((old, new), _)| old != new) {
+        let at = at.saturating_add(SECTOR.saturating_mul(number));
+        match writes.last_mut() {
+            Some(last) if last.at.saturating_add(length(last.bytes.len())) == at => last.bytes.extend_from_slice(new),
+            _ => writes.push(MetaWrite { at, bytes: new.to_vec() }),
+        }
+    }
+    writes
+}

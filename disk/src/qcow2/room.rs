@@ -1,0 +1,158 @@
+//! Room in the file: allocation of clusters, with their refcounts at hand.
+//!
+//! Knows nothing of the disk's clusters. Keeps: what is allocated has a refcount of zero in a slice that is here.
+
+use super::counts::{Counts, Cover, Fate, Loss};
+use super::layout::REFCOUNT_TABLE_BYTES_MAX;
+use super::pending::Pending;
+use super::space::{Found, Space};
+use crate::format::Wait;
+
+/// What writing to an image takes.
+#[derive(Debug)]
+pub struct Room {
+    /// Bytes of a cluster, as a power of two.
+    pub bits: u32,
+    /// How often each cluster is referred to.
+    pub counts: Counts,
+    /// Which may be handed out.
+    pub space: Space,
+    /// Writes under way.
+    pub pending: Pending,
+    /// Clusters of old tables, to lose their reference when their refcounts are at hand.
+    pub debts: Vec<(u64, u64)>,
+    /// The refcount table has moved since this was looked at.
+    pub table_moved: bool,
+}
+
+impl Room {
+    /// Free clusters in one piece, at most `max`, to be given to [`Space::take`].
+    pub fn allocate(&mut self, max: u64) -> Result<Found, Wait> {
+        loop {
+            self.scan()?;
+            let Some(found) = self.space.peek(max) else {
+                // Storage of a fixed size: what is free lies in between.
+                if self.space.scan_from().is_some() {
+                    continue;
+                }
+                return Err(Wait::NoSpace);
+            };
+            match self.counts.cover(found.first) {
+                Cover::NoTable => self.grow_table(found.first)?,
+                Cover::NoBlock => {
+                    self.space.take(found.first, 1);
+                    self.counts.add_block(found.first);
+                }
+                Cover::Counted(_) => {
+                    self.counts.need(found.first, 1)?;
+                    let per_slice = self.counts.per_slice();
+                    let inside = per_slice.saturating_sub(found.first % per_slice).min(found.count);
+                    let clusters = found.first..found.first.saturating_add(inside);
+                    let free = clusters.clone().take_while(|&cluster| self.counts.get(cluster) == 0).count();
+                    let free = super::layout::length(free);
+                    if free > 0 {
+                        return Ok(Found { count: free, ..found });
+                    }
+                    let used = clusters.take_while(|&cluster| self.counts.get(cluster) != 0).count();
+                    self.space.withdraw(found.first, super::layout::length(used));
+                }
+            }
+        }
+    }
+
+    /// A cluster for a table, which has its reference at once: nothing but a table will ever refer to it.
+    pub fn allocate_table(&mut self) -> Result<u64, Wait> {
+        let found = self.allocate(1)?;
+        self.space.take(found.first, 1);
+        self.counts.raise(found.first);
+        Ok(found.first)
+    }
+
+    /// Looks at the refcounts of one slice, if it is time for that.
+    fn scan(&mut self) -> Result<(), Wait> {
+        let Some(from) = self.space.scan_from() else { return Ok(()) };
+        let per_slice = self.counts.per_slice();
+        let slice_end = (from / per_slice).saturating_add(1).saturating_mul(per_slice);
+        match self.counts.cover(from) {
+            Cover::NoTable => self.space.scan(self.space.scan_end(), &[]),
+            Cover::NoBlock => {
+                let per_block = self.counts.per_block();
+                self.space.scan((from / per_block).saturating_add(1).saturating_mul(per_block), &[]);
+            }
+            Cover::Counted(_) => {
+                self.counts.need(from, 1)?;
+                let end = slice_end.min(self.space.scan_end());
+                let free: Vec<u64> = (from..end).filter(|&cluster| self.counts.get(cluster) == 0).collect();
+                self.space.scan(slice_end, &free);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the refcount table longer, so that it covers `cluster`, which lies at the end of the file. The new table and
+    /// the blocks that count it stand there.
+    fn grow_table(&mut self, cluster: u64) -> Result<(), Wait> {
+        let (entries, old_at) = self.counts.table();
+        let (per_block, size) = (self.counts.per_block(), 1u64 << self.bits);
+        let wanted = (cluster / per_block).saturating_add(2);
+        let clusters = wanted.saturating_add(wanted / 2).saturating_mul(8).div_ceil(size);
+        let first_block = cluster / per_block;
+        // The blocks count themselves and the table behind them.
+        let mut blocks = 1u64;
+        while cluster.saturating_add(blocks).saturating_add(clusters)
+            > first_block.saturating_add(blocks).saturating_mul(per_block)
+        {
+            blocks = blocks.saturating_add(1);
+        }
+        let all = blocks.saturating_add(clusters);
+        if clusters.saturating_mul(size) > REFCOUNT_TABLE_BYTES_MAX.max(size)
+            || self.space.peek_end(all) != Some(cluster)
+        {
+            return Err(Wait::NoSpace);
+        }
+        self.space.take(cluster, all);
+        let table_at = cluster.saturating_add(blocks);
+        self.counts.move_table(clusters.saturating_mul(size) / 8, table_at);
+        for number in 0..blocks {
+            self.counts.place_block(first_block.saturating_add(number), cluster.saturating_add(number));
+        }
+        self.counts.count_table(cluster, all);
+        self.debts.push((old_at >> self.bits, entries.saturating_mul(8).div_ceil(size)));
+        self.table_moved = true;
+        Ok(())
+    }
+
+    /// Clusters that a compressed cluster reaches into lose a reference each. Their refcounts are here.
+    pub fn lose_packed(&mut self, first: u64, count: u64) {
+        for cluster in first..first.saturating_add(count) {
+            let fate = match self.counts.get(cluster) {
+                // Damage that somebody else has done; there is nothing to give up.
+                0 => continue,
+                1 => Fate::Stray,
+                _ => Fate::InUse,
+            };
+            self.lose(cluster, 1, fate);
+        }
+    }
+
+    /// Clusters lose a reference each. Their refcounts are here.
+    pub fn lose(&mut self, first: u64, count: u64, fate: Fate) {
+        self.counts.lose(Loss { first, count, fate });
+        match fate {
+            Fate::Released => self.space.give_up(first, count),
+            Fate::Stray => self.space.hold(first, count),
+            Fate::InUse => {}
+        }
+    }
+
+    /// Gives up clusters of old tables.
+    pub fn pay_debts(&mut self) -> Result<(), Wait> {
+        while let Some(&(first, count)) = self.debts.last() {
+            self.counts.need(first, count)?;
+            self.debts.pop();
+            self.space.used_now(first, count);
+            self.lose_packed(first, count);
+        }
+        Ok(())
+    }
+}

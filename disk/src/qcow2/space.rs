@@ -1,0 +1,276 @@
+//! Which clusters of the file may be handed out.
+//!
+//! Knows nothing of tables; refcounts are shown to it. Invariant: a cluster is handed out only when no durable metadata
+//! refers to it. One that was given up is therefore kept back until the metadata that gave it up is durable *and* its old
+//! content has been deallocated, or is known not to have been ("unclean").
+//!
+//! Space comes from three places: clusters known to be free, clusters that a scan of the refcounts finds, little by
+//! little, and the end of the file.
+
+use std::collections::HashMap;
+
+use super::ranges::Ranges;
+
+/// Clusters taken between two steps of the scan, each of which may cost reading a page.
+const CREDIT_MAX: u32 = 64;
+/// Clusters deallocated in one operation when there is time.
+const RECLAIM_BYTES: u64 = 256 << 20;
+
+/// Free clusters in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// Whether they read as zero.
+    pub clean: bool,
+}
+
+/// How far clusters on their way back have come.
+#[derive(Clone, Copy, Debug)]
+struct Returning {
+    count: u64,
+    /// Whether durable metadata no longer refers to them.
+    forgotten: bool,
+    /// Whether they read as zero, once that is known.
+    clean: Option<bool>,
+}
+
+/// The free space of one file.
+#[derive(Debug)]
+pub struct Space {
+    cluster: u64,
+    /// Behind every cluster that is in use or was handed out.
+    end: u64,
+    /// Where storage ends whose size is fixed.
+    limit: u64,
+    /// Whether what is at `end` and behind reads as zero, and what a scan finds can be made to.
+    zero_tail: bool,
+    clean: Ranges,
+    unclean: Ranges,
+    /// Of unknown content, and to be deallocated.
+    stray: Ranges,
+    /// Every cluster that is in no use by its refcount, but is known here: free, stray, returning, or handed out and not
+    /// in use yet. And those of tables, which are not to be handed out whatever their refcounts say.
+    known: Ranges,
+    returning: HashMap<u64, Returning>,
+    /// Up to where refcounts have been looked at, and are to be.
+    scanned: u64,
+    scan_end: u64,
+    credit: u32,
+}
+
+impl Space {
+    /// The free space of a file with clusters of `cluster` bytes, of which nothing at `end` and behind is in use.
+    pub fn new(cluster: u64, end: u64, limit: u64, zero_tail: bool) -> Space {
+        Space {
+            cluster,
+            end,
+            limit,
+            zero_tail,
+            clean: Ranges::default(),
+            unclean: Ranges::default(),
+            stray: Ranges::default(),
+            known: Ranges::default(),
+            returning: HashMap::new(),
+            scanned: 0,
+            scan_end: end,
+            credit: CREDIT_MAX,
+        }
+    }
+
+    /// The cluster behind all that are in use.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Clusters of the file that are in use, as far as is known.
+    pub fn used(&self) -> u64 {
+        self.end
+            .saturating_sub(self.clean.total())
+            .saturating_sub(self.unclean.total())
+            .saturating_sub(self.stray.total())
+    }
+
+    /// Whether no table entry may refer to a cluster: it is free, or on its way.
+    pub fn is_free(&self, cluster: u64) -> bool {
+        self.known.contains(cluster)
+    }
+
+    /// From which cluster on refcounts are to be looked at next, if it is time for that.
+    pub fn scan_from(&self) -> Option<u64> {
+        let bare = self.clean.is_empty() && self.unclean.is_empty();
+        let due = self.credit >= CREDIT_MAX || self.end >= self.limit;
+        (bare && due && self.scanned < self.scan_end).then_some(self.scanned)
+    }
+
+    /// Where the scan ends.
+    pub fn scan_end(&self) -> u64 {
+        self.scan_end
+    }
+
+    /// Refcounts were looked at up to `next`; `free` of them are zero.
+    pub fn scan(&mut self, next: u64, free: &[u64]) {
+        (self.scanned, self.credit) = (next, 0);
+        for &cluster in free {
+            if cluster < self.end && !self.known.contains(cluster) {
+                self.known.insert(cluster, 1);
+                let found = if self.zero_tail { &mut self.stray } else { &mut self.unclean };
+                found.insert(cluster, 1);
+            }
+        }
+    }
+
+    /// Free clusters in one piece, at most `max`, to be given to [`Space::take`].
+    pub fn peek(&self, max: u64) -> Option<Found> {
+        let known = [(&self.clean, true), (&self.unclean, false)];
+        for (ranges, clean) in known {
+            if let Some((first, count)) = ranges.first() {
+                return Some(Found { first, count: count.min(max), clean });
+            }
+        }
+        let count = max.min(self.limit.saturating_sub(self.end));
+        (count > 0).then_some(Found { first: self.end, count, clean: self.zero_tail })
+    }
+
+    /// At least `count` clusters at the end of the file.
+    pub fn peek_end(&self, count: u64) -> Option<u64> {
+        (count <= self.limit.saturating_sub(self.end)).then_some(self.end)
+    }
+
+    /// Hands clusters out that [`Space::peek`] has named.
+    pub fn take(&mut self, first: u64, count: u64) {
+        self.withdraw(first, count);
+        self.known.insert(first, count);
+        self.credit = self.credit.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
+    }
+
+    /// Clusters that `peek` has named turn out to be in use.
+    pub fn withdraw(&mut self, first: u64, count: u64) {
+        self.clean.remove(first, count);
+        self.unclean.remove(first, count);
+        self.known.remove(first, count);
+        let behind = first.saturating_add(count);
+        if behind > self.end {
+            // What is skipped is free.
+            let skipped = first.saturating_sub(self.end);
+            self.known.insert(self.end, skipped);
+            let free = if self.zero_tail { &mut self.clean } else { &mut self.unclean };
+            free.insert(self.end, skipped);
+            self.end = behind;
+        }
+    }
+
+    /// The clusters are in use now.
+    pub fn used_now(&mut self, first: u64, count: u64) {
+        self.known.remove(first, count);
+    }
+
+    /// The clusters hold tables.
+    pub fn reserve_for_tables(&mut self, first: u64, count: u64) {
+        self.known.insert(first, count);
+        self.end = self.end.max(first.saturating_add(count));
+        self.scan_end = self.scan_end.max(self.end);
+    }
+
+    /// Gives clusters up that durable metadata refers to, and that the disk deallocates at once.
+    pub fn give_up(&mut self, first: u64, count: u64) {
+        self.known.insert(first, count);
+        self.returning.insert(first, Returning { count, forgotten: false, clean: None });
+    }
+
+    /// Clusters that durable metadata still refers to, and that will be stray when it does not.
+    pub fn hold(&mut self, first: u64, count: u64) {
+        self.known.insert(first, count);
+    }
+
+    /// Clusters that nothing refers to, of unknown content.
+    pub fn stray(&mut self, first: u64, count: u64) {
+        self.known.insert(first, count);
+        self.stray.insert(first, count);
+    }
+
+    /// The durable metadata no longer refers to the clusters that were given up from `first` on.
+    pub fn forgotten(&mut self, first: u64) {
+        if let Some(clusters) = self.returning.get_mut(&first) {
+            clusters.forgotten = true;
+        }
+        self.collect(first);
+    }
+
+    /// The clusters from `first` on read as zero now, or they do not.
+    pub fn released(&mut self, first: u64, clean: bool) {
+        if let Some(clusters) = self.returning.get_mut(&first) {
+            clusters.clean = Some(clean);
+        }
+        self.collect(first);
+    }
+
+    /// The next stray clusters. They are free when they have been [`released`](Space::released).
+    pub fn next_stray(&mut self) -> Option<(u64, u64)> {
+        let (first, count) = self.stray.first()?;
+        let count = count.min((RECLAIM_BYTES / self.cluster).max(1));
+        self.stray.remove(first, count);
+        self.returning.insert(first, Returning { count, forgotten: true, clean: None });
+        Some((first, count))
+    }
+
+    /// Frees clusters that have come back.
+    fn collect(&mut self, first: u64) {
+        let Some(&Returning { count, forgotten: true, clean: Some(clean) }) = self.returning.get(&first) else {
+            return;
+        };
+        self.returning.remove(&first);
+        if clean { self.clean.insert(first, count) } else { self.unclean.insert(first, count) }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn space() -> Space {
+        Space::new(65536, 10, u64::MAX, true)
+    }
+
+    #[test]
+    fn clusters_given_up_come_back_only_when_forgotten_and_released() {
+        let mut space = space();
+        space.give_up(3, 2);
+        space.released(3, true);
+        assert_eq!(space.peek(5), Some(Found { first: 10, count: 5, clean: true }));
+        space.forgotten(3);
+        assert_eq!(space.peek(5), Some(Found { first: 3, count: 2, clean: true }));
+    }
+
+    #[test]
+    fn what_the_scan_finds_is_deallocated_before_it_is_used() {
+        let mut space = space();
+        assert_eq!(space.scan_from(), Some(0));
+        space.scan(10, &[4, 5, 8]);
+        assert_eq!((space.scan_from(), space.peek(1).unwrap().first), (None, 10));
+        assert_eq!((space.next_stray(), space.next_stray(), space.next_stray()), (Some((4, 2)), Some((8, 1)), None));
+        space.released(4, true);
+        assert_eq!(space.peek(9), Some(Found { first: 4, count: 2, clean: true }));
+    }
+
+    #[test]
+    fn the_scan_leaves_alone_what_is_known() {
+        let mut space = space();
+        space.reserve_for_tables(1, 1);
+        space.give_up(4, 1);
+        space.scan(10, &[1, 4, 6]);
+        assert_eq!((space.next_stray(), space.next_stray()), (Some((6, 1)), None));
+    }
+
+    #[test]
+    fn storage_of_a_fixed_size_ends() {
+        let mut space = Space::new(65536, 10, 12, false);
+        assert_eq!(space.peek(5), Some(Found { first: 10, count: 2, clean: false }));
+        space.take(10, 2);
+        assert_eq!(space.peek(1), None);
+        space.scan(10, &[7]);
+        assert_eq!(space.peek(5), Some(Found { first: 7, count: 1, clean: false }));
+    }
+}

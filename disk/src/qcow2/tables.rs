@@ -1,0 +1,194 @@
+//! L1 and L2 tables: what the image says of each cluster of the disk.
+//!
+//! The L1 table is in memory, the L2 tables in a bounded cache. Knows nothing of free space or refcounts. Keeps: an L2
+//! slice in the cache was checked as it came.
+
+use std::collections::BTreeSet;
+
+use super::entry::{Entry, is_sound};
+use super::layout::{COPIED, OFFSET_MASK, entry, index, set_entry};
+use super::slices::Slices;
+use crate::format::{Corrupt, MetaWrite, Wait};
+
+/// Bytes of L2 tables that are kept: they are about 64 GiB of disk with clusters of 64 KiB. What is folded into the map
+/// of the disk is not asked for again.
+pub const BUDGET: u64 = 8 << 20;
+
+/// Where the entry of a cluster stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// Offset in the file of the slice.
+    pub slice: u64,
+    /// Number of the entry in it.
+    pub index: usize,
+    /// Entries from there to the end of the slice.
+    pub left: u64,
+}
+
+/// The tables of one image.
+#[derive(Debug)]
+pub struct Tables {
+    bits: u32,
+    l1: Vec<u64>,
+    l1_at: u64,
+    slices: Slices,
+    /// By slice of the L1 table.
+    dirty_l1: BTreeSet<u64>,
+    sealed_l1: BTreeSet<u64>,
+}
+
+/// What a round is to write of the tables.
+#[derive(Debug)]
+pub struct Changes {
+    /// L2 tables that nothing durable refers to, unless a round has failed since they were made.
+    pub fresh: Vec<MetaWrite>,
+    /// Slices of other L2 tables.
+    pub l2: Vec<MetaWrite>,
+    /// Slices of the L1 table.
+    pub l1: Vec<MetaWrite>,
+}
+
+impl Tables {
+    /// The tables of an image with clusters of 2^`bits` bytes, whose L1 table stands at `l1_at`.
+    pub fn new(bits: u32, l1: Vec<u64>, l1_at: u64) -> Tables {
+        let slices = Slices::new(1 << bits, BUDGET);
+        Tables { bits, l1, l1_at, slices, dirty_l1: BTreeSet::new(), sealed_l1: BTreeSet::new() }
+    }
+
+    /// The cache, for pins and loads.
+    pub fn slices(&mut self) -> &mut Slices {
+        &mut self.slices
+    }
+
+    /// Clusters that one L2 table is about, as a power of two.
+    fn table_bits(&self) -> u32 {
+        self.bits.saturating_sub(3)
+    }
+
+    /// Clusters from `cluster` to the end of what its L1 entry is about.
+    pub fn left_in_table(&self, cluster: u64) -> u64 {
+        let entries = 1u64 << self.table_bits();
+        entries.saturating_sub(cluster % entries)
+    }
+
+    /// Whether the L1 table has an entry for a cluster.
+    pub fn covers(&self, cluster: u64) -> bool {
+        index(cluster >> self.table_bits()) < self.l1.len()
+    }
+
+    /// Whether there is an L2 table for a cluster.
+    pub fn has_table(&self, cluster: u64) -> bool {
+        self.l1.get(index(cluster >> self.table_bits())).is_some_and(|entry| entry & OFFSET_MASK != 0)
+    }
+
+    /// Where the entry of a cluster stands; `None` if there is no L2 table for it.
+    pub fn spot(&mut self, cluster: u64) -> Result<Option<Spot>, Wait> {
+        let l1 = self.l1.get(index(cluster >> self.table_bits())).copied().unwrap_or(0);
+        let table = l1 & OFFSET_MASK;
+        if table == 0 {
+            return Ok(None);
+        }
+        let per_slice = self.slices.size() / 8;
+        let within = cluster % (1 << self.table_bits());
+        let slice = table.saturating_add((within / per_slice).saturating_mul(self.slices.size()));
+        self.slices.need(slice)?;
+        let number = within % per_slice;
+        Ok(Some(Spot { slice, index: index(number), left: per_slice.saturating_sub(number) }))
+    }
+
+    /// The entry `by` clusters behind the one at `spot`, in the same slice.
+    pub fn entry(&self, spot: Spot, by: u64) -> Entry {
+        let bytes = self.slices.bytes(spot.slice).unwrap_or_default();
+        Entry::decode(entry(bytes, spot.index.saturating_add(index(by))), self.bits)
+    }
+
+    /// Changes that entry.
+    pub fn set(&mut self, spot: Spot, by: u64, new: Entry) {
+        debug_assert!(self.slices.bytes(spot.slice).is_some(), "an entry is changed in a slice that is not here");
+        if let Some(bytes) = self.slices.change(spot.slice) {
+            set_entry(bytes, spot.index.saturating_add(index(by)), new.encode());
+        }
+    }
+
+    /// Gives a cluster that has none an L2 table, at offset `at` of the file.
+    pub fn add_table(&mut self, cluster: u64, at: u64) {
+        let number = cluster >> self.table_bits();
+        if let Some(entry) = self.l1.get_mut(index(number)) {
+            *entry = at | COPIED;
+            self.slices.begin_table(at);
+            self.dirty_l1.insert(number.saturating_mul(8) / self.slices.size());
+        }
+    }
+
+    /// Makes the L1 table `entries` long and has it stand at `at`. All of it is written by the next round.
+    pub fn grow(&mut self, entries: u64, at: u64) {
+        self.l1.resize(index(entries).max(self.l1.len()), 0);
+        self.l1_at = at;
+        self.dirty_l1.extend(0..entries.saturating_mul(8).div_ceil(self.slices.size()));
+    }
+
+    /// Entries of the L1 table, and where it stands.
+    pub fn l1(&self) -> (u64, u64) {
+        (super::layout::length(self.l1.len()), self.l1_at)
+    }
+
+    /// Offsets of the L2 tables.
+    pub fn places(&self) -> impl Iterator<Item = u64> {
+        self.l1.iter().map(|entry| entry & OFFSET_MASK).filter(|&at| at != 0)
+    }
+
+    /// Takes in a slice that was asked for, if all its entries make sense in a file where nothing lies at or behind
+    /// `limit` and `is_free` clusters are in no use.
+    pub fn load(
+        &mut self,
+        at: u64,
+        bytes: &[u8],
+        limit: u64,
+        exclusive: bool,
+        is_free: impl Fn(u64) -> bool,
+    ) -> Result<(), Corrupt> {
+        let bits = self.bits;
+        for (number, raw) in (0u64..).zip(bytes.chunks_exact(8).map(|raw| entry(raw, 0))) {
+            let free = match Entry::decode(raw, bits) {
+                Entry::Data { at } | Entry::ZeroAllocated { at } => is_free(at >> bits),
+                Entry::Packed { at, .. } => is_free(at >> bits),
+                Entry::Unallocated | Entry::Zero => false,
+            };
+            if free || !is_sound(raw, bits, limit, exclusive) {
+                return Err(Corrupt { at: at.saturating_add(number.saturating_mul(8)) });
+            }
+        }
+        self.slices.loaded(at, bytes);
+        Ok(())
+    }
+
+    /// Pieces that a round would write.
+    pub fn dirty(&self) -> usize {
+        self.slices.dirty().saturating_add(self.dirty_l1.len())
+    }
+
+    /// Begins a round.
+    pub fn seal(&mut self) -> Changes {
+        let changes = self.slices.seal();
+        self.sealed_l1 = std::mem::take(&mut self.dirty_l1);
+        let l1 = self.sealed_l1.iter().map(|&slice| self.l1_slice(slice)).collect();
+        Changes { fresh: changes.fresh, l2: changes.slices, l1 }
+    }
+
+    fn l1_slice(&self, slice: u64) -> MetaWrite {
+        let at = slice.saturating_mul(self.slices.size());
+        let entries = self.slices.size() / 8;
+        let first = index(slice.saturating_mul(entries));
+        let values = (0..index(entries)).map(|by| self.l1.get(first.saturating_add(by)).copied().unwrap_or(0));
+        MetaWrite { at: self.l1_at.saturating_add(at), bytes: values.flat_map(u64::to_be_bytes).collect() }
+    }
+
+    /// Ends a round.
+    pub fn settled(&mut self, durable: bool) {
+        self.slices.settled(durable);
+        let sealed = std::mem::take(&mut self.sealed_l1);
+        if !durable {
+            self.dirty_l1.extend(sealed);
+        }
+    }
+}

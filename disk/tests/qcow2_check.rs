@@ -1,0 +1,314 @@
+//! Our check of qcow2 images against qemu-img's, and our repair against both, on images that QEMU made and we damaged.
+//!
+//! Invariants checked: both sort every image alike (sound, space lost, damaged); after a repair of what can be repaired
+//! both find it sound, and it holds what it held; stopped after any batch, it still holds that, and can be repaired; no
+//! bytes whatever make us panic.
+
+#[path = "qcow2/damage.rs"]
+mod damage;
+#[path = "qcow2/room.rs"]
+mod room;
+
+use damage::{Bytes, COPIED};
+use disk::qcow2::{check, repair};
+use room::{Class, Room, apply, class};
+
+/// What each image holds: data in two second-level tables (for clusters of 64 KiB), zeroes, a discarded cluster.
+const WRITES: &str = "write -P 1 0 1M;write -P 2 10M 192k;write -z 20M 1M;discard 10M 64k;write -P 3 600M 128k";
+
+/// An image as QEMU makes it with these options.
+fn image(room: &Room, options: &str) -> Bytes {
+    room.img(&format!("create -q -f qcow2 {options} sound 1G"));
+    room.io("sound", WRITES);
+    Bytes(room.read("sound"))
+}
+
+/// Asserts that both sort the bytes into `class`.
+fn assert_class(room: &Room, bytes: &[u8], expected: Class, name: &str) {
+    room.write("damaged", bytes);
+    let mut source = bytes;
+    let report = check(&mut source);
+    assert_eq!(room.qemu_class("damaged"), expected, "{name}: qemu-img says {}", room.qemu_text("damaged"));
+    assert_eq!(room::class_of(&report), expected, "{name}: {report:?}");
+}
+
+/// Repairs, and asserts that this may stop after any batch and leaves in the end what `sound` has.
+fn assert_repaired(room: &Room, bytes: &[u8], sound: &str, name: &str) {
+    let mut source = bytes;
+    let plan = repair(&mut source).unwrap();
+    for batches in 0..=plan.batches.len() {
+        let mut stopped = bytes.to_vec();
+        apply(&mut stopped, &plan, batches);
+        room.write("stopped", &stopped);
+        assert!(room.is_same("stopped", sound), "{name}: other content after {batches} batches of {:?}", plan.what);
+        let again = repair(&mut stopped.as_slice()).unwrap();
+        apply(&mut stopped, &again, again.batches.len());
+        assert_sound(room, &stopped, &format!("{name}, stopped after {batches}"));
+        room.write("stopped", &stopped);
+        assert!(room.is_same("stopped", sound), "{name}: other content, stopped after {batches} and repaired again");
+    }
+}
+
+/// Asserts that nothing is wrong, and nothing left to repair.
+fn assert_sound(room: &Room, bytes: &[u8], name: &str) {
+    assert_class(room, bytes, Class::Clean, name);
+    let report = check(&mut &*bytes).unwrap();
+    assert!(!report.dirty && !report.marked_corrupt, "{name}: {report:?}");
+    assert!(repair(&mut &*bytes).unwrap().batches.is_empty(), "{name}");
+}
+
+/// Damages a sound image; both are to see it, and a repair is to undo it.
+fn mended(name: &str, expected: Class, damage: impl FnOnce(&mut Bytes)) {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=64k");
+    damage(&mut bytes);
+    assert_class(&room, &bytes.0, expected, name);
+    assert_repaired(&room, &bytes.0, "sound", name);
+}
+
+/// Damages a sound image beyond repair; both are to see it, before and after.
+fn lasting(name: &str, damage: impl FnOnce(&mut Bytes)) {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=64k");
+    damage(&mut bytes);
+    assert_class(&room, &bytes.0, Class::Corrupt, name);
+    let Ok(plan) = repair(&mut bytes.0.as_slice()) else { return };
+    apply(&mut bytes.0, &plan, plan.batches.len());
+    assert_class(&room, &bytes.0, Class::Corrupt, name);
+    assert!(repair(&mut bytes.0.as_slice()).unwrap().batches.is_empty(), "{name}: there is always more to repair");
+}
+
+/// Scope: every kind of image that qemu-img makes and we can follow.
+#[test]
+fn what_qemu_makes_is_sound() {
+    let kinds = [
+        "-o cluster_size=64k",
+        "-o cluster_size=512",
+        "-o cluster_size=2M",
+        "-o compat=0.10",
+        "-o refcount_bits=1",
+        "-o refcount_bits=2",
+        "-o refcount_bits=8",
+        "-o refcount_bits=32",
+        "-o refcount_bits=64",
+        "-o lazy_refcounts=on",
+        "-o preallocation=metadata",
+        "-o compression_type=zstd",
+    ];
+    for kind in kinds {
+        let room = Room::new();
+        let bytes = image(&room, kind);
+        assert_sound(&room, &bytes.0, kind);
+        for options in ["", "-o compression_type=zstd"] {
+            room.img(&format!("convert -q -c -f qcow2 -O qcow2 {options} sound packed"));
+            assert_sound(&room, &room.read("packed"), kind);
+        }
+    }
+}
+
+#[test]
+fn snapshots_are_followed() {
+    let room = Room::new();
+    image(&room, "-o cluster_size=64k");
+    room.img("snapshot -c one sound");
+    room.io("sound", "write -P 7 64k 256k;write -P 8 500M 64k");
+    room.img("snapshot -c two sound");
+    room.io("sound", "write -P 9 0 64k");
+    assert_sound(&room, &room.read("sound"), "two snapshots");
+
+    let mut bytes = Bytes(room.read("sound"));
+    let shared = bytes.place(4);
+    assert_eq!(bytes.refcount(shared), 2);
+    bytes.set_refcount(shared, 1);
+    assert_class(&room, &bytes.0, Class::Corrupt, "a cluster of a snapshot with refcount 1");
+    assert_repaired(&room, &bytes.0, "sound", "a cluster of a snapshot with refcount 1");
+
+    let mut bytes = Bytes(room.read("sound"));
+    bytes.zero(bytes.refcount_block(), bytes.cluster());
+    assert_class(&room, &bytes.0, Class::Corrupt, "snapshots without refcounts");
+    assert_repaired(&room, &bytes.0, "sound", "snapshots without refcounts");
+}
+
+#[test]
+fn compressed_clusters_are_followed() {
+    for options in ["", "-o compression_type=zstd"] {
+        let room = Room::new();
+        image(&room, "-o cluster_size=64k");
+        room.img(&format!("convert -q -c -f qcow2 -O qcow2 {options} sound packed"));
+        let mut bytes = Bytes(room.read("packed"));
+        bytes.zero(bytes.refcount_block(), bytes.cluster());
+        assert_class(&room, &bytes.0, Class::Corrupt, "compressed without refcounts");
+        assert_repaired(&room, &bytes.0, "sound", "compressed without refcounts");
+
+        let mut bytes = Bytes(room.read("packed"));
+        bytes.flip(bytes.l2(0), COPIED);
+        assert_class(&room, &bytes.0, Class::Corrupt, "a compressed cluster marked as copied");
+    }
+}
+
+#[test]
+fn bitmaps_are_followed_and_dropped_when_they_are_out_of_date() {
+    let room = Room::new();
+    image(&room, "-o cluster_size=64k");
+    room.img("bitmap --add sound first");
+    room.img("bitmap --add -g 4096 sound second");
+    room.io("sound", "write -P 5 30M 1M");
+    assert_sound(&room, &room.read("sound"), "two bitmaps");
+
+    let mut bytes = Bytes(room.read("sound"));
+    bytes.zero(bytes.refcount_block(), bytes.cluster());
+    assert_class(&room, &bytes.0, Class::Corrupt, "bitmaps without refcounts");
+    assert_repaired(&room, &bytes.0, "sound", "bitmaps without refcounts");
+
+    let mut bytes = Bytes(room.read("sound"));
+    assert_eq!(bytes.u64(88), 1, "the autoclear bit is set");
+    bytes.set_u64(88, 0);
+    assert_class(&room, &bytes.0, Class::Leaks, "bitmaps out of date");
+    assert_repaired(&room, &bytes.0, "sound", "bitmaps out of date");
+    let plan = repair(&mut bytes.0.as_slice()).unwrap();
+    assert!(plan.what.iter().any(|what| what.contains("bitmaps")), "{:?}", plan.what);
+}
+
+/// Scope: a program killed in the middle, with and without lazy refcounts.
+#[test]
+fn an_image_that_was_not_closed_is_repaired() {
+    for options in ["-o lazy_refcounts=on", "-o lazy_refcounts=off", "-o lazy_refcounts=on,cluster_size=4k"] {
+        let room = Room::new();
+        room.img(&format!("create -q -f qcow2 {options} damaged 1G"));
+        room.io_killed("damaged", WRITES);
+        let bytes = room.read("damaged");
+        let expected = room.qemu_class("damaged");
+        assert_eq!(class(&bytes), expected, "{options}: {}", room.qemu_text("damaged"));
+        room.img(&format!("create -q -f qcow2 {options} sound 1G"));
+        room.io("sound", WRITES);
+        assert_repaired(&room, &bytes, "sound", options);
+    }
+}
+
+#[test]
+fn the_dirty_bit_alone_is_cleared() {
+    mended("dirty", Class::Clean, |bytes| bytes.flip(72, 1));
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=64k");
+    bytes.flip(72, 1);
+    assert!(check(&mut bytes.0.as_slice()).unwrap().dirty);
+}
+
+#[test]
+fn the_corrupt_bit_alone_is_cleared() {
+    mended("corrupt", Class::Clean, |bytes| bytes.flip(72, 2));
+}
+
+#[test]
+fn a_leaked_cluster_is_given_back() {
+    mended("a cluster leaked at the end", Class::Leaks, |bytes| {
+        let end = bytes.len();
+        bytes.0.resize(usize::try_from(end + bytes.cluster()).unwrap(), 0);
+        bytes.set_refcount(end, 1);
+    });
+    mended("refcount 2 of one cluster", Class::Corrupt, |bytes| bytes.set_refcount(bytes.place(3), 2));
+    mended("refcount 2 of one cluster, not marked", Class::Leaks, |bytes| {
+        bytes.set_refcount(bytes.place(3), 2);
+        bytes.flip(bytes.l2(3), COPIED);
+    });
+}
+
+#[test]
+fn refcounts_that_are_too_low_are_raised() {
+    mended("refcount 0 of a cluster", Class::Corrupt, |bytes| bytes.set_refcount(bytes.place(3), 0));
+    mended("refcount 0 of a table", Class::Corrupt, |bytes| bytes.set_refcount(bytes.l2(0), 0));
+    mended("refcount 0 of the header", Class::Corrupt, |bytes| bytes.set_refcount(0, 0));
+    mended("a block of zeroes", Class::Corrupt, |bytes| bytes.zero(bytes.refcount_block(), bytes.cluster()));
+    mended("a block of ones", Class::Corrupt, |bytes| {
+        for cluster in 0..bytes.cluster() / 2 {
+            bytes.set_refcount(cluster * bytes.cluster(), 0xffff);
+        }
+    });
+}
+
+#[test]
+fn refcounts_that_cannot_be_mended_in_place_are_laid_out_anew() {
+    mended("no block", Class::Corrupt, |bytes| bytes.set_u64(bytes.refcount_table(), 0));
+    mended("a block that is not aligned", Class::Corrupt, |bytes| bytes.flip(bytes.refcount_table(), 0x2000));
+    mended("reserved bits", Class::Corrupt, |bytes| bytes.flip(bytes.refcount_table(), 1));
+    mended("a block outside the file", Class::Corrupt, |bytes| bytes.set_u64(bytes.refcount_table(), 1 << 40));
+    mended("a block twice", Class::Corrupt, |bytes| {
+        let block = bytes.refcount_block();
+        bytes.set_u64(bytes.refcount_table() + 8, block);
+    });
+    mended("a table of garbage", Class::Corrupt, |bytes| {
+        for index in 0..bytes.cluster() / 8 {
+            bytes.set_u64(bytes.refcount_table() + 8 * index, 0x0123_4567_89ab_cdef + index);
+        }
+    });
+    mended("a table outside the file", Class::Corrupt, |bytes| bytes.set_u64(48, 1 << 40));
+    mended("a block where a cluster of the disk is", Class::Corrupt, |bytes| {
+        let place = bytes.place(3);
+        bytes.set_u64(bytes.refcount_table(), place);
+    });
+}
+
+#[test]
+fn wrong_marks_are_corrected() {
+    mended("a cluster not marked", Class::Corrupt, |bytes| bytes.flip(bytes.l2(3), COPIED));
+    mended("a table not marked", Class::Corrupt, |bytes| bytes.flip(bytes.l1(0), COPIED));
+    mended("all marks gone", Class::Corrupt, |bytes| {
+        (0..16).for_each(|cluster| bytes.flip(bytes.l2(cluster), COPIED));
+    });
+}
+
+#[test]
+fn unknown_autoclear_bits_go_before_anything_is_written() {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=64k");
+    bytes.flip(88, 1 << 40);
+    assert!(repair(&mut bytes.0.as_slice()).unwrap().batches.is_empty());
+    bytes.set_refcount(bytes.place(3), 0);
+    let plan = repair(&mut bytes.0.as_slice()).unwrap();
+    let mut begun = Bytes(bytes.0.clone());
+    apply(&mut begun.0, &plan, 1);
+    assert_eq!((begun.u64(88), begun.refcount(begun.place(3))), (0, 0));
+    assert_repaired(&room, &bytes.0, "sound", "an unknown autoclear bit");
+}
+
+#[test]
+fn references_that_make_no_sense_stay_damage() {
+    lasting("a cluster outside the file", |bytes| bytes.set_u64(bytes.l2(3), COPIED | 1 << 40));
+    lasting("a cluster that is not aligned", |bytes| bytes.flip(bytes.l2(3), 0x200));
+    lasting("reserved bits of a cluster", |bytes| bytes.flip(bytes.l2(3), 1 << 60));
+    lasting("reserved bits of a table", |bytes| bytes.flip(bytes.l1(0), 1 << 60));
+    lasting("a table that is not aligned", |bytes| bytes.flip(bytes.l1(0), 0x200));
+    lasting("a table outside the file", |bytes| bytes.set_u64(bytes.l1(0), COPIED | 1 << 40));
+    lasting("a file cut short", |bytes| bytes.0.truncate(bytes.0.len() / 2));
+    lasting("a first-level table that is not aligned", |bytes| bytes.flip(40, 0x200));
+    lasting("a refcount table that is not aligned", |bytes| bytes.flip(48, 0x200));
+}
+
+#[test]
+fn a_cluster_with_two_places_is_named_and_made_safe() {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=64k");
+    bytes.set_u64(bytes.l2(3), bytes.u64(bytes.l2(4)));
+    assert_class(&room, &bytes.0, Class::Corrupt, "one cluster in two places");
+    let report = check(&mut bytes.0.as_slice()).unwrap();
+    assert!(report.problems.iter().any(|problem| problem.what.contains("two places")), "{report:?}");
+
+    let plan = repair(&mut bytes.0.as_slice()).unwrap();
+    apply(&mut bytes.0, &plan, plan.batches.len());
+
+    assert!(plan.what.iter().any(|what| what.contains("two places")), "{:?}", plan.what);
+    assert_sound(&room, &bytes.0, "one cluster in two places");
+    assert_eq!(bytes.refcount(bytes.place(3)), 2);
+    assert_eq!(bytes.u64(bytes.l2(3)) & COPIED, 0);
+}
+
+#[test]
+fn a_table_with_two_places_is_made_safe() {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=64k");
+    bytes.set_u64(bytes.l1(0), bytes.u64(bytes.l1(1)));
+    assert_class(&room, &bytes.0, Class::Corrupt, "one table in two places");
+    let plan = repair(&mut bytes.0.as_slice()).unwrap();
+    apply(&mut bytes.0, &plan, plan.batches.len());
+    assert_sound(&room, &bytes.0, "one table in two places");
+}

@@ -27,7 +27,7 @@ use crate::random::Random;
 use crate::run::{Setup, Sight, Violation, run, words_of};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Word, mix};
-use crate::subject::{Start, Subject, damage};
+use crate::subject::{Kind, Start, Subject, damage};
 use crate::workload::{self, BLOCK, Theme};
 use crate::wreck::Wreck;
 
@@ -129,8 +129,8 @@ impl Explorer {
                 self.counts.reached += 1;
                 let digest = mix(wreck.state_digest(fates, lengths) ^ legal_digest);
                 if self.seen.insert(digest) {
-                    let sectors = scene.setup.subject.kind.grown();
-                    let windows = windows.get_or_insert_with(|| windows_of(&legal, sight.oracle, sectors));
+                    let kind = scene.setup.subject.kind;
+                    let windows = windows.get_or_insert_with(|| windows_of(&legal, sight.oracle, kind));
                     let found = wreck.state(fates, lengths);
                     self.state(scene, &starts_of(sight, &found), &legal, windows, digest)?;
                 }
@@ -177,8 +177,7 @@ impl Explorer {
         if let Some(found) = files.iter_mut().zip(&chain.forms).find_map(|(file, form)| damage(file, *form)) {
             return Err(Violation::Damage(found));
         }
-        let sectors = scene.setup.subject.kind.grown();
-        let everything: Vec<_> = (0..sectors).step_by(PIECE).map(|at| at..(at + PIECE_LEN).min(sectors)).collect();
+        let everything = everything(scene.setup.subject.kind);
         let mut base = BTreeMap::new();
         recover(&scene.setup.subject, chain.clone(), &everything, &mut |sector, word| {
             if word != Word::ZERO {
@@ -195,7 +194,7 @@ impl Explorer {
         let setup = Setup { fault: None, first: SECOND_LIFE, ..*scene.setup };
         let pace = if digest & (1 << 40) == 0 { Pace::Serial } else { Pace::Eager };
         let workload = match setup.subject.kind.theme() {
-            Theme::Image => SECOND_WORKLOAD,
+            Theme::Image | Theme::Growing => SECOND_WORKLOAD,
             Theme::Chain => SECOND_MERGE,
         };
         let workload = workload::parse(workload).unwrap_or_default();
@@ -312,11 +311,19 @@ fn coin(number: u64) -> Fate {
     if number % 2 == 0 { Fate::Lost } else { Fate::Kept(0) }
 }
 
+/// Every sector of a disk; of one that has grown, those behind its old end and the last.
+fn everything(kind: Kind) -> Vec<Range<u64>> {
+    let (old, new) = (kind.sectors(), kind.grown());
+    let pieces = (0..old).step_by(PIECE).map(|at| at..(at + PIECE_LEN).min(old));
+    pieces.chain([old..(old + AROUND).min(new), (new - AROUND).max(old)..new]).collect()
+}
+
 /// Where something may have gone wrong: around every border of a write and of a block, and where there was
 /// something from the beginning.
-fn windows_of(legal: &Legal<'_>, oracle: &Oracle, sectors: u64) -> Vec<Range<u64>> {
+fn windows_of(legal: &Legal<'_>, oracle: &Oracle, kind: Kind) -> Vec<Range<u64>> {
+    let sectors = kind.grown();
     let borders = legal.runs().flat_map(|run| [run.start, run.end]);
-    let blocks = (0..=sectors / BLOCK).map(|block| block * BLOCK);
+    let blocks = (0..=kind.sectors() / BLOCK).map(|block| block * BLOCK);
     let around = |at: u64| at.saturating_sub(AROUND)..(at + AROUND).min(sectors);
     let mut windows: Vec<Range<u64>> = borders.chain(blocks).chain(oracle.based()).map(around).collect();
     windows.sort_unstable_by_key(|window| window.start);

@@ -373,7 +373,7 @@ pub fn every_fault(
 
 fn fault_workloads(subject: &Subject) -> [&'static str; 4] {
     match subject.kind.theme() {
-        Theme::Image => FAULT_WORKLOADS,
+        Theme::Image | Theme::Growing => FAULT_WORKLOADS,
         Theme::Chain => CHAIN_FAULT_WORKLOADS,
     }
 }

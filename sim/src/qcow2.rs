@@ -11,6 +11,8 @@ pub const CLUSTER: u64 = 2048;
 pub const CLUSTER_SECTORS: u64 = CLUSTER / SECTOR;
 /// Clusters that a refcount block counts: each has two bytes.
 pub const COUNTED: u64 = CLUSTER / 2;
+/// Bytes of a device: more than anybody needs here.
+const DEVICE: u64 = 4 * COUNTED * CLUSTER;
 /// Where the parent's name stands.
 const NAME_AT: u64 = 1024;
 
@@ -29,7 +31,8 @@ pub struct Spec<'a> {
 pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     let mut media = Media::empty(tail);
     let used = spec.used.clamp(4, COUNTED);
-    media.set_len(used * CLUSTER);
+    // Storage whose unwritten bytes are not zero is a device, and as large as it is.
+    media.set_len(if tail == Unwritten::Stale { DEVICE } else { used * CLUSTER });
     media.write(0, &header(spec));
     media.write(CLUSTER, &cluster_of(&(2 * CLUSTER).to_be_bytes()));
     let counts: Vec<u8> = (0..used).flat_map(|_| 1u16.to_be_bytes()).collect();
@@ -79,7 +82,7 @@ mod test {
 
     #[test]
     fn the_header_stands_where_the_specification_says() {
-        let mut media = create(&Spec { sectors: 4608, parent: Some("base"), used: 0 }, Unwritten::Stale);
+        let mut media = create(&Spec { sectors: 4608, parent: Some("base"), used: 0 }, Unwritten::Zeroes);
         let mut bytes = [0; 104];
         media.read_at(0, &mut bytes).unwrap();
         let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());

@@ -6,12 +6,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use disk::qcow2::Qcow2;
 use disk::raw::Raw;
-use disk::vhd::{self, Parent, Severity, Spec, Vhd};
-use disk::{Access, Image, ImageError, Tail};
+use disk::vhd::{self, Parent, Spec, Vhd};
+use disk::{Access, Image, ImageError, Severity, Tail};
 
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
+use crate::qcow2::{self, CLUSTER, CLUSTER_SECTORS, COUNTED};
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
 use crate::workload::{BLOCK, DISK, GRAIN, Theme};
 
@@ -30,10 +32,22 @@ pub enum Kind {
     Child,
     /// The same with some sectors of its own in the first and last blocks.
     UsedChild,
+    /// A new qcow2 file.
+    Qcow2,
+    /// A qcow2 file that holds data, and whose first refcount block is nearly full.
+    UsedQcow2,
+    /// A new qcow2 file on a parent that holds data.
+    ChildQcow2,
+    /// The same with some clusters of its own.
+    UsedChildQcow2,
     /// A VHD on a VHD, both used: to be merged.
     VhdOnVhd,
     /// A VHD on a raw file.
     VhdOnRaw,
+    /// A qcow2 file on another.
+    Qcow2OnQcow2,
+    /// A qcow2 file on a raw one.
+    Qcow2OnRaw,
 }
 
 /// How the bytes of a file are to be understood.
@@ -43,6 +57,8 @@ pub enum Form {
     Raw,
     /// A VHD of any kind.
     Vhd,
+    /// A qcow2 image.
+    Qcow2,
 }
 
 /// One layer of what a kind begins with.
@@ -66,12 +82,20 @@ pub enum Made {
     Given,
     /// A dynamic VHD or, on another layer, a differencing one.
     Vhd,
+    /// A qcow2 file, on another layer a child.
+    Qcow2,
+    /// The same, with a refcount block that has few counts left.
+    FullQcow2,
 }
 
 impl Made {
     /// How layers of a format are made that has layers.
     pub fn of_format(format: &str) -> Option<Made> {
-        (format == "vhd").then_some(Made::Vhd)
+        match format {
+            "vhd" => Some(Made::Vhd),
+            "qcow2" => Some(Made::Qcow2),
+            _ => None,
+        }
     }
 
     /// How such a file is to be understood.
@@ -79,6 +103,7 @@ impl Made {
         match self {
             Made::Raw => Form::Raw,
             Made::Fixed | Made::Given | Made::Vhd => Form::Vhd,
+            Made::Qcow2 | Made::FullQcow2 => Form::Qcow2,
         }
     }
 }
@@ -88,6 +113,7 @@ impl Form {
     pub fn leaf(self) -> Made {
         match self {
             Form::Raw | Form::Vhd => Made::Vhd,
+            Form::Qcow2 => Made::Qcow2,
         }
     }
 }
@@ -107,7 +133,8 @@ impl Kind {
         match format {
             "raw" => Some(&[Kind::Raw]),
             "vhd" => Some(&[Kind::Dynamic, Kind::Used, Kind::Child, Kind::UsedChild, Kind::Fixed]),
-            "chain" => Some(&[Kind::VhdOnVhd, Kind::VhdOnRaw]),
+            "qcow2" => Some(&[Kind::Qcow2, Kind::UsedQcow2, Kind::ChildQcow2, Kind::UsedChildQcow2]),
+            "chain" => Some(&[Kind::VhdOnVhd, Kind::VhdOnRaw, Kind::Qcow2OnQcow2, Kind::Qcow2OnRaw]),
             _ => None,
         }
     }
@@ -116,29 +143,33 @@ impl Kind {
     pub fn format(self) -> &'static str {
         match self {
             Kind::Raw => "raw",
-            Kind::VhdOnVhd | Kind::VhdOnRaw => "chain",
+            Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
+            Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
             Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild => "vhd",
         }
     }
 
-    /// Whether it is there to be merged and snapshotted.
-    pub fn is_chain(self) -> bool {
-        self.format() == "chain"
-    }
-
     /// What its workloads are about.
     pub fn theme(self) -> Theme {
-        if self.is_chain() { Theme::Chain } else { Theme::Image }
+        match self.format() {
+            "chain" => Theme::Chain,
+            "qcow2" => Theme::Growing,
+            _ => Theme::Image,
+        }
     }
 
     /// Sectors of its disk.
     pub fn sectors(self) -> u64 {
-        if self.is_chain() { CHAIN } else { DISK }
+        if self.theme() == Theme::Chain { CHAIN } else { DISK }
     }
 
     /// Sectors of its disk when it has been made larger.
     pub fn grown(self) -> u64 {
-        self.sectors() + if self.theme() == Theme::Image { 0 } else { BLOCK }
+        match self.theme() {
+            Theme::Image => self.sectors(),
+            Theme::Chain => self.sectors() + BLOCK,
+            Theme::Growing => GROWN,
+        }
     }
 
     /// Its layers, leaf first.
@@ -150,13 +181,19 @@ impl Kind {
             Kind::Used => vec![layer(Made::Vhd, "w0+6 w2050+2 f")],
             Kind::Child => vec![layer(Made::Vhd, ""), layer(Made::Given, "")],
             Kind::UsedChild => vec![layer(Made::Vhd, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::Qcow2 => vec![layer(Made::Qcow2, "")],
+            Kind::UsedQcow2 => vec![layer(Made::FullQcow2, "w0+6 w2050+2 f")],
+            Kind::ChildQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Given, "")],
+            Kind::UsedChildQcow2 => vec![layer(Made::Qcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
             Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
             Kind::VhdOnRaw => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
+            Kind::Qcow2OnQcow2 => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnRaw => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
         }
     }
 }
 
-const KINDS: [(Kind, &str); 8] = [
+const KINDS: [(Kind, &str); 14] = [
     (Kind::Raw, "raw"),
     (Kind::Fixed, "fixed"),
     (Kind::Dynamic, "dynamic"),
@@ -165,6 +202,12 @@ const KINDS: [(Kind, &str); 8] = [
     (Kind::UsedChild, "used-child"),
     (Kind::VhdOnVhd, "vhd-on-vhd"),
     (Kind::VhdOnRaw, "vhd-on-raw"),
+    (Kind::Qcow2, "qcow2"),
+    (Kind::UsedQcow2, "used-qcow2"),
+    (Kind::ChildQcow2, "child-qcow2"),
+    (Kind::UsedChildQcow2, "used-child-qcow2"),
+    (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),
+    (Kind::Qcow2OnRaw, "qcow2-on-raw"),
 ];
 
 impl fmt::Display for Kind {
@@ -210,6 +253,10 @@ pub struct Start {
 
 /// Sectors of the disk of a chain: a whole grain of a merge, and one that the disk's end cuts off.
 pub const CHAIN: u64 = GRAIN + BLOCK / 2;
+/// Sectors of the disk of a qcow2 image that has grown: its L1 table no longer fits its cluster.
+pub const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
+/// Clusters of a new image whose first refcount block has few counts left: what a preparation takes, and one more.
+const FULL: u64 = COUNTED - 6;
 /// Sectors of the parent that hold data: in each of its blocks, some before and some behind those that the leaf's
 /// workloads touch.
 const IN_PARENT: [(u64, u64); 4] = [(0, 10), (BLOCK - 2, 4), (BLOCK + 9, 2), (2 * BLOCK, 3)];
@@ -272,6 +319,11 @@ impl Subject {
                 let kind = below.map_or(vhd::Kind::Dynamic, |below| child_of(identity(below)));
                 image(kind, identity(number), sectors, self.tail)
             }
+            Made::Qcow2 | Made::FullQcow2 => {
+                let parent = (below > 0).then_some("base");
+                let used = if made == Made::FullQcow2 { FULL } else { 0 };
+                Ok(qcow2::create(&qcow2::Spec { sectors, parent, used }, self.tail))
+            }
         }
     }
 
@@ -299,6 +351,7 @@ impl Subject {
         Ok(match form {
             Form::Raw => Image::Raw(Raw::new(file.len(), 512, access == Access::ReadOnly)?),
             Form::Vhd => Image::Vhd(Box::new(Vhd::open(file, access, tail)?)),
+            Form::Qcow2 => Image::Qcow2(Box::new(Qcow2::open(file, access, tail)?)),
         })
     }
 }
@@ -309,16 +362,18 @@ pub fn given() -> impl Iterator<Item = (u64, Word)> {
     sectors.map(|sector| (sector, Word::guest(PARENTS, sector)))
 }
 
-/// What is damaged in a file, if anything. Leaks and what redundancy mends are no damage.
+/// What is damaged in a file, if anything. Leaks are no damage, nor is what the redundancy of a VHD mends.
 pub fn damage(file: &mut Media, form: Form) -> Option<String> {
-    match form {
-        Form::Raw => None,
-        Form::Vhd => match vhd::check(file) {
-            Ok(report) => {
-                let damage = report.problems.into_iter().find(|problem| problem.severity == Severity::Damage);
-                damage.map(|problem| format!("{} (at byte {})", problem.what, problem.at))
-            }
-            Err(error) => Some(error.to_string()),
-        },
+    let (problems, tolerated) = match form {
+        Form::Raw => return None,
+        Form::Vhd => (vhd::check(file).map(|report| report.problems), Severity::Repairable),
+        Form::Qcow2 => (disk::qcow2::check(file).map(|report| report.problems), Severity::Leak),
+    };
+    match problems {
+        Ok(problems) => {
+            let damage = problems.into_iter().find(|problem| problem.severity > tolerated);
+            damage.map(|problem| format!("{} (at byte {})", problem.what, problem.at))
+        }
+        Err(error) => Some(error.to_string()),
     }
 }

@@ -177,6 +177,8 @@ pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
 pub enum Theme {
     /// A single image, or a child that is never merged.
     Image,
+    /// The same, and it becomes larger.
+    Growing,
     /// A chain, with steps.
     Chain,
 }
@@ -186,6 +188,7 @@ impl Theme {
     pub fn alphabet(self) -> Vec<Op> {
         match self {
             Theme::Image => image_alphabet(),
+            Theme::Growing => [image_alphabet(), vec![Op::Chain(Step::Grow)]].concat(),
             Theme::Chain => chain_alphabet(),
         }
     }
@@ -209,13 +212,19 @@ impl Theme {
     /// Chains that nothing is done to are no other than images.
     fn is_about(self, ops: &[Op]) -> bool {
         let first_step = ops.iter().find(|op| matches!(op, Op::Chain(_)));
-        self == Theme::Image || first_step.is_some_and(|step| *step != Op::Chain(Step::Cancel))
+        self != Theme::Chain || first_step.is_some_and(|step| *step != Op::Chain(Step::Cancel))
     }
 
     /// A random workload of `len` operations on a disk of so many sectors, mostly in a few places so that they meet
     /// each other.
     pub fn random(self, random: &mut Random, len: usize, disk: u64) -> Vec<Op> {
-        (0..len).map(|_| if self == Theme::Chain { chain_op(random, disk) } else { guest_op(random, disk) }).collect()
+        let mut op = || match self {
+            Theme::Image => guest_op(random, disk),
+            Theme::Growing if random.below(16) == 0 => Op::Chain(Step::Grow),
+            Theme::Growing => guest_op(random, disk),
+            Theme::Chain => chain_op(random, disk),
+        };
+        (0..len).map(|_| op()).collect()
     }
 }
 

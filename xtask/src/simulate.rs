@@ -26,8 +26,8 @@ usage: cargo xtask simulate [OPTION]…
 Crashes disk images in every way that their storage allows, and holds what is left against what the guest was
 promised. Without a seed: all workloads of up to N operations, and every fault at every operation.
 
-  --format vhd|chain|raw  what to explore (default vhd)
-  --kind KIND           only this kind of image: raw, fixed, dynamic, used, child, used-child
+  --format FORMAT       what to explore: vhd (default), qcow2, chain or raw
+  --kind KIND           only this kind of image, such as used-child or qcow2-on-raw; a wrong one lists them
   --tail zeroes|stale   only storage whose unwritten bytes are zeros, or rubbish
   --ops N               operations in a workload (default 3; with --seed 24)
   --seed S              random workloads, orders and faults, from this seed on
@@ -76,7 +76,9 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         return Ok(());
     }
     // A panic is a finding like any other, and is told with it.
-    std::panic::set_hook(Box::new(|_| {}));
+    if std::env::var_os("RUST_BACKTRACE").is_none() {
+        std::panic::set_hook(Box::new(|_| {}));
+    }
     match (&arguments.workload, &arguments.planted, arguments.seed) {
         (Some(workload), _, _) => report(&arguments, &one_workload(&arguments, workload)?),
         (None, Some(name), _) => planted(&arguments, name),
@@ -185,7 +187,8 @@ fn visible(text: &str) -> Result<Visible, String> {
 }
 
 fn subjects(format: &str, kind: Option<Kind>, tail: Option<&str>) -> Result<Vec<Subject>, String> {
-    let kinds = Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd, chain and raw"))?;
+    let kinds =
+        Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd, qcow2, chain and raw"))?;
     let mut subjects = explore::subjects(kinds);
     subjects.retain(|subject| kind.is_none_or(|kind| subject.kind == kind));
     let tail = match tail {

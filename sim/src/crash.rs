@@ -35,6 +35,8 @@ use crate::wreck::Wreck;
 pub const AGAIN: u64 = 64;
 /// One state in so many is read from end to end; the others where the workload was, and around it.
 pub const WHOLE: u64 = 12;
+/// The same for chains, which are longer, and of which two may have to be read.
+pub const WHOLE_CHAIN: u64 = 60;
 /// Sectors read on each side of every border of a write.
 const AROUND: u64 = 8;
 /// Sectors of one read when everything is read.
@@ -151,8 +153,9 @@ impl Explorer {
     ) -> Result<(), Violation> {
         self.counts.states += 1;
         let again = scene.first_life && digest % AGAIN == 0;
+        let whole = if scene.setup.subject.kind.theme() == Theme::Chain { WHOLE_CHAIN } else { WHOLE };
         for chain in chains {
-            if again || digest % WHOLE == 0 {
+            if again || digest % whole == 0 {
                 let base = self.state_throughout(scene, chain, legal)?;
                 if again {
                     self.live_again(scene, Start { base, ..chain.clone() }, digest)?;

@@ -51,11 +51,11 @@ pub enum Planted {
     RefcountWithEntry,
     /// A cluster becomes visible, and part of the next round, before its data is written.
     EntryBeforeData,
-    /// The entries of a round are written without syncing the data first.
+    /// A round has no sync but its last.
     EntryWithoutSync,
     /// A freed cluster is given away before the entry that gave it up is durable.
     ReuseBeforeFlush,
-    /// The header and the tables that it points to are written together with what they need.
+    /// The header is written before the tables that it points to.
     TornHeader,
     /// Copy on write without the bytes around the write.
     FillForgotten,

@@ -135,7 +135,8 @@ impl<F: Format> Saboteur<F> {
     fn plot(&self, last: usize) {
         let fate = |sync| match self.bug {
             Some(Planted::EarlyAnswer) if sync == last => SyncFate::Hollow,
-            Some(Planted::NoDataSync | Planted::EntryWithoutSync) if sync == 0 && last > 0 => SyncFate::Hollow,
+            Some(Planted::NoDataSync) if sync == 0 && last > 0 => SyncFate::Hollow,
+            Some(Planted::EntryWithoutSync) if sync < last => SyncFate::Hollow,
             Some(Planted::NoMiddleSync) if sync == 1 && last > 1 => SyncFate::Hollow,
             Some(Planted::UpperLayerFirst) if self.depth > 0 => SyncFate::Hollow,
             Some(Planted::UpperLayerFirst) if sync == last => SyncFate::ForAll,
@@ -177,11 +178,15 @@ impl<F: Format> Saboteur<F> {
     }
 }
 
-/// Moves what is written to the beginning of the file in front of all the rest.
+/// Moves the header in front of everything that it points to.
 fn header_first(batches: &mut Vec<Vec<MetaWrite>>) {
-    let (header, rest): (Vec<MetaWrite>, Vec<MetaWrite>) =
-        std::mem::take(batches).concat().into_iter().partition(|write| write.at == 0);
-    *batches = [header, rest].into_iter().filter(|batch| !batch.is_empty()).collect();
+    let mut header = Vec::new();
+    for batch in batches.iter_mut() {
+        let (found, rest) = std::mem::take(batch).into_iter().partition(|write| write.at == 0);
+        (header, *batch) = ([header, found].concat(), rest);
+    }
+    batches.insert(0, header);
+    batches.retain(|batch| !batch.is_empty());
 }
 
 impl<F: Format> Format for Saboteur<F> {

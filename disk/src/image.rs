@@ -4,7 +4,7 @@ use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Pla
 use crate::qcow2::Qcow2;
 use crate::raw::Raw;
 use crate::vhd::Vhd;
-use crate::{Geometry, ImageError, Span};
+use crate::{Geometry, ImageError, ImageErrorKind, Link, Span};
 
 /// An open image file of any format.
 #[derive(Debug)]
@@ -26,6 +26,41 @@ macro_rules! each {
             Image::Qcow2($image) => $call,
         }
     };
+}
+
+impl Image {
+    /// Its identity, which its children record; all zero where it has none.
+    pub fn identity(&self) -> [u8; 16] {
+        match self {
+            Image::Raw(_) => [0; 16],
+            Image::Vhd(vhd) => vhd.identity(),
+        }
+    }
+
+    /// What it records of its parent, if it has one.
+    pub fn link(&self) -> Option<Link> {
+        match self {
+            Image::Raw(_) => None,
+            Image::Vhd(vhd) => vhd.link(),
+        }
+    }
+
+    /// Records another parent, or none. The reader of the image must find the same: it is the caller who has seen to
+    /// that. Durable with the next round, and whole or not at all.
+    pub fn relink(&mut self, parent: Option<&Link>) -> Result<(), ImageError> {
+        match self {
+            Image::Raw(_) => Err(ImageError::new(ImageErrorKind::Unsupported, "a raw image cannot have a parent")),
+            Image::Vhd(vhd) => vhd.relink(parent),
+        }
+    }
+
+    /// Whether the time of its parent's last change, where one is recorded, is what Tapline has recorded.
+    pub(crate) fn records_time(&self) -> bool {
+        match self {
+            Image::Raw(_) => false,
+            Image::Vhd(vhd) => vhd.info().by_tapline,
+        }
+    }
 }
 
 impl Format for Image {

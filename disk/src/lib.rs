@@ -33,7 +33,7 @@ pub use image::Image;
 pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };
-pub use link::Link;
+pub use link::{Link, check_parent};
 pub use problem::{Problem, Severity};
 pub use request::{Extent, ExtentKind, Geometry, Operation, Request, Span, Status, Token};
 pub use transport::{Disconnected, Transport};

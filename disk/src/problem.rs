@@ -5,6 +5,8 @@
 pub enum Severity {
     /// Space that nothing refers to; the next writer takes it back.
     Leak,
+    /// The last writer was stopped before it could close the image; opening it for writing does that.
+    Unclosed,
     /// Redundant metadata is missing or wrong; a repair restores it from the other copy.
     Repairable,
     /// Guest data cannot be found or would be misread.

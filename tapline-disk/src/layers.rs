@@ -12,6 +12,8 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
+use crate::leftovers;
+use crate::log;
 use crate::output::printable;
 use crate::uuid;
 
@@ -56,6 +58,9 @@ impl Layers {
 
     fn add(&mut self, name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
         let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+        if options.write && name.format == FormatName::Vhd {
+            leftovers::clear(name, &mut file)?;
+        }
         let image = open_image(name, &mut file, options.write)?;
         self.files.push(file);
         self.images.push(image);
@@ -66,15 +71,25 @@ impl Layers {
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName) -> Result<(), Failure> {
         let tried = || format!("use {parent} as the parent of {child}");
         match self.images.as_slice() {
-            [.., Image::Vhd(above), below] if above.has_parent() => vhd::check_parent(above, below).map_err(|error| {
-                let recorded = describe_parent(above.info());
-                Failure::new(tried(), error).advise(recorded)
-            }),
+            [.., above, below] if above.link().is_some() => match disk::check_parent(above, below, modified(parent)) {
+                Ok(None) => Ok(()),
+                Ok(Some(note)) => {
+                    log::say(format_args!("{child} on {parent}: {note}"));
+                    Ok(())
+                }
+                Err(error) => Err(Failure::new(tried(), error).advise(describe_parent_of(above))),
+            },
             _ => Err(Failure::new(tried(), format!("{child} stands on its own, it has no parent"))
                 .advise("leave out this --parent and those behind it")
                 .exit_as(Exit::Usage)),
         }
     }
+}
+
+/// When the file was last changed, in seconds since 1970; `None` where nobody can tell.
+fn modified(name: &ImageName) -> Option<u64> {
+    let modified = std::fs::metadata(name.path()).and_then(|metadata| metadata.modified()).ok()?;
+    modified.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_secs())
 }
 
 /// A file that is its own parent would be found in use, by ourselves, and nobody could tell by whom.
@@ -139,6 +154,13 @@ fn parent_missing(name: &ImageName, image: &Vhd) -> Failure {
     Failure::new(format!("open {name}"), "it stands on a parent, which must be named")
         .advise(format!("{recorded}\n  if that is the one you mean: --parent {}", suggestion(name, image)))
         .exit_as(Exit::Usage)
+}
+
+fn describe_parent_of(image: &Image) -> String {
+    match image {
+        Image::Vhd(image) => describe_parent(image.info()),
+        Image::Raw(_) => String::new(),
+    }
 }
 
 /// What a differencing image says of its parent.

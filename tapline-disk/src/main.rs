@@ -11,6 +11,7 @@ mod failure;
 mod image_name;
 mod jobs;
 mod layers;
+mod leftovers;
 mod log;
 mod output;
 mod paste;

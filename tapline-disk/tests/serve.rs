@@ -2,7 +2,7 @@
 
 mod tool;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
@@ -92,6 +92,46 @@ fn what_is_written_over_nbd_is_in_the_image_after_sigterm() {
     let (mut expected, found) = (room.read("a.raw"), room.read("b.raw"));
     expected[20 << 20..21 << 20].fill(7);
     assert!(found == expected, "the image holds something else");
+}
+
+/// A client that has written 8 MiB and has not flushed.
+fn write_without_flush(room: &Room) -> Child {
+    let mut guest = Command::new("qemu-io")
+        .args(["-t", "writeback", "-f", "raw", "nbd+unix:///?socket=nbd.sock"])
+        .current_dir(room.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    guest.stdin.as_mut().unwrap().write_all(b"write -P 7 20M 8M\n").unwrap();
+    let said = BufReader::new(guest.stdout.take().unwrap());
+    let wrote = said.lines().map_while(Result::ok).find(|line| line.contains("wrote 8388608"));
+    assert!(wrote.is_some(), "qemu-io has not written");
+    guest
+}
+
+#[test]
+fn a_guest_that_never_flushes_and_is_killed_again_and_again_leaves_no_longer_file() {
+    let room = Room::new();
+    room.done("image create vhd:a.vhd --size 64M");
+    let mut lengths = Vec::new();
+    for _ in 0..4 {
+        let disk = Disk::serve(&room, "vhd:a.vhd --nbd nbd.sock");
+        // Still connected: when a client leaves, the disk is flushed.
+        let mut guest = write_without_flush(&room);
+        disk.signal(Signal::KILL);
+        drop(disk);
+        guest.kill().unwrap();
+        guest.wait().unwrap();
+        std::fs::remove_file(room.file("nbd.sock")).unwrap();
+        lengths.push(room.read("a.vhd").len());
+        assert_eq!(room.json("image check vhd:a.vhd")["result"], "unclosed");
+    }
+    assert!(lengths[0] > 8 << 20, "the guest's writes have not reached the file: {lengths:?}");
+    assert_eq!(lengths, [lengths[0]; 4], "what was left was not taken away");
+    assert_eq!(Disk::serve(&room, "vhd:a.vhd --nbd nbd.sock").stop().0, Some(0));
+    assert_eq!(room.json("image check vhd:a.vhd")["result"], "clean");
+    assert!(room.read("a.vhd").len() < 1 << 20, "nothing of it was ever flushed");
 }
 
 #[test]

@@ -124,7 +124,7 @@ impl<F: Format> Disk<F> {
         self.require(Need::Quiet, "layers cannot be taken off the chain")?;
         let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
         self.geometry = leaf.format.geometry();
-        self.fold = Fold::new(self.geometry.len);
+        self.fold = Fold::new(self.geometry.len, self.options.map_bytes);
         let popped: Vec<Layer<F>> = self.layers.drain(..depth).collect();
         popped.iter().for_each(|layer| self.packed.closed(layer.file));
         self.layers_changed();

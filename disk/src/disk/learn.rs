@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of what is done with the bytes. Keeps: metadata is read once for all who wait for it.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 
 use super::{Disk, Layer, Missing, Obstacle, Op, Parked};
@@ -11,7 +12,74 @@ use crate::{Action, FileDone, Io, Span, Status};
 
 /// Grains of the map that are learned at once: enough to keep the storage busy, since each may load a bitmap of every
 /// layer.
-const LEARNING_MAX: usize = 16;
+const LESSONS_MAX: usize = 16;
+/// Loads for one grain, per layer, after which it is learned alone. Formats keep what was loaded in caches, and grains that
+/// are learned side by side can take it from each other, for ever if the caches are small. One grain alone has what it
+/// needs in the end, for a format keeps at least what one grain takes.
+const LOADS_MAX: usize = 16;
+
+/// Grains that are being learned, and what waits for its turn to learn another.
+#[derive(Debug, Default)]
+pub(super) struct Lessons {
+    under_way: Vec<Lesson>,
+    /// The grain that is learned alone.
+    alone: Option<u64>,
+    waiting: VecDeque<Parked>,
+}
+
+#[derive(Debug)]
+struct Lesson {
+    grain: u64,
+    /// Loads that were begun for it.
+    loads: usize,
+}
+
+impl Lessons {
+    /// Whether nothing is being learned.
+    #[cfg(test)]
+    pub(super) fn is_over(&self) -> bool {
+        self.under_way.is_empty() && self.alone.is_none() && self.waiting.is_empty()
+    }
+
+    /// Whether a grain may be learned now; if not, it is no lesson any more.
+    fn admit(&mut self, grain: u64) -> bool {
+        if self.alone.is_some_and(|alone| alone != grain) {
+            self.under_way.retain(|lesson| lesson.grain != grain);
+            return false;
+        }
+        if self.under_way.iter().any(|lesson| lesson.grain == grain) {
+            return true;
+        }
+        let admitted = self.under_way.len() < LESSONS_MAX;
+        if admitted {
+            self.under_way.push(Lesson { grain, loads: 0 });
+        }
+        admitted
+    }
+
+    /// Counts loads for a grain.
+    fn loading(&mut self, grain: u64, loads: usize, loads_max: usize) {
+        let Some(lesson) = self.under_way.iter_mut().find(|lesson| lesson.grain == grain) else { return };
+        lesson.loads = lesson.loads.saturating_add(loads);
+        if lesson.loads > loads_max {
+            self.alone.get_or_insert(grain);
+        }
+    }
+
+    /// Ends the lesson about a grain, if there is one.
+    fn end(&mut self, grain: u64) -> bool {
+        let before = self.under_way.len();
+        self.under_way.retain(|lesson| lesson.grain != grain);
+        self.alone.take_if(|alone| *alone == grain);
+        self.under_way.len() < before
+    }
+
+    /// Who may learn another grain now.
+    fn next(&mut self) -> Option<Parked> {
+        let room = self.alone.is_none() && self.under_way.len() < LESSONS_MAX;
+        if room { self.waiting.pop_front() } else { None }
+    }
+}
 
 impl<F: Format> Disk<F> {
     /// Where byte `at` lives, and for how many bytes. `Err`: metadata that is to be loaded first.
@@ -31,7 +99,7 @@ impl<F: Format> Disk<F> {
             unreachable!("the walk covers the grain without gaps")
         };
         let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
-        self.fold.learn(grain, runs);
+        self.fold.learn(grain, &runs);
         Ok(found)
     }
 
@@ -39,14 +107,15 @@ impl<F: Format> Disk<F> {
     /// what one of them has loaded is not forgotten for the sake of the others.
     pub(super) fn park_for_grain<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {
         let grain = Fold::grain_of(parked.at()).at;
-        if !self.learning.contains(&grain) {
-            if self.learning.len() == LEARNING_MAX {
-                self.set_aside(parked);
-                return self.thirsty.push_back(parked);
-            }
-            self.learning.push(grain);
+        if self.lessons.admit(grain) {
+            let before = self.loads.len();
+            self.park(parked, missing, io);
+            let begun = self.loads.len().saturating_sub(before);
+            self.lessons.loading(grain, begun, self.layers.len().saturating_mul(LOADS_MAX));
+        } else {
+            self.set_aside(parked);
+            self.lessons.waiting.push_back(parked);
         }
-        self.park(parked, missing, io);
     }
 
     /// What is set aside is a piece of its request. A fill is one already.
@@ -76,15 +145,11 @@ impl<F: Format> Disk<F> {
     }
 
     /// A grain has been learned, or cannot be: others have their turn.
-    pub(super) fn learned<I: Io>(&mut self, grain: u64, io: &mut I) {
-        let before = self.learning.len();
-        self.learning.retain(|&other| other != grain);
-        if self.learning.len() == before {
-            return;
-        }
-        while self.learning.len() < LEARNING_MAX {
-            let Some(parked) = self.thirsty.pop_front() else { return };
-            self.resume(parked, io);
+    fn learned<I: Io>(&mut self, grain: u64, io: &mut I) {
+        if self.lessons.end(grain) {
+            while let Some(parked) = self.lessons.next() {
+                self.resume(parked, io);
+            }
         }
     }
 
@@ -93,7 +158,9 @@ impl<F: Format> Disk<F> {
         let parked = Parked::Request { number, rest };
         match obstacle {
             Obstacle::Grain(missing) => self.park_for_grain(parked, missing, io),
-            Obstacle::Layer(file, Wait::Load(block)) => self.park(parked, vec![(file, block)], io),
+            Obstacle::Layer(file, Wait::Load(block)) => {
+                self.park(parked, vec![(file, block)], io);
+            }
             Obstacle::Layer(file, Wait::Busy(ticket)) => {
                 self.set_aside(parked);
                 self.busy.entry((file, ticket)).or_default().push(parked);

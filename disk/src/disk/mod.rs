@@ -33,6 +33,7 @@ use crate::{
     Span, Status,
 };
 use fill::Filling;
+use learn::Lessons;
 use merge::Merge;
 use packed::Packed;
 
@@ -54,11 +55,13 @@ pub struct Options {
     /// Changed metadata blocks at which a round begins by itself, so that a guest which never flushes cannot
     /// make them many.
     pub dirty_max: usize,
+    /// Bytes of memory that the folded map may take. With the caches of the formats it is to be 32 MiB a disk.
+    pub map_bytes: usize,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { requests: 128, dirty_max: 1024 }
+        Options { requests: 128, dirty_max: 1024, map_bytes: 22 << 20 }
     }
 }
 
@@ -166,9 +169,7 @@ pub struct Disk<F: Format> {
     loads: HashMap<(FileId, u64), Vec<Parked>>,
     /// What waits for a write to the same cluster to end, by file and ticket.
     busy: HashMap<(FileId, Ticket), Vec<Parked>>,
-    /// Grains that are being learned, and what waits for its turn to learn another.
-    learning: Vec<u64>,
-    thirsty: VecDeque<Parked>,
+    lessons: Lessons,
     round: Round,
     /// Requests that the next round will answer, and those of the one under way.
     flushes: Vec<u32>,
@@ -207,7 +208,7 @@ impl<F: Format> Disk<F> {
             layers: (0..).map(FileId).zip(layers).map(|(file, format)| Layer::new(file, format)).collect(),
             geometry,
             options,
-            fold: Fold::new(geometry.len),
+            fold: Fold::new(geometry.len, options.map_bytes),
             active: Slab::with_capacity(options.requests),
             exclusive: 0,
             ops: Slab::with_capacity(options.requests),
@@ -218,8 +219,7 @@ impl<F: Format> Disk<F> {
             ended: false,
             loads: HashMap::new(),
             busy: HashMap::new(),
-            learning: Vec::new(),
-            thirsty: VecDeque::new(),
+            lessons: Lessons::default(),
             round: Round::default(),
             flushes: Vec::new(),
             flushing: Vec::new(),
@@ -265,6 +265,11 @@ impl<F: Format> Disk<F> {
     /// Whether no file operation is under way either.
     pub fn is_idle(&self) -> bool {
         self.in_flight() == 0 && self.ops.len() == 0
+    }
+
+    /// Bytes of memory that the folded map takes; at most [`Options::map_bytes`].
+    pub fn memory_used(&self) -> usize {
+        self.fold.bytes()
     }
 
     /// Starts a request.

@@ -7,6 +7,8 @@ mod clusters;
 mod copying;
 mod interleaving;
 mod learning;
+mod merging;
+mod model;
 
 use std::collections::VecDeque;
 
@@ -32,6 +34,10 @@ struct Files {
     fail_metadata: bool,
     /// One in so many reads, writes and deallocations fails, drawn from the seed.
     fail_one_in: Option<u64>,
+    /// The operation that fails after so many others, a sync too.
+    fail_nth: Option<usize>,
+    /// A file that has no space to grow.
+    full: Option<u8>,
     can_deallocate: bool,
 }
 
@@ -46,6 +52,8 @@ impl Files {
             fail_sync: false,
             fail_metadata: false,
             fail_one_in: None,
+            fail_nth: None,
+            full: None,
             can_deallocate: true,
         }
     }
@@ -62,6 +70,13 @@ impl Files {
                 return Err(FileError::Failed(5));
             }
         }
+        if let Some(left) = self.fail_nth {
+            self.fail_nth = left.checked_sub(1);
+            if left == 0 {
+                return Err(FileError::Failed(5));
+            }
+        }
+        let full = self.full == Some(op.file.0);
         let file = &mut self.bytes[usize::from(op.file.0)];
         match &op.action {
             Action::Read { at, into } => {
@@ -70,6 +85,9 @@ impl Files {
                 let len = bytes.len().min(file.len() - at);
                 bytes[..len].copy_from_slice(&file[at..at + len]);
                 into.copy_from(&bytes);
+            }
+            Action::Write { at, from } if full && *at as usize + from.len() > file.len() => {
+                return Err(FileError::NoSpace);
             }
             Action::Write { from, .. } if self.fail_metadata && from.len() == 512 => return Err(FileError::NoSpace),
             Action::Write { at, from } => {

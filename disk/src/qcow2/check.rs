@@ -58,7 +58,7 @@ pub(super) struct Findings {
 impl Findings {
     pub(super) fn add(&mut self, severity: Severity, at: u64, what: impl Into<String>) {
         let listed = match severity {
-            Severity::Leak => &mut self.listed[0],
+            Severity::Leak | Severity::Unclosed => &mut self.listed[0],
             Severity::Repairable => &mut self.listed[1],
             Severity::Damage => &mut self.listed[2],
         };

@@ -1,6 +1,6 @@
 //! What a VHD says of itself, and whether it is sound.
 
-use super::layout::{EPOCH, UNUSED};
+use super::layout::{CREATOR_OS, EPOCH, UNUSED};
 use super::survey::{DiskType, Locator, Survey};
 use crate::{ImageError, MetaWrite, Problem, Severity, Source};
 
@@ -23,6 +23,8 @@ pub struct Info {
     pub creator: String,
     /// That program's version, major and minor.
     pub creator_version: (u16, u16),
+    /// Whether that program was Tapline.
+    pub by_tapline: bool,
     /// The Xen tools' mark of an image that no VDI refers to.
     pub hidden: bool,
     /// In a saved state, with a memory image that belongs to it.
@@ -61,16 +63,9 @@ impl Info {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let version = footer.creator_version.get();
         let half = |n: u32| u16::try_from(n & 0xffff).unwrap_or(0);
-        let parent = tables.filter(|_| survey.disk_type == DiskType::Differencing).map(|tables| {
-            let name: Vec<u16> =
-                tables.header.parent_name.iter().map(|unit| unit.get()).take_while(|&unit| unit != 0).collect();
-            ParentInfo {
-                uuid: tables.header.parent_uuid,
-                modified: EPOCH.saturating_add(tables.header.parent_timestamp.get().into()),
-                name: String::from_utf16_lossy(&name),
-                locators: tables.locators.clone(),
-            }
-        });
+        let parent = tables
+            .filter(|_| survey.disk_type == DiskType::Differencing)
+            .map(|tables| ParentInfo::of(&tables.header, tables.locators.clone()));
         Info {
             len: footer.current_size.get(),
             original_len: footer.original_size.get(),
@@ -80,6 +75,7 @@ impl Info {
             created: EPOCH.saturating_add(footer.timestamp.get().into()),
             creator: String::from_utf8_lossy(&footer.creator_app).trim_end_matches(['\0', ' ']).into(),
             creator_version: (half(version >> 16), half(version)),
+            by_tapline: footer.creator_app == *b"tap\0" && footer.creator_os.get() == CREATOR_OS,
             hidden: footer.hidden != 0,
             saved: footer.saved != 0,
             block_size: tables.map(|tables| tables.header.block_size.get()),

@@ -20,6 +20,8 @@ pub const VERSION: u32 = 0x0001_0000;
 pub const FEATURES: u32 = 2;
 /// The only version of a batmap whose checksum is of unsigned bytes.
 pub const BATMAP_VERSION: u32 = 0x0001_0002;
+/// The creator's operating system in images of Tapline: "Tapl". The Xen tools write zero there, and only print it.
+pub const CREATOR_OS: u32 = 0x5461_706c;
 /// Seconds from 1970 to 2000, where time begins for VHD.
 pub const EPOCH: u64 = 946_684_800;
 
@@ -110,6 +112,19 @@ pub fn checksum(bytes: &[u8]) -> u32 {
 }
 
 impl RawFooter {
+    /// Whether it is that of a fixed image.
+    pub fn is_fixed(&self) -> bool {
+        self.disk_type.get() == 2
+    }
+
+    /// Gives the disk a size, and the geometry that goes with it.
+    pub fn resize(&mut self, len: u64) {
+        let (cylinders, heads, sectors) = chs(len);
+        self.current_size = len.into();
+        self.cylinders = cylinders.into();
+        (self.heads, self.sectors) = (heads, sectors);
+    }
+
     /// The checksum that the footer should carry.
     pub fn sum(&self) -> u32 {
         checksum(RawFooter { checksum: U32::ZERO, ..*self }.as_bytes())

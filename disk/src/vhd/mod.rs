@@ -23,34 +23,47 @@
 
 mod bitmap;
 mod create;
+mod fixed;
 mod info;
 mod layout;
+mod parent;
 mod pending;
 mod space;
 mod sparse;
 mod survey;
+mod tidy;
 
-pub use create::{Kind, Parent, Spec, create};
-pub use info::{Info, Report, check, uuid_text};
+pub use create::{Kind, Spec, create};
+pub use info::{Info, ParentInfo, Report, check, uuid_text};
+pub use parent::Parent;
 pub use survey::{DiskType, Locator};
+pub use tidy::{Tidy, tidy};
 
 pub use crate::{Problem, Severity};
 
 use crate::format::{
     Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
 };
-use crate::{Geometry, ImageError, ImageErrorKind, Source, Span};
+use crate::{Geometry, ImageError, ImageErrorKind, Link, Source, Span};
 
+use fixed::Fixed;
 use sparse::Sparse;
-use survey::Survey;
+use survey::{LEN_MAX, Survey};
 
 /// One open VHD file.
 #[derive(Debug)]
 pub struct Vhd {
     info: Info,
     geometry: Geometry,
-    /// `None` for a fixed image, whose bytes stand where they are on the disk.
-    sparse: Option<Sparse>,
+    body: Body,
+    tail: Tail,
+}
+
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "an image is boxed already")]
+enum Body {
+    Fixed(Fixed),
+    Sparse(Sparse),
 }
 
 impl Vhd {
@@ -71,11 +84,14 @@ impl Vhd {
             chs: Some((footer.cylinders.get(), footer.heads, footer.sectors)),
             read_only: access == Access::ReadOnly,
         };
-        let sparse = survey.tables.is_some().then(|| Sparse::new(survey, access, tail));
-        Ok(Vhd { info, geometry, sparse })
+        let body = match survey.tables {
+            Some(_) => Body::Sparse(Sparse::new(survey, access, tail)),
+            None => Body::Fixed(Fixed::new(survey.footer, survey.end.0)),
+        };
+        Ok(Vhd { info, geometry, body, tail })
     }
 
-    /// What the metadata says, as of opening.
+    /// What the metadata says, as of opening and with what was asked for since.
     pub fn info(&self) -> &Info {
         &self.info
     }
@@ -87,7 +103,53 @@ impl Vhd {
 
     /// Bytes of the file that hold blocks just now.
     pub fn allocated(&self) -> u64 {
-        self.sparse.as_ref().map_or(self.geometry.len, Sparse::allocated)
+        match &self.body {
+            Body::Fixed(fixed) => fixed.len(),
+            Body::Sparse(sparse) => sparse.allocated(),
+        }
+    }
+
+    /// The image's identity.
+    pub fn identity(&self) -> [u8; 16] {
+        self.info.uuid
+    }
+
+    /// What is recorded of the parent, if there is one.
+    pub fn link(&self) -> Option<Link> {
+        self.info.parent.as_ref().map(ParentInfo::link)
+    }
+
+    /// Puts the image on another parent, which holds the same, or on none, when the image holds everything. Durable
+    /// with the next round.
+    pub fn relink(&mut self, parent: Option<&Link>) -> Result<(), ImageError> {
+        let unsupported = |what: &str| Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        if self.geometry.read_only {
+            return unsupported("the image is open for reading only");
+        }
+        let Body::Sparse(sparse) = &mut self.body else {
+            return unsupported("a fixed VHD holds everything, it cannot have a parent");
+        };
+        let old = self.info.parent.as_ref().map(ParentInfo::link);
+        let new = parent.map(Parent::from);
+        match (&old, &new) {
+            (None, None) => {}
+            (Some(old), Some(new)) if old.relative == new.relative && old.absolute == new.absolute => {
+                sparse.rename_parent(new);
+            }
+            _ => sparse.relink(new.as_ref())?,
+        }
+        self.info.disk_type = if new.is_some() { DiskType::Differencing } else { DiskType::Dynamic };
+        self.info.parent = new.as_ref().map(Parent::info).transpose()?;
+        Ok(())
+    }
+
+    /// The size that the body has now.
+    fn resized(&mut self, len: u64, chs: (u16, u8, u8)) {
+        (self.geometry.len, self.geometry.chs) = (len, Some(chs));
+        (self.info.len, self.info.chs) = (len, chs);
+        if let Some(block_size) = self.info.block_size {
+            self.info.blocks = len.div_ceil(u64::from(block_size));
+        }
     }
 }
 
@@ -97,55 +159,88 @@ impl Format for Vhd {
     }
 
     fn map(&mut self, span: Span) -> Result<Place, Wait> {
-        match &mut self.sparse {
-            Some(sparse) => sparse.map(span),
-            None => Ok(Place::Data { at: span.at, len: span.len }),
+        match &mut self.body {
+            Body::Fixed(_) => Ok(Place::Data { at: span.at, len: span.len }),
+            Body::Sparse(sparse) => sparse.map(span),
         }
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        match &mut self.sparse {
-            Some(sparse) => sparse.reserve(span),
-            None => Ok(Reserved { at: span.at, len: span.len, ticket: None, fill: None }),
+        match &mut self.body {
+            Body::Fixed(_) => Ok(Reserved { at: span.at, len: span.len, ticket: None, fill: None }),
+            Body::Sparse(sparse) => sparse.reserve(span),
         }
     }
 
     fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
-        self.sparse.as_mut().and_then(|sparse| sparse.commit(ticket))
+        match &mut self.body {
+            Body::Fixed(_) => None,
+            Body::Sparse(sparse) => sparse.commit(ticket),
+        }
     }
 
     fn abandon(&mut self, ticket: Ticket) {
-        if let Some(sparse) = &mut self.sparse {
+        if let Body::Sparse(sparse) = &mut self.body {
             sparse.abandon(ticket);
         }
     }
 
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
-        match &mut self.sparse {
-            Some(sparse) => sparse.discard(span),
-            None => Ok(Discarded::Kept { at: span.at, len: span.len }),
+        match &mut self.body {
+            Body::Fixed(_) => Ok(Discarded::Kept { at: span.at, len: span.len }),
+            Body::Sparse(sparse) => sparse.discard(span),
         }
     }
 
     fn released(&mut self, at: u64, clean: bool) {
-        if let Some(sparse) = &mut self.sparse {
+        if let Body::Sparse(sparse) = &mut self.body {
             sparse.released(at, clean);
         }
     }
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
-        self.sparse.as_mut().and_then(Sparse::reclaim)
-    }
-
-    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
-        match &mut self.sparse {
-            Some(sparse) => sparse.forget(span),
-            None => Ok(span.len),
+        match &mut self.body {
+            Body::Fixed(_) => None,
+            Body::Sparse(sparse) => sparse.reclaim(),
         }
     }
 
-    fn grow(&mut self, _len: u64) -> Result<(), ImageError> {
-        Err(ImageError::new(ImageErrorKind::Unsupported, "a VHD cannot be made larger yet"))
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        match &mut self.body {
+            Body::Fixed(_) => Ok(span.len),
+            Body::Sparse(sparse) => sparse.forget(span),
+        }
+    }
+
+    /// A fixed disk becomes larger only when the round has settled: see [`fixed`].
+    fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        let refused = |kind, what: String| Err(ImageError::new(kind, what));
+        let old = self.geometry.len;
+        if self.geometry.read_only {
+            return refused(ImageErrorKind::Unsupported, "the image is open for reading only".into());
+        }
+        if len < old {
+            return refused(ImageErrorKind::OutOfLimits, format!("a disk of {old} bytes cannot shrink to {len}"));
+        }
+        if len > LEN_MAX || len % 512 != 0 {
+            let what = format!("a VHD cannot have {len} bytes: whole sectors, and at most 2040 GiB");
+            return refused(ImageErrorKind::OutOfLimits, what);
+        }
+        if len == old {
+            return Ok(());
+        }
+        match &mut self.body {
+            Body::Fixed(_) if self.tail == Tail::Stale => refused(
+                ImageErrorKind::Unsupported,
+                "a fixed VHD on a block device cannot grow: its footer stands at the device's end".into(),
+            ),
+            Body::Fixed(fixed) => fixed.grow(len),
+            Body::Sparse(sparse) => {
+                sparse.grow(len);
+                self.resized(len, layout::chs(len));
+                Ok(())
+            }
+        }
     }
 
     /// Nothing is compressed in a VHD.
@@ -154,44 +249,36 @@ impl Format for Vhd {
     }
 
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {
-        if let Some(sparse) = &mut self.sparse {
+        if let Body::Sparse(sparse) = &mut self.body {
             sparse.load(block, bytes);
         }
         Ok(())
     }
 
     fn dirty(&self) -> usize {
-        self.sparse.as_ref().map_or(0, Sparse::dirty)
+        match &self.body {
+            Body::Fixed(fixed) => fixed.dirty(),
+            Body::Sparse(sparse) => sparse.dirty(),
+        }
     }
 
     fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
-        self.sparse.as_mut().map(Sparse::seal).unwrap_or_default()
+        match &mut self.body {
+            Body::Fixed(fixed) => fixed.seal(),
+            Body::Sparse(sparse) => sparse.seal(),
+        }
     }
 
     fn settled(&mut self, durable: bool) {
-        if let Some(sparse) = &mut self.sparse {
-            sparse.settled(durable);
+        match &mut self.body {
+            Body::Fixed(fixed) => {
+                fixed.settled(durable);
+                let (len, chs) = (fixed.len(), fixed.chs());
+                self.resized(len, chs);
+            }
+            Body::Sparse(sparse) => sparse.settled(durable),
         }
     }
-}
-
-/// Whether `parent` is the parent that the differencing image `child` was made on.
-pub fn check_parent(child: &Vhd, parent: &crate::Image) -> Result<(), ImageError> {
-    let mismatch = |what: String| Err(ImageError::new(ImageErrorKind::Mismatch, what));
-    let expected = child.info.parent.as_ref().map(|parent| parent.uuid).unwrap_or_default();
-    let found = match parent {
-        crate::Image::Vhd(parent) => parent.info.uuid,
-        crate::Image::Raw(_) | crate::Image::Qcow2(_) => [0; 16],
-    };
-    if expected != found {
-        let (expected, found) = (info::uuid_text(&expected), info::uuid_text(&found));
-        return mismatch(format!("the image was made on a parent with uuid {expected}, but this one has {found}"));
-    }
-    let (child_len, parent_len) = (child.geometry.len, parent.geometry().len);
-    if child_len != parent_len {
-        return mismatch(format!("the image has {child_len} bytes, but its parent {parent_len}"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

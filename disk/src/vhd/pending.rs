@@ -65,6 +65,11 @@ impl Pending {
         self.slots.remove(&block)
     }
 
+    /// The slots of all blocks that are not in the table yet.
+    pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slots.values().map(|slot| slot.sector)
+    }
+
     /// Whether a write to the block is under way.
     pub fn busy(&self, block: u32) -> bool {
         self.count.contains_key(&block)

@@ -9,6 +9,7 @@
 //! not to have been ("unclean"). Where a power loss must find the old content, deallocating waits for the metadata.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
 use super::layout::SECTOR;
 
@@ -53,29 +54,27 @@ pub struct Space {
 }
 
 impl Space {
-    /// The free space of a file whose metadata ends at `metadata_end`, whose blocks stand at `used` (ascending),
-    /// and which is `file_len` bytes long. What is in no use below `file_len` is stray: left by a crash.
+    /// The free space of a file in which metadata and blocks are `occupied` (ascending), and which is `file_len` bytes
+    /// long. What is in no use below `file_len` is stray: left by a crash.
     pub fn new(
         bitmap_len: u64,
         block_len: u64,
-        metadata_end: u64,
-        used: &[u32],
+        occupied: impl IntoIterator<Item = Range<u64>>,
         file_len: u64,
         zero_tail: bool,
     ) -> Space {
         let mut space = Space {
             bitmap_len,
             block_len,
-            end: metadata_end,
+            end: 0,
             zero_tail,
             free: VecDeque::new(),
             returning: HashMap::new(),
             stray: VecDeque::new(),
         };
-        for &sector in used {
-            space.stray_until(u64::from(sector).saturating_mul(SECTOR));
-            let behind = u64::from(sector).saturating_mul(SECTOR).saturating_add(bitmap_len).saturating_add(block_len);
-            space.end = space.end.max(behind);
+        for range in occupied {
+            space.stray_until(range.start);
+            space.end = space.end.max(range.end);
         }
         // A file that ends in its footer has nothing behind its last block. Where the tail is rubbish anyway,
         // more of it makes no difference.
@@ -129,6 +128,25 @@ impl Space {
         let sector = self.next_sector()?;
         self.end = self.behind(sector);
         Some(Slot { sector, clean: self.zero_tail })
+    }
+
+    /// Room for `len` bytes of metadata, behind everything else.
+    pub fn take_room(&mut self, len: u64) -> u64 {
+        // The footer in force stands at the end of what was there so far.
+        let at = self.end.saturating_add(SECTOR).next_multiple_of(BLOCK_ALIGN);
+        self.end = at.saturating_add(len);
+        at
+    }
+
+    /// Where a slot begins and ends.
+    pub fn range(&self, sector: u32) -> Range<u64> {
+        u64::from(sector).saturating_mul(SECTOR)..self.behind(sector)
+    }
+
+    /// The slots that hold no block: free, stray or on their way there.
+    pub fn idle(&self) -> impl Iterator<Item = u32> + '_ {
+        let free = self.free.iter().map(|slot| slot.sector);
+        free.chain(self.stray.iter().copied()).chain(self.returning.keys().copied())
     }
 
     /// Gives a slot up that durable metadata refers to.
@@ -193,7 +211,7 @@ mod test {
     #[test]
     fn blocks_are_aligned_and_a_footer_fits_between() {
         for bitmap_len in [512, 1024, 2048, 4096] {
-            let mut space = Space::new(bitmap_len, BLOCK, 8192, &[], 8704, true);
+            let mut space = Space::new(bitmap_len, BLOCK, std::iter::once(0..8192), 8704, true);
             for _ in 0..3 {
                 let footer = space.end();
                 let slot = space.take().unwrap();
@@ -205,7 +223,7 @@ mod test {
 
     #[test]
     fn a_slot_given_up_comes_back_only_when_forgotten_and_released() {
-        let mut space = Space::new(512, BLOCK, 8192, &[], 8704, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
         let slot = space.take().unwrap();
         space.give_up(slot.sector);
         space.released(slot.sector, true);
@@ -216,7 +234,7 @@ mod test {
 
     #[test]
     fn a_slot_left_behind_is_stray_only_when_forgotten() {
-        let mut space = Space::new(512, BLOCK, 8192, &[], 8704, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
         let slot = space.take().unwrap();
         space.leave(slot.sector);
         assert_eq!(space.next_stray(), None, "a power loss would bring it back");
@@ -229,10 +247,10 @@ mod test {
 
     #[test]
     fn what_a_crash_left_is_stray() {
-        let mut fresh = Space::new(512, BLOCK, 8192, &[], 8704, true);
+        let mut fresh = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
         let (first, second, third) = (fresh.take().unwrap(), fresh.take().unwrap(), fresh.take().unwrap());
-        let len = fresh.end();
-        let mut space = Space::new(512, BLOCK, 8192, &[second.sector], len, true);
+        let (len, second_range) = (fresh.end(), fresh.range(second.sector));
+        let mut space = Space::new(512, BLOCK, [0..8192, second_range], len, true);
         assert_eq!(space.next_stray(), Some(first.sector));
         assert_eq!(space.next_stray(), Some(third.sector));
         assert_eq!(space.next_stray(), None);
@@ -243,7 +261,7 @@ mod test {
 
     #[test]
     fn the_table_runs_out_at_two_tebibytes() {
-        let mut space = Space::new(512, BLOCK, (1 << 41) - BLOCK, &[], 0, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..(1 << 41) - BLOCK), 0, true);
         assert_eq!(space.take(), None);
     }
 }

@@ -4,18 +4,23 @@
 //! round speaks only of what was committed when it was sealed.
 
 mod forget;
+mod generation;
+mod round;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 
 use super::bitmap::Bitmap;
-use super::layout::{RawFooter, SECTOR, UNUSED};
+use super::layout::{RawFooter, RawHeader, SECTOR, UNUSED};
 use super::pending::{Pending, Write};
 use super::space::Space;
-use super::survey::{Batmap, DiskType, Survey, batmap_writes, bitmap_len, index};
+use super::survey::{Batmap, DiskType, Survey, bitmap_len, index};
 use crate::Span;
 use crate::format::{Access, Tail};
+use generation::Change;
+use round::Round;
+
 use crate::format::{Discarded, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
-use zerocopy::IntoBytes;
 
 /// Table entries in a sector.
 const ENTRIES: u32 = 128;
@@ -38,17 +43,6 @@ struct Cached {
     arrival: u64,
 }
 
-/// What the round under way will have made durable.
-#[derive(Debug, Default)]
-struct Round {
-    bitmaps: Vec<u32>,
-    table: BTreeSet<u32>,
-    forgotten: Vec<u32>,
-    footer: bool,
-    copy: bool,
-    batmap: bool,
-}
-
 /// Blocks and where they are.
 #[derive(Debug)]
 pub struct Sparse {
@@ -57,8 +51,12 @@ pub struct Sparse {
     /// Of a bitmap in the file.
     bitmap_len: u64,
     disk_len: u64,
+    header: RawHeader,
+    header_at: u64,
     table_at: u64,
     table: Vec<u32>,
+    /// Entries that the table in the file has.
+    room: u32,
     /// Blocks with every sector written, one bit each: their bitmap need not be looked at.
     full: Vec<u64>,
     bitmaps: HashMap<u32, Cached>,
@@ -76,9 +74,17 @@ pub struct Sparse {
     /// By sector of the table.
     dirty_table: BTreeSet<u32>,
     dirty_batmap: bool,
+    /// In its first sector only.
+    dirty_header: bool,
     dirty_footer: bool,
-    /// The copy of the footer at the start of the file was found missing.
+    /// The copy of the footer at the start of the file.
     dirty_copy: bool,
+    /// Whether that copy was found missing, and is so still.
+    copy_lost: bool,
+    /// A generation of metadata still to be written.
+    change: Option<Change>,
+    /// Where metadata stands that a footer in the file may still lead to.
+    held: Vec<Range<u64>>,
     /// Slots given up since the last seal.
     forgotten: Vec<u32>,
     round: Round,
@@ -89,15 +95,14 @@ impl Sparse {
     /// If the survey has no tables.
     pub fn new(survey: Survey, access: Access, tail: Tail) -> Sparse {
         // What is open for reading only has nothing to write, not even a repair.
-        let repairs = if access == Access::ReadOnly { &[] } else { survey.repairs.as_slice() };
-        let dirty_copy = repairs.iter().any(|repair| repair.at == 0);
-        let dirty_footer = repairs.iter().any(|repair| repair.at >= survey.file_len);
+        let writable = access == Access::ReadWrite;
         let Some(tables) = survey.tables else { unreachable!("a sparse image has tables") };
         let block_len = u64::from(tables.header.block_size.get());
         let bitmap_len = bitmap_len(block_len);
         let disk_len = survey.footer.current_size.get();
         let zero_tail = tail == Tail::Zeroes;
-        let space = Space::new(bitmap_len, block_len, tables.end, &tables.used, survey.file_len, zero_tail);
+        let occupied = tables.occupied().map(|(range, _)| range);
+        let space = Space::new(bitmap_len, block_len, occupied, survey.file_len, zero_tail);
         let full = full_blocks(tables.batmap.as_ref(), tables.bat.len());
         let unsound = tables.batmap.as_ref().is_some_and(|batmap| !batmap.sound);
         Sparse {
@@ -105,8 +110,11 @@ impl Sparse {
             block_len,
             bitmap_len,
             disk_len,
+            header: tables.header,
+            header_at: survey.footer.data_offset.get(),
             table_at: tables.header.table_offset.get(),
             table: tables.bat,
+            room: tables.room,
             full,
             bitmaps: HashMap::new(),
             arrivals: VecDeque::new(),
@@ -119,9 +127,13 @@ impl Sparse {
             batmap: tables.batmap,
             dirty_bitmaps: BTreeSet::new(),
             dirty_table: BTreeSet::new(),
-            dirty_batmap: unsound && access == Access::ReadWrite,
-            dirty_footer,
-            dirty_copy,
+            dirty_batmap: unsound && writable,
+            dirty_header: false,
+            dirty_footer: survey.end.1 && writable,
+            dirty_copy: survey.copy_stale && writable,
+            copy_lost: survey.copy_stale,
+            change: None,
+            held: Vec::new(),
             forgotten: Vec::new(),
             round: Round::default(),
         }
@@ -243,63 +255,6 @@ impl Sparse {
                 self.keep(index, bitmap, false);
             }
         }
-    }
-
-    pub fn dirty(&self) -> usize {
-        let single = [self.dirty_batmap, self.dirty_footer, self.dirty_copy];
-        let single = single.into_iter().filter(|&dirty| dirty).count();
-        let blocks = self.dirty_bitmaps.len().saturating_add(self.dirty_table.len()).saturating_add(single);
-        blocks.saturating_add(self.forgotten.len())
-    }
-
-    pub fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
-        let mut first = Vec::new();
-        for block in std::mem::take(&mut self.dirty_bitmaps) {
-            let at = u64::from(self.entry(block)).saturating_mul(SECTOR);
-            if let Some(cached) = self.bitmaps.get_mut(&block) {
-                first.push(MetaWrite { at, bytes: cached.bitmap.as_bytes().to_vec() });
-                (cached.dirty, cached.sealed) = (false, true);
-                self.round.bitmaps.push(block);
-            }
-        }
-        self.round.batmap = std::mem::take(&mut self.dirty_batmap);
-        if let Some(batmap) = self.batmap.as_ref().filter(|_| self.round.batmap) {
-            first.extend(batmap_writes(&batmap.header, batmap.header_at, &batmap.bits));
-        }
-        self.round.footer = std::mem::take(&mut self.dirty_footer);
-        self.round.copy = std::mem::take(&mut self.dirty_copy);
-        let places = [(self.round.footer, self.space.end()), (self.round.copy, 0)];
-        for (_, at) in places.into_iter().filter(|&(dirty, _)| dirty) {
-            first.push(MetaWrite { at, bytes: self.footer.as_bytes().to_vec() });
-        }
-        self.round.table = std::mem::take(&mut self.dirty_table);
-        let second: Vec<MetaWrite> = self.round.table.iter().map(|&sector| self.table_sector(sector)).collect();
-        self.round.forgotten.append(&mut self.forgotten);
-        [first, second].into_iter().filter(|batch| !batch.is_empty()).collect()
-    }
-
-    pub fn settled(&mut self, durable: bool) {
-        let round = std::mem::take(&mut self.round);
-        for block in round.bitmaps {
-            if let Some(cached) = self.bitmaps.get_mut(&block) {
-                cached.sealed = false;
-                if !durable {
-                    cached.dirty = true;
-                    self.dirty_bitmaps.insert(block);
-                } else if !cached.dirty && cached.bitmap.is_full() {
-                    self.bitmaps.remove(&block);
-                }
-            }
-        }
-        if durable {
-            round.forgotten.into_iter().for_each(|sector| self.space.forgotten(sector));
-            return;
-        }
-        self.forgotten.extend(round.forgotten);
-        self.dirty_table.extend(round.table);
-        self.dirty_footer |= round.footer;
-        self.dirty_copy |= round.copy;
-        self.dirty_batmap |= round.batmap;
     }
 
     /// The block of a byte of the disk, and the byte's place in the block.

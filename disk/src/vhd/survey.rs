@@ -3,6 +3,8 @@
 //! Everything read is hostile: sizes are bounded before memory is taken, arithmetic is checked, and a path found
 //! inside is only ever shown.
 
+use std::ops::Range;
+
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::layout::{
@@ -29,6 +31,17 @@ pub enum DiskType {
     Dynamic,
     /// Sectors that were never written are a parent's.
     Differencing,
+}
+
+impl DiskType {
+    /// As the footer has it.
+    pub fn number(self) -> u32 {
+        match self {
+            DiskType::Fixed => 2,
+            DiskType::Dynamic => 3,
+            DiskType::Differencing => 4,
+        }
+    }
 }
 
 /// A path to a parent, as one platform writes it. Shown, never followed.
@@ -64,10 +77,33 @@ pub struct Tables {
     pub batmap: Option<Batmap>,
     /// The parent locators that hold something.
     pub locators: Vec<Locator>,
-    /// Where metadata ends and blocks may begin.
-    pub end: u64,
+    /// Entries that the table has room for: those of blocks that the disk does not have are all unused.
+    pub room: u32,
+    /// Where metadata stands, the copy of the footer included, ascending.
+    pub extents: Vec<Range<u64>>,
     /// Sectors of all used blocks, ascending.
     pub used: Vec<u32>,
+}
+
+impl Tables {
+    /// Bytes of a block and its bitmap.
+    pub fn slot_len(&self) -> u64 {
+        let block_size = u64::from(self.header.block_size.get());
+        bitmap_len(block_size).saturating_add(block_size)
+    }
+
+    /// All that is in use of the file, ascending, and whether it is a block.
+    pub fn occupied(&self) -> impl Iterator<Item = (Range<u64>, bool)> + '_ {
+        let len = self.slot_len();
+        let blocks = self.used.iter().map(|&sector| u64::from(sector).saturating_mul(SECTOR));
+        let mut blocks = blocks.map(move |at| at..at.saturating_add(len)).peekable();
+        let mut metadata = self.extents.iter().filter(|extent| !extent.is_empty()).cloned().peekable();
+        std::iter::from_fn(move || match (blocks.peek(), metadata.peek()) {
+            (Some(block), Some(other)) if block.start < other.start => blocks.next().map(|range| (range, true)),
+            (_, Some(_)) => metadata.next().map(|range| (range, false)),
+            _ => blocks.next().map(|range| (range, true)),
+        })
+    }
 }
 
 /// All metadata of a file, and what is wrong with it.
@@ -75,6 +111,10 @@ pub struct Tables {
 pub struct Survey {
     /// The footer in force.
     pub footer: RawFooter,
+    /// Where the footer at the end stands, or would, and whether it is another.
+    pub end: (u64, bool),
+    /// Whether the copy at the start is another.
+    pub copy_stale: bool,
     /// What the footer says it is.
     pub disk_type: DiskType,
     /// For dynamic and differencing images.
@@ -111,7 +151,7 @@ impl Survey {
         let file_len = source.len();
         let mut problems = Vec::new();
         let mut repairs = Vec::new();
-        let footer = find_footer(source, &mut problems, &mut repairs)?;
+        let Footers { footer, end, copy_stale } = find_footer(source, &mut problems, &mut repairs)?;
         check_footer(&footer)?;
         let disk_type = match footer.disk_type.get() {
             2 => DiskType::Fixed,
@@ -124,7 +164,7 @@ impl Survey {
                 ));
             }
         };
-        let mut survey = Survey { footer, disk_type, tables: None, problems, repairs, file_len };
+        let mut survey = Survey { footer, end, copy_stale, disk_type, tables: None, problems, repairs, file_len };
         if disk_type == DiskType::Fixed {
             survey.check_fixed()?;
         } else {
@@ -164,30 +204,37 @@ impl Survey {
                 format!("the table has {entries} entries, but the disk {blocks} blocks"),
             ));
         }
-        if table_at % SECTOR != 0 || table_at < at.saturating_add(1024) {
-            return Err(corrupt(
-                at.saturating_add(16),
-                format!("the block allocation table cannot stand at byte {table_at}"),
-            ));
-        }
         let table_len = u64::from(entries).saturating_mul(4).next_multiple_of(SECTOR);
         let table_end = table_at.saturating_add(table_len);
+        let over_header = table_at < at.saturating_add(1024) && table_end > at;
+        if table_at % SECTOR != 0 || table_at < SECTOR || over_header {
+            let what = format!("the block allocation table cannot stand at byte {table_at}");
+            return Err(corrupt(at.saturating_add(16), what));
+        }
         if table_end > self.file_len {
             return Err(corrupt(table_at, "the file ends inside the block allocation table (truncated?)"));
         }
-        let bytes = read(source, table_at, index(blocks.saturating_mul(4)), "block allocation table")?;
-        let bat: Vec<u32> =
+        let bytes = read(source, table_at, index(u64::from(entries).saturating_mul(4)), "block allocation table")?;
+        let mut bat: Vec<u32> =
             bytes.chunks_exact(4).map(|entry| entry.try_into().map_or(UNUSED, u32::from_be_bytes)).collect();
+        let spare = bat.split_off(index(blocks));
+        let room = if spare.iter().all(|&entry| entry == UNUSED) { entries } else { count_of(&bat) };
         let batmap = self.read_batmap(source, table_end, blocks)?;
-        let (locators, locators_end) = read_locators(source, &header)?;
-        let batmap_end = batmap.as_ref().map_or(0, |map| {
+        let (locators, mut extents) = read_locators(source, &header)?;
+        extents.extend([0..SECTOR, at..at.saturating_add(1024), table_at..table_end]);
+        if let Some(map) = &batmap {
+            let map_at = map.header.offset.get();
             let len = u64::try_from(map.bits.len()).unwrap_or(u64::MAX);
-            map.header.offset.get().saturating_add(len).next_multiple_of(SECTOR)
-        });
-        let end = table_end.max(batmap_end).max(locators_end);
+            let map = [map.header_at..map.header_at.saturating_add(SECTOR), map_at..map_at.saturating_add(len)];
+            if map.iter().any(|part| part.start < at.saturating_add(1024) && part.end > at) {
+                return Err(corrupt(table_end, "the batmap lies over the header"));
+            }
+            extents.extend(map);
+        }
+        extents.sort_unstable_by_key(|extent| (extent.start, extent.end));
         let mut used: Vec<u32> = bat.iter().copied().filter(|&sector| sector != UNUSED).collect();
         used.sort_unstable();
-        Ok(Tables { header, bat, batmap, locators, end, used })
+        Ok(Tables { header, bat, batmap, locators, room, extents, used })
     }
 
     /// The batmap stands right behind the table in images whose creator is one of the Xen tools.
@@ -228,27 +275,21 @@ impl Survey {
     }
 
     fn check_blocks(&mut self, tables: &Tables) {
-        let block_size = u64::from(tables.header.block_size.get());
-        let len = bitmap_len(block_size).saturating_add(block_size);
         let table_at = tables.header.table_offset.get();
-        let mut floor = tables.end;
-        for &sector in &tables.used {
-            let at = u64::from(sector).saturating_mul(SECTOR);
-            if at < floor {
-                self.note(
-                    Severity::Damage,
-                    table_at,
-                    format!("a block at byte {at} lies over metadata or over another block"),
-                );
-            } else if at.saturating_add(len) > self.file_len {
-                self.note(
-                    Severity::Damage,
-                    table_at,
-                    format!("a block at byte {at} reaches behind the end of the file (truncated?)"),
-                );
+        let (mut floor, mut blocks_floor) = (0, 0);
+        for (range, is_block) in tables.occupied() {
+            // Pieces of metadata may lie over each other, as locators of other programs do; a block over nothing.
+            if range.start < if is_block { floor } else { blocks_floor } {
+                let what = format!("a block at byte {} lies over metadata or over another block", range.start);
+                self.note(Severity::Damage, table_at, what);
+            } else if is_block && range.end > self.file_len {
+                let what = format!("a block at byte {} reaches behind the end of the file (truncated?)", range.start);
+                self.note(Severity::Damage, table_at, what);
             }
-            floor = at.saturating_add(len);
+            floor = range.end.max(floor);
+            blocks_floor = if is_block { range.end } else { blocks_floor };
         }
+        let len = tables.slot_len();
         let tail = self.file_len.saturating_sub(floor);
         if tail >= len {
             self.note(Severity::Leak, floor, format!("{tail} bytes behind the last block are not in use"));
@@ -268,6 +309,10 @@ pub fn batmap_writes(header: &RawBatmapHeader, header_at: u64, bits: &[u8]) -> V
     let header = RawBatmapHeader { checksum: checksum(bits).into(), version: BATMAP_VERSION.into(), ..*header };
     let map = MetaWrite { at: header.offset.get(), bytes: bits.to_vec() };
     vec![map, MetaWrite { at: header_at, bytes: header.as_bytes().to_vec() }]
+}
+
+fn count_of(entries: &[u32]) -> u32 {
+    u32::try_from(entries.len()).unwrap_or(u32::MAX)
 }
 
 /// `n` as an index: exact on the 64-bit machines we build for.
@@ -294,12 +339,21 @@ fn footer_at(source: &mut dyn Source, at: u64, len: usize) -> Result<Found, Imag
     }
 }
 
-/// The footer at the end of the file or, where that is missing or broken, its copy at the start.
+/// The footer in force and where else it belongs.
+struct Footers {
+    footer: RawFooter,
+    end: (u64, bool),
+    copy_stale: bool,
+}
+
+/// The copy of the footer at the start of the file counts. The one at the end is as good, while it is there: it is lost
+/// when the file grows behind it, so whatever is found there after a crash must not have been believed in between.
+/// Only a fixed image has no copy.
 fn find_footer(
     source: &mut dyn Source,
     problems: &mut Vec<Problem>,
     repairs: &mut Vec<MetaWrite>,
-) -> Result<RawFooter, ImageError> {
+) -> Result<Footers, ImageError> {
     let len = source.len();
     if len < 512 {
         return Err(ImageError::new(
@@ -316,21 +370,28 @@ fn find_footer(
             (tail, tail_at) = (short, len.saturating_sub(511));
         }
     }
-    let mut note = |at, what: &str| problems.push(Problem { severity: Severity::Repairable, at, what: what.into() });
+    let mut note = |severity, at, what: &str| problems.push(Problem { severity, at, what: what.into() });
+    let repair = |at, footer: &RawFooter| MetaWrite { at, bytes: footer.as_bytes().to_vec() };
     match (tail, copy) {
-        (Found::Sound(footer), copy) if footer.disk_type.get() != 2 => {
-            if !matches!(&copy, Found::Sound(copy) if copy.as_bytes() == footer.as_bytes()) {
-                note(0, "the copy of the footer at the start of the file is missing or differs");
-                repairs.push(MetaWrite { at: 0, bytes: footer.as_bytes().to_vec() });
+        (Found::Sound(tail), Found::Sound(copy)) if !tail.is_fixed() && !copy.is_fixed() && tail.uuid == copy.uuid => {
+            let stale = tail.as_bytes() != copy.as_bytes();
+            if stale {
+                note(Severity::Unclosed, tail_at, "the footer at the end of the file is older than its copy");
+                repairs.push(repair(tail_at, &copy));
             }
-            Ok(footer)
+            Ok(Footers { footer: copy, end: (tail_at, stale), copy_stale: false })
         }
-        (Found::Sound(footer), _) => Ok(footer),
-        (_, Found::Sound(copy)) if copy.disk_type.get() != 2 => {
-            note(tail_at, "the footer at the end of the file is missing (the last writer did not end cleanly)");
+        (Found::Sound(footer), _) if !footer.is_fixed() => {
+            note(Severity::Repairable, 0, "the copy of the footer at the start of the file is missing or differs");
+            repairs.push(repair(0, &footer));
+            Ok(Footers { footer, end: (tail_at, false), copy_stale: true })
+        }
+        (Found::Sound(footer), _) => Ok(Footers { footer, end: (tail_at, false), copy_stale: false }),
+        (_, Found::Sound(copy)) if !copy.is_fixed() => {
+            note(Severity::Unclosed, tail_at, "there is no footer at the end of the file, only its copy at the start");
             let at = len.next_multiple_of(SECTOR);
-            repairs.push(MetaWrite { at, bytes: copy.as_bytes().to_vec() });
-            Ok(copy)
+            repairs.push(repair(at, &copy));
+            Ok(Footers { footer: copy, end: (at, true), copy_stale: false })
         }
         (Found::None, Found::None | Found::Sound(_)) => {
             Err(ImageError::new(ImageErrorKind::WrongFormat, "there is no VHD footer at either end of the file"))
@@ -384,34 +445,50 @@ fn read_header(source: &mut dyn Source, at: u64) -> Result<RawHeader, ImageError
     Ok(header)
 }
 
-/// The locators that hold something, and where the last of them ends.
-fn read_locators(source: &mut dyn Source, header: &RawHeader) -> Result<(Vec<Locator>, u64), ImageError> {
+/// The locators that hold something, and where they stand.
+fn read_locators(source: &mut dyn Source, header: &RawHeader) -> Result<(Vec<Locator>, Vec<Range<u64>>), ImageError> {
     let mut found = Vec::new();
-    let mut end = 0;
-    for locator in header.locators.iter().filter(|locator| locator.code != [0; 4] && locator.data_len.get() > 0) {
+    let mut extents = Vec::new();
+    for locator in header.locators.iter().filter(|locator| holds_path(locator)) {
         let at = locator.data_offset.get();
-        // The specification counts sectors; many programs write bytes.
-        let space = locator.data_space.get();
-        let space = if space < 512 { u64::from(space).saturating_mul(SECTOR) } else { u64::from(space) };
+        let space = locator_space(locator);
         let len = locator.data_len.get();
         if len > LOCATOR_MAX || u64::from(len) > space {
             return Err(corrupt(at, format!("a parent locator of {len} bytes does not fit in its space of {space}")));
         }
         let bytes = read(source, at, index(u64::from(len)), "parent locator")?;
-        found.push(decode_locator(locator, &bytes));
-        end = end.max(at.saturating_add(space).next_multiple_of(SECTOR));
+        found.push(decode_locator(&locator.code, &bytes));
+        extents.extend(locator_extent(locator));
     }
-    Ok((found, end))
+    Ok((found, extents))
 }
 
-fn decode_locator(locator: &RawLocator, bytes: &[u8]) -> Locator {
+fn holds_path(locator: &RawLocator) -> bool {
+    locator.code != [0; 4] && locator.data_len.get() > 0
+}
+
+/// Bytes that a locator's path may take. The specification counts sectors; many programs write bytes.
+fn locator_space(locator: &RawLocator) -> u64 {
+    let space = u64::from(locator.data_space.get());
+    if space < 512 { space.saturating_mul(SECTOR) } else { space }
+}
+
+/// Where a locator's path stands, if it holds one.
+pub fn locator_extent(locator: &RawLocator) -> Option<Range<u64>> {
+    let at = locator.data_offset.get();
+    let end = at.saturating_add(locator_space(locator)).checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX);
+    holds_path(locator).then_some(at..end)
+}
+
+/// A path as it is shown.
+pub fn decode_locator(code: &[u8; 4], bytes: &[u8]) -> Locator {
     let utf16 = |from: fn([u8; 2]) -> u16| {
         let units = bytes.chunks_exact(2).filter_map(|unit| unit.try_into().ok().map(from));
         String::from_utf16_lossy(&units.collect::<Vec<_>>())
     };
-    let path = match &locator.code {
+    let path = match code {
         b"W2ru" | b"W2ku" => utf16(u16::from_le_bytes),
         _ => String::from_utf8_lossy(bytes).into_owned(),
     };
-    Locator { code: String::from_utf8_lossy(&locator.code).into_owned(), path: path.trim_end_matches('\0').into() }
+    Locator { code: String::from_utf8_lossy(code).into_owned(), path: path.trim_end_matches('\0').into() }
 }

@@ -1,7 +1,7 @@
 //! `image check`: whether an image's structure is sound, and what can be repaired without loss.
 //!
 //! Space that nothing refers to is named but is no damage: every crash may leave some, and the next writer takes
-//! it back.
+//! it back. So is an image whose writer was stopped before it could close it.
 
 use disk::vhd::{self, Problem, Report, Severity};
 use disk::{ImageErrorKind, Source};
@@ -18,7 +18,7 @@ use crate::output;
 #[derive(Serialize)]
 struct Found {
     image: String,
-    /// `clean`, `damaged` or `repaired`.
+    /// `clean`, `unclosed`, `damaged` or `repaired`.
     result: &'static str,
     problems: Vec<Line>,
 }
@@ -26,7 +26,7 @@ struct Found {
 #[derive(Serialize)]
 struct Line {
     image: String,
-    /// `leak`, `repairable` or `damage`.
+    /// `leak`, `unclosed`, `repairable` or `damage`.
     severity: &'static str,
     /// Offset in the file.
     at: u64,
@@ -87,7 +87,7 @@ fn unfit(report: &Report) -> Option<&Problem> {
 
 fn verdict(report: &Report) -> Exit {
     match report.worst() {
-        None | Some(Severity::Leak) => Exit::Done,
+        None | Some(Severity::Leak | Severity::Unclosed) => Exit::Done,
         Some(Severity::Repairable | Severity::Damage) => Exit::Damaged,
     }
 }
@@ -106,6 +106,7 @@ fn repair(name: &ImageName, file: &mut ImageFile, report: &Report) -> Result<(),
 fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
     let severity = |severity| match severity {
         Severity::Leak => "leak",
+        Severity::Unclosed => "unclosed",
         Severity::Repairable => "repairable",
         Severity::Damage => "damage",
     };
@@ -119,9 +120,15 @@ fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
 }
 
 fn report(check: &Check, exit: Exit, problems: Vec<Line>) -> Result<Exit, Failure> {
+    let unclosed = !problems.is_empty() && problems.iter().all(|line| matches!(line.severity, "leak" | "unclosed"));
+    let unclosed = unclosed && problems.iter().any(|line| line.severity == "unclosed");
     let (result, sentence) = match exit {
+        Exit::Repaired if unclosed => ("repaired", "was not closed cleanly and is in order now"),
         Exit::Repaired => ("repaired", "was damaged and is repaired"),
         Exit::Damaged => ("damaged", "is damaged"),
+        _ if unclosed => {
+            ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer puts it in order")
+        }
         _ => ("clean", "is clean"),
     };
     if check.json {

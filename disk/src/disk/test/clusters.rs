@@ -49,6 +49,13 @@ pub struct Clusters {
     limbo: Vec<u64>,
     sealed: Vec<u64>,
     changed: usize,
+    /// Places that were forgotten, and that were before the round that is under way; and what may be reclaimed.
+    forgotten: Vec<u64>,
+    sealed_forgotten: Vec<u64>,
+    stray: VecDeque<u64>,
+    /// What a power loss leaves of the table, and what the round under way will make of it.
+    pub durable: Vec<Entry>,
+    sealed_table: Vec<Entry>,
     /// How often something was hidden, at the price of an entry in the table.
     pub hidden: usize,
     pub unpacked: std::cell::Cell<usize>,
@@ -69,6 +76,11 @@ impl Clusters {
             limbo: Vec::new(),
             sealed: Vec::new(),
             changed: 0,
+            forgotten: Vec::new(),
+            sealed_forgotten: Vec::new(),
+            stray: VecDeque::new(),
+            durable: vec![Entry::Parent; len.div_ceil(CLUSTER) as usize],
+            sealed_table: Vec::new(),
             hidden: 0,
             unpacked: std::cell::Cell::new(0),
         }
@@ -122,11 +134,27 @@ impl Clusters {
     }
 
     fn give_up(&mut self, entry: Entry) {
-        match entry {
-            Entry::Data(at) => self.limbo.push(at),
-            Entry::Packed(begin) => self.limbo.push(begin / CLUSTER * CLUSTER),
-            Entry::Parent | Entry::Zero => {}
+        self.limbo.extend(place_of(entry));
+    }
+
+    /// What a reader finds at `at` after a power loss, if it is here.
+    pub fn survivor(&self, file: &[u8], at: u64) -> Option<u8> {
+        let within = at % CLUSTER;
+        match *self.durable.get((at / CLUSTER) as usize)? {
+            Entry::Parent => None,
+            Entry::Zero => Some(0),
+            Entry::Data(place) => Some(file.get((place + within) as usize).copied().unwrap_or(0)),
+            Entry::Packed(begin) => Some(content(file[begin as usize + 1])[within as usize]),
         }
+    }
+}
+
+/// The place that goes with an entry.
+fn place_of(entry: Entry) -> Option<u64> {
+    match entry {
+        Entry::Data(at) => Some(at),
+        Entry::Packed(begin) => Some(begin / CLUSTER * CLUSTER),
+        Entry::Parent | Entry::Zero => None,
     }
 }
 
@@ -230,14 +258,24 @@ impl Format for Clusters {
     }
 
     fn reclaim(&mut self) -> Option<(u64, u64)> {
-        None
+        self.stray.pop_front().map(|at| (at, CLUSTER))
     }
 
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
-        Ok(span.len)
+        let cluster = self.know(span.at)?;
+        let (within, len) = self.inside(span);
+        assert!(within == 0 && span.at + len == (span.at + CLUSTER).min(self.len), "a part of a cluster is forgotten");
+        assert!(self.busy(cluster).is_none(), "forgotten under a write");
+        let old = std::mem::replace(&mut self.table[cluster as usize], Entry::Parent);
+        self.changed += usize::from(old != Entry::Parent);
+        self.forgotten.extend(place_of(old));
+        Ok(len)
     }
 
-    fn grow(&mut self, _len: u64) -> Result<(), ImageError> {
+    fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        self.len = len;
+        self.table.resize(len.div_ceil(CLUSTER) as usize, Entry::Parent);
+        self.changed += 1;
         Ok(())
     }
 
@@ -260,17 +298,27 @@ impl Format for Clusters {
     }
 
     fn dirty(&self) -> usize {
-        self.changed + self.limbo.len()
+        self.changed + self.limbo.len() + self.forgotten.len()
     }
 
     fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
         self.changed = 0;
         self.sealed.append(&mut self.limbo);
+        self.sealed_forgotten.append(&mut self.forgotten);
+        self.sealed_table.clone_from(&self.table);
         vec![vec![MetaWrite { at: 0, bytes: vec![0; 512] }]]
     }
 
     fn settled(&mut self, durable: bool) {
-        let sealed = std::mem::take(&mut self.sealed);
-        if durable { self.free.extend(sealed) } else { self.limbo.extend(sealed) }
+        let (sealed, forgotten) = (std::mem::take(&mut self.sealed), std::mem::take(&mut self.sealed_forgotten));
+        if durable {
+            self.free.extend(sealed);
+            self.stray.extend(forgotten);
+            self.durable.clone_from(&self.sealed_table);
+        } else {
+            self.limbo.extend(sealed);
+            self.forgotten.extend(forgotten);
+            self.changed += 1;
+        }
     }
 }

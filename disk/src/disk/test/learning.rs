@@ -89,5 +89,32 @@ fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
     request.retire();
     assert_eq!(status, Status::Done);
     assert!(disk.fold.lookup(0).is_none(), "the first grain is forgotten by now");
-    assert_eq!(disk.learning, [], "its turn to learn is over");
+    assert!(disk.lessons.is_over(), "its turn to learn is over");
+}
+
+/// A cache that holds just what one grain needs, and reads of many grains at once, which take it from each other.
+#[test]
+fn grains_that_take_the_cache_from_each_other_are_learned_all_the_same() {
+    use super::clusters::Clusters;
+    const GRAINS: u64 = 40;
+    for seed in 0..4 {
+        let layer = || {
+            let mut layer = Clusters::new(GRAINS * 2 * MIB);
+            layer.known_max = 8;
+            layer
+        };
+        let mut rig = Rig::new(vec![layer(), layer(), layer()], vec![Vec::new(), Vec::new(), Vec::new()], seed);
+        rig.files.room = 64;
+        for grain in 0..GRAINS {
+            rig.submit(Operation::Read, grain * 2 * MIB, 512, Segments::zeroed(512), grain);
+        }
+        let mut steps = 0;
+        while !rig.disk.is_idle() {
+            rig.step();
+            steps += 1;
+            assert!(steps < 100_000, "{} of {GRAINS} reads have ended", rig.answered.len());
+        }
+        assert_eq!(rig.answered.len() as u64, GRAINS);
+        assert!(rig.answered.iter().all(|(_, status, _)| *status == Status::Done));
+    }
 }

@@ -90,7 +90,7 @@ pub fn each_crash(bytes: &[u8], batches: &[Vec<MetaWrite>], mut show: impl FnMut
     let mut durable = bytes.to_vec();
     for batch in batches {
         let sectors: Vec<MetaWrite> = batch.iter().flat_map(sectors_of).collect();
-        assert!(sectors.len() <= 12, "{} sectors in a batch have too many subsets", sectors.len());
+        assert!(sectors.len() <= 14, "{} sectors in a batch have too many subsets", sectors.len());
         let end = sectors.iter().map(|sector| sector.at as usize + SECTOR).max().unwrap_or(0);
         for subset in 0..1u32 << sectors.len() {
             let mut state = durable.clone();

@@ -1,0 +1,303 @@
+//! The runs of one grain, in a form that is small and searched fast.
+//!
+//! Knows nothing of layers, nor of which grain it is. Keeps: what was packed is found again, byte for byte.
+
+use super::GRAIN;
+use crate::{FileId, Span};
+
+/// The unit of everything in the map.
+const SECTOR: u64 = 512;
+
+/// Where a run of bytes lives, over all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// Nowhere: zero.
+    Zero,
+    /// In a file.
+    Data {
+        /// The file.
+        file: FileId,
+        /// Offset in it.
+        at: u64,
+    },
+    /// In a compressed cluster of a file; its format knows which.
+    Packed {
+        /// The file.
+        file: FileId,
+    },
+}
+
+impl Where {
+    /// Whether the bytes stand in this file as they are.
+    pub fn is_in(self, file: FileId) -> bool {
+        matches!(self, Where::Data { file: place, .. } if place == file)
+    }
+
+    /// The place `by` bytes further on.
+    pub fn advanced(self, by: u64) -> Where {
+        match self {
+            Where::Zero | Where::Packed { .. } => self,
+            Where::Data { file, at } => Where::Data { file, at: at.saturating_add(by) },
+        }
+    }
+}
+
+/// Bytes of the disk that live in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The bytes.
+    pub span: Span,
+    /// Where the first of them lives.
+    pub place: Where,
+}
+
+/// A [`Where`] in eight bytes: the file in the highest, the sector in it in the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compact(u64);
+
+impl Compact {
+    /// No file has this sector.
+    const ZERO: u64 = u64::MAX;
+    /// Nor this one: in more than one place.
+    const SPLIT: u64 = u64::MAX - 1;
+    /// Nor can any have this one, as the sector: in a compressed cluster.
+    const INSIDE: u64 = (u64::MAX >> 8) - 2;
+
+    pub fn of(place: Where) -> Compact {
+        Compact(match place {
+            Where::Zero => Compact::ZERO,
+            Where::Packed { file } => (u64::from(file.0) << 56) | Compact::INSIDE,
+            Where::Data { file, at } => (u64::from(file.0) << 56) | (at / SECTOR),
+        })
+    }
+
+    pub fn place(self) -> Where {
+        if self.0 == Compact::ZERO {
+            return Where::Zero;
+        }
+        let [file, ..] = self.0.to_be_bytes();
+        match self.0 & (u64::MAX >> 8) {
+            Compact::INSIDE => Where::Packed { file: FileId(file) },
+            sector => Where::Data { file: FileId(file), at: sector.saturating_mul(SECTOR) },
+        }
+    }
+}
+
+/// What most guests read at once.
+const PAGE: u64 = 4096;
+/// Sectors in a grain.
+const SECTORS: usize = 4096;
+/// Pages in a grain.
+const PAGES: usize = 512;
+/// Runs from which on a grain has a table of its pages: a search in many runs takes a dozen unforeseeable steps, this
+/// takes one. Where no page is split between runs, the runs themselves are not kept.
+const PAGES_FROM: usize = 256;
+
+/// The runs of a grain, in one piece of memory. Either where each page lives, and nothing else, where no page is split
+/// between runs and the runs are many; or
+///
+/// - a word that says what follows: the number of runs, the sector behind the last of them, and whether there are pages;
+/// - where each page lives that is not split between runs, if there are pages;
+/// - where each run lives;
+/// - the first sector of each run, four to a word.
+///
+/// A random read of a fragmented chain looks at a few neighbours among the starts and at one of the places, or at one
+/// page, and little else should have to be in the processor's cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runs(Box<[u64]>);
+
+/// The first word.
+#[derive(Clone, Copy)]
+struct Header {
+    count: usize,
+    end: u16,
+    pages: bool,
+}
+
+impl Header {
+    fn word(self) -> u64 {
+        let count = u64::try_from(self.count).unwrap_or(0);
+        count | (u64::from(self.end) << 16) | (u64::from(self.pages) << 32)
+    }
+
+    fn of(word: u64) -> Header {
+        let [count_low, count_high, end_low, end_high, pages, ..] = word.to_le_bytes();
+        Header {
+            count: usize::from(u16::from_le_bytes([count_low, count_high])),
+            end: u16::from_le_bytes([end_low, end_high]),
+            pages: pages == 1,
+        }
+    }
+
+    /// Words in front of the places of the runs.
+    fn places_at(self) -> usize {
+        if self.pages { PAGES + 1 } else { 1 }
+    }
+}
+
+impl Runs {
+    /// No runs at all: nothing is known of the grain.
+    pub fn unknown() -> Runs {
+        Runs(Box::default())
+    }
+
+    /// Whether that is what this is.
+    pub fn is_unknown(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The runs of the grain that begins at `base`.
+    pub fn pack(base: u64, runs: &[Run]) -> Runs {
+        let within = |at: u64| at.saturating_sub(base) / SECTOR;
+        let end = runs.last().map_or(0, |run| within(run.span.end()));
+        let pages = (runs.len() >= PAGES_FROM).then(|| pages(base, runs));
+        if let Some(pages) = pages.as_ref().filter(|pages| !pages.contains(&Compact::SPLIT)) {
+            return Runs(pages.as_slice().into());
+        }
+        let header = Header { count: runs.len(), end: u16::try_from(end).unwrap_or(u16::MAX), pages: pages.is_some() };
+        let mut words = Vec::with_capacity(header.places_at() + runs.len() + runs.len().div_ceil(4));
+        words.push(header.word());
+        words.extend(pages.iter().flatten());
+        words.extend(runs.iter().map(|run| Compact::of(run.place).0));
+        words.extend(runs.chunks(4).map(|four| {
+            let starts = four.iter().map(|run| within(run.span.at)).zip((0..).step_by(16));
+            starts.fold(0, |word, (start, shift)| word | (start << shift))
+        }));
+        Runs(words.into_boxed_slice())
+    }
+
+    /// The runs again, of the grain that begins at `base`.
+    pub fn unpack(&self, base: u64) -> Vec<Run> {
+        let mut runs = Vec::new();
+        let mut within = 0;
+        while let Some((place, len)) = self.lookup(within) {
+            append(&mut runs, Run { span: Span { at: base.saturating_add(within), len }, place });
+            within = within.saturating_add(len);
+        }
+        runs
+    }
+
+    /// Where byte `within` of the grain lives, and how many bytes from there on are known to live in the same run.
+    pub fn lookup(&self, within: u64) -> Option<(Where, u64)> {
+        if self.is_pages() {
+            return Some(in_page(*self.0.get(usize::try_from(within / PAGE).ok()?)?, within));
+        }
+        let header = Header::of(*self.0.first()?);
+        if header.pages {
+            let page = *self.0.get(usize::try_from(within / PAGE).ok()?.checked_add(1)?)?;
+            if within < GRAIN && page != Compact::SPLIT {
+                return Some(in_page(page, within));
+            }
+        }
+        let sector = within / SECTOR;
+        let starts = self.0.get(header.places_at().checked_add(header.count)?..)?;
+        let which = last_start_up_to(starts, header.count, sector);
+        let start = start(starts, which).filter(|_| header.count > 0)?;
+        let end = if which.saturating_add(1) < header.count {
+            self::start(starts, which.saturating_add(1))?
+        } else {
+            u64::from(header.end)
+        };
+        let left = end.saturating_mul(SECTOR).checked_sub(within).filter(|&left| left > 0)?;
+        let place = Compact(*self.0.get(header.places_at().checked_add(which)?)?).place();
+        Some((place.advanced(within.saturating_sub(start.saturating_mul(SECTOR))), left))
+    }
+
+    /// Lays a run of whole pages over a grain of which only pages are kept. Whether it could.
+    pub fn overlay_pages(&mut self, within: u64, len: u64, place: Where) -> bool {
+        let (Ok(first), Ok(count)) = (usize::try_from(within / PAGE), usize::try_from(len / PAGE)) else {
+            return false;
+        };
+        if !self.is_pages() || within % PAGE != 0 || len % PAGE != 0 {
+            return false;
+        }
+        let Some(pages) = self.0.get_mut(first..first.saturating_add(count)) else { return false };
+        for (page, into) in pages.iter_mut().zip((0..).step_by(4096)) {
+            *page = Compact::of(place.advanced(into)).0;
+        }
+        true
+    }
+
+    /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one more
+    /// takes two.
+    fn is_pages(&self) -> bool {
+        self.0.len() == PAGES
+    }
+
+    /// Bytes of memory behind this.
+    pub fn bytes(&self) -> usize {
+        std::mem::size_of_val(&*self.0)
+    }
+}
+
+/// Where byte `within` of a grain lives whose page lives there, and how many bytes of the page are left.
+fn in_page(page: u64, within: u64) -> (Where, u64) {
+    let into = within % PAGE;
+    (Compact(page).place().advanced(into), PAGE.saturating_sub(into))
+}
+
+/// The last of `count` runs that begins at `sector` or before; the first one begins at the start of the grain.
+fn last_start_up_to(starts: &[u64], count: usize, sector: u64) -> usize {
+    // Runs are mostly of one length, that of a cluster.
+    let guess = usize::try_from(sector).unwrap_or(0).saturating_mul(count) / SECTORS;
+    let is_up_to = |which: usize| start(starts, which).is_some_and(|start| start <= sector);
+    if is_up_to(guess) && (guess.saturating_add(1) >= count || !is_up_to(guess.saturating_add(1))) {
+        return guess;
+    }
+    let (mut first, mut size) = (0usize, count);
+    while size > 1 {
+        let half = size / 2;
+        let middle = first.saturating_add(half);
+        first = if is_up_to(middle) { middle } else { first };
+        size = size.saturating_sub(half);
+    }
+    first
+}
+
+/// First sector of a run.
+fn start(starts: &[u64], which: usize) -> Option<u64> {
+    let shift = (which % 4).saturating_mul(16);
+    Some((starts.get(which / 4)? >> shift) & u64::from(u16::MAX))
+}
+
+/// Where each page of the grain at `base` lives.
+fn pages(base: u64, runs: &[Run]) -> Vec<u64> {
+    let mut pages = vec![Compact::SPLIT; PAGES];
+    for run in runs {
+        let mut at = run.span.at.next_multiple_of(PAGE);
+        while at.saturating_add(PAGE) <= run.span.end() {
+            let page = usize::try_from(at.saturating_sub(base) / PAGE).ok().and_then(|page| pages.get_mut(page));
+            if let Some(page) = page {
+                *page = Compact::of(run.place.advanced(at.saturating_sub(run.span.at))).0;
+            }
+            at = at.saturating_add(PAGE);
+        }
+    }
+    pages
+}
+
+/// `runs` with `new` laid over them; neighbours that continue each other become one.
+pub fn overlaid(runs: &[Run], new: Run) -> Vec<Run> {
+    let mut result = Vec::with_capacity(runs.len().saturating_add(2));
+    for run in runs.iter().filter(|run| run.span.at < new.span.at) {
+        let len = run.span.len.min(new.span.at.saturating_sub(run.span.at));
+        append(&mut result, Run { span: Span { at: run.span.at, len }, place: run.place });
+    }
+    append(&mut result, new);
+    for run in runs.iter().filter(|run| run.span.end() > new.span.end()) {
+        let skip = new.span.end().saturating_sub(run.span.at);
+        let span = Span { at: run.span.at.saturating_add(skip), len: run.span.len.saturating_sub(skip) };
+        append(&mut result, Run { span, place: run.place.advanced(skip) });
+    }
+    result
+}
+
+/// Appends a run, or lengthens the last one if the new run continues it.
+pub fn append(runs: &mut Vec<Run>, new: Run) {
+    match runs.last_mut() {
+        Some(last) if last.place.advanced(last.span.len) == new.place => {
+            last.span.len = last.span.len.saturating_add(new.span.len);
+        }
+        _ => runs.push(new),
+    }
+}

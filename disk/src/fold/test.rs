@@ -1,0 +1,318 @@
+//! The map against a naive one, and what it forgets.
+
+#![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
+
+use super::*;
+use crate::FileId;
+
+const BUDGET: usize = 22 << 20;
+
+fn data(file: u8, at: u64) -> Where {
+    Where::Data { file: FileId(file), at }
+}
+
+fn run(at: u64, len: u64, place: Where) -> Run {
+    Run { span: Span { at, len }, place }
+}
+
+/// Learns a grain of `count` runs, each in another place.
+fn learn_mixed(fold: &mut Fold, grain: u64, count: u64) {
+    let (at, len) = (grain * GRAIN, GRAIN / count);
+    let runs: Vec<Run> = (0..count).map(|i| run(at + i * len, len, data(u8::from(i % 2 == 1), i << 24))).collect();
+    fold.learn(Span { at, len: GRAIN }, &runs);
+}
+
+fn learn_whole(fold: &mut Fold, grain: u64) {
+    let at = grain * GRAIN;
+    fold.learn(Span { at, len: GRAIN }, &[run(at, GRAIN, data(0, at))]);
+}
+
+#[test]
+fn an_overlay_splits_and_joins_runs() {
+    let mut fold = Fold::new(4 * GRAIN, BUDGET);
+    fold.learn(Fold::grain_of(0), &[run(0, GRAIN, data(3, 1 << 30))]);
+    fold.overlay(Span { at: 4096, len: 4096 }, data(0, 8192));
+    assert_eq!(fold.lookup(0), Some((data(3, 1 << 30), 4096)));
+    assert_eq!(fold.lookup(5120), Some((data(0, 9216), 3072)));
+    assert_eq!(fold.lookup(8192), Some((data(3, (1 << 30) + 8192), GRAIN - 8192)));
+    fold.overlay(Span { at: 0, len: 4096 }, data(0, 4096));
+    assert_eq!(fold.lookup(0), Some((data(0, 4096), 8192)));
+    fold.overlay(Span { at: 0, len: GRAIN }, Where::Zero);
+    assert_eq!(fold.lookup(77), Some((Where::Zero, GRAIN - 77)));
+}
+
+#[test]
+fn an_overlay_on_the_unknown_stays_unknown() {
+    let mut fold = Fold::new(4 * GRAIN, BUDGET);
+    fold.learn(Fold::grain_of(GRAIN), &[run(GRAIN, GRAIN, Where::Zero)]);
+    fold.overlay(Span { at: GRAIN - 512, len: 1024 }, data(0, 0));
+    assert_eq!(fold.lookup(GRAIN - 512), None);
+    assert_eq!(fold.lookup(GRAIN), Some((data(0, 512), 512)));
+    assert_eq!(fold.lookup(GRAIN + 512), Some((Where::Zero, GRAIN - 512)));
+}
+
+#[test]
+fn what_is_forgotten_stays_unknown_until_it_is_learned() {
+    let mut fold = Fold::new(4 * GRAIN, BUDGET);
+    learn_mixed(&mut fold, 1, 512);
+    fold.forget(GRAIN + 5);
+    fold.overlay(Span { at: GRAIN, len: GRAIN }, data(1, 0));
+    assert_eq!(fold.lookup(GRAIN), None);
+    learn_whole(&mut fold, 1);
+    assert_eq!(fold.lookup(GRAIN), Some((data(0, GRAIN), GRAIN)));
+}
+
+#[test]
+fn a_disk_that_has_grown_learns_its_last_grain_again() {
+    let mut fold = Fold::new(GRAIN / 2, BUDGET);
+    fold.learn(Fold::grain_of(0), &[run(0, GRAIN / 2, Where::Zero)]);
+    fold.grow(5000 * GRAIN);
+    assert_eq!(fold.lookup(0), None);
+    learn_whole(&mut fold, 4999);
+    assert!(fold.lookup(4999 * GRAIN).is_some());
+}
+
+#[test]
+fn a_place_that_is_packed_is_found_again() {
+    let places = [
+        Where::Zero,
+        data(0, 0),
+        data(59, 1 << 60),
+        data(255, 512),
+        Where::Packed { file: FileId(0) },
+        Where::Packed { file: FileId(255) },
+    ];
+    for place in places {
+        assert_eq!(Compact::of(place).place(), place);
+    }
+}
+
+/// Memory of a page for each page of the grain, however the pages are scattered, and nothing for the runs.
+#[test]
+fn a_grain_scattered_by_pages_takes_eight_bytes_a_page() {
+    let mut fold = Fold::new(GRAIN, BUDGET);
+    let before = fold.bytes();
+    learn_whole(&mut fold, 0);
+    let whole = fold.bytes();
+    learn_mixed(&mut fold, 0, 512);
+    assert!(fold.bytes() - whole <= 512 * 8 + 16, "{before}, {whole}, {}", fold.bytes());
+}
+
+/// Scope: every number of runs that a grain can have.
+#[test]
+fn no_number_of_runs_is_taken_for_pages() {
+    let mut fold = Fold::new(GRAIN, BUDGET);
+    for count in 2..=4096u64 {
+        let unit = |i: u64| run(i * 512, if i + 1 == count { GRAIN - i * 512 } else { 512 }, data(0, i << 24));
+        fold.learn(Fold::grain_of(0), &(0..count).map(unit).collect::<Vec<_>>());
+        let last = (count - 1) * 512;
+        assert_eq!(fold.lookup(last - 512), Some((data(0, (count - 2) << 24), 512)), "{count} runs");
+        assert_eq!(fold.lookup(last).map(|found| found.0), Some(data(0, (count - 1) << 24)), "{count} runs");
+    }
+}
+
+/// A map beside one that keeps a place for every sector.
+struct Pair {
+    fold: Fold,
+    naive: Vec<Option<Where>>,
+    dice: u64,
+    /// The disk's length.
+    len: u64,
+}
+
+impl Pair {
+    fn new(seed: u64, grains: u64, budget: usize) -> Pair {
+        println!("seed {seed}, budget {budget}");
+        let len = grains * GRAIN - 512 * 3;
+        Pair { fold: Fold::new(len, budget), naive: vec![None; (len / 512) as usize], dice: seed, len }
+    }
+
+    fn draw(&mut self, below: u64) -> u64 {
+        self.dice = self.dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.dice >> 33) % below
+    }
+
+    fn place(&mut self) -> Where {
+        match self.draw(6) {
+            0 => Where::Zero,
+            1 => Where::Packed { file: FileId(self.draw(3) as u8) },
+            _ => data(self.draw(4) as u8, self.draw(1 << 20) * 512),
+        }
+    }
+
+    fn lay(&mut self, span: Span, place: Where, everywhere: bool) {
+        for at in (span.at..span.end()).step_by(512) {
+            let sector = &mut self.naive[(at / 512) as usize];
+            if everywhere || sector.is_some() {
+                *sector = Some(place.advanced(at - span.at));
+            }
+        }
+    }
+
+    /// Learns a grain in runs of whole units.
+    fn learn(&mut self) {
+        let grain = Fold::grain_of(self.draw(self.len));
+        let inside = grain.intersection(Span { at: 0, len: self.len }).unwrap();
+        let unit = [512, 1024, 4096, 65536, GRAIN][self.draw(5) as usize];
+        let mut runs = Vec::new();
+        let mut at = inside.at;
+        while at < inside.end() {
+            let span = Span { at, len: (unit * (1 + self.draw(3))).min(inside.end() - at) };
+            let place = self.place();
+            self.lay(span, place, true);
+            append(&mut runs, Run { span, place });
+            at = span.end();
+        }
+        self.fold.learn(grain, &runs);
+    }
+
+    fn overlay(&mut self) {
+        let unit = [512, 4096, 65536][self.draw(3) as usize];
+        let at = self.draw(self.len / unit) * unit;
+        let long = if self.draw(10) == 0 { 3 * GRAIN / unit } else { 20 };
+        let span = Span { at, len: ((1 + self.draw(long)) * unit).min(self.len - at) };
+        let place = self.place();
+        self.fold.overlay(span, place);
+        self.lay(span, place, false);
+    }
+
+    fn look(&mut self) -> bool {
+        let at = self.draw(self.len / 512) * 512;
+        let Some((place, len)) = self.fold.lookup(at) else { return false };
+        for into in (0..len.min(self.len - at)).step_by(512) {
+            assert_eq!(self.naive[((at + into) / 512) as usize], Some(place.advanced(into)), "{at} and {into}");
+        }
+        true
+    }
+
+    fn forget(&mut self) {
+        let grain = Fold::grain_of(self.draw(self.len));
+        self.fold.forget(grain.at);
+        assert_eq!(self.fold.lookup(grain.at), None);
+        let inside = grain.intersection(Span { at: 0, len: self.len }).unwrap();
+        self.naive[(inside.at / 512) as usize..(inside.end() / 512) as usize].fill(None);
+    }
+}
+
+/// Scope: 16 seeds of 1500 steps on 24 grains; with memory for all, for a few, and for next to none.
+#[test]
+fn the_map_agrees_with_a_naive_one_or_does_not_know() {
+    for seed in 0..16 {
+        let budget = [BUDGET, 60_000, 12_000, 0][seed as usize % 4];
+        let mut pair = Pair::new(seed, 24, budget);
+        let mut found = 0;
+        for _ in 0..1500 {
+            match pair.draw(8) {
+                0 => pair.learn(),
+                1..4 => pair.overlay(),
+                4 if pair.draw(8) == 0 => pair.forget(),
+                _ => found += usize::from(pair.look()),
+            }
+            let kept = pair.fold.bytes() <= budget || pair.fold.known.is_empty();
+            assert!(kept, "{} bytes of {budget}", pair.fold.bytes());
+            let counted = pair.fold.grains.counted() + pair.fold.known.capacity() * 4;
+            assert_eq!(pair.fold.bytes(), counted, "the sum is kept up to date");
+        }
+        assert!(budget < BUDGET || found > 300, "{found} lookups found something");
+    }
+}
+
+/// Looks up `lookups` grains as `next` says, learning what is not known; the part that was known.
+fn hit_rate(fold: &mut Fold, lookups: u64, runs: u64, mut next: impl FnMut(u64) -> u64) -> f64 {
+    let mut hits = 0;
+    for i in 0..lookups {
+        let grain = next(i);
+        if fold.lookup(grain * GRAIN).is_some() {
+            hits += 1;
+        } else {
+            learn_mixed(fold, grain, runs);
+        }
+    }
+    f64::from(hits) / lookups as f64
+}
+
+/// How many grains of `runs` runs there is room for.
+fn room_for(budget: usize, runs: u64) -> u64 {
+    let mut fold = Fold::new(1 << 40, budget);
+    (0..100_000).for_each(|grain| learn_mixed(&mut fold, grain, runs));
+    fold.known.len() as u64
+}
+
+/// Scope: working sets from 0.9 to 4 times of what there is room for, read at random and round and round.
+#[test]
+fn a_working_set_larger_than_the_budget_is_found_in_proportion() {
+    let budget = 1 << 20;
+    let room = room_for(budget, 32);
+    assert!(room > 2000, "room for {room}");
+    for tenths in [9, 11, 15, 20, 40] {
+        let set = room * tenths / 10;
+        let mut dice = 7u64;
+        let mut fold = Fold::new(1 << 40, budget);
+        let mut random = |_| {
+            dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (dice >> 33) % set
+        };
+        hit_rate(&mut fold, 6 * set, 32, &mut random);
+        let found = hit_rate(&mut fold, 4 * set, 32, random);
+        let share = (10.0 / tenths as f64).min(1.0);
+        assert!(found > share * 0.9, "{tenths} tenths at random: {found:.3} found, {share:.3} in memory");
+        let mut fold = Fold::new(1 << 40, budget);
+        hit_rate(&mut fold, 6 * set, 32, |i| i % set);
+        let found = hit_rate(&mut fold, 4 * set, 32, |i| i % set);
+        println!("{tenths} tenths, round and round: {found:.3} found, {share:.3} in memory");
+        assert!(found >= share.powi(3), "{tenths} tenths round and round: {found:.3} found");
+    }
+}
+
+#[test]
+fn what_is_used_often_stays() {
+    let budget = 1 << 20;
+    let room = room_for(budget, 32);
+    let mut fold = Fold::new(1 << 40, budget);
+    let hot = room / 4;
+    let mut dice = 7u64;
+    let mut missed = 0;
+    // Every second look is at a hot grain, the others are at the rest of the disk once each.
+    for i in 0..20 * room {
+        dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let grain = (dice >> 33) % hot;
+        if fold.lookup(grain * GRAIN).is_none() {
+            missed += u64::from(i > 2 * room);
+            learn_mixed(&mut fold, grain, 32);
+        }
+        learn_mixed(&mut fold, hot + i, 32);
+    }
+    // Were use not regarded, it would be one in five.
+    assert!(missed < 18 * room / 10, "{missed} of {} looks at hot grains missed", 18 * room);
+}
+
+#[test]
+fn sixteen_tebibytes_in_sequence_stay_within_the_budget() {
+    let mut fold = Fold::new(16 << 40, 2 << 20);
+    let mut most = 0;
+    // Every sixteenth grain, so that all of the disk is touched.
+    for grain in (0..(16 << 40) / GRAIN).step_by(16) {
+        learn_whole(&mut fold, grain);
+        most = most.max(fold.bytes());
+    }
+    assert!(most <= 2 << 20, "{most} bytes");
+}
+
+#[test]
+fn a_tebibyte_in_sequence_is_known_as_a_whole() {
+    let mut fold = Fold::new(1 << 40, BUDGET);
+    let grains = (1u64 << 40) / GRAIN;
+    (0..grains).for_each(|grain| learn_whole(&mut fold, grain));
+    assert_eq!(fold.known.len() as u64, grains);
+    assert!(fold.bytes() < 12 << 20, "{} bytes", fold.bytes());
+}
+
+#[test]
+fn a_disk_of_exbibytes_is_no_burden() {
+    let mut fold = Fold::new(u64::MAX, BUDGET);
+    learn_whole(&mut fold, 7);
+    learn_whole(&mut fold, u64::MAX / GRAIN);
+    assert!(fold.lookup(7 * GRAIN).is_some());
+    assert_eq!(fold.lookup(u64::MAX / GRAIN * GRAIN), None);
+    assert!(fold.bytes() <= BUDGET);
+}

@@ -1,0 +1,97 @@
+//! A fixed image: the disk's bytes where they are on the disk, and a footer behind them.
+//!
+//! Knows nothing about blocks. Keeps: at every moment there is a footer at the end of the file.
+//!
+//! # How it grows
+//!
+//! 1. Slack in front of the old footer, where there is any, is zeroed. *Reopened here:* the old size.
+//! 2. The footer at the new end. *Reopened here:* the old size, or the new one with the old footer in its first sector.
+//! 3. The old footer's place is zeroed.
+//! 4. Settled: only now is the disk larger, since until then its first new sector is not the guest's.
+//!
+//! A file is assumed not to become longer without what made it so: there is no second footer to find.
+
+use zerocopy::IntoBytes;
+
+use super::layout::{RawFooter, SECTOR};
+use super::survey::index;
+use crate::format::MetaWrite;
+use crate::{ImageError, ImageErrorKind};
+
+/// Some programs round the size up in the file and not in the footer; to a cylinder, at most.
+const SLACK_MAX: u64 = 1 << 20;
+
+/// A fixed image.
+#[derive(Debug)]
+pub struct Fixed {
+    footer: RawFooter,
+    footer_at: u64,
+    /// The footer of the disk as it will be.
+    growing: Option<RawFooter>,
+    /// The one of the round under way.
+    sealed: Option<RawFooter>,
+}
+
+impl Fixed {
+    /// An image with this footer at this place.
+    pub fn new(footer: RawFooter, footer_at: u64) -> Fixed {
+        Fixed { footer, footer_at, growing: None, sealed: None }
+    }
+
+    /// Bytes of the disk.
+    pub fn len(&self) -> u64 {
+        self.footer.current_size.get()
+    }
+
+    /// Cylinders, heads, sectors.
+    pub fn chs(&self) -> (u16, u8, u8) {
+        (self.footer.cylinders.get(), self.footer.heads, self.footer.sectors)
+    }
+
+    /// Makes the disk larger, with the next round.
+    pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        if self.footer_at.saturating_sub(self.len()) > SLACK_MAX {
+            let what =
+                format!("{} bytes lie between the disk and its footer", self.footer_at.saturating_sub(self.len()));
+            return Err(ImageError::at(ImageErrorKind::Unsupported, self.len(), what));
+        }
+        let mut footer = self.footer;
+        footer.resize(len);
+        self.growing = Some(footer.sealed());
+        Ok(())
+    }
+
+    /// Whether there is something to write.
+    pub fn dirty(&self) -> usize {
+        usize::from(self.growing.is_some())
+    }
+
+    /// Begins a round.
+    pub fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        let Some(footer) = self.growing.take() else { return Vec::new() };
+        self.sealed = Some(footer);
+        let zeroes = |at: u64, end: u64| MetaWrite { at, bytes: vec![0; index(end.saturating_sub(at))] };
+        let at = self.footer_place(&footer);
+        let slack = zeroes(self.len(), self.footer_at.min(footer.current_size.get()));
+        let old_place = if at > self.footer_at { self.footer_at..self.footer_at.saturating_add(SECTOR) } else { 0..0 };
+        let footer = MetaWrite { at, bytes: footer.as_bytes().to_vec() };
+        let batches = [slack, footer, zeroes(old_place.start, old_place.end)];
+        batches.into_iter().filter(|write| !write.bytes.is_empty()).map(|write| vec![write]).collect()
+    }
+
+    /// Ends a round.
+    pub fn settled(&mut self, durable: bool) {
+        let Some(footer) = self.sealed.take() else { return };
+        if durable {
+            self.footer_at = self.footer_place(&footer);
+            self.footer = footer;
+        } else {
+            self.growing = Some(self.growing.unwrap_or(footer));
+        }
+    }
+
+    /// A file is not made shorter: what is behind the disk stays there.
+    fn footer_place(&self, footer: &RawFooter) -> u64 {
+        footer.current_size.get().max(self.footer_at)
+    }
+}

@@ -1,0 +1,184 @@
+//! How a differencing image records its parent: identity, time and name in its header, and paths in locators.
+//!
+//! Knows nothing about where locators are put. The paths are for people and for other programs; none is followed here.
+
+use zerocopy::FromZeros;
+use zerocopy::byteorder::big_endian::U16;
+
+use super::info::ParentInfo;
+use super::layout::{EPOCH, RawHeader, RawLocator};
+use super::survey::{Locator, decode_locator, index};
+use crate::{ImageError, ImageErrorKind, Link, MetaWrite};
+
+/// Longest path in a locator: twice what Linux allows, in UTF-16.
+const PATH_MAX: u32 = 8192;
+
+/// What a differencing image records of its parent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// The parent's identity; all zero if the parent is raw.
+    pub uuid: [u8; 16],
+    /// When the parent was last changed, in seconds since 1970; zero while that is not fixed.
+    pub modified: u64,
+    /// Its path as seen from the image's directory.
+    pub relative: String,
+    /// Its absolute path.
+    pub absolute: String,
+}
+
+impl From<&Link> for Parent {
+    fn from(link: &Link) -> Parent {
+        Parent {
+            uuid: link.uuid,
+            modified: link.modified.unwrap_or(0),
+            relative: link.relative.clone(),
+            absolute: link.absolute.clone(),
+        }
+    }
+}
+
+impl Parent {
+    /// What an image that records it says of it.
+    pub(super) fn info(&self) -> Result<ParentInfo, ImageError> {
+        let mut header = RawHeader::new_zeroed();
+        self.name_in(&mut header);
+        Ok(ParentInfo::of(&header, self.locators()?.decoded()))
+    }
+
+    /// Puts identity, time and name into the header.
+    pub(super) fn name_in(&self, header: &mut RawHeader) {
+        header.parent_uuid = self.uuid;
+        header.parent_timestamp = vhd_time(self.modified).into();
+        header.parent_name = [U16::ZERO; 256];
+        let path = if self.relative.is_empty() { &self.absolute } else { &self.relative };
+        let name = path.rsplit('/').next().unwrap_or_default();
+        // The last unit stays zero: some readers look for the end.
+        for (unit, place) in name.encode_utf16().take(255).zip(&mut header.parent_name) {
+            *place = U16::new(unit);
+        }
+    }
+
+    /// The paths, as the locators of the Xen tools have them. Paths that are not known have none.
+    pub(super) fn locators(&self) -> Result<Locators, ImageError> {
+        let windows = |path: &str| path.replace('/', "\\").encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let mut paths: Vec<([u8; 4], Vec<u8>)> = Vec::new();
+        if !self.absolute.is_empty() {
+            paths.push((*b"MACX", format!("file://{}", self.absolute).into_bytes()));
+            paths.push((*b"W2ku", windows(&self.absolute)));
+        }
+        if !self.relative.is_empty() {
+            let dotted = self.relative.starts_with('.') || self.relative.starts_with('/');
+            paths.push((
+                *b"W2ru",
+                windows(&if dotted { self.relative.clone() } else { format!("./{}", self.relative) }),
+            ));
+        }
+        let len = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        match paths.iter().map(|(_, bytes)| len(bytes)).find(|&len| len > PATH_MAX) {
+            Some(len) => {
+                let what = format!("the parent's path of {len} bytes is too long for a parent locator");
+                Err(ImageError::new(ImageErrorKind::OutOfLimits, what))
+            }
+            None => Ok(Locators { paths }),
+        }
+    }
+}
+
+/// Paths of a parent, each with the platform whose idea of a path it is.
+#[derive(Clone, Debug, Default)]
+pub struct Locators {
+    paths: Vec<([u8; 4], Vec<u8>)>,
+}
+
+impl Locators {
+    /// Bytes that they take.
+    pub fn len(&self) -> u64 {
+        self.paths.iter().map(|(_, bytes)| space(bytes)).sum()
+    }
+
+    /// As they are shown.
+    fn decoded(&self) -> Vec<Locator> {
+        self.paths.iter().map(|(code, bytes)| decode_locator(code, bytes)).collect()
+    }
+
+    /// Puts the entries into the header, for paths that stand at `at` one behind another; and the paths' writes.
+    pub fn place(&self, header: &mut RawHeader, at: u64) -> Vec<MetaWrite> {
+        let mut writes = Vec::new();
+        let mut end = at;
+        header.locators = [RawLocator::new_zeroed(); 8];
+        for ((code, bytes), locator) in self.paths.iter().zip(&mut header.locators) {
+            let space = space(bytes);
+            *locator = RawLocator {
+                code: *code,
+                data_space: u32::try_from(space).unwrap_or(u32::MAX).into(),
+                data_len: u32::try_from(bytes.len()).unwrap_or(u32::MAX).into(),
+                reserved: 0.into(),
+                data_offset: end.into(),
+            };
+            let mut bytes = bytes.clone();
+            bytes.resize(index(space), 0);
+            writes.push(MetaWrite { at: end, bytes });
+            end = end.saturating_add(space);
+        }
+        writes
+    }
+}
+
+/// Bytes that a path takes in the file.
+fn space(path: &[u8]) -> u64 {
+    u64::try_from(path.len()).unwrap_or(u64::MAX).next_multiple_of(512)
+}
+
+/// Seconds since 1970 as seconds since 2000, which is what VHD counts.
+pub fn vhd_time(unix: u64) -> u32 {
+    u32::try_from(unix.saturating_sub(EPOCH)).unwrap_or(u32::MAX)
+}
+
+impl ParentInfo {
+    /// What a header says.
+    pub(super) fn of(header: &RawHeader, locators: Vec<Locator>) -> ParentInfo {
+        let name: Vec<u16> = header.parent_name.iter().map(|unit| unit.get()).take_while(|&unit| unit != 0).collect();
+        ParentInfo {
+            uuid: header.parent_uuid,
+            modified: EPOCH.saturating_add(header.parent_timestamp.get().into()),
+            name: String::from_utf16_lossy(&name),
+            locators,
+        }
+    }
+
+    /// The same, as every format has it.
+    pub fn link(&self) -> Link {
+        let path = |code: &str| self.locators.iter().find(|locator| locator.code == code).map(|found| &found.path);
+        let unix = |path: &String| path.replace('\\', "/");
+        let absolute = path("MACX").and_then(|url| url.strip_prefix("file://")).map(str::to_owned);
+        let relative = path("W2ru").map(unix).unwrap_or_default();
+        Link {
+            format: None,
+            uuid: self.uuid,
+            relative: relative.strip_prefix("./").unwrap_or(&relative).into(),
+            absolute: absolute.or_else(|| path("W2ku").map(unix)).unwrap_or_default(),
+            len: None,
+            modified: Some(self.modified).filter(|&time| time > EPOCH),
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_too_long_is_cut_with_room_for_its_end() {
+        let mut header = RawHeader::new_zeroed();
+        let parent = Parent { uuid: [1; 16], modified: 0, relative: "x".repeat(300), absolute: String::new() };
+        parent.name_in(&mut header);
+        assert_eq!((header.parent_name[254].get(), header.parent_name[255].get()), (u16::from(b'x'), 0));
+        assert_eq!(header.parent_timestamp.get(), 0, "a time that is not fixed is zero");
+    }
+
+    #[test]
+    fn a_path_that_no_locator_holds_is_refused() {
+        let parent = Parent { uuid: [1; 16], modified: 0, relative: "x".repeat(5000), absolute: String::new() };
+        assert_eq!(parent.locators().unwrap_err().kind, ImageErrorKind::OutOfLimits);
+    }
+}

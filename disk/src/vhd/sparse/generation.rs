@@ -1,0 +1,198 @@
+//! Another parent, or a larger table: what a footer leads to is written anew beside the old.
+//!
+//! Knows nothing about blocks' content. Keeps: at every moment each footer in the file leads to a complete image.
+//!
+//! # Order
+//!
+//! The header has two sectors under one checksum, so it is never changed in place, but for the first of them alone.
+//!
+//! 1. Batch one: the new header, its locators, the new table as a whole with its batmap behind it, all of it in space
+//!    that nothing durable refers to; and the bitmaps of this round. *Reopened here:* the old header and table.
+//! 2. Batch two: the copy of the footer and the footer at the end. Each is one sector that leads to the old header or
+//!    to the new one, and both are complete. *Reopened here:* as the copy says; the other is written again. Since the
+//!    copy counts, what is found does not change when the file grows over the footer at its end.
+//! 3. Batch three: sectors of the table, if it has stayed where it was.
+//! 4. Settled: the old header's room can be used for the next. Room of an old table becomes stray space when the image
+//!    is opened again, as far as it is large enough for a block.
+//!
+//! When the round fails, nobody knows where the copy leads. Then the room of both generations is held, and the next
+//! round writes a third.
+//!
+//! Where there is no room in front of the first block, metadata goes behind the last one. The specification allows
+//! that, QEMU and the Xen tools read it; `vhd-util check` does not like it.
+
+use std::ops::Range;
+
+use zerocopy::FromZeros;
+use zerocopy::IntoBytes;
+
+use super::super::create::batmap_len;
+use super::super::layout::{RawBatmapHeader, SECTOR, UNUSED};
+use super::super::parent::{Locators, Parent};
+use super::super::survey::{Batmap, DiskType, batmap_writes, index, locator_extent};
+use super::{ENTRIES, Sparse};
+use crate::ImageError;
+use crate::format::MetaWrite;
+
+/// Bytes of a header.
+const HEADER: u64 = 1024;
+/// A table is written in pieces of this many sectors.
+const PIECE: u32 = 2048;
+
+/// What the next footer is to lead to, other than the one in force.
+#[derive(Clone, Debug, Default)]
+pub struct Change {
+    /// Other paths of the parent; `None`: the same.
+    locators: Option<Locators>,
+    /// A table of so many entries; `None`: the same.
+    entries: Option<u32>,
+}
+
+impl Change {
+    /// This change, and what `older` asks for besides.
+    pub fn over(self, older: Change) -> Change {
+        Change { locators: self.locators.or(older.locators), entries: self.entries.or(older.entries) }
+    }
+}
+
+impl Sparse {
+    /// Puts the image on another parent, or on none.
+    pub fn relink(&mut self, parent: Option<&Parent>) -> Result<(), ImageError> {
+        let locators = parent.map(Parent::locators).transpose()?.unwrap_or_default();
+        self.name_parent(parent);
+        self.change.get_or_insert_default().locators = Some(locators);
+        let disk_type = if parent.is_some() { DiskType::Differencing } else { DiskType::Dynamic };
+        self.parent = parent.is_some();
+        self.footer.disk_type = disk_type.number().into();
+        self.footer = self.footer.sealed();
+        Ok(())
+    }
+
+    /// Gives the parent another identity or time, where its paths stay the same: that is in the first sector of the
+    /// header, which is changed in place.
+    pub fn rename_parent(&mut self, parent: &Parent) {
+        self.name_parent(Some(parent));
+        self.dirty_header = true;
+    }
+
+    fn name_parent(&mut self, parent: Option<&Parent>) {
+        let header = &mut self.header;
+        header.parent_uuid = [0; 16];
+        header.parent_timestamp = 0.into();
+        header.parent_name = FromZeros::new_zeroed();
+        if let Some(parent) = parent {
+            parent.name_in(header);
+        }
+    }
+
+    /// Makes the disk larger.
+    pub fn grow(&mut self, len: u64) {
+        let blocks = len.div_ceil(self.block_len);
+        self.table.resize(index(blocks), UNUSED);
+        self.full.resize(index(blocks.div_ceil(64)), 0);
+        self.disk_len = len;
+        self.footer.resize(len);
+        self.footer = self.footer.sealed();
+        (self.dirty_footer, self.dirty_copy) = (true, true);
+        let narrow = self.batmap.as_ref().is_some_and(|batmap| batmap.bits.len() < index(blocks.div_ceil(8)));
+        if blocks > u64::from(self.room) || narrow {
+            // An eighth more, so that a disk that grows by little each time does not leave a table behind each time.
+            let entries = blocks.saturating_add(blocks / 8).next_multiple_of(ENTRIES.into());
+            self.change.get_or_insert_default().entries = Some(u32::try_from(entries).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Lays out the generation that was asked for, if one was: the writes of its metadata. From here on the footer
+    /// leads to it.
+    pub fn lay_out(&mut self) -> Option<Vec<MetaWrite>> {
+        let change = self.change.take()?;
+        let mut held = self.extents();
+        self.held.append(&mut held);
+        let len = HEADER.saturating_add(change.locators.as_ref().map_or(0, Locators::len));
+        let at = self.find_room(len);
+        self.held.push(at..at.saturating_add(len));
+        let mut writes = Vec::new();
+        if let Some(locators) = &change.locators {
+            writes.append(&mut locators.place(&mut self.header, at.saturating_add(HEADER)));
+        }
+        if let Some(entries) = change.entries {
+            writes.append(&mut self.move_table(entries));
+        }
+        self.header_at = at;
+        self.header = self.header.sealed();
+        writes.push(MetaWrite { at, bytes: self.header.as_bytes().to_vec() });
+        self.footer.data_offset = at.into();
+        self.footer = self.footer.sealed();
+        (self.dirty_footer, self.dirty_copy, self.dirty_header) = (true, true, false);
+        self.round.change = Some(change);
+        Some(writes)
+    }
+
+    /// A new table with all that is in it now, and a batmap behind it.
+    fn move_table(&mut self, entries: u32) -> Vec<MetaWrite> {
+        let table_len = u64::from(entries).saturating_mul(4).next_multiple_of(SECTOR);
+        let map_len = self.batmap.as_ref().map_or(0, |_| batmap_len(entries.into()));
+        let batmap_len = if map_len > 0 { SECTOR.saturating_add(u64::try_from(map_len).unwrap_or(0)) } else { 0 };
+        let at = self.find_room(table_len.saturating_add(batmap_len));
+        self.table_at = at;
+        self.room = entries;
+        self.header.table_offset = at.into();
+        self.header.max_table_entries = entries.into();
+        self.dirty_table.clear();
+        let sectors = u32::try_from(table_len / SECTOR).unwrap_or(u32::MAX);
+        let pieces = (0..sectors).step_by(index(PIECE.into()));
+        let mut writes: Vec<MetaWrite> = pieces
+            .map(|first| {
+                let piece = first..first.saturating_add(PIECE).min(sectors);
+                let at = at.saturating_add(u64::from(first).saturating_mul(SECTOR));
+                MetaWrite { at, bytes: piece.flat_map(|sector| self.table_sector(sector).bytes).collect() }
+            })
+            .collect();
+        if let Some(batmap) = self.batmap.take() {
+            let mut bits = batmap.bits;
+            bits.resize(map_len, 0);
+            let header_at = at.saturating_add(table_len);
+            let header = RawBatmapHeader {
+                offset: header_at.saturating_add(SECTOR).into(),
+                size: u32::try_from(map_len / 512).unwrap_or(u32::MAX).into(),
+                ..batmap.header
+            };
+            writes.append(&mut batmap_writes(&header, header_at, &bits));
+            self.batmap = Some(Batmap { header, header_at, bits, sound: true });
+            self.dirty_batmap = false;
+        }
+        writes
+    }
+
+    /// Where the metadata in force stands.
+    fn extents(&self) -> Vec<Range<u64>> {
+        let of = |at: u64, len: u64| at..at.saturating_add(len);
+        let table_len = u64::from(self.header.max_table_entries.get()).saturating_mul(4).next_multiple_of(SECTOR);
+        let mut extents = vec![of(0, SECTOR), of(self.header_at, HEADER), of(self.table_at, table_len)];
+        extents.extend(self.header.locators.iter().filter_map(locator_extent));
+        if let Some(batmap) = &self.batmap {
+            extents.push(of(batmap.header_at, SECTOR));
+            extents.push(of(batmap.header.offset.get(), u64::try_from(batmap.bits.len()).unwrap_or(u64::MAX)));
+        }
+        extents
+    }
+
+    /// Room for metadata, as far in front as there is any.
+    fn find_room(&mut self, len: u64) -> u64 {
+        let mut taken = self.extents();
+        taken.extend(self.held.iter().cloned());
+        let blocks = self.table.iter().copied().filter(|&sector| sector != UNUSED);
+        taken
+            .extend(blocks.chain(self.pending.slots()).chain(self.space.idle()).map(|sector| self.space.range(sector)));
+        taken.sort_unstable_by_key(|range| range.start);
+        let mut floor = 0u64;
+        for range in taken {
+            // The footer at the end may stand in a gap before blocks that came later. While it is the only one, it stays.
+            if range.start >= floor.saturating_add(len) && !self.copy_lost {
+                return floor;
+            }
+            floor = floor.max(range.end.next_multiple_of(SECTOR));
+        }
+        self.space.take_room(len)
+    }
+}

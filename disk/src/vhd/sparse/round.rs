@@ -1,0 +1,112 @@
+//! What a round writes, in which order, and what becomes of it. The order is argued in [`super::super`].
+
+use std::collections::BTreeSet;
+
+use zerocopy::IntoBytes;
+
+use super::super::layout::SECTOR;
+use super::super::survey::batmap_writes;
+use super::Sparse;
+use super::generation::Change;
+use crate::format::MetaWrite;
+
+/// What the round under way will have made durable.
+#[derive(Debug, Default)]
+pub struct Round {
+    bitmaps: Vec<u32>,
+    table: BTreeSet<u32>,
+    forgotten: Vec<u32>,
+    header: bool,
+    footer: bool,
+    copy: bool,
+    batmap: bool,
+    /// The generation that it leads to.
+    pub(super) change: Option<Change>,
+}
+
+impl Sparse {
+    pub fn dirty(&self) -> usize {
+        let single = [self.dirty_batmap, self.dirty_footer, self.dirty_copy, self.dirty_header, self.change.is_some()];
+        let single = single.into_iter().filter(|&dirty| dirty).count();
+        let blocks = self.dirty_bitmaps.len().saturating_add(self.dirty_table.len()).saturating_add(single);
+        blocks.saturating_add(self.forgotten.len())
+    }
+
+    pub fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        let mut first = self.seal_bitmaps();
+        let generation = self.lay_out();
+        self.round.batmap = std::mem::take(&mut self.dirty_batmap);
+        if let Some(batmap) = self.batmap.as_ref().filter(|_| self.round.batmap) {
+            first.extend(batmap_writes(&batmap.header, batmap.header_at, &batmap.bits));
+        }
+        self.round.header = std::mem::take(&mut self.dirty_header);
+        if self.round.header {
+            self.header = self.header.sealed();
+            let sector = self.header.as_bytes().iter().take(512).copied().collect();
+            first.push(MetaWrite { at: self.header_at, bytes: sector });
+        }
+        let mut footers = self.seal_footers();
+        let apart = generation.is_some();
+        first.extend(generation.into_iter().flatten());
+        if !apart {
+            first.append(&mut footers);
+        }
+        self.round.table = std::mem::take(&mut self.dirty_table);
+        let table: Vec<MetaWrite> = self.round.table.iter().map(|&sector| self.table_sector(sector)).collect();
+        self.round.forgotten.append(&mut self.forgotten);
+        [first, footers, table].into_iter().filter(|batch| !batch.is_empty()).collect()
+    }
+
+    fn seal_bitmaps(&mut self) -> Vec<MetaWrite> {
+        let mut writes = Vec::new();
+        for block in std::mem::take(&mut self.dirty_bitmaps) {
+            let at = u64::from(self.entry(block)).saturating_mul(SECTOR);
+            if let Some(cached) = self.bitmaps.get_mut(&block) {
+                writes.push(MetaWrite { at, bytes: cached.bitmap.as_bytes().to_vec() });
+                (cached.dirty, cached.sealed) = (false, true);
+                self.round.bitmaps.push(block);
+            }
+        }
+        writes
+    }
+
+    fn seal_footers(&mut self) -> Vec<MetaWrite> {
+        self.round.footer = std::mem::take(&mut self.dirty_footer);
+        self.round.copy = std::mem::take(&mut self.dirty_copy);
+        let places = [(self.round.copy, 0), (self.round.footer, self.space.end())];
+        let footer = |(_, at)| MetaWrite { at, bytes: self.footer.as_bytes().to_vec() };
+        places.into_iter().filter(|&(dirty, _)| dirty).map(footer).collect()
+    }
+
+    pub fn settled(&mut self, durable: bool) {
+        let round = std::mem::take(&mut self.round);
+        for block in round.bitmaps {
+            if let Some(cached) = self.bitmaps.get_mut(&block) {
+                cached.sealed = false;
+                if !durable {
+                    cached.dirty = true;
+                    self.dirty_bitmaps.insert(block);
+                } else if !cached.dirty && cached.bitmap.is_full() {
+                    self.bitmaps.remove(&block);
+                }
+            }
+        }
+        if durable {
+            round.forgotten.into_iter().for_each(|sector| self.space.forgotten(sector));
+            self.copy_lost &= !round.copy;
+            if round.change.is_some() {
+                self.held.clear();
+            }
+            return;
+        }
+        self.forgotten.extend(round.forgotten);
+        self.dirty_table.extend(round.table);
+        self.dirty_header |= round.header;
+        self.dirty_footer |= round.footer;
+        self.dirty_copy |= round.copy;
+        self.dirty_batmap |= round.batmap;
+        if let Some(older) = round.change {
+            self.change = Some(self.change.take().unwrap_or_default().over(older));
+        }
+    }
+}

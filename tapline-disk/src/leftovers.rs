@@ -1,0 +1,38 @@
+//! What a writer that was killed has left behind the last block of a VHD: taken away before the next one begins.
+//!
+//! Without this the file of a guest that never flushes, and whose process is killed again and again, would grow for
+//! ever. What is to be done, and why in this order, is [`disk::vhd::Tidy`]'s affair.
+
+use std::io;
+
+use disk::vhd::{self, Tidy};
+use uring::ImageFile;
+
+use crate::failure::Failure;
+use crate::image_name::ImageName;
+
+/// Has the file end where it should. Nobody else has it open, and it is about to be written. A block device is as long
+/// as it is; what cannot be read as a VHD is for others to refuse.
+pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
+    if file.device_len().is_some() || file.alignment().offset > 512 {
+        return Ok(());
+    }
+    match vhd::tidy(file) {
+        Ok(Some(tidy)) => perform(file, &tidy)
+            .map_err(|error| Failure::new(format!("take away what the last writer has left in {name}"), error)),
+        Ok(None) | Err(_) => Ok(()),
+    }
+}
+
+fn perform(file: &mut ImageFile, tidy: &Tidy) -> io::Result<()> {
+    file.sync()?;
+    for write in &tidy.first {
+        file.write_at(write.at, &write.bytes)?;
+    }
+    file.sync()?;
+    file.set_len(tidy.len)?;
+    for write in &tidy.last {
+        file.write_at(write.at, &write.bytes)?;
+    }
+    file.sync()
+}

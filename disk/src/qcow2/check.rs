@@ -88,6 +88,8 @@ impl Survey {
         let shape = Shape::of(source)?;
         let mut walk = Walk::new(&shape);
         walk.image(source)?;
+        // Before the refcount structures are counted: what those lie upon is right again once they are elsewhere.
+        walk.judge_overlaps();
         let mut refcounts = Refcounts::read(source, &mut walk)?;
         walk.judge_overlaps();
         let Walk { mut ledger, mut findings, unresolved, .. } = walk;

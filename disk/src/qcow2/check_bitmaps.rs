@@ -3,6 +3,8 @@
 //! Knows nothing of what the bits say. Bitmaps whose autoclear bit is cleared no longer count: nothing refers to what
 //! they hold.
 
+use std::ops::RangeInclusive;
+
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -16,6 +18,16 @@ use crate::{ImageError, Source};
 const DIRECTORY_MAX: u64 = 64 << 20;
 /// Entries of all bitmaps' tables, at most: what QEMU takes for one, 1 GiB. A sparse file could have any number of them.
 const ENTRIES_MAX: u64 = 0x0800_0000;
+/// Flag of a bitmap: it was being written to, and its content does not count.
+const IN_USE: u32 = 1;
+/// Flags of a bitmap that QEMU takes: [`IN_USE`], and whether it is to be kept up to date.
+const FLAGS: u32 = IN_USE | 2;
+/// The only type there is.
+const TRACKING: u8 = 1;
+/// Bytes of the disk to a bit, as powers of two.
+const GRANULARITIES: RangeInclusive<u8> = 9..=31;
+/// Bytes of a name.
+const NAME_LENS: RangeInclusive<u16> = 1..=1023;
 /// Bits of a table entry that must be zero.
 const RESERVED: u64 = 0xff00_0000_0000_01fe;
 /// Bit of a table entry without a place: all ones.
@@ -38,8 +50,9 @@ const _: () = assert!(size_of::<RawBitmap>() == 24);
 pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageError> {
     let Some((bitmaps, true)) = walk.shape.bitmaps() else { return Ok(()) };
     let (start, len) = (bitmaps.directory_at.get(), bitmaps.directory_len.get());
-    if !walk.shape.is_aligned(start) || start == 0 || len > DIRECTORY_MAX {
-        walk.damage(start, "the directory of bitmaps cannot be there");
+    let is_there = walk.shape.is_aligned(start) && start != 0 && (1..=DIRECTORY_MAX).contains(&len);
+    if !is_there || bitmaps.reserved.get() != 0 || bitmaps.count.get() == 0 {
+        walk.damage(start, "the header extension about bitmaps makes no sense");
         return Ok(());
     }
     walk.refer_alone(start, len, "the directory of bitmaps")?;
@@ -55,6 +68,9 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
         let tail = index(bitmap.extra_len.get().into()).saturating_add(bitmap.name_len.get().into());
         rest = rest.get(tail.saturating_add(24).next_multiple_of(8)..).unwrap_or_default();
         let place = Table { at: bitmap.table_at.get(), entries: bitmap.table_entries.get().into() };
+        if !is_sensible(walk, &bitmap) {
+            walk.damage(start, "the directory of bitmaps has an entry that makes no sense");
+        }
         entries = entries.saturating_add(place.entries);
         if !walk.shape.is_aligned(place.at) || entries > ENTRIES_MAX {
             walk.damage(place.at, "the table of a bitmap cannot be there, or is too large");
@@ -63,6 +79,19 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
         table(walk, source, place)?;
     }
     Ok(())
+}
+
+/// Whether an entry is one that QEMU takes; it does not open an image with another.
+fn is_sensible(walk: &Walk<'_>, bitmap: &RawBitmap) -> bool {
+    let bits = u64::from(bitmap.table_entries.get()).saturating_mul(walk.shape.cluster).saturating_mul(8);
+    let reach = bits.saturating_mul(1 << bitmap.granularity.min(31));
+    bitmap.flags.get() & !FLAGS == 0
+        && bitmap.kind == TRACKING
+        && GRANULARITIES.contains(&bitmap.granularity)
+        && NAME_LENS.contains(&bitmap.name_len.get())
+        && bitmap.extra_len.get() == 0
+        && bitmap.table_at.get() != 0
+        && (bitmap.flags.get() & IN_USE != 0 || reach >= walk.shape.header.raw.len.get())
 }
 
 fn table(walk: &mut Walk<'_>, source: &mut dyn Source, table: Table) -> Result<(), ImageError> {

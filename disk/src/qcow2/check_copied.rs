@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::check::Findings;
 use super::check_ledger::Ledger;
 use super::check_shape::{Shape, Table, entries, read_padded};
-use super::check_entry::Entry;
+use super::entry::Entry;
 use super::layout::{COPIED, OFFSET_MASK, SECTOR, index, length};
 use crate::{ImageError, Severity, Source};
 
@@ -45,9 +45,9 @@ pub fn find(
                 continue;
             }
             read_padded(source, table_at, &mut second)?;
-            let wrong = |&(_, bits): &(usize, u64)| match Entry::of(bits, shape.cluster_bits) {
-                Entry::Packed { .. } | Entry::Plain { at: 0 } => false,
-                Entry::Plain { at } => is_wrong(bits, at),
+            let wrong = |&(_, bits): &(usize, u64)| match Entry::decode(bits, shape.cluster_bits) {
+                Entry::Packed { .. } | Entry::Unallocated | Entry::Zero => false,
+                Entry::Data { at } | Entry::ZeroAllocated { at } => is_wrong(bits, at),
             };
             tell(table_at, &second, entries(&second).enumerate().filter(wrong), &mut each);
         }

@@ -90,8 +90,15 @@ impl Refcounts {
     pub(super) fn read(source: &mut dyn Source, walk: &mut Walk<'_>) -> Result<Refcounts, ImageError> {
         let shape = walk.shape;
         let width = Width::of_order(shape.header.raw.refcount_order.get());
-        let table = shape.refcounts;
         let mut refcounts = Refcounts { width, blocks: Vec::new(), taken: Vec::new(), replace: false };
+        let table = match &shape.refcounts {
+            Ok(table) => *table,
+            Err(why) => {
+                walk.findings.add(Severity::Repairable, why.at.unwrap_or(0), why.what.clone());
+                refcounts.replace = true;
+                return Ok(refcounts);
+            }
+        };
         if walk.refer_replaceable(table.at, table.len(), "the refcount table")? {
             refcounts.taken.push((table.at, table.len()));
         } else {
@@ -100,7 +107,7 @@ impl Refcounts {
         let mut first = 0;
         while let Some(entries) = read_entries(source, table, first)? {
             for (number, bits) in (first..).zip(entries).filter(|&(_, bits)| bits != 0) {
-                refcounts.block(walk, number, bits)?;
+                refcounts.block(walk, table.entry_at(number), number, bits)?;
             }
             first = first.saturating_add(Table::PIECE);
         }
@@ -110,8 +117,8 @@ impl Refcounts {
         Ok(refcounts)
     }
 
-    fn block(&mut self, walk: &mut Walk<'_>, number: u64, bits: u64) -> Result<(), ImageError> {
-        let at = walk.shape.refcounts.entry_at(number);
+    /// The entry at byte `at` of the table.
+    fn block(&mut self, walk: &mut Walk<'_>, at: u64, number: u64, bits: u64) -> Result<(), ImageError> {
         if bits & RESERVED != 0 || !walk.shape.is_aligned(bits) {
             let what = format!("the refcount table entry {bits:#x} is not the place of a block");
             walk.findings.add(Severity::Repairable, at, what);

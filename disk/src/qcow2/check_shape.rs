@@ -5,7 +5,7 @@
 
 use zerocopy::FromBytes;
 
-use super::header::Header;
+use super::header::{Header, check_refcount_table};
 use super::layout::{
     BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RawBitmaps, SECTOR, index, length,
 };
@@ -50,14 +50,14 @@ pub struct Shape {
     pub file_len: u64,
     /// The first-level table of the active disk.
     pub l1: Table,
-    /// The refcount table.
-    pub refcounts: Table,
+    /// The refcount table; why there is none that can be read.
+    pub refcounts: Result<Table, ImageError>,
 }
 
 impl Shape {
     /// Reads the header. An error says why the image cannot be checked.
     pub fn of(source: &mut dyn Source) -> Result<Shape, ImageError> {
-        let header = Header::read(source)?;
+        let header = Header::read_to_repair(source)?;
         let raw = &header.raw;
         let unknown = raw.incompatible.get() & !FOLLOWED;
         if unknown != 0 {
@@ -74,7 +74,8 @@ impl Shape {
             cluster,
             file_len: source.len().checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX),
             l1: Table { at: raw.l1_at.get(), entries: raw.l1_entries.get().into() },
-            refcounts: Table { at: raw.refcount_table_at.get(), entries: header.refcount_table_len() / 8 },
+            refcounts: check_refcount_table(raw)
+                .map(|()| Table { at: raw.refcount_table_at.get(), entries: header.refcount_table_len() / 8 }),
             header,
         })
     }

@@ -65,7 +65,7 @@ pub fn tables(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<Vec<Table>
         }
         let table = Table { at: snapshot.l1_at.get(), entries: snapshot.l1_entries.get().into() };
         entries = entries.saturating_add(table.entries);
-        if !walk.shape.is_aligned(table.at) || table.len() > L1_BYTES_MAX || entries > ENTRIES_MAX {
+        if !walk.shape.is_aligned(table.at) || table.at == 0 || table.len() > L1_BYTES_MAX || entries > ENTRIES_MAX {
             walk.damage(
                 at,
                 format!(

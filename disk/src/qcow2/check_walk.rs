@@ -8,13 +8,18 @@ use super::check_bitmaps;
 use super::check_ledger::{Clash, Ledger, Role};
 use super::check_shape::{Shape, Table, entries, read_entries, read_padded};
 use super::check_snapshots;
-use super::check_entry::{Entry, FIRST_RESERVED, SECOND_RESERVED};
-use super::layout::{COPIED, OFFSET_MASK};
+use super::entry::Entry;
+use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, ZERO};
 use crate::{ImageError, Severity, Source};
 
 /// Tables that are walked though they were walked before: a damaged image has one or two, a hostile one as many as
 /// its first-level table has entries.
 const REPEATS_MAX: u32 = 1024;
+
+/// Bits of a first-level entry that must be zero.
+const FIRST_RESERVED: u64 = !(COPIED | OFFSET_MASK);
+/// Bits of a second-level entry of an uncompressed cluster that must be zero.
+const SECOND_RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET_MASK | ZERO);
 
 /// A walk over all references.
 pub struct Walk<'a> {
@@ -151,15 +156,15 @@ impl<'a> Walk<'a> {
     }
 
     fn second_level(&mut self, at: u64, bits: u64, active: bool) -> Result<(), ImageError> {
-        match Entry::of(bits, self.shape.cluster_bits) {
-            Entry::Packed { at: packed_at, len } => {
+        match Entry::decode(bits, self.shape.cluster_bits) {
+            Entry::Packed { at: packed_at, end } => {
                 if bits & COPIED != 0 {
                     self.damage(at, format!("the entry {bits:#x} of a compressed cluster is marked as copied"));
                 }
-                self.refer(packed_at, len, Role::Other, "a compressed cluster")?;
+                self.refer(packed_at, end.saturating_sub(packed_at), Role::Other, "a compressed cluster")?;
             }
-            Entry::Plain { at: 0 } => self.judge_reserved(at, bits),
-            Entry::Plain { at: data_at } => {
+            Entry::Unallocated | Entry::Zero => self.judge_reserved(at, bits),
+            Entry::Data { at: data_at } | Entry::ZeroAllocated { at: data_at } => {
                 self.judge_reserved(at, bits);
                 if !self.shape.is_aligned(data_at) {
                     self.damage(at, format!("the second-level entry {bits:#x} is not the place of a cluster"));

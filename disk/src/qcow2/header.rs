@@ -53,6 +53,13 @@ pub fn read(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Ve
 impl Header {
     /// Reads and checks the header.
     pub fn read(source: &mut dyn Source) -> Result<Header, ImageError> {
+        let header = Header::read_to_repair(source)?;
+        check_refcount_table(&header.raw)?;
+        Ok(header)
+    }
+
+    /// The same, for who can do without the refcount table: what the header says of it is not checked.
+    pub fn read_to_repair(source: &mut dyn Source) -> Result<Header, ImageError> {
         let wrong = |what: &str| Err(ImageError::at(ImageErrorKind::WrongFormat, 0, what));
         let mut bytes = vec![0; size_of::<RawHeader>()];
         let there = index(source.len()).min(bytes.len());
@@ -102,13 +109,13 @@ impl Header {
             else {
                 break;
             };
+            let Some(data) = rest.get(..index(head.len.get().into())) else {
+                return corrupt(length(at), "a header extension reaches behind the header's room");
+            };
             if head.kind.get() == EXTENSION_END {
                 at = at.saturating_add(size_of::<RawExtension>());
                 break;
             }
-            let Some(data) = rest.get(..index(head.len.get().into())) else {
-                return corrupt(length(at), "a header extension reaches behind the header's room");
-            };
             self.extensions.push(Extension { kind: head.kind.get(), data: data.to_vec() });
             at = at.saturating_add(size_of::<RawExtension>()).saturating_add(data.len().next_multiple_of(8));
         }
@@ -258,18 +265,30 @@ fn check_places(raw: &RawHeader) -> Result<(), ImageError> {
     if u64::from(raw.l1_entries.get()).saturating_mul(reach) < raw.len.get() {
         return corrupt(36, "the L1 table is too small for the disk");
     }
+    let l1_at = raw.l1_at.get();
+    if l1_len != 0 && !is_place(l1_at, cluster) {
+        return corrupt(40, format!("the L1 table stands at byte {l1_at}, which is not where a cluster begins"));
+    }
+    Ok(())
+}
+
+/// Whether the header names a refcount table that can be read.
+pub fn check_refcount_table(raw: &RawHeader) -> Result<(), ImageError> {
+    let cluster: u64 = 1 << raw.cluster_bits.get();
     let table_len = u64::from(raw.refcount_table_clusters.get()).saturating_mul(cluster);
     if table_len > REFCOUNT_TABLE_BYTES_MAX.max(cluster) || table_len == 0 {
         return corrupt(56, format!("a refcount table of {table_len} bytes is not between a cluster and 8 MiB"));
     }
-    for (field, at, what) in [(40, raw.l1_at, "L1 table"), (48, raw.refcount_table_at, "refcount table")] {
-        let at = at.get();
-        let absent = field == 40 && l1_len == 0;
-        if !absent && (at % cluster != 0 || at == 0 || at >= 1 << 56) {
-            return corrupt(field, format!("the {what} stands at byte {at}, which is not where a cluster begins"));
-        }
+    let at = raw.refcount_table_at.get();
+    if !is_place(at, cluster) {
+        return corrupt(48, format!("the refcount table stands at byte {at}, which is not where a cluster begins"));
     }
     Ok(())
+}
+
+/// Whether a table can begin here.
+fn is_place(at: u64, cluster: u64) -> bool {
+    at % cluster == 0 && at != 0 && at < 1 << 56
 }
 
 /// Names of the feature bits that we know.

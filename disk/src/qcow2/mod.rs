@@ -35,7 +35,6 @@ mod allot;
 mod check;
 mod check_bitmaps;
 mod check_copied;
-mod check_entry;
 mod check_ledger;
 mod check_refcounts;
 mod check_shape;

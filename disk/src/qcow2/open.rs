@@ -14,7 +14,7 @@ use super::pending::Pending;
 use super::room::Room;
 use super::space::Space;
 use super::tables::Tables;
-use crate::format::{Access, Tail};
+use crate::format::{Access, Tail, Wait};
 use crate::{ImageError, ImageErrorKind, Source};
 
 /// Refcount blocks looked at for the last cluster in use, where the file's length does not tell. What is not found is
@@ -159,9 +159,10 @@ impl Opening<'_> {
                 return corrupt(place, format!("a refcount table entry is not a block's place: {block:#x}"));
             }
         }
-        let counts = Counts::new(order, bits, table, at);
+        let mut counts = Counts::new(order, bits, table, at);
         let places = self.places(tables, &counts)?;
         let end = self.end(&counts)?;
+        self.preload(&mut counts, end)?;
         let (limit, zero_tail) = match self.tail {
             Tail::Zeroes => (1 << 56 >> bits, true),
             Tail::Stale => (self.source.len() >> bits, false),
@@ -169,6 +170,15 @@ impl Opening<'_> {
         let mut space = Space::new(1 << bits, end, limit, zero_tail);
         places.iter().for_each(|&(first, count)| space.reserve_for_tables(first, count));
         Ok(Room { bits, counts, space, pending: Pending::default(), debts: Vec::new(), table_moved: false })
+    }
+
+    /// The refcounts of the end of the file, where the first write will go. A disk that grows needs them too, and cannot
+    /// wait for them.
+    fn preload(&mut self, counts: &mut Counts, end: u64) -> Result<(), ImageError> {
+        let Err(Wait::Load(block)) = counts.need(end, 1) else { return Ok(()) };
+        let bytes = read(self.source, block.at, block.len.into(), "refcount block")?;
+        counts.slices().loaded(block.at, &bytes);
+        Ok(())
     }
 
     /// The clusters of all tables, none of which may overlap another.

@@ -28,6 +28,9 @@ impl Ranges {
     /// Takes `count` clusters from `first` on out.
     pub fn remove(&mut self, first: u64, count: u64) {
         let end = first.saturating_add(count);
+        if first == end {
+            return;
+        }
         while let Some((&other, &other_end)) = self.0.range(..end).next_back() {
             if other_end <= first {
                 return;

@@ -84,9 +84,8 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     let begin = header.forget_unknown();
     let mut raise = refcounts.raise;
     let mut lower = refcounts.lower;
-    if let Some(Anew { table_at, table_clusters, writes, new_len }) = anew {
+    if let Some(Anew { table_at, table_clusters, writes }) = anew {
         repair.what.push(format!("all refcounts are laid out anew at byte {table_at}"));
-        repair.new_len = new_len;
         raise.extend(writes);
         lower.push(header.set_refcount_table(table_at, table_clusters));
     }
@@ -101,6 +100,9 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     if let Some(begin) = begin.filter(|_| !repair.batches.is_empty()) {
         repair.batches.insert(0, vec![begin]);
     }
+    // The last structure of a file need not be there in full.
+    let ends = repair.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len())));
+    repair.new_len = ends.max().filter(|&end| end > source.len());
     Ok(repair)
 }
 

@@ -19,8 +19,6 @@ pub struct Anew {
     pub table_clusters: u32,
     /// Table and blocks.
     pub writes: Vec<MetaWrite>,
-    /// The length that the file has to have, if it is shorter.
-    pub new_len: Option<u64>,
 }
 
 /// Which clusters the table and the blocks take.
@@ -54,13 +52,7 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
     }
     let table_at = survey.shape.offset_of(plan.start);
     writes.push(MetaWrite { at: table_at, bytes: table });
-    let end = survey.shape.offset_of(plan.taken().end);
-    Ok(Anew {
-        table_at,
-        table_clusters: u32::try_from(plan.table_clusters).unwrap_or(u32::MAX),
-        writes,
-        new_len: (end > source.len()).then_some(end),
-    })
+    Ok(Anew { table_at, table_clusters: u32::try_from(plan.table_clusters).unwrap_or(u32::MAX), writes })
 }
 
 impl Plan {

@@ -79,6 +79,11 @@ impl Room {
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
     }
 
+    /// Whether an image can be opened, if only to look at it.
+    pub fn opens(&self, name: &str) -> bool {
+        self.run("qemu-img", &["info", "-U", "-f", "qcow2", name]).status.success()
+    }
+
     /// Whether two images hold the same, for qemu-img.
     pub fn is_same(&self, one: &str, other: &str) -> bool {
         self.run("qemu-img", &["compare", "-U", "-f", "qcow2", "-F", "qcow2", one, other]).status.success()
@@ -105,16 +110,34 @@ pub fn class(bytes: &[u8]) -> Class {
     class_of(&disk::qcow2::check(&mut source))
 }
 
-/// Makes the writes of the first `batches` batches of a repair.
-pub fn apply(bytes: &mut Vec<u8>, repair: &Repair, batches: usize) {
+/// Which sectors of a batch reach the file.
+#[derive(Clone, Copy, Debug)]
+pub enum Sectors {
+    None,
+    Even,
+    Odd,
+}
+
+/// Makes the writes of the first `batches` batches of a repair, and some of the next.
+pub fn apply(bytes: &mut Vec<u8>, repair: &Repair, batches: usize, then: Sectors) {
     if let Some(len) = repair.new_len {
         bytes.resize(usize::try_from(len).unwrap(), 0);
     }
     for write in repair.batches.iter().take(batches).flatten() {
         let at = usize::try_from(write.at).unwrap();
-        if bytes.len() < at + write.bytes.len() {
-            bytes.resize(at + write.bytes.len(), 0);
-        }
         bytes[at..at + write.bytes.len()].copy_from_slice(&write.bytes);
+    }
+    let skip = match then {
+        Sectors::None => return,
+        Sectors::Even => 0,
+        Sectors::Odd => 1,
+    };
+    for write in repair.batches.iter().skip(batches).take(1).flatten() {
+        for (number, sector) in write.bytes.chunks(512).enumerate() {
+            let at = usize::try_from(write.at).unwrap() + number * 512;
+            if at / 512 % 2 == skip {
+                bytes[at..at + 512].copy_from_slice(sector);
+            }
+        }
     }
 }

@@ -1,0 +1,270 @@
+//! qcow2 images under a disk, with QEMU as the judge.
+//!
+//! Invariants checked: whatever a guest does, it reads what it wrote; after a flush qemu-img finds the file without error or leak,
+//! and in it what the guest reads; and what QEMU makes, we read as QEMU does.
+
+#![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
+
+#[path = "qcow2/rig.rs"]
+mod rig;
+#[path = "qcow2/room.rs"]
+#[allow(dead_code, reason = "shared with the test of checks")]
+mod room;
+
+use disk::qcow2::{Qcow2, Spec, create};
+use disk::{Access, Image, Link, Tail};
+use rig::{Rig, Seed, file_of, open};
+use room::{Class, Room};
+
+const MIB: u64 = 1 << 20;
+
+fn spec(len: u64, cluster_size: u32, parent: Option<Link>) -> Spec {
+    Spec { len, cluster_size, uuid: [7; 16], parent }
+}
+
+fn link(name: &str, format: &'static str) -> Link {
+    Link {
+        format: Some(format),
+        uuid: [9; 16],
+        relative: name.to_owned(),
+        absolute: String::new(),
+        len: Some(32 * MIB),
+        modified: None,
+    }
+}
+
+/// What a guest might do, drawn from the rig's seed; nothing overlaps what is under way.
+fn work(rig: &mut Rig, steps: u64, cluster: u64) {
+    let len = rig.disk.geometry().len;
+    for step in 0..steps {
+        // Clusters of its own for each request of a batch: half a dozen at once, in neighbouring places.
+        let slot = len / 6 / 512 * 512;
+        for part in 0..6 {
+            let unit = [512, 4096, cluster][rig.files.seed.draw(3) as usize];
+            let size = (1 + rig.files.seed.draw(3 * cluster / unit + 1)) * unit;
+            let size = size.min(slot);
+            let at = part * slot + rig.files.seed.draw((slot - size) / unit.min(slot) + 1) * unit.min(512);
+            let at = at.min(part * slot + slot - size);
+            match rig.files.seed.draw(8) {
+                0 | 1 => rig.zero(at / 512 * 512, size),
+                2 => rig.zero(at / cluster * cluster, (2 * cluster).min(len - at / cluster * cluster)),
+                _ => rig.write(at / 512 * 512, size, (step % 255) as u8 + 1),
+            }
+        }
+        if rig.files.seed.draw(3) == 0 {
+            rig.flush();
+        }
+        assert!(rig.finish());
+    }
+    rig.flush();
+    assert!(rig.finish());
+}
+
+/// Asserts that QEMU finds the file sound and reads what the model has.
+fn judge(room: &Room, rig: &Rig, name: &str) {
+    room.write(name, &rig.files.bytes[0]);
+    assert_eq!(room.qemu_class(name), Class::Clean, "{name}: {}", room.qemu_text(name));
+    room.img(&format!("convert -f qcow2 -O raw {name} {name}.raw"));
+    let read = room.read(&format!("{name}.raw"));
+    let wrong = read.iter().zip(&rig.model).position(|(found, expected)| found != expected);
+    assert_eq!((wrong, read.len()), (None, rig.model.len()), "{name}: QEMU reads something else from there on");
+}
+
+#[test]
+fn a_new_image_is_sound_to_qemu() {
+    let room = Room::new();
+    for (cluster, len) in [(64 << 10, MIB), (2 << 20, 3 * MIB + 512), (128 << 10, 64 << 40), (64 << 10, 16 << 40)] {
+        let creation = create(&spec(len, cluster, None)).unwrap();
+        room.write("new", &file_of(&creation));
+        assert_eq!(room.qemu_class("new"), Class::Clean, "{}", room.qemu_text("new"));
+        let file = file_of(&creation);
+        let image = Qcow2::open(&mut file.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap();
+        assert_eq!((image.info().len, image.info().uuid), (len, [7; 16]));
+    }
+}
+
+#[test]
+fn what_a_guest_writes_is_what_it_and_qemu_read() {
+    for seed in 0..12 {
+        let cluster = [64 << 10, 128 << 10][seed as usize % 2];
+        let tail = if seed % 3 == 0 { Tail::Stale } else { Tail::Zeroes };
+        let room = Room::new();
+        let mut file = file_of(&create(&spec(24 * MIB + 512, cluster, None)).unwrap());
+        if tail == Tail::Stale {
+            file.resize(40 * MIB as usize, 0xee);
+        }
+        let image = open(&mut file, tail);
+        let mut rig = Rig::new(vec![image], vec![file], vec![0; 24 * MIB as usize + 512], seed);
+        rig.files.punches = seed % 4 != 1;
+        println!("seed {seed}");
+        for _ in 0..4 {
+            work(&mut rig, 12, cluster.into());
+            rig.verify();
+            judge(&room, &rig, "leaf");
+        }
+    }
+}
+
+#[test]
+fn a_child_hides_its_parent_cluster_by_cluster() {
+    for seed in 0..8 {
+        println!("seed {seed}");
+        let room = Room::new();
+        let len = 16 * MIB + 1024;
+        let base: Vec<u8> = (0..len).map(|at| (at / 512 % 251) as u8).collect();
+        room.write("base", &base);
+        let mut file = file_of(&create(&spec(len, 64 << 10, Some(link("base", "raw")))).unwrap());
+        let image = open(&mut file, Tail::Zeroes);
+        assert!(matches!(&image, Image::Qcow2(image) if image.has_parent()));
+        let parent = Image::Raw(disk::raw::Raw::new(len, 512, true).unwrap());
+        let mut rig = Rig::new(vec![image, parent], vec![file, base.clone()], base, seed);
+        for _ in 0..4 {
+            work(&mut rig, 8, 64 << 10);
+            rig.verify();
+            judge(&room, &rig, "leaf");
+        }
+        // Again, opened anew.
+        let mut file = rig.files.bytes[0].clone();
+        let image = open(&mut file, Tail::Zeroes);
+        let parent = Image::Raw(disk::raw::Raw::new(len, 512, true).unwrap());
+        let base = rig.files.bytes[1].clone();
+        let mut rig = Rig::new(vec![image, parent], vec![file, base], rig.model, seed);
+        rig.verify();
+        work(&mut rig, 8, 64 << 10);
+        judge(&room, &rig, "leaf");
+    }
+}
+
+#[test]
+fn images_of_qemu_are_read_and_written() {
+    let room = Room::new();
+    let writes =
+        "write -P 1 0 1M;write -P 2 3M 192k;write -z 5M 1M;discard 3M 64k;write -P 3 9M 128k;write -P 4 9100k 12k";
+    for (number, options) in [
+        "-o cluster_size=512",
+        "-o cluster_size=4k",
+        "-o cluster_size=64k",
+        "-o cluster_size=2M",
+        "-o cluster_size=64k,preallocation=metadata",
+        "-o cluster_size=64k,lazy_refcounts=on",
+        "-o cluster_size=64k,refcount_bits=1",
+        "-o cluster_size=4k,refcount_bits=2",
+        "-o cluster_size=4k,refcount_bits=8",
+        "-o cluster_size=64k,refcount_bits=64",
+        "-o cluster_size=64k,compression_type=zstd",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        println!("{options}");
+        room.img(&format!("create -q -f qcow2 {options} image 12M"));
+        room.io("image", writes);
+        room.img("convert -f qcow2 -O raw image image.raw");
+        let mut file = room.read("image");
+        let model = room.read("image.raw");
+        let mut rig = Rig::new(vec![open(&mut file, Tail::Zeroes)], vec![file], model, number as u64);
+        rig.verify();
+        work(&mut rig, 20, 64 << 10);
+        rig.verify();
+        judge(&room, &rig, "image");
+    }
+}
+
+#[test]
+fn compressed_clusters_are_read_and_written_over() {
+    let room = Room::new();
+    let mut seed = Seed(5);
+    let bytes: Vec<u8> =
+        (0..8 * MIB).map(|at| if at % 7 < 3 { seed.draw(256) as u8 } else { (at >> 16) as u8 }).collect();
+    room.write("raw", &bytes);
+    for (number, options) in
+        ["cluster_size=64k", "cluster_size=64k,compression_type=zstd", "cluster_size=4k", "cluster_size=1M"]
+            .into_iter()
+            .enumerate()
+    {
+        println!("{options}");
+        room.img(&format!("convert -c -f raw -O qcow2 -o {options} raw image"));
+        let mut file = room.read("image");
+        let mut rig = Rig::new(vec![open(&mut file, Tail::Zeroes)], vec![file], bytes.clone(), number as u64);
+        rig.verify();
+        for _ in 0..3 {
+            work(&mut rig, 10, 64 << 10);
+            rig.verify();
+            judge(&room, &rig, "image");
+        }
+        let all = rig.disk.geometry().len;
+        rig.zero(0, all);
+        rig.flush();
+        assert!(rig.finish());
+        judge(&room, &rig, "image");
+    }
+}
+
+#[test]
+fn a_file_with_holes_is_filled_before_it_grows() {
+    let mut file = file_of(&create(&spec(16 * MIB, 64 << 10, None)).unwrap());
+    let image = open(&mut file, Tail::Zeroes);
+    let mut rig = Rig::new(vec![image], vec![file], vec![0; 16 * MIB as usize], 1);
+    for pass in 1..20 {
+        rig.write(0, 8 * MIB, pass);
+        assert!(rig.finish());
+        rig.zero(0, 8 * MIB);
+        rig.flush();
+        assert!(rig.finish());
+    }
+    let len = rig.files.bytes[0].len() as u64;
+    assert!(len < 18 * MIB, "the file has {len} bytes");
+    // Opened anew, what is free inside is found again.
+    let mut file = rig.files.bytes[0].clone();
+    let image = open(&mut file, Tail::Zeroes);
+    let mut rig = Rig::new(vec![image], vec![file], rig.model, 1);
+    for pass in 1..20 {
+        rig.write(0, 8 * MIB, pass);
+        assert!(rig.finish());
+        rig.zero(0, 8 * MIB);
+        rig.flush();
+        assert!(rig.finish());
+    }
+    let longer = rig.files.bytes[0].len() as u64;
+    assert!(longer < len + 10 * MIB, "the file has {longer} bytes");
+}
+
+#[test]
+fn failed_metadata_writes_are_made_up_for() {
+    for seed in 0..40 {
+        println!("seed {seed}");
+        let room = Room::new();
+        let mut file = file_of(&create(&spec(24 * MIB, 64 << 10, None)).unwrap());
+        let image = open(&mut file, Tail::Zeroes);
+        let mut rig = Rig::new(vec![image], vec![file], vec![0; 24 * MIB as usize], seed);
+        rig.write(0, 4096, 1);
+        rig.write(9 * MIB, 192 << 10, 2);
+        assert!(rig.finish());
+        rig.zero(9 * MIB, 64 << 10);
+        rig.write(12 * MIB, 4096, 3);
+        assert!(rig.finish());
+        rig.files.failing = Some(seed % 5);
+        rig.flush();
+        rig.finish();
+        rig.files.failing = None;
+        rig.write(20 * MIB, 8192, 4);
+        assert!(rig.finish());
+        rig.flush();
+        assert!(rig.finish());
+        rig.verify();
+        judge(&room, &rig, "leaf");
+    }
+}
+
+#[test]
+fn a_plain_allocating_round_has_two_batches() {
+    let mut file = file_of(&create(&spec(24 * MIB, 64 << 10, None)).unwrap());
+    let image = open(&mut file, Tail::Zeroes);
+    let mut rig = Rig::new(vec![image], vec![file], vec![0; 24 * MIB as usize], 3);
+    rig.write(0, 4096, 1);
+    assert!(rig.finish());
+    rig.flush();
+    assert!(rig.finish());
+    assert_eq!(rig.files.syncs, 3, "the data, and each batch");
+    assert_eq!(rig.dirty(), 0);
+}

@@ -34,6 +34,7 @@ impl Image {
         match self {
             Image::Raw(_) => [0; 16],
             Image::Vhd(vhd) => vhd.identity(),
+            Image::Qcow2(qcow2) => qcow2.info().uuid,
         }
     }
 
@@ -42,6 +43,7 @@ impl Image {
         match self {
             Image::Raw(_) => None,
             Image::Vhd(vhd) => vhd.link(),
+            Image::Qcow2(qcow2) => qcow2.link(),
         }
     }
 
@@ -51,6 +53,7 @@ impl Image {
         match self {
             Image::Raw(_) => Err(ImageError::new(ImageErrorKind::Unsupported, "a raw image cannot have a parent")),
             Image::Vhd(vhd) => vhd.relink(parent),
+            Image::Qcow2(qcow2) => qcow2.relink(parent),
         }
     }
 
@@ -59,6 +62,8 @@ impl Image {
         match self {
             Image::Raw(_) => false,
             Image::Vhd(vhd) => vhd.info().by_tapline,
+            // An own extension has it, which no other program writes.
+            Image::Qcow2(_) => true,
         }
     }
 }

@@ -78,6 +78,14 @@ impl Pending {
     pub fn leave(&mut self, cluster: u64, place: u64) -> bool {
         let Some(slot) = self.slots.get_mut(&cluster).filter(|slot| slot.place == place) else { return false };
         slot.writers = slot.writers.saturating_sub(1);
+        // Who waits for the place waits for a write that is still under way.
+        let is_there = |write: &Write| {
+            cluster
+                .checked_sub(write.cluster)
+                .is_some_and(|by| by < write.count && write.place.saturating_add(by) == place)
+        };
+        let others = self.writes.iter().filter(|(_, write)| is_there(write)).map(|(ticket, _)| *ticket);
+        slot.ticket = others.min_by_key(|ticket| ticket.0).unwrap_or(slot.ticket);
         slot.writers == 0 && self.slots.remove(&cluster).is_some()
     }
 }
@@ -98,6 +106,18 @@ mod test {
         assert!(!pending.leave(5, 100));
         assert!(pending.leave(5, 100));
         assert_eq!(pending.slot(5), None);
+    }
+
+    #[test]
+    fn a_shared_place_is_waited_for_as_long_as_somebody_writes_there() {
+        let mut pending = Pending::default();
+        let first = pending.begin(write(5, 1), true);
+        let second = pending.begin(write(4, 2), true);
+        let third = pending.begin(Write { place: 99, ..write(4, 2) }, true);
+        pending.end(first);
+        pending.leave(5, 100);
+        assert_eq!(pending.slot(5).map(|slot| slot.ticket), Some(third));
+        assert_ne!(pending.slot(5).map(|slot| slot.ticket), Some(second));
     }
 
     #[test]

@@ -148,9 +148,14 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The bound of the run on every change.
-    pub fn of_ops(ops: u32) -> Bound {
-        Bound { ops, interferences: [3, 2, 1] }
+    /// The bound of the run on every change: as much as ends within minutes.
+    pub fn of_ops(ops: u32, theme: Theme) -> Bound {
+        let interferences = match theme {
+            Theme::Image => [3, 2, 1],
+            Theme::Growing => [2, 1, 1],
+            Theme::Chain => [1, 1, 0],
+        };
+        Bound { ops, interferences }
     }
 
     fn interferences(&self, len: u32) -> usize {

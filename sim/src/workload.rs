@@ -188,7 +188,7 @@ impl Theme {
     pub fn alphabet(self) -> Vec<Op> {
         match self {
             Theme::Image => image_alphabet(),
-            Theme::Growing => [image_alphabet(), vec![Op::Chain(Step::Grow)]].concat(),
+            Theme::Growing => growing_alphabet(),
             Theme::Chain => chain_alphabet(),
         }
     }
@@ -252,6 +252,19 @@ fn image_alphabet() -> Vec<Op> {
         Op::Zero(sectors(2 * BLOCK, BLOCK / 2), Durable::ByFlush),
         Op::Zero(sectors(2, 3), Durable::ByFlush),
         Op::Read(sectors(0, 8)),
+    ]
+}
+
+/// Part of a cluster, of two, of two L2 tables; clusters given up and taken again; zeroes in parts of two.
+fn growing_alphabet() -> Vec<Op> {
+    vec![
+        write(0, 1),
+        write(3, 2),
+        Op::Write(Sectors { at: BLOCK - 1, count: 2 }, Durable::AtOnce),
+        Op::Flush,
+        discard(0, 8),
+        Op::Zero(Sectors { at: 2, count: 3 }, Durable::ByFlush),
+        Op::Chain(Step::Grow),
     ]
 }
 

@@ -10,7 +10,7 @@ use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Made, Subject};
-use sim::workload;
+use sim::workload::{self, Theme};
 
 fn vhd() -> Vec<Subject> {
     explore::subjects(Kind::of_format("vhd").expect("there is such a format"))
@@ -34,7 +34,7 @@ fn no_short_workload_loses_what_was_flushed() {
 #[test]
 fn a_raw_image_keeps_its_promises_too() {
     let raw = explore::subjects(&[Kind::Raw]);
-    assert_nothing_found(explore::exhaustive(&raw, Bound::of_ops(2), None, 2, &|_, _| true));
+    assert_nothing_found(explore::exhaustive(&raw, Bound::of_ops(2, Theme::Image), None, 2, &|_, _| true));
 }
 
 /// Scope: seeds 0 to 60, 16 operations each.
@@ -54,6 +54,7 @@ fn no_fault_costs_more_than_the_request_it_befalls() {
 #[test]
 fn every_planted_bug_is_found() {
     let missed: Vec<String> = Planted::all()
+        .filter(|bug| bug.format() == "vhd")
         .filter(|bug| explore::hunt(*bug, 100_000).failure.is_none())
         .map(|bug| bug.to_string())
         .collect();

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sim::crash::{AGAIN, Counts, Explorer, WHOLE};
+use sim::crash::{AGAIN, Counts, Explorer, WHOLE, WHOLE_CHAIN};
 use sim::explore::{self, Bound, Case, Failure, Outcome};
 use sim::flat;
 use sim::io::{Fault, ROOM, Visible};
@@ -34,9 +34,10 @@ promised. Without a seed: all workloads of up to N operations, and every fault a
   --runs R              how many seeds (default 1000)
   --seconds T           stop after so long, without failure
   --threads T           default 2
-  --planted all|NAME    look for the bugs planted in the simulator; fails when one is not found
+  --planted all|NAME    look for the bugs planted in the simulator, each in its format; fails when one is not found
   --states N            states to look at for each of them (default 100000)
-  --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 d0+1024 r0+8 f (sectors; capitals: FUA)
+  --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 d0+1024 r0+8 f (sectors; capitals: FUA),
+                        and, on chains, snapshot merge cancel grow
   --schedule ORDER      in this order: s, e or n, and decisions, as e.0.0.2
   --fault KIND@N        failed, no-space, unsupported or full, at the Nth operation it can befall
   --visible at-completion   reads see a write only when it has completed
@@ -249,7 +250,8 @@ struct Findings {
 /// All short workloads, then every fault, then long sequences against an array of bytes.
 fn everything(arguments: &Arguments) -> Findings {
     let begun = Instant::now();
-    let bound = Bound::of_ops(arguments.ops.unwrap_or(3));
+    let theme = arguments.subjects.first().map_or(Theme::Image, |subject| subject.kind.theme());
+    let bound = Bound::of_ops(arguments.ops.unwrap_or(3), theme);
     let progress = Progress::new("workloads", arguments);
     let mut outcome = explore::exhaustive(&arguments.subjects, bound, None, arguments.threads, &|done, all| {
         progress.keep_going(done, all)
@@ -266,19 +268,19 @@ fn everything(arguments: &Arguments) -> Findings {
     let made = Made::of_format(&arguments.format).filter(|_| outcome.failure.is_none());
     let compare = |made, tail| flat::compare(1, made, tail, 6, 500).err().map(|difference| difference.to_string());
     let difference = made.and_then(|made| tails.into_iter().find_map(|tail| compare(made, tail)));
-    let theme = arguments.subjects.first().map_or(Theme::Image, |subject| subject.kind.theme());
     let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
     let scope = format!(
         "all workloads of 1 to {} operations over an alphabet of {}, on {} images ({}; unwritten bytes zero or \
          stale);\norders: one request after the other, all at once, all at once and the newest first, each with at \
          most {:?} deviations for 1, 2, 3 operations; all states of up to 12 unsynced sectors, else a sample; \
-         opened and read where written, 1 in {WHOLE} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
+         opened and read where written, 1 in {} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
          ENOSPC, unsupported and a full queue at every operation of 4 workloads{}",
         bound.ops,
         theme.alphabet().len(),
         arguments.subjects.len(),
         dedup(images).join(", "),
         bound.interferences,
+        if theme == Theme::Chain { WHOLE_CHAIN } else { WHOLE },
         if made.is_some() { "; 2 chains of 6 layers against an array of bytes" } else { "" },
     );
     Findings { scope, outcome, difference, took: begun.elapsed() }

@@ -130,7 +130,9 @@ pub struct Reserved {
 }
 
 /// Bytes around a reservation that its place takes over: once it is visible they are read from there, so they must
-/// be written before, with what a reader finds at present. Behind the disk's end that is zero.
+/// be written before, with what a reader finds at present. Behind the disk's end that is zero. None of them are `Data` of
+/// this very file, and none lie in another 2 MiB of the disk than some byte of the reservation. Until it ends, every
+/// other reservation that meets them is `Busy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill {
     /// Number of bytes in front, on the disk and in the file.
@@ -193,7 +195,8 @@ pub trait Format {
     /// Size and limits.
     fn geometry(&self) -> Geometry;
 
-    /// Where the first bytes of `span` live.
+    /// Where the first bytes of `span` live. What is `Data` in an image that can be written to is overwritten in place,
+    /// without a reservation.
     fn map(&mut self, span: Span) -> Result<Place, Wait>;
 
     /// Space for the first bytes of `span`. Readers see the old place until `commit`.
@@ -206,7 +209,8 @@ pub trait Format {
     /// The write failed: the old place stays.
     fn abandon(&mut self, ticket: Ticket);
 
-    /// Gives up the first bytes of `span`, over which no operation is in flight.
+    /// Gives up the first bytes of `span`, over which no operation is in flight. Of what is being written beside them and
+    /// will be visible with them, nothing may be taken away: `Nothing`, or `Busy`.
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait>;
 
     /// The file range of a [`Discarded::Freed`] was deallocated (`clean`: it reads as zero now) or could not be.
@@ -227,7 +231,7 @@ pub trait Format {
     /// What a compressed cluster holds.
     fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt>;
 
-    /// Metadata that was waited for.
+    /// Metadata that was waited for. Of what was loaded, at least as much is kept as answers for 2 MiB of disk take.
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt>;
 
     /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places given up

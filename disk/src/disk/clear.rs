@@ -73,9 +73,9 @@ impl<F: Format> Disk<F> {
         discarded.map_err(|wait| Obstacle::Layer(file, wait))
     }
 
-    /// How many of the first bytes of `span` the layer of `file` has nothing of, and the layers below nothing that would have to be
-    /// hidden: the format is not asked to, or trimming an empty clone would fill its tables. Ends where a format could
-    /// have given something up, for what is behind should still reach it as a whole.
+    /// How many of the first bytes of `span` the layer of `file` has nothing of, and the layers below nothing that would
+    /// have to be hidden: the format is not asked to, or trimming an empty clone would fill its tables. Ends where a format
+    /// could have given something up, for what is behind should still reach it as a whole.
     fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
         // What has no parent has nothing to hide. A format that must load something to answer is asked to discard: it
         // has to load the same for that, and by the next time it is there.

@@ -50,6 +50,7 @@ impl<F: Format> Disk<F> {
     pub fn sync<I: Io>(&mut self, io: &mut I) {
         self.sync_asked = true;
         self.begin_round(io);
+        self.start_held(io);
     }
 
     /// Whether a round is under way, or about to begin.

@@ -184,7 +184,7 @@ impl Merge {
 impl<F: Format> Disk<F> {
     /// Begins to merge the layers `from..into` into the layer `into`, the first of them the uppermost: the leaf if `from`
     /// is 0. All of them are open for writing, none is smaller than the one below it, and they are made as large as the
-    /// first. A merge that has failed goes on.
+    /// first (the length of a raw image's file is for the caller to set). A merge that has failed goes on.
     pub fn begin_merge(&mut self, from: usize, into: usize) -> Result<(), ImageError> {
         if let Some(merge) = &self.merge {
             let what = match (merge.goes_on(), (merge.from, merge.into) == (from, into)) {
@@ -359,7 +359,11 @@ impl<F: Format> Disk<F> {
             return Ok((leaf, span));
         }
         let grain = Fold::grain_of(span.at);
-        let merged = self.decide(grain).map_err(Obstacle::Grain)?;
+        let merged = self.decide(grain).map_err(|missing| {
+            // As long as the grain is not known, loading for it counts as learning.
+            self.fold.forget(grain.at);
+            Obstacle::Grain(missing)
+        })?;
         let Some(merge) = &self.merge else { return Ok((leaf, span)) };
         let limit = span.end().min(span.at.saturating_add(ALIKE_MAX));
         let mut end = grain.end();

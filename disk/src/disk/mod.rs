@@ -9,8 +9,9 @@
 //!   after waits for them;
 //! - after a failed sync no write is begun any more.
 //!
-//! `chain` is the layers, `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `fill` what is written around
-//! a write, `packed` compressed clusters, `clear` discards, zeroes and reports of allocation, `flush` the rounds.
+//! `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `fill` what is written around
+//! a write, `packed` compressed clusters, `clear` discards, zeroes and reports of allocation, `flush` the rounds, `chain`
+//! the layers and how they change, `merge` layers that become one, `piece` one grain of that.
 
 mod chain;
 mod clear;
@@ -194,8 +195,9 @@ pub struct Disk<F: Format> {
 }
 
 impl<F: Format> Disk<F> {
-    /// A disk over `layers`, leaf first, whose files have the numbers from 0 on in this order. That they belong together is for the caller to check, by what the
-    /// formats record; here only their sizes are.
+    /// A disk over `layers`, leaf first, whose files have the numbers from 0 on in this order. That they belong together
+    /// is for the caller to check, by what the formats record. Layers may differ in length: behind the end of one that is
+    /// shorter than the layer above it there is zero, and of a longer one the rest is not seen.
     pub fn new(layers: Vec<F>, options: Options) -> Result<Disk<F>, ImageError> {
         let Some(geometry) = layers.first().map(Format::geometry) else {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, "a disk needs at least one layer"));
@@ -394,7 +396,7 @@ impl<F: Format> Disk<F> {
 
     /// Nothing of a merge's piece is under way any more.
     fn piece_quiet<I: Io>(&mut self, number: u32, io: &mut I) {
-        let failed = self.active.get(number).is_none_or(|active| active.status != Status::Done);
+        let failed = self.has_failed(number);
         if let Some(grain) = self.next_stage(failed) {
             self.piece_begun(number);
             self.run(number, grain, io);

@@ -90,6 +90,8 @@ impl<F: Format> Disk<F> {
         if self.active.iter().any(|active| active.request.span().overlaps(grain)) {
             return;
         }
+        // What is known of it is void at the end; and as long as it is not known, loading for it counts as learning.
+        self.fold.forget(grain.at);
         let request = Request::internal(Operation::Discard, grain);
         let number = self.active.insert(Active { of_merge: true, ..Active::new(request, self.epoch) });
         self.exclusive = self.exclusive.saturating_add(1);
@@ -119,7 +121,7 @@ impl<F: Format> Disk<F> {
         match stage {
             Stage::Looking => match self.look(grain) {
                 Ok(()) => self.copy(number, grain, io),
-                Err(missing) => self.park(Parked::Request { number, rest: grain }, missing, io),
+                Err(missing) => self.park_for_grain(Parked::Request { number, rest: grain }, missing, io),
             },
             Stage::Copying => self.copy(number, rest, io),
             Stage::Forgetting => self.forget(number, grain, io),
@@ -181,7 +183,7 @@ impl<F: Format> Disk<F> {
 
     fn copy<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
         let mut at = rest.at;
-        while at < rest.end() {
+        while at < rest.end() && !self.has_failed(number) {
             let left = Span { at, len: rest.end().saturating_sub(at) };
             if self.is_postponed(number, left) {
                 return;
@@ -263,8 +265,13 @@ impl<F: Format> Disk<F> {
             Ok(held) if held.is_empty() => {}
             // An image without a parent, say.
             Ok(_) => self.fail(number, Status::Unsupported),
-            Err(missing) => self.park(Parked::Request { number, rest: grain }, missing, io),
+            Err(missing) => self.park_for_grain(Parked::Request { number, rest: grain }, missing, io),
         }
+    }
+
+    /// Whether something of the request has failed.
+    pub(super) fn has_failed(&self, number: u32) -> bool {
+        self.active.get(number).is_none_or(|active| active.status != Status::Done)
     }
 
     fn target(&self) -> Option<FileId> {

@@ -8,7 +8,9 @@ mod copying;
 mod interleaving;
 mod learning;
 mod merging;
+mod merging_vhd;
 mod model;
+mod random;
 
 use std::collections::VecDeque;
 
@@ -506,76 +508,6 @@ fn extents_tell_data_from_holes() {
         (ExtentKind::Hole, 56 * MIB - 4096),
     ];
     assert_eq!(found, expected);
-}
-
-/// Random requests, several at a time and never overlapping, against a flat array of bytes; several layers deep,
-/// with a full engine now and then. Scope: 8 seeds of 400 requests for each kind of chain.
-#[test]
-fn random_requests_agree_with_a_flat_model() {
-    for seed in 0..8 {
-        for depth in 0..4 {
-            random_run(seed, depth);
-        }
-    }
-}
-
-fn random_run(seed: u64, depth: u8) {
-    const LEN: u64 = 9 * MIB + 512 * 7;
-    let mut model = vec![0u8; LEN as usize];
-    let mut files: Vec<Vec<u8>> = Vec::new();
-    for layer in 0..=depth {
-        let kind = if layer == 0 { Kind::Dynamic } else { child_of(layer - 1) };
-        files.insert(0, new_vhd(LEN, kind, 512 << 10, layer));
-        let access = |at: usize| if at == 0 { Access::ReadWrite } else { Access::ReadOnly };
-        let layers = files.iter().enumerate().map(|(at, bytes)| open(bytes, access(at))).collect();
-        let mut rig = Rig::new(layers, files, seed * 77 + u64::from(layer));
-        for _ in 0..400 / (u64::from(depth) + 1) {
-            random_batch(&mut rig, &mut model);
-        }
-        assert_eq!(rig.flush(), Status::Done);
-        assert!(rig.read(0, LEN) == model, "seed {seed}, depth {depth}, layer {layer}");
-        files = rig.files.bytes;
-        assert_eq!(vhd::check(&mut files[0].as_slice()).unwrap().problems, [], "seed {seed}, depth {depth}");
-    }
-}
-
-/// Four requests at once, each in its own quarter of the disk.
-fn random_batch(rig: &mut Rig, model: &mut [u8]) {
-    let sectors = model.len() as u64 / 512;
-    rig.files.room = 1 + rig.files.draw(16) as usize;
-    let mut reads = Vec::new();
-    for quarter in 0..4 {
-        let first = sectors / 4 * quarter;
-        let from = first + rig.files.draw(sectors / 4);
-        let long = if rig.files.draw(8) == 0 { 3000 } else { 40 };
-        let count = (1 + rig.files.draw(long)).min(first + sectors / 4 - from).max(1);
-        let (at, len) = (from * 512, count * 512);
-        let range = at as usize..(at + len) as usize;
-        match rig.files.draw(10) {
-            0..5 => {
-                let byte = rig.files.draw(255) as u8 + 1;
-                model[range].fill(byte);
-                let memory = Segments::copy_of(&vec![byte; len as usize]);
-                rig.submit(Operation::Write { durable: byte % 16 == 0 }, at, len, memory, quarter);
-            }
-            5 => {
-                model[range].fill(0);
-                let free = rig.files.draw(2) == 0;
-                rig.submit(Operation::WriteZeroes { free, durable: false }, at, len, Segments::empty(), quarter);
-            }
-            6 => rig.submit(Operation::Flush, 0, 0, Segments::empty(), quarter),
-            _ => {
-                let memory = Segments::zeroed(len as usize);
-                rig.submit(Operation::Read, at, len, memory.clone(), quarter);
-                reads.push((range, memory));
-            }
-        }
-    }
-    rig.drain();
-    assert!(rig.answered.drain(..).all(|(_, status, _)| status == Status::Done));
-    for (range, memory) in reads {
-        assert!(memory.to_vec() == model[range.clone()], "read of {range:?}");
-    }
 }
 
 /// An engine that only counts.

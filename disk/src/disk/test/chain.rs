@@ -4,7 +4,7 @@ use super::*;
 
 impl Rig {
     /// Holds requests back and makes everything durable.
-    fn hold(&mut self) {
+    pub fn hold(&mut self) {
         self.disk.hold();
         self.settle();
         self.disk.sync(&mut self.files);
@@ -19,7 +19,7 @@ impl Rig {
         }
     }
 
-    fn release(&mut self) {
+    pub fn release(&mut self) {
         self.disk.release(&mut self.files);
         self.collect();
     }

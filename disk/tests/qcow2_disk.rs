@@ -6,6 +6,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
 #[path = "qcow2/rig.rs"]
+#[allow(dead_code, reason = "shared with the test of power losses")]
 mod rig;
 #[path = "qcow2/room.rs"]
 #[allow(dead_code, reason = "shared with the test of checks")]
@@ -267,4 +268,77 @@ fn a_plain_allocating_round_has_two_batches() {
     assert!(rig.finish());
     assert_eq!(rig.files.syncs, 3, "the data, and each batch");
     assert_eq!(rig.dirty(), 0);
+}
+
+#[test]
+fn an_image_with_snapshots_is_read_and_refused_for_writing() {
+    let room = Room::new();
+    room.img("create -q -f qcow2 image 8M");
+    room.io("image", "write -P 1 0 3M");
+    room.img("snapshot -c one image");
+    room.io("image", "write -P 2 1M 1M");
+    room.img("convert -f qcow2 -O raw image image.raw");
+    let file = room.read("image");
+    let error = Qcow2::open(&mut file.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap_err();
+    assert!(error.what.contains("1 internal snapshot"), "{error}");
+    let image = Qcow2::open(&mut file.as_slice(), Access::ReadOnly, Tail::Zeroes).unwrap();
+    let mut rig = Rig::new(vec![Image::Qcow2(Box::new(image))], vec![file], room.read("image.raw"), 1);
+    rig.verify();
+    // The snapshot deleted, nothing is shared any more.
+    room.img("snapshot -d one image");
+    let mut file = room.read("image");
+    let mut rig = Rig::new(vec![open(&mut file, Tail::Zeroes)], vec![file], room.read("image.raw"), 1);
+    work(&mut rig, 10, 64 << 10);
+    rig.verify();
+    judge(&room, &rig, "image");
+}
+
+#[test]
+fn bitmaps_of_others_are_void_once_we_write() {
+    let room = Room::new();
+    room.img("create -q -f qcow2 image 8M");
+    room.img("bitmap --add image nightly");
+    room.io("image", "write -P 1 0 3M");
+    room.img("convert -f qcow2 -O raw image image.raw");
+    let mut file = room.read("image");
+    let image = open(&mut file, Tail::Zeroes);
+    let Image::Qcow2(qcow2) = &image else { panic!("not qcow2") };
+    assert_eq!(
+        (qcow2.info().bitmaps.as_slice(), qcow2.info().bitmaps_valid),
+        (["nightly".to_owned()].as_slice(), true)
+    );
+    let mut rig = Rig::new(vec![image], vec![file], room.read("image.raw"), 1);
+    rig.write(4 * MIB, 4096, 7);
+    rig.flush();
+    assert!(rig.finish());
+    room.write("image", &rig.files.bytes[0]);
+    // QEMU does not believe the bitmap any more, whose clusters are therefore only space lost.
+    assert_eq!(room.qemu_class("image"), Class::Leaks, "{}", room.qemu_text("image"));
+    let again = Qcow2::open(&mut rig.files.bytes[0].as_slice(), Access::ReadOnly, Tail::Zeroes).unwrap();
+    assert!(!again.info().bitmaps_valid);
+}
+
+#[test]
+fn a_chain_of_qemus_is_read_and_written() {
+    let room = Room::new();
+    let base: Vec<u8> = (0..8 * MIB).map(|at| (at / 4096 % 200) as u8).collect();
+    room.write("base", &base);
+    room.img("create -q -f qcow2 -b base -F raw mid 8M");
+    room.io("mid", "write -P 250 1M 2M;write -z 4M 1M;write -P 251 100k 4k");
+    room.img("create -q -f qcow2 -o cluster_size=128k -b mid -F qcow2 top 8M");
+    room.io("top", "write -P 252 2M 1M;write -P 253 6M 8k");
+    room.img("convert -f qcow2 -O raw top top.raw");
+    let (mut top, mid) = (room.read("top"), room.read("mid"));
+    let leaf = open(&mut top, Tail::Zeroes);
+    let Image::Qcow2(qcow2) = &leaf else { panic!("not qcow2") };
+    let link = qcow2.link().unwrap();
+    assert_eq!((link.relative.as_str(), link.format, link.uuid), ("mid", Some("qcow2"), [0; 16]));
+    let middle = Qcow2::open(&mut mid.as_slice(), Access::ReadOnly, Tail::Zeroes).unwrap();
+    let bottom = Image::Raw(disk::raw::Raw::new(8 * MIB, 512, true).unwrap());
+    let layers = vec![leaf, Image::Qcow2(Box::new(middle)), bottom];
+    let mut rig = Rig::new(layers, vec![top, mid, base], room.read("top.raw"), 4);
+    rig.verify();
+    work(&mut rig, 15, 128 << 10);
+    rig.verify();
+    judge(&room, &rig, "top");
 }

@@ -104,11 +104,7 @@ impl Header {
         // "Header extensions": up to the backing name or the end of the first cluster.
         let end = if backing_at != 0 { index(backing_at) } else { first.len() };
         let mut at = index(self.raw.header_len.get().into());
-        loop {
-            let Some((head, rest)) = first.get(at..end).and_then(|rest| RawExtension::read_from_prefix(rest).ok())
-            else {
-                break;
-            };
+        while let Some((head, rest)) = first.get(at..end).and_then(|rest| RawExtension::read_from_prefix(rest).ok()) {
             let Some(data) = rest.get(..index(head.len.get().into())) else {
                 return corrupt(length(at), "a header extension reaches behind the header's room");
             };

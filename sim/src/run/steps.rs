@@ -181,6 +181,10 @@ impl Run {
 
     /// Opens the leaf's parent for writing and begins to merge the leaf into it.
     fn begin_merge(&mut self, subject: &Subject) -> Result<(), Violation> {
+        if self.disk.merge().is_some_and(|merge| merge.state == MergeState::Copied) {
+            // Only its last round has failed.
+            return Ok(());
+        }
         // One that has failed goes on: its target is open for writing already.
         let target = self.chains.first().and_then(|chain| chain.get(1)).filter(|_| self.disk.merge().is_none());
         if let Some(target) = target.copied() {

@@ -97,9 +97,15 @@ impl<F: Format> Disk<F> {
     }
 
     /// Replaces what is known of a layer's file by what the same file says when it is opened for another access. Only
-    /// while requests are held back, nothing is in flight and everything durable.
+    /// while requests are held back, nothing is in flight and everything durable that was written to this layer: another
+    /// one, opened for writing a moment ago, may have been written to before and need not have been synced since.
     pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
-        self.require(Need::Clean, "a layer cannot be opened for another access")?;
+        const WHAT: &str = "a layer cannot be opened for another access";
+        self.require(Need::Quiet, WHAT)?;
+        if !self.is_layer_clean(depth) {
+            let what = format!("{WHAT} while not everything in it is durable");
+            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        }
         let new = format.geometry();
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
         let old = layer.format.geometry();

@@ -2,7 +2,7 @@
 //!
 //! Sectors are the unit. `w8+2` writes two sectors from sector 8 on, `W8+2` the same durably (FUA), `z`/`Z` write
 //! zeroes, `d` discards, `r` reads, `f` flushes. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of
-//! the leaf into its parent), `cancel`, `grow`.
+//! the leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`.
 
 use std::fmt;
 use std::ops::Range;
@@ -36,14 +36,37 @@ pub enum Step {
     Snapshot,
     /// The leaf is merged into its parent.
     Merge,
+    /// The leaf's parent is merged into its own.
+    MergeBelow,
+    /// All layers are merged into the lowest.
+    MergeAll,
     /// The merge under way, if any, is given up.
     Cancel,
     /// The disk becomes larger.
     Grow,
 }
 
-const STEPS: [(Step, &str); 4] =
-    [(Step::Snapshot, "snapshot"), (Step::Merge, "merge"), (Step::Cancel, "cancel"), (Step::Grow, "grow")];
+const STEPS: [(Step, &str); 6] = [
+    (Step::Snapshot, "snapshot"),
+    (Step::Merge, "merge"),
+    (Step::MergeBelow, "merge-below"),
+    (Step::MergeAll, "merge-all"),
+    (Step::Cancel, "cancel"),
+    (Step::Grow, "grow"),
+];
+
+impl Step {
+    /// Which layers it merges, of so many: the first of the sources, and the target.
+    pub fn merged(self, layers: usize) -> Option<(usize, usize)> {
+        let (from, into) = match self {
+            Step::Merge => (0, 1),
+            Step::MergeBelow => (1, 2),
+            Step::MergeAll => (0, layers.checked_sub(1)?),
+            Step::Snapshot | Step::Cancel | Step::Grow => return None,
+        };
+        (from < into && into < layers).then_some((from, into))
+    }
+}
 
 /// A run of sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -287,11 +310,13 @@ fn chain_alphabet() -> Vec<Op> {
 pub const GRAIN: u64 = 4096;
 
 fn chain_op(random: &mut Random, disk: u64) -> Op {
-    match random.below(16) {
+    match random.below(24) {
         0 | 1 => Op::Chain(Step::Merge),
-        2 => Op::Chain(Step::Snapshot),
-        3 => Op::Chain(Step::Cancel),
-        4 => Op::Chain(Step::Grow),
+        2 => Op::Chain(Step::MergeBelow),
+        3 => Op::Chain(Step::MergeAll),
+        4 | 5 => Op::Chain(Step::Snapshot),
+        6 => Op::Chain(Step::Cancel),
+        7 => Op::Chain(Step::Grow),
         _ => guest_op(random, disk),
     }
 }

@@ -33,9 +33,9 @@ pub(super) enum Change {
     Switch(FileId),
     /// The disk becomes larger.
     Grow,
-    /// The leaf is merged into its parent from now on.
-    BeginMerge,
-    /// The leaf is empty and goes.
+    /// The layers from the first to the second are merged into the second from now on.
+    BeginMerge(usize, usize),
+    /// The layers that were merged are empty and go.
     EndMerge,
 }
 
@@ -50,16 +50,18 @@ impl Run {
         // What a merge has left behind is removed before anything else is done.
         self.chains.truncate(1);
         let layers = self.chains.first().map_or(0, Vec::len);
-        if step != Step::Merge {
+        let merged = step.merged(layers);
+        let failed = self.disk.merge().map(|merge| (merge.from, merge.into));
+        if merged.is_none() || merged != failed {
             // One that has failed is not gone on with.
             self.disk.cancel_merge();
         }
         self.chore = match step {
             Step::Snapshot => Some(Chore::Wanted(Change::Switch(self.new_leaf(subject)?))),
             Step::Grow => Some(Chore::Wanted(Change::Grow)),
-            Step::Merge if layers > 1 => Some(Chore::Wanted(Change::BeginMerge)),
-            Step::Merge => None,
-            Step::Cancel => None,
+            Step::Merge | Step::MergeBelow | Step::MergeAll | Step::Cancel => {
+                merged.map(|(from, into)| Chore::Wanted(Change::BeginMerge(from, into)))
+            }
         };
         Ok(())
     }
@@ -138,8 +140,8 @@ impl Run {
         match change {
             Change::Switch(file) => self.switch(file, subject)?,
             Change::Grow => self.grow(subject)?,
-            Change::BeginMerge => {
-                self.begin_merge(subject)?;
+            Change::BeginMerge(from, into) => {
+                self.begin_merge(from, into, subject)?;
                 return Ok(Some(Chore::Merging));
             }
             Change::EndMerge => self.end_merge()?,
@@ -179,24 +181,26 @@ impl Run {
         }
     }
 
-    /// Opens the leaf's parent for writing and begins to merge the leaf into it.
-    fn begin_merge(&mut self, subject: &Subject) -> Result<(), Violation> {
+    /// Opens what takes part for writing and begins to merge.
+    fn begin_merge(&mut self, from: usize, into: usize, subject: &Subject) -> Result<(), Violation> {
         if self.disk.merge().is_some_and(|merge| merge.state == MergeState::Copied) {
             // Only its last round has failed.
             return Ok(());
         }
-        // One that has failed goes on: its target is open for writing already.
-        let target = self.chains.first().and_then(|chain| chain.get(1)).filter(|_| self.disk.merge().is_none());
-        if let Some(target) = target.copied() {
-            let image = self.open(target, 1, Access::ReadWrite, subject)?;
-            self.disk.reopen(1, image).map_err(refused)?;
-            self.io.let_write(target, true);
-            self.lengthen(1);
+        // One that has failed goes on: its layers are open for writing already.
+        let opened = if self.disk.merge().is_none() { from.max(1)..into + 1 } else { 0..0 };
+        for depth in opened {
+            let Some(file) = self.chains.first().and_then(|chain| chain.get(depth)).copied() else { continue };
+            let image = self.open(file, depth, Access::ReadWrite, subject)?;
+            self.disk.reopen(depth, image).map_err(refused)?;
+            self.io.let_write(file, true);
         }
-        self.disk.begin_merge(0, 1).map_err(refused)
+        self.disk.begin_merge(from, into).map_err(refused)?;
+        (from + 1..into + 1).for_each(|depth| self.lengthen(depth));
+        Ok(())
     }
 
-    /// Takes the leaf, which holds nothing any more, off the chain. Its file is still there: both chains are right.
+    /// Takes the sources, which hold nothing any more, off the chain. Their files are still there: both chains are right.
     fn end_merge(&mut self) -> Result<(), Violation> {
         let sources = self.disk.end_merge().map_err(refused)?;
         let old = self.chains.swap_remove(0);

@@ -63,3 +63,24 @@ fn a_merge_leaves_the_target_alone_with_the_right_content() {
         assert_eq!(end.files.len(), 1, "{case}");
     }
 }
+
+/// Workloads that found a bug once.
+#[test]
+fn what_was_found_once_is_not_found_again() {
+    let once = [
+        // A new table referred to a new block before the file was long enough for it.
+        "grow merge",
+        // The second of two layers could not be opened for writing.
+        "snapshot w0+3 merge-all W4095+2",
+        "snapshot w0+3 merge-below w1+1 f",
+    ];
+    for (text, pace) in once.iter().flat_map(|text| Pace::ALL.map(|pace| (text, pace))) {
+        let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes);
+        let ops = workload::parse(text).expect("it is a workload");
+        let start = explore::prepare(&subject).expect("it opens");
+        let mut case = Case::new(subject, ops, Schedule::undisturbed(pace));
+        if let Err(failure) = explore::explore(&mut Explorer::default(), &start, &mut case) {
+            panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
+        }
+    }
+}

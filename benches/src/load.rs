@@ -38,7 +38,7 @@ pub fn run(arguments: &Arguments) -> Result<serde_json::Value, String> {
     let mut client = Client {
         queue,
         memory: region.addr,
-        blocks: capacity / arguments.block as u64,
+        blocks: arguments.span.unwrap_or(capacity).min(capacity) / arguments.block as u64,
         arguments: arguments.clone(),
         random: arguments.seed,
         next: 0,
@@ -113,7 +113,7 @@ impl Client {
     fn put(&mut self, slot: usize) {
         let block = self.arguments.block;
         let number = match self.arguments.pattern {
-            Pattern::Read => {
+            Pattern::Read | Pattern::Write => {
                 self.next += 1;
                 self.next % self.blocks
             }
@@ -127,7 +127,7 @@ impl Client {
         };
         let (at, buffer) = (number * block as u64, self.buffer(slot));
         match self.arguments.pattern {
-            Pattern::Randwrite => self.queue.write(at, buffer, block, slot, ReqFlags::empty()),
+            Pattern::Randwrite | Pattern::Write => self.queue.write(at, buffer, block, slot, ReqFlags::empty()),
             Pattern::Randread | Pattern::Read => self.queue.read(at, buffer, block, slot, ReqFlags::empty()),
         }
     }

@@ -19,6 +19,8 @@ pub enum Pattern {
     Randwrite,
     /// Reads one after the other.
     Read,
+    /// Writes one after the other.
+    Write,
 }
 
 /// Keep requests in flight on a vhost-user-blk server and print a line of JSON about it.
@@ -47,6 +49,9 @@ pub struct Arguments {
     /// Seed of the places.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Only the first so many bytes of the disk.
+    #[arg(long)]
+    pub span: Option<u64>,
     /// Write every block of the disk once, and end.
     #[arg(long)]
     pub fill: bool,

@@ -44,9 +44,15 @@ fn assert_repaired(room: &Room, bytes: &[u8], sound: &str, name: &str) {
             let mut stopped = bytes.to_vec();
             apply(&mut stopped, &plan, batches, sectors);
             let name = format!("{name}, stopped after {batches} batches and {sectors:?} of {:?}", plan.what);
+            assert!(is_marked(bytes) <= (is_marked(&stopped) || class(&stopped) == Class::Clean), "{name}: too early");
             assert_resumed(room, stopped, sound, &name);
         }
     }
+}
+
+/// Whether an image says of itself that it is not to be trusted.
+fn is_marked(bytes: &[u8]) -> bool {
+    check(&mut &*bytes).is_ok_and(|report| report.dirty || report.marked_corrupt)
 }
 
 /// Asserts that an image that may not be sound holds what `sound` does, and is sound after a repair.
@@ -89,29 +95,52 @@ fn lasting(name: &str, damage: impl FnOnce(&mut Bytes)) {
     assert!(repair(&mut bytes.0.as_slice()).unwrap().batches.is_empty(), "{name}: there is always more to repair");
 }
 
-/// Scope: every kind of image that qemu-img makes and we can follow.
+/// Every kind of image that qemu-img makes and we can follow.
+const KINDS: [&str; 11] = [
+    "-o cluster_size=64k",
+    "-o cluster_size=512",
+    "-o cluster_size=2M",
+    "-o compat=0.10",
+    "-o refcount_bits=1",
+    "-o refcount_bits=2",
+    "-o refcount_bits=8",
+    "-o refcount_bits=32",
+    "-o refcount_bits=64",
+    "-o lazy_refcounts=on",
+    "-o compression_type=zstd",
+];
+
+/// Scope: [`KINDS`], as they are and compressed in both ways.
 #[test]
 fn what_qemu_makes_is_sound() {
-    let kinds = [
-        "-o cluster_size=64k",
-        "-o cluster_size=512",
-        "-o cluster_size=2M",
-        "-o compat=0.10",
-        "-o refcount_bits=1",
-        "-o refcount_bits=2",
-        "-o refcount_bits=8",
-        "-o refcount_bits=32",
-        "-o refcount_bits=64",
-        "-o lazy_refcounts=on",
-        "-o compression_type=zstd",
-    ];
-    for kind in kinds {
+    for kind in KINDS {
         let room = Room::new();
         let bytes = image(&room, kind);
         assert_sound(&room, &bytes.0, kind);
         for options in ["", "-o compression_type=zstd"] {
             room.img(&format!("convert -q -c -f qcow2 -O qcow2 {options} sound packed"));
             assert_sound(&room, &room.read("packed"), kind);
+        }
+    }
+}
+
+/// Scope: [`KINDS`], with a block of refcounts that is empty, and without one.
+#[test]
+fn refcounts_of_every_kind_are_rebuilt() {
+    for kind in KINDS {
+        let room = Room::new();
+        let sound = image(&room, kind);
+        let mut empty = Bytes(sound.0.clone());
+        empty.zero(empty.refcount_block(), empty.cluster());
+        let mut none = Bytes(sound.0.clone());
+        none.set_u64(none.refcount_table(), 0);
+        for mut bytes in [empty, none] {
+            assert_class(&room, &bytes.0, Class::Corrupt, kind);
+            let plan = repair(&mut bytes.0.as_slice()).unwrap();
+            apply(&mut bytes.0, &plan, plan.batches.len(), Sectors::None);
+            assert_sound(&room, &bytes.0, kind);
+            room.write("mended", &bytes.0);
+            assert!(room.is_same("mended", "sound"), "{kind}: other content");
         }
     }
 }
@@ -279,6 +308,23 @@ fn wrong_marks_are_corrected() {
 }
 
 #[test]
+fn an_image_counts_as_sound_only_when_it_is() {
+    mended("everything wrong, in place", Class::Corrupt, |bytes| {
+        bytes.flip(72, 3);
+        bytes.flip(bytes.l2(3), COPIED);
+        bytes.set_refcount(bytes.place(4), 0);
+        bytes.set_refcount(bytes.place(5), 7);
+        bytes.set_refcount(bytes.len(), 1);
+    });
+    mended("everything wrong, and no refcounts", Class::Corrupt, |bytes| {
+        bytes.flip(72, 3);
+        bytes.flip(bytes.l2(3), COPIED);
+        bytes.flip(bytes.l1(0), COPIED);
+        bytes.set_u64(bytes.refcount_table(), 0x123);
+    });
+}
+
+#[test]
 fn unknown_autoclear_bits_go_before_anything_is_written() {
     let room = Room::new();
     let mut bytes = image(&room, "-o cluster_size=64k");
@@ -290,6 +336,11 @@ fn unknown_autoclear_bits_go_before_anything_is_written() {
     apply(&mut begun.0, &plan, 1, Sectors::None);
     assert_eq!((begun.u64(88), begun.refcount(begun.place(3))), (0, 0));
     assert_repaired(&room, &bytes.0, "sound", "an unknown autoclear bit");
+}
+
+#[test]
+fn a_mark_of_an_external_data_file_that_is_none_is_cleared() {
+    mended("a raw external data file", Class::Corrupt, |bytes| bytes.flip(88, 2));
 }
 
 #[test]

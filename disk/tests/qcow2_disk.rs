@@ -342,3 +342,17 @@ fn a_chain_of_qemus_is_read_and_written() {
     rig.verify();
     judge(&room, &rig, "top");
 }
+
+#[test]
+fn version_2_is_read() {
+    let room = Room::new();
+    room.img("create -q -f qcow2 -o compat=0.10 image 8M");
+    room.io("image", "write -P 1 0 3M;discard 1M 64k;write -P 2 5M 12k");
+    room.img("convert -f qcow2 -O raw image image.raw");
+    let file = room.read("image");
+    let error = Qcow2::open(&mut file.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap_err();
+    assert!(error.what.contains("version 2"), "{error}");
+    let image = Qcow2::open(&mut file.as_slice(), Access::ReadOnly, Tail::Zeroes).unwrap();
+    let mut rig = Rig::new(vec![Image::Qcow2(Box::new(image))], vec![file], room.read("image.raw"), 1);
+    rig.verify();
+}

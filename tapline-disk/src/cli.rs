@@ -1,15 +1,22 @@
 //! The words of the command line and what they may be. It knows no image and does nothing.
 
+mod disk;
+mod image;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::image_name::ImageName;
-use crate::size::Size;
+
+pub use disk::{Disk, DiskVerb, SnapshotMethod};
+pub use image::{
+    Check, Compact, Compare, Convert, Create, Flatten, ImageCommand, Info, Map, Merge, Rebase, Resize, Snapshot,
+};
 
 /// The disk process of Tapline: serves one image, or runs one image job.
 ///
-/// Images are named FORMAT:PATH, with raw or vhd as the format. Sizes are written 512M, 10G, 2T.
+/// Images are named FORMAT:PATH, with raw, vhd or qcow2 as the format. Sizes are written 512M, 10G, 2T.
 /// Exit codes: 0 done, 1 the images differ, 2 the image is damaged, 3 it was and is repaired,
 /// 4 the command could not be done, 64 wrong arguments.
 #[derive(Debug, Parser)]
@@ -23,142 +30,13 @@ pub struct Arguments {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Create, describe, check, convert and compare image files
+    /// Create, describe, check, convert, compare and rearrange image files that nobody serves
     #[command(subcommand)]
     Image(ImageCommand),
     /// Serve one image to a virtual machine (vhost-user) or to anything that speaks NBD
     Serve(Serve),
-}
-
-/// Jobs on images that nobody serves.
-#[derive(Debug, Subcommand)]
-pub enum ImageCommand {
-    /// Create an empty image, or an empty child of another
-    Create(Create),
-    /// Tell what an image says of itself; parents named inside it are shown and never opened
-    Info(Info),
-    /// Check an image's structure, and repair it where that loses nothing
-    Check(Check),
-    /// List which parts of the disk hold data and which read as zero
-    Map(Map),
-    /// Copy a disk into a new image, of another format perhaps; holes stay holes
-    Convert(Convert),
-    /// Compare what two disks hold
-    Compare(Compare),
-}
-
-/// `image create`.
-#[derive(Debug, Args)]
-pub struct Create {
-    /// The image to create; a file that exists is never overwritten
-    pub image: ImageName,
-    /// Size of the disk; that of the parent unless given
-    #[arg(long, required_unless_present = "parent")]
-    pub size: Option<Size>,
-    /// Allocate the whole disk now (VHD of the fixed kind)
-    #[arg(long, conflicts_with = "parent")]
-    pub fixed: bool,
-    /// Unit of allocation: a power of two from 512K to 16M [default: 2M, or as the parent]
-    #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
-    pub block_size: Option<Size>,
-    /// Create a child of this image (twice and more: of this chain of them, from the top down)
-    #[arg(long, value_name = "FORMAT:PATH")]
-    pub parent: Vec<ImageName>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `image info`.
-#[derive(Debug, Args)]
-pub struct Info {
-    /// The image
-    pub image: ImageName,
-    #[command(flatten)]
-    pub parents: Parents,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `image check`.
-#[derive(Debug, Args)]
-pub struct Check {
-    /// The image
-    pub image: ImageName,
-    #[command(flatten)]
-    pub parents: Parents,
-    /// Repair what can be repaired without loss
-    #[arg(long)]
-    pub repair: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `image map`.
-#[derive(Debug, Args)]
-pub struct Map {
-    /// The image
-    pub image: ImageName,
-    #[command(flatten)]
-    pub parents: Parents,
-    #[command(flatten)]
-    pub access: Access,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `image convert`.
-#[derive(Debug, Args)]
-pub struct Convert {
-    /// The image to read
-    #[arg(value_name = "SRC")]
-    pub source: ImageName,
-    /// The image to create
-    #[arg(value_name = "DST")]
-    pub target: ImageName,
-    #[command(flatten)]
-    pub parents: Parents,
-    #[command(flatten)]
-    pub access: Access,
-    /// Replace the target if it exists, once the conversion is complete; until then it takes space beside it
-    #[arg(long)]
-    pub force: bool,
-    /// Allocate the whole target (VHD of the fixed kind)
-    #[arg(long)]
-    pub fixed: bool,
-    /// Unit of allocation of a VHD target [default: 2M]
-    #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
-    pub block_size: Option<Size>,
-    /// Read both afterwards and compare
-    #[arg(long)]
-    pub verify: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `image compare`.
-#[derive(Debug, Args)]
-pub struct Compare {
-    /// One image
-    #[arg(value_name = "A")]
-    pub one: ImageName,
-    /// The other
-    #[arg(value_name = "B")]
-    pub other: ImageName,
-    #[command(flatten)]
-    pub parents: Parents,
-    /// A parent of B; repeated, from the top down
-    #[arg(long, value_name = "FORMAT:PATH")]
-    pub other_parent: Vec<ImageName>,
-    #[command(flatten)]
-    pub access: Access,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Ask a disk that is served to snapshot, merge, clone, revert, resize or pause, while its guest goes on
+    Disk(Disk),
 }
 
 /// `serve`.
@@ -189,6 +67,9 @@ pub struct Serve {
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// Listen here for requests to snapshot, merge, resize the disk while it is served: see `tapline disk`
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
     /// Print what to paste into a virtual machine's configuration as well
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,
@@ -200,6 +81,9 @@ pub struct Parents {
     /// The image's parent; repeated for the parent's parent and so on, from the top down
     #[arg(long = "parent", value_name = "FORMAT:PATH")]
     pub names: Vec<ImageName>,
+    /// Use a parent that was changed after its child was made: what the child shows may have changed with it
+    #[arg(long)]
+    pub accept_changed_parent: bool,
 }
 
 /// How files are read and written.
@@ -282,7 +166,7 @@ mod test {
 
     #[test]
     fn a_wrong_image_name_is_refused_with_what_to_write() {
-        assert!(parse("image info disk.vhd").unwrap_err().contains("raw:disk.vhd or vhd:disk.vhd"));
+        assert!(parse("image info disk.vhd").unwrap_err().contains("raw:disk.vhd, vhd:disk.vhd or qcow2:disk.vhd"));
     }
 
     #[test]

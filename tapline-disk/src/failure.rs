@@ -54,9 +54,20 @@ impl Failure {
         Failure { what: with_causes(&error), advice: None, exit: Exit::Failed }
     }
 
+    /// Words of somebody else, who has said what was tried and why it failed.
+    pub fn told(what: String) -> Failure {
+        Failure { what, advice: None, exit: Exit::Failed }
+    }
+
     /// Adds what to do about it.
     pub fn advise(mut self, advice: impl Into<String>) -> Failure {
         self.advice = Some(advice.into());
+        self
+    }
+
+    /// What was tried concerned this.
+    pub fn about(mut self, what: &impl fmt::Display) -> Failure {
+        self.what = format!("{what}: {}", self.what);
         self
     }
 
@@ -64,6 +75,16 @@ impl Failure {
     pub fn exit_as(mut self, exit: Exit) -> Failure {
         self.exit = exit;
         self
+    }
+
+    /// What was tried, on what, why it failed.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// What to do about it.
+    pub fn advice(&self) -> Option<&str> {
+        self.advice.as_deref()
     }
 
     /// The exit code.

@@ -17,6 +17,24 @@ pub enum FormatName {
     Raw,
     /// Virtual Hard Disk: fixed, dynamic or differencing.
     Vhd,
+    /// QEMU's copy-on-write format, version 3.
+    Qcow2,
+}
+
+impl FormatName {
+    /// The word in front of the colon.
+    pub fn word(self) -> &'static str {
+        match self {
+            FormatName::Raw => "raw",
+            FormatName::Vhd => "vhd",
+            FormatName::Qcow2 => "qcow2",
+        }
+    }
+
+    /// The format of that word.
+    pub fn of(word: &str) -> Option<FormatName> {
+        [FormatName::Raw, FormatName::Vhd, FormatName::Qcow2].into_iter().find(|format| format.word() == word)
+    }
 }
 
 /// A format and a file.
@@ -45,9 +63,14 @@ impl fmt::Display for NotAnImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotAnImage::NoFormat(word) => {
-                write!(f, "«{word}» does not name its format; write raw:{word} or vhd:{word}, whichever it is")
+                write!(
+                    f,
+                    "«{word}» does not name its format; write raw:{word}, vhd:{word} or qcow2:{word}, whichever it is"
+                )
             }
-            NotAnImage::UnknownFormat(format) => write!(f, "there is no format «{format}»; there are raw and vhd"),
+            NotAnImage::UnknownFormat(format) => {
+                write!(f, "there is no format «{format}»; there are raw, vhd and qcow2")
+            }
             NotAnImage::NoPath(word) => write!(f, "«{word}» names no file behind the colon"),
         }
     }
@@ -59,12 +82,11 @@ impl FromStr for ImageName {
     fn from_str(word: &str) -> Result<ImageName, NotAnImage> {
         let no_format = || NotAnImage::NoFormat(word.to_owned());
         let (format, path) = word.split_once(':').ok_or_else(no_format)?;
-        let format = match format {
-            "raw" => FormatName::Raw,
-            "vhd" => FormatName::Vhd,
+        let format = match FormatName::of(format) {
+            Some(known) => known,
             // A colon in a path is no format either.
-            other if other.contains('/') => return Err(no_format()),
-            other => return Err(NotAnImage::UnknownFormat(other.to_owned())),
+            None if format.contains('/') => return Err(no_format()),
+            None => return Err(NotAnImage::UnknownFormat(format.to_owned())),
         };
         if path.is_empty() {
             return Err(NotAnImage::NoPath(word.to_owned()));
@@ -82,10 +104,7 @@ impl ImageName {
 
 impl fmt::Display for FormatName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            FormatName::Raw => "raw",
-            FormatName::Vhd => "vhd",
-        })
+        f.write_str(self.word())
     }
 }
 
@@ -109,7 +128,7 @@ mod test {
     #[test]
     fn a_path_alone_is_refused_with_what_to_write() {
         let refused = "disk.vhd".parse::<ImageName>().unwrap_err().to_string();
-        assert!(refused.contains("raw:disk.vhd or vhd:disk.vhd"), "{refused}");
+        assert!(refused.contains("raw:disk.vhd, vhd:disk.vhd or qcow2:disk.vhd"), "{refused}");
         assert!(matches!("/a:b".parse::<ImageName>(), Err(NotAnImage::NoFormat(_))));
     }
 

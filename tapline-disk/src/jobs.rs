@@ -2,11 +2,16 @@
 //! with an exit code.
 
 pub mod check;
+pub mod compact;
 pub mod compare;
 pub mod convert;
 pub mod create;
 pub mod info;
 pub mod map;
+pub mod merge;
+pub mod rebase;
+pub mod resize;
+pub mod snapshot;
 
 use uring::{Cache, EngineKind, OpenOptions};
 

@@ -2,20 +2,23 @@
 //! together.
 //!
 //! Only files that were named on the command line are ever opened. What an image says of its parent is shown, to
-//! help find the right name, and compared with the parent that was named.
+//! help find the right name, and compared with the parent that was named ([`crate::lineage`]).
 
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use disk::vhd::{self, Vhd};
-use disk::{Access, Format, Geometry, Image, ImageError, ImageErrorKind, Tail, raw};
+use disk::qcow2::Qcow2;
+use disk::vhd::Vhd;
+use disk::{Access, Format, Geometry, Image, ImageError, ImageErrorKind, LAYERS_MAX, Tail, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
+use crate::cli::Parents;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::leftovers;
-use crate::log;
-use crate::output::printable;
-use crate::uuid;
+use crate::lineage;
+use crate::log::say;
+use crate::ordered;
+use crate::soundness;
 
 /// An open chain: for each layer its file and its format, the image itself first.
 #[derive(Debug)]
@@ -28,6 +31,25 @@ pub struct Layers {
     pub images: Vec<Image>,
 }
 
+/// A chain as it was named, the image itself first.
+#[derive(Clone, Debug)]
+pub struct Chain<'a> {
+    /// The layers.
+    pub names: Vec<&'a ImageName>,
+    /// Whether a parent may have changed since its child was made.
+    pub accept_changed: bool,
+    /// How many layers, from the image down, are opened as the options say; those below are for reading only.
+    pub writable: usize,
+}
+
+impl<'a> Chain<'a> {
+    /// `name` on `parents`; only the image itself may be written.
+    pub fn of(name: &'a ImageName, parents: &'a Parents) -> Chain<'a> {
+        let names = std::iter::once(name).chain(&parents.names).collect();
+        Chain { names, accept_changed: parents.accept_changed_parent, writable: 1 }
+    }
+}
+
 impl Layers {
     /// Opens `name` without its parents, which it may have: enough to read its metadata.
     pub fn open_alone(name: &ImageName, options: OpenOptions) -> Result<Layers, Failure> {
@@ -36,18 +58,26 @@ impl Layers {
         Ok(layers)
     }
 
-    /// Opens `name` and the parents it stands on. Parents are always opened for reading only.
-    pub fn open(name: &ImageName, parents: &[ImageName], options: OpenOptions) -> Result<Layers, Failure> {
-        named_once(name, parents)?;
-        let mut layers = Layers::open_alone(name, options)?;
-        for (child, parent) in std::iter::once(name).chain(parents).zip(parents) {
-            layers.add(parent, OpenOptions { write: false, ..options })?;
-            layers.check_last_pair(child, parent)?;
+    /// Opens `name` and the parents it stands on. Parents are opened for reading only.
+    pub fn open(name: &ImageName, parents: &Parents, options: OpenOptions) -> Result<Layers, Failure> {
+        Layers::open_chain(&Chain::of(name, parents), options)
+    }
+
+    /// Opens a chain.
+    pub fn open_chain(chain: &Chain<'_>, options: OpenOptions) -> Result<Layers, Failure> {
+        let Some((first, rest)) = chain.names.split_first() else {
+            return Err(Failure::new("open a chain", "it has no layer"));
+        };
+        check_names(&chain.names)?;
+        let mut layers = Layers::open_alone(first, options)?;
+        for (n, (child, parent)) in (1..).zip(chain.names.iter().zip(rest)) {
+            layers.add(parent, OpenOptions { write: options.write && n < chain.writable, ..options })?;
+            layers.check_last_pair(child, parent, chain.accept_changed)?;
         }
-        let last = parents.last().unwrap_or(name);
-        match layers.images.last() {
-            Some(Image::Vhd(image)) if image.has_parent() => Err(parent_missing(last, image)),
-            _ => Ok(layers),
+        let last = chain.names.last().unwrap_or(first);
+        match layers.images.last().and_then(Image::link) {
+            Some(link) => Err(parent_missing(last, &link)),
+            None => Ok(layers),
         }
     }
 
@@ -68,65 +98,107 @@ impl Layers {
     }
 
     /// Whether the last layer is the parent of the one above it.
-    fn check_last_pair(&self, child: &ImageName, parent: &ImageName) -> Result<(), Failure> {
-        let tried = || format!("use {parent} as the parent of {child}");
-        match self.images.as_slice() {
-            [.., above, below] if above.link().is_some() => match disk::check_parent(above, below, modified(parent)) {
-                Ok(None) => Ok(()),
-                Ok(Some(note)) => {
-                    log::say(format_args!("{child} on {parent}: {note}"));
-                    Ok(())
-                }
-                Err(error) => Err(Failure::new(tried(), error).advise(describe_parent_of(above))),
-            },
-            _ => Err(Failure::new(tried(), format!("{child} stands on its own, it has no parent"))
-                .advise("leave out this --parent and those behind it")
-                .exit_as(Exit::Usage)),
+    fn check_last_pair(&self, child: &ImageName, parent: &ImageName, accept: bool) -> Result<(), Failure> {
+        let [.., above, below] = self.images.as_slice() else { return Ok(()) };
+        let modified = lineage::modified(parent)?;
+        if let Some(note) = lineage::check((child, above), (parent, below), modified, accept)? {
+            say(note);
         }
+        Ok(())
     }
 }
 
-/// When the file was last changed, in seconds since 1970; `None` where nobody can tell.
-fn modified(name: &ImageName) -> Option<u64> {
-    let modified = std::fs::metadata(name.path()).and_then(|metadata| metadata.modified()).ok()?;
-    modified.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_secs())
-}
-
-/// A file that is its own parent would be found in use, by ourselves, and nobody could tell by whom.
-fn named_once(name: &ImageName, parents: &[ImageName]) -> Result<(), Failure> {
-    let mut seen = Vec::new();
-    for layer in std::iter::once(name).chain(parents) {
+/// What makes no chain, whatever the files hold: too many of them, or one of them twice, by this name or another.
+fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
+    if let Some(name) = names.first().filter(|_| names.len() > LAYERS_MAX) {
+        let why = format!("a chain of {} layers is longer than the {LAYERS_MAX} that are allowed", names.len());
+        return Err(Failure::new(format!("open {name}"), why)
+            .advise("merge some of them first: tapline image merge")
+            .exit_as(Exit::Usage));
+    }
+    let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
+    for name in names {
         // What cannot be found is told when it is opened.
-        let Ok(path) = layer.path().canonicalize() else { continue };
-        if seen.contains(&path) {
-            let why = "it is named twice, and no image is its own parent";
-            return Err(Failure::new(format!("use {layer}"), why).exit_as(Exit::Usage));
+        let Some(identity) = FileIdentity::of(name) else { continue };
+        if let Some((_, above)) = seen.iter().find(|(other, _)| *other == identity) {
+            let why = format!("it is the same file as {above}, which stands above it: no image is its own parent");
+            return Err(Failure::new(format!("use {name} in this chain"), why).exit_as(Exit::Usage));
         }
-        seen.push(path);
+        seen.push((identity, name));
     }
     Ok(())
 }
 
-/// Reads the metadata of an image.
-fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
+/// What a file is known by under all its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileIdentity {
+    /// Device and inode.
+    File(u64, u64),
+    /// The device itself, of which there may be many nodes.
+    Device(u64),
+}
+
+impl FileIdentity {
+    /// That of the file that a name leads to, if there is one.
+    pub fn of(name: &ImageName) -> Option<FileIdentity> {
+        let metadata = std::fs::metadata(name.path()).ok()?;
+        Some(match metadata.file_type().is_block_device() {
+            true => FileIdentity::Device(metadata.rdev()),
+            false => FileIdentity::File(metadata.dev(), metadata.ino()),
+        })
+    }
+}
+
+/// Reads the metadata of an image. What must be written before an image can be used for writing is written.
+pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     let block = if file.alignment().offset > 512 { 4096 } else { 512 };
-    let opened = match name.format {
-        FormatName::Raw => raw::Raw::new(disk::Source::len(file), block, !write).map(Image::Raw),
-        FormatName::Vhd if block > 512 => return Err(not_in_sectors(name)),
-        FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))),
-    };
-    opened.map_err(|error| explain(name, error))
+    match name.format {
+        FormatName::Raw => {
+            raw::Raw::new(disk::Source::len(file), block, !write).map(Image::Raw).map_err(|error| explain(name, error))
+        }
+        FormatName::Vhd | FormatName::Qcow2 if block > 512 => Err(not_in_sectors(name)),
+        FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),
+        FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),
+    }
+}
+
+/// A file system gives zeros where nothing was written; a block device what was there before.
+fn tail(file: &ImageFile) -> Tail {
+    if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes }
+}
+
+fn access(write: bool) -> Access {
+    if write { Access::ReadWrite } else { Access::ReadOnly }
 }
 
 fn open_vhd(file: &mut ImageFile, write: bool) -> Result<Vhd, ImageError> {
-    let access = if write { Access::ReadWrite } else { Access::ReadOnly };
-    // A file system gives zeros where nothing was written; a block device what was there before.
-    let tail = if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes };
-    Vhd::open(file, access, tail)
+    let tail = tail(file);
+    Vhd::open(file, access(write), tail)
+}
+
+fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qcow2, Failure> {
+    let tail = tail(file);
+    if write {
+        // As QEMU does: refcounts that may be wrong must not be allocated by.
+        let found = Qcow2::open(file, Access::ReadOnly, tail).map_err(|error| explain(name, error))?;
+        if found.info().dirty {
+            let done = soundness::close(name, file)?;
+            say(format_args!("{name} was not closed by its last writer and has been repaired: {}", done.join("; ")));
+        }
+    }
+    let image = Qcow2::open(file, access(write), tail).map_err(|error| explain(name, error))?;
+    if write {
+        ordered::write(file, &[image.first_writes()])
+            .map_err(|error| Failure::new(format!("open {name} for writing"), error))?;
+    }
+    Ok(image)
 }
 
 fn not_in_sectors(name: &ImageName) -> Failure {
-    let why = "its storage takes nothing smaller than 4096 bytes with O_DIRECT, and VHD needs sectors of 512";
+    let why = format!(
+        "its storage takes nothing smaller than 4096 bytes with O_DIRECT, and {} needs sectors of 512",
+        name.format
+    );
     Failure::new(format!("open {name}"), why).advise("use --cache writeback, or a raw image on this storage")
 }
 
@@ -149,42 +221,15 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
     }
 }
 
-fn parent_missing(name: &ImageName, image: &Vhd) -> Failure {
-    let recorded = describe_parent(image.info());
+fn parent_missing(name: &ImageName, link: &disk::Link) -> Failure {
+    let advice = format!(
+        "{}\n  if that is the one you mean: --parent {}",
+        lineage::describe(link),
+        lineage::suggestion(name, link)
+    );
     Failure::new(format!("open {name}"), "it stands on a parent, which must be named")
-        .advise(format!("{recorded}\n  if that is the one you mean: --parent {}", suggestion(name, image)))
+        .advise(advice)
         .exit_as(Exit::Usage)
-}
-
-fn describe_parent_of(image: &Image) -> String {
-    match image {
-        Image::Vhd(image) => describe_parent(image.info()),
-        Image::Raw(_) => String::new(),
-    }
-}
-
-/// What a differencing image says of its parent.
-pub fn describe_parent(info: &vhd::Info) -> String {
-    let Some(parent) = &info.parent else { return String::new() };
-    let mut text = format!("it was made on «{}» with uuid {}", printable(&parent.name), uuid::text(&parent.uuid));
-    for locator in &parent.locators {
-        text.push_str(&format!("\n    {} {}", printable(&locator.code), printable(&locator.path)));
-    }
-    text
-}
-
-/// The parent's likely name: where the image says that it is as seen from itself, or else a file of the recorded
-/// name beside it. Never opened by itself.
-fn suggestion(name: &ImageName, image: &Vhd) -> String {
-    let recorded = image.info().parent.as_ref();
-    // A raw parent has no uuid.
-    let format = if recorded.is_some_and(|parent| parent.uuid == [0; 16]) { FormatName::Raw } else { FormatName::Vhd };
-    let relative = recorded.and_then(|parent| parent.locators.iter().find(|locator| locator.code == "W2ru"));
-    let relative = relative.map(|locator| locator.path.replace('\\', "/"));
-    let file = relative.or(recorded.map(|parent| parent.name.clone())).filter(|file| !file.is_empty());
-    let file = file.map_or("PATH".into(), |file| printable(file.strip_prefix("./").unwrap_or(&file)));
-    let beside = name.path().parent().unwrap_or(Path::new("")).join(file);
-    format!("{format}:{}", beside.display())
 }
 
 /// Options for looking at metadata: through the page cache, which every file system has.

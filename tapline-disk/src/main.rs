@@ -5,21 +5,29 @@
 
 #![forbid(unsafe_code)]
 
+mod ask;
 mod cli;
+mod copy_up;
 mod engine_choice;
 mod failure;
 mod image_name;
 mod jobs;
 mod layers;
 mod leftovers;
+mod lineage;
 mod log;
+mod ordered;
 mod output;
 mod paste;
+mod presence;
 mod progress;
+mod reflink;
+mod relink;
 mod runner;
 mod serve;
 mod signals;
 mod size;
+mod soundness;
 mod stats;
 mod stream;
 mod target;
@@ -31,6 +39,7 @@ use clap::Parser;
 
 use cli::{Command, ImageCommand};
 use failure::{Exit, Failure};
+use jobs::snapshot::Verb;
 
 fn main() -> ExitCode {
     let arguments = match cli::Arguments::try_parse() {
@@ -50,12 +59,26 @@ fn carry_out(command: &Command) -> Result<Exit, Failure> {
     signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     match command {
         Command::Serve(serve) => serve::run(serve),
-        Command::Image(ImageCommand::Create(create)) => jobs::create::run(create),
-        Command::Image(ImageCommand::Info(info)) => jobs::info::run(info),
-        Command::Image(ImageCommand::Check(check)) => jobs::check::run(check),
-        Command::Image(ImageCommand::Map(map)) => jobs::map::run(map),
-        Command::Image(ImageCommand::Convert(convert)) => jobs::convert::run(convert),
-        Command::Image(ImageCommand::Compare(compare)) => jobs::compare::run(compare),
+        Command::Disk(disk) => ask::run(disk),
+        Command::Image(command) => run_job(command),
+    }
+}
+
+fn run_job(command: &ImageCommand) -> Result<Exit, Failure> {
+    match command {
+        ImageCommand::Create(create) => jobs::create::run(create),
+        ImageCommand::Info(info) => jobs::info::run(info),
+        ImageCommand::Check(check) => jobs::check::run(check),
+        ImageCommand::Map(map) => jobs::map::run(map),
+        ImageCommand::Convert(convert) => jobs::convert::run(convert),
+        ImageCommand::Compare(compare) => jobs::compare::run(compare),
+        ImageCommand::Snapshot(snapshot) => jobs::snapshot::run(snapshot, Verb::Snapshot),
+        ImageCommand::Clone(snapshot) => jobs::snapshot::run(snapshot, Verb::Clone),
+        ImageCommand::Merge(merge) => jobs::merge::run(merge),
+        ImageCommand::Rebase(rebase) => jobs::rebase::run(rebase),
+        ImageCommand::Flatten(flatten) => jobs::rebase::flatten(flatten),
+        ImageCommand::Resize(resize) => jobs::resize::run(resize),
+        ImageCommand::Compact(compact) => jobs::compact::run(compact),
     }
 }
 

@@ -43,7 +43,12 @@ impl Progress {
 
     /// `bytes` more are done.
     pub fn advance(&mut self, bytes: u64) {
-        self.done = self.done.saturating_add(bytes).min(self.total);
+        self.reach(self.done.saturating_add(bytes));
+    }
+
+    /// All up to here is done.
+    pub fn reach(&mut self, done: u64) {
+        self.done = done.min(self.total);
         let every = if self.terminal { BAR_EVERY } else { LINE_EVERY };
         let now = Instant::now();
         if now.duration_since(self.printed.unwrap_or(self.started)) >= every {

@@ -3,6 +3,8 @@
 //! It knows requests and answers and nothing of what the job is for. Every request that was submitted is answered
 //! or waited for before a runner goes away, whatever happens to the job.
 
+mod merge;
+
 use disk::{Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use uring::{Engine, EngineKind};
@@ -55,6 +57,11 @@ impl Runner {
         self.geometry
     }
 
+    /// A layer of the chain as it is now.
+    pub fn layer(&self, depth: usize) -> Option<&Image> {
+        self.disk.layers().get(depth).map(|layer| &layer.format)
+    }
+
     /// Requests submitted and not yet waited for.
     pub fn in_flight(&self) -> usize {
         self.in_flight
@@ -93,6 +100,20 @@ impl Runner {
     pub fn ask(&mut self, operation: Operation, span: Span) -> Result<Answer, Failure> {
         self.submit(operation, span, Segments::empty(), Token(0))?;
         self.wait()
+    }
+
+    /// Waits for all that is in flight.
+    pub fn wait_for_all(&mut self) -> Result<(), Failure> {
+        while self.in_flight > 0 {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all that is in flight and makes it durable.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.wait_for_all()?;
+        self.ask(Operation::Flush, Span { at: 0, len: 0 }).map(drop)
     }
 
     /// Waits until the engine has something to tell, and tells it to the disk.

@@ -4,6 +4,7 @@
 //! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command
 //! line names and says where the disk can be found.
 
+mod control;
 mod event_loop;
 mod polling;
 
@@ -41,7 +42,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         stats::open_file(path)
             .map_err(|error| Failure::new(format!("append statistics to {}", path.display()), error))?;
     }
-    let layers = Layers::open(&serve.image, &serve.parents.names, serve.access.options(!serve.read_only))?;
+    let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!serve.read_only))?;
     let Layers { name, files, images } = layers;
     let choice = choose(serve.access.engine(), &files);
     if let Some(note) = &choice.note {
@@ -51,7 +52,8 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
     say(describe(&name, &disk, choice.kind));
     let poll_max = Duration::from_micros(serve.poll_max);
-    let serving = Serving { disk, engine, poll_max, stats_file: serve.stats.clone(), stop, report };
+    let control = serve.control.as_deref().map(control::Control::bind).transpose()?;
+    let serving = Serving { disk, engine, poll_max, stats_file: serve.stats.clone(), stop, report, control };
     match (&serve.vhost_user, &serve.nbd) {
         (Some(socket), _) => serve_vhost_user(serve, socket, serving),
         (None, Some(address)) => serve_nbd(serve, address, serving),

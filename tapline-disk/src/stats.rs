@@ -74,9 +74,19 @@ impl Stats {
         }
     }
 
+    /// When counting began.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
     /// The time since the start, to be read once for a batch of requests.
     pub fn clock(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Requests that have come so far.
+    pub fn come(&self) -> u64 {
+        [self.reads, self.writes, self.flushes, self.discards].iter().map(|kind| kind.come).sum()
     }
 
     /// A request was taken from its peer.

@@ -1,7 +1,7 @@
 //! A whole disk as a stream of pieces in order, read ahead by a thread of its own.
 //!
 //! Pieces lie on a fixed grid, so that two streams can be compared piece by piece. What is known to be zero is
-//! said to be, and never read. Dropping the stream ends the thread.
+//! said to be, and never read. Dropping the stream ends the thread, and waits for that.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -19,6 +19,8 @@ use crate::runner::Runner;
 pub const PIECE: u64 = 1 << 20;
 /// Pieces read ahead: together with those in the channel, 32 MiB of memory.
 const AHEAD: usize = 16;
+/// Zeros are looked for in runs of this size: what most file systems and guests allocate at least.
+const GRAIN: usize = 64 << 10;
 /// How much of the disk is looked up at once.
 const WINDOW: u64 = 1 << 30;
 
@@ -34,8 +36,9 @@ pub struct Piece {
 pub struct Stream {
     /// Bytes still to come.
     left: u64,
-    pieces: Receiver<Result<Piece, Failure>>,
-    _thread: JoinHandle<()>,
+    /// Gone only while the stream goes.
+    pieces: Option<Receiver<Result<Piece, Failure>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Stream {
@@ -49,7 +52,19 @@ impl Stream {
                 sender.send(Err(failure)).unwrap_or_default();
             }
         });
-        Stream { left, pieces, _thread: thread }
+        Stream { left, pieces: Some(pieces), thread: Some(thread) }
+    }
+}
+
+impl Drop for Stream {
+    /// Waits for the thread, so that its files are unlocked when this returns.
+    fn drop(&mut self) {
+        // Nobody listens any more, which ends the thread at its next piece.
+        drop(self.pieces.take());
+        if let Some(thread) = self.thread.take() {
+            // A thread that has panicked has told why.
+            thread.join().unwrap_or_default();
+        }
     }
 }
 
@@ -60,7 +75,8 @@ impl Iterator for Stream {
         if self.left == 0 {
             return None;
         }
-        let piece = self.pieces.recv().unwrap_or_else(|_| Err(Failure::new("read on", "the reading thread is gone")));
+        let gone = || Failure::new("read on", "the reading thread is gone");
+        let piece = self.pieces.as_ref().and_then(|pieces| pieces.recv().ok()).unwrap_or_else(|| Err(gone()));
         match &piece {
             Ok(piece) => self.left = self.left.saturating_sub(piece.span.len),
             Err(_) => self.left = 0,
@@ -176,13 +192,30 @@ pub fn extents(runner: &mut Runner, window: Span) -> Result<Vec<(Span, ExtentKin
     Ok(found)
 }
 
-/// The pieces of `window`, which begins on the grid.
-fn grid(window: Span) -> impl Iterator<Item = Span> {
+/// The pieces of `window`, from its beginning on.
+pub fn grid(window: Span) -> impl Iterator<Item = Span> {
     let pieces = window.len.div_ceil(PIECE);
     (0..pieces).map(move |n| {
         let at = window.at.saturating_add(n.saturating_mul(PIECE));
         Span { at, len: PIECE.min(window.end().saturating_sub(at)) }
     })
+}
+
+/// The runs of `bytes` that hold something, each with its offset; neighbours are one run.
+pub fn stored_runs(bytes: &Segments) -> Vec<(usize, Segments)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    let mut from = 0;
+    while from < bytes.len() {
+        let len = GRAIN.min(bytes.len() - from);
+        if !bytes.slice(from, len).is_zero() {
+            match runs.last_mut() {
+                Some((start, run)) if *start + *run == from => *run += len,
+                _ => runs.push((from, len)),
+            }
+        }
+        from += len;
+    }
+    runs.into_iter().map(|(from, len)| (from, bytes.slice(from, len))).collect()
 }
 
 #[cfg(test)]
@@ -195,5 +228,17 @@ mod test {
         assert_eq!(pieces.len(), 3);
         assert_eq!(pieces.last().copied(), Some(Span { at: WINDOW + 2 * PIECE, len: 512 }));
         assert_eq!(grid(Span { at: 0, len: 0 }).count(), 0);
+    }
+
+    #[test]
+    fn only_what_is_not_zero_is_written() {
+        let mut bytes = vec![0; 4 * GRAIN + 512];
+        bytes[GRAIN] = 1;
+        bytes[3 * GRAIN - 1] = 2;
+        bytes[4 * GRAIN + 511] = 3;
+        let runs = stored_runs(&Segments::copy_of(&bytes));
+        let shape: Vec<(usize, usize)> = runs.iter().map(|(from, run)| (*from, run.len())).collect();
+        assert_eq!(shape, [(GRAIN, 2 * GRAIN), (4 * GRAIN, 512)]);
+        assert!(stored_runs(&Segments::zeroed(GRAIN)).is_empty());
     }
 }

@@ -115,7 +115,7 @@ fn a_child_needs_its_parent_named_and_is_told_which() {
     let before = room.read("child.vhd");
     let said = room.tapline("image map vhd:child.vhd");
     assert_eq!(said.code, Some(64));
-    assert!(said.err.contains("--parent vhd:base.vhd") && said.err.contains("file:///"), "{said:?}");
+    assert!(said.err.contains("--parent vhd:base.vhd") && said.err.contains("with uuid"), "{said:?}");
     assert!(said.out.is_empty());
     room.done("image compare vhd:child.vhd raw:a.raw --parent vhd:base.vhd");
     room.done("image create vhd:grandchild.vhd --parent vhd:child.vhd");
@@ -139,9 +139,9 @@ fn a_wrong_parent_is_refused() {
     }
     let said = room.tapline("image map vhd:base.vhd --parent vhd:other.vhd");
     assert_eq!(said.code, Some(64), "{said:?}");
-    let said = room.tapline("image create vhd:big.vhd --parent vhd:base.vhd --size 64M");
+    let said = room.tapline("image create vhd:small.vhd --parent vhd:base.vhd --size 16M");
     assert_eq!(said.code, Some(64), "{said:?}");
-    assert!(!room.file("big.vhd").exists());
+    assert!(!room.file("small.vhd").exists());
 }
 
 #[test]
@@ -294,18 +294,64 @@ fn what_is_to_be_replaced_survives_a_conversion_that_fails() {
     let output = std::process::Command::new("sh").args(["-c", &words]).current_dir(room.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(4));
     assert_eq!(room.read("b.vhd"), before);
-    assert!(!room.file("b.vhd.new").exists());
+    assert!(!room.file("b.vhd.tapline-new").exists());
     room.done("image convert raw:a.raw vhd:b.vhd --force --verify");
     room.done("image compare raw:a.raw vhd:b.vhd");
-    assert!(!room.file("b.vhd.new").exists());
+    assert!(!room.file("b.vhd.tapline-new").exists());
 }
 
 #[test]
-fn an_image_is_not_its_own_parent() {
+fn a_file_stands_once_in_a_chain_under_whatever_names() {
     let room = Room::new();
     room.done("image create vhd:base.vhd --size 1G");
     room.done("image create vhd:a.vhd --parent vhd:base.vhd");
-    let said = room.tapline("serve vhd:a.vhd --nbd nbd.sock --parent vhd:./a.vhd --parent vhd:base.vhd");
+    std::os::unix::fs::symlink("a.vhd", room.file("symbolic.vhd")).unwrap();
+    fs::hard_link(room.file("a.vhd"), room.file("hard.vhd")).unwrap();
+    for twice in ["./a.vhd", "symbolic.vhd", "hard.vhd"] {
+        let said = room.tapline(&format!("serve vhd:a.vhd --nbd nbd.sock --parent vhd:{twice} --parent vhd:base.vhd"));
+        assert_eq!(said.code, Some(64), "{said:?}");
+        assert!(said.err.contains(twice) && said.err.contains("the same file as vhd:a.vhd"), "{said:?}");
+    }
+    let said = room.tapline("image map vhd:a.vhd --parent vhd:base.vhd --parent vhd:hard.vhd");
+    assert!(said.err.contains("the same file as vhd:a.vhd"), "{said:?}");
+}
+
+#[test]
+fn a_chain_that_is_too_long_is_refused_before_anything_is_opened() {
+    let room = Room::new();
+    let parents = " --parent vhd:missing.vhd".repeat(60);
+    let said = room.tapline(&format!("image map vhd:a.vhd{parents}"));
     assert_eq!(said.code, Some(64), "{said:?}");
-    assert!(said.err.contains("named twice"), "{said:?}");
+    assert!(said.err.contains("61 layers") && said.err.contains("image merge"), "{said:?}");
+}
+
+#[test]
+fn a_parent_that_changed_under_its_child_is_refused_with_both_names() {
+    let room = Room::new();
+    for (parent, child) in [("vhd:p.vhd", "vhd:c.vhd"), ("qcow2:p.q", "qcow2:c.q"), ("raw:p.raw", "qcow2:d.q")] {
+        room.done(&format!("image create {parent} --size 32M"));
+        room.done(&format!("image create {child} --parent {parent}"));
+        room.done(&format!("image map {child} --parent {parent}"));
+        let file = fs::File::open(room.file(parent.split_once(':').unwrap().1)).unwrap();
+        file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).unwrap();
+        let said = room.tapline(&format!("image map {child} --parent {parent}"));
+        assert_eq!(said.code, Some(4), "{said:?}");
+        assert!(said.err.contains(parent) && said.err.contains(child), "{said:?}");
+        assert!(said.err.contains("--accept-changed-parent"), "{said:?}");
+        let said = room.tapline(&format!("image map {child} --parent {parent} --accept-changed-parent"));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert!(said.err.contains(parent) && said.err.contains(child), "{said:?}");
+    }
+}
+
+#[test]
+fn a_child_may_be_larger_than_its_parent() {
+    let room = Room::new();
+    room.make_raw("base.raw", 32 * MIB);
+    for child in ["vhd:c.vhd", "qcow2:c.q"] {
+        room.done(&format!("image create {child} --parent raw:base.raw --size 40M"));
+        let disk = format!("{child} --parent raw:base.raw");
+        room.guest(&disk, &["read -P 0 32M 8M", "write -P 5 39M 1M"]);
+        room.guest(&disk, &["read -P 0 32M 7M", "read -P 5 39M 1M", "read -v 33553920 512"]);
+    }
 }

@@ -1,6 +1,6 @@
 //! `tapline`: the command line.
 //!
-//! It parses no image and opens no file: `image` and `serve` are handed, word by word, to `tapline-disk`, the one
+//! It parses no image and opens no file: `image`, `serve` and `disk` are handed, word by word, to `tapline-disk`, the one
 //! program that does, which takes this process's place. A crash on a hostile image is therefore never a crash of
 //! anything that holds more than that image.
 
@@ -39,6 +39,9 @@ enum Handed {
     /// Serve one image to a virtual machine (vhost-user) or to anything that speaks NBD
     #[command(disable_help_flag = true)]
     Serve(Words),
+    /// Ask a disk that is served to snapshot, merge, clone, revert, resize or pause, while its guest goes on
+    #[command(disable_help_flag = true)]
+    Disk(Words),
 }
 
 #[derive(clap::Args)]

@@ -49,6 +49,13 @@ pub trait Server: disk::Transport {
     /// meantime, which are to be popped first.
     fn may_sleep(&mut self) -> bool;
 
+    /// The disk has this size now, and requests are held to it. Peers are told where their protocol has words for it;
+    /// the others see it when they come again.
+    fn resized(&mut self, geometry: &disk::Geometry, watch: &mut dyn Watch);
+
+    /// Peers that use the disk now.
+    fn peers(&self) -> usize;
+
     /// No more requests are taken in; those popped will still be completed. The listening socket's path is removed.
     fn stop(&mut self, watch: &mut dyn Watch);
 }

@@ -94,6 +94,68 @@ fn the_configuration_is_read_in_windows() {
     assert_eq!(ask(u32::MAX, 2), [], "a window that wraps around");
 }
 
+fn larger() -> disk::Geometry {
+    disk::Geometry { len: GEOMETRY.len * 2, ..GEOMETRY }
+}
+
+fn capacity(machine: &mut Machine, front_end: &mut FrontEnd) -> u64 {
+    let payload = [words(&[0, 8, 0]), vec![0; 8]].concat();
+    let reply = front_end.ask(machine, 24, &payload).unwrap();
+    u64::from_ne_bytes(reply[12..].try_into().unwrap()) * 512
+}
+
+#[test]
+fn a_front_end_with_a_back_end_channel_is_told_of_a_new_size() {
+    let (mut machine, mut front_end) = connected();
+    front_end.negotiate(&mut machine, FEATURES);
+    let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    front_end.expect(&mut machine, 21, &[], &[theirs.as_fd()], 0);
+    drop(theirs);
+    machine.server.resized(&larger(), &mut machine.watch);
+    let mut message = [0; 12];
+    std::io::Read::read_exact(&mut ours, &mut message).unwrap();
+    assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
+    assert_eq!(capacity(&mut machine, &mut front_end), larger().len);
+    assert!(machine.events().contains("was told"));
+}
+
+#[test]
+fn a_front_end_without_a_back_end_channel_keeps_working_after_a_resize() {
+    let (mut machine, mut front_end) = ready();
+    machine.server.resized(&larger(), &mut machine.watch);
+    assert_eq!(machine.server.peers(), 1);
+    assert!(machine.events().contains("cannot be told"));
+    assert_eq!(capacity(&mut machine, &mut front_end), larger().len);
+    front_end.request(4, 0, &[]);
+    machine.settle();
+    assert_eq!(front_end.used(0, 0).len(), 1);
+}
+
+#[test]
+fn the_next_front_end_finds_the_new_size() {
+    let mut machine = Machine::new(GEOMETRY, 1);
+    machine.server.resized(&larger(), &mut machine.watch);
+    assert_eq!(machine.server.peers(), 0);
+    let mut front_end = FrontEnd::connect(&machine.path());
+    machine.settle();
+    assert_eq!(capacity(&mut machine, &mut front_end), larger().len);
+}
+
+#[test]
+fn a_back_end_channel_that_nobody_reads_ends_the_connection_and_nothing_else() {
+    let (mut machine, mut front_end) = connected();
+    front_end.negotiate(&mut machine, FEATURES);
+    let (_ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    front_end.expect(&mut machine, 21, &[], &[theirs.as_fd()], 0);
+    while machine.server.is_connected() {
+        machine.server.resized(&larger(), &mut machine.watch);
+    }
+    assert!(front_end.is_closed());
+    let mut next = FrontEnd::connect(&machine.path());
+    machine.settle();
+    assert_eq!(capacity(&mut machine, &mut next), larger().len);
+}
+
 #[test]
 fn the_configuration_is_read_only() {
     let (mut machine, mut front_end) = connected();

@@ -24,6 +24,7 @@ use crate::aio_context::{AioContext, Event, FDSYNC, Iocb, POLL, PREAD, PREADV, P
 use crate::engine::slots;
 use crate::engine_error::sysctl;
 use crate::epoll::Epoll;
+use crate::file_table::FileTable;
 use crate::flight::{Step, Terms};
 use crate::flights::{Flights, Settled, Slot};
 use crate::{Cache, EngineError, ImageFile};
@@ -41,7 +42,7 @@ pub struct Aio {
     iocbs: Box<[Iocb]>,
     /// The place of that last one, and its name among those of slots.
     watches: Slot,
-    files: Vec<ImageFile>,
+    files: FileTable,
     queue: VecDeque<Slot>,
     /// The places of the requests for the next `io_submit`, and scratch for their addresses.
     batch: Vec<Slot>,
@@ -59,9 +60,8 @@ impl Aio {
     /// An engine for `depth` operations at once on `files`, numbered from 0, all open with O_DIRECT.
     pub fn open(files: Vec<ImageFile>, depth: usize) -> Result<Aio, EngineError> {
         let slots = slots(depth)?;
-        if let Some(file) = files.iter().find(|file| file.options().cache != Cache::None) {
-            return Err(EngineError::AioNeedsDirect { path: file.path().to_owned() });
-        }
+        files.iter().try_for_each(check_direct)?;
+        let files = FileTable::new(files)?;
         let epoll = Epoll::new().map_err(|cause| EngineError::failed("create an epoll", cause))?;
         let requests = slots.saturating_add(1);
         let context = AioContext::new(requests).map_err(|cause| refused(cause, requests))?;
@@ -113,9 +113,32 @@ impl Aio {
         into.append(&mut self.ready);
     }
 
-    /// The files it works on.
-    pub fn files(&self) -> &[ImageFile] {
-        &self.files
+    /// A file it works on.
+    pub fn file(&self, id: FileId) -> Option<&ImageFile> {
+        self.files.get(id)
+    }
+
+    /// One file more, under the number that is answered.
+    pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
+        check_direct(&file)?;
+        let id = self.files.vacancy()?;
+        self.files.put(id, Some(file));
+        Ok(id)
+    }
+
+    /// Another way to the same file; see [`crate::Engine::replace`].
+    pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
+        check_direct(&file)?;
+        self.files.check_replacement(id, &file)?;
+        self.files.put(id, Some(file)).ok_or(EngineError::NoSuchFile(id))
+    }
+
+    /// Lets go of a file on which nothing is in flight.
+    pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
+        if self.flights.uses(id) {
+            return Err(EngineError::FileBusy(id));
+        }
+        self.files.put(id, None).ok_or(EngineError::NoSuchFile(id))
     }
 
     /// Submits everything queued; what AIO cannot do is done here.
@@ -301,7 +324,7 @@ impl Aio {
 
 impl Io for Aio {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        let terms = self.files.get(usize::from(op.file.0)).map(Terms::of);
+        let terms = self.files.get(op.file).map(Terms::of);
         let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
         let slot = self.flights.board(op, terms)?;
         self.queue.push_back(slot);
@@ -331,7 +354,14 @@ impl Io for Aio {
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
-        self.files.get(usize::from(file.0)).map_or(Allocation::Data(len), |file| file.allocated(at, len))
+        self.files.get(file).map_or(Allocation::Data(len), |file| file.allocated(at, len))
+    }
+}
+
+fn check_direct(file: &ImageFile) -> Result<(), EngineError> {
+    match file.options().cache {
+        Cache::None => Ok(()),
+        Cache::Writeback => Err(EngineError::AioNeedsDirect { path: file.path().to_owned() }),
     }
 }
 

@@ -70,11 +70,37 @@ impl Engine {
         }
     }
 
-    /// The files it works on.
-    pub fn files(&self) -> &[ImageFile] {
+    /// A file it works on.
+    pub fn file(&self, id: FileId) -> Option<&ImageFile> {
         match self {
-            Engine::Uring(uring) => uring.files(),
-            Engine::Aio(aio) => aio.files(),
+            Engine::Uring(uring) => uring.file(id),
+            Engine::Aio(aio) => aio.file(id),
+        }
+    }
+
+    /// One file more, under the number that is answered.
+    pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
+        match self {
+            Engine::Uring(uring) => uring.add(file),
+            Engine::Aio(aio) => aio.add(file),
+        }
+    }
+
+    /// Another way to the same file: read-only becomes writable, or the reverse. Operations in flight end by the old
+    /// one, which is answered, and those pushed from now on go by the new one. To take the right to write away is for
+    /// the caller to do only when nothing is being written.
+    pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
+        match self {
+            Engine::Uring(uring) => uring.replace(id, file),
+            Engine::Aio(aio) => aio.replace(id, file),
+        }
+    }
+
+    /// Lets go of a file on which nothing is in flight. Its number may stand for another one from now on.
+    pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
+        match self {
+            Engine::Uring(uring) => uring.remove(id),
+            Engine::Aio(aio) => aio.remove(id),
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use disk::FileId;
+
 /// An engine could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -53,6 +55,18 @@ pub enum EngineError {
         /// What is missing.
         missing: &'static str,
     },
+    /// A chain that is too long, or too many files added to it.
+    #[error("cannot have more than {max} files open in one I/O engine", max = crate::FILES_MAX)]
+    TooManyFiles,
+    /// A number that stands for nothing.
+    #[error("the I/O engine has no file {id}", id = .0.0)]
+    NoSuchFile(FileId),
+    /// A file that is to go while it is in use.
+    #[error("file {id} of the I/O engine has operations in flight", id = .0.0)]
+    FileBusy(FileId),
+    /// Not another way to the same file.
+    #[error("file {id} of the I/O engine cannot be replaced by one of another alignment or size", id = .0.0)]
+    NotTheSame(FileId),
     /// A depth that no engine has.
     #[error("cannot open an I/O engine for {depth} requests at once: it takes 1 to {max}")]
     Depth {

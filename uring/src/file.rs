@@ -117,6 +117,17 @@ impl ImageFile {
         Ok(opened)
     }
 
+    /// A file of which everything is known already.
+    pub(crate) fn of_parts(
+        file: File,
+        path: PathBuf,
+        options: OpenOptions,
+        alignment: Alignment,
+        device_len: Option<u64>,
+    ) -> ImageFile {
+        ImageFile { file, path, options, alignment, device_len }
+    }
+
     fn lock(&self) -> Result<(), FileOpenError> {
         let wanted = self.options.wanted();
         lock::acquire(self.file.as_fd(), wanted).map_err(|why| match why {

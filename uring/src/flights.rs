@@ -3,7 +3,7 @@
 //! Invariant: an operation stays in its slot, at the same address, from [`Flights::board`] until the
 //! [`Flights::settle`] that ends it.
 
-use disk::{FileDone, FileOp};
+use disk::{FileDone, FileId, FileOp};
 
 use crate::bounce::BouncePool;
 use crate::flight::{Flight, Step, Terms};
@@ -55,9 +55,14 @@ impl Flights {
     }
 
     /// What to submit for `slot`.
-    pub(crate) fn step(&self, slot: Slot) -> (usize, Step<'_>) {
+    pub(crate) fn step(&self, slot: Slot) -> (FileId, Step<'_>) {
         let flight = self.get(slot);
-        (usize::from(flight.op().file.0), flight.step())
+        (flight.op().file, flight.step())
+    }
+
+    /// Whether an operation on `file` is in flight.
+    pub(crate) fn uses(&self, file: FileId) -> bool {
+        self.slots.iter().flatten().any(|flight| flight.op().file == file)
     }
 
     /// Takes the kernel's result for `slot`.

@@ -43,6 +43,11 @@ pub(crate) fn acquire(file: BorrowedFd<'_>, wanted: Held) -> Result<(), NotLocke
     })
 }
 
+/// Gives the lock up.
+pub(crate) fn release(file: BorrowedFd<'_>) -> io::Result<()> {
+    set(file, libc::F_UNLCK)
+}
+
 fn is_conflict(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }

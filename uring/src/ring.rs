@@ -1,12 +1,12 @@
 //! Setting up an io_uring: the best mode that the kernel has, restricted to what an engine needs.
 //!
 //! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled.
-//! From then on it accepts eight opcodes, and of `io_uring_register` only letting the files go: neither opening nor
-//! sending nor adding files is possible through it, whatever becomes of this process (seccomp does not see what goes
-//! through a ring). `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every request, but
-//! it holds for the whole ring: POLL_ADD would then need its eventfds and sockets registered, hence
-//! `IORING_REGISTER_FILES_UPDATE` allowed, by which any descriptor can be registered. That wins nothing, so requests
-//! on files use registered files by our own choice and polls name plain descriptors.
+//! From then on it accepts eight opcodes, and of `io_uring_register` only changing the table of files, since a chain
+//! changes while it is served, and letting it go: neither opening nor sending is possible through it, whatever becomes
+//! of this process (seccomp does not see what goes through a ring), and what can be put into the table is what the
+//! process has open anyway. `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every
+//! request, polls included. As any descriptor can be registered that wins nothing, so requests on files use registered
+//! files by our own choice and polls name plain descriptors.
 //!
 //! **Mode.** SINGLE_ISSUER with DEFER_TASKRUN (Linux 6.1): completions are posted only inside our own
 //! `io_uring_enter`, never by interrupting the thread. Else COOP_TASKRUN (5.19), else neither (5.13).
@@ -25,6 +25,9 @@ const FIXED_FILE: u8 = 1;
 
 /// `IORING_UNREGISTER_FILES` of linux/io_uring.h.
 const UNREGISTER_FILES: u8 = 3;
+
+/// `IORING_REGISTER_FILES_UPDATE` of linux/io_uring.h.
+const REGISTER_FILES_UPDATE: u8 = 6;
 
 /// Completions of watches come beside those of operations. One that finds no place is kept by the kernel, at a price:
 /// it ends the multishot, which is then armed again. 4 KiB avoid that for all but a storm.
@@ -47,12 +50,11 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
     let ring = create(entries)?;
     check(&ring)?;
     let submitter = ring.submitter();
-    if !files.is_empty() {
-        submitter.register_files(files).map_err(|cause| EngineError::failed("register files with io_uring", cause))?;
-    }
+    submitter.register_files(files).map_err(|cause| EngineError::failed("register files with io_uring", cause))?;
     let mut restrictions: Vec<Restriction> = OPCODES.iter().map(|&(code, _)| Restriction::sqe_op(code)).collect();
     restrictions.push(Restriction::sqe_flags_allowed(FIXED_FILE));
     restrictions.push(Restriction::register_op(UNREGISTER_FILES));
+    restrictions.push(Restriction::register_op(REGISTER_FILES_UPDATE));
     submitter
         .register_restrictions(&mut restrictions)
         .map_err(|cause| EngineError::failed("restrict the io_uring", cause))?;
@@ -119,7 +121,7 @@ mod test {
 
     #[test]
     fn a_restricted_ring_refuses_other_opcodes_and_registrations() {
-        let mut ring = open(8, &[]).unwrap();
+        let mut ring = open(8, &[-1]).unwrap();
         // SAFETY: a NOP has no memory; the ring refuses it in any case.
         unsafe { ring.submission().push(&opcode::Nop::new().build().user_data(1)).unwrap() };
         // SAFETY: closing nothing has no memory either.

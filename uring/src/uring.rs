@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use io_uring::types::{Fd, Fixed, FsyncFlags};
@@ -21,6 +21,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use memory::Part;
 
 use crate::engine::slots;
+use crate::file_table::{FILES_MAX, FileTable};
 use crate::flight::{Step, Terms};
 use crate::flights::{Flights, Settled, Slot};
 use crate::polls::{PollId, Polls};
@@ -42,6 +43,9 @@ const LEN_MAX: usize = 1 << 30;
 /// FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
+/// A place without a file in the kernel's table (io_uring_register(2), "sparse").
+const NOTHING: RawFd = -1;
+
 /// What goes into the ring next.
 enum Queued {
     Step(Slot),
@@ -52,7 +56,7 @@ enum Queued {
 /// An engine over io_uring. It belongs to the thread that opened it.
 pub struct Uring {
     ring: IoUring,
-    files: Vec<ImageFile>,
+    files: FileTable,
     flights: Flights,
     queue: VecDeque<Queued>,
     in_kernel: usize,
@@ -66,7 +70,11 @@ impl Uring {
     /// An engine for `depth` operations at once on `files`, numbered from 0.
     pub fn open(files: Vec<ImageFile>, depth: usize) -> Result<Uring, EngineError> {
         let slots = slots(depth)?;
-        let fds: Vec<_> = files.iter().map(|file| file.as_fd().as_raw_fd()).collect();
+        let files = FileTable::new(files)?;
+        let mut fds = [NOTHING; FILES_MAX];
+        for (place, (_, file)) in fds.iter_mut().zip(files.iter()) {
+            *place = file.as_fd().as_raw_fd();
+        }
         let ring = ring::open(slots.max(ENTRIES_MIN).next_power_of_two(), &fds)?;
         Ok(Uring {
             ring,
@@ -104,9 +112,43 @@ impl Uring {
         into.append(&mut self.ready);
     }
 
-    /// The files it works on.
-    pub fn files(&self) -> &[ImageFile] {
-        &self.files
+    /// A file it works on.
+    pub fn file(&self, id: FileId) -> Option<&ImageFile> {
+        self.files.get(id)
+    }
+
+    /// One file more, under the number that is answered.
+    pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
+        let id = self.files.vacancy()?;
+        self.register(id, file.as_fd().as_raw_fd())?;
+        self.files.put(id, Some(file));
+        Ok(id)
+    }
+
+    /// Another way to the same file; see [`crate::Engine::replace`]. The kernel keeps the old one for the requests that
+    /// it has.
+    pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
+        self.files.check_replacement(id, &file)?;
+        self.register(id, file.as_fd().as_raw_fd())?;
+        self.files.put(id, Some(file)).ok_or(EngineError::NoSuchFile(id))
+    }
+
+    /// Lets go of a file on which nothing is in flight.
+    pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
+        if self.flights.uses(id) {
+            return Err(EngineError::FileBusy(id));
+        }
+        if self.files.get(id).is_none() {
+            return Err(EngineError::NoSuchFile(id));
+        }
+        self.register(id, NOTHING)?;
+        self.files.put(id, None).ok_or(EngineError::NoSuchFile(id))
+    }
+
+    /// Changes a place of the kernel's own table of files.
+    fn register(&mut self, id: FileId, fd: RawFd) -> Result<(), EngineError> {
+        let changed = self.ring.submitter().register_files_update(u32::from(id.0), &[fd]);
+        changed.map(drop).map_err(|cause| EngineError::failed("change the files of the io_uring", cause))
     }
 
     /// Moves what is queued into the ring.
@@ -190,7 +232,7 @@ impl Uring {
 /// The request for the next step of `slot`.
 fn step_entry(flights: &Flights, slot: Slot) -> squeue::Entry {
     let (file, step) = flights.step(slot);
-    let file = Fixed(u32::try_from(file).unwrap_or(u32::MAX));
+    let file = Fixed(u32::from(file.0));
     let entry = match step {
         Step::Read { at, parts: [part] } => opcode::Read::new(file, part.base(), len(part)).offset(at).build(),
         Step::Write { at, parts: [part] } => opcode::Write::new(file, part.base(), len(part)).offset(at).build(),
@@ -212,7 +254,7 @@ fn count(parts: &[Part]) -> u32 {
 
 impl Io for Uring {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        let terms = self.files.get(usize::from(op.file.0)).map(Terms::of);
+        let terms = self.files.get(op.file).map(Terms::of);
         let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
         let slot = self.flights.board(op, terms)?;
         self.queue.push_back(Queued::Step(slot));
@@ -234,7 +276,7 @@ impl Io for Uring {
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
-        self.files.get(usize::from(file.0)).map_or(Allocation::Data(len), |file| file.allocated(at, len))
+        self.files.get(file).map_or(Allocation::Data(len), |file| file.allocated(at, len))
     }
 }
 
@@ -254,8 +296,6 @@ impl Drop for Uring {
         }
         // The kernel takes a closed ring apart in its own time. The files, and with them their locks and devices,
         // are to be free when this returns; if that is refused they are so a moment later.
-        if !self.files.is_empty() {
-            drop(self.ring.submitter().unregister_files());
-        }
+        drop(self.ring.submitter().unregister_files());
     }
 }

@@ -5,7 +5,7 @@ mod bed;
 use bed::{Bed, DIRECT, ENGINES, STORAGES, everywhere, filled, pattern, scattered};
 use disk::{Action, Allocation, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
 use memory::Segments;
-use uring::{Engine, EngineError, EngineKind, ImageFile};
+use uring::{Engine, EngineError, EngineKind, ImageFile, OpenOptions};
 
 const KIB: usize = 1 << 10;
 
@@ -197,7 +197,7 @@ fn dropping_an_engine_waits_for_what_is_in_flight_and_frees_the_file() {
             bed.engine.push(FileOp { id: OpId(block), file: FileId(0), action }).unwrap();
         }
         bed.engine.reap(Until::Now, &mut Vec::new()).unwrap();
-        let options = bed.engine.files()[0].options();
+        let options = bed.engine.file(FileId(0)).unwrap().options();
         let other = tempfile::tempdir().unwrap();
         let spare = ImageFile::open(&bed::image(other.path(), &[]), options).unwrap();
         bed.engine = Engine::open(bed.engine.kind(), vec![spare], 1).unwrap();
@@ -228,8 +228,8 @@ fn a_depth_that_no_engine_has_is_refused() {
 #[test]
 fn only_tmpfs_makes_io_uring_use_workers() {
     let [tmpfs, disk] = STORAGES.map(|storage| Bed::on(storage, (EngineKind::Uring, DIRECT), &[1; 4096], 1));
-    assert!(tmpfs.engine.files()[0].uring_needs_workers());
-    assert!(!disk.engine.files()[0].uring_needs_workers());
+    assert!(tmpfs.engine.file(FileId(0)).unwrap().uring_needs_workers());
+    assert!(!disk.engine.file(FileId(0)).unwrap().uring_needs_workers());
 }
 
 /// More watches and operations at once than the ring has places.
@@ -253,4 +253,71 @@ fn a_small_ring_serves_many_watches_and_operations() {
         ready.sort();
         assert_eq!(ready, (0..200).collect::<Vec<u64>>());
     }
+}
+
+/// One block of file `file`, read or written.
+fn block(engine: &mut Engine, file: FileId, action: Action) -> Result<(), FileError> {
+    let mut done: Vec<FileDone> = Vec::new();
+    engine.push(FileOp { id: OpId(1), file, action }).unwrap();
+    while done.is_empty() {
+        engine.reap(Until::Any, &mut done).unwrap();
+    }
+    done.remove(0).result
+}
+
+#[test]
+fn a_file_that_is_added_is_worked_on_and_its_number_is_used_again() {
+    everywhere(&[1; 4096], 4, |bed| {
+        let options = bed.engine.file(FileId(0)).unwrap().options();
+        let other = tempfile::tempdir_in(bed.path.parent().unwrap()).unwrap();
+        let added = bed::image(other.path(), &[2; 4096]);
+        let id = bed.engine.add(ImageFile::open(&added, options).unwrap()).unwrap();
+        assert_eq!(id, FileId(1));
+        let memory = Segments::zeroed(4 * KIB);
+        assert_eq!(block(&mut bed.engine, id, Action::Read { at: 0, into: memory.clone() }), Ok(()));
+        assert_eq!(memory.to_vec(), [2; 4096]);
+        let removed = bed.engine.remove(id).unwrap();
+        assert_eq!(removed.path(), added);
+        assert_eq!(bed.engine.add(removed).unwrap(), id);
+        assert_eq!(block(&mut bed.engine, FileId(0), Action::Read { at: 0, into: memory.clone() }), Ok(()));
+        assert_eq!(memory.to_vec(), [1; 4096]);
+    });
+}
+
+#[test]
+fn a_file_in_use_is_not_removed() {
+    everywhere(&[1; 4096], 4, |bed| {
+        let memory = Segments::zeroed(4 * KIB);
+        let op = FileOp { id: OpId(1), file: FileId(0), action: Action::Read { at: 0, into: memory } };
+        bed.engine.push(op).unwrap();
+        assert!(matches!(bed.engine.remove(FileId(0)), Err(EngineError::FileBusy(FileId(0)))));
+        assert!(matches!(bed.engine.remove(FileId(1)), Err(EngineError::NoSuchFile(FileId(1)))));
+    });
+}
+
+#[test]
+fn a_replaced_file_has_the_rights_of_the_new_one() {
+    everywhere(&[1; 4096], 4, |bed| {
+        let read_only = bed.engine.file(FileId(0)).unwrap().reopen_read_only().unwrap();
+        drop(bed.engine.replace(FileId(0), read_only).unwrap());
+        let write = || Action::Write { at: 0, from: Segments::copy_of(&[3; 4096]) };
+        assert!(matches!(block(&mut bed.engine, FileId(0), write()), Err(FileError::Failed(_))));
+        let writable = bed.engine.file(FileId(0)).unwrap().reopen_writable().unwrap();
+        drop(bed.engine.replace(FileId(0), writable).unwrap());
+        assert_eq!(block(&mut bed.engine, FileId(0), write()), Ok(()));
+        assert_eq!(bed.content(), [3; 4096]);
+    });
+}
+
+#[test]
+fn there_are_as_many_files_as_an_engine_has_places() {
+    everywhere(&[], 1, |bed| {
+        let options = bed.engine.file(FileId(0)).unwrap().options();
+        let other = tempfile::tempdir_in(bed.path.parent().unwrap()).unwrap();
+        let spare = ImageFile::open(&bed::image(other.path(), &[]), OpenOptions { lock: false, ..options }).unwrap();
+        for _ in 1..uring::FILES_MAX {
+            bed.engine.add(spare.try_clone().unwrap()).unwrap();
+        }
+        assert!(matches!(bed.engine.add(spare.try_clone().unwrap()), Err(EngineError::TooManyFiles)));
+    });
 }

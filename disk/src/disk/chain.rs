@@ -25,12 +25,14 @@ pub struct Layer<F> {
     /// What is in it.
     pub format: F,
     pub(super) upkeep: Upkeep,
+    /// It could be written, and is not.
+    pub(super) frozen: bool,
 }
 
 impl<F: Format> Layer<F> {
     pub(super) fn new(file: FileId, format: F) -> Layer<F> {
         let upkeep = Upkeep::new(format.geometry().read_only);
-        Layer { file, format, upkeep }
+        Layer { file, format, upkeep, frozen: false }
     }
 }
 
@@ -96,18 +98,31 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// Replaces what is known of a layer's file by what the same file says when it is opened for another access. Only
-    /// while requests are held back, nothing is in flight and everything durable that was written to this layer: another
-    /// one, opened for writing a moment ago, may have been written to before and need not have been synced since.
-    pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
-        const WHAT: &str = "a layer cannot be opened for another access";
-        self.require(Need::Quiet, WHAT)?;
-        if !self.is_layer_clean(depth) {
-            let what = format!("{WHAT} while not everything in it is durable");
+    /// A layer is not written to any more: no round speaks of it, and no space in it is reclaimed. It stays so until it
+    /// is opened for another access. Only while requests are held back, nothing is in flight and the layer durable.
+    pub fn freeze(&mut self, depth: usize) -> Result<(), ImageError> {
+        self.require(Need::Quiet, "a layer cannot be closed for writing")?;
+        let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
+        if layer.upkeep.unsynced || layer.format.dirty() > 0 {
+            let what = format!("layer {depth} cannot be closed for writing while not everything in it is durable");
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
         }
+        layer.frozen = true;
+        layer.upkeep = Upkeep::new(true);
+        self.layers_changed();
+        Ok(())
+    }
+
+    /// Replaces what is known of a layer's file by what the same file says when it is opened for another access. Only
+    /// while requests are held back, nothing is in flight and the layer durable.
+    pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
+        self.require(Need::Quiet, "a layer cannot be opened for another access")?;
         let new = format.geometry();
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
+        if self.broken || layer.upkeep.unsynced || layer.format.dirty() > 0 {
+            let what = format!("layer {depth} cannot be opened for another access while not everything in it is durable");
+            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        }
         let old = layer.format.geometry();
         if new.len != old.len || new.block != old.block {
             let what = format!(
@@ -171,7 +186,8 @@ impl<F: Format> Disk<F> {
 
     /// Takes note of which layers can be written to.
     pub(super) fn layers_changed(&mut self) {
-        let writable = |(depth, layer): (usize, &Layer<F>)| (!layer.format.geometry().read_only).then_some(depth);
+        let writable =
+            |(depth, layer): (usize, &Layer<F>)| (!layer.frozen && !layer.format.geometry().read_only).then_some(depth);
         self.writers = self.layers.iter().enumerate().filter_map(writable).collect();
         self.reclaim_due = true;
     }

@@ -60,13 +60,10 @@ impl<F: Format> Disk<F> {
 
     /// Whether everything is durable that was ever written.
     pub fn is_clean(&self) -> bool {
-        self.writers.iter().all(|&depth| self.is_layer_clean(depth)) && !self.broken && !self.is_syncing()
-    }
-
-    /// Whether everything is durable that was ever written to one layer.
-    pub(super) fn is_layer_clean(&self, depth: usize) -> bool {
-        let clean = |layer: &super::Layer<F>| !layer.upkeep.unsynced && layer.format.dirty() == 0;
-        !self.broken && !self.is_syncing() && self.layers.get(depth).is_none_or(clean)
+        let clean = |&depth: &usize| {
+            self.layers.get(depth).is_none_or(|layer| !layer.upkeep.unsynced && layer.format.dirty() == 0)
+        };
+        !self.broken && !self.is_syncing() && self.writers.iter().all(clean)
     }
 
     /// Begins a round, if none is under way and there is reason for one.

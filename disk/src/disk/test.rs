@@ -8,6 +8,7 @@ mod copying;
 mod interleaving;
 mod learning;
 mod merging;
+mod merging_qcow2;
 mod merging_vhd;
 mod model;
 mod random;

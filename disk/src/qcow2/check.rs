@@ -87,6 +87,9 @@ impl Survey {
     pub(super) fn of(source: &mut dyn Source) -> Result<Survey, ImageError> {
         let shape = Shape::of(source)?;
         let mut walk = Walk::new(&shape);
+        if shape.claims_raw_data() {
+            walk.findings.add(Severity::Repairable, 88, "the header speaks of a raw external data file that is none");
+        }
         walk.image(source)?;
         // Before the refcount structures are counted: what those lie upon is right again once they are elsewhere.
         walk.judge_overlaps();

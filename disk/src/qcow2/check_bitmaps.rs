@@ -56,17 +56,16 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
         return Ok(());
     }
     walk.refer_alone(start, len, "the directory of bitmaps")?;
-    let mut directory = vec![0; index(len.min(source.len().saturating_sub(start)))];
+    let mut directory = vec![0; index(len)];
     read_padded(source, start, &mut directory)?;
     let mut rest = directory.as_slice();
     let mut entries: u64 = 0;
     for _ in 0..bitmaps.count.get() {
-        let Ok((bitmap, _)) = RawBitmap::read_from_prefix(rest) else {
+        let Some((bitmap, next)) = split_entry(rest) else {
             walk.damage(start, "the directory of bitmaps ends before its last entry");
-            break;
+            return Ok(());
         };
-        let tail = index(bitmap.extra_len.get().into()).saturating_add(bitmap.name_len.get().into());
-        rest = rest.get(tail.saturating_add(24).next_multiple_of(8)..).unwrap_or_default();
+        rest = next;
         let place = Table { at: bitmap.table_at.get(), entries: bitmap.table_entries.get().into() };
         if !is_sensible(walk, &bitmap) {
             walk.damage(start, "the directory of bitmaps has an entry that makes no sense");
@@ -74,24 +73,37 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
         entries = entries.saturating_add(place.entries);
         if !walk.shape.is_aligned(place.at) || entries > ENTRIES_MAX {
             walk.damage(place.at, "the table of a bitmap cannot be there, or is too large");
-            break;
+            return Ok(());
         }
         table(walk, source, place)?;
+    }
+    if !rest.is_empty() {
+        walk.damage(start, "the directory of bitmaps goes on behind its last entry");
     }
     Ok(())
 }
 
+/// An entry of the directory, and what follows it.
+fn split_entry(directory: &[u8]) -> Option<(RawBitmap, &[u8])> {
+    let (bitmap, _) = RawBitmap::read_from_prefix(directory).ok()?;
+    let tail = index(bitmap.extra_len.get().into()).saturating_add(bitmap.name_len.get().into());
+    let rest = directory.get(tail.saturating_add(size_of::<RawBitmap>()).next_multiple_of(8)..)?;
+    Some((bitmap, rest))
+}
+
 /// Whether an entry is one that QEMU takes; it does not open an image with another.
 fn is_sensible(walk: &Walk<'_>, bitmap: &RawBitmap) -> bool {
-    let bits = u64::from(bitmap.table_entries.get()).saturating_mul(walk.shape.cluster).saturating_mul(8);
-    let reach = bits.saturating_mul(1 << bitmap.granularity.min(31));
+    // Words of 64 bits, which fill clusters.
+    let bits = walk.shape.header.raw.len.get().div_ceil(1 << bitmap.granularity.min(63));
+    let clusters = bits.div_ceil(64).saturating_mul(8).div_ceil(walk.shape.cluster);
     bitmap.flags.get() & !FLAGS == 0
         && bitmap.kind == TRACKING
         && GRANULARITIES.contains(&bitmap.granularity)
         && NAME_LENS.contains(&bitmap.name_len.get())
         && bitmap.extra_len.get() == 0
         && bitmap.table_at.get() != 0
-        && (bitmap.flags.get() & IN_USE != 0 || reach >= walk.shape.header.raw.len.get())
+        && bitmap.table_entries.get() != 0
+        && (bitmap.flags.get() & IN_USE != 0 || clusters == bitmap.table_entries.get().into())
 }
 
 fn table(walk: &mut Walk<'_>, source: &mut dyn Source, table: Table) -> Result<(), ImageError> {

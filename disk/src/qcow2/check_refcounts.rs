@@ -245,3 +245,30 @@ impl Run {
         findings.add(severity, shape.offset_of(first), what);
     }
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// Scope: all seven widths, each place of a block of 16 bytes.
+    #[test]
+    fn a_refcount_of_any_width_is_set_without_its_neighbours() {
+        for width in (0..=6).map(Width::of_order) {
+            for place in 0..width.in_block(16) {
+                let mut block = [0; 16];
+                width.set(&mut block, place, width.max());
+                let found: Vec<u64> = (0..width.in_block(16)).map(|place| width.get(&block, place)).collect();
+                let expected = (0..width.in_block(16)).map(|other| if other == place { width.max() } else { 0 });
+                assert_eq!(found, expected.collect::<Vec<_>>(), "{width:?} at {place}");
+                width.set(&mut block, place, 0);
+                assert_eq!(block, [0; 16]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_of_a_byte_has_the_lowest_bits() {
+        assert_eq!((0..4).map(|place| Width(1).get(&[0b11_10_01_00], place)).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(Width(4).get(&[0, 0, 1, 2], 1), 0x102);
+    }
+}

@@ -7,7 +7,8 @@ use zerocopy::FromBytes;
 
 use super::header::{Header, check_refcount_table};
 use super::layout::{
-    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RawBitmaps, SECTOR, index, length,
+    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawBitmaps, SECTOR, index,
+    length,
 };
 use crate::{ImageError, ImageErrorKind, Source};
 
@@ -88,6 +89,11 @@ impl Shape {
     /// Whether a program marked the image as damaged.
     pub fn marked_corrupt(&self) -> bool {
         self.header.raw.incompatible.get() & CORRUPT != 0
+    }
+
+    /// Whether the image claims to have an external data file, which it has not: no image with one gets here.
+    pub fn claims_raw_data(&self) -> bool {
+        self.header.raw.autoclear.get() & RAW_EXTERNAL_DATA != 0
     }
 
     /// The bitmaps, and whether they agree with the data.

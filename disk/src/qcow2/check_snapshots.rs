@@ -19,6 +19,8 @@ const TABLE_MAX: u64 = 64 << 20;
 const ENTRIES_MAX: u64 = 64 << 20;
 /// Bytes of extra data that an entry of version 3 has at least.
 const EXTRA_MIN: u32 = 16;
+/// Bytes of it that QEMU takes at most.
+const EXTRA_MAX: u32 = 1024;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, KnownLayout, Immutable, Unaligned)]
@@ -59,6 +61,9 @@ pub fn tables(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<Vec<Table>
         if end > walk.shape.file_len || end - start > TABLE_MAX {
             walk.damage(at, "the table of snapshots is damaged, or longer than the file");
             break;
+        }
+        if snapshot.extra_len.get() > EXTRA_MAX {
+            walk.damage(at, "a snapshot has more extra data than 1024 bytes");
         }
         if version >= 3 && snapshot.extra_len.get() < EXTRA_MIN {
             walk.damage(at, "a snapshot lacks what version 3 says of the size of its disk");

@@ -63,12 +63,13 @@ impl<'a> Walk<'a> {
         check_bitmaps::walk(self, source)
     }
 
-    /// A reference to a structure that has its clusters for itself.
-    pub(super) fn refer_alone(&mut self, at: u64, len: u64, what: &'static str) -> Result<(), ImageError> {
-        if self.refer(at, len, Role::Other, what)? {
+    /// A reference to a structure that has its clusters for itself; whether it lies in the file.
+    pub(super) fn refer_alone(&mut self, at: u64, len: u64, what: &'static str) -> Result<bool, ImageError> {
+        let inside = self.refer(at, len, Role::Other, what)?;
+        if inside {
             self.alone.push(Alone { at, len, what, severity: Severity::Damage });
         }
-        Ok(())
+        Ok(inside)
     }
 
     /// The same for what a repair lays out anew if need be; whether it can be read where it is.
@@ -111,7 +112,10 @@ impl<'a> Walk<'a> {
     /// A first-level table and all below it.
     fn disk(&mut self, source: &mut dyn Source, l1: Table, active: bool) -> Result<(), ImageError> {
         let what = if active { "the first-level table" } else { "the first-level table of a snapshot" };
-        self.refer_alone(l1.at, l1.len(), what)?;
+        let inside = self.refer_alone(l1.at, l1.len(), what)?;
+        // A table that does not fit is not as long as the image says; behind what the disk needs is something else.
+        let needed = self.shape.header.raw.len.get().div_ceil(self.shape.header.l2_reach());
+        let l1 = if inside { l1 } else { Table { entries: l1.entries.min(needed), ..l1 } };
         let mut first = 0;
         while let Some(piece) = read_entries(source, l1, first)? {
             for (index, bits) in (first..).zip(piece) {

@@ -94,6 +94,8 @@ impl Head {
             return None;
         }
         self.header.raw.autoclear = 0.into();
+        // Should the caller forget it, the first round does not.
+        self.changes.other = true;
         // In the file's own sector, so that nothing else of it changes.
         if let Some(field) = self.durable.get_mut(88..96) {
             field.fill(0);

@@ -51,6 +51,8 @@ pub const EXTENDED_L2: u64 = 1 << 4;
 pub const LAZY_REFCOUNTS: u64 = 1;
 /// Autoclear: the bitmaps extension agrees with the data.
 pub const BITMAPS_VALID: u64 = 1;
+/// Autoclear: the external data file can be read as a raw image. Not to be set without [`EXTERNAL_DATA`].
+pub const RAW_EXTERNAL_DATA: u64 = 1 << 1;
 
 /// Header extension: where the list of extensions ends.
 pub const EXTENSION_END: u32 = 0;

@@ -30,6 +30,14 @@
 //!
 //! Before the first write of a guest the autoclear bits are cleared ([`Qcow2::first_writes`]): bitmaps of other programs would
 //! not notice our writes, and are thereby void.
+//!
+//! # Memory
+//!
+//! An image open for writing keeps its L1 and refcount tables (for 16 TiB in clusters of 64 KiB: 256 and 128 KiB) and where its tables
+//! stand (2 MiB then), 8 MiB of L2 tables and 2 MiB of refcount blocks in slices of 4 KiB. Slices that a round has to write stay
+//! beyond that, which the disk bounds by beginning one. 8 MiB of L2 tables are about 64 GiB of disk with clusters of 64 KiB, 2 TiB with
+//! those of 2 MiB: not a whole TiB at 64 KiB. A disk asks again only for what its folded map has forgotten, and a miss is one
+//! read of 4 KiB.
 
 mod allot;
 mod check;

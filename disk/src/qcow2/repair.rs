@@ -97,8 +97,9 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
         repair.what.extend(header.close(source, &survey.shape)?);
         repair.batch(header.changed());
     }
-    if let Some(begin) = begin.filter(|_| !repair.batches.is_empty()) {
+    if let Some(begin) = begin.filter(|_| survey.shape.claims_raw_data() || !repair.batches.is_empty()) {
         repair.batches.insert(0, vec![begin]);
+        repair.what.insert(0, "autoclear bits of other programs are cleared".into());
     }
     // The last structure of a file need not be there in full.
     let ends = repair.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len())));

@@ -15,8 +15,8 @@ use zerocopy::IntoBytes;
 
 use super::layout::{RawFooter, SECTOR};
 use super::survey::index;
-use crate::format::MetaWrite;
-use crate::{ImageError, ImageErrorKind};
+use crate::format::{Discarded, MetaWrite, Place, Reserved, Wait};
+use crate::{ImageError, ImageErrorKind, Span};
 
 /// Some programs round the size up in the file and not in the footer; to a cylinder, at most.
 const SLACK_MAX: u64 = 1 << 20;
@@ -46,6 +46,35 @@ impl Fixed {
     /// Cylinders, heads, sectors.
     pub fn chs(&self) -> (u16, u8, u8) {
         (self.footer.cylinders.get(), self.footer.heads, self.footer.sectors)
+    }
+
+    /// Where a span lives. Behind the disk's end, where it is still to grow, is nothing.
+    pub fn map(&self, span: Span) -> Place {
+        match self.inside(span) {
+            0 => Place::Zero { len: span.len },
+            len => Place::Data { at: span.at, len },
+        }
+    }
+
+    /// Space for a span. Behind the disk's end there is none: that is where the footer stands.
+    pub fn reserve(&self, span: Span) -> Result<Reserved, Wait> {
+        match self.inside(span) {
+            0 => Err(Wait::NoSpace),
+            len => Ok(Reserved { at: span.at, len, ticket: None, fill: None }),
+        }
+    }
+
+    /// Gives a span up, which keeps its place.
+    pub fn discard(&self, span: Span) -> Discarded {
+        match self.inside(span) {
+            0 => Discarded::Nothing { len: span.len },
+            len => Discarded::Kept { at: span.at, len },
+        }
+    }
+
+    /// Bytes of a span, from its start, that the disk has.
+    fn inside(&self, span: Span) -> u64 {
+        span.len.min(self.len().saturating_sub(span.at))
     }
 
     /// Makes the disk larger, with the next round.

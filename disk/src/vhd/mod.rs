@@ -18,6 +18,9 @@
 //!    The file already is long enough for every block in the table, since the footer behind it is durable.
 //! 4. After a sync: settled. Only now may the place of a block that was given up be used again.
 //!
+//! Other headers, tables and sizes have an order of their own (`sparse::generation`, `fixed`); so have sectors
+//! that the parent holds (`sparse::forget`).
+//!
 //! A block of an image without parent that is allocated in space that reads as zero gets a full bitmap at once,
 //! and its unwritten sectors read as the zeros that they are; later writes to it change no metadata.
 
@@ -160,14 +163,14 @@ impl Format for Vhd {
 
     fn map(&mut self, span: Span) -> Result<Place, Wait> {
         match &mut self.body {
-            Body::Fixed(_) => Ok(Place::Data { at: span.at, len: span.len }),
+            Body::Fixed(fixed) => Ok(fixed.map(span)),
             Body::Sparse(sparse) => sparse.map(span),
         }
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
         match &mut self.body {
-            Body::Fixed(_) => Ok(Reserved { at: span.at, len: span.len, ticket: None, fill: None }),
+            Body::Fixed(fixed) => fixed.reserve(span),
             Body::Sparse(sparse) => sparse.reserve(span),
         }
     }
@@ -187,7 +190,7 @@ impl Format for Vhd {
 
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
         match &mut self.body {
-            Body::Fixed(_) => Ok(Discarded::Kept { at: span.at, len: span.len }),
+            Body::Fixed(fixed) => Ok(fixed.discard(span)),
             Body::Sparse(sparse) => sparse.discard(span),
         }
     }
@@ -212,7 +215,8 @@ impl Format for Vhd {
         }
     }
 
-    /// A fixed disk becomes larger only when the round has settled: see [`fixed`].
+    /// A fixed disk becomes larger only when the round has settled: see `vhd::fixed`. Asked again then, there is nothing
+    /// more to do.
     fn grow(&mut self, len: u64) -> Result<(), ImageError> {
         let refused = |kind, what: String| Err(ImageError::new(kind, what));
         let old = self.geometry.len;

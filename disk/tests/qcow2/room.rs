@@ -81,7 +81,7 @@ impl Room {
 
     /// Whether an image can be opened, if only to look at it.
     pub fn opens(&self, name: &str) -> bool {
-        self.run("qemu-img", &["info", "-U", "-f", "qcow2", name]).status.success()
+        self.run("qemu-img", &["map", "-U", "-f", "qcow2", name]).status.success()
     }
 
     /// Whether two images hold the same, for qemu-img.

@@ -3,16 +3,16 @@
 //! Space that nothing refers to is named but is no damage: every crash may leave some, and the next writer takes
 //! it back. So is an image whose writer was stopped before it could close it.
 
-use disk::vhd::{self, Problem, Report, Severity};
-use disk::{ImageErrorKind, Source};
+use disk::{Problem, Severity};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Check;
 use crate::failure::{Exit, Failure};
-use crate::image_name::{FormatName, ImageName};
-use crate::layers::{Layers, explain, to_look_at};
+use crate::image_name::ImageName;
+use crate::layers::{Layers, to_look_at};
 use crate::output;
+use crate::soundness::{Examined, examine, mend};
 
 /// What was found. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -21,6 +21,10 @@ struct Found {
     /// `clean`, `unclosed`, `damaged` or `repaired`.
     result: &'static str,
     problems: Vec<Line>,
+    /// Problems that are not in the list, which stops at some hundreds.
+    unlisted: u64,
+    /// What was done about them.
+    repairs: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -38,69 +42,44 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
     let write = check.repair;
     let mut file = ImageFile::open(check.image.path(), OpenOptions { write, cache: Cache::Writeback, lock: true })
         .map_err(Failure::said)?;
-    let first = examine(&check.image, &mut file)?;
-    let mut problems = lines(&check.image, &first.problems);
+    let first = examine(&check.image, &mut file, check.repair)?;
+    let mut found = Found {
+        image: check.image.to_string(),
+        result: "clean",
+        problems: lines(&check.image, &first.problems),
+        unlisted: first.unlisted,
+        repairs: Vec::new(),
+    };
     let mut exit = verdict(&first);
-    if check.repair && !first.repairs.is_empty() && unfit(&first).is_none() {
-        repair(&check.image, &mut file, &first)?;
-        exit = match verdict(&examine(&check.image, &mut file)?) {
-            Exit::Done => Exit::Repaired,
-            worse => worse,
+    if check.repair && !first.cure.batches.is_empty() {
+        mend(&check.image, &mut file, &first.cure)?;
+        exit = match (first.worst(), verdict(&examine(&check.image, &mut file, false)?)) {
+            (Some(worst), Exit::Done) if worst > Severity::Leak => Exit::Repaired,
+            (_, now) => now,
         };
+        found.repairs = first.cure.what;
     }
     drop(file);
     for parent in &check.parents.names {
         let mut file = ImageFile::open(parent.path(), to_look_at(true)).map_err(Failure::said)?;
-        let report = examine(parent, &mut file)?;
-        problems.extend(lines(parent, &report.problems));
+        let report = examine(parent, &mut file, false)?;
+        found.problems.extend(lines(parent, &report.problems));
+        found.unlisted = found.unlisted.saturating_add(report.unlisted);
         if verdict(&report) == Exit::Damaged {
             exit = Exit::Damaged;
         }
     }
     if !check.parents.names.is_empty() && exit != Exit::Damaged {
-        Layers::open(&check.image, &check.parents.names, to_look_at(true))?;
+        Layers::open(&check.image, &check.parents, to_look_at(true))?;
     }
-    report(check, exit, problems)
+    report(check, exit, found)
 }
 
-fn examine(name: &ImageName, file: &mut ImageFile) -> Result<Report, Failure> {
-    let checked = match name.format {
-        FormatName::Vhd => vhd::check(file),
-        FormatName::Raw => disk::raw::Raw::new(Source::len(file), 512, true)
-            .map(|_| Report { problems: Vec::new(), repairs: Vec::new() }),
-    };
-    match checked {
-        Ok(report) => Ok(report),
-        // So damaged that the rest cannot be read: a finding, like any other.
-        Err(error) if error.kind == ImageErrorKind::Corrupt => {
-            let at = error.at.unwrap_or(0);
-            let problem = Problem { severity: Severity::Damage, at, what: error.what };
-            Ok(Report { problems: vec![problem], repairs: Vec::new() })
-        }
-        Err(error) => Err(explain(name, error)),
-    }
-}
-
-fn unfit(report: &Report) -> Option<&Problem> {
-    report.problems.iter().find(|problem| problem.severity == Severity::Damage)
-}
-
-fn verdict(report: &Report) -> Exit {
+fn verdict(report: &Examined) -> Exit {
     match report.worst() {
         None | Some(Severity::Leak | Severity::Unclosed) => Exit::Done,
         Some(Severity::Repairable | Severity::Damage) => Exit::Damaged,
     }
-}
-
-fn repair(name: &ImageName, file: &mut ImageFile, report: &Report) -> Result<(), Failure> {
-    let failed = |error| {
-        Failure::new(format!("repair {name}"), error)
-            .advise("what was wrong before is wrong still; nothing else has changed")
-    };
-    for write in &report.repairs {
-        file.write_at(write.at, &write.bytes).map_err(failed)?;
-    }
-    file.sync().map_err(failed)
 }
 
 fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
@@ -119,9 +98,10 @@ fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
     problems.iter().map(line).collect()
 }
 
-fn report(check: &Check, exit: Exit, problems: Vec<Line>) -> Result<Exit, Failure> {
-    let unclosed = !problems.is_empty() && problems.iter().all(|line| matches!(line.severity, "leak" | "unclosed"));
-    let unclosed = unclosed && problems.iter().any(|line| line.severity == "unclosed");
+fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> {
+    let mut severities = found.problems.iter().map(|line| line.severity);
+    let only_unclosed = severities.clone().all(|severity| matches!(severity, "leak" | "unclosed"));
+    let unclosed = only_unclosed && severities.any(|severity| severity == "unclosed");
     let (result, sentence) = match exit {
         Exit::Repaired if unclosed => ("repaired", "was not closed cleanly and is in order now"),
         Exit::Repaired => ("repaired", "was damaged and is repaired"),
@@ -131,17 +111,20 @@ fn report(check: &Check, exit: Exit, problems: Vec<Line>) -> Result<Exit, Failur
         }
         _ => ("clean", "is clean"),
     };
+    found.result = result;
     if check.json {
-        output::json(&Found { image: check.image.to_string(), result, problems })?;
+        output::json(&found)?;
         return Ok(exit);
     }
-    let mut text: String = problems
-        .iter()
-        .map(|line| format!("{}: {} at byte {}: {}\n", line.image, line.severity, line.at, line.what))
-        .collect();
+    let line = |line: &Line| format!("{}: {} at byte {}: {}\n", line.image, line.severity, line.at, line.what);
+    let mut text: String = found.problems.iter().map(line).collect();
+    if found.unlisted > 0 {
+        text.push_str(&format!("{}: {} problems more\n", check.image, found.unlisted));
+    }
+    text.extend(found.repairs.iter().map(|what| format!("{}: {what}\n", check.image)));
     text.push_str(&format!("{} {sentence}\n", check.image));
-    let repairable = problems.iter().any(|line| line.severity == "repairable");
-    let damage = problems.iter().any(|line| line.severity == "damage");
+    let repairable = found.problems.iter().any(|line| line.severity == "repairable");
+    let damage = found.problems.iter().any(|line| line.severity == "damage");
     if exit == Exit::Damaged && repairable && !damage && !check.repair {
         text.push_str("  run it again with --repair: nothing is lost by that\n");
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::cli::Compare;
 use crate::failure::{Exit, Failure};
-use crate::layers::Layers;
+use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::progress::Progress;
 use crate::size::readable;
@@ -25,8 +25,10 @@ struct Compared {
 /// Runs the job.
 pub fn run(compare: &Compare) -> Result<Exit, Failure> {
     let options = compare.access.options(false);
-    let one = Layers::open(&compare.one, &compare.parents.names, options)?;
-    let other = Layers::open(&compare.other, &compare.other_parent, options)?;
+    let one = Layers::open(&compare.one, &compare.parents, options)?;
+    let others = std::iter::once(&compare.other).chain(&compare.other_parent).collect();
+    let others = Chain { names: others, accept_changed: compare.parents.accept_changed_parent, writable: 0 };
+    let other = Layers::open_chain(&others, options)?;
     let size = |layers: &Layers| layers.geometry().map_or(0, |geometry| geometry.len);
     let (size_a, size_b) = (size(&one), size(&other));
     let mut found = Compared {

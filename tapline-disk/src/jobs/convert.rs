@@ -3,29 +3,25 @@
 //! A thread reads ahead ([`Stream`]) while this one writes, many requests at once on both sides. The target is
 //! flushed before the command ends, and removed if the command fails or a signal ends it.
 
-use disk::vhd::Kind;
 use disk::{Operation, Span, Token};
-use memory::Segments;
 use serde::Serialize;
 
 use crate::cli::Convert;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::jobs::compare::first_difference;
+use crate::jobs::create::{check_unit, unit};
 use crate::layers::Layers;
 use crate::output;
 use crate::progress::Progress;
 use crate::runner::Runner;
 use crate::signals::Signal;
-use crate::size::{Size, readable};
-use crate::stream::{Piece, Stream};
-use crate::target::{BLOCK_SIZE, Plan, Target};
+use crate::size::readable;
+use crate::stream::{Piece, Stream, stored_runs};
+use crate::target::{Plan, Shape, Target};
 
 /// Writes in flight at most.
 const AHEAD: usize = 16;
-/// Zeros are looked for in runs of this size: what most file systems and guests allocate at least.
-const GRAIN: usize = 64 << 10;
-
 /// What was done. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Converted {
@@ -51,26 +47,24 @@ pub fn run(convert: &Convert) -> Result<Exit, Failure> {
 }
 
 fn open_source(convert: &Convert) -> Result<Layers, Failure> {
-    Layers::open(&convert.source, &convert.parents.names, convert.access.options(false))
+    Layers::open(&convert.source, &convert.parents, convert.access.options(false))
 }
 
 fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
-    let usage = |why: &str| Failure::new(format!("create {}", convert.target), why).exit_as(Exit::Usage);
-    if convert.target.format == FormatName::Raw && convert.block_size.is_some() {
-        return Err(usage("a raw image has no blocks").advise("leave out --block-size"));
+    check_unit(&convert.target, convert.block_size, convert.cluster_size)?;
+    let unit = unit(&convert.target, convert.block_size.or(convert.cluster_size))?;
+    if convert.fixed && convert.target.format == FormatName::Qcow2 {
+        let failure = Failure::new(format!("create {}", convert.target), "a qcow2 image is always thin");
+        return Err(failure.advise("leave out --fixed").exit_as(Exit::Usage));
     }
-    let block_size = match convert.block_size {
-        Some(Size(size)) => u32::try_from(size).map_err(|_| usage("a block of a VHD has at most 16 MiB"))?,
-        None => BLOCK_SIZE,
-    };
-    let kind = if convert.fixed { Kind::Fixed } else { Kind::Dynamic };
-    Ok(Plan { len, kind, block_size, allocate: convert.fixed })
+    let shape = if convert.fixed { Shape::Fixed } else { Shape::Thin };
+    Ok(Plan { len, shape, unit, identity: None })
 }
 
 /// Copies everything; how many bytes had to be written.
 fn copy(convert: &Convert, source: Layers, target: &ImageName, stop: &mut Signal) -> Result<u64, Failure> {
     let len = source.geometry().map_or(0, |geometry| geometry.len);
-    let target = Layers::open(target, &[], convert.access.options(true))?;
+    let target = Layers::open_alone(target, convert.access.options(true))?;
     let mut writer = Writer { runner: Runner::new(target, convert.access.engine())?, written: 0 };
     let mut progress = Progress::new("converting", len);
     for piece in Stream::of(source, convert.access.engine()) {
@@ -115,34 +109,13 @@ impl Writer {
     }
 
     fn finish(&mut self) -> Result<(), Failure> {
-        while self.runner.in_flight() > 0 {
-            self.runner.wait()?;
-        }
-        self.runner.ask(Operation::Flush, Span { at: 0, len: 0 })?;
-        Ok(())
+        self.runner.flush()
     }
-}
-
-/// The runs of `bytes` that hold something, each with its offset; neighbours are one run.
-fn stored_runs(bytes: &Segments) -> Vec<(usize, Segments)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    let mut from = 0;
-    while from < bytes.len() {
-        let len = GRAIN.min(bytes.len() - from);
-        if !bytes.slice(from, len).is_zero() {
-            match runs.last_mut() {
-                Some((start, run)) if *start + *run == from => *run += len,
-                _ => runs.push((from, len)),
-            }
-        }
-        from += len;
-    }
-    runs.into_iter().map(|(from, len)| (from, bytes.slice(from, len))).collect()
 }
 
 fn verify(convert: &Convert, target: &ImageName, stop: &mut Signal) -> Result<(), Failure> {
     let engine = convert.access.engine();
-    let target = Layers::open(target, &[], convert.access.options(false))?;
+    let target = Layers::open_alone(target, convert.access.options(false))?;
     let len = target.geometry().map_or(0, |geometry| geometry.len);
     let source = Stream::of(open_source(convert)?, engine);
     let source = source.map(|piece| go_on(convert, stop).and(piece));
@@ -170,21 +143,4 @@ fn report(convert: &Convert, size: u64, written: u64) -> Result<Exit, Failure> {
 
 fn bytes_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn only_what_is_not_zero_is_written() {
-        let mut bytes = vec![0; 4 * GRAIN + 512];
-        bytes[GRAIN] = 1;
-        bytes[3 * GRAIN - 1] = 2;
-        bytes[4 * GRAIN + 511] = 3;
-        let runs = stored_runs(&Segments::copy_of(&bytes));
-        let shape: Vec<(usize, usize)> = runs.iter().map(|(from, run)| (*from, run.len())).collect();
-        assert_eq!(shape, [(GRAIN, 2 * GRAIN), (4 * GRAIN, 512)]);
-        assert!(stored_runs(&Segments::zeroed(GRAIN)).is_empty());
-    }
 }

@@ -1,18 +1,16 @@
 //! `image create`: an empty image, or an empty child of another.
 
-use std::path::Path;
-
-use disk::vhd;
 use disk::{Format, Image};
 use serde::Serialize;
 
 use crate::cli::Create;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
-use crate::layers::{Layers, to_look_at};
+use crate::layers::{Chain, Layers, to_look_at};
+use crate::lineage;
 use crate::output;
 use crate::size::{Size, readable};
-use crate::target::{BLOCK_SIZE, Plan, Target, relative, seconds};
+use crate::target::{Plan, Shape, Target};
 
 /// What was made.
 #[derive(Serialize)]
@@ -25,20 +23,33 @@ struct Created<'a> {
 
 /// Runs the job.
 pub fn run(create: &Create) -> Result<Exit, Failure> {
+    check_unit(&create.image, create.block_size, create.cluster_size)?;
+    let unit = unit(&create.image, create.block_size.or(create.cluster_size))?;
     let plan = match create.parent.split_first() {
-        Some((parent, below)) => plan_child(create, parent, below)?,
-        None => plan_alone(create)?,
+        Some((parent, below)) => {
+            // Locked until the child is there: nobody changes a parent under its new child.
+            let layers = open_parent(create, parent, below)?;
+            let plan = plan_child(&create.image, parent, &layers, create.size, unit)?;
+            Target::create(&create.image, &plan, false)?.keep()?;
+            plan
+        }
+        None => {
+            let plan = plan_alone(create, unit)?;
+            Target::create(&create.image, &plan, false)?.keep()?;
+            plan
+        }
     };
-    Target::create(&create.image, &plan, false)?.keep()?;
     report(create, &plan)
 }
 
 fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
-    let kind = match (create.image.format, &plan.kind) {
+    let kind = match (create.image.format, &plan.shape) {
         (FormatName::Raw, _) => "raw",
-        (_, vhd::Kind::Fixed) => "fixed",
-        (_, vhd::Kind::Dynamic) => "dynamic",
-        (_, vhd::Kind::Differencing(_)) => "differencing",
+        (FormatName::Vhd, Shape::Fixed) => "fixed",
+        (FormatName::Vhd, Shape::Thin) => "dynamic",
+        (FormatName::Vhd, Shape::Child(_)) => "differencing",
+        (FormatName::Qcow2, Shape::Child(_)) => "overlay",
+        (FormatName::Qcow2, _) => "thin",
     };
     let parent = create.parent.first().map(ImageName::to_string);
     if create.json {
@@ -50,73 +61,90 @@ fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn plan_alone(create: &Create) -> Result<Plan, Failure> {
+fn plan_alone(create: &Create, unit: Option<u32>) -> Result<Plan, Failure> {
     let Some(Size(len)) = create.size else {
-        return Err(usage(create, "it needs a size").advise("add --size, or --parent to make a child"));
+        return Err(usage(&create.image, "it needs a size").advise("add --size, or --parent to make a child"));
     };
-    if create.image.format == FormatName::Raw && create.block_size.is_some() {
-        return Err(usage(create, "a raw image has no blocks").advise("leave out --block-size"));
+    if create.fixed && create.image.format == FormatName::Qcow2 {
+        return Err(
+            usage(&create.image, "a qcow2 image is always thin").advise("leave out --fixed, or create a raw image")
+        );
     }
-    let kind = if create.fixed { vhd::Kind::Fixed } else { vhd::Kind::Dynamic };
-    Ok(Plan { len, kind, block_size: block_size(create)?.unwrap_or(BLOCK_SIZE), allocate: create.fixed })
+    let shape = if create.fixed { Shape::Fixed } else { Shape::Thin };
+    Ok(Plan { len, shape, unit, identity: None })
 }
 
-fn plan_child(create: &Create, parent: &ImageName, below: &[ImageName]) -> Result<Plan, Failure> {
-    if create.image.format == FormatName::Raw {
-        return Err(usage(create, "a raw image cannot stand on a parent").advise("create a vhd image"));
+/// An empty child of the image that is open as `layers`, by the name of `parent`.
+pub fn plan_child(
+    child: &ImageName,
+    parent: &ImageName,
+    layers: &Layers,
+    size: Option<Size>,
+    unit: Option<u32>,
+) -> Result<Plan, Failure> {
+    if child.format == FormatName::Raw {
+        return Err(usage(child, "a raw image cannot stand on a parent").advise("create a qcow2 or vhd image"));
     }
-    let layers = open_parent(parent, below)?;
     let Some(image) = layers.images.first() else {
         return Err(Failure::new(format!("open {parent}"), "it has no layer"));
     };
-    let len = image.geometry().len;
-    if let Some(Size(size)) = create.size.filter(|&Size(size)| size != len) {
-        let why = format!("its size of {size} bytes is not that of {parent}, {len} bytes");
-        return Err(usage(create, why).advise("leave out --size: a child has the size of its parent"));
+    let parent_len = image.geometry().len;
+    let len = size.map_or(parent_len, |Size(size)| size);
+    if len < parent_len {
+        let why = format!("its size of {len} bytes is less than that of {parent}, {parent_len} bytes");
+        return Err(usage(child, why).advise("leave out --size: a child has the size of its parent, or more"));
     }
-    let (uuid, inherited) = match image {
-        Image::Vhd(vhd) => (vhd.info().uuid, vhd.info().block_size),
-        Image::Raw(_) => ([0; 16], None),
-    };
-    let block_size = block_size(create)?.or(inherited).unwrap_or(BLOCK_SIZE);
-    let (relative, absolute) = parent_paths(create.image.path(), parent.path())?;
-    let modified = std::fs::metadata(parent.path()).and_then(|metadata| metadata.modified());
-    let modified = modified.map_err(|error| Failure::new(format!("find the time of {parent}"), error))?;
-    let recorded = vhd::Parent { uuid, modified: seconds(modified), relative, absolute };
-    Ok(Plan { len, kind: vhd::Kind::Differencing(recorded), block_size, allocate: false })
+    let link = lineage::record(child.path(), parent, image)?;
+    let inherited = if child.format == parent.format { unit_of(image) } else { None };
+    Ok(Plan { len, shape: Shape::Child(link), unit: unit.or(inherited), identity: None })
 }
 
-/// The parent, locked: nobody changes it under its new child. Its own parents need not be named; those that are
-/// must fit.
-fn open_parent(parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failure> {
+/// The unit in which an image is allocated.
+pub fn unit_of(image: &Image) -> Option<u32> {
+    match image {
+        Image::Raw(_) => None,
+        Image::Vhd(vhd) => vhd.info().block_size,
+        Image::Qcow2(qcow2) => u32::try_from(qcow2.info().cluster_size).ok(),
+    }
+}
+
+/// The parent, locked. Its own parents need not be named; those that are must fit.
+fn open_parent(create: &Create, parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failure> {
+    let names = std::iter::once(parent).chain(below).collect();
     match below {
         [] => Layers::open_alone(parent, to_look_at(true)),
-        below => Layers::open(parent, below, to_look_at(true)),
+        _ => Layers::open_chain(
+            &Chain { names, accept_changed: create.accept_changed_parent, writable: 0 },
+            to_look_at(true),
+        ),
     }
 }
 
-/// How the new image's metadata names the parent: as seen from its own directory, and from the root.
-fn parent_paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
-    let failed = |path: &Path, error| Failure::new(format!("find where {} is", path.display()), error);
-    let parent = parent.canonicalize().map_err(|error| failed(parent, error))?;
-    let directory = child.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let directory = directory.canonicalize().map_err(|error| failed(directory, error))?;
-    let relative = relative(&directory.join("child"), &parent);
-    match (relative.to_str(), parent.to_str()) {
-        (Some(relative), Some(absolute)) => Ok((relative.to_owned(), absolute.to_owned())),
-        _ => Err(Failure::new(
-            format!("record the parent {}", parent.display()),
-            "its path is not UTF-8, which a VHD's parent locator must be",
-        )),
+/// Whether a unit of allocation is named by the word of another format.
+pub fn check_unit(image: &ImageName, block: Option<Size>, cluster: Option<Size>) -> Result<(), Failure> {
+    match image.format {
+        FormatName::Raw if block.is_some() || cluster.is_some() => {
+            Err(usage(image, "a raw image has no unit of allocation")
+                .advise("leave out --block-size and --cluster-size"))
+        }
+        FormatName::Vhd if cluster.is_some() => {
+            Err(usage(image, "a VHD has blocks, not clusters").advise("write --block-size"))
+        }
+        FormatName::Qcow2 if block.is_some() => {
+            Err(usage(image, "a qcow2 image has clusters, not blocks").advise("write --cluster-size"))
+        }
+        _ => Ok(()),
     }
 }
 
-fn block_size(create: &Create) -> Result<Option<u32>, Failure> {
-    let Some(Size(size)) = create.block_size else { return Ok(None) };
-    let narrow = u32::try_from(size).map(Some);
-    narrow.map_err(|_| usage(create, "a block of a VHD has at most 16 MiB").advise("2M is what all others write"))
+/// A unit of allocation that was named. Whether the format can have it is for the format to say.
+pub fn unit(image: &ImageName, size: Option<Size>) -> Result<Option<u32>, Failure> {
+    let Some(Size(size)) = size else { return Ok(None) };
+    u32::try_from(size)
+        .map(Some)
+        .map_err(|_| usage(image, format!("a unit of allocation of {size} bytes is too large")))
 }
 
-fn usage(create: &Create, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-    Failure::new(format!("create {}", create.image), why).exit_as(Exit::Usage)
+fn usage(image: &ImageName, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+    Failure::new(format!("create {image}"), why).exit_as(Exit::Usage)
 }

@@ -25,7 +25,7 @@ struct Line {
 
 /// Runs the job.
 pub fn run(map: &Map) -> Result<Exit, Failure> {
-    let layers = Layers::open(&map.image, &map.parents.names, map.access.options(false))?;
+    let layers = Layers::open(&map.image, &map.parents, map.access.options(false))?;
     let mut runner = Runner::new(layers, map.access.engine())?;
     let lines = whole_disk(&mut runner)?;
     if map.json {

@@ -17,6 +17,7 @@ use uring::Engine;
 
 use crate::failure::{Exit, Failure};
 use crate::log::{Log, say};
+use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
 use crate::serve::polling::Polling;
 use crate::signals::Signal;
 use crate::stats::{self, Stats};
@@ -43,6 +44,8 @@ pub struct Serving {
     pub stop: Signal,
     /// The wish for statistics.
     pub report: Signal,
+    /// The control socket, if there is one.
+    pub control: Option<Control>,
 }
 
 /// A server that tells what happens to it.
@@ -66,6 +69,9 @@ pub struct EventLoop<S> {
     log: Log,
     stop: Signal,
     report: Signal,
+    control: Option<Control>,
+    pause: Pause,
+    flush: Flush,
     stopping: bool,
     /// It was said that a sync has failed.
     said_broken: bool,
@@ -76,11 +82,14 @@ pub struct EventLoop<S> {
 impl<S: Server + Disclose> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
-        let Serving { disk, mut engine, poll_max, stats_file, stop, report } = serving;
+        let Serving { disk, mut engine, poll_max, stats_file, stop, report, mut control } = serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         let mut watch = EngineWatch(&mut engine);
         watch.watch(stop.as_fd(), Interest::Read, STOP).map_err(failed("wait for signals"))?;
         watch.watch(report.as_fd(), Interest::Read, REPORT).map_err(failed("wait for signals"))?;
+        if let Some(control) = &mut control {
+            control.start(&mut watch).map_err(failed("wait for clients of the control socket"))?;
+        }
         server.start(&mut watch).map_err(failed("wait for connections"))?;
         Ok(EventLoop {
             server,
@@ -93,6 +102,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             log: Log::new(),
             stop,
             report,
+            control,
+            pause: Pause::default(),
+            flush: Flush::default(),
             stopping: false,
             said_broken: false,
             ready: Vec::new(),
@@ -104,7 +116,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     pub fn run(mut self) -> Result<Exit, Failure> {
         while !self.stopping {
             let busy = self.turn()? || self.look_again()?;
-            let asleep = !busy && !self.stopping && self.server.may_sleep();
+            let asleep = !busy && !self.stopping && !self.is_asked() && self.server.may_sleep();
             if asleep {
                 let begun = self.stats.clock();
                 self.reap(Until::Any)?;
@@ -140,6 +152,9 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.reap(Until::Now)?;
         let settled = self.settle();
         let answered = self.answer();
+        self.control();
+        // What a verb has let go, or asked for itself, may have its answer already.
+        let answered = self.answer() || answered;
         for event in self.server.take_events() {
             self.log.caused(event);
         }
@@ -154,6 +169,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             match WatchKey(key) {
                 STOP => self.stopping |= self.stop.take(),
                 REPORT => report |= self.report.take(),
+                key if self.control.as_mut().is_some_and(|control| control.ready(key)) => {}
                 key => self.server.ready(key, &mut EngineWatch(&mut self.engine)),
             }
         }
@@ -168,6 +184,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             let Some(request) = self.server.pop(&self.geometry) else { break };
             let now = *now.get_or_insert_with(|| self.stats.clock());
             self.stats.came(request.operation(), now);
+            self.pause.came(now);
             self.disk.submit(request, &mut self.engine);
         }
         now.is_some()
@@ -200,9 +217,17 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     fn answer(&mut self) -> bool {
         let mut now = None;
+        let mut any = false;
         while let Some((request, status)) = self.disk.answer() {
+            any = true;
+            if request.token() == FLUSH {
+                request.retire();
+                self.flush = Flush::Answered(status);
+                continue;
+            }
             let now = *now.get_or_insert_with(|| self.stats.clock());
             self.stats.answered(request.operation(), request.span().len, now);
+            self.pause.answered(now);
             if let Some(why) = worth_a_line(status) {
                 let Span { at, len } = request.span();
                 self.log.caused(format_args!("{} of {len} bytes at {at} failed{why}", in_words(request.operation())));
@@ -212,7 +237,48 @@ impl<S: Server + Disclose> EventLoop<S> {
         if let Err(gone) = self.server.publish() {
             self.log.caused(gone);
         }
-        now.is_some()
+        any
+    }
+
+    /// Whether the control socket has something to do without being woken.
+    fn is_asked(&self) -> bool {
+        self.control.as_ref().is_some_and(Control::is_awake)
+    }
+
+    /// Gives the control socket its turn.
+    fn control(&mut self) {
+        self.with_control(|control, work, stats| control.turn(work, stats));
+    }
+
+    fn with_control(&mut self, act: impl FnOnce(&mut Control, &mut Work<'_>, &dyn Fn() -> String)) {
+        let Some(control) = &mut self.control else { return };
+        let paused = control.is_paused();
+        let mut work = Work {
+            disk: &mut self.disk,
+            engine: &mut self.engine,
+            server: &mut self.server,
+            geometry: &mut self.geometry,
+            pause: &mut self.pause,
+            flush: &mut self.flush,
+            started: self.stats.started(),
+            came: self.stats.come(),
+            paused,
+        };
+        let (stats, polling) = (&self.stats, &self.polling);
+        let broken = work.disk.is_broken();
+        act(control, &mut work, &|| stats.line(polling.hits, polling.misses, broken));
+    }
+
+    /// Brings what the control socket has begun to its end.
+    fn leave_control(&mut self) -> Result<(), Failure> {
+        self.with_control(|control, work, _| control.stop(work));
+        while self.control.as_ref().is_some_and(Control::is_working) {
+            let busy = self.turn()?;
+            if !busy && !self.is_asked() && self.control.as_ref().is_some_and(Control::is_working) {
+                self.reap(Until::Any)?;
+            }
+        }
+        Ok(())
     }
 
     /// The statistics.
@@ -224,6 +290,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     fn shut_down(mut self) -> Result<Exit, Failure> {
         say("stopping: no more requests are taken");
         self.server.stop(&mut EngineWatch(&mut self.engine));
+        self.leave_control()?;
         self.drain()?;
         let flushed = if self.geometry.read_only { Status::Done } else { self.flush()? };
         write_stats(&self.line(), self.stats_file.as_ref());
@@ -272,7 +339,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 }
 
 /// The engine's wait, as a server sees it.
-struct EngineWatch<'a>(&'a mut Engine);
+pub struct EngineWatch<'a>(pub &'a mut Engine);
 
 impl Watch for EngineWatch<'_> {
     fn watch(&mut self, fd: BorrowedFd<'_>, interest: Interest, key: WatchKey) -> io::Result<()> {

@@ -2,9 +2,14 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod control;
+pub mod nbd;
+pub mod served;
+
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// The program under test.
 pub const TAPLINE: &str = env!("CARGO_BIN_EXE_tapline-disk");
@@ -75,6 +80,36 @@ impl Room {
         let said = self.run(program, words);
         assert_eq!(said.code, Some(0), "{program} {words}: {said:?}");
         said.out
+    }
+
+    /// Does something to a disk through the server, as a guest would: commands of qemu-io (`write -P 1 0 64k`, `discard 0
+    /// 1M`, `read -P 1 0 64k`), each of which must succeed. `disk` is the image with its parents and options.
+    pub fn guest(&self, disk: &str, commands: &[&str]) {
+        let mut words = vec!["serve"];
+        words.extend(disk.split_whitespace());
+        words.extend(["--nbd", "./guest.sock"]);
+        let mut server = Command::new(TAPLINE);
+        let server = server.args(&words).current_dir(self.path()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut server = server.spawn().unwrap();
+        let mut log = BufReader::new(server.stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("serving ") {
+            assert!(log.read_line(&mut said).unwrap() > 0, "{disk} is not served: {said}");
+        }
+        let options = ["-f", "raw", "--discard=unmap", "nbd+unix:///?socket=guest.sock"];
+        let words: Vec<&str> = options.into_iter().chain(commands.iter().flat_map(|command| ["-c", command])).collect();
+        let done = self.run_words("qemu-io", &words);
+        assert!(done.code == Some(0) && !done.out.contains("failed"), "{disk}: {commands:?}: {done:?}");
+        let pid = rustix::process::Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        log.read_to_string(&mut said).unwrap();
+        assert!(server.wait().unwrap().success(), "{said}");
+    }
+
+    /// Bytes that a file takes on the storage.
+    pub fn space(&self, name: &str) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata(self.file(name)).unwrap().blocks() * 512
     }
 
     /// A raw disk of `len` bytes with some pieces that are not zero, at odd places.

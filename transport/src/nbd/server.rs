@@ -334,6 +334,15 @@ impl crate::Server for Server {
         self.requests.is_empty() && (self.stopping || !self.connections.iter().flatten().any(hungry))
     }
 
+    /// NBD has no word for it: a client was told the size when it came, and keeps to that.
+    fn resized(&mut self, geometry: &Geometry, _watch: &mut dyn Watch) {
+        self.export.geometry = *geometry;
+    }
+
+    fn peers(&self) -> usize {
+        self.connections.iter().flatten().filter(|connection| !connection.has_ended()).count()
+    }
+
     fn stop(&mut self, watch: &mut dyn Watch) {
         self.stopping = true;
         watch.forget(LISTENER);

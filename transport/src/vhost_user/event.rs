@@ -39,6 +39,16 @@ pub enum Event {
         /// Why.
         why: String,
     },
+    /// The front-end was told of a new size.
+    SizeTold {
+        /// Bytes of the disk.
+        len: u64,
+    },
+    /// The front-end has no ear for a new size.
+    SizeUntold {
+        /// Bytes of the disk.
+        len: u64,
+    },
     /// So many more events happened.
     More(usize),
 }
@@ -55,6 +65,13 @@ impl fmt::Display for Event {
             Event::Refused { why } => write!(f, "refused a request of the front-end: {why}"),
             Event::QueueBroken { queue, why } => write!(f, "queue {queue} is broken by its driver: {why}"),
             Event::AcceptFailed { why } => write!(f, "cannot take in a connection: {why}"),
+            Event::SizeTold { len } => write!(f, "the front-end was told that the disk has {len} bytes now"),
+            Event::SizeUntold { len } => {
+                write!(
+                    f,
+                    "the front-end cannot be told that the disk has {len} bytes now; it sees so when it comes again"
+                )
+            }
             Event::More(count) => write!(f, "and {count} more events"),
         }
     }

@@ -9,7 +9,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Connections that may wait to be taken in.
+const BACKLOG: i32 = 128;
 
 /// `sun_path` has 108 bytes, a final zero among them.
 const MAX_PATH: usize = 107;
@@ -64,17 +68,25 @@ pub struct Listener {
 impl Listener {
     /// Listens at `path`. A socket that was left there by a server that is gone is replaced.
     pub fn bind(path: &Path) -> Result<Listener, BindError> {
+        Listener::bind_with(path, None)
+    }
+
+    /// The same, for this process's user only.
+    pub fn bind_private(path: &Path) -> Result<Listener, BindError> {
+        Listener::bind_with(path, Some(Mode::RUSR | Mode::WUSR))
+    }
+
+    fn bind_with(path: &Path, mode: Option<Mode>) -> Result<Listener, BindError> {
         let len = path.as_os_str().len();
         if len > MAX_PATH {
             return Err(BindError::PathTooLong { path: path.into(), len });
         }
         let failed = |what| move |source| BindError::Failed { what, path: path.into(), source };
         remove_stale(path)?;
-        let socket = match UnixListener::bind(path) {
+        let socket = match listen(path, mode) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(BindError::InUse(path.into())),
             bound => bound.map_err(failed("bind"))?,
         };
-        socket.set_nonblocking(true).map_err(failed("set up"))?;
         let meta = std::fs::symlink_metadata(path).map_err(failed("look at"))?;
         Ok(Listener { socket, path: path.into(), file: Some((meta.dev(), meta.ino())) })
     }
@@ -111,6 +123,18 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.remove_path();
     }
+}
+
+/// A socket has its mode before it has its name: at no moment can anybody else knock.
+fn listen(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    if let Some(mode) = mode {
+        rustix::fs::fchmod(&socket, mode)?;
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// Removes a socket that refuses connections, which says that nobody has it open.
@@ -153,6 +177,16 @@ mod test {
         assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_private_socket_is_its_user_s_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let _listener = Listener::bind_private(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(UnixStream::connect(&path).is_ok());
     }
 
     #[test]

@@ -341,6 +341,11 @@ impl Reply {
     }
 }
 
+/// A message of the back-end's own, without payload.
+pub fn backend_request(request: u32) -> Vec<u8> {
+    Header { request, flags: VERSION, size: 0 }.as_bytes().to_vec()
+}
+
 #[cfg(test)]
 mod test {
     use super::*;

@@ -16,8 +16,10 @@
 //! | `table` | guest memory |
 //! | `queue`, `ring`, `chain` | split virtqueues |
 //! | `device`, `request`, `config_space` | virtio-blk |
+//! | `backend` | what is said to the front-end unasked |
 //! | `event` | what to log |
 
+mod backend;
 mod chain;
 mod config_space;
 mod connection;
@@ -41,13 +43,13 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::{Interest, Watch, WatchKey};
 
 pub use event::Event;
-pub use listener::BindError;
+pub use listener::{BindError, Listener};
 pub use ring::Broken;
 
+use backend::Told;
 use connection::{Connection, End};
 use device::Device;
 use event::{Log, in_full};
-use listener::Listener;
 use request::ID_LEN;
 use session::Session;
 
@@ -264,6 +266,21 @@ impl crate::Server for Server {
             Some(client) if !self.stopped => client.session.device.may_sleep(&mut self.log),
             _ => true,
         }
+    }
+
+    fn resized(&mut self, geometry: &Geometry, watch: &mut dyn Watch) {
+        self.config.geometry = *geometry;
+        let told = self.client.as_mut().map(|client| client.session.resized(geometry));
+        match told {
+            Some(Ok(Told::Yes)) => self.log.note(Event::SizeTold { len: geometry.len }),
+            Some(Ok(Told::CannotBe)) => self.log.note(Event::SizeUntold { len: geometry.len }),
+            Some(Err(end)) => self.disconnect(&end, watch),
+            None => {}
+        }
+    }
+
+    fn peers(&self) -> usize {
+        usize::from(self.client.is_some())
     }
 
     fn stop(&mut self, watch: &mut dyn Watch) {

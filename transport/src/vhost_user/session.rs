@@ -12,6 +12,7 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use crate::{Interest, Watch, WatchKey};
 
 use super::KICK;
+use super::backend::{Backend, Told};
 use super::config_space::{self, FLUSH, PROTOCOL_FEATURES, RING_EVENT_IDX};
 use super::connection::End;
 use super::device::Device;
@@ -65,6 +66,8 @@ enum Refusal {
     },
     #[error("the configuration space is read-only")]
     ReadOnlyConfig,
+    #[error("the back-end's channel cannot be used")]
+    Backend(#[source] std::io::Error),
 }
 
 /// What a message led to.
@@ -95,8 +98,7 @@ pub struct Session {
     protocol: u64,
     config: Vec<u8>,
     /// To tell the front-end of a changed configuration.
-    #[allow(dead_code, reason = "the front-end gives it at the start; online resizing will write to it")]
-    backend_req: Option<OwnedFd>,
+    backend: Option<Backend>,
     waiting: Option<(Header, Drain)>,
 }
 
@@ -110,7 +112,7 @@ impl Session {
             features: 0,
             protocol: 0,
             config: config_space::bytes(geometry, queues),
-            backend_req: None,
+            backend: None,
             waiting: None,
         }
     }
@@ -184,6 +186,17 @@ impl Session {
         }
     }
 
+    /// The disk has another size: the configuration shows it, and the front-end is told if it can be.
+    pub fn resized(&mut self, geometry: &Geometry) -> Result<Told, End> {
+        let queues = u16::try_from(self.device.queues.len()).unwrap_or(u16::MAX);
+        self.config = config_space::bytes(geometry, queues);
+        let listens = self.protocol & F_BACKEND_REQ != 0 && self.protocol & F_CONFIG != 0;
+        match self.backend.as_mut().filter(|_| listens) {
+            Some(backend) => backend.configuration_changed().map(|()| Told::Yes),
+            None => Ok(Told::CannotBe),
+        }
+    }
+
     /// Ends the session; the answer is the number of requests still to be completed.
     pub fn end(&mut self, watch: &mut dyn Watch) -> usize {
         for index in 0..self.queue_count() {
@@ -210,7 +223,7 @@ impl Session {
             // All of the configuration is read-only (CONFIG_WCE is not offered).
             Message::SetConfig => Err(Refusal::ReadOnlyConfig),
             Message::SetBackendReqFd(fd) => {
-                self.backend_req = Some(fd);
+                self.backend = Some(Backend::new(fd).map_err(Refusal::Backend)?);
                 Ok(Outcome::Done)
             }
             Message::SetMemTable(regions) => self.set_table(Table::of(regions)).map(done),

@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 
 fn cost(server: &Server) -> Result<Cost, String> {
     let proc = Path::new("/proc").join(server.pid().to_string());
-    let pss = field(&proc.join("smaps_rollup"), "Pss:")?;
+    let pss = pss_kib(server.pid())?;
     let mut switches = 0;
     let tasks = std::fs::read_dir(proc.join("task")).map_err(|error| error.to_string())?;
     for task in tasks {
@@ -62,6 +62,11 @@ fn cost(server: &Server) -> Result<Cost, String> {
         switches += field(&task.path().join("status"), "voluntary_ctxt_switches:")?;
     }
     Ok(Cost { pss_kib: pss, switches, cpu_seconds: server.cpu_seconds()? })
+}
+
+/// The process's share of the memory that it uses.
+pub fn pss_kib(pid: u32) -> Result<u64, String> {
+    field(&Path::new("/proc").join(pid.to_string()).join("smaps_rollup"), "Pss:")
 }
 
 /// The number behind `name` in a file of /proc.

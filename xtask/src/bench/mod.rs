@@ -4,7 +4,10 @@
 //! server pinned to one CPU and the client to another; what is printed are medians, and ratios of medians. Nothing
 //! here passes or fails by a figure.
 
+mod allocate;
+mod budget;
 mod idle;
+mod live;
 mod server;
 
 use std::path::{Path, PathBuf};
@@ -13,11 +16,17 @@ use std::process::{Command, Stdio};
 use server::{Kind, Server};
 
 const USAGE: &str = "usage: cargo xtask bench vhost-user [--rounds N] [--seconds S] [--dir DIR] [--size MIB] [--json]
-       cargo xtask bench depth      [--rounds N] [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench depth      [--format F] [--rounds N] [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench allocate   [--rounds N] [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench budget     [--rounds N] [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench live       [--format F] [--rounds N] [--seconds S] [--dir DIR] [--json]
        cargo xtask bench idle       [--disks N]  [--seconds S] [--dir DIR] [--json]
 
-vhost-user  raw and VHD behind `tapline serve` and qemu-storage-daemon, over vhost-user-blk
-depth       a VHD chain of 30 layers beside one of 1
+vhost-user  raw, VHD and qcow2 behind `tapline serve`, raw and qcow2 behind qemu-storage-daemon, over vhost-user-blk
+depth       a chain of 30 layers beside one of 1
+allocate    first writes to new images, ours and the peer's
+budget      random reads of a scattered qcow2 of 1 TiB, by size of the part that is read; and memory
+live        what a guest notices of snapshots, clones and a merge of the live leaf
 idle        memory and wake-ups of many served disks that nobody uses
 ";
 
@@ -28,6 +37,7 @@ struct Arguments {
     dir: PathBuf,
     mib: u64,
     disks: usize,
+    format: String,
     json: bool,
 }
 
@@ -68,13 +78,24 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     match name.as_str() {
         "vhost-user" => vhost_user(&parsed),
         "depth" => depth(&parsed),
+        "allocate" => allocate::run(&parsed),
+        "budget" => budget::run(&parsed),
+        "live" => live::run(&parsed),
         "idle" => idle::run(&parsed),
         _ => Err(USAGE.into()),
     }
 }
 
 fn parse(arguments: &[String]) -> Result<Arguments, String> {
-    let mut parsed = Arguments { rounds: 5, seconds: 2.0, dir: "/dev/shm".into(), mib: 1024, disks: 20, json: false };
+    let mut parsed = Arguments {
+        rounds: 5,
+        seconds: 2.0,
+        dir: "/dev/shm".into(),
+        mib: 1024,
+        disks: 20,
+        format: "vhd".into(),
+        json: false,
+    };
     let mut rest = arguments.iter();
     while let Some(name) = rest.next() {
         let mut value = || rest.next().ok_or(format!("{name} needs a value\n{USAGE}"));
@@ -85,6 +106,7 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
             "--size" => parsed.mib = value()?.parse().map_err(|_| USAGE.to_string())?,
             "--disks" => parsed.disks = value()?.parse().map_err(|_| USAGE.to_string())?,
             "--dir" => parsed.dir = value()?.into(),
+            "--format" => parsed.format = value()?.clone(),
             "--json" => parsed.json = true,
             _ => return Err(USAGE.into()),
         }
@@ -115,15 +137,19 @@ fn vhost_user(arguments: &Arguments) -> Result<(), String> {
     let size = format!("{}M", arguments.mib);
     let raw = work.path().join("disk.raw");
     let vhd = work.path().join("disk.vhd");
+    let qcow2 = work.path().join("disk.qcow2");
     let peer_raw = work.path().join("peer.raw");
-    for path in [&raw, &peer_raw] {
-        tapline(&["image", "create", &format!("raw:{}", path.display()), "--size", &size])?;
+    let peer_qcow2 = work.path().join("peer.qcow2");
+    let images = [("raw", &raw), ("raw", &peer_raw), ("vhd", &vhd), ("qcow2", &qcow2), ("qcow2", &peer_qcow2)];
+    for (format, path) in images {
+        tapline(&["image", "create", &format!("{format}:{}", path.display()), "--size", &size])?;
     }
-    tapline(&["image", "create", &format!("vhd:{}", vhd.display()), "--size", &size])?;
     let kinds = [
-        Kind::QemuStorageDaemon { image: peer_raw },
+        Kind::QemuStorageDaemon { name: "QSD raw", format: "raw", image: peer_raw },
+        Kind::QemuStorageDaemon { name: "QSD qcow2", format: "qcow2", image: peer_qcow2 },
         Kind::Tapline { name: "tapline raw", images: vec![format!("raw:{}", raw.display())] },
         Kind::Tapline { name: "tapline vhd", images: vec![format!("vhd:{}", vhd.display())] },
+        Kind::Tapline { name: "tapline qcow2", images: vec![format!("qcow2:{}", qcow2.display())] },
     ];
     fill(&kinds, work.path())?;
     compare("4 KiB on vhost-user-blk, Linux AIO on both sides", &kinds, WORKLOADS, work.path(), arguments)
@@ -134,11 +160,12 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
         .prefix("tapline-bench-")
         .tempdir_in(&arguments.dir)
         .map_err(|error| error.to_string())?;
-    let single = work.path().join("single.vhd");
-    tapline(&["image", "create", &format!("vhd:{}", single.display()), "--size", "512M"])?;
-    let alone = Kind::Tapline { name: "depth 1", images: vec![format!("vhd:{}", single.display())] };
+    let format = arguments.format.as_str();
+    let single = format!("{format}:{}", work.path().join("single").display());
+    tapline(&["image", "create", &single, "--size", "512M"])?;
+    let alone = Kind::Tapline { name: "depth 1", images: vec![single] };
     fill(std::slice::from_ref(&alone), work.path())?;
-    let whole = chain(work.path(), "whole", &|kind, layer| {
+    let whole = chain(work.path(), format, "whole", &|kind, layer| {
         // Each layer holds one block in thirty, so that the chain holds as much as the single image.
         let server = Server::start(kind, work.path())?;
         let (every, first) = (LAYERS.to_string(), layer.to_string());
@@ -146,7 +173,7 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
         server.stop()
     })?;
     // The worst of chains: every 4 KiB may live in another layer than its neighbour, and the files are many times as large.
-    let scattered = chain(work.path(), "scattered", &|kind, layer| scatter(kind, work.path(), layer))?;
+    let scattered = chain(work.path(), format, "scattered", &|kind, layer| scatter(kind, work.path(), layer))?;
     let kinds = [
         alone,
         Kind::Tapline { name: "depth 30", images: whole },
@@ -163,10 +190,15 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
 const LAYERS: usize = 30;
 
 /// A chain of images, leaf first; `write` writes to each while it is the leaf.
-fn chain(work: &Path, name: &str, write: &dyn Fn(&Kind, usize) -> Result<(), String>) -> Result<Vec<String>, String> {
+fn chain(
+    work: &Path,
+    format: &str,
+    name: &str,
+    write: &dyn Fn(&Kind, usize) -> Result<(), String>,
+) -> Result<Vec<String>, String> {
     let mut chain: Vec<String> = Vec::new();
     for layer in 0..LAYERS {
-        let path = format!("vhd:{}", work.join(format!("{name}{layer}.vhd")).display());
+        let path = format!("{format}:{}", work.join(format!("{name}{layer}")).display());
         let mut create = vec!["image", "create", &path];
         match chain.first() {
             None => create.extend(["--size", "512M"]),

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 /// Which server, on which image.
 pub enum Kind {
-    /// The peer, with Linux AIO and O_DIRECT.
-    QemuStorageDaemon { image: PathBuf },
+    /// The peer, with Linux AIO and O_DIRECT, on one image of a format of QEMU's.
+    QemuStorageDaemon { name: &'static str, format: &'static str, image: PathBuf },
     /// `tapline serve` with Linux AIO, on a chain, leaf first.
     Tapline { name: &'static str, images: Vec<String> },
 }
@@ -16,8 +16,7 @@ impl Kind {
     /// What the tables call it.
     pub fn name(&self) -> &'static str {
         match self {
-            Kind::QemuStorageDaemon { .. } => "qemu-storage-daemon",
-            Kind::Tapline { name, .. } => name,
+            Kind::QemuStorageDaemon { name, .. } | Kind::Tapline { name, .. } => name,
         }
     }
 
@@ -25,11 +24,15 @@ impl Kind {
         let mut command = Command::new("taskset");
         command.args(["-c", "0"]);
         match self {
-            Kind::QemuStorageDaemon { image } => {
+            Kind::QemuStorageDaemon { format, image, .. } => {
                 command.arg("qemu-storage-daemon");
-                command.arg("--blockdev");
-                command
-                    .arg(format!("driver=file,filename={},node-name=disk,cache.direct=on,aio=native", image.display()));
+                // A raw image is exported as the file that it is: one node less for the peer to pass.
+                let node = if *format == "raw" { "disk" } else { "file" };
+                let file = format!("driver=file,filename={},node-name={node}", image.display());
+                command.args(["--blockdev", &format!("{file},cache.direct=on,aio=native,discard=unmap")]);
+                if *format != "raw" {
+                    command.args(["--blockdev", &format!("driver={format},file=file,node-name=disk")]);
+                }
                 command.arg("--export");
                 let address = format!("addr.type=unix,addr.path={}", socket.display());
                 command.arg(format!("type=vhost-user-blk,id=export,node-name=disk,{address},writable=on"));
@@ -43,6 +46,7 @@ impl Kind {
                     command.arg(image);
                 }
                 command.arg("--vhost-user").arg(socket).args(["--io-engine", "aio"]);
+                command.arg("--control").arg(socket.with_extension("control"));
             }
         }
         command
@@ -82,6 +86,11 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(server)
+    }
+
+    /// Where ours listens for orders.
+    pub fn control(&self) -> PathBuf {
+        self.socket.with_extension("control")
     }
 
     /// Where it listens.

@@ -89,6 +89,10 @@ pub struct Space {
 pub struct Findings {
     pub space: Space,
     pub load: Option<Load>,
+    /// Of snapshots under load, in microseconds.
+    pub pauses_us: Vec<u64>,
+    /// Bytes that a merge under load has copied.
+    pub copied: u64,
     pub claims: Vec<String>,
 }
 
@@ -104,6 +108,10 @@ impl Display for Findings {
             row("random 4 KiB in the guest, MB/s", megabytes)?;
             row("average queue at the guest (diskstats)", format!("{:.1}", load.guest_queue))?;
             row("average queue at Tapline (time in process)", format!("{:.1}", load.tapline_queue))?;
+        }
+        if let Some(longest) = self.pauses_us.iter().max() {
+            row("pause of a live snapshot, the longer one", format!("{}.{} ms", longest / 1000, longest / 100 % 10))?;
+            row("copied by the merge of the live leaf", mebibytes(self.copied))?;
         }
         writeln!(f, "\n  verified:")?;
         self.claims.iter().try_for_each(|claim| writeln!(f, "  ok  {claim}"))

@@ -23,6 +23,8 @@ const SIZE: u64 = 4 << 30;
 const BASE_FILE: &str = "base.vhd";
 const BASE: &str = "vhd:base.vhd";
 const CHILD: &str = "vhd:child.vhd";
+const LIVE_FILE: &str = "live.qcow2";
+const LIVE: &str = "qcow2:live.qcow2";
 
 /// Markers after which the disk process is killed: some seconds of load, with allocations under way at any moment.
 const MARKERS: u64 = 40;
@@ -71,6 +73,7 @@ impl Story<'_> {
         self.check(&[CHILD, BASE])?;
         self.check(&[BASE])?;
         self.compare_with_qemu()?;
+        self.live(amount)?;
         Ok(self.findings)
     }
 
@@ -235,6 +238,62 @@ impl Story<'_> {
         Ok(())
     }
 
+    /// A qcow2 disk whose chain changes while the guest writes.
+    fn live(&mut self, amount: &Amount) -> Result<(), Failure> {
+        self.progress.step("a qcow2 disk: snapshots, a merge and more room while the guest writes");
+        self.tapline.image(&["create", LIVE, "--size", "4G"])?;
+        let job = Job {
+            name: "live",
+            script: include_str!("../../../testbed/guest/jobs/live.sh"),
+            parameters: vec![
+                ("FILL_MIB", amount.fill_mib.to_string()),
+                ("LOAD_SECONDS", (amount.load_seconds + 6).to_string()),
+            ],
+        };
+        let disk = self.serve(&[LIVE], Access::ReadWrite)?;
+        let image = self.work.join(LIVE_FILE);
+        let (mut pauses, mut copied, mut used) = (Vec::new(), 0, Vec::new());
+        let transcript = self.boot(&job, &disk)?.follow(|line| {
+            match self.show(&line) {
+                Some(("ask", step @ ("snapshot-1" | "snapshot-2"))) => {
+                    let leaf = format!("qcow2:{step}.qcow2");
+                    pauses.push(microseconds(&self.order(&disk, &["snapshot", "--to", &leaf])?)?);
+                }
+                Some(("ask", "merge")) => {
+                    let words = ["merge", "--from", "0", "--into", "2", "--follow", "--delete"];
+                    copied = self.order(&disk, &words)?["copied"].as_u64().ok_or(Failure::Counters)?;
+                }
+                Some(("ask", "grow")) => drop(self.order(&disk, &["resize", "--size", "5G"])?),
+                Some(("ask", "trim-before" | "trim-after")) => used.push(bytes_used(&image)?),
+                _ => {}
+            }
+            Ok::<_, Failure>(ControlFlow::Continue(()))
+        })?;
+        disk.stop()?;
+        self.findings.pauses_us = pauses;
+        self.findings.copied = copied;
+        let grown = transcript.value("grown")?;
+        self.claim("the running guest sees the disk grow to 5 GiB", grown == (5u64 << 30).to_string(), || {
+            grown.into()
+        })?;
+        let [before, after] = *used else { return Err(Failure::Counters) };
+        let found = || format!("{before} bytes used before, {after} after");
+        self.claim("fstrim gives the space of the qcow2 file back, too", after < before, found)?;
+        let layers = ["snapshot-1.qcow2", "snapshot-2.qcow2"].map(|layer| self.work.join(layer).exists());
+        self.claim("the merged layers are gone, the chain is one file again", layers == [false; 2], || {
+            format!("{layers:?}")
+        })?;
+        self.holds("fio verified all that it wrote through two snapshots and a merge of the live leaf");
+        self.check(&[LIVE])?;
+        tool::text(Command::new("qemu-img").args(["check", "-q", "-f", "qcow2", LIVE_FILE]).current_dir(self.work))?;
+        self.holds("so does qemu-img check");
+        Ok(())
+    }
+
+    fn order(&self, disk: &DiskProcess, words: &[&str]) -> Result<serde_json::Value, Failure> {
+        Ok(self.tapline.disk(disk, words)?)
+    }
+
     /// Runs `job` to its end on a disk made of `layers`.
     fn run_on(&mut self, layers: &[&str], access: Access, job: &Job) -> Result<Transcript, Failure> {
         let disk = self.serve(layers, access)?;
@@ -299,6 +358,11 @@ fn load(transcript: &Transcript, states: &[Statistics]) -> Result<Load, Failure>
     let (begin, end) = (counters(transcript, "load-begin")?, counters(transcript, "load-end")?);
     let (Some(begin), Some(end), [before, after]) = (begin, end, states) else { return Err(Failure::Counters) };
     Load::between((&begin, &end), (before, after)).ok_or(Failure::Counters)
+}
+
+/// The pause that the guest saw, as an answer tells it.
+fn microseconds(answer: &serde_json::Value) -> Result<u64, Failure> {
+    answer["pause_us"].as_u64().ok_or(Failure::Counters)
 }
 
 /// What the host's filesystem holds of a sparse file.

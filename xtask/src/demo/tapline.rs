@@ -37,6 +37,8 @@ pub enum TaplineError {
     Stopped { status: ExitStatus, said: String },
     #[error("statistics of the disk process are no JSON object of the agreed form: {line}")]
     Statistics { line: String, source: serde_json::Error },
+    #[error("the answer of the disk process is no JSON: {line}")]
+    Answer { line: String, source: serde_json::Error },
     #[error("cannot signal the disk process")]
     Signal { source: rustix::io::Errno },
 }
@@ -90,12 +92,25 @@ impl Tapline {
         Ok(tool::text(Command::new(&self.program).arg("image").args(arguments).current_dir(&self.work))?)
     }
 
+    /// `tapline disk SOCKET VERB ARGUMENTS`, of a disk that is served; what it answers.
+    pub fn disk(&self, disk: &DiskProcess, words: &[&str]) -> Result<serde_json::Value, TaplineError> {
+        let mut command = Command::new(&self.program);
+        command.args(["disk", &disk.control]).args(words).arg("--json").current_dir(&self.work);
+        let answer = tool::text(&mut command)?;
+        // Lines about the progress come before it.
+        let line = answer.lines().last().unwrap_or_default().to_owned();
+        let mut answer: serde_json::Value =
+            serde_json::from_str(&line).map_err(|source| TaplineError::Answer { line, source })?;
+        Ok(answer["ok"].take())
+    }
+
     /// Serves the first of `layers`, whose parents the others are, on a socket of its own.
     pub fn serve(&self, layers: &[&str], access: Access, queues: u32) -> Result<DiskProcess, TaplineError> {
         let number = self.served.get() + 1;
         self.served.set(number);
         let socket = format!("disk-{number}.sock");
         let statistics = format!("disk-{number}.stats");
+        let control = format!("disk-{number}.control");
         let log = self.work.join(format!("disk-{number}.log"));
         let mut command = tool::bound_to_us(&self.program);
         command.arg("serve");
@@ -103,6 +118,7 @@ impl Tapline {
             command.args((depth > 0).then_some("--parent")).arg(layer);
         }
         command.args(["--vhost-user", &socket, "--queues", &queues.to_string(), "--stats", &statistics]);
+        command.args(["--control", &control]);
         command.args((access == Access::ReadOnly).then_some("--read-only"));
         let errors = File::create(&log).map_err(|source| file_error("create", &log, source))?;
         let printed = errors.try_clone().map_err(|source| file_error("share", &log, source))?;
@@ -112,7 +128,7 @@ impl Tapline {
         let spawned = command.spawn();
         let child = spawned.map_err(|source| TaplineError::Start { command: tool::line_of(&command), source })?;
         let statistics = self.work.join(statistics);
-        let mut disk = DiskProcess { child, socket, statistics, log, stated: 0 };
+        let mut disk = DiskProcess { child, socket, control, statistics, log, stated: 0 };
         let listens = self.work.join(&disk.socket);
         disk.wait_until("open its socket", |_| Ok(listens.exists()))?;
         Ok(disk)
@@ -123,6 +139,7 @@ impl Tapline {
 pub struct DiskProcess {
     child: Child,
     socket: String,
+    control: String,
     statistics: PathBuf,
     log: PathBuf,
     /// Lines of statistics read so far.

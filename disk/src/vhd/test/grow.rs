@@ -174,6 +174,10 @@ fn a_fixed_disk_is_larger_when_the_footer_is_out_of_its_way() {
     let mut vhd = open(&bytes).unwrap();
     vhd.grow(3 * MIB).unwrap();
     assert_eq!(vhd.geometry().len, MIB, "the place of the footer is not the guest's yet");
+    let behind = Span { at: MIB, len: 512 };
+    assert_eq!((vhd.map(behind), vhd.reserve(behind)), (Ok(Place::Zero { len: 512 }), Err(Wait::NoSpace)));
+    let across = Span { at: MIB - 512, len: 1024 };
+    assert_eq!(vhd.reserve(across).map(|reserved| reserved.len), Ok(512), "a write stops in front of it");
     for batch in vhd.seal() {
         assert_eq!(batch.len(), 1);
         write(&mut bytes, &batch[0]);
@@ -182,6 +186,9 @@ fn a_fixed_disk_is_larger_when_the_footer_is_out_of_its_way() {
     vhd.settled(true);
     assert_eq!((vhd.geometry().len, vhd.info().len), (3 * MIB, 3 * MIB));
     assert_eq!((vhd.dirty(), bytes.len() as u64), (0, 3 * MIB + 512));
+    assert_eq!(vhd.reserve(behind).map(|reserved| reserved.at), Ok(MIB));
+    vhd.grow(3 * MIB).unwrap();
+    assert_eq!(vhd.dirty(), 0, "asked again, there is nothing more to do");
     assert!(bytes[512..3 * MIB as usize].iter().all(|&byte| byte == 0));
     assert_eq!(open(&bytes).unwrap().geometry().chs, Some(layout::chs(3 * MIB)));
 }

@@ -1,0 +1,147 @@
+//! `disk`: asks a disk that is served, through its control socket, and shows the answer.
+//!
+//! It opens no image. Paths are made whole before they are sent: the disk's process has a directory of its own.
+
+mod human;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+
+use serde_json::{Map, Value, json};
+
+use crate::cli::{Disk, DiskVerb, SnapshotMethod};
+use crate::failure::{Exit, Failure};
+use crate::image_name::ImageName;
+use crate::output;
+
+/// Runs the command.
+pub fn run(disk: &Disk) -> Result<Exit, Failure> {
+    let request = request(&disk.verb)?;
+    let mut lines = send(disk, &request)?;
+    let mut progress = None;
+    loop {
+        let (text, line) = hear(disk, &mut lines)?;
+        if disk.json {
+            output::print(&text)?;
+        }
+        if let Some(event) = line.get("event") {
+            if !disk.json {
+                human::show_progress(&mut progress, event);
+            }
+            continue;
+        }
+        if let Some(progress) = progress.take() {
+            human::end_progress(progress);
+        }
+        return match (line.get("ok"), line.get("error")) {
+            (Some(_), _) if disk.json => Ok(Exit::Done),
+            (Some(answer), _) => output::print(&human::answer(&disk.verb, answer)).map(|()| Exit::Done),
+            (None, Some(error)) if disk.json => Ok(exit_of(error)),
+            (None, Some(error)) => Err(refused(error)),
+            (None, None) => Err(misunderstood(disk, &text)),
+        };
+    }
+}
+
+/// The request as the disk takes it.
+fn request(verb: &DiskVerb) -> Result<Map<String, Value>, Failure> {
+    let fields = match verb {
+        DiskVerb::Snapshot { to, method } => {
+            json!({ "verb": "snapshot", "to": whole(to)?, "method": method_word(*method) })
+        }
+        DiskVerb::Merge { from, into, rate, follow, delete } => {
+            let mut merge = json!({ "verb": "merge", "from": from, "into": into, "follow": follow, "delete": delete });
+            if let (Some(rate), Some(merge)) = (rate, merge.as_object_mut()) {
+                merge.insert("rate".into(), rate.0.into());
+            }
+            merge
+        }
+        DiskVerb::MergeStatus => json!({ "verb": "merge-status" }),
+        DiskVerb::MergePause => json!({ "verb": "merge-pause" }),
+        DiskVerb::MergeResume => json!({ "verb": "merge-resume" }),
+        DiskVerb::MergeCancel => json!({ "verb": "merge-cancel" }),
+        DiskVerb::Revert { to, leaf } => json!({ "verb": "revert", "to": to, "leaf": whole(leaf)? }),
+        DiskVerb::Clone { of, to } => json!({ "verb": "clone", "of": of, "to": whole(to)? }),
+        DiskVerb::Resize { size } => json!({ "verb": "resize", "size": size.0 }),
+        DiskVerb::Pause => json!({ "verb": "pause" }),
+        DiskVerb::Resume => json!({ "verb": "resume" }),
+        DiskVerb::Layers => json!({ "verb": "layers" }),
+        DiskVerb::Stats => json!({ "verb": "stats" }),
+        DiskVerb::Version => json!({ "verb": "version" }),
+    };
+    let mut request = Map::from_iter([("version".to_owned(), Value::from(1)), ("id".to_owned(), Value::from(1))]);
+    if let Value::Object(fields) = fields {
+        request.extend(fields);
+    }
+    Ok(request)
+}
+
+fn method_word(method: SnapshotMethod) -> &'static str {
+    match method {
+        SnapshotMethod::Auto => "auto",
+        SnapshotMethod::Reflink => "reflink",
+        SnapshotMethod::Chain => "chain",
+    }
+}
+
+fn whole(name: &ImageName) -> Result<String, Failure> {
+    let path = std::path::absolute(name.path());
+    let path = path.map_err(|error| Failure::new(format!("find where {name} is"), error))?;
+    match path.to_str() {
+        Some(path) => Ok(format!("{}:{path}", name.format)),
+        None => Err(Failure::new(format!("ask for {name}"), "its path is not UTF-8, which JSON must be")),
+    }
+}
+
+fn send(disk: &Disk, request: &Map<String, Value>) -> Result<BufReader<UnixStream>, Failure> {
+    let failed = |error: std::io::Error| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::NotFound => "name the socket that `serve --control SOCKET` has made",
+            std::io::ErrorKind::ConnectionRefused => "nobody serves a disk there any more",
+            std::io::ErrorKind::PermissionDenied => "only the user who serves the disk may ask it",
+            _ => "is the disk still served?",
+        };
+        Failure::new(format!("ask the disk at {}", disk.socket.display()), error).advise(advice)
+    };
+    let mut stream = UnixStream::connect(&disk.socket).map_err(failed)?;
+    let text = format!("{}\n", Value::Object(request.clone()));
+    stream.write_all(text.as_bytes()).map_err(failed)?;
+    Ok(BufReader::new(stream))
+}
+
+fn hear(disk: &Disk, lines: &mut BufReader<UnixStream>) -> Result<(String, Value), Failure> {
+    let tried = || format!("hear from the disk at {}", disk.socket.display());
+    let mut text = String::new();
+    match lines.read_line(&mut text) {
+        Ok(0) => Err(Failure::new(tried(), "it has ended without an answer").advise("see its log for the reason")),
+        Ok(_) => match serde_json::from_str(&text) {
+            Ok(line) => Ok((text, line)),
+            Err(_) => Err(misunderstood(disk, &text)),
+        },
+        Err(error) => Err(Failure::new(tried(), error)),
+    }
+}
+
+fn misunderstood(disk: &Disk, text: &str) -> Failure {
+    let said: String = output::printable(text.trim_end()).chars().take(200).collect();
+    Failure::new(format!("understand the answer from {}", disk.socket.display()), said)
+        .advise("is that the control socket of a disk?")
+}
+
+/// What the disk has refused: it says by itself what was tried, and why not.
+fn refused(error: &Value) -> Failure {
+    let text = |field: &str| error.get(field).and_then(Value::as_str).map(output::printable);
+    let failure = Failure::told(text("message").unwrap_or_else(|| "the disk has refused it".into()));
+    let failure = failure.exit_as(exit_of(error));
+    match text("advice") {
+        Some(advice) => failure.advise(advice),
+        None => failure,
+    }
+}
+
+fn exit_of(error: &Value) -> Exit {
+    match error.get("kind").and_then(Value::as_str) {
+        Some("invalid" | "malformed" | "unknown-verb" | "version") => Exit::Usage,
+        _ => Exit::Failed,
+    }
+}

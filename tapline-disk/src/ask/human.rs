@@ -1,0 +1,184 @@
+//! Answers of a disk, for people. What is missing in an answer is left out, and what is new in it not shown.
+
+use serde_json::Value;
+
+use crate::cli::DiskVerb;
+use crate::output::printable;
+use crate::progress::Progress;
+use crate::size::readable;
+
+/// The answer to a verb, in lines.
+pub fn answer(verb: &DiskVerb, answer: &Value) -> String {
+    let lines = match verb {
+        DiskVerb::Snapshot { .. } => snapshot(answer),
+        DiskVerb::Merge { .. } | DiskVerb::MergeStatus | DiskVerb::MergePause => merge(answer),
+        DiskVerb::MergeResume | DiskVerb::MergeCancel => merge(answer),
+        DiskVerb::Revert { .. } => revert(answer),
+        DiskVerb::Clone { .. } => clone(answer),
+        DiskVerb::Resize { .. } => resize(answer),
+        DiskVerb::Pause => vec!["the disk stands still; `resume` lets it go on".into()],
+        DiskVerb::Resume => vec![with_pause("the disk goes on".into(), answer)],
+        DiskVerb::Layers => layers(answer),
+        DiskVerb::Stats => stats(answer),
+        DiskVerb::Version => vec![format!("version {} of the protocol", number(answer, "version"))],
+    };
+    lines.into_iter().map(|line| line + "\n").collect()
+}
+
+/// Shows how far a merge is.
+pub fn show_progress(progress: &mut Option<(Progress, u64)>, event: &Value) {
+    let (done, len) = (number(event, "done"), number(event, "len"));
+    let (bar, before) = progress.get_or_insert_with(|| (Progress::new("merging", len), 0));
+    bar.advance(done.saturating_sub(*before));
+    *before = done.max(*before);
+}
+
+/// It has ended.
+pub fn end_progress((bar, _): (Progress, u64)) {
+    bar.finish();
+}
+
+fn snapshot(answer: &Value) -> Vec<String> {
+    let first = match text(answer, "copy") {
+        Some(copy) => format!("{copy} is the disk as it was, by reflink; the disk goes on in {}", or(answer, "leaf")),
+        None => format!("{} is the leaf now, on {}", or(answer, "leaf"), or(answer, "parent")),
+    };
+    vec![with_pause(first, answer)]
+}
+
+fn merge(answer: &Value) -> Vec<String> {
+    let layers = format!("layers {} to {}", number(answer, "from"), number(answer, "into"));
+    match text(answer, "state").as_deref() {
+        Some("none") => vec!["there is no merge, and there was none".into()],
+        Some("failed") => {
+            let error = answer.get("error").unwrap_or(&Value::Null);
+            let mut lines = vec![format!("the last merge has failed: {}", or(error, "message"))];
+            lines.extend(text(error, "advice").map(|advice| format!("  {advice}")));
+            lines
+        }
+        Some("done") => {
+            let copied = readable(number(answer, "copied"));
+            let mut lines = vec![with_pause(format!("{layers} are merged, {copied} copied"), answer)];
+            let what = if answer.get("deleted") == Some(&Value::Bool(true)) { "removed" } else { "not used any more" };
+            lines.extend(list(answer, "unused").map(|file| format!("  {what}: {file}")));
+            lines
+        }
+        Some(state) => {
+            let (done, len) = (number(answer, "done"), number(answer, "len"));
+            vec![format!("merge of {layers}: {state}, {} of {}", readable(done), readable(len))]
+        }
+        None => vec!["the disk says nothing of a merge".into()],
+    }
+}
+
+fn revert(answer: &Value) -> Vec<String> {
+    let mut lines = vec![format!("{} is the leaf now", or(answer, "leaf"))];
+    lines.extend(list(answer, "unused").map(|file| format!("  not used any more: {file}")));
+    lines
+}
+
+fn clone(answer: &Value) -> Vec<String> {
+    let (work, sync) = (number(answer, "work_us"), number(answer, "sync_us"));
+    let mut lines = vec![format!("created {} in {}, and {} of sync", or(answer, "image"), time(work), time(sync))];
+    let parents: String = list(answer, "parents").map(|parent| format!(" --parent {parent}")).collect();
+    lines.push(format!("  serve it with:{parents}"));
+    lines
+}
+
+fn resize(answer: &Value) -> Vec<String> {
+    vec![with_pause(format!("the disk has {} now", readable(number(answer, "size"))), answer)]
+}
+
+fn layers(answer: &Value) -> Vec<String> {
+    let mut lines = vec![format!("{} disk", readable(number(answer, "size")))];
+    for layer in answer.get("layers").and_then(Value::as_array).into_iter().flatten() {
+        lines.push(format!(
+            "{:>3}  {}:{}  {}, {} allocated, {}",
+            number(layer, "layer"),
+            or(layer, "format"),
+            or(layer, "path"),
+            readable(number(layer, "size")),
+            readable(number(layer, "allocated")),
+            if layer.get("writable") == Some(&Value::Bool(true)) { "writable" } else { "read-only" },
+        ));
+    }
+    if answer.get("broken") == Some(&Value::Bool(true)) {
+        lines.push("a sync has FAILED: nothing is written any more, until the disk is served anew".into());
+    }
+    lines
+}
+
+fn stats(answer: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    for kind in ["reads", "writes", "flushes", "discards"] {
+        let Some(found) = answer.get(kind) else { continue };
+        let (count, bytes) = (number(found, "count"), number(found, "bytes"));
+        let mean = (number(found, "sum_ns") / 1000).checked_div(count).map(time);
+        let mean = mean.map(|mean| format!(", {mean} each")).unwrap_or_default();
+        let (size, under_way) = (readable(bytes), number(found, "in_flight"));
+        lines.push(format!("{kind}: {count}, {size}{mean}, {under_way} under way"));
+    }
+    lines
+}
+
+fn with_pause(line: String, answer: &Value) -> String {
+    match (answer.get("pause_us").and_then(Value::as_u64), answer.get("held_us").and_then(Value::as_u64)) {
+        (Some(0), Some(held)) => format!("{line}; the guest saw no pause (requests were held for {})", time(held)),
+        (Some(pause), _) => format!("{line}; the guest saw a pause of {}", time(pause)),
+        _ => line,
+    }
+}
+
+fn time(us: u64) -> String {
+    match us {
+        0..1_000 => format!("{us} us"),
+        1_000..1_000_000 => format!("{}.{} ms", us / 1_000, us % 1_000 / 100),
+        _ => format!("{}.{} s", us / 1_000_000, us % 1_000_000 / 100_000),
+    }
+}
+
+fn number(value: &Value, field: &str) -> u64 {
+    value.get(field).and_then(Value::as_u64).unwrap_or(0)
+}
+
+fn text(value: &Value, field: &str) -> Option<String> {
+    value.get(field).and_then(Value::as_str).map(printable)
+}
+
+fn or(value: &Value, field: &str) -> String {
+    text(value, field).unwrap_or_else(|| "?".into())
+}
+
+fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = String> + use<'a> {
+    value.get(field).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(printable)
+}
+
+#[cfg(test)]
+mod test {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_pause_is_told_in_the_unit_that_suits_it() {
+        assert_eq!((time(999), time(1_234), time(2_500_000)), ("999 us".into(), "1.2 ms".into(), "2.5 s".into()));
+        let line = with_pause("done".into(), &json!({ "pause_us": 3100, "held_us": 2000 }));
+        assert_eq!(line, "done; the guest saw a pause of 3.1 ms");
+        let none = with_pause("done".into(), &json!({ "pause_us": 0, "held_us": 20 }));
+        assert!(none.contains("no pause"), "{none}");
+    }
+
+    #[test]
+    fn what_a_disk_says_cannot_steer_a_terminal() {
+        let said = json!({ "leaf": "vhd:/a\u{1b}[2Jb", "parent": "vhd:/p", "method": "chain" });
+        let verb = DiskVerb::Snapshot { to: "vhd:/x".parse().unwrap(), method: crate::cli::SnapshotMethod::Auto };
+        assert!(!answer(&verb, &said).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn an_answer_that_lacks_everything_is_shown_all_the_same() {
+        for verb in [DiskVerb::Layers, DiskVerb::Stats, DiskVerb::MergeStatus, DiskVerb::Version, DiskVerb::Resume] {
+            answer(&verb, &json!({}));
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Copies into an image what its parents show and another chain would not.
+//!
+//! The image's chain is taken in order, once. Wherever the image holds nothing by itself, what it shows is compared with
+//! what it would show on the new parents (zero, without any), and written into it where the two differ. The image shows
+//! the same at every moment, so that a job that was killed can be begun again: what is copied already is held by the
+//! image then, and skipped.
+
+use disk::{Operation, Span, Token};
+use memory::Segments;
+
+use crate::failure::Failure;
+use crate::presence::{Holds, Presence};
+use crate::progress::Progress;
+use crate::runner::Runner;
+use crate::signals::Signal;
+use crate::stream::{PIECE, grid, zero_runs};
+
+/// How much of the disk is looked up at once.
+const WINDOW: u64 = 1 << 30;
+/// Pieces read, and then written, at once.
+const AHEAD: usize = 16;
+/// Differences are looked for in runs of this size: the smallest cluster of qcow2 that we make.
+const GRAIN: u64 = 64 << 10;
+
+/// The work and what it is done with.
+pub struct CopyUp<'a> {
+    /// The image on its present parents.
+    pub image: Runner,
+    /// What the image holds by itself.
+    pub presence: Presence,
+    /// The new parents.
+    pub onto: Option<Runner>,
+    /// The wish that it ends.
+    pub stop: &'a mut Signal,
+    /// What is being done, for people.
+    pub title: &'static str,
+}
+
+/// One piece of the disk, from both sides; `None` is zero.
+struct Both {
+    span: Span,
+    shown: Option<Segments>,
+    onto: Option<Segments>,
+}
+
+impl CopyUp<'_> {
+    /// Copies everything that must be, and makes it durable; how many bytes that was. All stays locked until this goes
+    /// away.
+    pub fn run(&mut self) -> Result<u64, Failure> {
+        let len = self.image.geometry().len;
+        let mut progress = Progress::new(self.title, len);
+        let mut copied = 0u64;
+        let mut at = 0;
+        while at < len {
+            let window = Span { at, len: WINDOW.min(len - at) };
+            copied = copied.saturating_add(self.window(window, &mut progress)?);
+            at = window.end();
+        }
+        self.image.flush()?;
+        progress.finish();
+        Ok(copied)
+    }
+
+    fn window(&mut self, window: Span, progress: &mut Progress) -> Result<u64, Failure> {
+        let missing: Vec<Span> = self.presence.runs(window)?.into_iter().filter_map(parents).collect();
+        let shown = zero_runs(&mut self.image, window)?;
+        let onto = match &mut self.onto {
+            Some(onto) => zero_runs_within(onto, window)?,
+            None => vec![window],
+        };
+        let is_zero = |runs: &[Span], span: Span| runs.iter().any(|run| run.at <= span.at && span.end() <= run.end());
+        let pieces = missing.into_iter().flat_map(grid).map(|span| (span, is_zero(&shown, span), is_zero(&onto, span)));
+        let pieces: Vec<(Span, bool, bool)> = pieces.filter(|&(_, shown, onto)| !(shown && onto)).collect();
+        let mut copied = 0u64;
+        for batch in pieces.chunks(AHEAD) {
+            if self.stop.take() {
+                return Err(Failure::new(format!("go on {}", self.title), "a signal has ended it")
+                    .advise("the image shows what it did before; the same command goes on where this one ended"));
+            }
+            for both in self.read(batch)? {
+                copied = copied.saturating_add(self.write(&both)?);
+            }
+            self.image.wait_for_all()?;
+            if let Some(&(last, _, _)) = batch.last() {
+                progress.reach(last.end());
+            }
+        }
+        progress.reach(window.end());
+        Ok(copied)
+    }
+
+    fn read(&mut self, batch: &[(Span, bool, bool)]) -> Result<Vec<Both>, Failure> {
+        let mut pieces = Vec::new();
+        for &(span, shown, onto) in batch {
+            let shown = if shown { None } else { Some(ask(&mut self.image, span)?) };
+            let onto = match &mut self.onto {
+                Some(runner) if !onto => Some(ask_within(runner, span)?),
+                _ => None,
+            };
+            pieces.push(Both { span, shown, onto });
+        }
+        self.image.wait_for_all()?;
+        if let Some(onto) = &mut self.onto {
+            onto.wait_for_all()?;
+        }
+        Ok(pieces)
+    }
+
+    /// Writes what differs; how many bytes. Never waits for the last of them.
+    fn write(&mut self, both: &Both) -> Result<u64, Failure> {
+        let mut written = 0u64;
+        for (span, shown) in both.differences() {
+            match shown {
+                Some(bytes) => {
+                    self.image.submit(Operation::Write { durable: false }, span, bytes, Token(span.at))?;
+                }
+                None => {
+                    // Written: a disk that reads as zero already would take a wish to free for granted.
+                    let zero = Operation::WriteZeroes { free: false, durable: false };
+                    self.image.submit(zero, span, Segments::empty(), Token(span.at))?;
+                }
+            }
+            written = written.saturating_add(span.len);
+            while self.image.in_flight() > AHEAD {
+                self.image.wait()?;
+            }
+        }
+        Ok(written)
+    }
+}
+
+impl Both {
+    /// The grains that differ, neighbours of one kind joined, each with what the image shows there.
+    fn differences(&self) -> Vec<(Span, Option<Segments>)> {
+        let mut runs: Vec<(Span, bool)> = Vec::new();
+        let mut from = 0;
+        while from < self.span.len {
+            let len = GRAIN.min(self.span.len - from);
+            let cut = |bytes: &Option<Segments>| bytes.as_ref().map(|bytes| cut(bytes, from, len)).filter(is_stored);
+            let (shown, onto) = (cut(&self.shown), cut(&self.onto));
+            let same = match (&shown, &onto) {
+                (None, None) => true,
+                (Some(one), Some(other)) => one.to_vec() == other.to_vec(),
+                _ => false,
+            };
+            let grain = Span { at: from, len };
+            match runs.last_mut() {
+                _ if same => {}
+                Some((last, stored)) if last.end() == from && *stored == shown.is_some() => last.len += len,
+                _ => runs.push((grain, shown.is_some())),
+            }
+            from += len;
+        }
+        let bytes = |run: Span| self.shown.as_ref().map(|bytes| cut(bytes, run.at, run.len));
+        runs.into_iter()
+            .map(|(run, stored)| {
+                let span = Span { at: self.span.at.saturating_add(run.at), len: run.len };
+                (span, if stored { bytes(run) } else { None })
+            })
+            .collect()
+    }
+}
+
+fn is_stored(bytes: &Segments) -> bool {
+    !bytes.is_zero()
+}
+
+fn cut(bytes: &Segments, from: u64, len: u64) -> Segments {
+    // Both are within a piece, whose bytes are in memory.
+    bytes.slice(usize::try_from(from).unwrap_or(usize::MAX), usize::try_from(len).unwrap_or(0))
+}
+
+fn parents((span, holds): (Span, Holds)) -> Option<Span> {
+    (holds == Holds::Parent).then_some(span)
+}
+
+/// Asks for the bytes of `span`, which are there when all is waited for.
+fn ask(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
+    let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
+    runner.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
+    Ok(memory)
+}
+
+/// As [`ask`], of a disk that may end before the span does. What is behind its end is zero.
+fn ask_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
+    let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
+    let here = runner.geometry().len.saturating_sub(span.at).min(span.len);
+    if here > 0 {
+        runner.submit(Operation::Read, Span { len: here, ..span }, cut(&memory, 0, here), Token(span.at))?;
+    }
+    Ok(memory)
+}
+
+/// As [`zero_runs`], of a disk that may end before the window does.
+fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure> {
+    let here = runner.geometry().len.saturating_sub(window.at).min(window.len);
+    let mut runs = if here > 0 { zero_runs(runner, Span { len: here, ..window })? } else { Vec::new() };
+    let end = window.at.saturating_add(here);
+    let behind = Span { at: end, len: window.end().saturating_sub(end) };
+    match runs.last_mut() {
+        Some(last) if last.end() == behind.at => last.len = last.len.saturating_add(behind.len),
+        _ => runs.push(behind),
+    }
+    Ok(runs)
+}
+
+/// A piece of the disk is never longer than this.
+const _: () = assert!(PIECE % GRAIN == 0);
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn piece(shown: Option<Vec<u8>>, onto: Option<Vec<u8>>) -> Both {
+        let len = 4 * GRAIN;
+        let segments = |bytes: Option<Vec<u8>>| bytes.map(|bytes| Segments::copy_of(&bytes));
+        Both { span: Span { at: PIECE, len }, shown: segments(shown), onto: segments(onto) }
+    }
+
+    fn grains(values: [u8; 4]) -> Vec<u8> {
+        values.iter().flat_map(|&value| vec![value; usize::try_from(GRAIN).unwrap()]).collect()
+    }
+
+    fn shape(both: &Both) -> Vec<(u64, u64, bool)> {
+        let differences = both.differences();
+        differences.iter().map(|(span, bytes)| (span.at - PIECE, span.len, bytes.is_some())).collect()
+    }
+
+    #[test]
+    fn what_both_chains_show_is_not_copied() {
+        assert!(shape(&piece(Some(grains([1, 2, 3, 4])), Some(grains([1, 2, 3, 4])))).is_empty());
+        assert!(shape(&piece(Some(grains([0; 4])), None)).is_empty());
+    }
+
+    #[test]
+    fn what_differs_is_copied_in_runs() {
+        let both = piece(Some(grains([1, 2, 3, 4])), Some(grains([1, 0, 0, 4])));
+        assert_eq!(shape(&both), [(GRAIN, 2 * GRAIN, true)]);
+    }
+
+    #[test]
+    fn what_is_zero_and_would_not_be_is_zeroed() {
+        let both = piece(Some(grains([0, 5, 0, 0])), Some(grains([7, 7, 7, 0])));
+        assert_eq!(shape(&both), [(0, GRAIN, false), (GRAIN, GRAIN, true), (2 * GRAIN, GRAIN, false)]);
+        assert_eq!(shape(&piece(None, Some(grains([0, 0, 1, 1])))), [(2 * GRAIN, 2 * GRAIN, false)]);
+    }
+}

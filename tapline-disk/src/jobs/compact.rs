@@ -1,0 +1,205 @@
+//! `image compact`: an image rewritten beside itself without gaps and leaks, which then takes its name.
+//!
+//! Only what the file holds itself is copied, unit for unit; what its parents show is theirs. Identity, parent, unit of
+//! allocation and time of last change stay, so that parents and children still fit. Killed at any moment, the name
+//! stands for the whole old image or for the whole new one ([`Target`]).
+
+use std::os::unix::fs::MetadataExt;
+
+use disk::{Format, Image, Operation, Span, Token};
+use memory::Segments;
+use serde::Serialize;
+use uring::OpenOptions;
+
+use crate::cli::Compact;
+use crate::failure::{Exit, Failure};
+use crate::image_name::ImageName;
+use crate::jobs::create::unit_of;
+use crate::layers::Layers;
+use crate::output;
+use crate::presence::{Holds, Presence};
+use crate::progress::Progress;
+use crate::relink::Time;
+use crate::runner::Runner;
+use crate::signals::Signal;
+use crate::size::readable;
+use crate::stream::{grid, stored_runs};
+use crate::target::{Identity, Plan, Shape, Target};
+
+/// How much of the disk is looked up at once.
+const WINDOW: u64 = 1 << 30;
+/// Pieces read, and then written, at once.
+const AHEAD: usize = 16;
+
+/// What was done. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Compacted {
+    image: String,
+    /// Bytes that the file takes on the storage.
+    before: u64,
+    after: u64,
+}
+
+/// Runs the job.
+pub fn run(compact: &Compact) -> Result<Exit, Failure> {
+    let name = &compact.image;
+    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    // Opened for writing once, so that what a crash has left is mended before it is copied.
+    let plan = plan(name, &Layers::open_alone(name, compact.access.options(true))?)?;
+    let (before, time) = (allocated(name)?, Time::of(name)?);
+    let target = Target::create(name, &plan, true)?;
+    // The target has the old file locked.
+    let source = OpenOptions { lock: false, ..compact.access.options(false) };
+    let engine = compact.access.engine();
+    let mut copy = Copy {
+        presence: Presence::of(name, source)?,
+        source: Runner::new(Layers::open_alone(name, source)?, engine)?,
+        target: Runner::new(Layers::open_alone(target.name(), compact.access.options(true))?, engine)?,
+        on_parent: matches!(plan.shape, Shape::Child(_)),
+        stop: &mut stop,
+    };
+    copy.run(name)?;
+    drop(copy);
+    time.put_on(target.name())?;
+    target.keep()?;
+    report(compact, Compacted { image: name.to_string(), before, after: allocated(name)? })
+}
+
+/// The same image, empty.
+fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
+    let tried = || format!("compact {name}");
+    let Some(image) = layers.images.first() else { return Err(Failure::new(tried(), "it has no layer")) };
+    let marks = match image {
+        Image::Vhd(vhd) if vhd.info().hidden => Some("it is marked as an inner node of a chain by the Xen tools"),
+        Image::Vhd(vhd) if vhd.info().saved => Some("it belongs to a suspended guest"),
+        Image::Qcow2(qcow2) if qcow2.info().snapshots > 0 => Some("it has internal snapshots"),
+        _ => None,
+    };
+    if let Some(mark) = marks {
+        return Err(Failure::new(tried(), format!("{mark}, which would be lost")));
+    }
+    let created = match image {
+        Image::Vhd(vhd) if vhd.info().block_size.is_some() => Some(vhd.info().created),
+        Image::Qcow2(_) => None,
+        Image::Vhd(_) | Image::Raw(_) => {
+            return Err(Failure::new(
+                tried(),
+                "all of its disk has its place in the file, there is nothing to compact",
+            )
+            .advise("let the guest discard what it does not use (fstrim), or convert it into a thin image"));
+        }
+    };
+    Ok(Plan {
+        len: image.geometry().len,
+        shape: image.link().map_or(Shape::Thin, Shape::Child),
+        unit: unit_of(image),
+        identity: Some(Identity { uuid: image.identity(), created }),
+    })
+}
+
+/// Bytes that a file takes: stat(2) counts in units of 512, whatever the file system's block.
+fn allocated(name: &ImageName) -> Result<u64, Failure> {
+    let metadata = std::fs::metadata(name.path()).map_err(|error| Failure::new(format!("examine {name}"), error))?;
+    Ok(metadata.blocks().saturating_mul(512))
+}
+
+/// The work and what it is done with.
+struct Copy<'a> {
+    presence: Presence,
+    /// The old file without its parents.
+    source: Runner,
+    /// The new one.
+    target: Runner,
+    on_parent: bool,
+    stop: &'a mut Signal,
+}
+
+impl Copy<'_> {
+    fn run(&mut self, name: &ImageName) -> Result<(), Failure> {
+        let len = self.source.geometry().len;
+        let mut progress = Progress::new("compacting", len);
+        let mut at = 0;
+        while at < len {
+            let window = Span { at, len: WINDOW.min(len - at) };
+            for (span, holds) in self.presence.runs(window)? {
+                match holds {
+                    Holds::Data => self.data(name, span)?,
+                    // Without a parent, what is not there is zero.
+                    Holds::Zero if self.on_parent => self.zero(span)?,
+                    Holds::Zero | Holds::Parent => {}
+                }
+                progress.reach(span.end());
+            }
+            at = window.end();
+        }
+        self.target.flush()?;
+        progress.finish();
+        Ok(())
+    }
+
+    fn data(&mut self, name: &ImageName, run: Span) -> Result<(), Failure> {
+        let pieces: Vec<Span> = grid(run).collect();
+        for batch in pieces.chunks(AHEAD) {
+            if self.stop.take() {
+                return Err(Failure::new(format!("compact {name}"), "a signal has ended it")
+                    .advise("the image is as it was; the unfinished new one has been removed"));
+            }
+            let mut read = Vec::new();
+            for &span in batch {
+                let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
+                self.source.submit(Operation::Read, span, memory.clone(), Token(span.at))?;
+                read.push((span, memory));
+            }
+            self.source.wait_for_all()?;
+            for (span, memory) in &read {
+                self.write(*span, memory)?;
+            }
+            self.target.wait_for_all()?;
+        }
+        Ok(())
+    }
+
+    /// Without a parent, stored zeros are as good as nothing. On a parent they hide what it has: they get their place,
+    /// and give its space back.
+    fn write(&mut self, span: Span, memory: &Segments) -> Result<(), Failure> {
+        let stored = stored_runs(memory);
+        let bytes = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
+        let part = |from: usize, len: usize| Span { at: span.at.saturating_add(bytes(from)), len: bytes(len) };
+        let write = Operation::Write { durable: false };
+        if !self.on_parent {
+            for (from, memory) in stored {
+                let span = part(from, memory.len());
+                self.target.submit(write, span, memory, Token(span.at))?;
+            }
+            return Ok(());
+        }
+        self.target.submit(write, span, memory.clone(), Token(span.at))?;
+        let mut end = 0;
+        let behind = (memory.len(), 0);
+        for (from, len) in stored.iter().map(|(from, run)| (*from, run.len())).chain([behind]) {
+            if from > end {
+                // Held back by the disk until the write has ended.
+                let hole = part(end, from - end);
+                self.target.submit(Operation::Discard, hole, Segments::empty(), Token(hole.at))?;
+            }
+            end = from + len;
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, span: Span) -> Result<(), Failure> {
+        let zero = Operation::WriteZeroes { free: true, durable: false };
+        self.target.submit(zero, span, Segments::empty(), Token(span.at))?;
+        self.target.wait_for_all()
+    }
+}
+
+fn report(compact: &Compact, compacted: Compacted) -> Result<Exit, Failure> {
+    if compact.json {
+        output::json(&compacted)?;
+    } else {
+        let Compacted { image, before, after } = &compacted;
+        output::print(&format!("{image} takes {} now, {} before\n", readable(*after), readable(*before)))?;
+    }
+    Ok(Exit::Done)
+}

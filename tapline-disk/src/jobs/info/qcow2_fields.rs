@@ -1,0 +1,121 @@
+//! What a qcow2 image says of itself, as `image info` prints it.
+
+use disk::Link;
+use disk::qcow2::{Compression, Info};
+use serde::Serialize;
+
+use crate::output::printable;
+use crate::size::readable;
+use crate::uuid;
+
+/// Names and meanings are part of the interface.
+#[derive(Serialize)]
+pub struct Qcow2Fields {
+    version: u32,
+    /// Where the image has one: it is an extension of our own.
+    uuid: Option<String>,
+    cluster_size: u64,
+    refcount_bits: u64,
+    /// Of compressed clusters, if there are any: `deflate` or `zstd`.
+    compression: &'static str,
+    lazy_refcounts: bool,
+    /// The refcounts may be wrong, and are rebuilt by the next writer.
+    dirty: bool,
+    /// Marked as damaged by whoever wrote last.
+    corrupt: bool,
+    incompatible_features: Vec<String>,
+    compatible_features: Vec<String>,
+    autoclear_features: Vec<String>,
+    /// Internal snapshots.
+    snapshots: u32,
+    bitmaps: Vec<String>,
+    bitmaps_valid: bool,
+    parent: Option<ParentFields>,
+}
+
+/// What the image records of its parent. None of it is ever followed.
+#[derive(Serialize)]
+struct ParentFields {
+    /// The backing file name, as it stands in the header.
+    name: String,
+    /// Its format, in QEMU's words.
+    format: Option<String>,
+    uuid: Option<String>,
+    size: Option<u64>,
+    /// Seconds since 1970.
+    modified: Option<u64>,
+}
+
+/// The fields of an image that is linked like this.
+pub fn fields(info: &Info, link: Option<&Link>) -> Qcow2Fields {
+    let parent = info.backing.as_ref().map(|backing| ParentFields {
+        name: backing.name.clone(),
+        format: backing.format.clone(),
+        uuid: link.and_then(|link| known(&link.uuid)),
+        size: link.and_then(|link| link.len),
+        modified: link.and_then(|link| link.modified),
+    });
+    Qcow2Fields {
+        version: info.version,
+        uuid: known(&info.uuid),
+        cluster_size: info.cluster_size,
+        refcount_bits: 1u64.checked_shl(info.refcount_order).unwrap_or(0),
+        compression: match info.compression {
+            Compression::Deflate => "deflate",
+            Compression::Zstd => "zstd",
+        },
+        lazy_refcounts: info.lazy_refcounts,
+        dirty: info.dirty,
+        corrupt: info.corrupt,
+        incompatible_features: info.incompatible.clone(),
+        compatible_features: info.compatible.clone(),
+        autoclear_features: info.autoclear.clone(),
+        snapshots: info.snapshots,
+        bitmaps: info.bitmaps.clone(),
+        bitmaps_valid: info.bitmaps_valid,
+        parent,
+    }
+}
+
+fn known(uuid: &[u8; 16]) -> Option<String> {
+    (*uuid != [0; 16]).then(|| uuid::text(uuid))
+}
+
+/// The fields as people read them, a line for each.
+pub fn rows(qcow2: &Qcow2Fields) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("version", qcow2.version.to_string())];
+    rows.extend(qcow2.uuid.clone().map(|uuid| ("uuid", uuid)));
+    let packed = format!("compressed ones by {}", qcow2.compression);
+    rows.push(("clusters", format!("{} each, {packed}", readable(qcow2.cluster_size))));
+    rows.push((
+        "refcounts",
+        format!("{} bits{}", qcow2.refcount_bits, if qcow2.lazy_refcounts { ", lazy" } else { "" }),
+    ));
+    let features = [
+        ("must know", &qcow2.incompatible_features),
+        ("may know", &qcow2.compatible_features),
+        ("autoclear", &qcow2.autoclear_features),
+    ];
+    for (name, found) in features.into_iter().filter(|(_, found)| !found.is_empty()) {
+        rows.push((name, printable(&found.join(", "))));
+    }
+    if qcow2.dirty {
+        rows.push(("dirty", "yes: it was not closed; whoever writes it next rebuilds its refcounts".to_owned()));
+    }
+    if qcow2.corrupt {
+        rows.push(("corrupt", "yes: whoever wrote last has found it damaged".to_owned()));
+    }
+    if qcow2.snapshots > 0 {
+        rows.push(("snapshots", format!("{} inside the image", qcow2.snapshots)));
+    }
+    if !qcow2.bitmaps.is_empty() {
+        let valid = if qcow2.bitmaps_valid { "" } else { ", not valid any more" };
+        rows.push(("bitmaps", format!("{}{valid}", printable(&qcow2.bitmaps.join(", ")))));
+    }
+    if let Some(parent) = &qcow2.parent {
+        let format = parent.format.as_ref().map(|format| format!(", format {}", printable(format))).unwrap_or_default();
+        let uuid = parent.uuid.as_ref().map(|uuid| format!(" with uuid {uuid}")).unwrap_or_default();
+        rows.push(("made on", format!("«{}»{uuid}{format}", printable(&parent.name))));
+    }
+    rows
+}

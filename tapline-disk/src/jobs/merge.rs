@@ -1,0 +1,151 @@
+//! `image merge`: layers of a chain into the one below them.
+//!
+//! 1. The children of layers that will be written record their parents as being changed, so that a chain left by a kill
+//!    opens ([`disk::Link::modified`]). *Killed here or later:* the same command goes on.
+//! 2. The merge proper ([`Runner::merge`]): at every moment the chain shows what it did.
+//! 3. The layer above the merged ones is linked to the target. *Killed before:* the merged layers hold nothing, and are
+//!    merged again in no time.
+//! 4. The files of the merged layers are removed, if that was asked for.
+
+use disk::{Format, Image};
+use serde::Serialize;
+use uring::{Cache, ImageFile, OpenOptions};
+
+use crate::cli::Merge;
+use crate::failure::{Exit, Failure};
+use crate::image_name::ImageName;
+use crate::layers::{Chain, Layers};
+use crate::lineage;
+use crate::output;
+use crate::progress::Progress;
+use crate::relink::{Time, relink};
+use crate::runner::Runner;
+use crate::signals::Signal;
+use crate::size::readable;
+
+/// What was done. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Merged {
+    /// The image of the chain as it is now.
+    image: String,
+    /// The layers that hold nothing any more.
+    merged: Vec<String>,
+    into: String,
+    copied: u64,
+    deleted: bool,
+}
+
+/// Runs the job.
+pub fn run(merge: &Merge) -> Result<Exit, Failure> {
+    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    let mut chain = Chain::of(&merge.image, &merge.parents);
+    let Some(target) = chain.names.get(merge.into).copied().filter(|_| merge.from < merge.into) else {
+        return Err(no_such_layers(merge, chain.names.len()));
+    };
+    let sources: Vec<ImageName> =
+        chain.names.iter().take(merge.into).skip(merge.from).map(|name| (*name).clone()).collect();
+    chain.writable = merge.into.saturating_add(1);
+    // The layer whose parent will be another.
+    let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
+    let time = above.map(Time::of).transpose()?;
+    prepare(merge, &chain)?;
+    let layers = Layers::open_chain(&chain, merge.access.options(true))?;
+    let mut runner = Runner::new(layers, merge.access.engine())?;
+    let copied = copy(merge, target, &mut runner, &mut stop)?;
+    if let Some(above) = above {
+        let image = runner.layer(merge.from).ok_or_else(|| no_such_layers(merge, chain.names.len()))?;
+        relink(above, Some(&lineage::record(above.path(), target, image)?))?;
+    }
+    if let Some(time) = time {
+        time.put_back()?;
+    }
+    if merge.delete {
+        delete(&sources)?;
+    }
+    let image = if merge.from == 0 { target } else { &merge.image };
+    report(
+        merge,
+        Merged {
+            image: image.to_string(),
+            merged: sources.iter().map(ImageName::to_string).collect(),
+            into: target.to_string(),
+            copied,
+            deleted: merge.delete,
+        },
+    )
+}
+
+fn no_such_layers(merge: &Merge, count: usize) -> Failure {
+    let why = format!("the chain has the layers 0 to {}, and layers are merged downwards", count.saturating_sub(1));
+    Failure::new(format!("merge from {} into {}", merge.from, merge.into), why)
+        .advise("0 is the image, 1 its first --parent, and so on: --from must be less than --into")
+        .exit_as(Exit::Usage)
+}
+
+/// Sees that the chain is what it should be, and has the children of all layers that will be written record that these
+/// change. Nothing of it makes a difference to what the chain shows.
+fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
+    let options = OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) };
+    let layers = Layers::open_chain(chain, options)?;
+    let len = layers.images.get(merge.from).map_or(0, |image| image.geometry().len);
+    for n in merge.from.saturating_sub(1)..merge.into {
+        let (Some(name), Some(mut link)) = (chain.names.get(n), layers.images.get(n).and_then(Image::link)) else {
+            continue;
+        };
+        if link.modified.take().is_some() {
+            relink(name, Some(&link))?;
+        }
+    }
+    match (chain.names.get(merge.into), layers.images.get(merge.into), layers.files.get(merge.into)) {
+        (Some(name), Some(Image::Raw(raw)), Some(_)) if raw.geometry().len < len => lengthen(name, len),
+        _ => Ok(()),
+    }
+}
+
+/// Gives a raw target the size of what it takes in: its size is the file's length.
+fn lengthen(name: &ImageName, len: u64) -> Result<(), Failure> {
+    let options = OpenOptions { write: true, cache: Cache::Writeback, lock: false };
+    let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+    let grown = file.set_len(len).and_then(|()| file.sync());
+    grown.map_err(|error| Failure::new(format!("make {name} as large as what is merged into it"), error))
+}
+
+fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signal) -> Result<u64, Failure> {
+    let mut progress = Progress::new("merging", runner.geometry().len);
+    let copied = runner.merge(merge.from, merge.into, |now| {
+        progress.reach(now.done);
+        if !stop.take() {
+            return Ok(());
+        }
+        Err(Failure::new(format!("merge into {target}"), "a signal has ended it")
+            .advise("the chain is valid and shows what it did; the same command goes on where this one ended"))
+    });
+    progress.finish();
+    copied.map_err(|failure| failure.about(target))
+}
+
+fn delete(sources: &[ImageName]) -> Result<(), Failure> {
+    for source in sources {
+        std::fs::remove_file(source.path()).map_err(|error| {
+            Failure::new(format!("remove {source}"), error).advise("it was merged and holds nothing any more")
+        })?;
+    }
+    match sources.first() {
+        Some(source) => uring::sync_directory(source.path()).map_err(Failure::said),
+        None => Ok(()),
+    }
+}
+
+fn report(merge: &Merge, merged: Merged) -> Result<Exit, Failure> {
+    if merge.json {
+        output::json(&merged)?;
+        return Ok(Exit::Done);
+    }
+    let Merged { image, merged, into, copied, deleted } = &merged;
+    let (names, copied) = (merged.join(", "), readable(*copied));
+    let gone = if *deleted { "removed" } else { "may be removed: --delete does that" };
+    output::print(&format!(
+        "merged {names} into {into}, {copied} copied; what was merged {gone}\n  the image is {image}\n"
+    ))?;
+    Ok(Exit::Done)
+}

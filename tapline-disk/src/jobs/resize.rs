@@ -1,0 +1,64 @@
+//! `image resize`: a larger disk. What is new reads as zero, whatever was in the file behind the old end.
+//!
+//! Only the image itself changes: its parents keep their sizes, and behind their end a child reads as zero.
+
+use disk::{Format, Image};
+use serde::Serialize;
+use uring::{Cache, ImageFile, OpenOptions};
+
+use crate::cli::Resize;
+use crate::failure::{Exit, Failure};
+use crate::layers::open_image;
+use crate::ordered;
+use crate::output;
+use crate::size::{Size, readable};
+
+/// What was done. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Resized {
+    image: String,
+    before: u64,
+    after: u64,
+}
+
+/// Runs the job.
+pub fn run(resize: &Resize) -> Result<Exit, Failure> {
+    let name = &resize.image;
+    let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+    let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+    let mut image = open_image(name, &mut file, true)?;
+    let (before, Size(after)) = (image.geometry().len, resize.size);
+    let tried = || format!("resize {name} from {before} to {after} bytes");
+    if after < before {
+        return Err(Failure::new(tried(), "a disk is never made smaller, which would cut off what stands there")
+            .advise("convert what you need of it into a new, smaller image"));
+    }
+    if after > before {
+        if file.device_len().is_some() {
+            return Err(Failure::new(tried(), "it lies on a block device, whose size is not ours to change"));
+        }
+        grow(&mut file, &mut image, after).map_err(|why| Failure::new(tried(), why))?;
+    }
+    report(resize, Resized { image: name.to_string(), before, after })
+}
+
+fn grow(file: &mut ImageFile, image: &mut Image, len: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    image.grow(len)?;
+    if let Image::Raw(_) = image {
+        file.set_len(len)?;
+        return Ok(file.sync()?);
+    }
+    Ok(ordered::round(file, image)?)
+}
+
+fn report(resize: &Resize, resized: Resized) -> Result<Exit, Failure> {
+    if resize.json {
+        output::json(&resized)?;
+    } else if resized.before == resized.after {
+        output::print(&format!("{} has {} already\n", resized.image, readable(resized.after)))?;
+    } else {
+        let (before, after) = (readable(resized.before), readable(resized.after));
+        output::print(&format!("{} has {after} now, {before} before\n", resized.image))?;
+    }
+    Ok(Exit::Done)
+}

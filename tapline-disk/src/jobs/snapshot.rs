@@ -1,0 +1,91 @@
+//! `image snapshot` and `image clone`: a new image that reads as another.
+//!
+//! It is a child that records its parent, or, raw from raw, a file that shares the other's blocks (reflink); the format
+//! that was named for it decides. Either exists whole or not at all. A snapshot freezes the image, so nobody may have it
+//! open; a clone leaves it as it is, and others may read it.
+
+use serde::Serialize;
+use uring::{Cache, OpenOptions};
+
+use crate::cli::Snapshot;
+use crate::failure::{Exit, Failure};
+use crate::image_name::{FormatName, ImageName};
+use crate::jobs::create::plan_child;
+use crate::layers::{Chain, Layers};
+use crate::output;
+use crate::reflink;
+use crate::size::readable;
+use crate::target::Target;
+
+/// Which of the two verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// The image becomes the parent, which nobody writes any more.
+    Snapshot,
+    /// The image was one already, or will be shared.
+    Clone,
+}
+
+/// What was done. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Made {
+    image: String,
+    new: String,
+    size: u64,
+    /// `child` or `reflink`.
+    how: &'static str,
+}
+
+/// Runs the job.
+pub fn run(snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failure> {
+    let layers = open(snapshot, verb)?;
+    let size = layers.geometry().map_or(0, |geometry| geometry.len);
+    let how = match (snapshot.image.format, snapshot.to.format, layers.files.first()) {
+        (FormatName::Raw, FormatName::Raw, Some(file)) => {
+            reflink::clone(&snapshot.image, file, &snapshot.to)?;
+            "reflink"
+        }
+        _ => {
+            let plan = plan_child(&snapshot.to, &snapshot.image, &layers, None, None)?;
+            Target::create(&snapshot.to, &plan, false)?.keep()?;
+            "child"
+        }
+    };
+    let (image, new) = (snapshot.image.to_string(), snapshot.to.to_string());
+    report(snapshot, verb, Made { image, new, size, how })
+}
+
+/// The image, locked until the new one is there. Its own parents need not be named; those that are must fit.
+fn open(snapshot: &Snapshot, verb: Verb) -> Result<Layers, Failure> {
+    let options = OpenOptions { write: verb == Verb::Snapshot, cache: Cache::Writeback, lock: true };
+    match snapshot.parents.names.is_empty() {
+        true => Layers::open_alone(&snapshot.image, options),
+        false => Layers::open_chain(&Chain::of(&snapshot.image, &snapshot.parents), options),
+    }
+}
+
+fn report(snapshot: &Snapshot, verb: Verb, made: Made) -> Result<Exit, Failure> {
+    if snapshot.json {
+        output::json(&made)?;
+        return Ok(Exit::Done);
+    }
+    let Made { image, new, size, how } = made;
+    let size = readable(size);
+    let line = match (how, verb) {
+        ("reflink", _) => format!("created {new}: {size}, sharing the blocks of {image} (reflink)\n"),
+        (_, Verb::Snapshot) => {
+            format!("created {new}: {size}, a child of {image}, which must not be written any more\n")
+        }
+        (_, Verb::Clone) => format!("created {new}: {size}, a child of {image}\n"),
+    };
+    let hint = match how {
+        "reflink" => String::new(),
+        _ => format!("  use it with --parent {}{}\n", snapshot.image, rest(&snapshot.parents.names)),
+    };
+    output::print(&(line + &hint))?;
+    Ok(Exit::Done)
+}
+
+fn rest(parents: &[ImageName]) -> String {
+    parents.iter().map(|parent| format!(" --parent {parent}")).collect()
+}

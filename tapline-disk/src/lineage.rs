@@ -1,0 +1,179 @@
+//! Parents: what an image records of its own, for people and for checking, and what a new child records.
+//!
+//! Nothing here opens a file. A recorded name is shown, as printable text, and never followed.
+
+use std::path::{Component, Path, PathBuf};
+
+use disk::{Format, Image, Link};
+
+use crate::failure::{Exit, Failure};
+use crate::image_name::{FormatName, ImageName};
+use crate::output::printable;
+use crate::target::seconds;
+use crate::uuid;
+
+/// What a child of `parent` at the path `child` records.
+pub fn record(child: &Path, parent: &ImageName, image: &Image) -> Result<Link, Failure> {
+    let (relative, absolute) = paths(child, parent.path())?;
+    Ok(Link {
+        format: Some(parent.format.word()),
+        uuid: image.identity(),
+        relative,
+        absolute,
+        len: Some(image.geometry().len),
+        modified: Some(modified(parent)?),
+    })
+}
+
+/// When the file of an image was last changed, in seconds since 1970.
+pub fn modified(name: &ImageName) -> Result<u64, Failure> {
+    let time = std::fs::metadata(name.path()).and_then(|metadata| metadata.modified());
+    time.map(seconds).map_err(|error| Failure::new(format!("find the time of {name}"), error))
+}
+
+/// How a child's metadata names the parent: as seen from its own directory, and from the root.
+fn paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
+    let failed = |path: &Path, error| Failure::new(format!("find where {} is", path.display()), error);
+    let parent = parent.canonicalize().map_err(|error| failed(parent, error))?;
+    // A child that is a link stands where the link leads; one that is not there yet, in its directory.
+    let child = match child.canonicalize() {
+        Ok(found) => found,
+        Err(_) => {
+            let directory = child.parent().filter(|directory| !directory.as_os_str().is_empty());
+            let directory = directory.unwrap_or(Path::new("."));
+            directory.canonicalize().map_err(|error| failed(directory, error))?.join("child")
+        }
+    };
+    match (relative(&child, &parent).to_str(), parent.to_str()) {
+        (Some(relative), Some(absolute)) => Ok((relative.to_owned(), absolute.to_owned())),
+        _ => Err(Failure::new(
+            format!("record the parent {}", parent.display()),
+            "its path is not UTF-8, which a parent's name in an image must be",
+        )),
+    }
+}
+
+/// `to` as seen from the directory of `from`; both absolute and without links.
+fn relative(from: &Path, to: &Path) -> PathBuf {
+    let directory = from.parent().unwrap_or(Path::new("/"));
+    let shared = directory.components().zip(to.components()).take_while(|(one, other)| one == other).count();
+    let up = directory.components().skip(shared).map(|_| "..");
+    up.map(PathBuf::from).chain([to.components().skip(shared).collect()]).collect()
+}
+
+/// What an image says of its parent.
+pub fn describe(link: &Link) -> String {
+    let mut names = Vec::new();
+    for name in [&link.relative, &link.absolute] {
+        if !name.is_empty() && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let mut text = match names.split_first() {
+        Some((first, rest)) => {
+            let rest: String = rest.iter().map(|name| format!(" ({})", printable(name))).collect();
+            format!("it was made on «{}»{rest}", printable(first))
+        }
+        None => "it was made on a parent that it does not name".to_owned(),
+    };
+    if link.uuid != [0; 16] {
+        text.push_str(&format!(" with uuid {}", uuid::text(&link.uuid)));
+    }
+    text
+}
+
+/// The parent's likely name on the command line: where the image says that it is as seen from itself.
+pub fn suggestion(name: &ImageName, link: &Link) -> String {
+    let recorded = [&link.relative, &link.absolute].into_iter().find(|path| !path.is_empty());
+    let file = recorded.map_or("PATH".into(), |path| printable(path));
+    let beside: PathBuf = name.path().parent().unwrap_or(Path::new("")).join(file);
+    let beside: PathBuf = beside.components().filter(|part| *part != Component::CurDir).collect();
+    format!("{}:{}", format_of(name, link), beside.display())
+}
+
+/// The format that a parent is recorded with. A VHD records none, and no uuid for a raw parent.
+fn format_of(child: &ImageName, link: &Link) -> &'static str {
+    match (link.format, child.format) {
+        (Some(format), _) => format,
+        (None, FormatName::Vhd) if link.uuid == [0; 16] => FormatName::Raw.word(),
+        (None, FormatName::Vhd) => FormatName::Vhd.word(),
+        (None, _) => "FORMAT",
+    }
+}
+
+/// Whether `parent`, whose file was last changed at `modified`, is what `child` was made on, and unchanged since.
+/// `accept`: what has changed is only said.
+pub fn check(
+    (child, above): (&ImageName, &Image),
+    (parent, below): (&ImageName, &Image),
+    modified: u64,
+    accept: bool,
+) -> Result<Option<String>, Failure> {
+    let tried = || format!("use {parent} as the parent of {child}");
+    let Some(link) = above.link() else {
+        return Err(Failure::new(tried(), format!("{child} stands on its own, it has no parent"))
+            .advise("leave out this --parent and those behind it")
+            .exit_as(Exit::Usage));
+    };
+    if let Some(format) = link.format.filter(|&format| format != parent.format.word()) {
+        return Err(Failure::new(tried(), format!("{child} was made on an image of the format {format}"))
+            .advise(format!(
+                "{}\n  if that is the one you mean: --parent {}",
+                describe(&link),
+                suggestion(child, &link)
+            ))
+            .exit_as(Exit::Usage));
+    }
+    let error = match disk::check_parent(above, below, Some(modified)) {
+        Ok(note) => return Ok(note.map(|note| format!("{child} on {parent}: {note}"))),
+        Err(error) => error,
+    };
+    // The same parent but for its time?
+    let only_changed = disk::check_parent(above, below, None).is_ok();
+    if only_changed && accept {
+        return Ok(Some(format!("{child} on {parent}: {error}; it is used nevertheless, as was asked for")));
+    }
+    let advice = match only_changed {
+        true => format!(
+            "{}\n  {child} may show other bytes than before; if you know that it does not, or accept it: \
+             --accept-changed-parent",
+            describe(&link)
+        ),
+        false => describe(&link),
+    };
+    Err(Failure::new(tried(), error).advise(advice))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn link(relative: &str, absolute: &str) -> Link {
+        let (relative, absolute) = (relative.to_owned(), absolute.to_owned());
+        Link { format: None, uuid: [0; 16], relative, absolute, len: None, modified: None }
+    }
+
+    #[test]
+    fn relative_paths_go_up_as_far_as_they_must() {
+        let relative = |from: &str, to: &str| relative(Path::new(from), Path::new(to)).display().to_string();
+        assert_eq!(relative("/a/b/child", "/a/b/base"), "base");
+        assert_eq!(relative("/a/b/child", "/a/c/base"), "../c/base");
+        assert_eq!(relative("/child", "/a/base"), "a/base");
+    }
+
+    #[test]
+    fn a_parent_is_suggested_as_seen_from_its_child() {
+        let child: ImageName = "vhd:disks/child.vhd".parse().unwrap();
+        assert_eq!(suggestion(&child, &link("./base.raw", "/x/base.raw")), "raw:disks/base.raw");
+        assert_eq!(suggestion(&child, &link("", "/x/base.raw")), "raw:/x/base.raw");
+        let known = Link { format: Some("qcow2"), uuid: [1; 16], ..link("../b.q", "") };
+        assert_eq!(suggestion(&child, &known), "qcow2:disks/../b.q");
+        assert_eq!(suggestion(&child, &Link { uuid: [1; 16], ..link("", "") }), "vhd:disks/PATH");
+    }
+
+    #[test]
+    fn recorded_names_are_shown_once_and_harmless() {
+        assert_eq!(describe(&link("/b", "/b")), "it was made on «/b»");
+        assert_eq!(describe(&link("b\x1b[2J", "/a/b")), "it was made on «b\u{fffd}[2J» (/a/b)");
+    }
+}

@@ -1,0 +1,29 @@
+//! Writes metadata in the order that a format asks for: a sync in front, and one behind every batch, so that no batch is
+//! on the storage before the ones ahead of it.
+
+use std::io;
+
+use disk::{Format, Image, MetaWrite};
+use uring::ImageFile;
+
+/// Makes `batches` durable, one after the other. Killed on the way: some of the first are, and of the next any part.
+pub fn write(file: &mut ImageFile, batches: &[Vec<MetaWrite>]) -> io::Result<()> {
+    if batches.iter().all(Vec::is_empty) {
+        return Ok(());
+    }
+    file.sync()?;
+    for batch in batches {
+        for write in batch {
+            file.write_at(write.at, &write.bytes)?;
+        }
+        file.sync()?;
+    }
+    Ok(())
+}
+
+/// Makes durable what has changed in an image that has nothing in flight, as a round of a disk would.
+pub fn round(file: &mut ImageFile, image: &mut Image) -> io::Result<()> {
+    let written = write(file, &image.seal());
+    image.settled(written.is_ok());
+    written
+}

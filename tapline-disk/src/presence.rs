@@ -1,0 +1,93 @@
+//! Which parts of the disk one file holds by itself, whatever its parents show.
+//!
+//! It reads the metadata of an image that its caller has locked, and nothing of its data. What is written to the image
+//! while this is open may or may not be seen: ask about a part of the disk before writing there.
+
+use disk::{Format, Image, MetaBlock, Place, ReadFault, Source, Span, Wait};
+use uring::{ImageFile, OpenOptions};
+
+use crate::failure::Failure;
+use crate::image_name::ImageName;
+use crate::layers::open_image;
+
+/// Who answers for a part of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// The file has its bytes.
+    Data,
+    /// The file says that it is zero.
+    Zero,
+    /// The parent; zero without one.
+    Parent,
+}
+
+/// The metadata of one image.
+pub struct Presence {
+    name: ImageName,
+    file: ImageFile,
+    image: Image,
+}
+
+impl Presence {
+    /// Opens an image that is locked already. Metadata is read through the page cache of whoever reads it like that, or
+    /// past it, as `options` say.
+    pub fn of(name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
+        let options = OpenOptions { write: false, lock: false, ..options };
+        let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+        let image = open_image(name, &mut file, false)?;
+        Ok(Presence { name: name.clone(), file, image })
+    }
+
+    /// The whole of `window`, in order; neighbours that are alike are one run.
+    pub fn runs(&mut self, window: Span) -> Result<Vec<(Span, Holds)>, Failure> {
+        let mut runs: Vec<(Span, Holds)> = Vec::new();
+        let mut at = window.at;
+        while at < window.end() {
+            let left = Span { at, len: window.end() - at };
+            let place = self.place(left)?;
+            let len = place.len().min(left.len);
+            if len == 0 {
+                return Err(self.failed("its format gives no answer"));
+            }
+            let holds = match place {
+                Place::Data { .. } | Place::Packed { .. } => Holds::Data,
+                Place::Zero { .. } => Holds::Zero,
+                Place::Parent { .. } => Holds::Parent,
+            };
+            match runs.last_mut() {
+                Some((last, kind)) if *kind == holds => last.len = last.len.saturating_add(len),
+                _ => runs.push((Span { at, len }, holds)),
+            }
+            at = at.saturating_add(len);
+        }
+        Ok(runs)
+    }
+
+    fn place(&mut self, span: Span) -> Result<Place, Failure> {
+        loop {
+            match self.image.map(span) {
+                Ok(place) => return Ok(place),
+                Err(Wait::Load(block)) => self.load(block)?,
+                Err(Wait::Busy(_) | Wait::NoSpace) => return Err(self.failed("its format wants to write")),
+            }
+        }
+    }
+
+    fn load(&mut self, block: MetaBlock) -> Result<(), Failure> {
+        let mut bytes = vec![0; usize::try_from(block.len).unwrap_or(0)];
+        let here = Source::len(&self.file).saturating_sub(block.at);
+        let here = usize::try_from(here).unwrap_or(usize::MAX).min(bytes.len());
+        // What lies behind the end of the file is zero, as it is for an engine.
+        let (found, _) = bytes.split_at_mut(here);
+        let read: Result<(), ReadFault> = self.file.read_at(block.at, found);
+        read.map_err(|error| self.failed(error))?;
+        self.image.load(block, &bytes).map_err(|corrupt| {
+            self.failed(format!("what stands at byte {} of the file makes no sense", corrupt.at))
+                .advise(format!("`tapline image check {}` lists all that is wrong with it", self.name))
+        })
+    }
+
+    fn failed(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+        Failure::new(format!("look up what {} holds", self.name), why)
+    }
+}

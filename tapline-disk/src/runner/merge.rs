@@ -1,0 +1,102 @@
+//! A merge of layers, driven from its beginning to its end, with nobody else on the disk.
+//!
+//! It knows how a merge is paced where no guest waits: as fast as it goes, with a round now and then, after which the
+//! sources' space comes back. What the layers are called and linked to is the caller's business.
+
+use disk::{MergeProgress, MergeState, Status};
+
+use super::Runner;
+use crate::failure::Failure;
+
+/// Bytes copied after which a round makes them durable and frees what the sources held of them.
+const ROUND: u64 = 256 << 20;
+
+impl Runner {
+    /// Merges the layers `from..into` into `into`, and takes them off the chain; how many bytes were copied. `each` hears
+    /// how far it has come, and ends the merge by a failure. Whatever ends it early, the chain is valid and durable, and
+    /// the same merge goes on with what is left.
+    pub fn merge(
+        &mut self,
+        from: usize,
+        into: usize,
+        mut each: impl FnMut(&MergeProgress) -> Result<(), Failure>,
+    ) -> Result<u64, Failure> {
+        // A disk looks for the space that a kill has left stray when the first request comes.
+        self.flush()?;
+        let refused = |error| Failure::new("begin the merge", error);
+        self.disk.begin_merge(from, into).map_err(refused)?;
+        let mut durable = 0;
+        // How far it was when it had no space the last time.
+        let mut full_at = None;
+        loop {
+            let Some(progress) = self.disk.merge() else {
+                return Err(Failure::new("go on with the merge", "it is no longer known"));
+            };
+            if let Err(ended) = each(&progress) {
+                self.stop_merge()?;
+                return Err(ended);
+            }
+            match progress.state {
+                MergeState::Running if progress.copied.saturating_sub(durable) >= ROUND => {
+                    durable = progress.copied;
+                    self.make_durable()?;
+                }
+                MergeState::Running => self.go_on_merging()?,
+                MergeState::Copied => return self.end_merge(progress.copied),
+                // What the sources have freed since the last time may be enough to go on.
+                MergeState::Failed(Status::NoSpace) if full_at.is_none_or(|at| progress.done > at) => {
+                    full_at = Some(progress.done);
+                    durable = progress.copied;
+                    self.make_durable()?;
+                    self.disk.begin_merge(from, into).map_err(refused)?;
+                }
+                MergeState::Failed(status) => {
+                    self.stop_merge()?;
+                    return Err(merge_failed(status));
+                }
+            }
+        }
+    }
+
+    fn go_on_merging(&mut self) -> Result<(), Failure> {
+        self.disk.step_merge(&mut self.engine);
+        if self.disk.merge().is_some_and(|progress| progress.busy) { self.step() } else { Ok(()) }
+    }
+
+    /// Gives the merge up where it is, durably.
+    fn stop_merge(&mut self) -> Result<(), Failure> {
+        self.disk.cancel_merge();
+        if self.disk.is_broken() { Ok(()) } else { self.make_durable() }
+    }
+
+    /// Waits until everything is durable and the space that was given up by it is deallocated.
+    fn make_durable(&mut self) -> Result<(), Failure> {
+        self.disk.sync(&mut self.engine);
+        while self.disk.is_syncing() || !self.disk.is_idle() {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    fn end_merge(&mut self, copied: u64) -> Result<u64, Failure> {
+        // The places that the sources have forgotten are deallocated behind a round, and not while requests are held.
+        self.make_durable()?;
+        self.disk.hold();
+        self.make_durable()?;
+        self.disk.end_merge().map_err(|error| Failure::new("end the merge", error))?;
+        self.disk.release(&mut self.engine);
+        Ok(copied)
+    }
+}
+
+fn merge_failed(status: Status) -> Failure {
+    let tried = "go on with the merge";
+    match status {
+        Status::NoSpace => Failure::new(tried, "no space is left for the layer that takes in the others")
+            .advise("the chain is valid and shows what it did; free some space, then give the same command again"),
+        Status::Refused => Failure::new(tried, "a sync has failed, after which nothing is written any more")
+            .advise("see the kernel's log for the reason; the same command goes on where this one ended"),
+        Status::Failed | Status::Unsupported | Status::Done => Failure::new(tried, "the storage failed")
+            .advise("see the kernel's log for the reason; the same command goes on where this one ended"),
+    }
+}

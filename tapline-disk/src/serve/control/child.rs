@@ -1,0 +1,161 @@
+//! A new file for a disk, made while the disk goes on: an empty child of a layer. Runs on a thread of its own.
+//!
+//! The file is made in full beside its name, synced, renamed and its directory synced: it exists whole or not at all,
+//! and never takes the place of another.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use disk::{Format, Image};
+use rustix::fs::{CWD, RenameFlags};
+use uring::{Cache, ImageFile, OpenOptions};
+
+use super::refusal::{Kind, Refusal};
+use super::work::Work;
+use crate::image_name::{FormatName, ImageName};
+use crate::jobs::create::unit_of;
+use crate::layers::open_image;
+use crate::lineage;
+use crate::log::say;
+use crate::target::{self, Plan, Shape, beside};
+
+/// What to make.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    name: ImageName,
+    plan: Plan,
+    options: OpenOptions,
+}
+
+/// What was made.
+#[derive(Debug)]
+pub struct Child {
+    /// The file, open as the disk's own.
+    pub file: ImageFile,
+    /// What is in it.
+    pub image: Image,
+    /// The time that making it took, but for
+    pub work: Duration,
+    /// the time that the storage took to make it durable.
+    pub sync: Duration,
+}
+
+impl Wanted {
+    /// A child of the layer at `depth`, which is written to for a while yet (`live`) or is not any more.
+    pub fn on(work: &Work<'_>, depth: usize, name: &ImageName, live: bool) -> Result<Wanted, Refusal> {
+        if name.format == FormatName::Raw {
+            return Err(Refusal::new(Kind::Unsupported, "a raw image cannot stand on a parent")
+                .advise("name a file of another format, as qcow2:PATH or vhd:PATH"));
+        }
+        let parent = work.name(depth)?;
+        let plan = plan(name, &parent, work.image(depth)?, live)?;
+        Ok(Wanted { name: name.clone(), plan, options: work.options()? })
+    }
+
+    /// Makes it.
+    pub fn make(self) -> Result<Child, Refusal> {
+        let begun = Instant::now();
+        let creation = target::lay_out(&self.name, &self.plan)?;
+        let new = Unnamed::create(self.name.path())?;
+        let mut file = new.file()?;
+        let failed = |error| Refusal::failed(format!("write the new image {}", self.name), &error);
+        target::write(&mut file, &creation).map_err(failed)?;
+        let synced = Instant::now();
+        file.sync().map_err(failed)?;
+        let named = new.name(self.name.path())?;
+        let sync = synced.elapsed();
+        // The lock of this description would be in the way of the next one's.
+        drop(file);
+        let mut file = ImageFile::open(self.name.path(), self.options)?;
+        let image = open_image(&self.name, &mut file, true)?;
+        named.keep();
+        Ok(Child { file, image, work: begun.elapsed().saturating_sub(sync), sync })
+    }
+}
+
+/// What a child records of its parent. The time of a parent that is written to yet is not fixed.
+fn plan(name: &ImageName, parent: &ImageName, image: &Image, live: bool) -> Result<Plan, Refusal> {
+    let mut link = lineage::record(name.path(), parent, image)?;
+    if live {
+        link.modified = None;
+    }
+    let unit = if name.format == parent.format { unit_of(image) } else { None };
+    Ok(Plan { len: image.geometry().len, shape: Shape::Child(link), unit, identity: None })
+}
+
+/// A file beside the name that it is to have, removed again unless it gets it.
+#[derive(Debug)]
+pub struct Unnamed {
+    path: Option<PathBuf>,
+}
+
+/// A file that has got its name, removed again unless it is kept.
+#[derive(Debug)]
+pub struct Named(Unnamed);
+
+impl Unnamed {
+    /// An empty file beside `path`, where nothing may be.
+    pub fn create(path: &Path) -> Result<Unnamed, Refusal> {
+        if path.symlink_metadata().is_ok() {
+            let what = format!("cannot create {}: it exists already", path.display());
+            return Err(Refusal::new(Kind::Exists, what).advise("remove it or choose another name"));
+        }
+        let beside = beside(path)?;
+        drop(ImageFile::create_new(&beside, THROUGH_CACHE)?);
+        Ok(Unnamed { path: Some(beside) })
+    }
+
+    /// The file, open through the page cache, which takes any alignment.
+    pub fn file(&self) -> Result<ImageFile, Refusal> {
+        Ok(ImageFile::open(self.path.as_deref().unwrap_or(Path::new("")), THROUGH_CACHE)?)
+    }
+
+    /// Gives it its name, durably.
+    pub fn name(mut self, path: &Path) -> Result<Named, Refusal> {
+        let Some(beside) = &self.path else { unreachable!("it has a name only once") };
+        let renamed = rustix::fs::renameat_with(CWD, beside, CWD, path, RenameFlags::NOREPLACE);
+        renamed.map_err(|errno| Refusal::failed(format!("create {}", path.display()), &errno.into()))?;
+        self.path = Some(path.to_owned());
+        uring::sync_directory(path)?;
+        Ok(Named(self))
+    }
+}
+
+impl Named {
+    /// It stays.
+    pub fn keep(mut self) {
+        self.0.path = None;
+    }
+}
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        if let Some(path) = self.path.take() {
+            remove(&path);
+        }
+    }
+}
+
+/// Removes a file that was made in vain, and makes that durable: were it there after a crash, it would be taken for what
+/// it was to become.
+pub fn remove(path: &Path) {
+    let removed = std::fs::remove_file(path).map_err(|error| error.to_string());
+    let removed = removed.and_then(|()| uring::sync_directory(path).map_err(|error| error.to_string()));
+    if let Err(error) = removed {
+        say(format_args!("the unfinished file {} could not be removed: {error}", path.display()));
+    }
+}
+
+const THROUGH_CACHE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+
+impl Child {
+    /// Whether the disk may take it for its leaf on `below`.
+    pub fn fits_on(&self, below: &Image) -> Result<(), Refusal> {
+        let (above, below) = (self.image.geometry(), below.geometry());
+        if above.len == below.len && above.block <= below.block {
+            return Ok(());
+        }
+        let what = "the new file lies on storage whose blocks are too coarse for the layers below it";
+        Err(Refusal::new(Kind::Unsupported, what).advise("name a path on the file system of the other layers"))
+    }
+}

@@ -1,0 +1,293 @@
+//! One client of the control socket: lines in, lines out, never waiting for either.
+//!
+//! Knows nothing of what the lines say. Invariants: no more than [`LINE_MAX`] bytes of a line are kept; a line is only
+//! handed out when everything said before has been taken by the socket, so what a client does not read is bounded by
+//! what it was promised.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+/// Bytes of a line, its end not counted: the longest verb has two paths.
+pub const LINE_MAX: usize = 64 << 10;
+
+/// Answers that a client may be waiting for at one time.
+const OWED_MAX: usize = 4;
+
+/// Bytes received in one call.
+const PIECE: usize = 16 << 10;
+
+/// What came of a look at a client.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A line, without its end.
+    Line(Vec<u8>),
+    /// A line that is longer than any request; nothing behind it is heard.
+    TooLong,
+    /// Nothing for now.
+    Nothing,
+}
+
+/// One client.
+#[derive(Debug)]
+pub struct Client {
+    socket: UnixStream,
+    /// Tells it from the one that had its place before.
+    pub number: u64,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// Of `output`, what the socket has taken.
+    sent: usize,
+    /// The socket may have something for us, or room.
+    awake: bool,
+    /// It will say nothing more.
+    silent: bool,
+    gone: bool,
+    owed: usize,
+}
+
+impl Client {
+    /// Takes over an accepted socket.
+    pub fn new(socket: UnixStream, number: u64) -> std::io::Result<Client> {
+        socket.set_nonblocking(true)?;
+        Ok(Client {
+            socket,
+            number,
+            input: Vec::new(),
+            output: Vec::new(),
+            sent: 0,
+            awake: true,
+            silent: false,
+            gone: false,
+            owed: 0,
+        })
+    }
+
+    /// Something has happened to the socket.
+    pub fn wake(&mut self) {
+        self.awake = true;
+    }
+
+    /// Whether a look at it may bring something.
+    pub fn is_awake(&self) -> bool {
+        self.awake && !self.gone
+    }
+
+    /// Whether nothing more is to be said or heard.
+    pub fn is_over(&self) -> bool {
+        self.gone || (self.silent && self.input.is_empty() && self.owed == 0 && self.output.is_empty())
+    }
+
+    /// The next line, if it may speak now.
+    pub fn hear(&mut self) -> Heard {
+        self.flush();
+        if self.gone || !self.output.is_empty() || self.owed >= OWED_MAX {
+            // It is looked at again when the socket has room, or an answer has gone out.
+            self.awake = false;
+            return Heard::Nothing;
+        }
+        loop {
+            if let Some(end) = self.input.iter().position(|&byte| byte == b'\n') {
+                let rest = self.input.split_off(end.saturating_add(1));
+                let mut line = std::mem::replace(&mut self.input, rest);
+                line.truncate(end);
+                return Heard::Line(line);
+            }
+            if self.input.len() > LINE_MAX {
+                return self.cut_off();
+            }
+            if !self.silent && self.receive() {
+                continue;
+            }
+            self.awake = false;
+            // A last line without an end is one too.
+            return match self.silent && !self.input.is_empty() {
+                true => Heard::Line(std::mem::take(&mut self.input)),
+                false => Heard::Nothing,
+            };
+        }
+    }
+
+    fn cut_off(&mut self) -> Heard {
+        self.input = Vec::new();
+        self.silent = true;
+        Heard::TooLong
+    }
+
+    /// Whether bytes came.
+    fn receive(&mut self) -> bool {
+        let before = self.input.len();
+        self.input.resize(before.saturating_add(PIECE), 0);
+        let room = self.input.get_mut(before..).unwrap_or_default();
+        let got = loop {
+            match recv(&self.socket, &mut *room, RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                got => break got.map(|(count, _)| count),
+            }
+        };
+        self.input.truncate(before.saturating_add(got.unwrap_or(0)));
+        match got {
+            Ok(0) => self.silent = true,
+            Ok(_) | Err(Errno::AGAIN) => {}
+            Err(_) => self.gone = true,
+        }
+        matches!(got, Ok(1..))
+    }
+
+    /// An answer will follow.
+    pub fn owe(&mut self) {
+        self.owed = self.owed.saturating_add(1);
+    }
+
+    /// An answer that was owed.
+    pub fn pay(&mut self, line: &str) {
+        self.owed = self.owed.saturating_sub(1);
+        self.awake = true;
+        self.say(line);
+    }
+
+    /// Says something that was asked for.
+    pub fn say(&mut self, line: &str) {
+        self.output.extend_from_slice(line.as_bytes());
+        self.flush();
+    }
+
+    /// Says something that will not be missed: not to a client that has not read what came before.
+    pub fn mention(&mut self, line: &str) {
+        if self.output.is_empty() {
+            self.say(line);
+        }
+    }
+
+    /// Sends what there is, until the socket takes no more.
+    fn flush(&mut self) {
+        while let Some(rest) = self.output.get(self.sent..).filter(|rest| !rest.is_empty() && !self.gone) {
+            match send(&self.socket, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(count) => self.sent = self.sent.saturating_add(count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => self.gone = true,
+            }
+        }
+        self.output = Vec::new();
+        self.sent = 0;
+    }
+}
+
+impl Drop for Client {
+    /// Whoever watches the socket may hold it for a while yet; the peer is to hear of the end now.
+    fn drop(&mut self) {
+        // Fails if the peer was faster, which comes to the same.
+        self.socket.shutdown(std::net::Shutdown::Both).ok();
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{Read, Write};
+
+    use super::*;
+
+    fn pair() -> (Client, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Client::new(ours, 1).unwrap(), theirs)
+    }
+
+    fn line(text: &str) -> Heard {
+        Heard::Line(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn a_line_that_trickles_in_is_one_line() {
+        let (mut client, mut peer) = pair();
+        for byte in b"{\"a\":1}" {
+            peer.write_all(&[*byte]).unwrap();
+            assert_eq!(client.hear(), Heard::Nothing);
+        }
+        peer.write_all(b"\nnext\n").unwrap();
+        assert_eq!(client.hear(), line("{\"a\":1}"));
+        assert_eq!(client.hear(), line("next"));
+        assert_eq!(client.hear(), Heard::Nothing);
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut_off_and_not_kept() {
+        let (mut client, mut peer) = pair();
+        let writer = std::thread::spawn(move || {
+            // It fails when the other side has heard enough.
+            while peer.write_all(&[b'x'; 4096]).is_ok() {}
+        });
+        while client.hear() != Heard::TooLong {}
+        assert!(client.input.capacity() <= LINE_MAX + 2 * PIECE);
+        assert!(client.is_over());
+        drop(client);
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_client_that_reads_nothing_is_not_heard() {
+        let (mut client, mut peer) = pair();
+        peer.write_all(b"one\ntwo\n").unwrap();
+        assert_eq!(client.hear(), line("one"));
+        while client.output.is_empty() {
+            client.say(&"x".repeat(100_000));
+        }
+        let kept = client.output.len();
+        assert_eq!(client.hear(), Heard::Nothing);
+        client.mention("and another thing\n");
+        assert_eq!(client.output.len(), kept);
+        let mut bytes = vec![0; 1 << 20];
+        while !client.output.is_empty() {
+            assert!(peer.read(&mut bytes).unwrap() > 0);
+            client.flush();
+        }
+        client.wake();
+        assert_eq!(client.hear(), line("two"));
+    }
+
+    #[test]
+    fn a_client_that_waits_for_many_answers_waits_with_more_questions() {
+        let (mut client, mut peer) = pair();
+        peer.write_all(b"a\nb\nc\nd\ne\n").unwrap();
+        for word in ["a", "b", "c", "d"] {
+            assert_eq!(client.hear(), line(word));
+            client.owe();
+        }
+        assert_eq!(client.hear(), Heard::Nothing);
+        client.pay("answer\n");
+        assert!(client.is_awake());
+        assert_eq!(client.hear(), line("e"));
+    }
+
+    #[test]
+    fn who_only_asks_and_closes_its_half_is_answered() {
+        let (mut client, mut peer) = pair();
+        peer.write_all(b"last words").unwrap();
+        peer.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(client.hear(), line("last words"));
+        client.owe();
+        assert!(!client.is_over());
+        client.pay("answer\n");
+        assert!(client.is_over());
+        drop(client);
+        let mut said = String::new();
+        peer.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "answer\n");
+    }
+
+    #[test]
+    fn who_is_gone_is_over() {
+        let (mut client, peer) = pair();
+        drop(peer);
+        assert_eq!(client.hear(), Heard::Nothing);
+        assert!(client.is_over());
+    }
+}

@@ -1,0 +1,52 @@
+//! `clone`: an empty child of a read-only layer, for another disk. This one goes on and notices nothing.
+
+use serde_json::{Value, json};
+
+use super::child::{Child, Wanted};
+use super::errand::Errand;
+use super::pause::micros;
+use super::protocol::CloneOf;
+use super::refusal::{Kind, Refusal};
+use super::work::Work;
+
+/// A clone under way.
+#[derive(Debug)]
+pub struct Clone {
+    errand: Option<Errand<Result<Child, Refusal>>>,
+    asked: CloneOf,
+    parents: Vec<String>,
+}
+
+impl Clone {
+    /// Begins.
+    pub fn begin(asked: CloneOf, work: &mut Work<'_>) -> Result<Clone, Refusal> {
+        work.name(asked.of)?;
+        if asked.of == 0 && !work.geometry.read_only {
+            let what = "layer 0 is what the guest writes to, and a child needs a parent that stays as it is";
+            return Err(Refusal::new(Kind::State, what).advise("take a snapshot first; then clone layer 1"));
+        }
+        let wanted = Wanted::on(work, asked.of, &asked.to, false)?;
+        let parents = work.names().split_off(asked.of);
+        Ok(Clone { errand: Some(work.send(move || wanted.make())?), asked, parents })
+    }
+
+    /// Goes on; the answer, when it has come to its end.
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+        let Some(errand) = self.errand.take() else { return Ok(None) };
+        match work.fetch(errand) {
+            Ok(child) => {
+                let child = child?;
+                Ok(Some(json!({
+                    "image": self.asked.to.to_string(),
+                    "parents": self.parents,
+                    "work_us": micros(child.work),
+                    "sync_us": micros(child.sync),
+                })))
+            }
+            Err(errand) => {
+                self.errand = Some(errand);
+                Ok(None)
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! `snapshot` by reflink: a file that shares every block with the disk's own, as it was at one moment. The disk goes on in
+//! its file, and there is no chain.
+//!
+//! The file system makes the copy while the disk stands still. It is synced and gets its name afterwards, while the guest
+//! goes on: it exists whole or not at all.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use disk::Image;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use serde_json::{Map, Value};
+use uring::ImageFile;
+
+use super::child::Unnamed;
+use super::errand::Errand;
+use super::protocol::Method;
+use super::refusal::{Kind, Refusal};
+use super::work::{Hold, Work, with_pause};
+use crate::image_name::{FormatName, ImageName};
+
+/// A copy under way.
+#[derive(Debug)]
+pub struct Copy {
+    to: ImageName,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Making(Errand<Result<(Unnamed, ImageFile), Refusal>>),
+    Holding(Unnamed, ImageFile, Hold),
+    Sharing(Errand<Result<(Unnamed, ImageFile), Refusal>>),
+    Naming(Errand<Result<(), Refusal>>),
+    Telling(Map<String, Value>),
+    Over,
+}
+
+/// Whether the disk can be copied to `to` by reflink, as far as can be seen without trying.
+pub fn is_thinkable(to: &ImageName, work: &Work<'_>) -> bool {
+    let raw = work.image(0).is_ok_and(|image| matches!(image, Image::Raw(_)));
+    let file = work.file(0).is_ok_and(|(_, file)| file.device_len().is_none());
+    raw && file && to.format == FormatName::Raw
+}
+
+impl Copy {
+    /// Begins.
+    pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Copy, Refusal> {
+        if !is_thinkable(&to, work) {
+            let what = "only a raw image in a file can be copied by reflink, to another raw file";
+            return Err(Refusal::new(Kind::Unsupported, what).advise("leave the method out, or name it «chain»"));
+        }
+        work.must_be_writable()?;
+        let from = work.name(0)?;
+        let name = to.clone();
+        let stage = Stage::Making(work.send(move || make(&from, &name))?);
+        Ok(Copy { to, stage })
+    }
+
+    /// Goes on; the answer, when it has come to its end.
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+        loop {
+            match std::mem::replace(&mut self.stage, Stage::Over) {
+                Stage::Making(errand) => match work.fetch(errand) {
+                    Ok(made) => {
+                        let (unnamed, file) = made?;
+                        self.stage = Stage::Holding(unnamed, file, Hold::default());
+                    }
+                    Err(errand) => return self.wait(Stage::Making(errand)),
+                },
+                Stage::Holding(unnamed, file, mut hold) => {
+                    if !hold.advance(work)? {
+                        return self.wait(Stage::Holding(unnamed, file, hold));
+                    }
+                    let from = work.file(0)?.1.try_clone()?;
+                    let share = move || share(&from, &file, "copy the disk").map(|()| (unnamed, file));
+                    self.stage = Stage::Sharing(work.send(share)?);
+                }
+                Stage::Sharing(errand) => match work.fetch(errand) {
+                    Ok(shared) => {
+                        let (unnamed, mut file) = shared?;
+                        work.let_go();
+                        let to = self.to.clone();
+                        let name = move || {
+                            file.sync().map_err(|error| Refusal::failed(format!("sync {to}"), &error))?;
+                            unnamed.name(to.path()).map(super::child::Named::keep)
+                        };
+                        self.stage = Stage::Naming(work.send(name)?);
+                    }
+                    Err(errand) => return self.wait(Stage::Sharing(errand)),
+                },
+                Stage::Naming(errand) => match work.fetch(errand) {
+                    Ok(named) => {
+                        named?;
+                        self.stage = Stage::Telling(self.answer(work)?);
+                    }
+                    Err(errand) => return self.wait(Stage::Naming(errand)),
+                },
+                Stage::Telling(mut answer) => match with_pause(&mut answer, work) {
+                    Some(answer) => return Ok(Some(answer)),
+                    None => return self.wait(Stage::Telling(answer)),
+                },
+                Stage::Over => return Ok(None),
+            }
+        }
+    }
+
+    fn wait(&mut self, stage: Stage) -> Result<Option<Value>, Refusal> {
+        self.stage = stage;
+        Ok(None)
+    }
+
+    fn answer(&self, work: &Work<'_>) -> Result<Map<String, Value>, Refusal> {
+        let mut answer = Map::new();
+        answer.insert("method".into(), Method::Reflink.to_string().into());
+        answer.insert("copy".into(), self.to.to_string().into());
+        answer.insert("leaf".into(), work.name(0)?.to_string().into());
+        answer.insert("layers".into(), work.names().into());
+        Ok(answer)
+    }
+
+    /// Takes back what has happened so far: the copy is removed when the last to have it drops it.
+    pub fn undo(&mut self, work: &mut Work<'_>) {
+        work.let_go();
+    }
+}
+
+/// The new file, on a file system that has shown that it can share blocks of the old one's.
+fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusal> {
+    let unnamed = Unnamed::create(to.path())?;
+    let file = unnamed.file()?;
+    let sample = sample(from.path()).map_err(|error| Refusal::failed(format!("try a copy of {from}"), &error))?;
+    share(&sample, &file, "copy the disk")?;
+    Ok((unnamed, file))
+}
+
+/// A small file without a name where `path` is. The disk's own file is left alone: sharing its blocks holds up what is
+/// written to it.
+fn sample(path: &Path) -> std::io::Result<File> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)?);
+    file.set_len(4096)?;
+    Ok(file)
+}
+
+fn share(from: &impl AsFd, to: &ImageFile, tried: &str) -> Result<(), Refusal> {
+    let why = match rustix::fs::ioctl_ficlone(to.as_fd(), from) {
+        Ok(()) => return Ok(()),
+        Err(Errno::XDEV) => "they are on different file systems, and blocks are shared only within one",
+        Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
+            "their file system cannot share blocks between files (XFS and btrfs can)"
+        }
+        Err(errno) => return Err(Refusal::failed(tried, &errno.into())),
+    };
+    let refusal = Refusal::new(Kind::Unsupported, format!("cannot {tried} by reflink: {why}"));
+    Err(refusal.advise("snapshot to vhd:PATH or qcow2:PATH, which makes a chain"))
+}

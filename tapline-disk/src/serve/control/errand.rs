@@ -1,0 +1,79 @@
+//! Work that may wait for storage, done on a thread of its own while the disk's thread goes on.
+//!
+//! It knows nothing about disks. Invariant: the descriptor is signalled when the result is there, also when the work
+//! panicked, which is then a panic of whoever fetches it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Work under way.
+#[derive(Debug)]
+pub struct Errand<T> {
+    thread: JoinHandle<T>,
+    event: Arc<OwnedFd>,
+}
+
+/// Signals when it is dropped.
+struct Signal(Arc<OwnedFd>);
+
+impl Drop for Signal {
+    fn drop(&mut self) {
+        // The counter is far from full, and an eventfd takes nothing else amiss.
+        rustix::io::write(&*self.0, &1u64.to_ne_bytes()).ok();
+    }
+}
+
+impl<T: Send + 'static> Errand<T> {
+    /// Begins.
+    pub fn send(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Errand<T>> {
+        let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let signal = Signal(Arc::clone(&event));
+        let thread = std::thread::Builder::new().name("errand".into()).spawn(move || {
+            let _signal = signal;
+            work()
+        })?;
+        Ok(Errand { thread, event })
+    }
+
+    /// Whether the result is there or will be in a moment.
+    pub fn is_back(&self) -> bool {
+        let mut count = [0; 8];
+        rustix::io::read(&*self.event, &mut count).is_ok() || self.thread.is_finished()
+    }
+
+    /// The result, waited for if need be.
+    pub fn fetch(self) -> T {
+        match self.thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+impl<T> AsFd for Errand<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::*;
+
+    #[test]
+    fn the_descriptor_tells_when_the_result_is_there() {
+        let (go, wait) = std::sync::mpsc::channel::<u32>();
+        let errand = Errand::send(move || wait.recv().unwrap()).unwrap();
+        assert!(!errand.is_back());
+        go.send(7).unwrap();
+        poll(&mut [PollFd::new(&errand, PollFlags::IN)], None).unwrap();
+        assert!(errand.is_back());
+        assert_eq!(errand.fetch(), 7);
+    }
+}

@@ -1,0 +1,418 @@
+//! `merge`: what layers hold moves into the one below them, while the guest goes on (decision 0006).
+//!
+//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them.
+//! 2. Nothing is in flight for a moment, and the layers take the new files. What children record of the time and size of a
+//!    parent that is about to change becomes «unknown». The guest goes on; when that is durable the merge begins. *Killed:*
+//!    the same chain opens.
+//! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
+//! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
+//!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one; the longer opens too.
+//! 5. Layers below the leaf are opened for reading only again. The sources' files may go.
+//!
+//! A merge that is cancelled, or fails, goes from 3 to 5.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use disk::{Format, Image, MergeState, Status};
+use serde_json::{Map, Value, json};
+
+use super::TIMER;
+use super::access::{self, Lowered, Raised};
+use super::errand::Errand;
+use super::pace::Pace;
+use super::pause::Measured;
+use super::protocol;
+use super::refusal::{Kind, Refusal};
+use super::snapshot::lower;
+use super::work::{Hold, Work};
+use crate::lineage;
+use crate::log::say;
+
+/// Pieces begun in one turn, so that the guest has its own.
+const TURN: usize = 4;
+
+/// A merge, from its first preparation to its last cleaning up.
+#[derive(Debug)]
+pub struct Merge {
+    asked: protocol::Merge,
+    stage: Stage,
+    pace: Pace,
+    /// Somebody has stopped it for a while, or for good.
+    stopped: bool,
+    cancelled: bool,
+    /// A piece is under way: what was copied before it, and requests that had come.
+    piece: Option<(u64, u64)>,
+    /// There is more to do at once.
+    hungry: bool,
+    copied: u64,
+    done: u64,
+    len: u64,
+    /// Files that hold nothing any more.
+    sources: Vec<PathBuf>,
+    unused: Vec<String>,
+    /// How it ends, once that is known.
+    outcome: Option<Refusal>,
+    longest: Option<Measured>,
+    measured: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Raising(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
+    Opening(Vec<Raised>),
+    Forgetting,
+    Running,
+    Ending(Hold),
+    Leaving(Hold),
+    Lowering(Errand<(Lowered, Vec<String>)>),
+    Telling,
+    Over,
+}
+
+impl Merge {
+    /// Begins.
+    pub fn begin(asked: protocol::Merge, work: &mut Work<'_>) -> Result<Merge, Refusal> {
+        work.must_be_writable()?;
+        work.name(asked.into)?;
+        let layers = access::closed(work, asked.into)?;
+        let (len, target) = (work.image(asked.from)?.geometry().len, work.image(asked.into)?);
+        let raw = matches!(target, Image::Raw(_)) && target.geometry().len < len;
+        let timer = |error| Refusal::failed("make a timer", &error);
+        let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
+        work.engine.watch(pace.as_fd(), false, TIMER.0).map_err(timer)?;
+        let errand = work.send(move || {
+            let raised = access::raise(layers)?;
+            match raised.last().filter(|_| raw).map_or(Ok(()), |last| lengthen(last, len)) {
+                Ok(()) => Ok(raised),
+                Err(refusal) => Err((refusal, access::take_back(raised))),
+            }
+        })?;
+        Ok(Merge {
+            asked,
+            stage: Stage::Raising(errand),
+            pace,
+            stopped: false,
+            cancelled: false,
+            piece: None,
+            hungry: false,
+            copied: 0,
+            done: 0,
+            len: work.geometry.len,
+            sources: Vec::new(),
+            unused: Vec::new(),
+            outcome: None,
+            longest: None,
+            measured: false,
+        })
+    }
+
+    /// Goes on; the answer, when it has come to its end.
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+        loop {
+            self.hungry = false;
+            let stage = std::mem::replace(&mut self.stage, Stage::Over);
+            let (stage, moved) = self.step(stage, work)?;
+            let over = matches!(stage, Stage::Over);
+            self.stage = stage;
+            if over {
+                return match self.outcome.take() {
+                    Some(refusal) => Err(refusal),
+                    None => Ok(Some(self.answer(work))),
+                };
+            }
+            if !moved {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// One step, and whether there may be another at once.
+    fn step(&mut self, stage: Stage, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
+        Ok(match stage {
+            Stage::Raising(errand) => match work.fetch(errand) {
+                Ok(Ok(raised)) => (Stage::Opening(raised), true),
+                Ok(Err((refusal, lowered))) => {
+                    put_back(lowered, work);
+                    self.outcome = Some(refusal);
+                    (Stage::Over, true)
+                }
+                Err(errand) => (Stage::Raising(errand), false),
+            },
+            Stage::Opening(raised) if work.is_quiet() => (self.open(raised, work), true),
+            Stage::Opening(raised) => (Stage::Opening(raised), false),
+            Stage::Forgetting => match work.is_flushed() {
+                Ok(true) => (self.start(work), true),
+                Ok(false) => (Stage::Forgetting, false),
+                Err(refusal) => (self.fail(refusal, work), true),
+            },
+            Stage::Running => self.run(work)?,
+            Stage::Ending(mut hold) => match hold.advance(work) {
+                Ok(true) => (self.end(work), true),
+                Ok(false) => (Stage::Ending(hold), false),
+                Err(refusal) => (self.fail(refusal, work), true),
+            },
+            Stage::Leaving(mut hold) => match hold.advance(work) {
+                Ok(true) => (self.leave(work)?, true),
+                Ok(false) => (Stage::Leaving(hold), false),
+                // Broken, the disk writes nothing any more, and its files stay as they are.
+                Err(refusal) => {
+                    work.let_go();
+                    self.outcome.get_or_insert(refusal);
+                    (Stage::Telling, true)
+                }
+            },
+            Stage::Lowering(errand) => match work.fetch(errand) {
+                Ok((lowered, problems)) => {
+                    put_back(lowered, work);
+                    work.record_time_of_parent();
+                    problems.iter().for_each(say);
+                    (Stage::Telling, true)
+                }
+                Err(errand) => (Stage::Lowering(errand), false),
+            },
+            Stage::Telling if self.measure(work) => (Stage::Over, true),
+            Stage::Telling => (Stage::Telling, false),
+            Stage::Over => (Stage::Over, false),
+        })
+    }
+
+    /// Nothing is in flight: the layers become writable, and no record of a time stays.
+    fn open(&mut self, raised: Vec<Raised>, work: &mut Work<'_>) -> Stage {
+        for layer in raised {
+            let replaced = work.engine.replace(layer.id, layer.file).map_err(Refusal::from);
+            let opened = replaced.and_then(|_| Ok(work.disk.reopen(layer.depth, layer.image)?));
+            if let Err(refusal) = opened {
+                return self.fail(refusal, work);
+            }
+        }
+        for depth in 0..self.asked.into {
+            let Some(image) = work.disk.layer_mut(depth) else { continue };
+            let Some(mut link) = image.link().filter(|link| link.modified.is_some() || link.len.is_some()) else {
+                continue;
+            };
+            // Its size may change as well.
+            (link.modified, link.len) = (None, None);
+            if let Err(error) = image.relink(Some(&link)) {
+                return self.fail(error.into(), work);
+            }
+        }
+        work.let_go();
+        work.begin_flush();
+        Stage::Forgetting
+    }
+
+    fn start(&mut self, work: &mut Work<'_>) -> Stage {
+        if let Err(error) = work.disk.begin_merge(self.asked.from, self.asked.into) {
+            return self.fail(error.into(), work);
+        }
+        Stage::Running
+    }
+
+    /// Begins pieces, as the pace allows.
+    fn run(&mut self, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
+        self.measure(work);
+        for _ in 0..TURN {
+            let Some(progress) = work.disk.merge() else {
+                return Ok((self.fail(Refusal::new(Kind::Cancelled, "the merge was cancelled"), work), true));
+            };
+            (self.copied, self.done, self.len) = (progress.copied, progress.done, progress.len);
+            if !progress.busy {
+                if let Some((copied, came)) = self.piece.take() {
+                    let guest = work.disk.in_flight() > 0 || work.came != came;
+                    self.pace.end(work.clock(), progress.copied.saturating_sub(copied), guest);
+                }
+            }
+            if self.cancelled {
+                let refusal = Refusal::new(Kind::Cancelled, "the merge was cancelled; what is merged stays so");
+                return Ok((self.fail(refusal.advise("asking for it again goes on where it was"), work), true));
+            }
+            match progress.state {
+                MergeState::Copied => return Ok((Stage::Ending(Hold::default()), true)),
+                MergeState::Failed(status) => return Ok((self.fail(failed(status), work), true)),
+                MergeState::Running => {}
+            }
+            let may = !progress.busy && !self.stopped && !work.paused;
+            let timer = |error| Refusal::failed("set a timer", &error);
+            if !may || !self.pace.allows(work.clock()).map_err(timer)? {
+                return Ok((Stage::Running, false));
+            }
+            self.pace.begin(work.clock());
+            self.piece = Some((progress.copied, work.came));
+            if !work.disk.step_merge(work.engine) {
+                self.piece = None;
+                return Ok((Stage::Running, false));
+            }
+        }
+        self.hungry = true;
+        Ok((Stage::Running, false))
+    }
+
+    /// The disk stands still: the sources leave the chain.
+    fn end(&mut self, work: &mut Work<'_>) -> Stage {
+        let names: Vec<_> = (self.asked.from..self.asked.into).filter_map(|depth| work.name(depth).ok()).collect();
+        let sources = match work.disk.end_merge() {
+            Ok(sources) => sources,
+            Err(error) => return self.fail(error.into(), work),
+        };
+        self.unused = names.iter().map(ToString::to_string).collect();
+        self.sources = names.iter().map(|name| name.path().to_owned()).collect();
+        for layer in sources {
+            if let Err(error) = work.engine.remove(layer.file) {
+                say(format_args!("a file that holds nothing any more stays open: {error}"));
+            }
+        }
+        if let Err(refusal) = self.link(work) {
+            // The layer above still names the sources: they must stay.
+            self.sources.clear();
+            self.outcome = Some(refusal);
+        }
+        *work.geometry = work.disk.geometry();
+        Stage::Leaving(Hold::default())
+    }
+
+    /// Records the target as the parent of the layer above, durable with the next round.
+    fn link(&self, work: &mut Work<'_>) -> Result<(), Refusal> {
+        let Some(above) = self.asked.from.checked_sub(1) else { return Ok(()) };
+        let (child, target) = (work.name(above)?, work.name(self.asked.from)?);
+        let mut link = lineage::record(child.path(), &target, work.image(self.asked.from)?)?;
+        link.modified = None;
+        let Some(image) = work.disk.layer_mut(above) else { return Ok(()) };
+        Ok(image.relink(Some(&link))?)
+    }
+
+    /// It cannot go on: the disk is left as it is.
+    fn fail(&mut self, refusal: Refusal, work: &mut Work<'_>) -> Stage {
+        self.outcome = Some(refusal);
+        work.disk.cancel_merge();
+        if work.disk.is_broken() {
+            work.let_go();
+            return Stage::Telling;
+        }
+        Stage::Leaving(Hold::default())
+    }
+
+    /// Everything is durable: layers below the leaf are not written to any more, and the guest goes on.
+    fn leave(&mut self, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+        let layers = access::open(work)?;
+        for depth in 1..work.disk.layers().len() {
+            if work.image(depth).is_ok_and(|image| !image.geometry().read_only) {
+                work.disk.freeze(depth)?;
+            }
+        }
+        work.let_go();
+        self.measured = false;
+        let delete = if self.asked.delete { std::mem::take(&mut self.sources) } else { Vec::new() };
+        let errand = work.send(move || {
+            let removed = delete.iter().filter_map(|path| {
+                let error = std::fs::remove_file(path).err()?;
+                Some(format!("{}, which holds nothing any more, cannot be removed: {error}", path.display()))
+            });
+            let problems = removed.collect();
+            (access::lower(layers), problems)
+        })?;
+        Ok(Stage::Lowering(errand))
+    }
+
+    /// Takes note of the pause that was last; whether it is known.
+    fn measure(&mut self, work: &Work<'_>) -> bool {
+        if self.measured || work.paused {
+            return true;
+        }
+        let Some(found) = work.pause.measured() else { return false };
+        self.measured = true;
+        if self.longest.is_none_or(|longest| longest.pause < found.pause) {
+            self.longest = Some(found);
+        }
+        true
+    }
+
+    fn answer(&self, work: &Work<'_>) -> Value {
+        let mut answer = Map::new();
+        answer.insert("state".into(), "done".into());
+        answer.insert("from".into(), self.asked.from.into());
+        answer.insert("into".into(), self.asked.into.into());
+        answer.insert("copied".into(), self.copied.into());
+        answer.insert("unused".into(), self.unused.clone().into());
+        answer.insert("deleted".into(), self.asked.delete.into());
+        answer.insert("layers".into(), work.names().into());
+        let none = Measured { pause: Duration::ZERO, held: Duration::ZERO };
+        self.longest.unwrap_or(none).put_into(&mut answer);
+        Value::Object(answer)
+    }
+
+    /// How far it is.
+    pub fn status(&self) -> Value {
+        let state = match (&self.stage, self.stopped) {
+            (Stage::Raising(_) | Stage::Opening(_) | Stage::Forgetting, _) => "beginning",
+            (Stage::Running, true) => "paused",
+            (Stage::Running, false) => "running",
+            (Stage::Lowering(_), _) if self.asked.delete => "removing",
+            _ => "ending",
+        };
+        json!({
+            "state": state,
+            "from": self.asked.from,
+            "into": self.asked.into,
+            "done": self.done,
+            "len": self.len,
+            "copied": self.copied,
+        })
+    }
+
+    /// Whether it has begun to copy.
+    pub fn has_begun(&self) -> bool {
+        !matches!(self.stage, Stage::Raising(_) | Stage::Opening(_) | Stage::Forgetting)
+    }
+
+    /// Whether it holds requests, or is about to.
+    pub fn is_switching(&self) -> bool {
+        !matches!(self.stage, Stage::Running | Stage::Raising(_))
+    }
+
+    /// Whether there is more to do without being woken.
+    pub fn is_hungry(&self) -> bool {
+        self.hungry
+    }
+
+    /// Hundredths of it that are done.
+    pub fn percent(&self) -> u64 {
+        let done = u128::from(self.done).saturating_mul(100).checked_div(u128::from(self.len)).unwrap_or(100);
+        u64::try_from(done).unwrap_or(100)
+    }
+
+    /// Stops it for a while, or goes on.
+    pub fn stop(&mut self, stopped: bool) {
+        self.stopped = stopped;
+    }
+
+    /// Stops it for good.
+    pub fn cancel(&mut self) {
+        self.cancelled = true;
+    }
+}
+
+/// A raw target is as long as what is merged into it.
+fn lengthen(target: &Raised, len: u64) -> Result<(), Refusal> {
+    let file = target.file.as_fd().try_clone_to_owned().map(std::fs::File::from);
+    let longer = file.and_then(|file| file.set_len(len).and_then(|()| file.sync_all()));
+    longer.map_err(|error| Refusal::failed(format!("lengthen {}", target.file.path().display()), &error))
+}
+
+fn put_back(lowered: Lowered, work: &mut Work<'_>) {
+    for (id, file) in lowered {
+        lower(id, file, work);
+    }
+}
+
+fn failed(status: Status) -> Refusal {
+    match status {
+        Status::NoSpace => Refusal::new(Kind::NoSpace, "the merge has stopped: no space is left where its target lies")
+            .advise(
+                "the chain is valid as it is; free some space and ask for the merge again: it goes on where it was",
+            ),
+        _ => Refusal::new(Kind::Failed, "the merge has stopped: the storage failed")
+            .advise("the chain is valid as it is; see the kernel's log"),
+    }
+}

@@ -1,0 +1,100 @@
+//! The merge that goes on beside the other verbs, as the control socket sees it: who asked for it, who is told how far it
+//! is, and what is left to tell when it has ended.
+
+use serde_json::{Value, json};
+
+use super::merge::Merge;
+use super::protocol;
+use super::refusal::{Kind, Refusal};
+use super::work::Work;
+use super::{Asker, Control, TIMER};
+
+/// The merge that goes on beside the others.
+#[derive(Debug)]
+pub struct Merging {
+    /// What it does.
+    pub merge: Box<Merge>,
+    /// Who is still to be answered.
+    asker: Option<Asker>,
+    /// Whether that is at its end, with lines on the way.
+    follow: bool,
+    /// What was said last.
+    percent: u64,
+}
+
+impl Control {
+    /// The merge, to be told something.
+    pub(super) fn running_merge(&mut self) -> Result<&mut Merge, Refusal> {
+        match &mut self.merging {
+            Some(merging) => Ok(&mut merging.merge),
+            None => {
+                Err(Refusal::new(Kind::State, "there is no merge").advise("merge-status tells how the last one ended"))
+            }
+        }
+    }
+
+    /// `merge-status`.
+    pub(super) fn merge_status(&self) -> Value {
+        match (&self.merging, &self.merged) {
+            (Some(merging), _) => merging.merge.status(),
+            (None, Some(merged)) => merged.clone(),
+            (None, None) => json!({ "state": "none" }),
+        }
+    }
+
+    /// `merge`.
+    pub(super) fn begin_merging(
+        &mut self,
+        asked: protocol::Merge,
+        asker: &Asker,
+        work: &mut Work<'_>,
+    ) -> Result<(), Refusal> {
+        let merge = Box::new(Merge::begin(asked, work)?);
+        self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow: asked.follow, percent: 0 });
+        if let Some(client) = self.client(asker) {
+            client.owe();
+        }
+        self.go_on_merging(work);
+        Ok(())
+    }
+
+    /// Drives the merge, unless another verb needs the disk still.
+    pub(super) fn go_on_merging(&mut self, work: &mut Work<'_>) {
+        let Some(mut merging) = self.merging.take() else { return };
+        let waits = (self.job.is_some() || self.paused) && !merging.merge.is_switching();
+        let outcome = if waits { Ok(None) } else { merging.merge.advance(work) };
+        let outcome = match outcome {
+            Ok(None) => {
+                self.report_merging(&mut merging);
+                self.merging = Some(merging);
+                return;
+            }
+            Ok(Some(value)) => Ok(value),
+            Err(refusal) => Err(refusal),
+        };
+        work.let_go();
+        work.engine.forget(TIMER.0);
+        self.merged = Some(match &outcome {
+            Ok(value) => value.clone(),
+            Err(refusal) => json!({ "state": "failed", "error": refusal }),
+        });
+        self.pay(merging.asker.as_ref(), &outcome);
+    }
+
+    /// Says how far the merge is, to who wants to know.
+    fn report_merging(&mut self, merging: &mut Merging) {
+        if !merging.merge.has_begun() {
+            return;
+        }
+        if !merging.follow {
+            let begun = merging.asker.take();
+            return self.pay(begun.as_ref(), &Ok(merging.merge.status()));
+        }
+        let percent = merging.merge.percent();
+        let Some(asker) = merging.asker.as_ref().filter(|_| percent != merging.percent) else { return };
+        merging.percent = percent;
+        if let Some(client) = self.client(asker) {
+            client.mention(&protocol::event(&asker.id, &merging.merge.status()));
+        }
+    }
+}

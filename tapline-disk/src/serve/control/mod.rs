@@ -1,0 +1,374 @@
+//! The control socket: whoever may run this process asks for changes of the disk while its guest goes on.
+//!
+//! [`Control`] is one more listener of the disk's one wait. It takes lines in ([`client`]), understands them
+//! ([`protocol`]), and drives the verb that is under way from one thing it waits for to the next; a verb never blocks the
+//! thread: what may wait for storage is an [`errand`]. Without clients and verbs it costs nothing.
+//!
+//! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is gone;
+//! a client that goes changes nothing about what it has asked for.
+
+mod access;
+mod child;
+mod client;
+mod clone;
+mod copy;
+mod errand;
+mod job;
+mod merge;
+mod merging;
+mod pace;
+mod pause;
+mod protocol;
+mod refusal;
+mod report;
+mod resize;
+mod revert;
+mod snapshot;
+mod standstill;
+mod work;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use disk::Token;
+use serde_json::{Value, json};
+use transport::vhost_user::Listener;
+use transport::{Interest, Watch, WatchKey};
+
+use client::{Client, Heard};
+use job::Job;
+use merging::Merging;
+use protocol::{Id, Verb};
+use refusal::{Kind, Refusal};
+
+use crate::failure::Failure;
+use crate::log::say;
+
+pub use pause::Pause;
+pub use work::{Flush, Work};
+
+/// Keys of our own, among those of the loop.
+const LISTENER: WatchKey = WatchKey(u64::MAX - 66);
+const ERRAND: WatchKey = WatchKey(u64::MAX - 67);
+const TIMER: WatchKey = WatchKey(u64::MAX - 68);
+/// The first client's; the others follow.
+const CLIENT: u64 = u64::MAX - 128;
+
+/// A flush of our own. No server has so many connections or queues that it makes such a name.
+pub const FLUSH: Token = Token(u64::MAX - 1);
+
+/// Clients at one time: a daemon, a person, a monitor, and their successors.
+const CLIENTS_MAX: usize = 16;
+
+/// Lines taken from one client before the guest has its turn.
+const TURN: usize = 4;
+
+/// The control socket of one disk.
+pub struct Control {
+    listener: Listener,
+    clients: [Option<Client>; CLIENTS_MAX],
+    /// Clients so far.
+    count: u64,
+    /// Clients may be waiting to be let in.
+    knocked: bool,
+    job: Option<(Job, Asker)>,
+    merging: Option<Merging>,
+    /// How the last merge ended.
+    merged: Option<Value>,
+    paused: bool,
+    stopping: bool,
+}
+
+/// Who waits for an answer.
+#[derive(Clone, Debug)]
+struct Asker {
+    place: usize,
+    number: u64,
+    id: Id,
+}
+
+impl Control {
+    /// Listens at `path`, for this user only.
+    pub fn bind(path: &Path) -> Result<Control, Failure> {
+        let listener = Listener::bind_private(path).map_err(|error| {
+            Failure::said(error)
+                .advise("name another path for --control: one of at most 107 bytes that is free to create")
+        })?;
+        let clients = [const { None }; CLIENTS_MAX];
+        Ok(Control {
+            listener,
+            clients,
+            count: 0,
+            knocked: true,
+            job: None,
+            merging: None,
+            merged: None,
+            paused: false,
+            stopping: false,
+        })
+    }
+
+    /// Watches the socket.
+    pub fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
+        watch.watch(self.listener.fd(), Interest::Read, LISTENER)
+    }
+
+    /// Whether the key is one of ours; then it is taken note of.
+    pub fn ready(&mut self, key: WatchKey) -> bool {
+        match key {
+            LISTENER => self.knocked = true,
+            // What the errand was sent by looks for itself.
+            ERRAND | TIMER => {}
+            WatchKey(key) => {
+                let place = key.checked_sub(CLIENT).and_then(|place| usize::try_from(place).ok());
+                let Some(place) = place.and_then(|place| self.clients.get_mut(place)) else { return false };
+                if let Some(client) = place {
+                    client.wake();
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether there is something to do without being woken.
+    pub fn is_awake(&self) -> bool {
+        let hungry = self.merging.as_ref().is_some_and(|merging| merging.merge.is_hungry());
+        hungry || self.knocked || self.clients.iter().flatten().any(Client::is_awake)
+    }
+
+    /// Whether a verb is under way.
+    pub fn is_working(&self) -> bool {
+        self.job.is_some() || self.merging.is_some()
+    }
+
+    /// Whether a client has requests held.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Everything that can be done now.
+    pub fn turn(&mut self, work: &mut Work<'_>, stats: &dyn Fn() -> String) {
+        self.admit(work);
+        self.go_on(work);
+        self.go_on_merging(work);
+        for place in 0..CLIENTS_MAX {
+            for _ in 0..TURN {
+                if !self.listen(place, work, stats) {
+                    break;
+                }
+            }
+        }
+        self.bury(work);
+    }
+
+    /// No more verbs are begun; the one under way comes to its end, and nothing is held any more.
+    pub fn stop(&mut self, work: &mut Work<'_>) {
+        self.stopping = true;
+        work.engine.forget(LISTENER.0);
+        self.listener.remove_path();
+        self.paused = false;
+        work.paused = false;
+        if let Some(merging) = &mut self.merging {
+            merging.merge.cancel();
+        }
+        let switching = self.merging.as_ref().is_some_and(|merging| merging.merge.is_switching());
+        if self.job.is_none() && !switching {
+            work.let_go();
+        }
+    }
+
+    fn admit(&mut self, work: &mut Work<'_>) {
+        while std::mem::take(&mut self.knocked) && !self.stopping {
+            match self.listener.accept() {
+                Ok(None) => {}
+                Ok(Some(socket)) => {
+                    self.knocked = true;
+                    self.count = self.count.wrapping_add(1);
+                    let admitted = Client::new(socket, self.count).and_then(|client| self.seat(client, work));
+                    if let Err(error) = admitted {
+                        say(format_args!("cannot take in a client of the control socket: {error}"));
+                    }
+                }
+                Err(error) => say(format_args!("cannot take in a client of the control socket: {error}")),
+            }
+        }
+    }
+
+    fn seat(&mut self, mut client: Client, work: &mut Work<'_>) -> io::Result<()> {
+        let Some(place) = self.clients.iter().position(Option::is_none) else {
+            let refusal = Refusal::new(Kind::Busy, format!("there are {CLIENTS_MAX} clients already"));
+            client.say(&protocol::answer(&Id::default(), &Err(refusal.advise("come again when one has gone"))));
+            return Ok(());
+        };
+        // With room: an answer may not fit at once.
+        work.engine.watch(client.as_fd(), true, key(place))?;
+        if let Some(seat) = self.clients.get_mut(place) {
+            *seat = Some(client);
+        }
+        Ok(())
+    }
+
+    fn bury(&mut self, work: &mut Work<'_>) {
+        for (place, seat) in self.clients.iter_mut().enumerate() {
+            if seat.as_ref().is_some_and(Client::is_over) {
+                work.engine.forget(key(place));
+                *seat = None;
+            }
+        }
+    }
+
+    /// Listens to a client for one line. Whether there may be more.
+    fn listen(&mut self, place: usize, work: &mut Work<'_>, stats: &dyn Fn() -> String) -> bool {
+        let Some(Some(client)) = self.clients.get_mut(place) else { return false };
+        if !client.is_awake() {
+            return false;
+        }
+        let number = client.number;
+        let line = match client.hear() {
+            Heard::Line(line) => line,
+            Heard::Nothing => return false,
+            Heard::TooLong => {
+                let what = format!("a line has more than {} bytes", client::LINE_MAX);
+                client.say(&protocol::answer(&Id::default(), &Err(Refusal::new(Kind::Malformed, what))));
+                return false;
+            }
+        };
+        let (id, verb) = protocol::parse(&line);
+        let asker = Asker { place, number, id };
+        match verb.and_then(|verb| self.obey(verb, &asker, work, stats)) {
+            Ok(Some(value)) => self.tell(&asker, Ok(value)),
+            Ok(None) => {}
+            Err(refusal) => self.tell(&asker, Err(refusal)),
+        }
+        true
+    }
+
+    /// Says something that is not owed.
+    fn tell(&mut self, asker: &Asker, outcome: Result<Value, Refusal>) {
+        if let Some(client) = self.client(asker) {
+            client.say(&protocol::answer(&asker.id, &outcome));
+        }
+    }
+
+    /// The client who asked, if it is there still.
+    fn client(&mut self, asker: &Asker) -> Option<&mut Client> {
+        self.clients.get_mut(asker.place)?.as_mut().filter(|client| client.number == asker.number)
+    }
+
+    /// Does what is asked; the answer, if it can be given at once.
+    fn obey(
+        &mut self,
+        verb: Verb,
+        asker: &Asker,
+        work: &mut Work<'_>,
+        stats: &dyn Fn() -> String,
+    ) -> Result<Option<Value>, Refusal> {
+        match verb {
+            Verb::Version => return Ok(Some(report::version())),
+            Verb::Layers => return Ok(Some(report::layers(work.disk, work.engine))),
+            Verb::MergeStatus => return Ok(Some(self.merge_status())),
+            Verb::MergePause => {
+                return self.running_merge().map(|merge| {
+                    merge.stop(true);
+                    Some(merge.status())
+                });
+            }
+            Verb::MergeResume => {
+                return self.running_merge().map(|merge| {
+                    merge.stop(false);
+                    Some(merge.status())
+                });
+            }
+            Verb::MergeCancel => {
+                return self.running_merge().map(|merge| {
+                    merge.cancel();
+                    Some(merge.status())
+                });
+            }
+            Verb::Stats => return Ok(Some(serde_json::from_str(&stats()).unwrap_or(Value::Null))),
+            _ => {}
+        }
+        self.must_be_free(&verb)?;
+        let job = match verb {
+            Verb::Pause if self.paused => return Ok(Some(json!({ "paused": true }))),
+            Verb::Resume if !self.paused => return Ok(Some(json!({ "paused": false }))),
+            Verb::Pause => Job::Pausing(standstill::Pausing::default()),
+            Verb::Resume => {
+                self.paused = false;
+                work.paused = false;
+                Job::Resuming(standstill::Resuming)
+            }
+            Verb::Snapshot(asked) => job::snapshot(asked, work)?,
+            Verb::Revert(asked) => Job::Revert(Box::new(revert::Revert::begin(asked, work)?)),
+            Verb::Clone(asked) => Job::Clone(clone::Clone::begin(asked, work)?),
+            Verb::Resize(asked) => Job::Resize(resize::Resize::begin(asked.size, work)?),
+            Verb::Merge(asked) => return self.begin_merging(asked, asker, work).map(|()| None),
+            Verb::Version | Verb::Stats | Verb::Layers => return Ok(None),
+            Verb::MergeStatus | Verb::MergePause | Verb::MergeResume | Verb::MergeCancel => return Ok(None),
+        };
+        self.job = Some((job, asker.clone()));
+        if let Some(client) = self.client(asker) {
+            client.owe();
+        }
+        self.go_on(work);
+        Ok(None)
+    }
+
+    fn must_be_free(&self, verb: &Verb) -> Result<(), Refusal> {
+        if self.stopping {
+            return Err(Refusal::new(Kind::State, "the disk is about to stop"));
+        }
+        if let Some((job, _)) = &self.job {
+            let busy = Refusal::new(Kind::Busy, format!("a {} is under way", job.verb()));
+            return Err(busy.advise("ask again when it has ended"));
+        }
+        match &self.merging {
+            Some(merging) if !matches!(verb, Verb::Pause | Verb::Resume) || merging.merge.is_switching() => {
+                Err(Refusal::new(Kind::Busy, "a merge is under way")
+                    .advise("ask again when it has ended, or merge-cancel"))
+            }
+            Some(_) => Ok(()),
+            None if self.paused && matches!(verb, Verb::Merge(_)) => {
+                Err(Refusal::new(Kind::State, "the disk is paused").advise("resume it first"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Says what is owed.
+    fn pay(&mut self, asker: Option<&Asker>, outcome: &Result<Value, Refusal>) {
+        let Some(asker) = asker else { return };
+        if let Some(client) = self.client(asker) {
+            client.pay(&protocol::answer(&asker.id, outcome));
+        }
+    }
+
+    /// Drives the verb under way.
+    fn go_on(&mut self, work: &mut Work<'_>) {
+        let Some((mut job, asker)) = self.job.take() else { return };
+        let outcome = match job.advance(work) {
+            Ok(None) => {
+                self.job = Some((job, asker));
+                return;
+            }
+            Ok(Some(value)) => Ok(value),
+            Err(refusal) => {
+                job.undo(work);
+                Err(refusal)
+            }
+        };
+        if matches!(job, Job::Pausing(_)) && outcome.is_ok() && !self.stopping {
+            self.paused = true;
+            work.paused = true;
+        }
+        if self.stopping {
+            work.let_go();
+        }
+        self.pay(Some(&asker), &outcome);
+    }
+}
+
+fn key(place: usize) -> u64 {
+    CLIENT.saturating_add(u64::try_from(place).unwrap_or(0))
+}

@@ -1,0 +1,118 @@
+//! How fast a merge goes: never in the guest's way, and no faster than it was told.
+//!
+//! It knows time and bytes, no disk. After each piece it waits as long as the piece has taken, if the guest had requests
+//! meanwhile: a merge then takes half of the storage's time at most. Its timer exists while a merge does.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+
+/// After a time without work the rate is not made up for: at most so much of it is.
+const BURST: Duration = Duration::from_millis(100);
+
+/// The pace of one merge.
+#[derive(Debug)]
+pub struct Pace {
+    timer: OwnedFd,
+    /// Bytes a second at most.
+    rate: Option<u64>,
+    /// The piece under way: when it began.
+    begun: Option<Duration>,
+    /// The next piece may not begin before.
+    due: Duration,
+    /// By the rate, what was copied is paid for at.
+    paid: Duration,
+}
+
+impl Pace {
+    /// A pace that allows a piece at once.
+    pub fn new(rate: Option<u64>, now: Duration) -> io::Result<Pace> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        Ok(Pace { timer, rate, begun: None, due: now, paid: now })
+    }
+
+    /// A piece begins.
+    pub fn begin(&mut self, now: Duration) {
+        self.begun = Some(now);
+    }
+
+    /// The piece has ended: `copied` bytes were written, and `guest`: the guest had requests meanwhile.
+    pub fn end(&mut self, now: Duration, copied: u64, guest: bool) {
+        let Some(begun) = self.begun.take() else { return };
+        let courtesy = if guest { now.saturating_sub(begun) } else { Duration::ZERO };
+        if let Some(rate) = self.rate {
+            let cost = u128::from(copied).saturating_mul(1_000_000_000).checked_div(u128::from(rate)).unwrap_or(0);
+            let cost = Duration::from_nanos(u64::try_from(cost).unwrap_or(u64::MAX));
+            self.paid = self.paid.max(now.saturating_sub(BURST)).saturating_add(cost);
+        }
+        self.due = now.saturating_add(courtesy).max(self.paid);
+    }
+
+    /// Whether a piece may begin; if not, the timer tells when.
+    pub fn allows(&mut self, now: Duration) -> io::Result<bool> {
+        if now >= self.due {
+            return Ok(true);
+        }
+        let left = self.due.saturating_sub(now);
+        let it_value = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        Ok(false)
+    }
+}
+
+impl AsFd for Pace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_piece_under_a_working_guest_is_followed_by_a_wait_of_its_length() {
+        let mut pace = Pace::new(None, ms(100)).unwrap();
+        assert!(pace.allows(ms(100)).unwrap());
+        pace.begin(ms(100));
+        pace.end(ms(103), 1 << 20, true);
+        assert!(!pace.allows(ms(105)).unwrap());
+        assert!(pace.allows(ms(106)).unwrap());
+    }
+
+    #[test]
+    fn an_idle_guest_is_not_waited_for() {
+        let mut pace = Pace::new(None, ms(0)).unwrap();
+        pace.begin(ms(10));
+        pace.end(ms(13), 1 << 20, false);
+        assert!(pace.allows(ms(13)).unwrap());
+    }
+
+    #[test]
+    fn a_rate_holds_over_many_pieces_and_idleness_is_not_made_up_for() {
+        let mut pace = Pace::new(Some(1_000_000), ms(0)).unwrap();
+        let mut now = ms(0);
+        for _ in 0..10 {
+            pace.begin(now);
+            pace.end(now + ms(1), 100_000, false);
+            now = pace.due;
+        }
+        assert_eq!(now, ms(1000));
+        pace.begin(ms(60_000));
+        pace.end(ms(60_000), 1_000_000, false);
+        assert_eq!(pace.due, ms(60_900));
+    }
+}

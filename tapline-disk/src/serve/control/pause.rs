@@ -1,0 +1,110 @@
+//! How long a guest was kept waiting while the chain changed.
+//!
+//! It knows times and nothing else. The pause that the guest saw begins with the first request that came while requests
+//! were held, and ends with the first answer after they were let go; there is none if no request came.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+/// One time of holding requests, or none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pause {
+    held: Option<Duration>,
+    first: Option<Duration>,
+    released: Option<Duration>,
+    answered: Option<Duration>,
+}
+
+/// What there is to tell of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// What the guest saw.
+    pub pause: Duration,
+    /// How long requests were held.
+    pub held: Duration,
+}
+
+impl Pause {
+    /// Requests are held from now on.
+    pub fn begin(&mut self, now: Duration) {
+        *self = Pause { held: Some(now), ..Pause::default() };
+    }
+
+    /// A request came.
+    pub fn came(&mut self, now: Duration) {
+        if self.held.is_some() && self.released.is_none() && self.first.is_none() {
+            self.first = Some(now);
+        }
+    }
+
+    /// Requests are let go.
+    pub fn end(&mut self, now: Duration) {
+        self.released = Some(now);
+    }
+
+    /// A request was answered.
+    pub fn answered(&mut self, now: Duration) {
+        if self.released.is_some() && self.answered.is_none() {
+            self.answered = Some(now);
+        }
+    }
+
+    /// The figures, once they are known.
+    pub fn measured(&self) -> Option<Measured> {
+        let held = self.released?.saturating_sub(self.held?);
+        let pause = match self.first {
+            None => Duration::ZERO,
+            Some(first) => self.answered?.saturating_sub(first),
+        };
+        Some(Measured { pause, held })
+    }
+}
+
+impl Measured {
+    /// Adds the figures to an answer.
+    pub fn put_into(self, answer: &mut Map<String, Value>) {
+        answer.insert("pause_us".into(), micros(self.pause).into());
+        answer.insert("held_us".into(), micros(self.held).into());
+    }
+}
+
+/// Whole microseconds.
+pub fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const fn at(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
+    #[test]
+    fn a_pause_lasts_from_the_first_request_held_to_the_first_answer_after() {
+        let mut pause = Pause::default();
+        pause.came(at(5));
+        pause.begin(at(10));
+        pause.answered(at(11));
+        pause.came(at(20));
+        pause.came(at(25));
+        pause.answered(at(30));
+        pause.end(at(40));
+        assert_eq!(pause.measured(), None);
+        pause.answered(at(47));
+        pause.answered(at(90));
+        assert_eq!(pause.measured(), Some(Measured { pause: at(27), held: at(30) }));
+    }
+
+    #[test]
+    fn a_guest_that_asked_nothing_saw_no_pause() {
+        let mut pause = Pause::default();
+        assert_eq!(pause.measured(), None);
+        pause.begin(at(10));
+        pause.end(at(40));
+        pause.came(at(41));
+        assert_eq!(pause.measured(), Some(Measured { pause: at(0), held: at(30) }));
+    }
+}

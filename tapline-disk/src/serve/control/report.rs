@@ -1,0 +1,36 @@
+//! What can be told at once: the version, the layers.
+
+use std::os::fd::AsFd;
+
+use disk::{Disk, Format, Image};
+use serde_json::{Value, json};
+use uring::Engine;
+
+use super::protocol::{VERBS, VERSION};
+use super::work::format_of;
+
+/// `version`.
+pub fn version() -> Value {
+    json!({ "version": VERSION, "program": env!("CARGO_PKG_VERSION"), "verbs": VERBS })
+}
+
+/// `layers`.
+pub fn layers(disk: &Disk<Image>, engine: &Engine) -> Value {
+    let layers = disk.layers().iter().enumerate().map(|(depth, layer)| {
+        let file = engine.file(layer.file);
+        let path = file.map(|file| file.path());
+        let path = path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+        let stat = file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
+        json!({
+            "layer": depth,
+            "format": format_of(&layer.format).to_string(),
+            "path": path.map(|path| path.display().to_string()),
+            "size": layer.format.geometry().len,
+            // stat(2): units of 512 bytes, whatever the file system's block.
+            "allocated": stat.and_then(|stat| u64::try_from(stat.st_blocks).ok()).map(|blocks| blocks.saturating_mul(512)),
+            "writable": file.is_some_and(|file| file.options().write),
+        })
+    });
+    let geometry = disk.geometry();
+    json!({ "size": geometry.len, "read_only": geometry.read_only, "broken": disk.is_broken(), "layers": layers.collect::<Vec<Value>>() })
+}

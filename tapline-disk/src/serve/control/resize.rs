@@ -1,0 +1,132 @@
+//! `resize`: the disk grows, and its guest is told.
+//!
+//! A raw file is lengthened first, while nobody looks behind its old end; other formats grow by a change of their
+//! metadata. *Killed on the way:* the disk has the old size or the new one. The answer comes when the new one is durable.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use disk::Image;
+use serde_json::{Map, Value};
+
+use super::errand::Errand;
+use super::refusal::{Kind, Refusal};
+use super::work::{Hold, Work, with_pause};
+use crate::size::readable;
+
+/// A resize under way.
+#[derive(Debug)]
+pub struct Resize {
+    size: u64,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Lengthening(Errand<Result<(), Refusal>>),
+    Holding(Hold),
+    Flushing,
+    Telling(Map<String, Value>),
+    Over,
+}
+
+impl Resize {
+    /// Begins.
+    pub fn begin(size: u64, work: &mut Work<'_>) -> Result<Resize, Refusal> {
+        work.must_be_writable()?;
+        let (len, block) = (work.geometry.len, u64::from(work.geometry.block));
+        let invalid = |what: String, advice: String| Err(Refusal::new(Kind::Invalid, what).advise(advice));
+        if size < len {
+            let what = format!("cannot shrink the disk from {len} bytes to {size}: what lies behind would be lost");
+            return invalid(what, "copy what is needed to a smaller disk from inside the guest".into());
+        }
+        if size % block != 0 {
+            let what = format!("{size} bytes are not a whole number of {block}-byte blocks");
+            return invalid(what, format!("{} bytes are", size.next_multiple_of(block)));
+        }
+        let stage = match work.image(0)? {
+            Image::Raw(_) => lengthen(size, work)?,
+            _ => Stage::Holding(Hold::default()),
+        };
+        Ok(Resize { size, stage })
+    }
+
+    /// Goes on; the answer, when it has come to its end.
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+        loop {
+            match std::mem::replace(&mut self.stage, Stage::Over) {
+                Stage::Lengthening(errand) => match work.fetch(errand) {
+                    Ok(lengthened) => {
+                        lengthened?;
+                        self.stage = Stage::Holding(Hold::default());
+                    }
+                    Err(errand) => return self.wait(Stage::Lengthening(errand)),
+                },
+                Stage::Holding(mut hold) => {
+                    if !hold.advance(work)? {
+                        return self.wait(Stage::Holding(hold));
+                    }
+                    work.disk.grow(self.size)?;
+                    if work.paused {
+                        // Requests of our own wait with the others; a round does not.
+                        work.disk.sync(work.engine);
+                    } else {
+                        work.let_go();
+                        work.begin_flush();
+                    }
+                    self.stage = Stage::Flushing;
+                }
+                Stage::Flushing => {
+                    let durable = if work.paused { work.disk.is_clean() } else { work.is_flushed()? };
+                    if !durable {
+                        return self.wait(Stage::Flushing);
+                    }
+                    // Not before it is durable: a guest may use what it is told of.
+                    work.resized();
+                    let mut answer = Map::new();
+                    answer.insert("size".into(), work.geometry.len.into());
+                    self.stage = Stage::Telling(answer);
+                }
+                Stage::Telling(mut answer) => match with_pause(&mut answer, work) {
+                    Some(answer) => return Ok(Some(answer)),
+                    None => return self.wait(Stage::Telling(answer)),
+                },
+                Stage::Over => return Ok(None),
+            }
+        }
+    }
+
+    fn wait(&mut self, stage: Stage) -> Result<Option<Value>, Refusal> {
+        self.stage = stage;
+        Ok(None)
+    }
+
+    /// Takes back what has happened so far. A raw file that was lengthened stays so: zeroes behind the disk's end.
+    pub fn undo(&mut self, work: &mut Work<'_>) {
+        work.let_go();
+    }
+}
+
+/// A raw disk is as long as its file.
+fn lengthen(size: u64, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+    let (_, file) = work.file(0)?;
+    if let Some(device) = file.device_len() {
+        if size <= device {
+            return Ok(Stage::Holding(Hold::default()));
+        }
+        let what = format!("cannot grow the disk to {}: its block device has {}", readable(size), readable(device));
+        return Err(Refusal::new(Kind::NoSpace, what).advise("grow the device, then serve it anew"));
+    }
+    let path = file.path().to_owned();
+    let file = file.as_fd().try_clone_to_owned();
+    let file = file.map_err(|error| Refusal::failed("duplicate a descriptor", &error))?;
+    let errand = work.send(move || {
+        let file = File::from(file);
+        let longer = file.metadata().map(|found| found.len() < size).and_then(|shorter| match shorter {
+            true => file.set_len(size).and_then(|()| file.sync_all()),
+            false => Ok(()),
+        });
+        longer.map_err(|error| Refusal::failed(format!("lengthen {}", path.display()), &error))
+    })?;
+    Ok(Stage::Lengthening(errand))
+}

@@ -1,0 +1,140 @@
+//! `snapshot` by a chain: the live leaf becomes a read-only parent, and a new file the leaf (decision 0006).
+//!
+//! 1. The new file is made beside its name, synced, renamed ([`super::child`]). *Killed before the rename:* nothing has
+//!    happened. *After:* the new file is empty on a parent that has everything.
+//! 2. A flush, so that little is left. 3. Requests are held; those under way end; a last round.
+//! 4. The new file becomes the leaf. *Killed after:* the new file, on the old one.
+//! 5. Requests go on. The old leaf is opened for reading only, so that other disks may stand on it too; its time of last
+//!    change is fixed, and the new leaf records it with the next round.
+//!
+//! So whoever finds the new file after a crash takes it for the leaf, and whoever does not, the old one.
+
+use std::path::PathBuf;
+
+use disk::FileId;
+use serde_json::{Map, Value};
+use uring::{FileOpenError, ImageFile};
+
+use super::child::{Child, Wanted, remove};
+use super::errand::Errand;
+use super::protocol::Method;
+use super::refusal::Refusal;
+use super::work::{Hold, Work, with_pause};
+use crate::image_name::ImageName;
+use crate::log::say;
+
+/// A snapshot under way.
+#[derive(Debug)]
+pub struct Snapshot {
+    to: ImageName,
+    stage: Stage,
+    /// The new file, as long as it is not the leaf.
+    made: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Making(Errand<Result<Child, Refusal>>),
+    Holding(Box<Child>, Hold),
+    Lowering(Errand<Result<ImageFile, FileOpenError>>, FileId, Map<String, Value>),
+    Telling(Map<String, Value>),
+    Over,
+}
+
+impl Snapshot {
+    /// Begins.
+    pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Refusal> {
+        work.must_be_writable()?;
+        let wanted = Wanted::on(work, 0, &to, true)?;
+        let stage = Stage::Making(work.send(move || wanted.make())?);
+        Ok(Snapshot { to, stage, made: None })
+    }
+
+    /// Goes on; the answer, when it has come to its end.
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+        loop {
+            match std::mem::replace(&mut self.stage, Stage::Over) {
+                Stage::Making(errand) => match work.fetch(errand) {
+                    Ok(child) => {
+                        let child = child?;
+                        self.made = Some(self.to.path().to_owned());
+                        child.fits_on(work.image(0)?)?;
+                        self.stage = Stage::Holding(Box::new(child), Hold::default());
+                    }
+                    Err(errand) => return self.wait(Stage::Making(errand)),
+                },
+                Stage::Holding(child, mut hold) => {
+                    if !hold.advance(work)? {
+                        return self.wait(Stage::Holding(child, hold));
+                    }
+                    self.stage = self.switch(*child, work)?;
+                }
+                Stage::Lowering(errand, old, answer) => match work.fetch(errand) {
+                    Ok(file) => {
+                        lower(old, file, work);
+                        work.record_time_of_parent();
+                        self.stage = Stage::Telling(answer);
+                    }
+                    Err(errand) => return self.wait(Stage::Lowering(errand, old, answer)),
+                },
+                Stage::Telling(mut answer) => match with_pause(&mut answer, work) {
+                    Some(answer) => return Ok(Some(answer)),
+                    None => return self.wait(Stage::Telling(answer)),
+                },
+                Stage::Over => return Ok(None),
+            }
+        }
+    }
+
+    fn wait(&mut self, stage: Stage) -> Result<Option<Value>, Refusal> {
+        self.stage = stage;
+        Ok(None)
+    }
+
+    /// The disk stands still: the new file becomes its leaf.
+    fn switch(&mut self, child: Child, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+        let (old, old_name) = (work.file(0)?.0, work.name(0)?);
+        let handle = work.file(0)?.1.try_clone()?;
+        let Child { file, image, work: making, sync } = child;
+        let new = work.engine.add(file)?;
+        if let Err(error) = work.disk.push_leaf(new, image) {
+            work.engine.remove(new)?;
+            return Err(error.into());
+        }
+        work.disk.freeze(1)?;
+        self.made = None;
+        work.let_go();
+        let mut answer = Map::new();
+        answer.insert("method".into(), Method::Chain.to_string().into());
+        answer.insert("leaf".into(), self.to.to_string().into());
+        answer.insert("parent".into(), old_name.to_string().into());
+        answer.insert("layers".into(), work.names().into());
+        answer.insert("work_us".into(), super::pause::micros(making).into());
+        answer.insert("sync_us".into(), super::pause::micros(sync).into());
+        // From here on it is done, and nothing may make it look otherwise.
+        match work.send(move || handle.reopen_read_only()) {
+            Ok(errand) => Ok(Stage::Lowering(errand, old, answer)),
+            Err(refusal) => {
+                say(format_args!("{old_name} stays locked for writing: {}", refusal.message));
+                Ok(Stage::Telling(answer))
+            }
+        }
+    }
+
+    /// Takes back what has happened so far.
+    pub fn undo(&mut self, work: &mut Work<'_>) {
+        work.let_go();
+        if let Some(path) = self.made.take() {
+            remove(&path);
+        }
+    }
+}
+
+/// The file of a layer that is not written to any more, for reading only. If that fails it stays as it was, which costs
+/// other disks the right to stand on it.
+pub fn lower(file: FileId, opened: Result<ImageFile, FileOpenError>, work: &mut Work<'_>) {
+    let replaced = opened.map_err(Refusal::from).and_then(|opened| Ok(work.engine.replace(file, opened)?));
+    if let Err(refusal) = replaced {
+        say(format_args!("a parent stays open for writing: {}", refusal.message));
+    }
+}

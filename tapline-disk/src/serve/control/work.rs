@@ -1,0 +1,270 @@
+//! What a verb works on: the disk, what is below and above it, and the moment at which it stands still.
+//!
+//! Knows nothing about particular verbs. Invariant: whoever had requests held lets them go again, also when it fails;
+//! requests that a client's `pause` holds stay held.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use disk::{Disk, FileId, Geometry, Image, Operation, Request, Span, Status};
+use memory::Segments;
+use serde_json::{Map, Value};
+use transport::Server;
+use uring::{Engine, ImageFile, OpenOptions};
+
+use super::errand::Errand;
+use super::pause::Pause;
+use super::refusal::{Kind, Refusal};
+use super::{ERRAND, FLUSH};
+use crate::image_name::{FormatName, ImageName};
+use crate::log::say;
+use crate::serve::event_loop::EngineWatch;
+
+/// The hands of a verb.
+pub struct Work<'a> {
+    /// The disk.
+    pub disk: &'a mut Disk<Image>,
+    /// Its files.
+    pub engine: &'a mut Engine,
+    /// Its peers.
+    pub server: &'a mut dyn Server,
+    /// What requests are held to.
+    pub geometry: &'a mut Geometry,
+    /// The time that requests are held.
+    pub pause: &'a mut Pause,
+    /// A flush of our own.
+    pub flush: &'a mut Flush,
+    /// Since when times are counted.
+    pub started: Instant,
+    /// Requests that have come so far.
+    pub came: u64,
+    /// A client has requests held.
+    pub paused: bool,
+}
+
+/// A flush of our own among those of the guest.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Flush {
+    /// None.
+    #[default]
+    None,
+    /// Under way.
+    Asked,
+    /// Answered.
+    Answered(Status),
+}
+
+impl Work<'_> {
+    /// Begins something that may wait for storage.
+    pub fn send<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> Result<Errand<T>, Refusal> {
+        let failed = |error: io::Error| Refusal::failed("begin to work in the background", &error);
+        let errand = Errand::send(work).map_err(failed)?;
+        self.engine.watch(errand.as_fd(), false, ERRAND.0).map_err(failed)?;
+        Ok(errand)
+    }
+
+    /// The time since the start.
+    pub fn clock(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The result of an errand, if it is back.
+    pub fn fetch<T: Send + 'static>(&mut self, errand: Errand<T>) -> Result<T, Errand<T>> {
+        if !errand.is_back() {
+            return Err(errand);
+        }
+        self.engine.forget(ERRAND.0);
+        Ok(errand.fetch())
+    }
+
+    /// Begins a flush of our own; requests are not held.
+    pub fn begin_flush(&mut self) {
+        let nothing = Span { at: 0, len: 0 };
+        let flush = Request::new(Operation::Flush, nothing, Segments::empty(), FLUSH, self.geometry);
+        match flush {
+            Ok(flush) => {
+                *self.flush = Flush::Asked;
+                self.disk.submit(flush, self.engine);
+            }
+            Err(status) => *self.flush = Flush::Answered(status),
+        }
+    }
+
+    /// Whether that flush has ended; well, or it is refused.
+    pub fn is_flushed(&mut self) -> Result<bool, Refusal> {
+        match *self.flush {
+            Flush::None | Flush::Asked => Ok(false),
+            Flush::Answered(Status::Done) => {
+                *self.flush = Flush::None;
+                Ok(true)
+            }
+            Flush::Answered(_) => {
+                *self.flush = Flush::None;
+                Err(not_durable())
+            }
+        }
+    }
+
+    /// Holds requests, if they are not held yet; whether nothing is under way any more. There may be much that is not
+    /// durable: see [`Hold`] for that.
+    pub fn is_quiet(&mut self) -> bool {
+        if !self.disk.is_held() {
+            self.disk.hold();
+            self.pause.begin(self.clock());
+        }
+        self.disk.is_quiet()
+    }
+
+    /// Lets requests go, unless a client wants them held.
+    pub fn let_go(&mut self) {
+        if self.disk.is_held() && !self.paused {
+            self.disk.release(self.engine);
+            self.pause.end(self.clock());
+        }
+    }
+
+    /// The disk is of another size: its peers and the checks of requests learn of it.
+    pub fn resized(&mut self) {
+        *self.geometry = self.disk.geometry();
+        self.server.resized(self.geometry, &mut EngineWatch(self.engine));
+    }
+
+    /// The file of a layer, and its number.
+    pub fn file(&self, depth: usize) -> Result<(FileId, &ImageFile), Refusal> {
+        let layer = self.disk.layers().get(depth).ok_or_else(|| self.no_layer(depth))?;
+        let file = self.engine.file(layer.file).ok_or_else(|| self.no_layer(depth))?;
+        Ok((layer.file, file))
+    }
+
+    /// The image of a layer.
+    pub fn image(&self, depth: usize) -> Result<&Image, Refusal> {
+        self.disk.layers().get(depth).map(|layer| &layer.format).ok_or_else(|| self.no_layer(depth))
+    }
+
+    /// What a layer is called.
+    pub fn name(&self, depth: usize) -> Result<ImageName, Refusal> {
+        let path = absolute(self.file(depth)?.1.path());
+        Ok(ImageName { format: format_of(self.image(depth)?), path })
+    }
+
+    /// The names of all layers, the leaf's first.
+    pub fn names(&self) -> Vec<String> {
+        (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
+    }
+
+    /// How the leaf was opened.
+    pub fn options(&self) -> Result<OpenOptions, Refusal> {
+        Ok(self.file(0)?.1.options())
+    }
+
+    /// The leaf's parent is not written to any more: its time of last change is fixed, and the leaf records it with the
+    /// next round. Without it nothing is lost but the discovery that somebody has changed the parent.
+    pub fn record_time_of_parent(&mut self) {
+        let modified = self.file(1).ok().filter(|(_, file)| !file.options().write);
+        let modified = modified.and_then(|(_, file)| rustix::fs::fstat(file).ok());
+        let Some(modified) = modified.and_then(|found| u64::try_from(found.st_mtime).ok()) else { return };
+        let Some(leaf) = self.disk.layer_mut(0) else { return };
+        let Some(link) = leaf.link().filter(|link| link.modified.is_none()) else { return };
+        if let Err(error) = leaf.relink(Some(&disk::Link { modified: Some(modified), ..link })) {
+            say(format_args!("the leaf does not record when its parent was last changed: {error}"));
+        }
+    }
+
+    /// What every verb that changes the chain needs.
+    pub fn must_be_writable(&self) -> Result<(), Refusal> {
+        if self.disk.is_broken() {
+            return Err(not_durable());
+        }
+        match self.geometry.read_only {
+            true => Err(Refusal::new(Kind::State, "the disk is served read-only").advise("serve it writable")),
+            false => Ok(()),
+        }
+    }
+
+    fn no_layer(&self, depth: usize) -> Refusal {
+        let last = self.disk.layers().len().saturating_sub(1);
+        Refusal::new(Kind::Invalid, format!("there is no layer {depth}"))
+            .advise(format!("layers are numbered from the leaf, 0, down to {last}; the verb layers lists them"))
+    }
+}
+
+fn not_durable() -> Refusal {
+    Refusal::new(Kind::Failed, "cannot make the disk durable: its storage failed, or had failed before")
+        .advise("see the kernel's log; nothing was changed, and the disk accepts writes again when it is served anew")
+}
+
+/// The whole path, for whoever asks from elsewhere.
+fn absolute(path: &Path) -> std::path::PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The word for an image's format.
+pub fn format_of(image: &Image) -> FormatName {
+    match image {
+        Image::Raw(_) => FormatName::Raw,
+        Image::Vhd(_) => FormatName::Vhd,
+        Image::Qcow2(_) => FormatName::Qcow2,
+    }
+}
+
+/// The way to the moment at which nothing is under way and everything is durable.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Hold {
+    /// Not begun.
+    #[default]
+    Begin,
+    /// A flush makes most of it durable while the guest goes on.
+    Flushing,
+    /// Another one what has come since: it is short, and leaves less.
+    FlushingAgain,
+    /// Requests are held; those under way end.
+    Draining,
+    /// A last round.
+    Syncing,
+}
+
+impl Hold {
+    /// Whether that moment has come. It lasts until [`Work::let_go`].
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+        loop {
+            match self {
+                Hold::Begin if work.disk.is_held() => *self = Hold::Draining,
+                Hold::Begin => {
+                    work.begin_flush();
+                    *self = Hold::Flushing;
+                }
+                Hold::Flushing if work.is_flushed()? => {
+                    work.begin_flush();
+                    *self = Hold::FlushingAgain;
+                }
+                Hold::FlushingAgain if work.is_flushed()? => {
+                    work.disk.hold();
+                    let now = work.clock();
+                    work.pause.begin(now);
+                    *self = Hold::Draining;
+                }
+                Hold::Draining if work.disk.is_quiet() => {
+                    if work.disk.is_clean() {
+                        return Ok(true);
+                    }
+                    work.disk.sync(work.engine);
+                    *self = Hold::Syncing;
+                }
+                Hold::Syncing if work.disk.is_quiet() && !work.disk.is_syncing() => {
+                    return if work.disk.is_clean() { Ok(true) } else { Err(not_durable()) };
+                }
+                Hold::Flushing | Hold::FlushingAgain | Hold::Draining | Hold::Syncing => return Ok(false),
+            }
+        }
+    }
+}
+
+/// Waits for the figures of the pause and adds them to the answer.
+pub fn with_pause(answer: &mut Map<String, Value>, work: &Work<'_>) -> Option<Value> {
+    if !work.paused {
+        work.pause.measured()?.put_into(answer);
+    }
+    Some(Value::Object(std::mem::take(answer)))
+}

@@ -1,0 +1,119 @@
+//! Whether the structure of one image file is sound, and how to mend it, whatever its format.
+//!
+//! It knows nothing of parents, and changes no byte of the disk.
+
+use disk::{ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
+use uring::ImageFile;
+
+use crate::failure::Failure;
+use crate::image_name::{FormatName, ImageName};
+use crate::layers::explain;
+use crate::ordered;
+
+/// What is wrong with one image, and how to mend it.
+#[derive(Default)]
+pub struct Examined {
+    /// What is wrong. Empty: nothing is.
+    pub problems: Vec<Problem>,
+    /// Problems that are not in the list.
+    pub unlisted: u64,
+    /// How to mend it.
+    pub cure: Cure,
+}
+
+/// Writes that mend an image, a sync behind each batch.
+#[derive(Default)]
+pub struct Cure {
+    /// The writes. None: there is nothing to mend, or no way to.
+    pub batches: Vec<Vec<MetaWrite>>,
+    /// The length that the file must have before.
+    pub len: Option<u64>,
+    /// What they do.
+    pub what: Vec<String>,
+}
+
+impl Examined {
+    /// The severity of the worst problem.
+    pub fn worst(&self) -> Option<Severity> {
+        self.problems.iter().map(|problem| problem.severity).max()
+    }
+}
+
+/// Checks the metadata of a file. `cure`: also finds out how to mend it, where that is work of its own.
+pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Examined, Failure> {
+    let checked = match name.format {
+        FormatName::Vhd => examine_vhd(file),
+        FormatName::Qcow2 => examine_qcow2(file, cure),
+        FormatName::Raw => disk::raw::Raw::new(Source::len(file), 512, true).map(|_| Examined::default()),
+    };
+    match checked {
+        Ok(examined) => Ok(examined),
+        // So damaged that the rest cannot be read: a finding, like any other.
+        Err(error) if error.kind == ImageErrorKind::Corrupt => {
+            let at = error.at.unwrap_or(0);
+            let problem = Problem { severity: Severity::Damage, at, what: error.what };
+            Ok(Examined { problems: vec![problem], ..Examined::default() })
+        }
+        Err(error) => Err(explain(name, error)),
+    }
+}
+
+fn examine_vhd(file: &mut ImageFile) -> Result<Examined, disk::ImageError> {
+    let report = vhd::check(file)?;
+    let whole = report.worst() != Some(Severity::Damage) && !report.repairs.is_empty();
+    let cure = match whole {
+        true => Cure {
+            batches: vec![report.repairs],
+            len: None,
+            what: vec!["redundant metadata is restored from its other copy".to_owned()],
+        },
+        false => Cure::default(),
+    };
+    Ok(Examined { problems: report.problems, unlisted: 0, cure })
+}
+
+fn examine_qcow2(file: &mut ImageFile, cure: bool) -> Result<Examined, disk::ImageError> {
+    let report = qcow2::check(file)?;
+    let mut problems = report.problems;
+    let states = [
+        (
+            report.dirty,
+            Severity::Unclosed,
+            "the image was not closed; its refcounts are rebuilt by whoever writes to it next",
+        ),
+        (report.marked_corrupt, Severity::Repairable, "a program has found the image damaged and has marked it so"),
+    ];
+    problems.extend(states.into_iter().filter(|(is, _, _)| *is).map(|(_, severity, what)| Problem {
+        severity,
+        at: INCOMPATIBLE_FEATURES_AT,
+        what: what.to_owned(),
+    }));
+    let cure = if cure { cure_of(qcow2::repair(file)?) } else { Cure::default() };
+    Ok(Examined { problems, unlisted: report.unlisted, cure })
+}
+
+/// Where a header of qcow2 has the bits "dirty" and "corrupt".
+const INCOMPATIBLE_FEATURES_AT: u64 = 72;
+
+fn cure_of(repair: qcow2::Repair) -> Cure {
+    Cure { batches: repair.batches, len: repair.new_len, what: repair.what }
+}
+
+/// Mends an image. Killed on the way, it can be examined and mended again.
+pub fn mend(name: &ImageName, file: &mut ImageFile, cure: &Cure) -> Result<(), Failure> {
+    let done = match cure.len {
+        Some(len) if len > Source::len(file) => file.set_len(len),
+        _ => Ok(()),
+    };
+    done.and_then(|()| ordered::write(file, &cure.batches)).map_err(|error| {
+        Failure::new(format!("repair {name}"), error).advise("nothing that was sound has been lost; repair it again")
+    })
+}
+
+/// Repairs a qcow2 image that its last writer has not closed, as everybody does who is about to write to one; what was
+/// done.
+pub fn close(name: &ImageName, file: &mut ImageFile) -> Result<Vec<String>, Failure> {
+    let cure = qcow2::repair(file).map(cure_of).map_err(|error| explain(name, error))?;
+    mend(name, file, &cure)?;
+    Ok(cure.what)
+}

@@ -1,0 +1,484 @@
+//! The control socket of a disk that is served: every verb while a guest works, hostile clients, and a process that is
+//! killed in the middle.
+
+mod tool;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tool::Room;
+use tool::control::Control;
+use tool::nbd::{BLOCK, Dice, Nbd, Versions};
+use tool::served::Disk;
+
+const FORMATS: [&str; 2] = ["vhd", "qcow2"];
+const MIB: u64 = 1 << 20;
+
+/// Blocks that a guest writes, a bit more than a grain of a merge apart at times.
+const BLOCKS: usize = 96;
+const STRIDE: u64 = MIB / 2 + 4096;
+
+/// An empty disk of 64 MiB that is served.
+fn serve(room: &Room, format: &str) -> Disk {
+    room.done(&format!("image create {format}:a --size 64M"));
+    Disk::serve(room, &format!("{format}:a --nbd nbd.sock --control control.sock"))
+}
+
+fn control(room: &Room) -> Control {
+    Control::connect(&room.file("control.sock"))
+}
+
+fn nbd(room: &Room) -> Nbd {
+    Nbd::connect(&room.file("nbd.sock")).unwrap()
+}
+
+fn name(room: &Room, format: &str, file: &str) -> String {
+    format!("{format}:{}", room.file(file).display())
+}
+
+fn snapshot(room: &Room, format: &str, file: &str) -> Value {
+    json!({ "verb": "snapshot", "to": name(room, format, file) })
+}
+
+/// A guest that writes and flushes until it is told to stop, or its disk goes away.
+struct Guest {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Versions>,
+    steps: mpsc::Receiver<()>,
+}
+
+impl Guest {
+    fn start(room: &Room, mut versions: Versions, seed: u64) -> Guest {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (path, stopped) = (room.file("nbd.sock"), Arc::clone(&stop));
+        let (step, steps) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let (mut nbd, mut dice) = (Nbd::connect(&path).unwrap(), Dice(seed));
+            while !stopped.load(Ordering::Relaxed) && versions.step(&mut nbd, &mut dice).is_ok() {
+                // Nobody may be counting.
+                step.send(()).ok();
+            }
+            versions
+        });
+        Guest { stop, thread, steps }
+    }
+
+    /// Waits until it has done so much more.
+    fn work(&self, steps: usize) {
+        assert_eq!(self.steps.iter().take(steps).count(), steps, "the guest has lost its disk");
+    }
+
+    fn stop(self) -> Versions {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+#[test]
+fn a_snapshot_under_load_loses_nothing_and_tells_the_pause() {
+    for format in FORMATS {
+        let room = Room::new();
+        let disk = serve(&room, format);
+        let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 1);
+        guest.work(200);
+        let told = control(&room).done(&snapshot(&room, format, "b"));
+        guest.work(200);
+        let mut versions = guest.stop();
+        versions.check(&mut nbd(&room));
+        assert_eq!(told["method"], "chain");
+        assert!(told["pause_us"].is_u64() && told["held_us"].is_u64(), "{told}");
+        let layers = control(&room).done(&json!({ "verb": "layers" }))["layers"].clone();
+        assert_eq!(layers.as_array().unwrap().len(), 2);
+        assert_eq!((&layers[0]["writable"], &layers[1]["writable"]), (&json!(true), &json!(false)));
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        for words in [format!("{format}:b --parent {format}:a"), format!("{format}:a")] {
+            room.done(&format!("image check {words}"));
+        }
+        let _disk = Disk::serve(&room, &format!("{format}:b --parent {format}:a --nbd nbd.sock"));
+        versions.check(&mut nbd(&room));
+    }
+}
+
+#[test]
+fn the_old_leaf_stays_as_it_was_at_the_snapshot() {
+    for format in FORMATS {
+        let room = Room::new();
+        let disk = serve(&room, format);
+        let mut guest = nbd(&room);
+        guest.write(0, &[1; BLOCK]).unwrap();
+        control(&room).done(&snapshot(&room, format, "b"));
+        guest.write(0, &[2; BLOCK]).unwrap();
+        assert_eq!(guest.read(0, BLOCK).unwrap(), [2; BLOCK]);
+        assert_eq!(disk.stop().0, Some(0));
+        room.done(&format!("image convert {format}:a raw:old"));
+        assert_eq!(room.read("old")[..BLOCK], [1; BLOCK]);
+    }
+}
+
+#[test]
+fn a_merge_of_the_live_leaf_under_load_loses_nothing() {
+    for format in FORMATS {
+        let room = Room::new();
+        let disk = serve(&room, format);
+        let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 2);
+        guest.work(200);
+        let mut control = control(&room);
+        control.done(&snapshot(&room, format, "b"));
+        guest.work(200);
+        let merge = json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "delete": true });
+        let told = control.done(&merge);
+        guest.work(200);
+        let mut versions = guest.stop();
+        versions.check(&mut nbd(&room));
+        assert_eq!((&told["state"], &told["unused"]), (&json!("done"), &json!([name(&room, format, "b")])));
+        assert!(!room.file("b").exists());
+        assert_eq!(control.done(&json!({ "verb": "merge-status" })), told);
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        room.done(&format!("image check {format}:a"));
+        let _disk = Disk::serve(&room, &format!("{format}:a --nbd nbd.sock"));
+        versions.check(&mut nbd(&room));
+    }
+}
+
+#[test]
+fn a_merge_below_the_leaf_links_the_layer_above_to_the_target() {
+    for format in FORMATS {
+        let room = Room::new();
+        let disk = serve(&room, format);
+        let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 3);
+        let mut control = control(&room);
+        for file in ["b", "c"] {
+            guest.work(100);
+            control.done(&snapshot(&room, format, file));
+        }
+        guest.work(100);
+        control.done(&json!({ "verb": "merge", "from": 1, "into": 2, "follow": true, "delete": true }));
+        let mut versions = guest.stop();
+        versions.check(&mut nbd(&room));
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        let _disk = Disk::serve(&room, &format!("{format}:c --parent {format}:a --nbd nbd.sock"));
+        versions.check(&mut nbd(&room));
+    }
+}
+
+#[test]
+fn a_merge_is_paused_resumed_and_cancelled() {
+    let room = Room::new();
+    let disk = serve(&room, "vhd");
+    let mut versions = Versions::new(BLOCKS, STRIDE);
+    let (mut guest, mut dice) = (nbd(&room), Dice(4));
+    let mut control = control(&room);
+    control.done(&snapshot(&room, "vhd", "b"));
+    (0..300).for_each(|_| versions.step(&mut guest, &mut dice).unwrap());
+    let begun = control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "rate": 65536 }));
+    assert_eq!(begun["len"], 64 * MIB);
+    assert_eq!(control.done(&json!({ "verb": "merge-pause" }))["state"], "paused");
+    assert_eq!(control.refused(&snapshot(&room, "vhd", "c")).0, "busy");
+    assert_eq!(control.done(&json!({ "verb": "merge-resume" }))["state"], "running");
+    control.done(&json!({ "verb": "pause" }));
+    control.done(&json!({ "verb": "resume" }));
+    control.done(&json!({ "verb": "merge-cancel" }));
+    while control.done(&json!({ "verb": "merge-status" }))["state"] != "failed" {
+        versions.step(&mut guest, &mut dice).unwrap();
+    }
+    assert_eq!(control.refused(&json!({ "verb": "merge-cancel" })).0, "state");
+    versions.check(&mut guest);
+    // Asked for again it goes on where it was.
+    control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
+    versions.check(&mut guest);
+    assert_eq!(disk.stop().0, Some(0));
+    room.done("image check vhd:a");
+}
+
+#[test]
+fn two_disks_stand_on_one_parent_and_it_is_not_merged_into() {
+    for format in FORMATS {
+        let room = Room::new();
+        let disk = serve(&room, format);
+        let mut one = nbd(&room);
+        one.write(0, &[1; BLOCK]).unwrap();
+        let mut control = control(&room);
+        let clone = |of: usize| json!({ "verb": "clone", "of": of, "to": name(&room, format, "c") });
+        assert_eq!(control.refused(&clone(0)).0, "state");
+        control.done(&snapshot(&room, format, "b"));
+        let told = control.done(&clone(1));
+        assert!(told["work_us"].is_u64() && told["sync_us"].is_u64(), "{told}");
+        let other = Disk::serve(&room, &format!("{format}:c --parent {format}:a --nbd other.sock"));
+        let mut two = Nbd::connect(&room.file("other.sock")).unwrap();
+        one.write(0, &[2; BLOCK]).unwrap();
+        two.write(4096, &[3; BLOCK]).unwrap();
+        assert_eq!(two.read(0, BLOCK).unwrap(), [1; BLOCK]);
+        assert_eq!(one.read(4096, BLOCK).unwrap(), [0; BLOCK]);
+        let (kind, why) = control.refused(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
+        assert_eq!(kind, "in-use");
+        assert!(why.contains("layer 1") && why.contains(&name(&room, format, "a")), "{why}");
+        one.write(8192, &[4; BLOCK]).unwrap();
+        assert_eq!((other.stop().0, disk.stop().0), (Some(0), Some(0)));
+    }
+}
+
+#[test]
+fn a_disk_is_reverted_only_when_nobody_uses_it() {
+    for format in FORMATS {
+        let room = Room::new();
+        let disk = serve(&room, format);
+        let mut guest = nbd(&room);
+        guest.write(0, &[1; BLOCK]).unwrap();
+        let mut control = control(&room);
+        control.done(&snapshot(&room, format, "b"));
+        guest.write(0, &[2; BLOCK]).unwrap();
+        let revert = json!({ "verb": "revert", "to": 1, "leaf": name(&room, format, "c") });
+        let (kind, why) = control.refused(&revert);
+        assert_eq!(kind, "connected", "{why}");
+        assert!(!room.file("c").exists());
+        drop(guest);
+        let told = loop {
+            let line = control.ask(&revert);
+            if line["error"]["kind"] != "connected" {
+                break line["ok"].clone();
+            }
+        };
+        assert_eq!(told["unused"], json!([name(&room, format, "b")]));
+        assert_eq!(nbd(&room).read(0, BLOCK).unwrap(), [1; BLOCK]);
+        assert_eq!(disk.stop().0, Some(0));
+        room.done(&format!("image check {format}:c --parent {format}:a"));
+    }
+}
+
+#[test]
+fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
+    for format in ["raw", "vhd", "qcow2"] {
+        let room = Room::new();
+        let disk = serve(&room, format);
+        let mut before = nbd(&room);
+        let mut control = control(&room);
+        let resize = |size: u64| json!({ "verb": "resize", "size": size });
+        assert_eq!(control.refused(&resize(MIB)).0, "invalid");
+        assert_eq!(control.refused(&resize(64 * MIB + 1)).0, "invalid");
+        assert_eq!(control.done(&resize(96 * MIB))["size"], 96 * MIB);
+        before.write(0, &[1; BLOCK]).unwrap();
+        let mut after = nbd(&room);
+        assert_eq!((before.size, after.size), (64 * MIB, 96 * MIB));
+        after.write(96 * MIB - 4096, &[2; BLOCK]).unwrap();
+        assert_eq!(disk.stop().0, Some(0));
+        let _disk = Disk::serve(&room, &format!("{format}:a --nbd nbd.sock"));
+        let mut again = nbd(&room);
+        assert_eq!(again.size, 96 * MIB);
+        assert_eq!(again.read(96 * MIB - 4096, BLOCK).unwrap(), [2; BLOCK]);
+    }
+}
+
+#[test]
+fn a_paused_disk_holds_requests_until_it_is_resumed() {
+    let room = Room::new();
+    let disk = serve(&room, "vhd");
+    let mut control = control(&room);
+    control.done(&json!({ "verb": "pause" }));
+    let path = room.file("nbd.sock");
+    let (sent, answered) = mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        let mut nbd = Nbd::connect(&path).unwrap();
+        nbd.write(0, &[1; BLOCK]).unwrap();
+        sent.send(()).unwrap();
+    });
+    while control.done(&json!({ "verb": "stats" }))["writes"]["in_flight"] != 1 {}
+    assert!(answered.try_recv().is_err());
+    // A snapshot of several disks at one moment: each is paused, then each is taken.
+    control.done(&snapshot(&room, "vhd", "b"));
+    assert!(answered.try_recv().is_err());
+    let told = control.done(&json!({ "verb": "resume" }));
+    writer.join().unwrap();
+    assert!(told["pause_us"].as_u64().unwrap() > 0, "{told}");
+    control.done(&json!({ "verb": "pause" }));
+    assert_eq!(disk.stop().0, Some(0), "a paused disk can be stopped");
+}
+
+/// A file system of 400 MiB that can share blocks, on a loop device; unmounted with its test.
+struct Mounted(std::path::PathBuf);
+
+impl Mounted {
+    fn xfs(room: &Room) -> Mounted {
+        std::fs::File::create(room.file("storage")).unwrap().set_len(400 * MIB).unwrap();
+        room.tool("mkfs.xfs", "-q -m reflink=1 storage");
+        let at = room.file("mounted");
+        std::fs::create_dir(&at).unwrap();
+        room.tool("mount", "-o loop storage mounted");
+        Mounted(at)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let unmounted = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+        assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}
+
+#[test]
+fn a_raw_disk_is_copied_by_reflink_where_the_file_system_can() {
+    let room = Room::new();
+    let _mounted = Mounted::xfs(&room);
+    room.done("image create raw:mounted/a --size 64M");
+    let disk = Disk::serve(&room, "raw:mounted/a --nbd nbd.sock --control control.sock");
+    let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 5);
+    guest.work(100);
+    let mut control = control(&room);
+    let told = control.done(&snapshot(&room, "raw", "mounted/b"));
+    assert_eq!((&told["method"], &told["layers"]), (&json!("reflink"), &json!([name(&room, "raw", "mounted/a")])));
+    assert!(told["pause_us"].is_u64(), "{told}");
+    let copy = room.read("mounted/b");
+    guest.work(100);
+    let mut versions = guest.stop();
+    versions.check(&mut nbd(&room));
+    assert!(room.read("mounted/b") == copy, "the copy changes with the disk");
+    // On another file system there is no such copy, and a chain has no raw leaf.
+    let (kind, why) = control.refused(&snapshot(&room, "raw", "elsewhere"));
+    assert_eq!(kind, "unsupported", "{why}");
+    assert!(!room.file("elsewhere").exists());
+    assert_eq!(control.done(&snapshot(&room, "qcow2", "mounted/c"))["method"], "chain");
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_made_changes_nothing() {
+    let room = Room::new();
+    let disk = serve(&room, "vhd");
+    let mut control = control(&room);
+    room.write("taken", b"precious");
+    assert_eq!(control.refused(&snapshot(&room, "vhd", "taken")).0, "exists");
+    assert_eq!(control.refused(&snapshot(&room, "vhd", "missing/b")).0, "failed");
+    assert_eq!(
+        control.refused(&json!({ "verb": "snapshot", "to": name(&room, "raw", "b"), "method": "chain" })).0,
+        "unsupported"
+    );
+    assert_eq!(room.read("taken"), b"precious");
+    let layers = control.done(&json!({ "verb": "layers" }))["layers"].clone();
+    assert_eq!(layers.as_array().unwrap().len(), 1);
+    assert_eq!(disk.stop().0, Some(0));
+    let left: Vec<_> = std::fs::read_dir(room.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[test]
+fn hostile_clients_neither_stop_nor_bloat_the_disk() {
+    let room = Room::new();
+    let disk = serve(&room, "vhd");
+    let mut guest = nbd(&room);
+    for line in
+        ["\n", "{}\n", "[]\n", "\u{0}\n", "{\"version\":1,\"verb\":7}\n", "{\"version\":1,\"verb\":\"explode\"}\n"]
+    {
+        let mut client = control(&room);
+        client.send_raw(line.as_bytes());
+        assert!(client.hear().unwrap().get("error").is_some(), "{line}");
+    }
+    let mut endless = control(&room);
+    (0..40).for_each(|_| endless.send_raw(&[b'x'; 4096]));
+    assert_eq!(endless.hear().unwrap()["error"]["kind"], "malformed");
+    assert_eq!(endless.hear(), None);
+    // One that asks and asks and never reads.
+    let mut deaf = control(&room);
+    deaf.send_raw(b"{\"version\":1,\"verb\":\"layers\"}\n".repeat(200).as_slice());
+    // More than there is room for, none of which says anything.
+    let crowd: Vec<Control> = (0..40).map(|_| control(&room)).collect();
+    guest.write(0, &[7; BLOCK]).unwrap();
+    guest.flush().unwrap();
+    assert_eq!(guest.read(0, BLOCK).unwrap(), [7; BLOCK]);
+    let mut late = control(&room);
+    assert_eq!(late.hear().unwrap()["error"]["kind"], "busy");
+    drop((crowd, deaf, late));
+    while control(&room).ask(&json!({ "verb": "version" })).get("ok").is_none() {}
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn the_socket_is_private_replaces_a_dead_one_and_goes_with_its_disk() {
+    use std::os::unix::fs::PermissionsExt;
+    let room = Room::new();
+    drop(std::os::unix::net::UnixListener::bind(room.file("control.sock")).unwrap());
+    let disk = serve(&room, "vhd");
+    let mode = std::fs::metadata(room.file("control.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    room.done("image create vhd:other --size 1M");
+    let said = room.tapline("serve vhd:other --nbd other.sock --control control.sock");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert_eq!(disk.stop().0, Some(0));
+    assert!(!room.file("control.sock").exists());
+}
+
+#[test]
+fn the_command_speaks_to_the_socket() {
+    let room = Room::new();
+    let disk = serve(&room, "vhd");
+    assert!(room.done("disk control.sock snapshot --to vhd:b").contains("is the leaf now"));
+    assert!(room.done("disk control.sock layers").contains("read-only"));
+    assert!(room.done("disk control.sock clone --of 1 --to vhd:c").contains("--parent"));
+    assert!(room.done("disk control.sock merge --from 0 --into 1 --follow --delete").contains("are merged"));
+    assert!(room.done("disk control.sock merge-status").contains("are merged"));
+    assert!(room.done("disk control.sock resize --size 128M").contains("128 MiB"));
+    assert!(room.done("disk control.sock stats").contains("reads"));
+    let raw: Value = serde_json::from_str(&room.done("disk control.sock version --json")).unwrap();
+    assert_eq!(raw["ok"]["version"], 1);
+    let busy = room.tapline("disk control.sock revert --to 0 --leaf vhd:d");
+    assert_eq!(busy.code, Some(64), "{busy:?}");
+    let taken = room.tapline("disk control.sock snapshot --to vhd:c");
+    assert_eq!(taken.code, Some(4), "{taken:?}");
+    assert!(taken.err.contains("exists already"), "{taken:?}");
+    assert_eq!(disk.stop().0, Some(0));
+    let gone = room.tapline("disk control.sock layers");
+    assert_eq!(gone.code, Some(4), "{gone:?}");
+    assert!(gone.err.contains("serve --control"), "{gone:?}");
+}
+
+/// Kills the process at moments of no pattern, from before the snapshot to after the merge, and goes on with the chain
+/// that the rule of decision 0006 names: if the new file is there, it is the leaf.
+#[test]
+fn what_was_flushed_survives_kills_during_snapshots_and_merges() {
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+    let seed = u64::try_from(seed & u128::from(u64::MAX)).unwrap();
+    println!("seed {seed}");
+    for format in FORMATS {
+        let mut dice = Dice(seed);
+        let room = Room::new();
+        room.done(&format!("image create {format}:f0 --size 64M"));
+        let mut chain = vec!["f0".to_owned()];
+        let mut versions = Versions::new(BLOCKS, STRIDE);
+        for round in 1..=8 {
+            let parents: String = chain[1..].iter().map(|file| format!(" --parent {format}:{file}")).collect();
+            let words = format!("{format}:{}{parents} --nbd nbd.sock --control control.sock", chain[0]);
+            let disk = Disk::serve(&room, &words);
+            versions.check(&mut nbd(&room));
+            let guest = Guest::start(&room, versions, seed + round);
+            guest.work(20);
+            let file = format!("f{round}");
+            let mut control = control(&room);
+            control.send(&snapshot(&room, format, &file));
+            let merge = json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "delete": true });
+            let merger = std::thread::spawn(move || {
+                // The snapshot, then the merge; or the end of the process.
+                if control.hear().is_some() {
+                    control.send(&merge);
+                    while control.hear().is_some() {}
+                }
+            });
+            std::thread::sleep(Duration::from_micros(dice.throw(150_000)));
+            disk.signal(Signal::KILL);
+            merger.join().unwrap();
+            versions = guest.thread.join().unwrap();
+            drop(disk);
+            chain.insert(0, file);
+            chain.retain(|file| room.file(file).exists());
+        }
+        let parents: String = chain[1..].iter().map(|file| format!(" --parent {format}:{file}")).collect();
+        let disk = Disk::serve(&room, &format!("{format}:{}{parents} --nbd nbd.sock", chain[0]));
+        versions.check(&mut nbd(&room));
+        assert_eq!(disk.stop().0, Some(0));
+        room.done(&format!("image check {format}:{}{parents}", chain[0]));
+    }
+}

@@ -1,0 +1,354 @@
+//! The image commands that rearrange chains: what they leave, what they refuse, and what a kill in the middle does.
+
+mod tool;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use tool::{Room, TAPLINE};
+
+const MIB: u64 = 1 << 20;
+/// Formats of a chain of three, leaf first.
+const CHAINS: [[&str; 3]; 4] =
+    [["vhd", "vhd", "vhd"], ["qcow2", "qcow2", "qcow2"], ["qcow2", "vhd", "raw"], ["vhd", "qcow2", "vhd"]];
+
+/// Three layers, leaf first, each of which holds what the others do not; and what they show, in `before.raw`.
+fn three_layers(room: &Room, formats: [&str; 3]) -> [String; 3] {
+    let [leaf, middle, base] = [0, 1, 2].map(|n| format!("{}:{n}.{}", formats[n], formats[n]));
+    room.make_raw("content.raw", 64 * MIB);
+    room.done(&format!("image convert raw:content.raw {base}"));
+    room.done(&format!("image create {middle} --parent {base}"));
+    room.guest(
+        &format!("{middle} --parent {base}"),
+        &["write -P 1 3M 70k", "write -P 2 10M 3M", "write -z -u 8M 1M", "write -P 4 63M 512"],
+    );
+    room.done(&format!("image create {leaf} --parent {middle} --parent {base}"));
+    room.guest(
+        &format!("{leaf} --parent {middle} --parent {base}"),
+        &["write -P 3 10M 64k", "write -P 5 40M 2M", "write -z -u 12M 1M", "write -P 6 33000448 3k"],
+    );
+    room.done(&format!("image convert {leaf} raw:before.raw --parent {middle} --parent {base}"));
+    [leaf, middle, base]
+}
+
+fn on(layers: &[String]) -> String {
+    let (leaf, parents) = layers.split_first().unwrap();
+    let parents: String = parents.iter().map(|parent| format!(" --parent {parent}")).collect();
+    format!("{leaf}{parents}")
+}
+
+/// The chain shows what the disk did, and every layer is sound.
+fn shows_the_same(room: &Room, layers: &[String]) {
+    let (leaf, parents) = layers.split_first().unwrap();
+    let parents: String = parents.iter().map(|parent| format!(" --parent {parent}")).collect();
+    let said = room.tapline(&format!("image compare {leaf} raw:before.raw{parents}"));
+    assert_eq!(said.code, Some(0), "{layers:?}: {said:?}");
+    for layer in layers {
+        let check = room.json(&format!("image check {layer}"));
+        // A writer that was killed has not closed its image.
+        assert!(check["result"] == "clean" || check["result"] == "unclosed", "{check}");
+    }
+    for qcow2 in layers.iter().filter_map(|layer| layer.strip_prefix("qcow2:")) {
+        // By itself: QEMU has its own idea of where the parents' names lead.
+        let alone = r#"{"driver":"qcow2","file":{"driver":"file","filename":"FILE"},"backing":null}"#;
+        room.tool("qemu-img", &format!("check -U json:{}", alone.replace("FILE", qcow2)));
+    }
+}
+
+fn file_of(image: &str) -> &str {
+    image.split_once(':').unwrap().1
+}
+
+/// Starts a job and kills it once `file` takes `space` bytes more, or less for a negative number, than before.
+fn kill_when(room: &Room, words: &str, file: &str, grown: i64) {
+    let space = || i64::try_from(room.space(file)).unwrap();
+    let before = space();
+    let mut job = Command::new(TAPLINE);
+    let job = job.args(words.split_whitespace()).current_dir(room.path()).stderr(Stdio::null()).stdout(Stdio::null());
+    let mut job = job.spawn().unwrap();
+    while if grown > 0 { space() < before + grown } else { space() > before + grown } {
+        assert_eq!(job.try_wait().unwrap(), None, "«{words}» ended before it could be killed");
+        std::thread::yield_now();
+    }
+    job.kill().unwrap();
+    job.wait().unwrap();
+}
+
+/// A disk of stored bytes all over, and an empty child of it.
+fn full_base(room: &Room, len: u64, format: &str) -> [String; 2] {
+    let bytes: Vec<u8> = (0..len / 8).flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).to_le_bytes()).collect();
+    room.write("before.raw", &bytes);
+    let [child, base] = [format!("{format}:child.{format}"), format!("{format}:base.{format}")];
+    room.done(&format!("image convert raw:before.raw {base}"));
+    room.done(&format!("image create {child} --parent {base}"));
+    [child, base]
+}
+
+#[test]
+fn a_merge_moves_layers_down_and_shows_the_same() {
+    for formats in CHAINS {
+        for (from, into, left) in [(0, 1, vec![1, 2]), (1, 2, vec![0, 2]), (0, 2, vec![2])] {
+            let room = Room::new();
+            let layers = three_layers(&room, formats);
+            room.done(&format!("image merge {} --from {from} --into {into} --delete", on(&layers)));
+            let left: Vec<String> = left.iter().map(|&n: &usize| layers[n].clone()).collect();
+            shows_the_same(&room, &left);
+            let gone = layers.iter().filter(|layer| !left.contains(layer));
+            assert!(gone.into_iter().all(|layer| !room.file(file_of(layer)).exists()), "{formats:?} {from} {into}");
+        }
+    }
+}
+
+#[test]
+fn a_merge_that_was_killed_goes_on_where_it_ended() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let [child, base] = full_base(&room, 128 * MIB, format);
+        room.done(&format!("image create {format}:empty --size 128M"));
+        room.done(&format!("image rebase {child} --parent {base} --onto {format}:empty"));
+        let layers = [child.clone(), format!("{format}:empty")];
+        let words = format!("image merge {} --from 0 --into 1", on(&layers));
+        for _ in 0..3 {
+            kill_when(&room, &words, "empty", 16 << 20);
+            shows_the_same(&room, &layers);
+        }
+        room.done(&words);
+        shows_the_same(&room, &layers[1..]);
+        assert!(room.space(file_of(&child)) < 2 * MIB, "the merged layer still takes {}", room.space(file_of(&child)));
+    }
+}
+
+#[test]
+fn a_merge_without_space_stops_and_goes_on_later() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let [child, base] = full_base(&room, 32 * MIB, format);
+        room.done(&format!("image create {format}:empty --size 32M"));
+        room.done(&format!("image rebase {child} --parent {base} --onto {format}:empty"));
+        let layers = [child, format!("{format}:empty")];
+        let words = format!("image merge {} --from 0 --into 1", on(&layers));
+        // The shell's limit is in blocks of 512 bytes: the child has its space already, the target gets half of it.
+        let limited = format!("ulimit -f 32768; exec {TAPLINE} {words}");
+        let output = Command::new("sh").args(["-c", &limited]).current_dir(room.path()).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{err}");
+        assert!(err.contains("no space") && err.contains("empty"), "{err}");
+        shows_the_same(&room, &layers);
+        room.done(&words);
+        shows_the_same(&room, &layers[1..]);
+    }
+}
+
+#[test]
+fn a_merge_into_a_parent_that_others_use_is_refused_by_name() {
+    let room = Room::new();
+    let layers = three_layers(&room, ["qcow2", "qcow2", "qcow2"]);
+    room.done(&format!("image create qcow2:other.q --parent {}", layers[2]));
+    let mut server = Command::new(TAPLINE);
+    let words = format!("serve qcow2:other.q --parent {} --nbd ./other.sock", layers[2]);
+    let server = server.args(words.split_whitespace()).current_dir(room.path()).stderr(Stdio::piped());
+    let mut server = server.spawn().unwrap();
+    while !room.file("other.sock").exists() {
+        assert_eq!(server.try_wait().unwrap(), None, "the other child is not served");
+        std::thread::yield_now();
+    }
+    let said = room.tapline(&format!("image merge {} --from 0 --into 2", on(&layers)));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains(file_of(&layers[2])) && said.err.contains("in use"), "{said:?}");
+    shows_the_same(&room, &layers);
+}
+
+#[test]
+fn layers_that_do_not_exist_are_not_merged() {
+    let room = Room::new();
+    let layers = three_layers(&room, ["vhd", "vhd", "vhd"]);
+    for (from, into) in [(0, 0), (1, 0), (0, 3), (2, 3)] {
+        let said = room.tapline(&format!("image merge {} --from {from} --into {into}", on(&layers)));
+        assert_eq!(said.code, Some(64), "{from} into {into}: {said:?}");
+    }
+}
+
+#[test]
+fn flattening_makes_an_image_stand_on_its_own() {
+    for formats in CHAINS {
+        let room = Room::new();
+        let layers = three_layers(&room, formats);
+        let parents = [&layers[1], &layers[2]].map(|layer| room.read(file_of(layer)));
+        room.done(&format!("image flatten {}", on(&layers)));
+        shows_the_same(&room, &layers[..1]);
+        assert!([&layers[1], &layers[2]].map(|layer| room.read(file_of(layer))) == parents, "a parent was written to");
+    }
+}
+
+#[test]
+fn flattening_that_was_killed_goes_on() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let layers = full_base(&room, 128 * MIB, format);
+        for _ in 0..2 {
+            kill_when(&room, &format!("image flatten {}", on(&layers)), file_of(&layers[0]), 16 << 20);
+            shows_the_same(&room, &layers);
+        }
+        room.done(&format!("image flatten {}", on(&layers)));
+        shows_the_same(&room, &layers[..1]);
+    }
+}
+
+#[test]
+fn rebasing_that_was_killed_goes_on() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let layers = full_base(&room, 128 * MIB, format);
+        room.done(&format!("image create {format}:empty --size 128M"));
+        let words = format!("image rebase {} --onto {format}:empty", on(&layers));
+        kill_when(&room, &words, file_of(&layers[0]), 16 << 20);
+        shows_the_same(&room, &layers);
+        room.done(&words);
+        shows_the_same(&room, &[layers[0].clone(), format!("{format}:empty")]);
+    }
+}
+
+#[test]
+fn an_image_shows_the_same_on_other_parents() {
+    for formats in CHAINS {
+        let room = Room::new();
+        let layers = three_layers(&room, formats);
+        let mut other = room.read("content.raw");
+        other[20 << 20..21 << 20].fill(9);
+        other[9 << 20..(9 << 20) + 70_000].fill(0);
+        room.write("other.raw", &other);
+        for onto in ["raw:other.raw", &layers[2]] {
+            room.done(&format!("image rebase {} --onto {onto}", on(&layers)));
+            shows_the_same(&room, &[layers[0].clone(), onto.to_owned()]);
+            room.done(&format!("image rebase {} --parent {onto} --onto {} --onto {}", layers[0], layers[1], layers[2]));
+            shows_the_same(&room, &layers);
+        }
+    }
+}
+
+#[test]
+fn a_parent_that_was_moved_is_recorded_without_reading_it() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let layers = three_layers(&room, [format; 3]);
+        fs::create_dir(room.file("else")).unwrap();
+        fs::rename(room.file(file_of(&layers[1])), room.file("else/moved")).unwrap();
+        let moved = format!("{format}:else/moved");
+        room.done(&format!("image rebase {} --onto {moved} --onto {} --unsafe", layers[0], layers[2]));
+        let said = room.tapline(&format!("image map {}", layers[0]));
+        assert!(said.err.contains(&format!("--parent {moved}")), "{said:?}");
+        shows_the_same(&room, &[layers[0].clone(), moved, layers[2].clone()]);
+    }
+}
+
+#[test]
+fn no_image_is_rebased_onto_itself() {
+    let room = Room::new();
+    let layers = three_layers(&room, ["vhd", "vhd", "vhd"]);
+    let said = room.tapline(&format!("image rebase {} --onto {}", on(&layers), layers[0]));
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(said.err.contains("no image is its own parent"), "{said:?}");
+}
+
+#[test]
+fn snapshots_and_clones_read_as_their_image() {
+    let room = Room::new();
+    let layers = three_layers(&room, ["qcow2", "vhd", "raw"]);
+    for (verb, new) in [("snapshot", "qcow2:s.q"), ("clone", "vhd:c.vhd"), ("clone", "qcow2:c.q")] {
+        let made = room.json(&format!("image {verb} {} --to {new}", on(&layers)));
+        assert_eq!(made["how"], "child");
+        let mut chain = vec![new.to_owned()];
+        chain.extend(layers.iter().cloned());
+        shows_the_same(&room, &chain);
+        let said = room.tapline(&format!("image {verb} {} --to {new}", on(&layers)));
+        assert!(said.code == Some(4) && said.err.contains("exists"), "{said:?}");
+    }
+}
+
+#[test]
+fn a_raw_image_shares_its_blocks_or_is_not_copied_at_all() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    let said = room.tapline("image clone raw:a.raw --to raw:b.raw");
+    match said.code {
+        Some(0) => assert!(said.out.contains("reflink") && room.read("a.raw") == room.read("b.raw"), "{said:?}"),
+        _ => assert!(said.err.contains("share") && said.err.contains("--to qcow2:"), "{said:?}"),
+    }
+    assert!(!room.file("b.raw.tapline-new").exists());
+    assert_eq!(room.file("b.raw").exists(), said.code == Some(0));
+}
+
+#[test]
+fn a_disk_grows_and_never_shrinks() {
+    for image in ["raw:a.raw", "vhd:a.vhd", "qcow2:a.q"] {
+        let room = Room::new();
+        room.done(&format!("image create {image} --size 32M"));
+        room.guest(image, &["write -P 1 31M 1M"]);
+        let grown = room.json(&format!("image resize {image} --size 5G"));
+        assert_eq!((grown["before"].as_u64(), grown["after"].as_u64()), (Some(32 * MIB), Some(5 << 30)));
+        room.guest(image, &["read -P 1 31M 1M", "read -P 0 32M 1M", "write -P 2 5119M 1M", "read -P 2 5119M 1M"]);
+        assert_eq!(room.json(&format!("image check {image}"))["result"], "clean");
+        assert_eq!(room.json(&format!("image info {image}"))[0]["size"].as_u64(), Some(5 << 30));
+        let said = room.tapline(&format!("image resize {image} --size 1G"));
+        assert_eq!(said.code, Some(4), "{said:?}");
+        assert!(said.err.contains("never made smaller"), "{said:?}");
+    }
+}
+
+#[test]
+fn compacting_a_chain_keeps_what_it_shows_and_what_it_is() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let layers = three_layers(&room, [format; 3]);
+        let uuid = |room: &Room, image: &str| room.json(&format!("image info {image}"))[0][format]["uuid"].clone();
+        let before = layers.each_ref().map(|layer| uuid(&room, layer));
+        for layer in &layers {
+            let done = room.json(&format!("image compact {layer}"));
+            // A table or two may come to lie elsewhere.
+            assert!(done["after"].as_u64().unwrap() <= done["before"].as_u64().unwrap() + MIB / 8, "{done}");
+        }
+        assert_eq!(layers.each_ref().map(|layer| uuid(&room, layer)), before);
+        shows_the_same(&room, &layers);
+    }
+}
+
+#[test]
+fn compacting_closes_the_gaps_in_a_file() {
+    for image in ["vhd:a.vhd", "qcow2:a.qcow2"] {
+        let room = Room::new();
+        room.done(&format!("image create {image} --size 64M"));
+        room.guest(image, &["write -P 1 0 32M", "write -P 2 40M 2M"]);
+        room.guest(image, &["discard 4M 24M"]);
+        let len = || fs::metadata(room.file(file_of(image))).unwrap().len();
+        let before = len();
+        room.done(&format!("image compact {image}"));
+        assert!(len() + 20 * MIB < before, "{image}: {} of {before} are left", len());
+        let reads = ["read -P 1 0 4M", "read -P 0 4M 24M", "read -P 1 28M 4M", "read -P 2 40M 2M", "read -P 0 42M 22M"];
+        room.guest(image, &reads);
+    }
+}
+
+#[test]
+fn compacting_that_was_killed_leaves_the_old_image() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let layers = full_base(&room, 128 * MIB, format);
+        let base = file_of(&layers[1]);
+        let new = format!("{base}.tapline-new");
+        let mut job = Command::new(TAPLINE);
+        let job = job.args(["image", "compact", &layers[1]]).current_dir(room.path()).spawn();
+        let mut job = job.unwrap();
+        while fs::metadata(room.file(&new)).map_or(0, |found| found.len()) < 16 * MIB {
+            assert_eq!(job.try_wait().unwrap(), None, "it ended before it could be killed");
+            std::thread::yield_now();
+        }
+        job.kill().unwrap();
+        job.wait().unwrap();
+        shows_the_same(&room, &layers);
+        room.done(&format!("image compact {}", layers[1]));
+        assert!(!room.file(&new).exists());
+        shows_the_same(&room, &layers);
+    }
+}

@@ -1,0 +1,226 @@
+//! qcow2 images as a user handles them, with QEMU as the judge in both directions.
+
+mod tool;
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use tool::Room;
+
+const MIB: u64 = 1 << 20;
+
+/// What QEMU says about an image, as JSON.
+fn qemu(room: &Room, words: &str) -> Value {
+    serde_json::from_str(&room.tool("qemu-img", &format!("{words} --output=json"))).unwrap()
+}
+
+/// The clusters of a disk that a map calls data, in whole or in part.
+fn data_clusters(map: &Value, cluster: u64) -> BTreeSet<u64> {
+    let runs = map.as_array().unwrap().iter().filter(|run| run["data"] == true);
+    runs.flat_map(|run| {
+        let (start, length) = (run["start"].as_u64().unwrap(), run["length"].as_u64().unwrap());
+        start / cluster..(start + length).div_ceil(cluster)
+    })
+    .collect()
+}
+
+#[test]
+fn qemu_finds_a_new_image_sound_and_as_it_was_asked_for() {
+    let room = Room::new();
+    for cluster in ["64K", "256K", "2M"] {
+        room.done(&format!("image create qcow2:{cluster}.q --size 10G --cluster-size {cluster}"));
+        let info = qemu(&room, &format!("info -f qcow2 {cluster}.q"));
+        assert_eq!(info["virtual-size"].as_u64(), Some(10 << 30));
+        assert_eq!(
+            info["cluster-size"],
+            room.json(&format!("image info qcow2:{cluster}.q"))[0]["qcow2"]["cluster_size"]
+        );
+        room.tool("qemu-img", &format!("check -U -f qcow2 {cluster}.q"));
+        assert_eq!(room.json(&format!("image check qcow2:{cluster}.q"))["result"], "clean");
+    }
+}
+
+#[test]
+fn a_disk_of_16_tib_is_made_written_and_read_by_both() {
+    let room = Room::new();
+    room.done("image create qcow2:big.q --size 16T");
+    room.guest("qcow2:big.q", &["write -P 7 16383G 64k", "write -P 8 0 64k"]);
+    room.tool("qemu-img", "check -U -f qcow2 big.q");
+    for command in ["read -P 7 16383G 64k", "read -P 8 0 64k", "read -P 0 8192G 64k"] {
+        let said = room.run_words("qemu-io", &["-r", "-f", "qcow2", "-c", command, "big.q"]);
+        assert!(said.code == Some(0) && !said.out.contains("failed"), "{command}: {said:?}");
+    }
+}
+
+#[test]
+fn qemu_reads_what_we_convert() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    for options in ["", "--cluster-size 512K", "--cluster-size 2M", "--cache writeback"] {
+        room.done(&format!("image convert raw:a.raw qcow2:b.q --force --verify {options}"));
+        room.tool("qemu-img", "check -U -f qcow2 b.q");
+        room.tool("qemu-img", "compare -f raw -F qcow2 a.raw b.q");
+    }
+}
+
+#[test]
+fn we_read_what_qemu_writes() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    let options = [
+        "-o cluster_size=65536",
+        "-o cluster_size=2M",
+        "-o compat=0.10",
+        "-o lazy_refcounts=on",
+        "-o refcount_bits=64",
+        "-o refcount_bits=1",
+        "-o preallocation=metadata",
+        "-c -o compression_type=zlib",
+        "-c -o compression_type=zstd",
+        "-c -o compression_type=zstd,cluster_size=2M",
+    ];
+    for options in options {
+        std::fs::remove_file(room.file("b.q")).unwrap_or_default();
+        room.tool("qemu-img", &format!("convert -f raw -O qcow2 {options} a.raw b.q"));
+        assert_eq!(room.json("image check qcow2:b.q")["result"], "clean", "{options}");
+        assert_eq!(room.json("image compare raw:a.raw qcow2:b.q")["same"], true, "{options}");
+    }
+}
+
+#[test]
+fn maps_agree_with_those_of_qemu() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    // Ours sees holes that the file system has inside a cluster, which QEMU does not.
+    for (options, cluster) in [("cluster_size=65536", 64 << 10), ("cluster_size=2M", 2 << 20)] {
+        room.tool("qemu-img", &format!("convert -f raw -O qcow2 -o {options} a.raw b.q"));
+        let (ours, theirs) = (room.json("image map qcow2:b.q"), qemu(&room, "map -f qcow2 b.q"));
+        assert_eq!(data_clusters(&ours, cluster), data_clusters(&theirs, cluster), "{options}");
+    }
+}
+
+#[test]
+fn a_chain_of_three_formats_reads_alike_in_both() {
+    let room = Room::new();
+    room.make_raw("base.raw", 32 * MIB);
+    room.done("image create qcow2:middle.q --parent raw:base.raw");
+    room.guest("qcow2:middle.q --parent raw:base.raw", &["write -P 1 3M 70k", "write -z -u 8M 1M"]);
+    room.done("image create qcow2:leaf.q --parent qcow2:middle.q --parent raw:base.raw --cluster-size 128K");
+    let chain = "qcow2:leaf.q --parent qcow2:middle.q --parent raw:base.raw";
+    room.guest(chain, &["write -P 2 3M 4k", "discard 20M 1M"]);
+    room.tool("qemu-img", "check -U -f qcow2 leaf.q");
+    room.tool("qemu-img", "convert -f qcow2 -O raw leaf.q flat.raw");
+    room.done("image compare raw:flat.raw qcow2:leaf.q --other-parent qcow2:middle.q --other-parent raw:base.raw");
+    room.done("image convert raw:base.raw vhd:base.vhd");
+    room.done("image create vhd:middle.vhd --parent vhd:base.vhd");
+    room.guest("vhd:middle.vhd --parent vhd:base.vhd", &["write -P 3 5M 1M"]);
+    room.done("image create qcow2:top.q --parent vhd:middle.vhd --parent vhd:base.vhd");
+    let chain = "--parent vhd:middle.vhd --parent vhd:base.vhd";
+    room.guest(&format!("qcow2:top.q {chain}"), &["read -P 3 5M 1M", "write -P 4 5M 512", "read -P 3 5632k 8k"]);
+}
+
+#[test]
+fn features_that_are_not_known_are_refused_by_name() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -f qcow2 -o extended_l2=on,cluster_size=128k extended.q 1G");
+    room.tool("qemu-img", "create -f qcow2 -o data_file=outside.raw outside.q 1G");
+    for (image, feature) in [("extended.q", "extended L2"), ("outside.q", "external data file")] {
+        let said = room.tapline(&format!("image map qcow2:{image}"));
+        assert_eq!(said.code, Some(4), "{said:?}");
+        assert!(said.err.to_lowercase().contains(&feature.to_lowercase()), "{said:?}");
+    }
+}
+
+#[test]
+fn an_image_of_version_2_is_read_and_not_written() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    room.tool("qemu-img", "convert -f raw -O qcow2 -o compat=0.10 a.raw old.q");
+    let before = room.read("old.q");
+    let said = room.tapline("serve qcow2:old.q --nbd ./s.sock");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("version 2") && said.err.contains("upgrades it"), "{said:?}");
+    assert!(room.read("old.q") == before, "a refused image was written to");
+    room.done("image convert qcow2:old.q qcow2:new.q --verify");
+    room.guest("qcow2:new.q", &["write -P 1 0 64k"]);
+}
+
+#[test]
+fn an_image_that_was_not_closed_is_repaired_before_it_is_written() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 -o lazy_refcounts=on a.q 64M");
+    let killed = room.run_words("qemu-io", &["-f", "qcow2", "-c", "write -P 3 0 10M", "-c", "abort", "a.q"]);
+    assert_ne!(killed.code, Some(0));
+    let before = room.read("a.q");
+    assert_eq!(room.json("image info qcow2:a.q")[0]["qcow2"]["dirty"], true);
+    room.done("image map qcow2:a.q");
+    assert!(room.read("a.q") == before, "an image was written to that was only read");
+    let said = room.tapline("image resize qcow2:a.q --size 128M");
+    assert!(said.code == Some(0) && said.err.contains("has been repaired"), "{said:?}");
+    assert_eq!(room.json("image check qcow2:a.q")["result"], "clean");
+    room.tool("qemu-img", "check -U -f qcow2 a.q");
+    room.guest("qcow2:a.q", &["read -P 3 0 10M", "read -P 0 64M 64M"]);
+}
+
+#[test]
+fn a_check_and_its_repair_end_as_they_are_documented() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    room.done("image convert raw:a.raw qcow2:a.q");
+    let mut bytes = room.read("a.q");
+    // The first refcount block is in the third cluster; the last clusters of the file are data.
+    let info = qemu(&room, "check -U -f qcow2 a.q");
+    let last = usize::try_from(info["image-end-offset"].as_u64().unwrap() / 65536 - 1).unwrap();
+    bytes[2 * 65536 + 2 * last..][..2].fill(0);
+    room.write("a.q", &bytes);
+    let said = room.tapline("image check qcow2:a.q");
+    assert!(said.code == Some(2) && said.out.contains("--repair"), "{said:?}");
+    let said = room.tapline("image check qcow2:a.q --repair");
+    assert!(said.code == Some(3) && said.out.contains("repaired"), "{said:?}");
+    assert_eq!(room.tapline("image check qcow2:a.q --repair").code, Some(0));
+    room.done("image compare raw:a.raw qcow2:a.q");
+    room.tool("qemu-img", "check -U -f qcow2 a.q");
+}
+
+#[test]
+fn names_inside_an_image_are_shown_and_never_opened() {
+    let room = Room::new();
+    room.write("secret.raw", &vec![7; 1 << 20]);
+    room.tool("qemu-img", "create -f qcow2 -b secret.raw -F raw child.q");
+    let info = &room.json("image info qcow2:child.q")[0]["qcow2"];
+    assert_eq!(info["parent"]["name"], "secret.raw");
+    let said = room.tapline("image map qcow2:child.q");
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(said.err.contains("--parent raw:secret.raw"), "{said:?}");
+    std::fs::remove_file(room.file("secret.raw")).unwrap();
+    room.done("image info qcow2:child.q");
+    room.done("image check qcow2:child.q");
+}
+
+#[test]
+fn a_format_that_is_named_wrongly_is_refused() {
+    let room = Room::new();
+    room.make_raw("a.raw", MIB);
+    room.done("image create qcow2:base.q --size 16M");
+    room.done("image create qcow2:child.q --parent qcow2:base.q");
+    for image in ["qcow2:a.raw", "vhd:base.q"] {
+        let said = room.tapline(&format!("image info {image}"));
+        assert!(said.code == Some(4) && said.err.contains("name the format"), "{said:?}");
+    }
+    // As raw, its metadata would be shown to the guest.
+    let said = room.tapline("image map qcow2:child.q --parent raw:base.q");
+    assert!(said.code == Some(64) && said.err.contains("--parent qcow2:base.q"), "{said:?}");
+}
+
+#[test]
+fn what_a_guest_discards_comes_back_from_the_file() {
+    let room = Room::new();
+    for image in ["qcow2:a.q", "vhd:a.vhd"] {
+        room.done(&format!("image create {image} --size 64M"));
+        room.guest(image, &["write -P 9 0 32M"]);
+        let file = image.split_once(':').unwrap().1;
+        assert!(room.space(file) >= 32 * MIB);
+        room.guest(image, &["discard 0 32M", "read -P 0 0 32M"]);
+        assert!(room.space(file) < 2 * MIB, "{image} still takes {}", room.space(file));
+    }
+}

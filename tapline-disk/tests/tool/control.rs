@@ -1,0 +1,67 @@
+//! A client of the control socket.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+/// A connection.
+pub struct Control {
+    lines: BufReader<UnixStream>,
+}
+
+impl Control {
+    pub fn connect(path: &Path) -> Control {
+        Control { lines: BufReader::new(UnixStream::connect(path).unwrap()) }
+    }
+
+    /// Sends a request without waiting.
+    pub fn send(&mut self, request: &Value) {
+        let mut request = request.clone();
+        request.as_object_mut().unwrap().extend([("version".into(), json!(1))]);
+        self.send_raw(format!("{request}\n").as_bytes());
+    }
+
+    pub fn send_raw(&mut self, bytes: &[u8]) {
+        // The disk may have been killed, or have heard enough, which is for the test to find.
+        self.lines.get_mut().write_all(bytes).ok();
+    }
+
+    /// The next line; `None` if there will be none.
+    pub fn hear(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        match self.lines.read_line(&mut line) {
+            Ok(1..) if line.ends_with('\n') => Some(serde_json::from_str(&line).unwrap()),
+            _ => None,
+        }
+    }
+
+    /// What a request leads to in the end.
+    pub fn ask(&mut self, request: &Value) -> Value {
+        self.send(request);
+        loop {
+            let line = self.hear().expect("the disk has ended without an answer");
+            if line.get("event").is_none() {
+                return line;
+            }
+        }
+    }
+
+    /// A request that must be done.
+    pub fn done(&mut self, request: &Value) -> Value {
+        let line = self.ask(request);
+        assert!(line.get("ok").is_some(), "{request}: {line}");
+        line["ok"].clone()
+    }
+
+    /// A request that must be refused: what kind, and why.
+    pub fn refused(&mut self, request: &Value) -> (String, String) {
+        let line = self.ask(request);
+        let text = |field: &str| line["error"][field].as_str().unwrap_or_default().to_owned();
+        assert!(line.get("error").is_some(), "{request}: {line}");
+        (text("kind"), text("message"))
+    }
+}

@@ -1,0 +1,123 @@
+//! A small NBD client, one request at a time, and a disk's worth of versions to check what it reads.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// The unit of what is written: one version a block.
+pub const BLOCK: usize = 4096;
+
+/// A connection.
+pub struct Nbd {
+    stream: UnixStream,
+    pub size: u64,
+    cookie: u64,
+}
+
+impl Nbd {
+    pub fn connect(path: &Path) -> io::Result<Nbd> {
+        let mut stream = UnixStream::connect(path)?;
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting)?;
+        // Fixed newstyle without zeroes; the default export.
+        stream.write_all(&[&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 1, 0, 0, 0, 0]].concat())?;
+        let mut export = [0; 10];
+        stream.read_exact(&mut export)?;
+        let size = u64::from_be_bytes(export[..8].try_into().unwrap());
+        Ok(Nbd { stream, size, cookie: 0 })
+    }
+
+    fn ask(&mut self, kind: u16, at: u64, len: u32, data: &[u8]) -> io::Result<()> {
+        self.cookie += 1;
+        let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0], &kind.to_be_bytes(), &self.cookie.to_be_bytes()];
+        let request = [&head.concat()[..], &at.to_be_bytes(), &len.to_be_bytes(), data].concat();
+        self.stream.write_all(&request)?;
+        let mut reply = [0; 16];
+        self.stream.read_exact(&mut reply)?;
+        match u32::from_be_bytes(reply[4..8].try_into().unwrap()) {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(i32::try_from(error).unwrap())),
+        }
+    }
+
+    pub fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
+        self.ask(1, at, u32::try_from(data.len()).unwrap(), data)
+    }
+
+    pub fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        self.ask(0, at, u32::try_from(len).unwrap(), &[])?;
+        let mut data = vec![0; len];
+        self.stream.read_exact(&mut data)?;
+        Ok(data)
+    }
+
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.ask(3, 0, 0, &[])
+    }
+}
+
+/// Numbers without pattern, from a seed.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn throw(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (self.0 >> 33) % below
+    }
+}
+
+/// What each block may hold: at least what was flushed, at most what was written last.
+#[derive(Clone)]
+pub struct Versions {
+    /// Blocks are so far apart, so that they fall into many places of the image.
+    stride: u64,
+    flushed: Vec<u64>,
+    answered: Vec<u64>,
+    asked: Vec<u64>,
+    next: u64,
+}
+
+impl Versions {
+    pub fn new(blocks: usize, stride: u64) -> Versions {
+        let none = vec![0; blocks];
+        Versions { stride, flushed: none.clone(), answered: none.clone(), asked: none, next: 1 }
+    }
+
+    /// Writes the next version of some block, or flushes.
+    pub fn step(&mut self, nbd: &mut Nbd, dice: &mut Dice) -> io::Result<()> {
+        if dice.throw(16) == 0 {
+            let covered = self.answered.clone();
+            nbd.flush()?;
+            self.flushed = covered;
+            return Ok(());
+        }
+        let block = usize::try_from(dice.throw(u64::try_from(self.asked.len()).unwrap())).unwrap();
+        let version = self.next;
+        self.next += 1;
+        self.asked[block] = version;
+        nbd.write(self.at(block), &version.to_ne_bytes().repeat(BLOCK / 8))?;
+        self.answered[block] = version;
+        Ok(())
+    }
+
+    /// Reads every block; what it holds must be of one version, and one that it may have.
+    pub fn check(&mut self, nbd: &mut Nbd) {
+        for block in 0..self.asked.len() {
+            let found = nbd.read(self.at(block), BLOCK).unwrap();
+            let version = u64::from_ne_bytes(found[..8].try_into().unwrap());
+            assert!(found.chunks(8).all(|word| word == version.to_ne_bytes()), "block {block} is torn");
+            let may = self.flushed[block]..=self.asked[block];
+            assert!(may.contains(&version), "block {block} holds version {version}, not one of {may:?}");
+            // From now on this is what it holds.
+            (self.answered[block], self.asked[block]) = (version, version);
+        }
+        nbd.flush().unwrap();
+        self.flushed.clone_from(&self.answered);
+    }
+
+    fn at(&self, block: usize) -> u64 {
+        u64::try_from(block).unwrap() * self.stride
+    }
+}

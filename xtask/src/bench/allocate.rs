@@ -1,0 +1,97 @@
+//! First writes: what a new thin image costs while it grows, ours beside the peer's, in the same format.
+
+use std::path::{Path, PathBuf};
+
+use super::server::{Kind, Server};
+use super::{Arguments, client, tapline};
+
+/// A load of first writes, and how much of the disk is new to it.
+struct Workload {
+    name: &'static str,
+    client: &'static [&'static str],
+}
+
+const WORKLOADS: &[Workload] = &[
+    Workload { name: "write 64k qd8", client: &["--pattern", "write", "--block", "65536", "--depth", "8"] },
+    Workload { name: "write 1M qd4", client: &["--pattern", "write", "--block", "1048576", "--depth", "4"] },
+    Workload { name: "randwrite 4k qd32", client: &["--pattern", "randwrite", "--block", "4096", "--depth", "32"] },
+];
+
+/// So large that no load here comes round.
+const SIZE: &str = "64G";
+
+/// Who writes: a program and a format, as each of the two calls it.
+struct Writer {
+    name: &'static str,
+    format: &'static str,
+    peer: Option<&'static str>,
+}
+
+const WRITERS: &[Writer] = &[
+    Writer { name: "QSD qcow2", format: "qcow2", peer: Some("qcow2") },
+    Writer { name: "tapline qcow2", format: "qcow2", peer: None },
+    Writer { name: "QSD vpc", format: "vhd", peer: Some("vpc") },
+    Writer { name: "tapline vhd", format: "vhd", peer: None },
+];
+
+/// Each round begins with new images. The ratio is to the peer with the same format.
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let work = tempfile::Builder::new()
+        .prefix("tapline-bench-")
+        .tempdir_in(&arguments.dir)
+        .map_err(|error| error.to_string())?;
+    let mut report = Vec::new();
+    for workload in WORKLOADS {
+        let mut seen = vec![Vec::new(); WRITERS.len()];
+        for round in 0..arguments.rounds {
+            for turn in 0..WRITERS.len() {
+                let which = (round + turn) % WRITERS.len();
+                eprint!("\r{}: round {}, {:<24}", workload.name, round + 1, WRITERS[which].name);
+                seen[which].push(sample(&WRITERS[which], workload, work.path(), arguments.seconds)?);
+            }
+        }
+        eprint!("\r{:60}\r", "");
+        let medians: Vec<f64> = seen.into_iter().map(median).collect();
+        if !arguments.json {
+            println!("\n{:<22}{:>10} {:>7}", workload.name, "IOPS", "ratio");
+        }
+        for (which, writer) in WRITERS.iter().enumerate() {
+            let peer = WRITERS.iter().position(|peer| peer.format == writer.format && peer.peer.is_some()).unwrap_or(0);
+            let ratio = medians[which] / medians[peer];
+            if !arguments.json {
+                println!("  {:<20}{:>10.0} {ratio:>6.2}x", writer.name, medians[which]);
+            }
+            report.push(serde_json::json!({
+                "workload": workload.name, "server": writer.name, "iops": medians[which], "ratio": ratio,
+            }));
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::Value::Array(report));
+    }
+    Ok(())
+}
+
+fn sample(writer: &Writer, workload: &Workload, work: &Path, seconds: f64) -> Result<f64, String> {
+    let image: PathBuf = work.join("new");
+    match std::fs::remove_file(&image) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.to_string()),
+        _ => {}
+    }
+    let name = format!("{}:{}", writer.format, image.display());
+    tapline(&["image", "create", &name, "--size", SIZE])?;
+    let kind = match writer.peer {
+        Some(format) => Kind::QemuStorageDaemon { name: writer.name, format, image },
+        None => Kind::Tapline { name: writer.name, images: vec![name] },
+    };
+    let server = Server::start(&kind, work)?;
+    let seconds = seconds.to_string();
+    let seen = client(&server, &[workload.client, &["--warmup", "0", "--seconds", &seconds]].concat())?;
+    server.stop()?;
+    seen["iops"].as_f64().ok_or(format!("the client did not say iops: {seen}"))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -152,13 +152,11 @@ impl Run {
     /// Makes the new file the leaf.
     fn switch(&mut self, file: FileId, subject: &Subject) -> Result<(), Violation> {
         let old = self.chains.swap_remove(0);
-        if let Some(leaf) = old.first() {
-            let parent = self.open(*leaf, 1, Access::ReadOnly, subject)?;
-            self.disk.reopen(0, parent).map_err(refused)?;
-            self.io.let_write(*leaf, false);
-        }
         let leaf = self.open(file, 0, Access::ReadWrite, subject)?;
-        self.disk.push_leaf(file, leaf).map_err(refused)
+        self.disk.push_leaf(file, leaf).map_err(refused)?;
+        self.disk.freeze(1).map_err(refused)?;
+        old.first().into_iter().for_each(|leaf| self.io.let_write(*leaf, false));
+        Ok(())
     }
 
     /// Makes the disk larger, once.

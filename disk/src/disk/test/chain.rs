@@ -166,6 +166,24 @@ fn a_layer_that_is_opened_for_writing_takes_part_in_rounds() {
     assert!(!rig.disk.is_clean(), "what its metadata says may be in a cache only");
 }
 
+#[test]
+fn several_layers_are_opened_for_writing_while_requests_are_held_back_once() {
+    let mut rig = dynamic(64 * MIB);
+    (0..2).for_each(|_| {
+        rig.hold();
+        rig.snapshot();
+        rig.release();
+    });
+    rig.hold();
+    for depth in [1, 2] {
+        let layer = rig.files.bytes[2 - depth].clone();
+        rig.disk.reopen(depth, open(&layer, Access::ReadWrite)).unwrap();
+    }
+    rig.disk.touched(FileId(1));
+    let layer = rig.files.bytes[1].clone();
+    assert!(rig.disk.reopen(1, open(&layer, Access::ReadOnly)).is_err(), "something in it is not durable");
+}
+
 /// A chain of three, all writable, in the lower two of which something is to be made durable.
 fn three_writable() -> Rig {
     let mut rig = dynamic(64 * MIB);

@@ -61,7 +61,7 @@ pub enum Planted {
     FillForgotten,
     /// A second write to a cluster does not wait until the first has given it its place.
     CopyNotAwaited,
-    /// A snapshot is taken without the last round on the old leaf.
+    /// No round makes the old leaf durable once a snapshot has put another on it.
     SnapshotWithoutRound,
     /// What a merge has copied becomes durable a round after the leaf has forgotten it.
     ForgottenBeforeCopied,

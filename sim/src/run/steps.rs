@@ -24,9 +24,11 @@ pub(super) enum Chore {
     Syncing(Change),
     /// A merge goes from grain to grain.
     Merging,
+    /// There is a new leaf; the old one, this, becomes durable.
+    Closing(FileId),
 }
 
-/// What is done while nothing is in flight and everything durable.
+/// What is done while nothing is in flight and, but for a new leaf, everything durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// A new file becomes the leaf.
@@ -91,6 +93,7 @@ impl Run {
             Chore::Held(_) => self.disk.is_quiet(),
             Chore::Syncing(_) => !self.disk.is_syncing() && self.disk.is_quiet(),
             Chore::Merging => self.disk.merge().is_none_or(|merge| !merge.busy),
+            Chore::Closing(file) => self.disk.is_frozen(file) || !self.disk.is_syncing(),
         })
     }
 
@@ -103,10 +106,15 @@ impl Run {
                 self.disk.hold();
                 Some(Chore::Held(change))
             }
+            Chore::Held(Change::Switch(file)) => {
+                let closing = self.switch(file, subject)?;
+                let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
+                self.disk.release(&mut io);
+                self.disk.sync(&mut io);
+                closing
+            }
+            Chore::Closing(file) => return self.close(file),
             Chore::Held(change) => {
-                if self.bug == Some(Planted::SnapshotWithoutRound) && matches!(change, Change::Switch(_)) {
-                    self.plot.borrow_mut().deaf = self.chains.first().and_then(|chain| chain.first()).copied();
-                }
                 self.disk.sync(&mut io);
                 Some(Chore::Syncing(change))
             }
@@ -138,7 +146,7 @@ impl Run {
             return if self.io.fault_happened() { Ok(None) } else { Err(unclean()) };
         }
         match change {
-            Change::Switch(file) => self.switch(file, subject)?,
+            Change::Switch(file) => return self.switch(file, subject),
             Change::Grow => self.grow(subject)?,
             Change::BeginMerge(from, into) => {
                 self.begin_merge(from, into, subject)?;
@@ -149,13 +157,31 @@ impl Run {
         Ok(None)
     }
 
-    /// Makes the new file the leaf.
-    fn switch(&mut self, file: FileId, subject: &Subject) -> Result<(), Violation> {
-        let old = self.chains.swap_remove(0);
+    /// Makes the new file the leaf, whatever is durable.
+    fn switch(&mut self, file: FileId, subject: &Subject) -> Result<Option<Chore>, Violation> {
+        if self.disk.is_broken() {
+            // The new file is removed.
+            self.chains.truncate(1);
+            return Ok(None);
+        }
+        let old = self.chains.swap_remove(0).first().copied();
+        if self.bug == Some(Planted::SnapshotWithoutRound) {
+            self.plot.borrow_mut().deaf = old;
+        }
         let leaf = self.open(file, 0, Access::ReadWrite, subject)?;
         self.disk.push_leaf(file, leaf).map_err(refused)?;
         self.disk.freeze(1).map_err(refused)?;
-        old.first().into_iter().for_each(|leaf| self.io.let_write(*leaf, false));
+        Ok(old.map(Chore::Closing))
+    }
+
+    /// A round has ended, with which the old leaf should be closed for writing.
+    fn close(&mut self, file: FileId) -> Result<(), Violation> {
+        self.chore = None;
+        if self.disk.is_frozen(file) {
+            self.io.let_write(file, false);
+        } else if !self.io.fault_happened() {
+            return Err(Violation::Step("the old leaf does not become durable".into()));
+        }
         Ok(())
     }
 

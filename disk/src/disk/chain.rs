@@ -120,7 +120,8 @@ impl<F: Format> Disk<F> {
         let new = format.geometry();
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
         if self.broken || layer.upkeep.unsynced || layer.format.dirty() > 0 {
-            let what = format!("layer {depth} cannot be opened for another access while not everything in it is durable");
+            let what =
+                format!("layer {depth} cannot be opened for another access while not everything in it is durable");
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
         }
         let old = layer.format.geometry();

@@ -165,20 +165,48 @@ impl<F: Format> Disk<F> {
         Ok(popped)
     }
 
-    /// Makes the leaf, and with it the disk, larger; what is new reads as zero. Durable with the next round. Only while
-    /// requests are held back and nothing is in flight.
+    /// Makes the leaf, and with it the disk, larger; what is new reads as zero. Durable with the next round, and where a
+    /// format grows no earlier (a fixed VHD) the disk does neither. Only while requests are held back and nothing is in
+    /// flight.
     pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
         self.require(Need::Quiet, "the disk cannot be made larger")?;
         if len < self.geometry.len {
             let what = format!("a disk of {} bytes cannot be made smaller, to {len}", self.geometry.len);
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
+        self.check_hidden(0, len)?;
         let Some(leaf) = self.layers.first_mut() else { return Err(no_layer(0)) };
         leaf.format.grow(len)?;
-        let grown = leaf.format.geometry();
+        self.leaf_grown();
+        Ok(())
+    }
+
+    /// The disk is as large as the leaf.
+    fn leaf_grown(&mut self) {
+        let Some(grown) = self.layers.first().map(|leaf| leaf.format.geometry()) else { return };
         self.geometry = Geometry { len: grown.len, chs: grown.chs, ..self.geometry };
         self.fold.grow(grown.len);
-        Ok(())
+    }
+
+    /// A layer's image has become larger. What was known of where bytes behind its old end live is void.
+    pub(super) fn layer_grown(&mut self, file: FileId) {
+        if file == self.leaf_file() {
+            self.leaf_grown();
+        }
+        self.fold = Fold::new(self.geometry.len, self.options.map_bytes);
+    }
+
+    /// A layer that becomes `len` bytes long must not bring to light what it hides of the one below by being shorter.
+    pub(super) fn check_hidden(&self, depth: usize, len: u64) -> Result<(), ImageError> {
+        let len_of = |depth: usize| self.layers.get(depth).map(|layer| layer.format.geometry().len);
+        let (Some(old), Some(below)) = (len_of(depth), len_of(depth.saturating_add(1))) else { return Ok(()) };
+        if len <= old || below <= old {
+            return Ok(());
+        }
+        let what = format!(
+            "layer {depth} has {old} bytes and the one below it {below}: if it were larger, what it hides would come to light"
+        );
+        Err(ImageError::new(ImageErrorKind::Mismatch, what))
     }
 
     /// The image of a layer, to be changed in a way that does not concern where bytes live.

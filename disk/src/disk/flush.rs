@@ -126,12 +126,17 @@ impl<F: Format> Disk<F> {
 
     fn settle_layer(&mut self, file: FileId, durable: bool) {
         let Some(layer) = self.layer_of(file) else { return };
+        let before = layer.format.geometry().len;
         layer.format.settled(durable);
+        let grown = layer.format.geometry().len != before;
         layer.upkeep.dirty_left = if durable { 0 } else { layer.format.dirty() };
         // Its turn may not even have come.
         layer.upkeep.unsynced |= !durable;
         if let Some(depth) = self.layers.iter().position(|layer| layer.file == file) {
             self.freeze_if_durable(depth);
+        }
+        if grown {
+            self.layer_grown(file);
         }
     }
 

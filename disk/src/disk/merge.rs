@@ -78,7 +78,7 @@ pub struct MergeProgress {
     pub len: u64,
     /// Bytes written to the target.
     pub copied: u64,
-    /// Whether a piece is under way, or waits for requests to end.
+    /// Whether a piece is under way or waits for requests to end, or the target grows.
     pub busy: bool,
     /// How far it has come.
     pub state: MergeState,
@@ -97,6 +97,8 @@ pub(super) struct Merge {
     state: MergeState,
     /// Nobody wants it any more.
     cancelled: bool,
+    /// A round was asked for with which the target grows.
+    growth_asked: bool,
     /// Where to go on.
     next: u64,
     /// With the leaf among the sources: where the guest's writes go.
@@ -197,12 +199,17 @@ impl<F: Format> Disk<F> {
         self.check_merge(from, into)?;
         let Some(len) = self.layers.get(from).map(|layer| layer.format.geometry().len) else { return Ok(()) };
         let (Some(below), Some(count)) = (from.checked_add(1), into.checked_sub(from)) else { return Ok(()) };
+        self.check_hidden(into, len)?;
         // The deepest first: if it cannot be made larger, nothing has changed.
+        let mut grown = Vec::new();
         for layer in self.layers.iter_mut().skip(below).take(count).rev() {
             if layer.format.geometry().len < len {
                 layer.format.grow(len)?;
+                grown.push(layer.file);
             }
         }
+        // The map must not say any more that nothing is behind their old ends: a write there may change no metadata.
+        grown.into_iter().for_each(|file| self.layer_grown(file));
         let target = self.layers.get(into).map_or(FileId(0), |layer| layer.file);
         self.epoch = self.epoch.wrapping_add(1);
         let mut merge = Merge {
@@ -214,6 +221,7 @@ impl<F: Format> Disk<F> {
             piece: None,
             state: MergeState::Running,
             cancelled: false,
+            growth_asked: false,
             next: 0,
             fates: (from == 0).then(|| Fates::new(len)),
         };
@@ -225,7 +233,7 @@ impl<F: Format> Disk<F> {
     fn resume_merge(&mut self) -> Result<(), ImageError> {
         self.check_merge_alive()?;
         let Some(merge) = &mut self.merge else { return Ok(()) };
-        (merge.state, merge.cancelled) = (MergeState::Running, false);
+        (merge.state, merge.cancelled, merge.growth_asked) = (MergeState::Running, false, false);
         if merge.from == 0 && merge.fates.is_none() {
             merge.fates = Some(Fates::new(merge.len));
             merge.next = 0;
@@ -273,6 +281,10 @@ impl<F: Format> Disk<F> {
 
     /// Begins the next piece, unless one is under way, the merge has ended or requests are held back; whether it did.
     pub fn step_merge<I: Io>(&mut self, io: &mut I) -> bool {
+        if self.is_target_short() {
+            self.grow_target(io);
+            return false;
+        }
         let copied = self.merge.as_ref().map_or(0, |merge| merge.copied);
         let mut begun = false;
         for _ in 0..EMPTY_MAX {
@@ -284,6 +296,23 @@ impl<F: Format> Disk<F> {
             }
         }
         begun
+    }
+
+    /// Whether the target is not as large yet as it is to be: some formats grow with a round only.
+    fn is_target_short(&self) -> bool {
+        let target = |merge: &Merge| self.layers.get(merge.into).map(|layer| (layer.format.geometry().len, merge.len));
+        self.merge.as_ref().and_then(target).is_some_and(|(len, wanted)| len < wanted)
+    }
+
+    /// Sees to it that there is a round with which the target grows.
+    fn grow_target<I: Io>(&mut self, io: &mut I) {
+        let (syncing, broken) = (self.is_syncing(), self.broken);
+        let Some(merge) = self.merge.as_mut().filter(|merge| merge.goes_on() && !syncing) else { return };
+        if broken || std::mem::replace(&mut merge.growth_asked, true) {
+            merge.state = MergeState::Failed(if broken { Status::Refused } else { Status::Failed });
+            return;
+        }
+        self.sync(io);
     }
 
     /// The grain of the piece that can begin now.
@@ -307,7 +336,7 @@ impl<F: Format> Disk<F> {
             done: merge.next.min(merge.len),
             len: merge.len,
             copied: merge.copied,
-            busy: merge.piece.is_some(),
+            busy: merge.piece.is_some() || (self.is_syncing() && self.is_target_short()),
             state: merge.state,
         })
     }
@@ -380,7 +409,9 @@ impl<F: Format> Disk<F> {
         if let Some(merged) = merge.fates.as_ref().and_then(|fates| fates.of(grain.at)) {
             return Ok(merged);
         }
-        let merged = merge.goes_on() && !self.is_written_since_before(grain) && self.held_by_sources(grain)?.is_empty();
+        // Behind the end of a target that is still to grow there is no room.
+        let may = merge.goes_on() && !self.is_target_short() && !self.is_written_since_before(grain);
+        let merged = may && self.held_by_sources(grain)?.is_empty();
         if let Some(fates) = self.merge.as_mut().and_then(|merge| merge.fates.as_mut()) {
             fates.decide(grain.at, merged);
         }

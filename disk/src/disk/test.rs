@@ -5,6 +5,7 @@
 mod chain;
 mod clusters;
 mod copying;
+mod growing;
 mod interleaving;
 mod learning;
 mod merging;

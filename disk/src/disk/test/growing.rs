@@ -1,0 +1,125 @@
+//! Layers that become larger: what was known of them before is void, and what they hide stays hidden.
+
+use super::*;
+use crate::qcow2::{self, Qcow2};
+use crate::{ImageErrorKind, Link};
+
+fn raw(len: u64) -> Image {
+    Image::Raw(Raw::new(len, 512, false).unwrap())
+}
+
+fn fixed(len: u64) -> (Image, Vec<u8>) {
+    let bytes = new_vhd(len, Kind::Fixed, 2 << 20, 1);
+    (open(&bytes, Access::ReadWrite), bytes)
+}
+
+fn leaf(len: u64) -> (Image, Vec<u8>) {
+    let bytes = new_vhd(len, child_of(1), 2 << 20, 2);
+    (open(&bytes, Access::ReadWrite), bytes)
+}
+
+impl Rig {
+    /// The merge of the leaf into the layer below, to its end.
+    fn merge(&mut self) {
+        while self.disk.merge().unwrap().state == MergeState::Running {
+            self.disk.step_merge(&mut self.files);
+            self.step();
+        }
+        assert_eq!(self.disk.merge().unwrap().state, MergeState::Copied);
+        self.drain();
+        self.hold();
+        self.disk.end_merge().unwrap();
+        self.release();
+    }
+}
+
+#[test]
+fn a_write_behind_the_old_end_of_a_merges_target_is_read() {
+    let (leaf, bytes) = leaf(16 * MIB);
+    let mut rig = Rig::new(vec![leaf, raw(8 * MIB)], vec![bytes, vec![1; 8 << 20]], 1);
+    assert_eq!(rig.read(8 * MIB, 8 * MIB), vec![0; 8 << 20]);
+    rig.disk.begin_merge(0, 1).unwrap();
+    rig.files.bytes[1].resize(16 << 20, 0);
+    assert_eq!(rig.write(12 * MIB, &[7; 4096]), Status::Done);
+    assert_eq!(rig.read(12 * MIB, 4096), [7; 4096]);
+    rig.merge();
+    assert_eq!(rig.read(12 * MIB, 4096), [7; 4096]);
+}
+
+#[test]
+fn a_merge_into_a_smaller_fixed_vhd_waits_until_that_has_grown() {
+    let ((leaf, bytes), (base, base_bytes)) = (leaf(16 * MIB), fixed(8 * MIB));
+    let mut rig = Rig::new(vec![leaf, base], vec![bytes, base_bytes], 1);
+    assert_eq!(rig.read(8 * MIB, 8 * MIB), vec![0; 8 << 20]);
+    rig.disk.begin_merge(0, 1).unwrap();
+    assert_eq!(rig.write(12 * MIB, &[7; 4096]), Status::Done, "the target has no room for it yet");
+    rig.merge();
+    assert_eq!(rig.write(10 * MIB, &[8; 4096]), Status::Done);
+    assert_eq!((rig.read(12 * MIB, 4096), rig.read(10 * MIB, 4096)), (vec![7; 4096], vec![8; 4096]));
+    assert_eq!(rig.flush(), Status::Done);
+    assert_eq!(vhd::check(&mut rig.files.bytes[1].as_slice()).unwrap().problems, []);
+}
+
+#[test]
+fn a_merge_whose_target_cannot_grow_fails_and_may_be_tried_again() {
+    let ((leaf, bytes), (base, base_bytes)) = (leaf(16 * MIB), fixed(8 * MIB));
+    let mut rig = Rig::new(vec![leaf, base], vec![bytes, base_bytes], 1);
+    rig.disk.begin_merge(0, 1).unwrap();
+    rig.files.full = Some(1);
+    for _ in 0..50 {
+        rig.disk.step_merge(&mut rig.files);
+        rig.drain();
+    }
+    assert!(matches!(rig.disk.merge().unwrap().state, MergeState::Failed(_)));
+    rig.files.full = None;
+    rig.disk.begin_merge(0, 1).unwrap();
+    rig.merge();
+}
+
+#[test]
+fn a_fixed_disk_is_larger_when_the_round_has_ended() {
+    let (image, bytes) = fixed(8 * MIB);
+    let mut rig = Rig::new(vec![image], vec![bytes], 1);
+    assert_eq!(rig.write(7 * MIB, &[3; 4096]), Status::Done);
+    rig.hold();
+    rig.disk.grow(16 * MIB).unwrap();
+    rig.release();
+    assert_eq!(rig.disk.geometry().len, 8 * MIB);
+    assert_eq!(rig.flush(), Status::Done);
+    assert_eq!(rig.disk.geometry().len, 16 * MIB);
+    assert_eq!(rig.read(8 * MIB, 8 * MIB), vec![0; 8 << 20]);
+    assert_eq!(rig.write(8 * MIB, &[4; 4096]), Status::Done);
+    assert_eq!((rig.read(7 * MIB, 4096), rig.read(8 * MIB, 4096)), (vec![3; 4096], vec![4; 4096]));
+}
+
+#[test]
+fn a_disk_does_not_grow_over_what_a_longer_parent_has() {
+    let (leaf, bytes) = leaf(8 * MIB);
+    let mut rig = Rig::new(vec![leaf, raw(16 * MIB)], vec![bytes, vec![9; 16 << 20]], 1);
+    rig.hold();
+    assert_eq!(rig.disk.grow(12 * MIB).unwrap_err().kind, ImageErrorKind::Mismatch);
+    rig.disk.grow(8 * MIB).unwrap();
+}
+
+#[test]
+fn a_target_does_not_grow_over_what_its_longer_parent_has() {
+    let link = Link {
+        format: None,
+        uuid: uuid(0),
+        relative: "base".into(),
+        absolute: "/base".into(),
+        len: None,
+        modified: None,
+    };
+    let spec = qcow2::Spec { len: 8 * MIB, cluster_size: 64 << 10, uuid: uuid(1), parent: Some(link) };
+    let creation = qcow2::create(&spec).unwrap();
+    let mut middle = vec![0; creation.len as usize];
+    apply(&mut middle, &creation.writes);
+    let opened = Qcow2::open(&mut middle.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap();
+    let (leaf, bytes) = leaf(16 * MIB);
+    let layers = vec![leaf, Image::Qcow2(Box::new(opened)), raw(16 * MIB)];
+    let mut rig = Rig::new(layers, vec![bytes, middle, vec![9; 16 << 20]], 1);
+    assert_eq!(rig.read(8 * MIB, 8 * MIB), vec![0; 8 << 20]);
+    assert_eq!(rig.disk.begin_merge(0, 1).unwrap_err().kind, ImageErrorKind::Mismatch);
+    assert_eq!(rig.read(8 * MIB, 8 * MIB), vec![0; 8 << 20]);
+}

@@ -88,7 +88,8 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     let options = OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) };
     let layers = Layers::open_chain(chain, options)?;
     let len = layers.images.get(merge.from).map_or(0, |image| image.geometry().len);
-    for n in merge.from.saturating_sub(1)..merge.into {
+    // From the top: what records that its parent changes is changed itself.
+    for n in 0..merge.into {
         let (Some(name), Some(mut link)) = (chain.names.get(n), layers.images.get(n).and_then(Image::link)) else {
             continue;
         };

@@ -1,9 +1,10 @@
 //! `merge`: what layers hold moves into the one below them, while the guest goes on (decision 0006).
 //!
-//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them.
-//! 2. Nothing is in flight for a moment, and the layers take the new files. What children record of the time and size of a
-//!    parent that is about to change becomes «unknown». The guest goes on; when that is durable the merge begins. *Killed:*
-//!    the same chain opens.
+//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them. Nothing is
+//!    written.
+//! 2. What children record of the time and size of a parent that is about to change becomes «unknown», from the leaf down:
+//!    each child durably before its parent changes, if only because it forgets its own. *Killed:* the same chain opens.
+//!    Nothing is in flight for a moment, and the layers take the new files. The guest goes on, and the merge begins.
 //! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
 //! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
 //!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one; the longer opens too.
@@ -19,7 +20,7 @@ use disk::{Format, Image, MergeState, Status};
 use serde_json::{Map, Value, json};
 
 use super::TIMER;
-use super::access::{self, Lowered, Raised};
+use super::access::{self, Layer, Lowered, Raised};
 use super::errand::Errand;
 use super::pace::Pace;
 use super::pause::Measured;
@@ -60,9 +61,11 @@ pub struct Merge {
 
 #[derive(Debug)]
 enum Stage {
-    Raising(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
+    Raising(Errand<Result<Vec<Layer>, (Refusal, Lowered)>>),
+    Forgetting(Vec<Layer>),
+    Preparing(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
     Opening(Vec<Raised>),
-    Forgetting,
+    Settling,
     Running,
     Ending(Hold),
     Leaving(Hold),
@@ -77,18 +80,10 @@ impl Merge {
         work.must_be_writable()?;
         work.name(asked.into)?;
         let layers = access::closed(work, asked.into)?;
-        let (len, target) = (work.image(asked.from)?.geometry().len, work.image(asked.into)?);
-        let raw = matches!(target, Image::Raw(_)) && target.geometry().len < len;
         let timer = |error| Refusal::failed("make a timer", &error);
         let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
         work.engine.watch(pace.as_fd(), false, TIMER.0).map_err(timer)?;
-        let errand = work.send(move || {
-            let raised = access::raise(layers)?;
-            match raised.last().filter(|_| raw).map_or(Ok(()), |last| lengthen(last, len)) {
-                Ok(()) => Ok(raised),
-                Err(refusal) => Err((refusal, access::take_back(raised))),
-            }
-        })?;
+        let errand = work.send(move || access::raise(layers))?;
         Ok(Merge {
             asked,
             stage: Stage::Raising(errand),
@@ -132,19 +127,25 @@ impl Merge {
     fn step(&mut self, stage: Stage, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
         Ok(match stage {
             Stage::Raising(errand) => match work.fetch(errand) {
-                Ok(Ok(raised)) => (Stage::Opening(raised), true),
-                Ok(Err((refusal, lowered))) => {
-                    put_back(lowered, work);
-                    self.outcome = Some(refusal);
-                    (Stage::Over, true)
-                }
+                Ok(Ok(raised)) => (self.forget(raised, work), true),
+                Ok(Err((refusal, lowered))) => (self.give_up(refusal, lowered, work), true),
                 Err(errand) => (Stage::Raising(errand), false),
+            },
+            Stage::Forgetting(raised) => match work.is_flushed() {
+                Ok(true) => (self.prepare(raised, work)?, true),
+                Ok(false) => (Stage::Forgetting(raised), false),
+                Err(refusal) => (self.give_up(refusal, access::lower(raised), work), true),
+            },
+            Stage::Preparing(errand) => match work.fetch(errand) {
+                Ok(Ok(raised)) => (Stage::Opening(raised), true),
+                Ok(Err((refusal, lowered))) => (self.give_up(refusal, lowered, work), true),
+                Err(errand) => (Stage::Preparing(errand), false),
             },
             Stage::Opening(raised) if work.is_quiet() => (self.open(raised, work), true),
             Stage::Opening(raised) => (Stage::Opening(raised), false),
-            Stage::Forgetting => match work.is_flushed() {
+            Stage::Settling => match work.is_flushed() {
                 Ok(true) => (self.start(work), true),
-                Ok(false) => (Stage::Forgetting, false),
+                Ok(false) => (Stage::Settling, false),
                 Err(refusal) => (self.fail(refusal, work), true),
             },
             Stage::Running => self.run(work)?,
@@ -178,7 +179,40 @@ impl Merge {
         })
     }
 
-    /// Nothing is in flight: the layers become writable, and no record of a time stays.
+    /// The leaf forgets what will change of its parent.
+    fn forget(&mut self, raised: Vec<Layer>, work: &mut Work<'_>) -> Stage {
+        match work.disk.layer_mut(0).map_or(Ok(false), access::forget) {
+            Ok(_) => {
+                work.begin_flush();
+                Stage::Forgetting(raised)
+            }
+            Err(refusal) => self.give_up(refusal, access::lower(raised), work),
+        }
+    }
+
+    /// That is durable: the layers below it follow, in the background.
+    fn prepare(&self, raised: Vec<Layer>, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+        let (len, target) = (work.image(self.asked.from)?.geometry().len, work.image(self.asked.into)?);
+        let raw = matches!(target, Image::Raw(_)) && target.geometry().len < len;
+        let errand = work.send(move || {
+            let raised = access::forget_parents(raised)?;
+            match raised.last().filter(|_| raw).map_or(Ok(()), |last| lengthen(last, len)) {
+                Ok(()) => Ok(raised),
+                Err(refusal) => Err((refusal, access::take_back(raised))),
+            }
+        })?;
+        Ok(Stage::Preparing(errand))
+    }
+
+    /// It cannot begin: the layers are as they were.
+    fn give_up(&mut self, refusal: Refusal, lowered: Lowered, work: &mut Work<'_>) -> Stage {
+        put_back(lowered, work);
+        work.record_time_of_parent();
+        self.outcome = Some(refusal);
+        Stage::Over
+    }
+
+    /// Nothing is in flight: the layers become writable.
     fn open(&mut self, raised: Vec<Raised>, work: &mut Work<'_>) -> Stage {
         for layer in raised {
             let replaced = work.engine.replace(layer.id, layer.file).map_err(Refusal::from);
@@ -187,20 +221,9 @@ impl Merge {
                 return self.fail(refusal, work);
             }
         }
-        for depth in 0..self.asked.into {
-            let Some(image) = work.disk.layer_mut(depth) else { continue };
-            let Some(mut link) = image.link().filter(|link| link.modified.is_some() || link.len.is_some()) else {
-                continue;
-            };
-            // Its size may change as well.
-            (link.modified, link.len) = (None, None);
-            if let Err(error) = image.relink(Some(&link)) {
-                return self.fail(error.into(), work);
-            }
-        }
         work.let_go();
         work.begin_flush();
-        Stage::Forgetting
+        Stage::Settling
     }
 
     fn start(&mut self, work: &mut Work<'_>) -> Stage {
@@ -345,7 +368,7 @@ impl Merge {
     /// How far it is.
     pub fn status(&self) -> Value {
         let state = match (&self.stage, self.stopped) {
-            (Stage::Raising(_) | Stage::Opening(_) | Stage::Forgetting, _) => "beginning",
+            _ if !self.has_begun() => "beginning",
             (Stage::Running, true) => "paused",
             (Stage::Running, false) => "running",
             (Stage::Lowering(_), _) if self.asked.delete => "removing",
@@ -363,12 +386,15 @@ impl Merge {
 
     /// Whether it has begun to copy.
     pub fn has_begun(&self) -> bool {
-        !matches!(self.stage, Stage::Raising(_) | Stage::Opening(_) | Stage::Forgetting)
+        !matches!(
+            self.stage,
+            Stage::Raising(_) | Stage::Forgetting(_) | Stage::Preparing(_) | Stage::Opening(_) | Stage::Settling
+        )
     }
 
-    /// Whether it holds requests, or is about to.
+    /// Whether it holds requests, or is about to, or waits for a flush of its own.
     pub fn is_switching(&self) -> bool {
-        !matches!(self.stage, Stage::Running | Stage::Raising(_))
+        !matches!(self.stage, Stage::Running | Stage::Raising(_) | Stage::Preparing(_))
     }
 
     /// Whether there is more to do without being woken.

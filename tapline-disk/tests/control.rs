@@ -275,6 +275,33 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
     }
 }
 
+/// The layers between have one size after the other at any moment, or the second attempt would be refused.
+#[test]
+fn a_merge_into_smaller_layers_that_was_cancelled_goes_on_after_a_restart() {
+    for (above, base) in [("vhd", "raw"), ("qcow2", "raw"), ("qcow2", "vhd"), ("vhd", "qcow2")] {
+        let room = Room::new();
+        let disk = serve(&room, base);
+        let mut control = control(&room);
+        control.done(&json!({ "verb": "snapshot", "to": name(&room, above, "b"), "method": "chain" }));
+        control.done(&json!({ "verb": "snapshot", "to": name(&room, above, "c") }));
+        control.done(&json!({ "verb": "resize", "size": 96 * MIB }));
+        let mut guest = nbd(&room);
+        guest.write(96 * MIB - 4096, &[7; BLOCK]).unwrap();
+        let merge = json!({ "verb": "merge", "from": 0, "into": 2, "rate": 4096 });
+        control.done(&merge);
+        control.done(&json!({ "verb": "merge-cancel" }));
+        assert_eq!(disk.stop().0, Some(0));
+        let _disk = Disk::serve(
+            &room,
+            &format!("{above}:c --parent {above}:b --parent {base}:a --nbd nbd.sock --control control.sock"),
+        );
+        let mut control = self::control(&room);
+        control.done(&json!({ "verb": "merge", "from": 0, "into": 2, "follow": true }));
+        assert_eq!(nbd(&room).read(96 * MIB - 4096, BLOCK).unwrap(), [7; BLOCK]);
+        assert_eq!(control.done(&json!({ "verb": "layers" }))["size"], 96 * MIB);
+    }
+}
+
 #[test]
 fn a_paused_disk_holds_requests_until_it_is_resumed() {
     let room = Room::new();

@@ -152,6 +152,39 @@ fn a_merge_deep_in_a_chain_that_was_killed_leaves_one_that_opens() {
 }
 
 #[test]
+fn a_larger_image_is_merged_into_smaller_layers_and_a_killed_merge_of_it_goes_on() {
+    for formats in CHAINS {
+        let room = Room::new();
+        let layers = three_layers(&room, formats);
+        room.done(&format!("image resize {} --size 96M", layers[0]));
+        room.done(&format!("image resize raw:before.raw --size {}", 96 * MIB));
+        let merge = format!("image merge {} --from 0 --into 2", on(&layers));
+        // Less than the base has already: the kernel kills what writes to its end.
+        let limit = fs::metadata(room.file(file_of(&layers[2]))).unwrap().len() / 512 - 1;
+        let limited = format!("ulimit -c 0; ulimit -f {limit}; exec {TAPLINE} {merge}");
+        assert_ne!(room.run_words("sh", &["-c", &limited]).code, Some(0));
+        shows_the_same(&room, &layers);
+        room.done(&merge);
+        shows_the_same(&room, &layers[2..]);
+        // The files that were merged hold nothing, so that who does not know of its end may give the command again.
+        shows_the_same(&room, &layers);
+    }
+}
+
+#[test]
+fn layers_that_hide_the_end_of_a_parent_are_not_merged_into_it() {
+    let room = Room::new();
+    room.done("image create qcow2:base --size 64M");
+    room.done("image create vhd:leaf --parent qcow2:base");
+    room.done("image resize qcow2:base --size 96M");
+    let before = room.read("leaf");
+    let said = room.tapline("image merge vhd:leaf --parent qcow2:base --from 0 --into 1 --accept-changed-parent");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("qcow2:base") && said.err.contains("vhd:leaf"), "{said:?}");
+    assert_eq!(room.read("leaf"), before);
+}
+
+#[test]
 fn a_merge_without_space_stops_and_goes_on_later() {
     for format in ["vhd", "qcow2"] {
         let room = Room::new();

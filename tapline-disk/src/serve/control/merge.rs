@@ -4,7 +4,8 @@
 //!    written.
 //! 2. What children record of the time and size of a parent that is about to change becomes «unknown», from the leaf down:
 //!    each child durably before its parent changes, if only because it forgets its own. *Killed:* the same chain opens.
-//!    Nothing is in flight for a moment, and the layers take the new files. The guest goes on, and the merge begins.
+//!    Nothing is in flight for a moment, and the layers take the new files. The guest goes on; the layers get one size
+//!    ([`super::even`]), and the merge begins.
 //! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
 //! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
 //!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one; the longer opens too.
@@ -16,12 +17,13 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use disk::{Format, Image, MergeState, Status};
+use disk::{Format, MergeState, Status};
 use serde_json::{Map, Value, json};
 
 use super::TIMER;
 use super::access::{self, Layer, Lowered, Raised};
 use super::errand::Errand;
+use super::even;
 use super::pace::Pace;
 use super::pause::Measured;
 use super::protocol;
@@ -66,6 +68,7 @@ enum Stage {
     Preparing(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
     Opening(Vec<Raised>),
     Settling,
+    Lengthening(Errand<Result<(), Refusal>>),
     Running,
     Ending(Hold),
     Leaving(Hold),
@@ -79,6 +82,7 @@ impl Merge {
     pub fn begin(asked: protocol::Merge, work: &mut Work<'_>) -> Result<Merge, Refusal> {
         work.must_be_writable()?;
         work.name(asked.into)?;
+        even::check(asked, work)?;
         let layers = access::closed(work, asked.into)?;
         let timer = |error| Refusal::failed("make a timer", &error);
         let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
@@ -132,7 +136,7 @@ impl Merge {
                 Err(errand) => (Stage::Raising(errand), false),
             },
             Stage::Forgetting(raised) => match work.is_flushed() {
-                Ok(true) => (self.prepare(raised, work)?, true),
+                Ok(true) => (Merge::prepare(raised, work)?, true),
                 Ok(false) => (Stage::Forgetting(raised), false),
                 Err(refusal) => (self.give_up(refusal, access::lower(raised), work), true),
             },
@@ -144,9 +148,14 @@ impl Merge {
             Stage::Opening(raised) if work.is_quiet() => (self.open(raised, work), true),
             Stage::Opening(raised) => (Stage::Opening(raised), false),
             Stage::Settling => match work.is_flushed() {
-                Ok(true) => (self.start(work), true),
+                Ok(true) => (self.even(work), true),
                 Ok(false) => (Stage::Settling, false),
                 Err(refusal) => (self.fail(refusal, work), true),
+            },
+            Stage::Lengthening(errand) => match work.fetch(errand) {
+                Ok(Ok(())) => (self.start(work), true),
+                Ok(Err(refusal)) => (self.fail(refusal, work), true),
+                Err(errand) => (Stage::Lengthening(errand), false),
             },
             Stage::Running => self.run(work)?,
             Stage::Ending(mut hold) => match hold.advance(work) {
@@ -191,17 +200,8 @@ impl Merge {
     }
 
     /// That is durable: the layers below it follow, in the background.
-    fn prepare(&self, raised: Vec<Layer>, work: &mut Work<'_>) -> Result<Stage, Refusal> {
-        let (len, target) = (work.image(self.asked.from)?.geometry().len, work.image(self.asked.into)?);
-        let raw = matches!(target, Image::Raw(_)) && target.geometry().len < len;
-        let errand = work.send(move || {
-            let raised = access::forget_parents(raised)?;
-            match raised.last().filter(|_| raw).map_or(Ok(()), |last| lengthen(last, len)) {
-                Ok(()) => Ok(raised),
-                Err(refusal) => Err((refusal, access::take_back(raised))),
-            }
-        })?;
-        Ok(Stage::Preparing(errand))
+    fn prepare(raised: Vec<Layer>, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+        Ok(Stage::Preparing(work.send(move || access::forget_parents(raised))?))
     }
 
     /// It cannot begin: the layers are as they were.
@@ -224,6 +224,22 @@ impl Merge {
         work.let_go();
         work.begin_flush();
         Stage::Settling
+    }
+
+    /// Makes the next layer as large as the first of them; when all are, the merge begins.
+    fn even(&mut self, work: &mut Work<'_>) -> Stage {
+        match even::grow_one(self.asked, work) {
+            Ok(true) => {
+                work.begin_flush();
+                Stage::Settling
+            }
+            Ok(false) => match even::lengthen(self.asked, work) {
+                Ok(Some(errand)) => Stage::Lengthening(errand),
+                Ok(None) => self.start(work),
+                Err(refusal) => self.fail(refusal, work),
+            },
+            Err(refusal) => self.fail(refusal, work),
+        }
     }
 
     fn start(&mut self, work: &mut Work<'_>) -> Stage {
@@ -386,15 +402,13 @@ impl Merge {
 
     /// Whether it has begun to copy.
     pub fn has_begun(&self) -> bool {
-        !matches!(
-            self.stage,
-            Stage::Raising(_) | Stage::Forgetting(_) | Stage::Preparing(_) | Stage::Opening(_) | Stage::Settling
-        )
+        let opened = !matches!(self.stage, Stage::Raising(_) | Stage::Forgetting(_) | Stage::Preparing(_));
+        opened && !matches!(self.stage, Stage::Opening(_) | Stage::Settling | Stage::Lengthening(_))
     }
 
     /// Whether it holds requests, or is about to, or waits for a flush of its own.
     pub fn is_switching(&self) -> bool {
-        !matches!(self.stage, Stage::Running | Stage::Raising(_) | Stage::Preparing(_))
+        !matches!(self.stage, Stage::Running | Stage::Raising(_) | Stage::Preparing(_) | Stage::Lengthening(_))
     }
 
     /// Whether there is more to do without being woken.
@@ -417,13 +431,6 @@ impl Merge {
     pub fn cancel(&mut self) {
         self.cancelled = true;
     }
-}
-
-/// A raw target is as long as what is merged into it.
-fn lengthen(target: &Raised, len: u64) -> Result<(), Refusal> {
-    let file = target.file.as_fd().try_clone_to_owned().map(std::fs::File::from);
-    let longer = file.and_then(|file| file.set_len(len).and_then(|()| file.sync_all()));
-    longer.map_err(|error| Refusal::failed(format!("lengthen {}", target.file.path().display()), &error))
 }
 
 fn put_back(lowered: Lowered, work: &mut Work<'_>) {

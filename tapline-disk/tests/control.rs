@@ -262,6 +262,7 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
         let resize = |size: u64| json!({ "verb": "resize", "size": size });
         assert_eq!(control.refused(&resize(MIB)).0, "invalid");
         assert_eq!(control.refused(&resize(64 * MIB + 1)).0, "invalid");
+        assert_eq!(control.refused(&resize(u64::MAX)).0, "invalid");
         assert_eq!(control.done(&resize(96 * MIB))["size"], 96 * MIB);
         before.write(0, &[1; BLOCK]).unwrap();
         let mut after = nbd(&room);

@@ -372,6 +372,14 @@ fn a_raw_disk_is_copied_by_reflink_where_the_file_system_can() {
     assert!(!room.file("elsewhere").exists());
     assert_eq!(control.done(&snapshot(&room, "qcow2", "mounted/c"))["method"], "chain");
     assert_eq!(disk.stop().0, Some(0));
+    // The file shares blocks now, which changes nothing for the chain on it, or for the sectors of a disk.
+    let chain = "qcow2:mounted/c --parent raw:mounted/a --nbd nbd.sock --control control.sock";
+    let disk = Disk::serve(&room, chain);
+    versions.check(&mut nbd(&room));
+    self::control(&room).done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
+    versions.check(&mut nbd(&room));
+    assert_eq!(disk.stop().0, Some(0));
+    room.guest("raw:mounted/b", &["write -P 9 1536 512", "read -P 9 1536 512"]);
 }
 
 #[test]

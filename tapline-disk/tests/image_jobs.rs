@@ -147,7 +147,7 @@ fn a_merge_deep_in_a_chain_that_was_killed_leaves_one_that_opens() {
         assert_ne!(limited.code, Some(0), "{limited:?}");
         shows_the_same(&room, &layers);
         room.done(&merge);
-        shows_the_same(&room, &layers.iter().cloned().filter(|layer| !layer.contains(":2.")).collect::<Vec<_>>());
+        shows_the_same(&room, &layers.iter().filter(|layer| !layer.contains(":2.")).cloned().collect::<Vec<_>>());
     }
 }
 

@@ -304,6 +304,21 @@ fn a_merge_into_smaller_layers_that_was_cancelled_goes_on_after_a_restart() {
 }
 
 #[test]
+fn a_merge_removes_no_file_that_has_taken_the_name_of_a_layer() {
+    let room = Room::new();
+    let disk = serve(&room, "qcow2");
+    let mut control = control(&room);
+    control.done(&snapshot(&room, "qcow2", "b"));
+    std::fs::rename(room.file("b"), room.file("moved")).unwrap();
+    room.write("b", b"precious");
+    let told = control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "delete": true }));
+    assert_eq!(told["deleted"], false, "{told}");
+    assert_eq!(room.read("b"), b"precious");
+    let (code, said) = disk.stop();
+    assert!(code == Some(0) && said.contains("another file has its name"), "{said}");
+}
+
+#[test]
 fn a_paused_disk_holds_requests_until_it_is_resumed() {
     let room = Room::new();
     let disk = serve(&room, "vhd");

@@ -30,6 +30,7 @@ use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::snapshot::lower;
 use super::work::{Hold, Work};
+use crate::layers::FileIdentity;
 use crate::lineage;
 use crate::log::say;
 
@@ -53,8 +54,10 @@ pub struct Merge {
     done: u64,
     len: u64,
     /// Files that hold nothing any more.
-    sources: Vec<PathBuf>,
+    sources: Vec<(PathBuf, Option<FileIdentity>)>,
     unused: Vec<String>,
+    /// They are removed.
+    deleted: bool,
     /// How it ends, once that is known.
     outcome: Option<Refusal>,
     longest: Option<Measured>,
@@ -101,6 +104,7 @@ impl Merge {
             len: work.geometry.len,
             sources: Vec::new(),
             unused: Vec::new(),
+            deleted: false,
             outcome: None,
             longest: None,
             measured: false,
@@ -177,6 +181,7 @@ impl Merge {
                 Ok((lowered, problems)) => {
                     put_back(lowered, work);
                     work.record_time_of_parent();
+                    self.deleted = self.asked.delete && problems.is_empty();
                     problems.iter().for_each(say);
                     (Stage::Telling, true)
                 }
@@ -291,12 +296,15 @@ impl Merge {
     /// The disk stands still: the sources leave the chain.
     fn end(&mut self, work: &mut Work<'_>) -> Stage {
         let names: Vec<_> = (self.asked.from..self.asked.into).filter_map(|depth| work.name(depth).ok()).collect();
+        let files: Vec<_> = (self.asked.from..self.asked.into)
+            .map(|depth| work.file(depth).ok().and_then(|(_, file)| FileIdentity::of_open(file)))
+            .collect();
         let sources = match work.disk.end_merge() {
             Ok(sources) => sources,
             Err(error) => return self.fail(error.into(), work),
         };
         self.unused = names.iter().map(ToString::to_string).collect();
-        self.sources = names.iter().map(|name| name.path().to_owned()).collect();
+        self.sources = names.iter().map(|name| name.path().to_owned()).zip(files).collect();
         for layer in sources {
             if let Err(error) = work.engine.remove(layer.file) {
                 say(format_args!("a file that holds nothing any more stays open: {error}"));
@@ -343,14 +351,7 @@ impl Merge {
         work.let_go();
         self.measured = false;
         let delete = if self.asked.delete { std::mem::take(&mut self.sources) } else { Vec::new() };
-        let errand = work.send(move || {
-            let removed = delete.iter().filter_map(|path| {
-                let error = std::fs::remove_file(path).err()?;
-                Some(format!("{}, which holds nothing any more, cannot be removed: {error}", path.display()))
-            });
-            let problems = removed.collect();
-            (access::lower(layers), problems)
-        })?;
+        let errand = work.send(move || (access::lower(layers), delete.iter().filter_map(remove).collect()))?;
         Ok(Stage::Lowering(errand))
     }
 
@@ -374,7 +375,7 @@ impl Merge {
         answer.insert("into".into(), self.asked.into.into());
         answer.insert("copied".into(), self.copied.into());
         answer.insert("unused".into(), self.unused.clone().into());
-        answer.insert("deleted".into(), self.asked.delete.into());
+        answer.insert("deleted".into(), self.deleted.into());
         answer.insert("layers".into(), work.names().into());
         let none = Measured { pause: Duration::ZERO, held: Duration::ZERO };
         self.longest.unwrap_or(none).put_into(&mut answer);
@@ -431,6 +432,15 @@ impl Merge {
     pub fn cancel(&mut self) {
         self.cancelled = true;
     }
+}
+
+/// Removes a file, if what has its name is it still; why not.
+fn remove((path, file): &(PathBuf, Option<FileIdentity>)) -> Option<String> {
+    let why = match FileIdentity::of_path(path) {
+        found if found.is_some() && found != *file => "another file has its name now".to_owned(),
+        _ => std::fs::remove_file(path).err()?.to_string(),
+    };
+    Some(format!("{}, which holds nothing any more, cannot be removed: {why}", path.display()))
 }
 
 fn put_back(lowered: Lowered, work: &mut Work<'_>) {

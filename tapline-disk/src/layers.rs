@@ -4,7 +4,10 @@
 //! Only files that were named on the command line are ever opened. What an image says of its parent is shown, to
 //! help find the right name, and compared with the parent that was named ([`crate::lineage`]).
 
+use std::fs::{File, Metadata};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
 use disk::qcow2::Qcow2;
 use disk::vhd::Vhd;
@@ -141,11 +144,25 @@ pub enum FileIdentity {
 impl FileIdentity {
     /// That of the file that a name leads to, if there is one.
     pub fn of(name: &ImageName) -> Option<FileIdentity> {
-        let metadata = std::fs::metadata(name.path()).ok()?;
-        Some(match metadata.file_type().is_block_device() {
+        FileIdentity::of_path(name.path())
+    }
+
+    /// That of the file that a path leads to, if there is one.
+    pub fn of_path(path: &Path) -> Option<FileIdentity> {
+        std::fs::metadata(path).ok().map(|metadata| FileIdentity::of_metadata(&metadata))
+    }
+
+    /// That of an open file.
+    pub fn of_open(file: &ImageFile) -> Option<FileIdentity> {
+        let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
+        file.metadata().ok().map(|metadata| FileIdentity::of_metadata(&metadata))
+    }
+
+    fn of_metadata(metadata: &Metadata) -> FileIdentity {
+        match metadata.file_type().is_block_device() {
             true => FileIdentity::Device(metadata.rdev()),
             false => FileIdentity::File(metadata.dev(), metadata.ino()),
-        })
+        }
     }
 }
 

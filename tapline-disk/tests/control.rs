@@ -262,6 +262,7 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
         let resize = |size: u64| json!({ "verb": "resize", "size": size });
         assert_eq!(control.refused(&resize(MIB)).0, "invalid");
         assert_eq!(control.refused(&resize(64 * MIB + 1)).0, "invalid");
+        assert_eq!(control.refused(&resize(u64::MAX)).0, "invalid");
         assert_eq!(control.done(&resize(96 * MIB))["size"], 96 * MIB);
         before.write(0, &[1; BLOCK]).unwrap();
         let mut after = nbd(&room);
@@ -273,6 +274,48 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
         assert_eq!(again.size, 96 * MIB);
         assert_eq!(again.read(96 * MIB - 4096, BLOCK).unwrap(), [2; BLOCK]);
     }
+}
+
+/// The layers between have one size after the other at any moment, or the second attempt would be refused.
+#[test]
+fn a_merge_into_smaller_layers_that_was_cancelled_goes_on_after_a_restart() {
+    for (above, base) in [("vhd", "raw"), ("qcow2", "raw"), ("qcow2", "vhd"), ("vhd", "qcow2")] {
+        let room = Room::new();
+        let disk = serve(&room, base);
+        let mut control = control(&room);
+        control.done(&json!({ "verb": "snapshot", "to": name(&room, above, "b"), "method": "chain" }));
+        control.done(&json!({ "verb": "snapshot", "to": name(&room, above, "c") }));
+        control.done(&json!({ "verb": "resize", "size": 96 * MIB }));
+        let mut guest = nbd(&room);
+        guest.write(96 * MIB - 4096, &[7; BLOCK]).unwrap();
+        let merge = json!({ "verb": "merge", "from": 0, "into": 2, "rate": 4096 });
+        control.done(&merge);
+        control.done(&json!({ "verb": "merge-cancel" }));
+        assert_eq!(disk.stop().0, Some(0));
+        let _disk = Disk::serve(
+            &room,
+            &format!("{above}:c --parent {above}:b --parent {base}:a --nbd nbd.sock --control control.sock"),
+        );
+        let mut control = self::control(&room);
+        control.done(&json!({ "verb": "merge", "from": 0, "into": 2, "follow": true }));
+        assert_eq!(nbd(&room).read(96 * MIB - 4096, BLOCK).unwrap(), [7; BLOCK]);
+        assert_eq!(control.done(&json!({ "verb": "layers" }))["size"], 96 * MIB);
+    }
+}
+
+#[test]
+fn a_merge_removes_no_file_that_has_taken_the_name_of_a_layer() {
+    let room = Room::new();
+    let disk = serve(&room, "qcow2");
+    let mut control = control(&room);
+    control.done(&snapshot(&room, "qcow2", "b"));
+    std::fs::rename(room.file("b"), room.file("moved")).unwrap();
+    room.write("b", b"precious");
+    let told = control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "delete": true }));
+    assert_eq!(told["deleted"], false, "{told}");
+    assert_eq!(room.read("b"), b"precious");
+    let (code, said) = disk.stop();
+    assert!(code == Some(0) && said.contains("another file has its name"), "{said}");
 }
 
 #[test]
@@ -344,6 +387,14 @@ fn a_raw_disk_is_copied_by_reflink_where_the_file_system_can() {
     assert!(!room.file("elsewhere").exists());
     assert_eq!(control.done(&snapshot(&room, "qcow2", "mounted/c"))["method"], "chain");
     assert_eq!(disk.stop().0, Some(0));
+    // The file shares blocks now, which changes nothing for the chain on it, or for the sectors of a disk.
+    let chain = "qcow2:mounted/c --parent raw:mounted/a --nbd nbd.sock --control control.sock";
+    let disk = Disk::serve(&room, chain);
+    versions.check(&mut nbd(&room));
+    self::control(&room).done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
+    versions.check(&mut nbd(&room));
+    assert_eq!(disk.stop().0, Some(0));
+    room.guest("raw:mounted/b", &["write -P 9 1536 512", "read -P 9 1536 512"]);
 }
 
 #[test]

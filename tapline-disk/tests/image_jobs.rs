@@ -32,9 +32,12 @@ fn three_layers(room: &Room, formats: [&str; 3]) -> [String; 3] {
 }
 
 fn on(layers: &[String]) -> String {
-    let (leaf, parents) = layers.split_first().unwrap();
-    let parents: String = parents.iter().map(|parent| format!(" --parent {parent}")).collect();
-    format!("{leaf}{parents}")
+    let (leaf, rest) = layers.split_first().unwrap();
+    format!("{leaf}{}", parents(rest))
+}
+
+fn parents(layers: &[String]) -> String {
+    layers.iter().map(|parent| format!(" --parent {parent}")).collect()
 }
 
 /// The chain shows what the disk did, and every layer is sound.
@@ -116,6 +119,69 @@ fn a_merge_that_was_killed_goes_on_where_it_ended() {
         shows_the_same(&room, &layers[1..]);
         assert!(room.space(file_of(&child)) < 2 * MIB, "the merged layer still takes {}", room.space(file_of(&child)));
     }
+}
+
+/// The layers above those that are merged are written to as well, if only in what they record of their parents.
+#[test]
+fn a_merge_deep_in_a_chain_that_was_killed_leaves_one_that_opens() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let layers = [0, 1, 2, 3].map(|n| format!("{format}:{n}.{format}"));
+        let mut made: Vec<String> = Vec::new();
+        for layer in layers.iter().rev() {
+            match made.first() {
+                None => room.done(&format!("image create {layer} --size 64M")),
+                Some(parent) => room.done(&format!("image create {layer} --parent {parent}")),
+            };
+            made.insert(0, layer.clone());
+            if layer == &layers[2] {
+                room.guest(&on(&made), &["write -P 1 0 32M"]);
+            }
+            // So long ago that another time of last change is another second.
+            room.tool("touch", &format!("-d @1000000000 {}", file_of(layer)));
+        }
+        room.done(&format!("image convert {} raw:before.raw{}", layers[0], parents(&layers[1..])));
+        // The kernel kills what writes behind this limit: the copying does, in the target.
+        let merge = format!("image merge {} --from 2 --into 3", on(&layers));
+        let limited = room.run_words("sh", &["-c", &format!("ulimit -c 0; ulimit -f 8192; exec {TAPLINE} {merge}")]);
+        assert_ne!(limited.code, Some(0), "{limited:?}");
+        shows_the_same(&room, &layers);
+        room.done(&merge);
+        shows_the_same(&room, &layers.iter().filter(|layer| !layer.contains(":2.")).cloned().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_larger_image_is_merged_into_smaller_layers_and_a_killed_merge_of_it_goes_on() {
+    for formats in CHAINS {
+        let room = Room::new();
+        let layers = three_layers(&room, formats);
+        room.done(&format!("image resize {} --size 96M", layers[0]));
+        room.done(&format!("image resize raw:before.raw --size {}", 96 * MIB));
+        let merge = format!("image merge {} --from 0 --into 2", on(&layers));
+        // Less than the base has already: the kernel kills what writes to its end.
+        let limit = fs::metadata(room.file(file_of(&layers[2]))).unwrap().len() / 512 - 1;
+        let limited = format!("ulimit -c 0; ulimit -f {limit}; exec {TAPLINE} {merge}");
+        assert_ne!(room.run_words("sh", &["-c", &limited]).code, Some(0));
+        shows_the_same(&room, &layers);
+        room.done(&merge);
+        shows_the_same(&room, &layers[2..]);
+        // The files that were merged hold nothing, so that who does not know of its end may give the command again.
+        shows_the_same(&room, &layers);
+    }
+}
+
+#[test]
+fn layers_that_hide_the_end_of_a_parent_are_not_merged_into_it() {
+    let room = Room::new();
+    room.done("image create qcow2:base --size 64M");
+    room.done("image create vhd:leaf --parent qcow2:base");
+    room.done("image resize qcow2:base --size 96M");
+    let before = room.read("leaf");
+    let said = room.tapline("image merge vhd:leaf --parent qcow2:base --from 0 --into 1 --accept-changed-parent");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("qcow2:base") && said.err.contains("vhd:leaf"), "{said:?}");
+    assert_eq!(room.read("leaf"), before);
 }
 
 #[test]

@@ -17,6 +17,9 @@ pub struct Alignment {
 /// `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;
 
+/// `XFS_SUPER_MAGIC` of linux/magic.h.
+const XFS: i64 = 0x5846_5342;
+
 /// What storage without another opinion has had since there are disks.
 const SECTOR: usize = 512;
 
@@ -49,15 +52,24 @@ impl Alignment {
 
     /// statx(2), STATX_DIOALIGN: since Linux 6.1 on ext4, XFS, f2fs; on block devices since 6.11. Both zero means
     /// that this file has no direct I/O, although it could be opened with the flag.
+    ///
+    /// XFS (since Linux 6.14) asks for whole blocks of a file that has shared any, ever, for writes only, and takes smaller
+    /// ones through the page cache (`xfs_report_dioalign`). Those work, and a disk must not change its sectors because
+    /// somebody has made a copy of it: there, what reads are held to is what counts.
     fn by_statx(file: BorrowedFd<'_>) -> Result<Option<Alignment>, String> {
-        let answer = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+        let asked = StatxFlags::DIOALIGN | StatxFlags::from_bits_retain(libc::STATX_DIO_READ_ALIGN);
+        let answer = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, asked);
         let Some(found) = answer.ok().filter(|found| found.stx_mask & StatxFlags::DIOALIGN.bits() != 0) else {
             return Ok(None);
         };
         let number = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
         match (number(found.stx_dio_mem_align), number(found.stx_dio_offset_align)) {
             (0, _) | (_, 0) => Err("its file system does not support it on this file".to_owned()),
-            (memory, offset) => Ok(Some(Alignment { memory, offset })),
+            (memory, offset) => {
+                let read = number(found.stx_dio_read_offset_align);
+                let offset = if read > 0 && lies_on(file, XFS) { offset.min(read) } else { offset };
+                Ok(Some(Alignment { memory, offset }))
+            }
         }
     }
 
@@ -74,12 +86,7 @@ impl Alignment {
     fn by_probe(file: BorrowedFd<'_>) -> Alignment {
         let sector = Alignment { memory: SECTOR, offset: SECTOR };
         let page = Alignment { memory: PAGE, offset: PAGE };
-        #[allow(
-            clippy::useless_conversion,
-            reason = "the type of f_type is that of the architecture and the C library"
-        )]
-        let on_tmpfs = rustix::fs::fstatfs(file).is_ok_and(|found| i64::try_from(found.f_type) == Ok(TMPFS));
-        match on_tmpfs || accepts_read(file, SECTOR) || !accepts_read(file, PAGE) {
+        match lies_on(file, TMPFS) || accepts_read(file, SECTOR) || !accepts_read(file, PAGE) {
             true => sector,
             false => page,
         }
@@ -90,6 +97,12 @@ impl Alignment {
         self == Alignment::NONE
             || memory.parts().iter().all(|part| part.base().addr() % self.memory == 0 && part.len() % self.offset == 0)
     }
+}
+
+/// Whether the file's file system is of this kind.
+fn lies_on(file: BorrowedFd<'_>, magic: i64) -> bool {
+    #[allow(clippy::useless_conversion, reason = "the type of f_type is that of the architecture and the C library")]
+    rustix::fs::fstatfs(file).is_ok_and(|found| i64::try_from(found.f_type) == Ok(magic))
 }
 
 /// Whether a read of `len` bytes at offset `len`, into memory aligned to `len` and nothing more, works.

@@ -7,15 +7,17 @@
 //!    merged again in no time.
 //! 4. The files of the merged layers are removed, if that was asked for.
 
-use disk::{Format, Image};
+use disk::{Format, Link};
 use serde::Serialize;
-use uring::{Cache, ImageFile, OpenOptions};
+use uring::{Cache, OpenOptions};
 
 use crate::cli::Merge;
 use crate::failure::{Exit, Failure};
 use crate::image_name::ImageName;
+use crate::jobs::resize::grow;
 use crate::layers::{Chain, Layers};
 use crate::lineage;
+use crate::ordered;
 use crate::output;
 use crate::progress::Progress;
 use crate::relink::{Time, relink};
@@ -82,32 +84,44 @@ fn no_such_layers(merge: &Merge, count: usize) -> Failure {
         .exit_as(Exit::Usage)
 }
 
-/// Sees that the chain is what it should be, and has the children of all layers that will be written record that these
-/// change. Nothing of it makes a difference to what the chain shows.
+/// Sees that the chain is what it should be; has the children of all layers that will be written record that these
+/// change; and makes the layers as large as the first of them. Nothing of it makes a difference to what the chain shows.
+/// From the top, each layer durably before the next: what records that its parent changes is changed itself, and none may be
+/// smaller than the one below it.
 fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     let options = OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) };
-    let layers = Layers::open_chain(chain, options)?;
+    let mut layers = Layers::open_chain(chain, options)?;
     let len = layers.images.get(merge.from).map_or(0, |image| image.geometry().len);
-    for n in merge.from.saturating_sub(1)..merge.into {
-        let (Some(name), Some(mut link)) = (chain.names.get(n), layers.images.get(n).and_then(Image::link)) else {
-            continue;
-        };
-        if link.modified.take().is_some() {
-            relink(name, Some(&link))?;
+    check_sizes(merge, chain, &layers)?;
+    let open = chain.names.iter().zip(layers.files.iter_mut().zip(&mut layers.images)).enumerate();
+    for (depth, (name, (file, image))) in open.take(merge.into.saturating_add(1)) {
+        let failed =
+            |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} to be merged"), why);
+        let link = image.link().filter(|link| depth < merge.into && (link.modified.is_some() || link.len.is_some()));
+        if let Some(link) = link {
+            let changing = Link { modified: None, len: None, ..link };
+            image.relink(Some(&changing)).map_err(|error| failed(error.into()))?;
+            ordered::round(file, image).map_err(|error| failed(error.into()))?;
+        }
+        if depth > merge.from && image.geometry().len < len {
+            grow(file, image, len).map_err(failed)?;
         }
     }
-    match (chain.names.get(merge.into), layers.images.get(merge.into), layers.files.get(merge.into)) {
-        (Some(name), Some(Image::Raw(raw)), Some(_)) if raw.geometry().len < len => lengthen(name, len),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
-/// Gives a raw target the size of what it takes in: its size is the file's length.
-fn lengthen(name: &ImageName, len: u64) -> Result<(), Failure> {
-    let options = OpenOptions { write: true, cache: Cache::Writeback, lock: false };
-    let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
-    let grown = file.set_len(len).and_then(|()| file.sync());
-    grown.map_err(|error| Failure::new(format!("make {name} as large as what is merged into it"), error))
+/// Refuses layers that cannot be merged: what lies behind the end of an upper one would come to light.
+fn check_sizes(merge: &Merge, chain: &Chain<'_>, layers: &Layers) -> Result<(), Failure> {
+    let sized = || chain.names.iter().zip(layers.images.iter().map(|image| image.geometry().len));
+    let pairs = sized().zip(sized().skip(1)).skip(merge.from).take(merge.into.saturating_sub(merge.from));
+    for ((upper, above), (lower, below)) in pairs {
+        if below > above {
+            let why = format!("it has {below} bytes, and {upper} above it hides all behind {above} of them");
+            return Err(Failure::new(format!("merge {upper} into {lower}"), why)
+                .advise("merge the layers above or below these two, or copy the disk: tapline image convert"));
+        }
+    }
+    Ok(())
 }
 
 fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signal) -> Result<u64, Failure> {

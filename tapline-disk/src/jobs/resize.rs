@@ -42,7 +42,8 @@ pub fn run(resize: &Resize) -> Result<Exit, Failure> {
     report(resize, Resized { image: name.to_string(), before, after })
 }
 
-fn grow(file: &mut ImageFile, image: &mut Image, len: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// Makes an image larger that has nothing in flight, durably.
+pub fn grow(file: &mut ImageFile, image: &mut Image, len: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     image.grow(len)?;
     if let Image::Raw(_) = image {
         file.set_len(len)?;

@@ -1,7 +1,8 @@
 //! Layers below the leaf, opened for writing while a merge needs that, and for reading only otherwise.
 //!
 //! Runs on a thread of its own. Invariant: a layer's file is never without a lock that keeps other writers out; where one
-//! layer cannot be opened for writing, because another disk stands on it, all of them stay as they were.
+//! layer cannot be opened for writing, because another disk stands on it, all of them stay as they were. Nothing is written
+//! to a layer before the layers above it have forgotten, durably, when it was last changed.
 
 use disk::{FileId, Image};
 use uring::{FileOpenError, ImageFile};
@@ -10,8 +11,9 @@ use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use crate::image_name::ImageName;
 use crate::layers::open_image;
+use crate::ordered;
 
-/// A layer that is open for writing now.
+/// A layer that is open for writing now, and may be written to.
 #[derive(Debug)]
 pub struct Raised {
     /// Its place in the chain.
@@ -24,7 +26,7 @@ pub struct Raised {
     pub image: Image,
 }
 
-/// A layer that is to be opened otherwise.
+/// A layer that is to be opened otherwise, or whose file was and nothing was written to it yet.
 #[derive(Debug)]
 pub struct Layer {
     depth: usize,
@@ -61,19 +63,66 @@ fn pick(work: &Work<'_>, last: usize, writable: bool) -> Result<Vec<Layer>, Refu
     Ok(layers)
 }
 
-/// Opens all of them for writing, or none: then what is to be put in their place again.
-pub fn raise(layers: Vec<Layer>) -> Result<Vec<Raised>, (Refusal, Lowered)> {
-    let mut raised: Vec<Raised> = Vec::new();
+/// Opens the files of all of them for writing, or none: then what is to be put in their place again. Writes nothing.
+pub fn raise(layers: Vec<Layer>) -> Result<Vec<Layer>, (Refusal, Lowered)> {
+    let mut raised: Vec<Layer> = Vec::new();
     for layer in layers {
-        match raise_one(layer) {
-            Ok(one) => raised.push(one),
-            Err((refusal, own)) => {
-                let others = take_back(raised);
-                return Err((refusal, others.into_iter().chain(own).collect()));
-            }
+        match raise_one(&layer) {
+            Ok(file) => raised.push(Layer { file, ..layer }),
+            Err(refusal) => return Err((refusal, lower(raised))),
         }
     }
     Ok(raised)
+}
+
+fn raise_one(layer: &Layer) -> Result<ImageFile, Refusal> {
+    let Layer { depth, name, file, .. } = layer;
+    file.reopen_writable().map_err(|error| {
+        if !matches!(error, FileOpenError::InUse { .. }) {
+            return error.into();
+        }
+        let what = format!("layer {depth}, {name}, is shared: another disk stands on it, and would change with it");
+        let advice = "merge into a layer above the shared one, or end the other disk first";
+        Refusal::from(error).with_reason(&what).of_kind(Kind::InUse).advise(advice)
+    })
+}
+
+/// Has the layers, which are in the order of the chain, forget the size and the time of last change of their parents,
+/// each durably before anything is written to the next. The leaf has forgotten already. *Killed on the way:* those above
+/// some layer know nothing of their parents, those below are as they were.
+pub fn forget_parents(layers: Vec<Layer>) -> Result<Vec<Raised>, (Refusal, Lowered)> {
+    let mut ready: Vec<Raised> = Vec::new();
+    let mut rest = layers.into_iter();
+    while let Some(mut layer) = rest.next() {
+        match forget_parent(&mut layer) {
+            Ok(image) => ready.push(Raised { depth: layer.depth, id: layer.id, file: layer.file, image }),
+            Err(refusal) => {
+                let mut lowered = take_back(ready);
+                lowered.extend(lower(std::iter::once(layer).chain(rest).collect()));
+                return Err((refusal, lowered));
+            }
+        }
+    }
+    Ok(ready)
+}
+
+fn forget_parent(layer: &mut Layer) -> Result<Image, Refusal> {
+    let mut image = open_image(&layer.name, &mut layer.file, true)?;
+    if forget(&mut image)? {
+        ordered::round(&mut layer.file, &mut image)
+            .map_err(|error| Refusal::failed(format!("change what {} records of its parent", layer.name), &error))?;
+    }
+    Ok(image)
+}
+
+/// Has an image forget what will change of its parent, with its next round; whether it recorded anything of that.
+pub fn forget(image: &mut Image) -> Result<bool, Refusal> {
+    let Some(mut link) = image.link().filter(|link| link.modified.is_some() || link.len.is_some()) else {
+        return Ok(false);
+    };
+    (link.modified, link.len) = (None, None);
+    image.relink(Some(&link))?;
+    Ok(true)
 }
 
 /// Opens for reading only what was opened for writing in vain.
@@ -81,24 +130,74 @@ pub fn take_back(raised: Vec<Raised>) -> Lowered {
     raised.into_iter().map(|one| (one.id, one.file.reopen_read_only())).collect()
 }
 
-fn raise_one(layer: Layer) -> Result<Raised, (Refusal, Option<LoweredOne>)> {
-    let Layer { depth, id, name, file } = layer;
-    let mut writable = match file.reopen_writable() {
-        Ok(writable) => writable,
-        Err(error @ FileOpenError::InUse { .. }) => {
-            let what = format!("layer {depth}, {name}, is shared: another disk stands on it, and would change with it");
-            let advice = "merge into a layer above the shared one, or end the other disk first";
-            return Err((Refusal::from(error).with_reason(&what).of_kind(Kind::InUse).advise(advice), None));
-        }
-        Err(error) => return Err((error.into(), None)),
-    };
-    match open_image(&name, &mut writable, true) {
-        Ok(image) => Ok(Raised { depth, id, file: writable, image }),
-        Err(failure) => Err((failure.into(), Some((id, writable.reopen_read_only())))),
-    }
-}
-
 /// Opens all of them for reading only.
 pub fn lower(layers: Vec<Layer>) -> Lowered {
     layers.into_iter().map(|layer| (layer.id, layer.file.reopen_read_only())).collect()
+}
+
+#[cfg(test)]
+mod test {
+    use std::path::Path;
+    use std::time::{Duration, SystemTime};
+
+    use uring::{Cache, OpenOptions};
+
+    use super::*;
+    use crate::cli::Parents;
+    use crate::image_name::FormatName;
+    use crate::layers::Layers;
+    use crate::lineage;
+    use crate::target::{Plan, Shape, Target};
+
+    const WRITABLE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+    const READABLE: OpenOptions = OpenOptions { write: false, ..WRITABLE };
+
+    /// A chain, leaf first, each of whose files was last changed long ago, as its child has recorded.
+    fn chain(directory: &Path, formats: &[FormatName]) -> Vec<ImageName> {
+        let mut names: Vec<ImageName> = Vec::new();
+        for (n, &format) in formats.iter().enumerate().rev() {
+            let name = ImageName { format, path: directory.join(format!("{n}.img")) };
+            let shape = names.first().map_or(Shape::Thin, |parent| {
+                let mut file = ImageFile::open(parent.path(), READABLE).unwrap();
+                let image = open_image(parent, &mut file, false).unwrap();
+                Shape::Child(lineage::record(name.path(), parent, &image).unwrap())
+            });
+            let plan = Plan { len: 4 << 20, shape, unit: None, identity: None };
+            Target::create(&name, &plan, false).unwrap().keep().unwrap();
+            let then = SystemTime::now() - Duration::from_secs(86400);
+            std::fs::File::open(name.path()).unwrap().set_modified(then).unwrap();
+            names.insert(0, name);
+        }
+        names
+    }
+
+    fn layer(depth: usize, name: &ImageName, options: OpenOptions) -> Layer {
+        let file = ImageFile::open(name.path(), options).unwrap();
+        Layer { depth, id: FileId(u8::try_from(depth).unwrap()), name: name.clone(), file }
+    }
+
+    fn opens(names: &[ImageName]) {
+        let (leaf, parents) = names.split_first().unwrap();
+        Layers::open(leaf, &Parents { names: parents.to_vec(), accept_changed_parent: false }, READABLE).unwrap();
+    }
+
+    /// Exhaustive over where in a chain of four it ends, by a file that cannot be written.
+    #[test]
+    fn parents_are_forgotten_from_the_leaf_down_and_the_chain_opens_wherever_that_ends() {
+        use FormatName::{Qcow2, Raw, Vhd};
+        for formats in [[Vhd; 4], [Qcow2; 4], [Vhd, Qcow2, Vhd, Qcow2], [Qcow2, Vhd, Qcow2, Raw]] {
+            for end in 0..formats.len() {
+                let room = tempfile::tempdir().unwrap();
+                let names = chain(room.path(), &formats);
+                opens(&names);
+                let options = |depth| if depth == end { READABLE } else { WRITABLE };
+                let layers = names.iter().enumerate().map(|(depth, name)| layer(depth, name, options(depth)));
+                let forgotten = forget_parents(layers.collect());
+                // The last one has no parent to forget.
+                assert_eq!(forgotten.is_ok(), end == 3, "{forgotten:?}");
+                drop(forgotten);
+                opens(&names);
+            }
+        }
+    }
 }

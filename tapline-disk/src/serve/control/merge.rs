@@ -1,9 +1,11 @@
 //! `merge`: what layers hold moves into the one below them, while the guest goes on (decision 0006).
 //!
-//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them.
-//! 2. Nothing is in flight for a moment, and the layers take the new files. What children record of the time and size of a
-//!    parent that is about to change becomes «unknown». The guest goes on; when that is durable the merge begins. *Killed:*
-//!    the same chain opens.
+//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them. Nothing is
+//!    written.
+//! 2. What children record of the time and size of a parent that is about to change becomes «unknown», from the leaf down:
+//!    each child durably before its parent changes, if only because it forgets its own. *Killed:* the same chain opens.
+//!    Nothing is in flight for a moment, and the layers take the new files. The guest goes on; the layers get one size
+//!    ([`super::even`]), and the merge begins.
 //! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
 //! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
 //!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one; the longer opens too.
@@ -15,18 +17,20 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use disk::{Format, Image, MergeState, Status};
+use disk::{Format, MergeState, Status};
 use serde_json::{Map, Value, json};
 
 use super::TIMER;
-use super::access::{self, Lowered, Raised};
+use super::access::{self, Layer, Lowered, Raised};
 use super::errand::Errand;
+use super::even;
 use super::pace::Pace;
 use super::pause::Measured;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::snapshot::lower;
 use super::work::{Hold, Work};
+use crate::layers::FileIdentity;
 use crate::lineage;
 use crate::log::say;
 
@@ -50,8 +54,10 @@ pub struct Merge {
     done: u64,
     len: u64,
     /// Files that hold nothing any more.
-    sources: Vec<PathBuf>,
+    sources: Vec<(PathBuf, Option<FileIdentity>)>,
     unused: Vec<String>,
+    /// They are removed.
+    deleted: bool,
     /// How it ends, once that is known.
     outcome: Option<Refusal>,
     longest: Option<Measured>,
@@ -60,9 +66,12 @@ pub struct Merge {
 
 #[derive(Debug)]
 enum Stage {
-    Raising(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
+    Raising(Errand<Result<Vec<Layer>, (Refusal, Lowered)>>),
+    Forgetting(Vec<Layer>),
+    Preparing(Errand<Result<Vec<Raised>, (Refusal, Lowered)>>),
     Opening(Vec<Raised>),
-    Forgetting,
+    Settling,
+    Lengthening(Errand<Result<(), Refusal>>),
     Running,
     Ending(Hold),
     Leaving(Hold),
@@ -76,19 +85,12 @@ impl Merge {
     pub fn begin(asked: protocol::Merge, work: &mut Work<'_>) -> Result<Merge, Refusal> {
         work.must_be_writable()?;
         work.name(asked.into)?;
+        even::check(asked, work)?;
         let layers = access::closed(work, asked.into)?;
-        let (len, target) = (work.image(asked.from)?.geometry().len, work.image(asked.into)?);
-        let raw = matches!(target, Image::Raw(_)) && target.geometry().len < len;
         let timer = |error| Refusal::failed("make a timer", &error);
         let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
         work.engine.watch(pace.as_fd(), false, TIMER.0).map_err(timer)?;
-        let errand = work.send(move || {
-            let raised = access::raise(layers)?;
-            match raised.last().filter(|_| raw).map_or(Ok(()), |last| lengthen(last, len)) {
-                Ok(()) => Ok(raised),
-                Err(refusal) => Err((refusal, access::take_back(raised))),
-            }
-        })?;
+        let errand = work.send(move || access::raise(layers))?;
         Ok(Merge {
             asked,
             stage: Stage::Raising(errand),
@@ -102,6 +104,7 @@ impl Merge {
             len: work.geometry.len,
             sources: Vec::new(),
             unused: Vec::new(),
+            deleted: false,
             outcome: None,
             longest: None,
             measured: false,
@@ -132,20 +135,31 @@ impl Merge {
     fn step(&mut self, stage: Stage, work: &mut Work<'_>) -> Result<(Stage, bool), Refusal> {
         Ok(match stage {
             Stage::Raising(errand) => match work.fetch(errand) {
-                Ok(Ok(raised)) => (Stage::Opening(raised), true),
-                Ok(Err((refusal, lowered))) => {
-                    put_back(lowered, work);
-                    self.outcome = Some(refusal);
-                    (Stage::Over, true)
-                }
+                Ok(Ok(raised)) => (self.forget(raised, work), true),
+                Ok(Err((refusal, lowered))) => (self.give_up(refusal, lowered, work), true),
                 Err(errand) => (Stage::Raising(errand), false),
+            },
+            Stage::Forgetting(raised) => match work.is_flushed() {
+                Ok(true) => (Merge::prepare(raised, work)?, true),
+                Ok(false) => (Stage::Forgetting(raised), false),
+                Err(refusal) => (self.give_up(refusal, access::lower(raised), work), true),
+            },
+            Stage::Preparing(errand) => match work.fetch(errand) {
+                Ok(Ok(raised)) => (Stage::Opening(raised), true),
+                Ok(Err((refusal, lowered))) => (self.give_up(refusal, lowered, work), true),
+                Err(errand) => (Stage::Preparing(errand), false),
             },
             Stage::Opening(raised) if work.is_quiet() => (self.open(raised, work), true),
             Stage::Opening(raised) => (Stage::Opening(raised), false),
-            Stage::Forgetting => match work.is_flushed() {
-                Ok(true) => (self.start(work), true),
-                Ok(false) => (Stage::Forgetting, false),
+            Stage::Settling => match work.is_flushed() {
+                Ok(true) => (self.even(work), true),
+                Ok(false) => (Stage::Settling, false),
                 Err(refusal) => (self.fail(refusal, work), true),
+            },
+            Stage::Lengthening(errand) => match work.fetch(errand) {
+                Ok(Ok(())) => (self.start(work), true),
+                Ok(Err(refusal)) => (self.fail(refusal, work), true),
+                Err(errand) => (Stage::Lengthening(errand), false),
             },
             Stage::Running => self.run(work)?,
             Stage::Ending(mut hold) => match hold.advance(work) {
@@ -167,6 +181,7 @@ impl Merge {
                 Ok((lowered, problems)) => {
                     put_back(lowered, work);
                     work.record_time_of_parent();
+                    self.deleted = self.asked.delete && problems.is_empty();
                     problems.iter().for_each(say);
                     (Stage::Telling, true)
                 }
@@ -178,7 +193,31 @@ impl Merge {
         })
     }
 
-    /// Nothing is in flight: the layers become writable, and no record of a time stays.
+    /// The leaf forgets what will change of its parent.
+    fn forget(&mut self, raised: Vec<Layer>, work: &mut Work<'_>) -> Stage {
+        match work.disk.layer_mut(0).map_or(Ok(false), access::forget) {
+            Ok(_) => {
+                work.begin_flush();
+                Stage::Forgetting(raised)
+            }
+            Err(refusal) => self.give_up(refusal, access::lower(raised), work),
+        }
+    }
+
+    /// That is durable: the layers below it follow, in the background.
+    fn prepare(raised: Vec<Layer>, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+        Ok(Stage::Preparing(work.send(move || access::forget_parents(raised))?))
+    }
+
+    /// It cannot begin: the layers are as they were.
+    fn give_up(&mut self, refusal: Refusal, lowered: Lowered, work: &mut Work<'_>) -> Stage {
+        put_back(lowered, work);
+        work.record_time_of_parent();
+        self.outcome = Some(refusal);
+        Stage::Over
+    }
+
+    /// Nothing is in flight: the layers become writable.
     fn open(&mut self, raised: Vec<Raised>, work: &mut Work<'_>) -> Stage {
         for layer in raised {
             let replaced = work.engine.replace(layer.id, layer.file).map_err(Refusal::from);
@@ -187,20 +226,25 @@ impl Merge {
                 return self.fail(refusal, work);
             }
         }
-        for depth in 0..self.asked.into {
-            let Some(image) = work.disk.layer_mut(depth) else { continue };
-            let Some(mut link) = image.link().filter(|link| link.modified.is_some() || link.len.is_some()) else {
-                continue;
-            };
-            // Its size may change as well.
-            (link.modified, link.len) = (None, None);
-            if let Err(error) = image.relink(Some(&link)) {
-                return self.fail(error.into(), work);
-            }
-        }
         work.let_go();
         work.begin_flush();
-        Stage::Forgetting
+        Stage::Settling
+    }
+
+    /// Makes the next layer as large as the first of them; when all are, the merge begins.
+    fn even(&mut self, work: &mut Work<'_>) -> Stage {
+        match even::grow_one(self.asked, work) {
+            Ok(true) => {
+                work.begin_flush();
+                Stage::Settling
+            }
+            Ok(false) => match even::lengthen(self.asked, work) {
+                Ok(Some(errand)) => Stage::Lengthening(errand),
+                Ok(None) => self.start(work),
+                Err(refusal) => self.fail(refusal, work),
+            },
+            Err(refusal) => self.fail(refusal, work),
+        }
     }
 
     fn start(&mut self, work: &mut Work<'_>) -> Stage {
@@ -252,12 +296,15 @@ impl Merge {
     /// The disk stands still: the sources leave the chain.
     fn end(&mut self, work: &mut Work<'_>) -> Stage {
         let names: Vec<_> = (self.asked.from..self.asked.into).filter_map(|depth| work.name(depth).ok()).collect();
+        let files: Vec<_> = (self.asked.from..self.asked.into)
+            .map(|depth| work.file(depth).ok().and_then(|(_, file)| FileIdentity::of_open(file)))
+            .collect();
         let sources = match work.disk.end_merge() {
             Ok(sources) => sources,
             Err(error) => return self.fail(error.into(), work),
         };
         self.unused = names.iter().map(ToString::to_string).collect();
-        self.sources = names.iter().map(|name| name.path().to_owned()).collect();
+        self.sources = names.iter().map(|name| name.path().to_owned()).zip(files).collect();
         for layer in sources {
             if let Err(error) = work.engine.remove(layer.file) {
                 say(format_args!("a file that holds nothing any more stays open: {error}"));
@@ -304,14 +351,7 @@ impl Merge {
         work.let_go();
         self.measured = false;
         let delete = if self.asked.delete { std::mem::take(&mut self.sources) } else { Vec::new() };
-        let errand = work.send(move || {
-            let removed = delete.iter().filter_map(|path| {
-                let error = std::fs::remove_file(path).err()?;
-                Some(format!("{}, which holds nothing any more, cannot be removed: {error}", path.display()))
-            });
-            let problems = removed.collect();
-            (access::lower(layers), problems)
-        })?;
+        let errand = work.send(move || (access::lower(layers), delete.iter().filter_map(remove).collect()))?;
         Ok(Stage::Lowering(errand))
     }
 
@@ -335,7 +375,7 @@ impl Merge {
         answer.insert("into".into(), self.asked.into.into());
         answer.insert("copied".into(), self.copied.into());
         answer.insert("unused".into(), self.unused.clone().into());
-        answer.insert("deleted".into(), self.asked.delete.into());
+        answer.insert("deleted".into(), self.deleted.into());
         answer.insert("layers".into(), work.names().into());
         let none = Measured { pause: Duration::ZERO, held: Duration::ZERO };
         self.longest.unwrap_or(none).put_into(&mut answer);
@@ -345,7 +385,7 @@ impl Merge {
     /// How far it is.
     pub fn status(&self) -> Value {
         let state = match (&self.stage, self.stopped) {
-            (Stage::Raising(_) | Stage::Opening(_) | Stage::Forgetting, _) => "beginning",
+            _ if !self.has_begun() => "beginning",
             (Stage::Running, true) => "paused",
             (Stage::Running, false) => "running",
             (Stage::Lowering(_), _) if self.asked.delete => "removing",
@@ -363,12 +403,13 @@ impl Merge {
 
     /// Whether it has begun to copy.
     pub fn has_begun(&self) -> bool {
-        !matches!(self.stage, Stage::Raising(_) | Stage::Opening(_) | Stage::Forgetting)
+        let opened = !matches!(self.stage, Stage::Raising(_) | Stage::Forgetting(_) | Stage::Preparing(_));
+        opened && !matches!(self.stage, Stage::Opening(_) | Stage::Settling | Stage::Lengthening(_))
     }
 
-    /// Whether it holds requests, or is about to.
+    /// Whether it holds requests, or is about to, or waits for a flush of its own.
     pub fn is_switching(&self) -> bool {
-        !matches!(self.stage, Stage::Running | Stage::Raising(_))
+        !matches!(self.stage, Stage::Running | Stage::Raising(_) | Stage::Preparing(_) | Stage::Lengthening(_))
     }
 
     /// Whether there is more to do without being woken.
@@ -393,11 +434,13 @@ impl Merge {
     }
 }
 
-/// A raw target is as long as what is merged into it.
-fn lengthen(target: &Raised, len: u64) -> Result<(), Refusal> {
-    let file = target.file.as_fd().try_clone_to_owned().map(std::fs::File::from);
-    let longer = file.and_then(|file| file.set_len(len).and_then(|()| file.sync_all()));
-    longer.map_err(|error| Refusal::failed(format!("lengthen {}", target.file.path().display()), &error))
+/// Removes a file, if what has its name is it still; why not.
+fn remove((path, file): &(PathBuf, Option<FileIdentity>)) -> Option<String> {
+    let why = match FileIdentity::of_path(path) {
+        found if found.is_some() && found != *file => "another file has its name now".to_owned(),
+        _ => std::fs::remove_file(path).err()?.to_string(),
+    };
+    Some(format!("{}, which holds nothing any more, cannot be removed: {why}", path.display()))
 }
 
 fn put_back(lowered: Lowered, work: &mut Work<'_>) {

@@ -13,6 +13,7 @@ mod client;
 mod clone;
 mod copy;
 mod errand;
+mod even;
 mod job;
 mod merge;
 mod merging;

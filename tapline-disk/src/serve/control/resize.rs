@@ -42,7 +42,8 @@ impl Resize {
         }
         if size % block != 0 {
             let what = format!("{size} bytes are not a whole number of {block}-byte blocks");
-            return invalid(what, format!("{} bytes are", size.next_multiple_of(block)));
+            let next = size.checked_next_multiple_of(block).unwrap_or(len);
+            return invalid(what, format!("{next} bytes are"));
         }
         let stage = match work.image(0)? {
             Image::Raw(_) => lengthen(size, work)?,

@@ -177,6 +177,8 @@ pub struct Disk<F: Format> {
     /// Requests that the next round will answer, and those of the one under way.
     flushes: Vec<u32>,
     flushing: Vec<u32>,
+    /// What goes on when a round has made metadata durable, of which there is too much.
+    throttled: Vec<Parked>,
     /// How the round under way has failed, if it has.
     round_status: Status,
     /// A round is to begin though no request asks for it.
@@ -229,6 +231,7 @@ impl<F: Format> Disk<F> {
             round: Round::default(),
             flushes: Vec::new(),
             flushing: Vec::new(),
+            throttled: Vec::new(),
             round_status: Status::Done,
             sync_asked: false,
             writers: Vec::new(),

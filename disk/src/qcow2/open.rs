@@ -216,8 +216,10 @@ impl Opening<'_> {
             }
         }
         // What is counted by a block that was not looked at may be in use.
-        let looked_at = blocks.iter().rev().take(BLOCKS_MAX).last().filter(|_| blocks.len() > BLOCKS_MAX);
-        Ok(looked_at.map_or(0, |&(number, _)| number.saturating_mul(counts.per_block())))
+        let first = blocks.len().checked_sub(BLOCKS_MAX).filter(|&first| first > 0);
+        Ok(first
+            .and_then(|first| blocks.get(first))
+            .map_or(0, |&(number, _)| number.saturating_mul(counts.per_block())))
     }
 }
 

@@ -1,38 +1,42 @@
-//! Looks at every state in which a power loss could leave a file, and holds each against the oracle.
+//! Looks at every state in which a power loss could leave the files of a disk, and holds each against the oracle.
 //!
 //! Invariants checked in each state:
-//! - the image opens without an operator, and a check finds no damage;
+//! - the image opens without an operator, and a check finds no damage; while there are two chains of which an
+//!   operator may open either, both do;
 //! - every sector reads as something legal (in one state of [`WHOLE`] every sector of the disk, in the others those
 //!   around everything that was ever written);
 //! - in one state of [`AGAIN`], the same holds all along a second life that begins there, and after its power
 //!   losses.
 //!
 //! States: all combinations of contents for the sectors that are not durable, if they are few; else none, all, only
-//! one, all but one, whole pages of 4 KiB, and many at random. Each with and without the file's growth, and each
+//! one, all but one, whole pages of 4 KiB, and many at random. Each with and without the growth of each file, and each
 //! sector of a guest that was being written also as rubbish. A state that was seen before with the same legal
 //! contents is not looked at again.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
-use disk::{Disk, Operation, Options, Request, Span, Status, Token};
+use disk::{Disk, FileId, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
-use crate::file::{Crash, Fate, SimFile};
+use crate::file::Fate;
 use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
-use crate::oracle::{Legal, Oracle};
+use crate::oracle::{Illegal, Legal, Oracle};
 use crate::random::Random;
-use crate::run::{Setup, Violation, run, words_of};
+use crate::run::{Setup, Sight, Violation, run, words_of};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Word, mix};
-use crate::subject::{Start, Subject};
-use crate::workload::{self, BLOCK, DISK, Op};
+use crate::subject::{Kind, Start, Subject, damage};
+use crate::workload::{self, BLOCK, Theme};
+use crate::wreck::Wreck;
 
 /// One state in so many is lived in again.
 pub const AGAIN: u64 = 64;
 /// One state in so many is read from end to end; the others where the workload was, and around it.
 pub const WHOLE: u64 = 12;
+/// The same for chains, which are longer, and of which two may have to be read.
+pub const WHOLE_CHAIN: u64 = 60;
 /// Sectors read on each side of every border of a write.
 const AROUND: u64 = 8;
 /// Sectors of one read when everything is read.
@@ -43,6 +47,8 @@ const PIECE_LEN: u64 = 128;
 const SECOND_LIFE: u64 = 50_000;
 /// What a second life does: new blocks, old ones, freed ones.
 const SECOND_WORKLOAD: &str = "w1026+2 w2+1 f d0+1024 w2049+1 W7+1";
+/// What it does to a chain: the merge that the power loss may have ended is begun again, and comes to its end.
+const SECOND_MERGE: &str = "w1026+2 merge w2+1 f W4097+1";
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +79,6 @@ impl Counts {
 /// The memory of an exploration.
 pub struct Explorer {
     seen: HashSet<u64>,
-    second_workload: Vec<Op>,
     /// An event with at most so many states has all of them looked at: 4096 is every subset of 12 sectors.
     pub all_up_to: u64,
     /// Of one with more, twice so many at random.
@@ -91,8 +96,7 @@ impl Explorer {
 
 impl Default for Explorer {
     fn default() -> Explorer {
-        let second_workload = workload::parse(SECOND_WORKLOAD).unwrap_or_default();
-        Explorer { seen: HashSet::new(), second_workload, all_up_to: 4096, at_random: 64, counts: Counts::default() }
+        Explorer { seen: HashSet::new(), all_up_to: 4096, at_random: 64, counts: Counts::default() }
     }
 }
 
@@ -101,8 +105,6 @@ impl Default for Explorer {
 pub struct Scene<'a> {
     /// How the run was set up.
     pub setup: &'a Setup,
-    /// The layers below the leaf.
-    pub parents: &'a [Media],
     /// Whether states are lived in again.
     pub first_life: bool,
 }
@@ -113,60 +115,80 @@ impl Explorer {
         self.seen.clear();
     }
 
-    /// Looks at all states in which a power loss at this moment may leave the leaf.
-    pub fn event(&mut self, scene: Scene<'_>, leaf: &SimFile, oracle: &Oracle) -> Result<(), Violation> {
-        let crash = leaf.crash();
-        let legal = oracle.after_crash();
-        let legal_digest = mix(legal.digest() ^ scene_digest(scene));
-        if !self.seen.insert(mix(crash.digest() ^ legal_digest)) {
+    /// Looks at all states in which a power loss at this moment may leave the files.
+    pub fn event(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
+        let wreck = Wreck::new(sight.io, &files_of(sight.chains));
+        let legal = sight.oracle.after_crash();
+        let legal_digest = mix(legal.digest() ^ scene_digest(scene, sight));
+        if !self.seen.insert(mix(wreck.digest() ^ legal_digest)) {
             return Ok(());
         }
         self.counts.events += 1;
-        let growths: &[bool] = if crash.grown() { &[false, true] } else { &[false] };
         let mut windows = None;
         let limits = (self.all_up_to, self.at_random);
         let mut look = |fates: &[Fate]| {
-            for growth_lost in growths.iter().copied() {
+            for lengths in wreck.lengths() {
                 self.counts.reached += 1;
-                let digest = mix(crash.state_digest(fates, growth_lost) ^ legal_digest);
+                let digest = mix(wreck.state_digest(fates, lengths) ^ legal_digest);
                 if self.seen.insert(digest) {
-                    let windows = windows.get_or_insert_with(|| windows_of(&legal, oracle));
-                    self.state(scene, crash.state(fates, growth_lost), &legal, windows, digest)?;
+                    let kind = scene.setup.subject.kind;
+                    let windows = windows.get_or_insert_with(|| windows_of(&legal, sight.oracle, kind));
+                    let found = wreck.state(fates, lengths);
+                    self.state(scene, &starts_of(sight, &found), &legal, windows, digest)?;
                 }
             }
             Ok(())
         };
-        each_state(&crash, limits, &mut look)
+        each_state(&wreck, limits, &mut look)
     }
 
+    /// Looks at the chains that there are in one state.
     fn state(
         &mut self,
         scene: Scene<'_>,
-        leaf: Media,
+        chains: &[Start],
         legal: &Legal<'_>,
         windows: &[Range<u64>],
         digest: u64,
     ) -> Result<(), Violation> {
         self.counts.states += 1;
-        let mut files = vec![leaf];
-        files.extend_from_slice(scene.parents);
         let again = scene.first_life && digest % AGAIN == 0;
-        if !again && digest % WHOLE != 0 {
-            return recover(&scene.setup.subject, files, windows, &mut |sector, word| legal.check(sector, word));
+        let whole = if scene.setup.subject.kind.theme() == Theme::Chain { WHOLE_CHAIN } else { WHOLE };
+        for chain in chains {
+            if again || digest % whole == 0 {
+                let base = self.state_throughout(scene, chain, legal)?;
+                if again {
+                    self.live_again(scene, Start { base, ..chain.clone() }, digest)?;
+                }
+            } else {
+                let mut judge = |sector, word| legal.check(sector, word);
+                recover(&scene.setup.subject, chain.clone(), windows, &mut judge)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Checks the files and reads every sector; what is found there.
+    fn state_throughout(
+        &mut self,
+        scene: Scene<'_>,
+        chain: &Start,
+        legal: &Legal<'_>,
+    ) -> Result<BTreeMap<u64, Word>, Violation> {
         // Opening looks for damage too, so that this is seldom news.
-        if let Some(damage) = files.first_mut().and_then(|leaf| scene.setup.subject.damage(leaf)) {
-            return Err(Violation::Damage(damage));
+        let mut files = chain.files.clone();
+        if let Some(found) = files.iter_mut().zip(&chain.forms).find_map(|(file, form)| damage(file, *form)) {
+            return Err(Violation::Damage(found));
         }
+        let everything = everything(scene.setup.subject.kind);
         let mut base = BTreeMap::new();
-        let everything: Vec<_> = (0..DISK).step_by(PIECE).map(|at| at..(at + PIECE_LEN).min(DISK)).collect();
-        recover(&scene.setup.subject, files.clone(), &everything, &mut |sector, word| {
+        recover(&scene.setup.subject, chain.clone(), &everything, &mut |sector, word| {
             if word != Word::ZERO {
                 base.insert(sector, word);
             }
             legal.check(sector, word)
         })?;
-        if again { self.live_again(scene, Start { files, base }, digest) } else { Ok(()) }
+        Ok(base)
     }
 
     /// A second life, and its power losses.
@@ -174,37 +196,63 @@ impl Explorer {
         self.counts.again += 1;
         let setup = Setup { fault: None, first: SECOND_LIFE, ..*scene.setup };
         let pace = if digest & (1 << 40) == 0 { Pace::Serial } else { Pace::Eager };
-        let workload = self.second_workload.clone();
+        let workload = match setup.subject.kind.theme() {
+            Theme::Image | Theme::Growing => SECOND_WORKLOAD,
+            Theme::Chain => SECOND_MERGE,
+        };
+        let workload = workload::parse(workload).unwrap_or_default();
         let limits = (self.all_up_to, self.at_random);
         (self.all_up_to, self.at_random) = (16, 4);
-        let result = run(&setup, &start, &workload, &mut Schedule::undisturbed(pace), &mut |leaf, oracle| {
-            self.event(Scene { setup: &setup, parents: scene.parents, first_life: false }, leaf, oracle)
+        let result = run(&setup, &start, &workload, &mut Schedule::undisturbed(pace), &mut |sight| {
+            self.event(Scene { setup: &setup, first_life: false }, sight)
         });
         (self.all_up_to, self.at_random) = limits;
         result.map(|_| ())
     }
 }
 
+/// The files of some chains, each once.
+fn files_of(chains: &[Vec<FileId>]) -> Vec<FileId> {
+    let mut files = chains.concat();
+    files.sort_unstable();
+    files.dedup();
+    files
+}
+
+/// The chains as they are opened from files that a power loss has left.
+fn starts_of(sight: &Sight<'_>, found: &[(FileId, Media)]) -> Vec<Start> {
+    let media = |id: &FileId| found.iter().find(|(file, _)| file == id).map(|(_, media)| media.clone());
+    let form = |id: &FileId| sight.forms.get(usize::from(id.0)).copied();
+    let start = |chain: &Vec<FileId>| Start {
+        files: chain.iter().filter_map(media).collect(),
+        forms: chain.iter().filter_map(form).collect(),
+        base: BTreeMap::new(),
+    };
+    sight.chains.iter().map(start).collect()
+}
+
 /// A number for what must be the same for two states to be the same.
-fn scene_digest(scene: Scene<'_>) -> u64 {
-    let Subject { kind, told, .. } = scene.setup.subject;
+fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
+    let Subject { kind, told, tail } = scene.setup.subject;
     let stale = |tail| u64::from(tail == Unwritten::Stale);
     let kind = kind.to_string().bytes().fold(0, |sum: u64, byte| mix(sum ^ u64::from(byte)));
-    mix(kind ^ (stale(scene.setup.subject.tail) << 1) ^ (stale(told) << 2) ^ u64::from(scene.first_life))
+    let chain = |sum: u64, chain: &Vec<FileId>| chain.iter().fold(mix(!sum), |sum, file| mix(sum ^ u64::from(file.0)));
+    let chains = sight.chains.iter().fold(0, chain);
+    mix(kind ^ chains ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ u64::from(scene.first_life))
 }
 
 /// Calls `look` with the fates of all states that are to be looked at.
 fn each_state(
-    crash: &Crash<'_>,
+    wreck: &Wreck<'_>,
     (all_up_to, at_random): (u64, u64),
     look: &mut dyn FnMut(&[Fate]) -> Result<(), Violation>,
 ) -> Result<(), Violation> {
-    let places = crash.places();
-    let options = |place: usize| u64::try_from(crash.contents(place) + 1).unwrap_or(u64::MAX);
+    let places = wreck.places();
+    let options = |place: usize| u64::try_from(wreck.contents(place) + 1).unwrap_or(u64::MAX);
     let all = (0..places).try_fold(1u64, |product, place| product.checked_mul(options(place)));
     match all.filter(|all| *all <= all_up_to) {
         Some(all) => (0..all).try_for_each(|number| look(&combination(number, places, options)))?,
-        None => some_states(crash, places, at_random, look)?,
+        None => some_states(wreck, places, at_random, look)?,
     }
     // Rubbish beside what is lost and beside what is kept.
     for place in 0..places {
@@ -233,7 +281,7 @@ fn combination(number: u64, places: usize, options: impl Fn(usize) -> u64) -> Ve
 
 /// Of too many states those that are most telling, and some at random.
 fn some_states(
-    crash: &Crash<'_>,
+    wreck: &Wreck<'_>,
     places: usize,
     at_random: u64,
     look: &mut dyn FnMut(&[Fate]) -> Result<(), Violation>,
@@ -247,14 +295,14 @@ fn some_states(
         }
     }
     // Storage that writes 4 KiB at once: every sector of a page has the same fate.
-    let pages: Vec<u64> = crash.sectors().map(|sector| sector / 8).collect();
-    let mut random = Random::new(crash.digest());
+    let pages = wreck.pages();
+    let mut random = Random::new(wreck.digest());
     for _ in 0..at_random {
         let seed = random.number();
         let by_page: Vec<Fate> = pages.iter().map(|page| coin(mix(seed ^ page))).collect();
         look(&by_page)?;
         let mut each = |place| {
-            let back = random.index(crash.contents(place) + 1);
+            let back = random.index(wreck.contents(place) + 1);
             if back == 0 { Fate::Lost } else { Fate::Kept(u8::try_from(back - 1).unwrap_or(u8::MAX)) }
         };
         look(&(0..places).map(&mut each).collect::<Vec<_>>())?;
@@ -266,12 +314,20 @@ fn coin(number: u64) -> Fate {
     if number % 2 == 0 { Fate::Lost } else { Fate::Kept(0) }
 }
 
+/// Every sector of a disk; of one that has grown, those behind its old end and the last.
+fn everything(kind: Kind) -> Vec<Range<u64>> {
+    let (old, new) = (kind.sectors(), kind.grown());
+    let pieces = (0..old).step_by(PIECE).map(|at| at..(at + PIECE_LEN).min(old));
+    pieces.chain([old..(old + AROUND).min(new), (new - AROUND).max(old)..new]).collect()
+}
+
 /// Where something may have gone wrong: around every border of a write and of a block, and where there was
 /// something from the beginning.
-fn windows_of(legal: &Legal<'_>, oracle: &Oracle) -> Vec<Range<u64>> {
+fn windows_of(legal: &Legal<'_>, oracle: &Oracle, kind: Kind) -> Vec<Range<u64>> {
+    let sectors = kind.grown();
     let borders = legal.runs().flat_map(|run| [run.start, run.end]);
-    let blocks = (0..=DISK / BLOCK).map(|block| block * BLOCK);
-    let around = |at: u64| at.saturating_sub(AROUND)..(at + AROUND).min(DISK);
+    let blocks = (0..=kind.sectors() / BLOCK).map(|block| block * BLOCK);
+    let around = |at: u64| at.saturating_sub(AROUND)..(at + AROUND).min(sectors);
     let mut windows: Vec<Range<u64>> = borders.chain(blocks).chain(oracle.based()).map(around).collect();
     windows.sort_unstable_by_key(|window| window.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
@@ -284,19 +340,28 @@ fn windows_of(legal: &Legal<'_>, oracle: &Oracle) -> Vec<Range<u64>> {
     merged
 }
 
-/// Opens the image as after a power loss and hands what is read there to `judge`.
+/// Opens the chain as after a power loss and hands what is read there to `judge`.
 pub fn recover(
     subject: &Subject,
-    mut files: Vec<Media>,
+    start: Start,
     windows: &[Range<u64>],
-    judge: &mut dyn FnMut(u64, Word) -> Result<(), crate::oracle::Illegal>,
+    judge: &mut dyn FnMut(u64, Word) -> Result<(), Illegal>,
 ) -> Result<(), Violation> {
-    let layers = subject.open(&mut files).map_err(Violation::Open)?;
+    let Start { mut files, forms, .. } = start;
+    let layers = subject.open(&mut files, &forms, 1).map_err(Violation::Open)?;
     let options = Options { requests: windows.len(), ..Options::default() };
     let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
     let mut io = SimIo::new(files, Visible::AtCompletion, ROOM, None);
+    let end = disk.geometry().len / SECTOR;
     let mut found = Ok(());
     for window in windows {
+        // What a disk that has not grown does not have is as good as zero.
+        let (window, behind) = (window.start.min(end)..window.end.min(end), window.start.max(end)..window.end);
+        found = found
+            .and_then(|()| behind.into_iter().try_for_each(|at| judge(at, Word::ZERO)).map_err(Violation::Recovered));
+        if window.is_empty() {
+            continue;
+        }
         let span = Span { at: window.start * SECTOR, len: (window.end - window.start) * SECTOR };
         let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(0));
         let read = Request::new(Operation::Read, span, memory.clone(), Token(window.start), &disk.geometry());

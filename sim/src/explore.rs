@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of clocks or terminals: whoever calls says when it has been enough.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,18 +12,20 @@ use disk::ImageError;
 
 use crate::crash::{Counts, Explorer, Scene};
 use crate::io::{Fault, FaultKind, ROOM, Visible};
-use crate::media::{Media, Unwritten};
+use crate::media::Unwritten;
 use crate::planted::Planted;
 use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
-use crate::subject::{Kind, Start, Subject};
-use crate::workload::{self, Op};
+use crate::sector::Word;
+use crate::subject::{Kind, Made, Start, Subject, given};
+use crate::workload::{self, Op, Theme};
 
 /// The first version number of what is explored; what a preparation wrote has smaller ones.
 const FIRST: u64 = 1;
-/// The first version number of a preparation.
+/// The first version number of the lowest layer's preparation, and how many are left for each.
 const PREPARATION: u64 = 40_000;
+const PREPARATIONS: u64 = 1_000;
 
 /// One run, completely described.
 #[derive(Clone, Debug)]
@@ -81,37 +84,49 @@ pub struct Outcome {
     pub failure: Option<Failure>,
 }
 
-/// The image of a subject with its preparation done and durable.
+/// The image of a subject with the preparation of each layer done and durable, the lowest first.
 pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
-    let start = subject.create()?;
-    let preparation = workload::parse(subject.kind.preparation()).unwrap_or_default();
-    if preparation.is_empty() {
-        return Ok(start);
+    let honest = Subject { told: subject.tail, ..*subject };
+    let mut start = Start::default();
+    for (below, layer) in subject.kind.layers().into_iter().rev().enumerate() {
+        start.files.insert(0, subject.create(layer.made, below, subject.kind.sectors())?);
+        start.forms.insert(0, layer.made.form());
+        if layer.made == Made::Given {
+            start.base.extend(given());
+        }
+        let first = PREPARATION + PREPARATIONS * u64::try_from(below).unwrap_or(0);
+        live_first(honest, &mut start, layer.preparation, first);
     }
-    let mut case =
-        Case::new(Subject { told: subject.tail, ..*subject }, preparation, Schedule::undisturbed(Pace::Serial));
-    case.setup.first = PREPARATION;
-    let end = match run(&case.setup, &start, &case.workload, &mut case.schedule, &mut |_, _| Ok(())) {
+    Ok(start)
+}
+
+/// Lets a layer live its first life, whose requests are numbered from `first` on.
+fn live_first(subject: Subject, start: &mut Start, preparation: &str, first: u64) {
+    let preparation = workload::parse(preparation).unwrap_or_default();
+    if preparation.is_empty() {
+        return;
+    }
+    let mut case = Case::new(subject, preparation, Schedule::undisturbed(Pace::Serial));
+    case.setup.first = first;
+    let end = match run(&case.setup, start, &case.workload, &mut case.schedule, &mut |_| Ok(())) {
         Ok(end) => end,
         Err(violation) => panic!("the preparation of {:?} fails: {violation}", subject.kind),
     };
-    let mut base = start.base;
-    let written = case.workload.iter().zip(PREPARATION..).filter(|(op, _)| matches!(op, Op::Write(..)));
+    let written = case.workload.iter().zip(first..).filter(|(op, _)| matches!(op, Op::Write(..)));
     for (op, number) in written {
         let version = u32::try_from(number).unwrap_or(u32::MAX);
-        base.extend(op.sectors().range().map(|sector| (sector, crate::sector::Word::guest(version, sector))));
+        start.base.extend(op.sectors().range().map(|sector| (sector, Word::guest(version, sector))));
     }
-    Ok(Start { files: end.files, base })
+    start.files = end.files;
 }
 
 /// Runs one case and looks at every power loss in it.
 pub fn explore(explorer: &mut Explorer, start: &Start, case: &mut Case) -> Result<End, Failure> {
     explorer.counts.runs += 1;
-    let parents: &[Media] = start.files.get(1..).unwrap_or_default();
     let Case { setup, workload, schedule } = case;
     let looked = catch_unwind(AssertUnwindSafe(|| {
-        let scene = Scene { setup, parents, first_life: true };
-        run(setup, start, workload, schedule, &mut |leaf, oracle| explorer.event(scene, leaf, oracle))
+        let scene = Scene { setup, first_life: true };
+        run(setup, start, workload, schedule, &mut |sight| explorer.event(scene, sight))
     }));
     let result = looked.unwrap_or_else(|panic| Err(Violation::Panic(panic_text(panic.as_ref()))));
     result.map_err(|violation| Failure { violation, case: Box::new(case.clone()) })
@@ -133,9 +148,14 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The bound of the run on every change.
-    pub fn of_ops(ops: u32) -> Bound {
-        Bound { ops, interferences: [3, 2, 1] }
+    /// The bound of the run on every change: as much as ends within minutes.
+    pub fn of_ops(ops: u32, theme: Theme) -> Bound {
+        let interferences = match theme {
+            Theme::Image => [3, 2, 1],
+            Theme::Growing => [2, 1, 1],
+            Theme::Chain => [1, 1, 0],
+        };
+        Bound { ops, interferences }
     }
 
     fn interferences(&self, len: u32) -> usize {
@@ -153,9 +173,16 @@ pub fn exhaustive(
     threads: usize,
     keep_going: &(dyn Fn(usize, usize) -> bool + Sync),
 ) -> Outcome {
-    let workloads: Vec<Vec<Op>> = (1..=bound.ops).flat_map(workload::every).collect();
-    let jobs: Vec<(Subject, &[Vec<Op>])> =
-        subjects.iter().flat_map(|subject| workloads.chunks(CHUNK).map(|chunk| (*subject, chunk))).collect();
+    let themes: BTreeMap<Kind, Vec<Vec<Op>>> = subjects
+        .iter()
+        .map(|Subject { kind, .. }| (*kind, (1..=bound.ops).flat_map(|len| kind.theme().every(len)).collect()))
+        .collect();
+    let chunks = |subject: &Subject| themes.get(&subject.kind).map(|workloads| workloads.chunks(CHUNK));
+    let jobs: Vec<(Subject, &[Vec<Op>])> = subjects
+        .iter()
+        .flat_map(|subject| chunks(subject).into_iter().flatten().map(|chunk| (*subject, chunk)))
+        .collect();
+    let all: usize = jobs.iter().map(|(_, chunk)| chunk.len()).sum();
     let done = AtomicUsize::new(0);
     in_threads(Explorer::default, threads, jobs.len(), &|explorer, job| {
         let (subject, chunk) = jobs[job];
@@ -163,7 +190,7 @@ pub fn exhaustive(
         for workload in chunk {
             let len = u32::try_from(workload.len()).unwrap_or(u32::MAX);
             every_schedule(explorer, &start, subject, workload, bug, bound.interferences(len))?;
-            if !keep_going(done.fetch_add(1, Ordering::Relaxed), subjects.len() * workloads.len()) {
+            if !keep_going(done.fetch_add(1, Ordering::Relaxed), all) {
                 return Ok(false);
             }
         }
@@ -250,7 +277,7 @@ fn in_threads(
 pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>) -> Case {
     let mut random = Random::new(seed);
     let subject = subjects[random.index(subjects.len())];
-    let workload = workload::random(&mut random, ops);
+    let workload = subject.kind.theme().random(&mut random, ops, subject.kind.sectors());
     let mut case = Case::new(subject, workload, Schedule::seeded(random.number()));
     case.setup.visible = [Visible::AtPush, Visible::AtCompletion][random.index(2)];
     case.setup.depth = 1 + random.index(8);
@@ -292,12 +319,13 @@ pub fn random(
     })
 }
 
-/// Looks for a planted bug until it is found or `states_max` states have been looked at.
-pub fn hunt(bug: Planted, subjects: &[Subject], states_max: u64) -> Outcome {
+/// Looks for a planted bug, in images of its format, until it is found or `states_max` states have been looked at.
+pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
+    let subjects = subjects(Kind::of_format(bug.format()).unwrap_or_default());
     let mut explorer = Explorer::broad();
     let mut failure = None;
     for seed in 0.. {
-        let mut case = seeded(subjects, seed, HUNT_OPS, Some(bug));
+        let mut case = seeded(&subjects, seed, HUNT_OPS, Some(bug));
         let looked = start_of(&case.setup.subject, None).and_then(|start| explore(&mut explorer, &start, &mut case));
         failure = looked.err();
         if failure.is_some() || explorer.counts.states >= states_max {
@@ -326,7 +354,9 @@ pub fn every_fault(
     let kinds = [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Unsupported, FaultKind::Full];
     let jobs: Vec<(Subject, FaultKind, &str)> = subjects
         .iter()
-        .flat_map(|subject| kinds.into_iter().flat_map(move |kind| FAULT_WORKLOADS.map(|text| (*subject, kind, text))))
+        .flat_map(|subject| {
+            kinds.into_iter().flat_map(move |kind| fault_workloads(subject).map(|text| (*subject, kind, text)))
+        })
         .collect();
     let done = AtomicUsize::new(0);
     in_threads(Explorer::broad, threads, jobs.len(), &|explorer, job| {
@@ -346,10 +376,24 @@ pub fn every_fault(
     })
 }
 
+fn fault_workloads(subject: &Subject) -> [&'static str; 4] {
+    match subject.kind.theme() {
+        Theme::Image | Theme::Growing => FAULT_WORKLOADS,
+        Theme::Chain => CHAIN_FAULT_WORKLOADS,
+    }
+}
+
 /// Workloads for faults: allocation, reuse and hiding, and flushes after each so that a lost promise shows.
 const FAULT_WORKLOADS: [&str; 4] = [
     "w0+2 w1024+1 f w3+1 r0+8 W1+1 r0+8 f",
     "w0+4 f d0+1024 f w1024+2 w4+1 f r0+8 w0+1 f",
     "w2+1 f z0+1024 f w1026+1 z2+3 f r0+8 w9+1 f",
     "W1023+2 w2048+1 d0+8 Z2048+2 f r1020+8 w2050+1 r2048+4 f",
+];
+/// The same for chains: each step with requests before and after it, and once more after it has failed.
+const CHAIN_FAULT_WORKLOADS: [&str; 4] = [
+    "w0+2 snapshot w1+2 f r0+8 snapshot w0+1 f",
+    "w0+2 merge w1+2 f r0+8 merge f r4090+8",
+    "snapshot W0+3 merge w4095+2 f merge d0+1024 f",
+    "w1+1 merge W2+1 cancel w4095+2 f merge r0+8 f",
 ];

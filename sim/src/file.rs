@@ -146,6 +146,21 @@ impl SimFile {
         });
     }
 
+    /// Makes the file longer, durably; what is new reads as zero.
+    pub fn extend(&mut self, len: u64) {
+        let old = self.visible.len();
+        let len = len.max(old);
+        if self.visible.unwritten() == Unwritten::Stale && len > old {
+            let (first, count) = (old / SECTOR, (len - old).div_ceil(SECTOR));
+            self.visible.zero(first, count);
+            self.durable.zero(first, count);
+        }
+        self.visible.set_len(len);
+        self.durable.set_len(len.max(self.durable.len()));
+        self.completed_len = self.completed_len.max(len);
+        self.durable_digest = self.durable.digest();
+    }
+
     /// The write is known to have completed.
     pub fn complete(&mut self, write: WriteId) {
         self.completions += 1;
@@ -196,13 +211,21 @@ impl SimFile {
     /// What a power loss at this moment may leave.
     pub fn crash(&self) -> Crash<'_> {
         let mut places: BTreeMap<(u64, bool), Vec<&Unsynced>> = BTreeMap::new();
-        for entry in &self.unsynced {
+        for entry in self.unsynced.iter().filter(|entry| !self.is_repeated(entry)) {
             let entries = places.entry((entry.sector, !entry.zeroed)).or_default();
             if !entries.iter().any(|other| other.digest() == entry.digest()) {
                 entries.push(entry);
             }
         }
         Crash { file: self, places: places.into_values().collect() }
+    }
+}
+
+impl SimFile {
+    /// Whether it writes what is durable there, and is alone in that: kept or lost, it reads the same.
+    fn is_repeated(&self, entry: &Unsynced) -> bool {
+        let alone = || self.unsynced.iter().filter(|other| other.sector == entry.sector).count() == 1;
+        !entry.zeroed && self.durable.written(entry.sector) == Some(&entry.content) && alone()
     }
 }
 

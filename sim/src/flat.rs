@@ -9,14 +9,14 @@
 //! - a discarded sector reads as zero or as before;
 //! - so does the whole disk, after it was closed and opened again.
 
-use disk::{Disk, Extent, ExtentKind, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use disk::{Disk, Extent, ExtentKind, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
 use crate::random::Random;
 use crate::sector::{SECTOR, SECTOR_LEN};
-use crate::subject::{Kind, Subject, child_of, image};
+use crate::subject::{Form, Kind, Made, Subject};
 use crate::workload::{BLOCK, DISK};
 
 /// Requests in flight together, at most.
@@ -78,27 +78,34 @@ struct Chain {
 }
 
 /// Does `operations` random operations in each of `layers` lives, a new layer on top for each; how many in all.
-pub fn compare(seed: u64, tail: Unwritten, layers: u8, operations: u64) -> Result<u64, Difference> {
+pub fn compare(seed: u64, made: Made, tail: Unwritten, layers: u8, operations: u64) -> Result<u64, Difference> {
     let mut random = Random::new(seed);
     let mut model = vec![0; usize::try_from(DISK * SECTOR).unwrap_or(0)];
     let mut files: Vec<Media> = Vec::new();
     let mut done = 0;
     for layer in 0..layers {
-        let kind = if layer == 0 { disk::vhd::Kind::Dynamic } else { child_of([layer; 16]) };
         let open = |error| Difference::Open { layer, error };
-        files.insert(0, image(kind, [layer + 1; 16], tail).map_err(open)?);
-        let mut chain = Chain::open(files, tail, model, random).map_err(open)?;
+        let media = Subject::new(Kind::Child, tail).create(made, usize::from(layer), DISK).map_err(open)?;
+        files.insert(0, media);
+        let mut chain = Chain::open(files, made.form(), tail, model, random).map_err(open)?;
         chain.operations = done;
         chain.live(operations)?;
         (done, model, random) = (chain.operations, chain.model, chain.random);
-        files = chain.io.contents();
+        files = chain.io.contents(&(0..=layer).map(FileId).collect::<Vec<_>>());
     }
     Ok(done)
 }
 
 impl Chain {
-    fn open(mut files: Vec<Media>, tail: Unwritten, model: Vec<u8>, random: Random) -> Result<Chain, ImageError> {
-        let layers = Subject::new(Kind::Child, tail).open(&mut files)?;
+    fn open(
+        mut files: Vec<Media>,
+        form: Form,
+        tail: Unwritten,
+        model: Vec<u8>,
+        random: Random,
+    ) -> Result<Chain, ImageError> {
+        let forms = vec![form; files.len()];
+        let layers = Subject::new(Kind::Child, tail).open(&mut files, &forms, 1)?;
         let count = layers.len();
         let disk = Disk::new(layers, Options::default())?;
         Ok(Chain {
@@ -268,7 +275,7 @@ mod test {
     #[test]
     fn a_chain_is_an_array_of_bytes() {
         for tail in [Unwritten::Zeroes, Unwritten::Stale] {
-            let done = compare(1, tail, 4, 300);
+            let done = compare(1, Made::Vhd, tail, 4, 300);
             assert!(matches!(done, Ok(done) if done >= 1200), "{done:?}");
         }
     }

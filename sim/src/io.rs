@@ -102,12 +102,16 @@ struct Pending {
     write: Option<WriteId>,
     /// For a sync: what it covers.
     coverage: Coverage,
+    /// For a sync of a planted bug: what it covers in other files.
+    others: Vec<(FileId, Coverage)>,
     error: Option<FileError>,
 }
 
 /// Storage under the control of a test.
 pub struct SimIo {
     files: Vec<SimFile>,
+    /// Those that may be written to.
+    writable: Vec<FileId>,
     pending: Vec<Pending>,
     visible: Visible,
     /// Operations that may be pending at once.
@@ -120,11 +124,12 @@ pub struct SimIo {
 }
 
 impl SimIo {
-    /// Storage that holds `files`, leaf first, all of it durable. With more than `room` operations pending it hands
-    /// back what is pushed.
+    /// Storage that holds `files`, leaf first, all of it durable. Only the leaf may be written to. With more than
+    /// `room` operations pending it hands back what is pushed.
     pub fn new(files: Vec<Media>, visible: Visible, room: usize, fault: Option<Fault>) -> SimIo {
         SimIo {
             files: files.into_iter().map(SimFile::new).collect(),
+            writable: vec![FileId(0)],
             pending: Vec::new(),
             visible,
             room,
@@ -135,15 +140,34 @@ impl SimIo {
         }
     }
 
-    /// The only file that is ever written.
-    pub fn leaf(&self) -> &SimFile {
-        // A disk has at least one layer.
-        &self.files[0]
+    /// A file.
+    pub fn file(&self, id: FileId) -> &SimFile {
+        // A disk that names a file it was not given is broken, and the test says so.
+        &self.files[usize::from(id.0)]
     }
 
-    /// All files as a reader finds them now.
-    pub fn contents(&self) -> Vec<Media> {
-        self.files.iter().map(|file| file.visible().clone()).collect()
+    /// A new file, durable from the beginning, that may be written to.
+    pub fn add(&mut self, media: Media) -> FileId {
+        let id = FileId(u8::try_from(self.files.len()).unwrap_or(u8::MAX));
+        self.files.push(SimFile::new(media));
+        self.writable.push(id);
+        id
+    }
+
+    /// Opens a file for writing, or no longer.
+    pub fn let_write(&mut self, file: FileId, writable: bool) {
+        self.writable.retain(|other| *other != file);
+        self.writable.extend(writable.then_some(file));
+    }
+
+    /// Makes a file longer, durably; what is new reads as zero.
+    pub fn extend(&mut self, file: FileId, len: u64) {
+        self.file_mut(file).extend(len);
+    }
+
+    /// Some files as a reader finds them now.
+    pub fn contents(&self, files: &[FileId]) -> Vec<Media> {
+        files.iter().map(|id| self.file(*id).visible().clone()).collect()
     }
 
     /// Number of operations that wait for [`finish`](SimIo::finish).
@@ -163,7 +187,14 @@ impl SimIo {
 
     /// Queues a sync that will answer success and do nothing.
     pub fn push_hollow_sync(&mut self, op: FileOp) {
-        self.pending.push(Pending { op, write: None, coverage: Coverage::NOTHING, error: None });
+        self.pending.push(Pending { op, write: None, coverage: Coverage::NOTHING, others: Vec::new(), error: None });
+    }
+
+    /// Queues a sync that will cover all files.
+    pub fn push_sync_for_all(&mut self, op: FileOp) {
+        let coverage = self.file(op.file).coverage();
+        let others = (0..).map(FileId).zip(&self.files).map(|(id, file)| (id, file.coverage())).collect();
+        self.pending.push(Pending { op, write: None, coverage, others, error: None });
     }
 
     fn next_fault(&mut self, action: &Action) -> Option<FaultKind> {
@@ -174,7 +205,7 @@ impl SimIo {
 
     /// Finishes the `which`th of the pending operations, counted from the oldest.
     pub fn finish(&mut self, which: usize) -> FileDone {
-        let Pending { op, write, coverage, error } = self.pending.remove(which);
+        let Pending { op, write, coverage, others, error } = self.pending.remove(which);
         if let Action::Read { at, into } = &op.action {
             if error.is_none() {
                 let count = u64::try_from(into.len()).unwrap_or(0) / SECTOR;
@@ -183,7 +214,10 @@ impl SimIo {
         }
         let reaches = write.is_none() && error != Some(FileError::Unsupported);
         let write = if reaches { self.apply(&op, error.is_some()) } else { write };
-        let file = self.file(op.file);
+        for (other, coverage) in others {
+            self.file_mut(other).synced(coverage);
+        }
+        let file = self.file_mut(op.file);
         match (&op.action, write, error) {
             (Action::SyncData, _, None) => file.synced(coverage),
             (Action::SyncData, _, Some(_)) => {
@@ -196,8 +230,7 @@ impl SimIo {
         FileDone { op, result: error.map_or(Ok(()), Err) }
     }
 
-    fn file(&mut self, id: FileId) -> &mut SimFile {
-        // A disk that names a file it was not given is broken, and the test says so.
+    fn file_mut(&mut self, id: FileId) -> &mut SimFile {
         &mut self.files[usize::from(id.0)]
     }
 
@@ -210,11 +243,11 @@ impl SimIo {
                 (at / SECTOR, vec![Sector::ZERO; usize::try_from(len / SECTOR).unwrap_or(0)], false)
             }
         };
-        assert_eq!(op.file, FileId(0), "a parent is written to: {op:?}");
+        assert!(self.writable.contains(&op.file), "a file is written to that is not open for writing: {op:?}");
         let reached = |random: &mut Random| !fails || random.below(2) == 0;
         let contents: Vec<_> =
             contents.into_iter().map(|content| reached(&mut self.random).then_some(content)).collect();
-        Some(self.file(op.file).apply(sector, contents, grows))
+        Some(self.file_mut(op.file).apply(sector, contents, grows))
     }
 }
 
@@ -234,7 +267,7 @@ impl Io for SimIo {
             Visible::AtPush if error.is_none() => self.apply(&op, false),
             _ => None,
         };
-        self.pending.push(Pending { op, write, coverage, error });
+        self.pending.push(Pending { op, write, coverage, others: Vec::new(), error });
         Ok(())
     }
 
@@ -287,7 +320,7 @@ mod test {
             assert_eq!(io.finish(1).op.id, OpId(2));
             assert_eq!(into.to_vec(), [seen; 512]);
             io.finish(0);
-            assert_eq!(io.leaf().visible().get(0), Sector::of(&[7; 512]));
+            assert_eq!(io.file(FileId(0)).visible().get(0), Sector::of(&[7; 512]));
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! [`io::SimIo`] is an engine under a test's control; [`file::SimFile`] below it knows what is durable.
 //! [`oracle::Oracle`] knows what each sector may hold. [`run`] lets a workload live, [`crash`] looks at every state
-//! in which a power loss could leave it, and [`explore`] does that for many workloads. [`planted`] holds bugs that
-//! must be found.
+//! in which a power loss could leave it, and [`explore`] does that for many workloads. [`planted`] names bugs that
+//! must be found, and [`saboteur`] plants them.
 //!
 //! Knows nothing of clocks: all randomness comes from seeds, and the same arguments find the same.
 
@@ -17,10 +17,13 @@ pub mod io;
 pub mod media;
 pub mod oracle;
 pub mod planted;
+pub mod qcow2;
 pub mod random;
 pub mod run;
+pub mod saboteur;
 pub mod schedule;
 pub mod sector;
 pub mod shrink;
 pub mod subject;
 pub mod workload;
+pub mod wreck;

@@ -7,20 +7,24 @@
 //! - nothing fails unless a fault was injected;
 //! - after a failed sync nothing is durable and no new write is accepted.
 
+mod steps;
+
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 
-use disk::{Disk, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use disk::{Disk, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
-use crate::file::SimFile;
 use crate::io::{Fault, SimIo, Visible};
+use crate::media::Media;
 use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken};
-use crate::planted::{Planted, Plot, SabotagedIo, Saboteur};
+use crate::planted::Planted;
+use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
-use crate::subject::{Start, Subject};
+use crate::subject::{Form, Start, Subject};
 use crate::workload::Op;
+use steps::Chore;
 
 /// More events than any workload has: a run that goes on is one that never ends.
 const EVENTS_MAX: usize = 200_000;
@@ -67,6 +71,9 @@ pub enum Violation {
     /// The storage has nothing more to do and requests wait.
     #[error("{0} requests are never answered")]
     Unanswered(usize),
+    /// The chain cannot be changed as it should be.
+    #[error("a step fails for no reason: {0}")]
+    Step(String),
     /// An answer for which there is no question.
     #[error("request {0} is answered twice")]
     Twice(u64),
@@ -102,33 +109,63 @@ pub struct Setup {
 pub struct End {
     /// Whether the fault happened.
     pub fault_happened: bool,
-    /// The files as a reader finds them.
-    pub files: Vec<crate::media::Media>,
+    /// The files of the chain as a reader finds them, leaf first.
+    pub files: Vec<Media>,
     /// File operations finished.
     pub operations: u64,
 }
 
 struct InFlight {
     op: Op,
+    operation: Operation,
     submitted: Moment,
     /// Whether a sync had failed already when it was submitted.
     broken: bool,
 }
 
+/// What can happen next.
+enum Event {
+    /// The next operation of the workload begins.
+    Begin,
+    /// A file operation ends.
+    Finish(usize),
+    /// What is being done to the chain goes on.
+    GoOn,
+}
+
 struct Run {
+    bug: Option<Planted>,
     io: SimIo,
     plot: Plot,
     /// Dropped only when every request is answered, and leaked when a violation ends the run before: a request
     /// that vanishes panics, as it should.
     disk: ManuallyDrop<Disk<Saboteur<Image>>>,
     oracle: Oracle,
+    /// How each file is to be understood, by its number.
+    forms: Vec<Form>,
+    /// The chains of which each must be right after a power loss, leaf first; the first is the one that is served.
+    chains: Vec<Vec<FileId>>,
+    /// What is being done to the chain.
+    chore: Option<Chore>,
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
     operations: u64,
 }
 
+/// What there is to see of a life at one moment.
+pub struct Sight<'a> {
+    /// The storage.
+    pub io: &'a SimIo,
+    /// How each file is to be understood, by its number.
+    pub forms: &'a [Form],
+    /// The chains of which each must be right after a power loss, leaf first.
+    pub chains: &'a [Vec<FileId>],
+    /// What may be found.
+    pub oracle: &'a Oracle,
+}
+
 /// Who looks after every event.
-pub type Watch<'a> = dyn FnMut(&SimFile, &Oracle) -> Result<(), Violation> + 'a;
+pub type Watch<'a> = dyn FnMut(&Sight<'_>) -> Result<(), Violation> + 'a;
 
 /// Runs a workload to its end.
 pub fn run(
@@ -142,56 +179,91 @@ pub fn run(
     let mut waiting = workload.iter().copied();
     let mut upcoming = waiting.next();
     for _ in 0..EVENTS_MAX {
-        let room = run.in_flight.len() < setup.depth;
+        let begins = upcoming.is_some_and(|op| run.can_begin_op(op, setup.depth));
+        let goes_on = run.can_go_on();
         let pending = run.io.pending();
-        let can_submit = usize::from(upcoming.is_some() && room);
-        if pending + can_submit == 0 {
+        let count = pending + usize::from(begins) + usize::from(goes_on);
+        if count == 0 {
             // An engine that was full once has room now.
             if run.retry() {
                 continue;
             }
-            return run.end();
+            return run.end(upcoming);
         }
-        let picked = schedule.pick(pending + can_submit);
-        // What the first choice is depends on the pace; the others follow by age.
-        let (submits, which) = match schedule.pace() {
-            Pace::Serial => (picked == pending, picked),
-            Pace::Eager => (picked < can_submit, picked.saturating_sub(can_submit)),
-            Pace::Newest => (picked < can_submit, (pending + can_submit).saturating_sub(picked + 1)),
-        };
-        match upcoming.filter(|_| submits) {
-            Some(op) => {
-                upcoming = waiting.next();
-                run.submit(op);
+        let picked = schedule.pick(count);
+        match event(schedule.pace(), picked, pending, begins, goes_on) {
+            Event::Begin => {
+                let op = std::mem::replace(&mut upcoming, waiting.next());
+                op.map_or(Ok(()), |op| run.begin_op(op, &setup.subject))?;
             }
-            None => run.finish(which),
+            Event::Finish(which) => run.finish(which),
+            Event::GoOn => run.go_on(&setup.subject)?,
         }
         run.answers()?;
-        watch(run.io.leaf(), &run.oracle)?;
+        watch(&run.sight())?;
     }
     Err(Violation::Endless)
+}
+
+/// What the `picked`th choice is. The first depends on the pace; the others follow by age.
+fn event(pace: Pace, picked: usize, pending: usize, begins: bool, goes_on: bool) -> Event {
+    let (begins, goes_on) = (usize::from(begins), usize::from(goes_on));
+    match pace {
+        Pace::Serial if picked < pending => Event::Finish(picked),
+        Pace::Serial if picked < pending + goes_on => Event::GoOn,
+        Pace::Serial => Event::Begin,
+        Pace::Eager | Pace::Newest if picked < begins => Event::Begin,
+        Pace::Eager if picked < begins + pending => Event::Finish(picked - begins),
+        Pace::Eager => Event::GoOn,
+        Pace::Newest if picked < begins + goes_on => Event::GoOn,
+        Pace::Newest => Event::Finish((begins + goes_on + pending).saturating_sub(picked + 1)),
+    }
 }
 
 impl Run {
     fn new(setup: &Setup, start: &Start) -> Result<Run, Violation> {
         let mut files = start.files.clone();
         let plot = Plot::default();
-        let layers = setup.subject.open(&mut files).map_err(Violation::Open)?;
-        let len = files.first().map_or(0, crate::media::Media::len);
+        let layers = setup.subject.open(&mut files, &start.forms, 1).map_err(Violation::Open)?;
+        let len = files.first().map_or(0, Media::len);
         let sabotage = |(layer, image)| {
-            let bug = setup.bug.filter(|_| layer == 0);
-            Saboteur::new(image, bug, plot.clone(), len)
+            let file = FileId(u8::try_from(layer).unwrap_or(u8::MAX));
+            Saboteur::new(image, setup.bug, plot.clone(), (file, layer), len)
         };
         let layers = layers.into_iter().enumerate().map(sabotage).collect();
         let options = Options { requests: setup.depth, ..Options::default() };
         let disk = Disk::new(layers, options).map_err(Violation::Open)?;
+        let chain = (0..).map(FileId).zip(&files).map(|(file, _)| file).collect();
         let io = SimIo::new(files, setup.visible, setup.room, setup.fault);
         let oracle = Oracle::new(start.base.clone());
         let disk = ManuallyDrop::new(disk);
-        Ok(Run { io, plot, disk, oracle, in_flight: BTreeMap::new(), next: setup.first, operations: 0 })
+        let (forms, chains) = (start.forms.clone(), vec![chain]);
+        let (in_flight, next) = (BTreeMap::new(), setup.first);
+        let bug = setup.bug;
+        Ok(Run { bug, io, plot, disk, oracle, forms, chains, chore: None, in_flight, next, operations: 0 })
     }
 
-    fn submit(&mut self, op: Op) {
+    fn sight(&self) -> Sight<'_> {
+        Sight { io: &self.io, forms: &self.forms, chains: &self.chains, oracle: &self.oracle }
+    }
+
+    fn can_begin_op(&self, op: Op, depth: usize) -> bool {
+        match op {
+            Op::Chain(step) => self.can_begin(step),
+            _ => self.in_flight.len() < depth,
+        }
+    }
+
+    fn begin_op(&mut self, op: Op, subject: &Subject) -> Result<(), Violation> {
+        match (op, op.operation()) {
+            (Op::Chain(step), _) => self.begin(step, subject)?,
+            (_, Some(operation)) => self.submit(op, operation),
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, op: Op, operation: Operation) {
         let number = self.next;
         self.next += 1;
         let sectors = op.sectors();
@@ -206,18 +278,18 @@ impl Run {
             Op::Write(..) => Some(Content::Guest(version)),
             Op::Zero(..) => Some(Content::Zero),
             Op::Discard(..) => Some(Content::PerhapsZero),
-            Op::Read(..) | Op::Flush => None,
+            Op::Read(..) | Op::Flush | Op::Chain(..) => None,
         };
         if let Some(content) = content {
             self.oracle.submit(WriteToken(number), submitted, sectors.range(), content);
         }
         let span = Span { at: sectors.at * SECTOR, len: sectors.count * SECTOR };
-        let request = Request::new(op.operation(), span, memory, Token(number), &self.disk.geometry());
+        let request = Request::new(operation, span, memory, Token(number), &self.disk.geometry());
         let request = match request {
             Ok(request) => request,
             Err(status) => panic!("the workload asks for {op}, which the disk does not have: {status:?}"),
         };
-        self.in_flight.insert(number, InFlight { op, submitted, broken: self.io.sync_failed() });
+        self.in_flight.insert(number, InFlight { op, operation, submitted, broken: self.io.sync_failed() });
         self.disk.submit(request, &mut SabotagedIo { io: &mut self.io, plot: &self.plot });
     }
 
@@ -250,7 +322,7 @@ impl Run {
                         self.oracle.check_read(sector, found, asked.submitted).map_err(Violation::Read)?;
                     }
                 }
-                op if op.operation().is_write() => {
+                op if asked.operation.is_write() => {
                     self.oracle.answer(WriteToken(number), now, done, op.is_durable());
                 }
                 _ => {}
@@ -266,11 +338,11 @@ impl Run {
         let op = || asked.op.to_string();
         let done = status == Status::Done;
         // Advice may be declined.
-        let declined = status == Status::Unsupported && matches!(asked.op.operation(), Operation::Discard);
+        let declined = status == Status::Unsupported && matches!(asked.operation, Operation::Discard);
         if !self.io.fault_happened() && !done && !declined {
             return Err(Violation::Status { op: op(), status });
         }
-        let too_late = asked.broken && asked.op.operation().is_write() && status != Status::Refused;
+        let too_late = asked.broken && asked.operation.is_write() && status != Status::Refused;
         let not_durable = self.io.sync_failed() && asked.op.is_durable() && done;
         if too_late || not_durable {
             return Err(Violation::NotRefused { op: op(), status });
@@ -278,13 +350,17 @@ impl Run {
         Ok(())
     }
 
-    fn end(self) -> Result<End, Violation> {
+    fn end(self, upcoming: Option<Op>) -> Result<End, Violation> {
+        if self.chore.is_some() || upcoming.is_some() {
+            return Err(Violation::Step(format!("{:?} never ends", self.chore)));
+        }
         if !self.in_flight.is_empty() || self.disk.in_flight() > 0 {
             return Err(Violation::Unanswered(self.in_flight.len()));
         }
-        let Run { io, disk, operations, .. } = self;
+        let Run { io, disk, operations, chains, .. } = self;
         drop(ManuallyDrop::into_inner(disk));
-        Ok(End { fault_happened: io.fault_happened(), files: io.contents(), operations })
+        let files = chains.first().map(|chain| io.contents(chain)).unwrap_or_default();
+        Ok(End { fault_happened: io.fault_happened(), files, operations })
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a simulated guest asks for: short programs that can be written on a command line.
 //!
 //! Sectors are the unit. `w8+2` writes two sectors from sector 8 on, `W8+2` the same durably (FUA), `z`/`Z` write
-//! zeroes, `d` discards, `r` reads, `f` flushes.
+//! zeroes, `d` discards, `r` reads, `f` flushes. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of
+//! the leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,6 +25,47 @@ pub enum Op {
     Read(Sectors),
     /// Flush.
     Flush,
+    /// Something that is done to the chain below the guest.
+    Chain(Step),
+}
+
+/// What an administrator asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// The leaf becomes a parent, a new file the leaf.
+    Snapshot,
+    /// The leaf is merged into its parent.
+    Merge,
+    /// The leaf's parent is merged into its own.
+    MergeBelow,
+    /// All layers are merged into the lowest.
+    MergeAll,
+    /// The merge under way, if any, is given up.
+    Cancel,
+    /// The disk becomes larger.
+    Grow,
+}
+
+const STEPS: [(Step, &str); 6] = [
+    (Step::Snapshot, "snapshot"),
+    (Step::Merge, "merge"),
+    (Step::MergeBelow, "merge-below"),
+    (Step::MergeAll, "merge-all"),
+    (Step::Cancel, "cancel"),
+    (Step::Grow, "grow"),
+];
+
+impl Step {
+    /// Which layers it merges, of so many: the first of the sources, and the target.
+    pub fn merged(self, layers: usize) -> Option<(usize, usize)> {
+        let (from, into) = match self {
+            Step::Merge => (0, 1),
+            Step::MergeBelow => (1, 2),
+            Step::MergeAll => (0, layers.checked_sub(1)?),
+            Step::Snapshot | Step::Cancel | Step::Grow => return None,
+        };
+        (from < into && into < layers).then_some((from, into))
+    }
 }
 
 /// A run of sectors.
@@ -56,26 +98,27 @@ impl Op {
     pub fn sectors(self) -> Sectors {
         match self {
             Op::Write(sectors, _) | Op::Zero(sectors, _) | Op::Discard(sectors) | Op::Read(sectors) => sectors,
-            Op::Flush => Sectors { at: 0, count: 0 },
+            Op::Flush | Op::Chain(_) => Sectors { at: 0, count: 0 },
         }
     }
 
-    /// What it asks of the disk.
-    pub fn operation(self) -> Operation {
-        match self {
+    /// What it asks of the disk, if it is a guest's.
+    pub fn operation(self) -> Option<Operation> {
+        Some(match self {
             Op::Write(_, durable) => Operation::Write { durable: durable == Durable::AtOnce },
             Op::Zero(_, durable) => Operation::WriteZeroes { free: true, durable: durable == Durable::AtOnce },
             Op::Discard(_) => Operation::Discard,
             Op::Read(_) => Operation::Read,
             Op::Flush => Operation::Flush,
-        }
+            Op::Chain(_) => return None,
+        })
     }
 
-    /// Whether the simulated disk has the sectors that it is about.
-    pub fn is_inside(self) -> bool {
+    /// Whether a disk of so many sectors has those that it is about.
+    pub fn is_inside(self, disk: u64) -> bool {
         let Sectors { at, count } = self.sectors();
-        let some = count > 0 || self == Op::Flush;
-        some && at.checked_add(count).is_some_and(|end| end <= DISK)
+        let some = count > 0 || matches!(self, Op::Flush | Op::Chain(_));
+        some && at.checked_add(count).is_some_and(|end| end <= disk)
     }
 
     /// Whether an answer promises that what was answered before, or this write, survives.
@@ -93,7 +136,10 @@ impl fmt::Display for Op {
             Op::Zero(_, Durable::AtOnce) => 'Z',
             Op::Discard(_) => 'd',
             Op::Read(_) => 'r',
-            Op::Flush => return write!(f, "f"),
+            Op::Flush => return f.write_str("f"),
+            Op::Chain(step) => {
+                return f.write_str(STEPS.iter().find(|(other, _)| other == step).map_or("", |(_, name)| name));
+            }
         };
         let Sectors { at, count } = self.sectors();
         write!(f, "{letter}{at}+{count}")
@@ -102,7 +148,9 @@ impl fmt::Display for Op {
 
 /// A word that is not an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, d0+1024, r0+8 and f")]
+#[error(
+    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, d0+1024, r0+8, f, snapshot, merge, cancel and grow"
+)]
 pub struct NotAnOp(pub String);
 
 impl FromStr for Op {
@@ -112,6 +160,9 @@ impl FromStr for Op {
         let wrong = || NotAnOp(text.into());
         if text == "f" {
             return Ok(Op::Flush);
+        }
+        if let Some((step, _)) = STEPS.iter().find(|(_, name)| *name == text) {
+            return Ok(Op::Chain(*step));
         }
         let mut letters = text.chars();
         let letter = letters.next().ok_or_else(wrong)?;
@@ -144,55 +195,142 @@ pub const BLOCK: u64 = 1024;
 /// Sectors of the simulated disks.
 pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
 
-/// The operations of which exhaustive workloads are made: every way to touch a block that another one is touching,
-/// the block beside it, and the one that the disk's end cuts off.
-pub fn alphabet() -> Vec<Op> {
+/// What exhaustive and random workloads are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Theme {
+    /// A single image, or a child that is never merged.
+    Image,
+    /// The same, and it becomes larger.
+    Growing,
+    /// A chain, with steps.
+    Chain,
+}
+
+impl Theme {
+    /// The operations of which exhaustive workloads are made.
+    pub fn alphabet(self) -> Vec<Op> {
+        match self {
+            Theme::Image => image_alphabet(),
+            Theme::Growing => growing_alphabet(),
+            Theme::Chain => chain_alphabet(),
+        }
+    }
+
+    /// All workloads of exactly `len` operations of the alphabet that are about the theme.
+    pub fn every(self, len: u32) -> impl Iterator<Item = Vec<Op>> {
+        let letters = self.alphabet();
+        let count = letters.len();
+        let workload = move |number: usize| {
+            let mut rest = number;
+            let mut ops = Vec::new();
+            for _ in 0..len {
+                ops.push(letters[rest % count]);
+                rest /= count;
+            }
+            ops
+        };
+        (0..count.pow(len)).map(workload).filter(move |ops| self.is_about(ops))
+    }
+
+    /// Chains that nothing is done to are no other than images.
+    fn is_about(self, ops: &[Op]) -> bool {
+        let first_step = ops.iter().find(|op| matches!(op, Op::Chain(_)));
+        self != Theme::Chain || first_step.is_some_and(|step| *step != Op::Chain(Step::Cancel))
+    }
+
+    /// A random workload of `len` operations on a disk of so many sectors, mostly in a few places so that they meet
+    /// each other.
+    pub fn random(self, random: &mut Random, len: usize, disk: u64) -> Vec<Op> {
+        let mut op = || match self {
+            Theme::Image => guest_op(random, disk),
+            Theme::Growing if random.below(16) == 0 => Op::Chain(Step::Grow),
+            Theme::Growing => guest_op(random, disk),
+            Theme::Chain => chain_op(random, disk),
+        };
+        (0..len).map(|_| op()).collect()
+    }
+}
+
+fn write(at: u64, count: u64) -> Op {
+    Op::Write(Sectors { at, count }, Durable::ByFlush)
+}
+
+fn discard(at: u64, count: u64) -> Op {
+    Op::Discard(Sectors { at, count })
+}
+
+/// Every way to touch a block that another one is touching, the block beside it, and the one that the disk's end cuts
+/// off.
+fn image_alphabet() -> Vec<Op> {
     let sectors = |at, count| Sectors { at, count };
     vec![
-        Op::Write(sectors(0, 1), Durable::ByFlush),
-        Op::Write(sectors(3, 2), Durable::ByFlush),
-        Op::Write(sectors(0, 4), Durable::ByFlush),
-        Op::Write(sectors(BLOCK, 1), Durable::ByFlush),
+        write(0, 1),
+        write(3, 2),
+        write(0, 4),
+        write(BLOCK, 1),
         Op::Write(sectors(BLOCK - 1, 2), Durable::AtOnce),
         Op::Flush,
-        Op::Discard(sectors(0, BLOCK)),
-        Op::Discard(sectors(0, 8)),
+        discard(0, BLOCK),
+        discard(0, 8),
         Op::Zero(sectors(2 * BLOCK, BLOCK / 2), Durable::ByFlush),
         Op::Zero(sectors(2, 3), Durable::ByFlush),
         Op::Read(sectors(0, 8)),
     ]
 }
 
-/// All workloads of exactly `len` operations of the alphabet.
-pub fn every(len: u32) -> impl Iterator<Item = Vec<Op>> {
-    let letters = alphabet();
-    let count = letters.len();
-    (0..count.pow(len)).map(move |number| {
-        let mut rest = number;
-        let mut ops = Vec::new();
-        for _ in 0..len {
-            ops.push(letters[rest % count]);
-            rest /= count;
-        }
-        ops
-    })
+/// Part of a cluster, of two, of two L2 tables; clusters given up and taken again; zeroes in parts of two.
+fn growing_alphabet() -> Vec<Op> {
+    vec![
+        write(0, 1),
+        write(3, 2),
+        Op::Write(Sectors { at: BLOCK - 1, count: 2 }, Durable::AtOnce),
+        Op::Flush,
+        discard(0, 8),
+        Op::Zero(Sectors { at: 2, count: 3 }, Durable::ByFlush),
+        Op::Chain(Step::Grow),
+    ]
 }
 
-/// A random workload of `len` operations, mostly in a few places so that they meet each other.
-pub fn random(random: &mut Random, len: usize) -> Vec<Op> {
-    (0..len).map(|_| random_op(random)).collect()
+/// Steps, and writes where the leaf has something, where its parent has, where both have, across the border of two
+/// grains, and a block that is given up.
+fn chain_alphabet() -> Vec<Op> {
+    vec![
+        Op::Chain(Step::Merge),
+        Op::Chain(Step::Snapshot),
+        Op::Chain(Step::Cancel),
+        write(0, 3),
+        Op::Write(Sectors { at: GRAIN - 1, count: 2 }, Durable::AtOnce),
+        Op::Flush,
+        discard(0, BLOCK),
+        Op::Read(Sectors { at: 0, count: 8 }),
+    ]
 }
 
-fn random_op(random: &mut Random) -> Op {
+/// Sectors of a grain of a merge.
+pub const GRAIN: u64 = 4096;
+
+fn chain_op(random: &mut Random, disk: u64) -> Op {
+    match random.below(24) {
+        0 | 1 => Op::Chain(Step::Merge),
+        2 => Op::Chain(Step::MergeBelow),
+        3 => Op::Chain(Step::MergeAll),
+        4 | 5 => Op::Chain(Step::Snapshot),
+        6 => Op::Chain(Step::Cancel),
+        7 => Op::Chain(Step::Grow),
+        _ => guest_op(random, disk),
+    }
+}
+
+fn guest_op(random: &mut Random, disk: u64) -> Op {
     let count = 1 + random.below(4);
-    let block = random.below(3) * BLOCK;
+    let block = random.below(disk.div_ceil(BLOCK)) * BLOCK;
     let at = match random.below(6) {
-        0 => random.below(DISK),
-        1 => (block + BLOCK).min(DISK) - count,
+        0 => random.below(disk),
+        1 => (block + BLOCK).min(disk) - count,
         _ => block + random.below(12),
     };
-    let sectors = Sectors { at, count: count.min(DISK - at) };
-    let block = Sectors { at: block, count: BLOCK.min(DISK - block) };
+    let sectors = Sectors { at, count: count.min(disk - at) };
+    let block = Sectors { at: block, count: BLOCK.min(disk - block) };
     let durable = if random.below(6) == 0 { Durable::AtOnce } else { Durable::ByFlush };
     match random.below(20) {
         0..=9 => Op::Write(sectors, durable),
@@ -211,21 +349,21 @@ mod test {
 
     #[test]
     fn a_workload_survives_being_written_down() {
-        let ops = random(&mut Random::new(7), 100);
+        let ops = Theme::Chain.random(&mut Random::new(7), 100, DISK);
         assert_eq!(parse(&text(&ops)), Ok(ops));
         assert_eq!(parse("w1+"), Err(NotAnOp("w1+".into())));
     }
 
     #[test]
     fn random_operations_lie_inside_the_disk() {
-        let ops = random(&mut Random::new(1), 10_000);
-        assert!(ops.iter().all(|op| op.is_inside()));
-        assert!(!Op::Read(Sectors { at: u64::MAX, count: 1 }).is_inside());
+        let ops = Theme::Chain.random(&mut Random::new(1), 10_000, DISK);
+        assert!(ops.iter().all(|op| op.is_inside(DISK)));
+        assert!(!Op::Read(Sectors { at: u64::MAX, count: 1 }).is_inside(DISK));
     }
 
     #[test]
     fn every_workload_comes_once() {
-        let all: std::collections::HashSet<_> = every(2).collect();
-        assert_eq!(all.len(), alphabet().len().pow(2));
+        let all: std::collections::HashSet<_> = Theme::Image.every(2).collect();
+        assert_eq!(all.len(), Theme::Image.alphabet().len().pow(2));
     }
 }

@@ -49,8 +49,8 @@ fn request(verb: &DiskVerb) -> Result<Map<String, Value>, Failure> {
         DiskVerb::Snapshot { to, method } => {
             json!({ "verb": "snapshot", "to": whole(to)?, "method": method_word(*method) })
         }
-        DiskVerb::Merge { from, into, rate, follow, delete } => {
-            let mut merge = json!({ "verb": "merge", "from": from, "into": into, "follow": follow, "delete": delete });
+        DiskVerb::Merge { from, into, rate, detach, delete } => {
+            let mut merge = json!({ "verb": "merge", "from": from, "into": into, "follow": !detach, "delete": delete });
             if let (Some(rate), Some(merge)) = (rate, merge.as_object_mut()) {
                 merge.insert("rate".into(), rate.0.into());
             }

@@ -419,7 +419,7 @@ fn the_command_speaks_to_the_socket() {
     assert!(room.done("disk control.sock snapshot --to vhd:b").contains("is the leaf now"));
     assert!(room.done("disk control.sock layers").contains("read-only"));
     assert!(room.done("disk control.sock clone --of 1 --to vhd:c").contains("--parent"));
-    assert!(room.done("disk control.sock merge --from 0 --into 1 --follow --delete").contains("are merged"));
+    assert!(room.done("disk control.sock merge --from 0 --into 1 --delete").contains("are merged"));
     assert!(room.done("disk control.sock merge-status").contains("are merged"));
     assert!(room.done("disk control.sock resize --size 128M").contains("128 MiB"));
     assert!(room.done("disk control.sock stats").contains("reads"));

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sim::crash::{AGAIN, Counts, Explorer, WHOLE};
+use sim::crash::{AGAIN, Counts, Explorer, WHOLE, WHOLE_CHAIN};
 use sim::explore::{self, Bound, Case, Failure, Outcome};
 use sim::flat;
 use sim::io::{Fault, ROOM, Visible};
@@ -17,8 +17,8 @@ use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::shrink::shrink;
-use sim::subject::{Kind, Subject};
-use sim::workload::{self, Op};
+use sim::subject::{Kind, Made, Subject};
+use sim::workload::{self, Op, Theme};
 
 const HELP: &str = "\
 usage: cargo xtask simulate [OPTION]…
@@ -26,17 +26,18 @@ usage: cargo xtask simulate [OPTION]…
 Crashes disk images in every way that their storage allows, and holds what is left against what the guest was
 promised. Without a seed: all workloads of up to N operations, and every fault at every operation.
 
-  --format vhd|raw      what to explore (default vhd)
-  --kind KIND           only this kind of image: raw, fixed, dynamic, used, child, used-child
+  --format FORMAT       what to explore: vhd (default), qcow2, chain or raw
+  --kind KIND           only this kind of image, such as used-child or qcow2-on-raw; a wrong one lists them
   --tail zeroes|stale   only storage whose unwritten bytes are zeros, or rubbish
   --ops N               operations in a workload (default 3; with --seed 24)
   --seed S              random workloads, orders and faults, from this seed on
   --runs R              how many seeds (default 1000)
   --seconds T           stop after so long, without failure
   --threads T           default 2
-  --planted all|NAME    look for the bugs planted in the simulator; fails when one is not found
+  --planted all|NAME    look for the bugs planted in the simulator, each in its format; fails when one is not found
   --states N            states to look at for each of them (default 100000)
-  --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 d0+1024 r0+8 f (sectors; capitals: FUA)
+  --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 d0+1024 r0+8 f (sectors; capitals: FUA),
+                        and, on chains, snapshot merge cancel grow
   --schedule ORDER      in this order: s, e or n, and decisions, as e.0.0.2
   --fault KIND@N        failed, no-space, unsupported or full, at the Nth operation it can befall
   --visible at-completion   reads see a write only when it has completed
@@ -76,7 +77,9 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         return Ok(());
     }
     // A panic is a finding like any other, and is told with it.
-    std::panic::set_hook(Box::new(|_| {}));
+    if std::env::var_os("RUST_BACKTRACE").is_none() {
+        std::panic::set_hook(Box::new(|_| {}));
+    }
     match (&arguments.workload, &arguments.planted, arguments.seed) {
         (Some(workload), _, _) => report(&arguments, &one_workload(&arguments, workload)?),
         (None, Some(name), _) => planted(&arguments, name),
@@ -122,7 +125,7 @@ impl Arguments {
                 "--states" => arguments.states = values.parse(word)?,
                 "--workload" => {
                     let text: String = values.parse(word)?;
-                    arguments.workload = Some(parse_workload(&text)?);
+                    arguments.workload = Some(workload::parse(&text).map_err(|error| format!("--workload: {error}"))?);
                 }
                 "--schedule" => arguments.schedule = Some(values.parse(word)?),
                 "--fault" => arguments.fault = Some(values.parse(word)?),
@@ -135,6 +138,8 @@ impl Arguments {
             }
         }
         arguments.subjects = subjects(&arguments.format, kind, tail.as_deref())?;
+        let sectors = arguments.subjects.iter().map(|subject| subject.kind.sectors()).min().unwrap_or(0);
+        check_workload(arguments.workload.as_deref().unwrap_or_default(), sectors)?;
         Ok(arguments)
     }
 
@@ -166,11 +171,11 @@ impl Values<'_> {
     }
 }
 
-fn parse_workload(text: &str) -> Result<Vec<Op>, String> {
-    let ops = workload::parse(text).map_err(|error| format!("--workload: {error}"))?;
-    match ops.iter().find(|op| !op.is_inside()) {
-        Some(op) => Err(format!("--workload: {op} does not lie in the simulated disk of {} sectors", workload::DISK)),
-        None => Ok(ops),
+/// Checks that disks of so many sectors have what a workload is about.
+fn check_workload(ops: &[Op], sectors: u64) -> Result<(), String> {
+    match ops.iter().find(|op| !op.is_inside(sectors)) {
+        Some(op) => Err(format!("--workload: {op} does not lie in the simulated disk of {} sectors", sectors)),
+        None => Ok(()),
     }
 }
 
@@ -183,7 +188,8 @@ fn visible(text: &str) -> Result<Visible, String> {
 }
 
 fn subjects(format: &str, kind: Option<Kind>, tail: Option<&str>) -> Result<Vec<Subject>, String> {
-    let kinds = Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd and raw"))?;
+    let kinds =
+        Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd, qcow2, chain and raw"))?;
     let mut subjects = explore::subjects(kinds);
     subjects.retain(|subject| kind.is_none_or(|kind| subject.kind == kind));
     let tail = match tail {
@@ -244,7 +250,8 @@ struct Findings {
 /// All short workloads, then every fault, then long sequences against an array of bytes.
 fn everything(arguments: &Arguments) -> Findings {
     let begun = Instant::now();
-    let bound = Bound::of_ops(arguments.ops.unwrap_or(3));
+    let theme = arguments.subjects.first().map_or(Theme::Image, |subject| subject.kind.theme());
+    let bound = Bound::of_ops(arguments.ops.unwrap_or(3), theme);
     let progress = Progress::new("workloads", arguments);
     let mut outcome = explore::exhaustive(&arguments.subjects, bound, None, arguments.threads, &|done, all| {
         progress.keep_going(done, all)
@@ -258,22 +265,23 @@ fn everything(arguments: &Arguments) -> Findings {
         outcome.failure = faults.failure;
     }
     let tails = [Unwritten::Zeroes, Unwritten::Stale];
-    let compare = |tail: Unwritten| flat::compare(1, tail, 6, 500).err().map(|difference| difference.to_string());
-    let chains = arguments.format == "vhd" && outcome.failure.is_none();
-    let difference = tails.into_iter().filter(|_| chains).find_map(compare);
+    let made = Made::of_format(&arguments.format).filter(|_| outcome.failure.is_none());
+    let compare = |made, tail| flat::compare(1, made, tail, 6, 500).err().map(|difference| difference.to_string());
+    let difference = made.and_then(|made| tails.into_iter().find_map(|tail| compare(made, tail)));
     let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
     let scope = format!(
         "all workloads of 1 to {} operations over an alphabet of {}, on {} images ({}; unwritten bytes zero or \
          stale);\norders: one request after the other, all at once, all at once and the newest first, each with at \
          most {:?} deviations for 1, 2, 3 operations; all states of up to 12 unsynced sectors, else a sample; \
-         opened and read where written, 1 in {WHOLE} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
+         opened and read where written, 1 in {} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
          ENOSPC, unsupported and a full queue at every operation of 4 workloads{}",
         bound.ops,
-        workload::alphabet().len(),
+        theme.alphabet().len(),
         arguments.subjects.len(),
         dedup(images).join(", "),
         bound.interferences,
-        if chains { "; 2 chains of 6 layers against an array of bytes" } else { "" },
+        if theme == Theme::Chain { WHOLE_CHAIN } else { WHOLE },
+        if made.is_some() { "; 2 chains of 6 layers against an array of bytes" } else { "" },
     );
     Findings { scope, outcome, difference, took: begun.elapsed() }
 }
@@ -381,7 +389,7 @@ fn planted(arguments: &Arguments, name: &str) -> Result<(), String> {
     let mut missed = Vec::new();
     let mut list = Vec::new();
     for bug in &bugs {
-        let Outcome { counts, failure } = explore::hunt(*bug, &arguments.subjects, arguments.states);
+        let Outcome { counts, failure } = explore::hunt(*bug, arguments.states);
         let mut line = String::new();
         let result = match &failure {
             Some(failure) => write!(line, "{bug:20} found after {:6} states: {failure}", counts.states),

@@ -11,7 +11,7 @@
 //! 3. The change, which takes constant time but for [`Disk::pop_to`].
 //! 4. [`Disk::release`].
 
-use super::flush::Upkeep;
+use super::flush::{Reclaim, Upkeep};
 use super::{Disk, LAYERS_MAX};
 use crate::fold::Fold;
 use crate::format::Format;
@@ -27,12 +27,14 @@ pub struct Layer<F> {
     pub(super) upkeep: Upkeep,
     /// It could be written, and is not.
     pub(super) frozen: bool,
+    /// It will be when it is durable.
+    pub(super) closing: bool,
 }
 
 impl<F: Format> Layer<F> {
     pub(super) fn new(file: FileId, format: F) -> Layer<F> {
         let upkeep = Upkeep::new(format.geometry().read_only);
-        Layer { file, format, upkeep, frozen: false }
+        Layer { file, format, upkeep, frozen: false, closing: false }
     }
 }
 
@@ -41,9 +43,7 @@ impl<F: Format> Layer<F> {
 enum Need {
     /// Requests are held back and nothing is in flight.
     Quiet,
-    /// And everything is durable.
-    Clean,
-    /// The same, and a merge may be there.
+    /// And everything is durable; there may be a merge, whose end it is.
     CleanMerge,
 }
 
@@ -74,9 +74,10 @@ impl<F: Format> Disk<F> {
     }
 
     /// Puts a leaf on top of the chain, empty and of the disk's size, in a file of a number that no other layer has. Only
-    /// while requests are held back, nothing is in flight and everything durable.
+    /// while requests are held back and nothing is in flight. What was written to the old leaf need not be durable yet:
+    /// each round takes the layers from the deepest up, so nothing in the new leaf is durable before it.
     pub fn push_leaf(&mut self, file: FileId, leaf: F) -> Result<(), ImageError> {
-        self.require(Need::Clean, "a leaf cannot be put on the chain")?;
+        self.require(Need::Quiet, "a leaf cannot be put on the chain")?;
         let geometry = leaf.geometry();
         if self.layers.len() >= LAYERS_MAX {
             let what =
@@ -98,19 +99,30 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
-    /// A layer is not written to any more: no round speaks of it, and no space in it is reclaimed. It stays so until it
-    /// is opened for another access. Only while requests are held back, nothing is in flight and the layer durable.
+    /// A layer below the leaf is not written to any more: no space in it is reclaimed, and after the round that makes it
+    /// durable no other speaks of it ([`Disk::is_frozen`]). It stays so until it is opened for another access. Only while
+    /// requests are held back and nothing is in flight.
     pub fn freeze(&mut self, depth: usize) -> Result<(), ImageError> {
         self.require(Need::Quiet, "a layer cannot be closed for writing")?;
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
-        if layer.upkeep.unsynced || layer.format.dirty() > 0 {
-            let what = format!("layer {depth} cannot be closed for writing while not everything in it is durable");
-            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
-        }
-        layer.frozen = true;
-        layer.upkeep = Upkeep::new(true);
-        self.layers_changed();
+        layer.closing = true;
+        layer.upkeep.reclaim = Reclaim::Done;
+        self.freeze_if_durable(depth);
         Ok(())
+    }
+
+    /// Whether a layer was closed for writing, and all of it is durable.
+    pub fn is_frozen(&self, file: FileId) -> bool {
+        self.layers.iter().any(|layer| layer.file == file && layer.frozen)
+    }
+
+    pub(super) fn freeze_if_durable(&mut self, depth: usize) {
+        let Some(layer) = self.layers.get_mut(depth).filter(|layer| layer.closing) else { return };
+        if !layer.upkeep.unsynced && layer.format.dirty() == 0 {
+            layer.frozen = true;
+            layer.upkeep = Upkeep::new(true);
+            self.layers_changed();
+        }
     }
 
     /// Replaces what is known of a layer's file by what the same file says when it is opened for another access. Only

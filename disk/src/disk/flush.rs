@@ -138,6 +138,9 @@ impl<F: Format> Disk<F> {
         if grown {
             self.layer_grown(file);
         }
+        if let Some(depth) = self.layers.iter().position(|layer| layer.file == file) {
+            self.freeze_if_durable(depth);
+        }
     }
 
     fn answer_round<I: Io>(&mut self, io: &mut I) {
@@ -247,7 +250,7 @@ impl<F: Format> Disk<F> {
         for which in 0..self.writers.len() {
             let depth = self.writers.get(which).copied().unwrap_or(usize::MAX);
             let Some(layer) = self.layers.get_mut(depth) else { continue };
-            if layer.upkeep.reclaim != Reclaim::Done {
+            if layer.upkeep.reclaim != Reclaim::Done || layer.closing {
                 continue;
             }
             if let Some((at, len)) = layer.format.reclaim() {

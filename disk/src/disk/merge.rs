@@ -261,7 +261,7 @@ impl<F: Format> Disk<F> {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
         let layers = || self.layers.iter().enumerate().take(into.saturating_add(1)).skip(from);
-        if let Some((depth, _)) = layers().find(|(_, layer)| layer.format.geometry().read_only) {
+        if let Some((depth, _)) = layers().find(|(_, layer)| layer.closing || layer.format.geometry().read_only) {
             let what = format!("layer {depth} takes part in the merge and is not open for writing");
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
         }

@@ -41,13 +41,6 @@
 
 mod allot;
 mod check;
-mod check_bitmaps;
-mod check_copied;
-mod check_ledger;
-mod check_refcounts;
-mod check_shape;
-mod check_snapshots;
-mod check_walk;
 mod clusters;
 mod counts;
 mod create;
@@ -63,8 +56,6 @@ mod order;
 mod pending;
 mod ranges;
 mod repair;
-mod repair_anew;
-mod repair_header;
 mod room;
 mod slices;
 mod space;

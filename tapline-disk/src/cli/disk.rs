@@ -43,9 +43,9 @@ pub enum DiskVerb {
         /// Copy at most so much a second
         #[arg(long, value_name = "SIZE")]
         rate: Option<Size>,
-        /// Show how far it is, until it ends
+        /// Do not wait until it ends; merge-status tells how far it is
         #[arg(long)]
-        follow: bool,
+        detach: bool,
         /// Remove the files that hold nothing any more
         #[arg(long)]
         delete: bool,

@@ -260,7 +260,7 @@ impl Story<'_> {
                     pauses.push(microseconds(&self.order(&disk, &["snapshot", "--to", &leaf])?)?);
                 }
                 Some(("ask", "merge")) => {
-                    let words = ["merge", "--from", "0", "--into", "2", "--follow", "--delete"];
+                    let words = ["merge", "--from", "0", "--into", "2", "--delete"];
                     copied = self.order(&disk, &words)?["copied"].as_u64().ok_or(Failure::Counters)?;
                 }
                 Some(("ask", "grow")) => drop(self.order(&disk, &["resize", "--size", "5G"])?),

@@ -45,16 +45,17 @@ impl Sparse {
             let sector = self.header.as_bytes().iter().take(512).copied().collect();
             first.push(MetaWrite { at: self.header_at, bytes: sector });
         }
-        let mut footers = self.seal_footers();
+        let (mut copy, mut footer): (Vec<_>, Vec<_>) = self.seal_footers().into_iter().partition(|write| write.at == 0);
         let apart = generation.is_some();
         first.extend(generation.into_iter().flatten());
         if !apart {
-            first.append(&mut footers);
+            first.append(&mut copy);
+            first.append(&mut footer);
         }
         self.round.table = std::mem::take(&mut self.dirty_table);
         let table: Vec<MetaWrite> = self.round.table.iter().map(|&sector| self.table_sector(sector)).collect();
         self.round.forgotten.append(&mut self.forgotten);
-        [first, footers, table].into_iter().filter(|batch| !batch.is_empty()).collect()
+        [first, footer, copy, table].into_iter().filter(|batch| !batch.is_empty()).collect()
     }
 
     fn seal_bitmaps(&mut self) -> Vec<MetaWrite> {

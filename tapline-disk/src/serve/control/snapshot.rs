@@ -2,10 +2,12 @@
 //!
 //! 1. The new file is made beside its name, synced, renamed ([`super::child`]). *Killed before the rename:* nothing has
 //!    happened. *After:* the new file is empty on a parent that has everything.
-//! 2. A flush, so that little is left. 3. Requests are held; those under way end; a last round.
-//! 4. The new file becomes the leaf. *Killed after:* the new file, on the old one.
-//! 5. Requests go on. The old leaf is opened for reading only, so that other disks may stand on it too; its time of last
-//!    change is fixed, and the new leaf records it with the next round.
+//! 2. A flush, so that little is under way. 3. Requests are held; those under way end.
+//! 4. The new file becomes the leaf. *Killed after:* the new file, on the old one. What was written to the old one and not
+//!    flushed may be lost, as before; a round makes the old leaf durable before the new one, so nothing else can be.
+//! 5. Requests go on. A round makes the old leaf durable, and it is closed for writing.
+//! 6. It is opened for reading only, so that other disks may stand on it too; its time of last change is fixed, and the new
+//!    leaf records it with the next round.
 //!
 //! So whoever finds the new file after a crash takes it for the leaf, and whoever does not, the old one.
 
@@ -36,6 +38,8 @@ pub struct Snapshot {
 enum Stage {
     Making(Errand<Result<Child, Refusal>>),
     Holding(Box<Child>, Hold),
+    /// The switch is done; the old leaf becomes durable.
+    Closing(FileId, ImageFile, Map<String, Value>),
     Lowering(Errand<Result<ImageFile, FileOpenError>>, FileId, Map<String, Value>),
     Telling(Map<String, Value>),
     Over,
@@ -64,10 +68,16 @@ impl Snapshot {
                     Err(errand) => return self.wait(Stage::Making(errand)),
                 },
                 Stage::Holding(child, mut hold) => {
-                    if !hold.advance(work)? {
+                    if !hold.is_quiet(work)? {
                         return self.wait(Stage::Holding(child, hold));
                     }
                     self.stage = self.switch(*child, work)?;
+                }
+                Stage::Closing(old, handle, answer) => {
+                    if !work.disk.is_frozen(old) && work.disk.is_syncing() {
+                        return self.wait(Stage::Closing(old, handle, answer));
+                    }
+                    self.stage = Snapshot::closed(old, handle, answer, work);
                 }
                 Stage::Lowering(errand, old, answer) => match work.fetch(errand) {
                     Ok(file) => {
@@ -111,12 +121,23 @@ impl Snapshot {
         answer.insert("layers".into(), work.names().into());
         answer.insert("work_us".into(), super::pause::micros(making).into());
         answer.insert("sync_us".into(), super::pause::micros(sync).into());
-        // From here on it is done, and nothing may make it look otherwise.
+        work.disk.sync(work.engine);
+        Ok(Stage::Closing(old, handle, answer))
+    }
+
+    /// The old leaf is durable, or cannot be. The snapshot is taken either way, and nothing may make it look otherwise.
+    fn closed(old: FileId, handle: ImageFile, answer: Map<String, Value>, work: &mut Work<'_>) -> Stage {
+        let path = handle.path().to_owned();
+        let stays = |why: &str| say(format_args!("{} stays locked for writing: {why}", path.display()));
+        if !work.disk.is_frozen(old) {
+            stays("it could not be made durable");
+            return Stage::Telling(answer);
+        }
         match work.send(move || handle.reopen_read_only()) {
-            Ok(errand) => Ok(Stage::Lowering(errand, old, answer)),
+            Ok(errand) => Stage::Lowering(errand, old, answer),
             Err(refusal) => {
-                say(format_args!("{old_name} stays locked for writing: {}", refusal.message));
-                Ok(Stage::Telling(answer))
+                stays(&refusal.message);
+                Stage::Telling(answer)
             }
         }
     }

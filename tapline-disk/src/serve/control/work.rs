@@ -226,8 +226,8 @@ pub enum Hold {
 }
 
 impl Hold {
-    /// Whether that moment has come. It lasts until [`Work::let_go`].
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+    /// Whether nothing is under way, durable or not. It lasts until [`Work::let_go`].
+    pub fn is_quiet(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
         loop {
             match self {
                 Hold::Begin if work.disk.is_held() => *self = Hold::Draining,
@@ -245,18 +245,25 @@ impl Hold {
                     work.pause.begin(now);
                     *self = Hold::Draining;
                 }
-                Hold::Draining if work.disk.is_quiet() => {
-                    if work.disk.is_clean() {
-                        return Ok(true);
-                    }
-                    work.disk.sync(work.engine);
-                    *self = Hold::Syncing;
-                }
-                Hold::Syncing if work.disk.is_quiet() && !work.disk.is_syncing() => {
-                    return if work.disk.is_clean() { Ok(true) } else { Err(not_durable()) };
-                }
-                Hold::Flushing | Hold::FlushingAgain | Hold::Draining | Hold::Syncing => return Ok(false),
+                Hold::Flushing | Hold::FlushingAgain => return Ok(false),
+                Hold::Draining | Hold::Syncing => return Ok(work.disk.is_quiet()),
             }
+        }
+    }
+
+    /// Whether nothing is under way and everything is durable. It lasts until [`Work::let_go`].
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Refusal> {
+        if !self.is_quiet(work)? {
+            return Ok(false);
+        }
+        if matches!(self, Hold::Draining) && !work.disk.is_clean() {
+            work.disk.sync(work.engine);
+            *self = Hold::Syncing;
+        }
+        match (work.disk.is_clean(), work.disk.is_quiet() && !work.disk.is_syncing()) {
+            (_, false) => Ok(false),
+            (true, true) => Ok(true),
+            (false, true) => Err(not_durable()),
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Follows every reference in an image, and counts it in the [ledger](super::check_ledger).
+//! Follows every reference in an image, and counts it in the [ledger](super::ledger).
 //!
 //! Knows nothing of the refcounts that the image keeps. A reference that makes no sense is named and not followed, and
 //! from then on [`Walk::unresolved`] holds: something may be in use that nothing seems to refer to.
 
-use super::check::Findings;
-use super::check_bitmaps;
-use super::check_ledger::{Clash, Ledger, Role};
-use super::check_shape::{Shape, Table, entries, read_entries, read_padded};
-use super::check_snapshots;
-use super::entry::Entry;
-use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, ZERO};
+use super::Findings;
+use super::bitmaps;
+use super::ledger::{Clash, Ledger, Role};
+use super::shape::{Shape, Table, entries, read_entries, read_padded};
+use super::snapshots;
+use crate::qcow2::entry::Entry;
+use crate::qcow2::layout::{COMPRESSED, COPIED, OFFSET_MASK, ZERO};
 use crate::{ImageError, Severity, Source};
 
 /// Tables that are walked though they were walked before: a damaged image has one or two, a hostile one as many as
@@ -57,10 +57,10 @@ impl<'a> Walk<'a> {
     pub(super) fn image(&mut self, source: &mut dyn Source) -> Result<(), ImageError> {
         self.refer_alone(0, self.shape.cluster, "the header")?;
         self.disk(source, self.shape.l1, true)?;
-        for table in check_snapshots::tables(self, source)? {
+        for table in snapshots::tables(self, source)? {
             self.disk(source, table, false)?;
         }
-        check_bitmaps::walk(self, source)
+        bitmaps::walk(self, source)
     }
 
     /// A reference to a structure that has its clusters for itself; whether it lies in the file.

@@ -6,8 +6,8 @@
 
 use zerocopy::FromBytes;
 
-use super::check_shape::{Shape, read_padded};
-use super::layout::{BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, RawHeader, SECTOR, index, length};
+use crate::qcow2::check::shape::{Shape, read_padded};
+use crate::qcow2::layout::{BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, RawHeader, SECTOR, index, length};
 use crate::{ImageError, MetaWrite, Source};
 
 /// The sector, as it is to be, and as it was written last.

@@ -5,9 +5,9 @@
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::check_shape::{Table, read_padded};
-use super::check_walk::Walk;
-use super::layout::L1_BYTES_MAX;
+use super::shape::{Table, read_padded};
+use super::walk::Walk;
+use crate::qcow2::layout::L1_BYTES_MAX;
 use crate::{ImageError, Source};
 
 /// Snapshots that QEMU takes at most.

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use super::check::Findings;
-use super::check_ledger::Ledger;
-use super::check_shape::{Shape, Table, entries, read_padded};
-use super::entry::Entry;
-use super::layout::{COPIED, OFFSET_MASK, SECTOR, index, length};
+use super::Findings;
+use super::ledger::Ledger;
+use super::shape::{Shape, Table, entries, read_padded};
+use crate::qcow2::entry::Entry;
+use crate::qcow2::layout::{COPIED, OFFSET_MASK, SECTOR, index, length};
 use crate::{ImageError, Severity, Source};
 
 /// A piece of a table of the active disk with entries that are marked wrongly.

@@ -8,10 +8,10 @@ use std::ops::RangeInclusive;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::check_ledger::Role;
-use super::check_shape::{Table, read_entries, read_padded};
-use super::check_walk::Walk;
-use super::layout::{OFFSET_MASK, index};
+use super::ledger::Role;
+use super::shape::{Table, read_entries, read_padded};
+use super::walk::Walk;
+use crate::qcow2::layout::{OFFSET_MASK, index};
 use crate::{ImageError, Source};
 
 /// Bytes of the directory, at most: 65535 bitmaps of a kilobyte each.

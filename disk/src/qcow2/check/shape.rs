@@ -5,8 +5,8 @@
 
 use zerocopy::FromBytes;
 
-use super::header::{Header, check_refcount_table};
-use super::layout::{
+use crate::qcow2::header::{Header, check_refcount_table};
+use crate::qcow2::layout::{
     BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawBitmaps, SECTOR, index,
     length,
 };

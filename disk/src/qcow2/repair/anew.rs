@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::check::Survey;
-use super::layout::{REFCOUNT_TABLE_BYTES_MAX, index, length, set_entry};
+use crate::qcow2::check::Survey;
+use crate::qcow2::layout::{REFCOUNT_TABLE_BYTES_MAX, index, length, set_entry};
 use crate::{ImageError, ImageErrorKind, MetaWrite, Source};
 
 /// A new refcount table with its blocks.

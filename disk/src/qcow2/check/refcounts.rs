@@ -3,11 +3,11 @@
 //! Knows nothing of where references come from. The blocks pass through one at a time; of the table, 8 MiB at most,
 //! the places are kept.
 
-use super::check::Findings;
-use super::check_ledger::Ledger;
-use super::check_shape::{Shape, Table, read_entries, read_padded};
-use super::check_walk::Walk;
-use super::layout::{index, length};
+use super::Findings;
+use super::ledger::Ledger;
+use super::shape::{Shape, Table, read_entries, read_padded};
+use super::walk::Walk;
+use crate::qcow2::layout::{index, length};
 use crate::{ImageError, Severity, Source};
 
 /// Bits of a refcount table entry that must be zero.

@@ -19,12 +19,15 @@
 //! Where references cannot be made out, step 2 is all that is done: what looks unused may be what they refer to.
 //! Memory: one new refcount block for each that changes, and 512 bytes for each sector of entries with a wrong mark.
 
+mod anew;
+mod header;
+
 use super::check::Survey;
-use super::check_copied;
+use super::check::copied;
 use super::layout::{COPIED, SECTOR, index, length, set_entry};
-use super::repair_anew::{Anew, lay_out};
-use super::repair_header::HeaderSector;
 use crate::{ImageError, MetaWrite, Source};
+use anew::{Anew, lay_out};
+use header::HeaderSector;
 
 /// What mends an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,7 +163,7 @@ impl Marks {
     fn find(source: &mut dyn Source, survey: &Survey) -> Result<Marks, ImageError> {
         let Survey { shape, ledger, .. } = survey;
         let mut marks = Marks::default();
-        check_copied::find(
+        copied::find(
             source,
             shape,
             ledger,

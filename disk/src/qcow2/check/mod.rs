@@ -3,14 +3,22 @@
 //!
 //! Reads only, and knows nothing of how to mend ([`super::repair`] begins with the same survey). What `qemu-img check`
 //! calls an error is [`Severity::Repairable`] or [`Severity::Damage`] here, what it calls a leak is
-//! [`Severity::Leak`]. Memory: the [ledger](super::check_ledger), and one table of 8 MiB at most; everything else
+//! [`Severity::Leak`]. Memory: the ledger, and one table of 8 MiB at most; everything else
 //! passes through in pieces. Time: each table is read once for each first-level entry that names it.
 
-use super::check_copied;
-use super::check_ledger::Ledger;
-use super::check_refcounts::{self, Refcounts};
-use super::check_shape::Shape;
-use super::check_walk::Walk;
+mod bitmaps;
+pub mod copied;
+mod ledger;
+mod refcounts;
+pub mod shape;
+mod snapshots;
+mod walk;
+
+use ledger::Ledger;
+use refcounts::Refcounts;
+use shape::Shape;
+use walk::Walk;
+
 use crate::{ImageError, Problem, Severity, Source};
 
 /// Problems listed of each severity. A block of refcounts that is gone makes 32768 of them, and nobody reads on.
@@ -96,8 +104,8 @@ impl Survey {
         let mut refcounts = Refcounts::read(source, &mut walk)?;
         walk.judge_overlaps();
         let Walk { mut ledger, mut findings, unresolved, .. } = walk;
-        let compared = check_refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
-        check_copied::judge(source, &shape, &ledger, &mut findings)?;
+        let compared = refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
+        copied::judge(source, &shape, &ledger, &mut findings)?;
         Ok(Survey {
             shape,
             ledger,

@@ -1,0 +1,96 @@
+//! A new qcow2 file, laid out without the code under test: small clusters, so that short workloads reach every table.
+//!
+//! Knows the qcow2 specification, version 3, and nothing of how our images are made or opened.
+
+use crate::media::{Media, Unwritten};
+use crate::sector::SECTOR;
+
+/// Bytes in a cluster. L2 tables have 256 entries then, and cover 512 KiB; refcount blocks have 1024.
+pub const CLUSTER: u64 = 2048;
+/// Sectors in a cluster.
+pub const CLUSTER_SECTORS: u64 = CLUSTER / SECTOR;
+/// Clusters that a refcount block counts: each has two bytes.
+pub const COUNTED: u64 = CLUSTER / 2;
+/// Bytes of a device: more than anybody needs here.
+const DEVICE: u64 = 4 * COUNTED * CLUSTER;
+/// Where the parent's name stands.
+const NAME_AT: u64 = 1024;
+
+/// What the new file is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec<'a> {
+    /// Sectors of the disk.
+    pub sectors: u64,
+    /// The parent's name, if there is one.
+    pub parent: Option<&'a str>,
+    /// So many clusters at the beginning of the file are counted as used; more than the tables need are leaked.
+    pub used: u64,
+}
+
+/// Lays out the file: header, refcount table, refcount block and L1 table, a cluster each.
+pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
+    let mut media = Media::empty(tail);
+    let used = spec.used.clamp(4, COUNTED);
+    // Storage whose unwritten bytes are not zero is a device, and as large as it is.
+    media.set_len(if tail == Unwritten::Stale { DEVICE } else { used * CLUSTER });
+    media.write(0, &header(spec));
+    media.write(CLUSTER, &cluster_of(&(2 * CLUSTER).to_be_bytes()));
+    let counts: Vec<u8> = (0..used).flat_map(|_| 1u16.to_be_bytes()).collect();
+    media.write(2 * CLUSTER, &cluster_of(&counts));
+    media.write(3 * CLUSTER, &cluster_of(&[]));
+    media
+}
+
+fn cluster_of(bytes: &[u8]) -> Vec<u8> {
+    let mut cluster = bytes.to_vec();
+    cluster.resize(usize::try_from(CLUSTER).unwrap_or(0), 0);
+    cluster
+}
+
+fn header(spec: &Spec<'_>) -> Vec<u8> {
+    let l1_entries = (spec.sectors * SECTOR).div_ceil(CLUSTER * CLUSTER / 8);
+    let name = spec.parent.unwrap_or_default();
+    let name_len = u64::try_from(name.len()).unwrap_or(0);
+    // Offset, length and value of each field that is not zero.
+    let fields: [(usize, usize, u64); 12] = [
+        (0, 4, 0x5146_49fb),
+        (4, 4, 3),
+        (8, 8, if name.is_empty() { 0 } else { NAME_AT }),
+        (16, 4, name_len),
+        (20, 4, u64::from(CLUSTER.trailing_zeros())),
+        (24, 8, spec.sectors * SECTOR),
+        (36, 4, l1_entries),
+        (40, 8, 3 * CLUSTER),
+        (48, 8, CLUSTER),
+        (56, 4, 1),
+        (96, 4, 4),
+        (100, 4, 104),
+    ];
+    let mut header = cluster_of(&[]);
+    for (at, len, value) in fields {
+        header[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
+    }
+    let name_at = usize::try_from(NAME_AT).unwrap_or(0);
+    header[name_at..name_at + name.len()].copy_from_slice(name.as_bytes());
+    header
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use disk::Source;
+
+    #[test]
+    fn the_header_stands_where_the_specification_says() {
+        let mut media = create(&Spec { sectors: 4608, parent: Some("base"), used: 0 }, Unwritten::Zeroes);
+        let mut bytes = [0; 104];
+        media.read_at(0, &mut bytes).unwrap();
+        let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+        assert_eq!(number(0), 0x5146_49fb_0000_0003);
+        assert_eq!((number(8), number(16)), (1024, 0x0000_0004_0000_000b));
+        assert_eq!((number(24), number(32)), (4608 * 512, 5));
+        assert_eq!((number(40), number(48), number(56)), (3 * CLUSTER, CLUSTER, 1 << 32));
+        assert_eq!(number(96), 0x0000_0004_0000_0068);
+        assert_eq!(media.len(), 4 * CLUSTER);
+    }
+}

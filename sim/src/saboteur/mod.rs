@@ -1,0 +1,337 @@
+//! A format with a bug, between the disk and the honest format.
+//!
+//! With no bug chosen it passes everything through. Which bugs there are is [`crate::planted`]'s affair.
+
+mod engine;
+mod vhd;
+
+use std::collections::BTreeMap;
+
+use disk::{
+    Corrupt, Discarded, FileId, Format, Geometry, ImageError, MetaBlock, MetaWrite, Place, Placed, Reserved, Span,
+    Ticket, Wait,
+};
+
+use crate::planted::{Layers, Planted};
+use crate::qcow2::CLUSTER;
+use crate::sector::SECTOR;
+pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
+use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers};
+
+/// Part of a block that a request is about.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    span: Span,
+    /// Where it lives in the file.
+    at: u64,
+    /// Where the block begins in the file.
+    base: u64,
+}
+
+/// A format with a bug.
+pub struct Saboteur<F> {
+    inner: F,
+    bug: Option<Planted>,
+    plot: Plot,
+    file: FileId,
+    depth: usize,
+    /// Committed early; what the disk is told when it commits.
+    early: BTreeMap<u64, Option<Placed>>,
+    open: BTreeMap<u64, Open>,
+    /// Metadata that the format believes durable and that is still to be written.
+    owed: Vec<Vec<MetaWrite>>,
+    in_round: bool,
+    /// Places that are really another's.
+    alias: BTreeMap<u64, u64>,
+    /// Forgotten, and given away for deallocation at once.
+    strays: Vec<(u64, u64)>,
+    deallocated: Vec<u64>,
+    /// Discarded, and not written since.
+    discarded: Vec<Open>,
+    footer_at: u64,
+}
+
+impl<F: Format> Saboteur<F> {
+    /// `inner` with `bug`, if any and if it lives so deep in a chain, in this file of `file_len` bytes.
+    pub fn new(
+        inner: F,
+        bug: Option<Planted>,
+        plot: Plot,
+        (file, depth): (FileId, usize),
+        file_len: u64,
+    ) -> Saboteur<F> {
+        let lives_here = |bug: &Planted| match bug.layers() {
+            Layers::Leaf => depth == 0,
+            Layers::Below => depth > 0,
+            Layers::All => true,
+        };
+        Saboteur {
+            inner,
+            bug: bug.filter(lives_here),
+            plot,
+            file,
+            depth,
+            early: BTreeMap::new(),
+            open: BTreeMap::new(),
+            owed: Vec::new(),
+            in_round: false,
+            alias: BTreeMap::new(),
+            strays: Vec::new(),
+            deallocated: Vec::new(),
+            discarded: Vec::new(),
+            footer_at: file_len.saturating_sub(SECTOR),
+        }
+    }
+
+    fn has(&self, bug: Planted) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Where a byte of the file really is.
+    fn aliased(&self, at: u64) -> u64 {
+        let alias = self.alias.iter().find(|(base, _)| (**base..**base + BLOCK_LEN).contains(&at));
+        alias.map_or(at, |(base, other)| at - base + other)
+    }
+
+    /// Gives a new block the place of another that is being allocated.
+    fn crowd(&mut self, base: u64, span: Span) {
+        let block = span.at / BLOCK_LEN;
+        let other = self.open.values().find(|open| open.span.at / BLOCK_LEN != block && open.base != base);
+        if let Some(other) = other.map(|open| open.base).filter(|other| !self.alias.contains_key(other)) {
+            self.alias.entry(base).or_insert(other);
+        }
+    }
+
+    fn spoil(&mut self, mut batches: Vec<Vec<MetaWrite>>) -> Vec<Vec<MetaWrite>> {
+        match self.bug {
+            Some(Planted::TableBeforeBitmap | Planted::RefcountAfterEntry) => batches.reverse(),
+            Some(Planted::OneBatch | Planted::RefcountWithEntry) if !batches.is_empty() => {
+                batches = vec![batches.concat()];
+            }
+            Some(Planted::RoundedBitmap) => bitmaps(&mut batches).for_each(|write| {
+                write.bytes.iter_mut().filter(|byte| **byte != 0).for_each(|byte| *byte = 0xff);
+            }),
+            Some(Planted::EarlyBits) => bitmaps(&mut batches).for_each(|write| {
+                bits_of(write, self.open.values(), |byte, bit| *byte |= bit);
+            }),
+            Some(Planted::ParentShown) => bitmaps(&mut batches).for_each(|write| {
+                bits_of(write, self.discarded.iter(), |byte, bit| *byte &= !bit);
+            }),
+            Some(Planted::OldFooter) => footers(&mut batches).for_each(|write| {
+                std::mem::swap(&mut write.at, &mut self.footer_at);
+            }),
+            Some(Planted::FooterOverBlock) => footers(&mut batches).for_each(|write| {
+                write.at = (write.at + SECTOR + BITMAP_LEN).next_multiple_of(4096);
+            }),
+            Some(Planted::SamePlace) => self.crowd_metadata(&mut batches),
+            Some(Planted::TornHeader) => header_first(&mut batches),
+            Some(Planted::ForgottenBeforeCopied) => std::mem::swap(&mut self.owed, &mut batches),
+            _ => {}
+        }
+        batches
+    }
+
+    /// Agrees with the engine on what becomes of the syncs of a round of so many batches.
+    fn plot(&self, last: usize) {
+        let fate = |sync| match self.bug {
+            Some(Planted::EarlyAnswer) if sync == last => SyncFate::Hollow,
+            Some(Planted::NoDataSync) if sync == 0 && last > 0 => SyncFate::Hollow,
+            Some(Planted::EntryWithoutSync) if sync < last => SyncFate::Hollow,
+            Some(Planted::NoMiddleSync) if sync == 1 && last > 1 => SyncFate::Hollow,
+            Some(Planted::UpperLayerFirst) if self.depth > 0 => SyncFate::Hollow,
+            Some(Planted::UpperLayerFirst) if sync == last => SyncFate::ForAll,
+            _ => SyncFate::Honest,
+        };
+        self.plot.borrow_mut().syncs.insert(self.file, (0..=last).map(fate).collect());
+    }
+
+    /// Takes a place for what was written to the target, and has it say something about it.
+    fn grow_leaf(&mut self) {
+        for span in std::mem::take(&mut self.plot.borrow_mut().regrown) {
+            let reserved = self.inner.reserve(span);
+            if let Some(ticket) = reserved.ok().and_then(|reserved| reserved.ticket) {
+                self.inner.commit(ticket);
+            }
+        }
+    }
+
+    /// The place that another write is giving to the cluster, taken without waiting.
+    fn not_awaited(&self, ticket: Ticket, span: Span) -> Option<Reserved> {
+        let open = self.open.get(&ticket.0)?;
+        let end = (span.at / CLUSTER + 1) * CLUSTER;
+        let at = (open.at + span.at).checked_sub(open.span.at)?;
+        Some(Reserved { at, len: span.len.min(end - span.at), ticket: None, fill: None })
+    }
+
+    fn crowd_metadata(&self, batches: &mut [Vec<MetaWrite>]) {
+        for (base, other) in &self.alias {
+            let entry = |base: u64| u32::try_from((base - BITMAP_LEN) / SECTOR).unwrap_or(0).to_be_bytes();
+            for write in batches.iter_mut().flatten() {
+                if write.at == base - BITMAP_LEN {
+                    write.at = other - BITMAP_LEN;
+                }
+                for place in write.bytes.chunks_exact_mut(4).filter(|place| **place == entry(*base)) {
+                    place.copy_from_slice(&entry(*other));
+                }
+            }
+        }
+    }
+}
+
+/// Moves the header in front of everything that it points to.
+fn header_first(batches: &mut Vec<Vec<MetaWrite>>) {
+    let mut header = Vec::new();
+    for batch in batches.iter_mut() {
+        let (found, rest) = std::mem::take(batch).into_iter().partition(|write| write.at == 0);
+        (header, *batch) = ([header, found].concat(), rest);
+    }
+    batches.insert(0, header);
+    batches.retain(|batch| !batch.is_empty());
+}
+
+impl<F: Format> Format for Saboteur<F> {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn map(&mut self, span: Span) -> Result<Place, Wait> {
+        match self.inner.map(span)? {
+            Place::Data { at, len } => Ok(Place::Data { at: self.aliased(at), len }),
+            other => Ok(other),
+        }
+    }
+
+    fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        let mut reserved = match self.inner.reserve(span) {
+            Err(Wait::Busy(ticket)) if self.has(Planted::CopyNotAwaited) => {
+                return self.not_awaited(ticket, span).ok_or(Wait::Busy(ticket));
+            }
+            other => other?,
+        };
+        if self.depth > 0 && self.has(Planted::LeafGrows) {
+            let mut plot = self.plot.borrow_mut();
+            if plot.forgotten.iter().any(|forgotten| forgotten.overlaps(span)) {
+                plot.regrown.push(Span { len: reserved.len, ..span });
+            }
+        }
+        if self.has(Planted::FillForgotten) {
+            reserved.fill = None;
+        }
+        self.discarded.retain(|discarded| !discarded.span.overlaps(span));
+        let Some(ticket) = reserved.ticket else {
+            return Ok(Reserved { at: self.aliased(reserved.at), ..reserved });
+        };
+        let base = reserved.at.saturating_sub(span.at % BLOCK_LEN);
+        if self.has(Planted::SamePlace) {
+            self.crowd(base, span);
+        }
+        self.open.insert(ticket.0, Open { span: Span { len: reserved.len, ..span }, at: reserved.at, base });
+        reserved.at = self.aliased(reserved.at);
+        if self.has(Planted::EarlyCommit) || self.has(Planted::EntryBeforeData) {
+            let placed = self.inner.commit(ticket);
+            self.early.insert(ticket.0, placed);
+        }
+        Ok(reserved)
+    }
+
+    fn commit(&mut self, ticket: Ticket) -> Option<Placed> {
+        self.open.remove(&ticket.0);
+        match self.early.remove(&ticket.0) {
+            Some(placed) => placed,
+            None => {
+                let placed = self.inner.commit(ticket)?;
+                Some(Placed { at: self.aliased(placed.at), ..placed })
+            }
+        }
+    }
+
+    fn abandon(&mut self, ticket: Ticket) {
+        self.open.remove(&ticket.0);
+        if self.early.remove(&ticket.0).is_some() {
+            return;
+        }
+        if self.has(Planted::LostAbandon) {
+            self.inner.commit(ticket);
+        } else {
+            self.inner.abandon(ticket);
+        }
+    }
+
+    fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
+        let discarded = self.inner.discard(span)?;
+        if let Discarded::Kept { at, len } = discarded {
+            self.discarded.push(Open {
+                span: Span { at: span.at, len },
+                at,
+                base: at.saturating_sub(span.at % BLOCK_LEN),
+            });
+        }
+        Ok(discarded)
+    }
+
+    fn released(&mut self, at: u64, clean: bool) {
+        if let Some(which) = self.deallocated.iter().position(|other| *other == at) {
+            self.deallocated.remove(which);
+            return;
+        }
+        self.inner.released(at, clean || self.has(Planted::TrustedRelease));
+        if (self.has(Planted::EarlyReuse) || self.has(Planted::ReuseBeforeFlush)) && !self.in_round {
+            let batches = self.inner.seal();
+            self.inner.settled(true);
+            self.owed.extend(batches);
+        }
+    }
+
+    fn reclaim(&mut self) -> Option<(u64, u64)> {
+        let stray = self.strays.pop();
+        self.deallocated.extend(stray.map(|(at, _)| at));
+        stray.or_else(|| self.inner.reclaim())
+    }
+
+    fn forget(&mut self, span: Span) -> Result<u64, Wait> {
+        let place = self.inner.map(span);
+        let len = self.inner.forget(span)?;
+        if let (Ok(Place::Data { at, len: there }), true) = (place, self.has(Planted::EarlyDeallocation)) {
+            self.strays.push((at, there.min(len)));
+        }
+        if self.has(Planted::LeafGrows) {
+            self.plot.borrow_mut().forgotten.push(Span { at: span.at, len });
+        }
+        Ok(len)
+    }
+
+    fn grow(&mut self, len: u64) -> Result<(), ImageError> {
+        self.inner.grow(len)
+    }
+
+    fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {
+        self.inner.unpack(bytes)
+    }
+
+    fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {
+        self.inner.load(block, bytes)
+    }
+
+    fn dirty(&self) -> usize {
+        let owed = if self.has(Planted::ForgottenBeforeCopied) { 0 } else { self.owed.len() };
+        self.inner.dirty() + owed
+    }
+
+    fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        self.in_round = true;
+        if self.depth == 0 && self.has(Planted::LeafGrows) {
+            self.grow_leaf();
+        }
+        let mut batches =
+            if self.has(Planted::ForgottenBeforeCopied) { Vec::new() } else { std::mem::take(&mut self.owed) };
+        batches.extend(self.inner.seal());
+        let batches = self.spoil(batches);
+        self.plot(batches.len());
+        batches
+    }
+
+    fn settled(&mut self, durable: bool) {
+        self.in_round = false;
+        self.inner.settled(durable || self.has(Planted::LostRewrite));
+    }
+}

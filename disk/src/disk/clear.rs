@@ -34,7 +34,7 @@ impl<F: Format> Disk<F> {
         let mut at = rest.at;
         while at < rest.end() {
             let left = Span { at, len: rest.end().saturating_sub(at) };
-            if self.is_postponed(number, left) {
+            if self.is_postponed(number, left) || self.is_throttled(number, left, io) {
                 return;
             }
             match first(self, number, left, io) {

@@ -4,11 +4,14 @@
 //! Knows what a round is to make durable, `round` in which order. Keeps, for each layer by itself: no sync that fails is
 //! taken for a success, and nothing is deallocated that a power loss could bring back.
 
-use super::{Disk, Op, status_of};
+use super::{Disk, Op, Parked, status_of};
 use crate::format::Format;
 use crate::round::{Part, Step};
-use crate::{Action, FileError, FileId, Io, Status};
+use crate::{Action, FileError, FileId, Io, Span, Status};
 use memory::Segments;
+
+/// How many times as much as begins a round may be changed before a discard waits: a round is under way meanwhile.
+const DIRTY_TIMES: usize = 4;
 
 /// What there is to do for one layer.
 #[derive(Clone, Copy, Debug)]
@@ -132,11 +135,11 @@ impl<F: Format> Disk<F> {
         layer.upkeep.dirty_left = if durable { 0 } else { layer.format.dirty() };
         // Its turn may not even have come.
         layer.upkeep.unsynced |= !durable;
-        if let Some(depth) = self.layers.iter().position(|layer| layer.file == file) {
-            self.freeze_if_durable(depth);
-        }
         if grown {
             self.layer_grown(file);
+        }
+        if let Some(depth) = self.layers.iter().position(|layer| layer.file == file) {
+            self.freeze_if_durable(depth);
         }
     }
 
@@ -146,8 +149,30 @@ impl<F: Format> Disk<F> {
             self.fail(number, status);
             self.end(number);
         }
+        for parked in std::mem::take(&mut self.throttled) {
+            if let (Parked::Request { number, .. }, false) = (parked, status == Status::Done) {
+                self.piece_ended(number, status, io);
+            } else {
+                self.resume(parked, io);
+            }
+        }
         self.reclaim_more(io);
         self.begin_round(io);
+    }
+
+    /// Sets the rest of a request aside until a round has ended, if there is very much for one to write. For requests that
+    /// change metadata and move no data: nothing else keeps them from changing all there is at once.
+    pub(super) fn is_throttled<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) -> bool {
+        let most = self.options.dirty_max.saturating_mul(DIRTY_TIMES);
+        let much = |&depth: &usize| self.layers.get(depth).is_some_and(|layer| layer.format.dirty() > most);
+        if self.broken || !self.writers.iter().any(much) {
+            return false;
+        }
+        self.piece_begun(number);
+        self.throttled.push(Parked::Request { number, rest });
+        self.sync_asked = true;
+        self.begin_round(io);
+        true
     }
 
     pub(super) fn meta_written<I: Io>(&mut self, result: Result<(), FileError>, io: &mut I) {

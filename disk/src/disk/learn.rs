@@ -165,7 +165,10 @@ impl<F: Format> Disk<F> {
                 self.set_aside(parked);
                 self.busy.entry((file, ticket)).or_default().push(parked);
             }
-            Obstacle::Layer(_, Wait::NoSpace) => self.fail(number, Status::NoSpace),
+            Obstacle::Layer(file, Wait::NoSpace) => {
+                self.crowd_out(number, file);
+                self.fail(number, Status::NoSpace);
+            }
         }
     }
 

@@ -37,6 +37,9 @@
 //! - *A merge that fails or is cancelled* decides no more grains. The merged ones stay T's until nothing at all is in
 //!   flight: a write to the leaf would take over a cluster from T to which another write is under way. Then all of the
 //!   disk is the leaf's again, and a new merge begins with nothing decided.
+//! - *A write for which the target has no space:* the merge has failed. The write is not answered: it is done again when
+//!   nothing at all is in flight, and everything that comes waits for that. All of the disk is the leaf's then, which may
+//!   have the space, as it would have had without the merge.
 //! - *A fill of a write to the leaf*, with the leaf not among the sources: it stays inside the grain of its write, so the
 //!   piece waits for it as for the write.
 
@@ -374,10 +377,28 @@ impl<F: Format> Disk<F> {
         if self.active.len() > 0 {
             return;
         }
+        self.draining = false;
         match &mut self.merge {
             Some(merge) if merge.cancelled => self.merge = None,
             Some(merge) if !merge.goes_on() => merge.fates = None,
             _ => {}
+        }
+    }
+
+    /// The file has no space for a request. If that is so because of a merge, it is to be done again without.
+    pub(super) fn crowd_out(&mut self, number: u32, file: FileId) {
+        let by_merge = self.merge.as_ref().is_some_and(|merge| merge.fates.is_some() && merge.target == file);
+        if let Some(active) = self.active.get_mut(number).filter(|active| by_merge && !active.of_merge) {
+            active.crowded_out = true;
+        }
+    }
+
+    /// The merge has failed for want of space; what comes waits until it is left.
+    pub(super) fn begin_draining(&mut self) {
+        self.withdraw_piece();
+        self.draining = true;
+        if let Some(merge) = self.merge.as_mut().filter(|merge| merge.goes_on()) {
+            merge.state = MergeState::Failed(Status::NoSpace);
         }
     }
 

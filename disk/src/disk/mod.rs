@@ -77,6 +77,8 @@ struct Active {
     status: Status,
     /// A piece of a merge.
     of_merge: bool,
+    /// The target of the merge has no space for it.
+    crowded_out: bool,
     /// [`Disk::epoch`] when it began.
     epoch: u64,
 }
@@ -88,7 +90,7 @@ impl Active {
     }
 
     fn new(request: Request, epoch: u64) -> Active {
-        Active { request, left: 1, rest: None, status: Status::Done, of_merge: false, epoch }
+        Active { request, left: 1, rest: None, status: Status::Done, of_merge: false, crowded_out: false, epoch }
     }
 }
 
@@ -175,6 +177,8 @@ pub struct Disk<F: Format> {
     /// Requests that the next round will answer, and those of the one under way.
     flushes: Vec<u32>,
     flushing: Vec<u32>,
+    /// What goes on when a round has made metadata durable, of which there is too much.
+    throttled: Vec<Parked>,
     /// How the round under way has failed, if it has.
     round_status: Status,
     /// A round is to begin though no request asks for it.
@@ -187,6 +191,8 @@ pub struct Disk<F: Format> {
     reclaim_syncs: usize,
     /// New requests wait.
     held_back: bool,
+    /// They wait until nothing is in flight, since a merge has no space for one.
+    draining: bool,
     merge: Option<Merge>,
     /// How often it was begun anew to decide where writes go.
     epoch: u64,
@@ -225,12 +231,14 @@ impl<F: Format> Disk<F> {
             round: Round::default(),
             flushes: Vec::new(),
             flushing: Vec::new(),
+            throttled: Vec::new(),
             round_status: Status::Done,
             sync_asked: false,
             writers: Vec::new(),
             reclaim_due: true,
             reclaim_syncs: 0,
             held_back: false,
+            draining: false,
             merge: None,
             epoch: 0,
             broken: false,
@@ -426,6 +434,9 @@ impl<F: Format> Disk<F> {
         }
         if active.of_merge {
             self.end_piece(active.status);
+        } else if active.crowded_out && active.status == Status::NoSpace {
+            self.begin_draining();
+            self.held.push_back(active.request);
         } else {
             self.answers.push_back((active.request, active.status));
         }
@@ -452,7 +463,7 @@ impl<F: Format> Disk<F> {
 
     /// Whether the request overlaps, in flight or ahead of it in the queue, something that it must not.
     fn must_wait(&self, request: &Request) -> bool {
-        if self.held_back {
+        if self.held_back || self.draining {
             return true;
         }
         let exclusive = is_exclusive(request.operation());

@@ -121,6 +121,9 @@ impl<F: Format> Disk<F> {
         if wrote {
             self.touched(file);
         }
+        if wrote && result == Err(FileError::NoSpace) {
+            self.crowd_out(number, file);
+        }
         if let Some(ticket) = ticket {
             self.conclude(file, ticket, result.is_ok(), io);
         }

@@ -126,12 +126,12 @@ impl Clusters {
             }
             return Ok(());
         }
-        match &self.room {
+        match &mut self.room {
             Some(room) => {
                 let limit = room.space.end() << self.bits;
-                self.tables.load(block.at, bytes, limit, true, |cluster| room.space.is_free(cluster))
+                self.tables.load(block.at, bytes, limit, true, |cluster| room.space.refer(cluster))
             }
-            None => self.tables.load(block.at, bytes, self.limit, false, |_| false),
+            None => self.tables.load(block.at, bytes, self.limit, false, |_| true),
         }
     }
 }

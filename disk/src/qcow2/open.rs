@@ -17,8 +17,7 @@ use super::tables::Tables;
 use crate::format::{Access, Tail, Wait};
 use crate::{ImageError, ImageErrorKind, Source};
 
-/// Refcount blocks looked at for the last cluster in use, where the file's length does not tell. What is not found is
-/// met later.
+/// Refcount blocks looked at for the last cluster in use, where the file's length does not tell.
 const BLOCKS_MAX: usize = 64;
 
 fn unsupported<T>(at: u64, what: impl Into<String>) -> Result<T, ImageError> {
@@ -216,7 +215,11 @@ impl Opening<'_> {
                 return Ok(number.saturating_mul(counts.per_block()).saturating_add(within));
             }
         }
-        Ok(0)
+        // What is counted by a block that was not looked at may be in use.
+        let first = blocks.len().checked_sub(BLOCKS_MAX).filter(|&first| first > 0);
+        Ok(first
+            .and_then(|first| blocks.get(first))
+            .map_or(0, |&(number, _)| number.saturating_mul(counts.per_block())))
     }
 }
 

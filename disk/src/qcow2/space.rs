@@ -45,7 +45,7 @@ pub struct Space {
     end: u64,
     /// Where storage ends whose size is fixed.
     limit: u64,
-    /// Whether what is at `end` and behind reads as zero, and what a scan finds can be made to.
+    /// Whether what is at `end` and behind reads as zero.
     zero_tail: bool,
     clean: Ranges,
     unclean: Ranges,
@@ -93,11 +93,6 @@ impl Space {
             .saturating_sub(self.stray.total())
     }
 
-    /// Whether no table entry may refer to a cluster: it is free, or on its way.
-    pub fn is_free(&self, cluster: u64) -> bool {
-        self.known.contains(cluster)
-    }
-
     /// From which cluster on refcounts are to be looked at next, if it is time for that.
     pub fn scan_from(&self) -> Option<u64> {
         let bare = self.clean.is_empty() && self.unclean.is_empty();
@@ -110,16 +105,25 @@ impl Space {
         self.scan_end
     }
 
-    /// Refcounts were looked at up to `next`; `free` of them are zero.
+    /// Refcounts were looked at up to `next`; `free` of them are zero. What such clusters hold stays there until they are
+    /// handed out: refcounts that another program has left too low cost no data before there is something to put there.
     pub fn scan(&mut self, next: u64, free: &[u64]) {
         (self.scanned, self.credit) = (next, 0);
         for &cluster in free {
             if cluster < self.end && !self.known.contains(cluster) {
                 self.known.insert(cluster, 1);
-                let found = if self.zero_tail { &mut self.stray } else { &mut self.unclean };
-                found.insert(cluster, 1);
+                self.unclean.insert(cluster, 1);
             }
         }
+    }
+
+    /// Whether a table entry of the file may refer to a cluster: it is not free, or not handed out and its refcount is wrong.
+    /// Then it is in use from now on.
+    pub fn refer(&mut self, cluster: u64) -> bool {
+        if self.unclean.contains(cluster) {
+            self.withdraw(cluster, 1);
+        }
+        !self.known.contains(cluster)
     }
 
     /// Free clusters in one piece, at most `max`, to be given to [`Space::take`].
@@ -245,14 +249,22 @@ mod test {
     }
 
     #[test]
-    fn what_the_scan_finds_is_deallocated_before_it_is_used() {
+    fn what_the_scan_finds_keeps_its_content_until_it_is_used() {
         let mut space = space();
         assert_eq!(space.scan_from(), Some(0));
         space.scan(10, &[4, 5, 8]);
-        assert_eq!((space.scan_from(), space.peek(1).unwrap().first), (None, 10));
-        assert_eq!((space.next_stray(), space.next_stray(), space.next_stray()), (Some((4, 2)), Some((8, 1)), None));
-        space.released(4, true);
-        assert_eq!(space.peek(9), Some(Found { first: 4, count: 2, clean: true }));
+        assert_eq!((space.scan_from(), space.next_stray()), (None, None));
+        assert_eq!(space.peek(9), Some(Found { first: 4, count: 2, clean: false }));
+    }
+
+    #[test]
+    fn what_the_scan_finds_is_in_use_when_a_table_says_so_unless_it_was_handed_out() {
+        let mut space = space();
+        space.scan(10, &[4, 5, 8]);
+        space.take(4, 1);
+        assert!(!space.refer(4), "another write goes there");
+        assert!(space.refer(5));
+        assert_eq!(space.peek(9), Some(Found { first: 8, count: 1, clean: false }));
     }
 
     #[test]
@@ -261,7 +273,7 @@ mod test {
         space.reserve_for_tables(1, 1);
         space.give_up(4, 1);
         space.scan(10, &[1, 4, 6]);
-        assert_eq!((space.next_stray(), space.next_stray()), (Some((6, 1)), None));
+        assert_eq!(space.peek(9), Some(Found { first: 6, count: 1, clean: false }));
     }
 
     #[test]

@@ -138,20 +138,20 @@ impl Tables {
     }
 
     /// Takes in a slice that was asked for, if all its entries make sense in a file where nothing lies at or behind
-    /// `limit` and `is_free` clusters are in no use.
+    /// `limit` and an entry `may_refer` to its cluster.
     pub fn load(
         &mut self,
         at: u64,
         bytes: &[u8],
         limit: u64,
         exclusive: bool,
-        is_free: impl Fn(u64) -> bool,
+        mut may_refer: impl FnMut(u64) -> bool,
     ) -> Result<(), Corrupt> {
         let bits = self.bits;
         for (number, raw) in (0u64..).zip(bytes.chunks_exact(8).map(|raw| entry(raw, 0))) {
             let free = match Entry::decode(raw, bits) {
-                Entry::Data { at } | Entry::ZeroAllocated { at } => is_free(at >> bits),
-                Entry::Packed { at, .. } => is_free(at >> bits),
+                Entry::Data { at } | Entry::ZeroAllocated { at } => !may_refer(at >> bits),
+                Entry::Packed { at, .. } => !may_refer(at >> bits),
                 Entry::Unallocated | Entry::Zero => false,
             };
             if free || !is_sound(raw, bits, limit, exclusive) {

@@ -450,6 +450,44 @@ fn a_cluster_given_up_is_used_again_after_the_round_and_its_deallocation() {
 }
 
 #[test]
+fn data_that_is_not_counted_is_neither_deallocated_nor_lost_with_the_first_write() {
+    let mut bench = Bench::new(new_file(GIB));
+    bench.write(Span { at: 0, len: 3 * CLUSTER }, 1);
+    bench.round();
+    let Place::Data { at: place, .. } = bench.ask(|image| image.map(Span { at: 0, len: 512 })) else { panic!() };
+    let mut file = bench.file.clone();
+    // The block of refcounts stands behind the header and the refcount table.
+    let counts = at(2 * CLUSTER + place / CLUSTER * 2);
+    assert_eq!(file[counts..counts + 6], [0, 1, 0, 1, 0, 1]);
+    file[counts..counts + 6].fill(0);
+    let mut bench = Bench::new(file);
+    bench.write(Span { at: 40 * MIB, len: 4096 }, 2);
+    assert_eq!(bench.image.reclaim(), None, "who knows why the refcounts are zero");
+    assert_eq!((bench.byte(40 * MIB), bench.byte(CLUSTER), bench.byte(2 * CLUSTER)), (2, 1, 1));
+    let next = bench.ask(|image| image.reserve(Span { at: 80 * MIB, len: 4096 }));
+    assert!(next.at >= place + 3 * CLUSTER, "what is referred to is not handed out: {next:?}");
+}
+
+#[test]
+fn the_end_of_storage_without_one_is_behind_blocks_that_were_not_looked_at() {
+    const BLOCKS: u64 = 70;
+    let mut file = new_file(GIB);
+    let first = file.len() as u64 / CLUSTER;
+    for number in 1..=BLOCKS {
+        let place = first + number - 1;
+        let entry = at(CLUSTER + number * 8);
+        file[entry..entry + 8].copy_from_slice(&(place * CLUSTER).to_be_bytes());
+        file[at(2 * CLUSTER + place * 2) + 1] = 1;
+    }
+    file.resize(file.len() + at(BLOCKS * CLUSTER), 0);
+    let mut bench = Bench::new(file);
+    bench.write(Span { at: 0, len: CLUSTER }, 1);
+    bench.round();
+    let image = Qcow2::open(&mut bench.file.as_slice(), Access::ReadWrite, Tail::Stale).unwrap();
+    assert_eq!(Bench { file: bench.file, image }.byte(0), 1);
+}
+
+#[test]
 fn writes_to_one_clean_cluster_share_it_and_others_wait() {
     let mut bench = Bench::new(new_file(GIB));
     let first = bench.ask(|image| image.reserve(Span { at: 0, len: 4096 }));

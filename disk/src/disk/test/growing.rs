@@ -123,3 +123,29 @@ fn a_target_does_not_grow_over_what_its_longer_parent_has() {
     assert_eq!(rig.disk.begin_merge(0, 1).unwrap_err().kind, ImageErrorKind::Mismatch);
     assert_eq!(rig.read(8 * MIB, 8 * MIB), vec![0; 8 << 20]);
 }
+
+#[test]
+fn a_write_for_which_a_merges_target_has_no_space_goes_to_the_leaf() {
+    let (leaf, bytes) = leaf(16 * MIB);
+    let base = new_vhd(16 * MIB, Kind::Dynamic, 2 << 20, 1);
+    let mut rig = Rig::new(vec![leaf, open(&base, Access::ReadWrite)], vec![bytes, base], 1);
+    rig.write(14 * MIB, &[1; 4096]);
+    rig.disk.begin_merge(0, 1).unwrap();
+    assert_eq!(rig.write(0, &[2; 4096]), Status::Done);
+    assert_eq!(rig.flush(), Status::Done);
+    rig.files.full = Some(1);
+    for which in 0..6u8 {
+        let bytes = Segments::copy_of(&[which + 3; 4096]);
+        rig.submit(Operation::Write { durable: false }, u64::from(which) * 2 * MIB, 4096, bytes, which.into());
+    }
+    rig.drain();
+    assert_eq!(rig.answered.len(), 6);
+    assert!(rig.answered.drain(..).all(|(_, status, _)| status == Status::Done));
+    assert_eq!(rig.disk.merge().unwrap().state, MergeState::Failed(Status::NoSpace));
+    (0..6u8).for_each(|which| assert_eq!(rig.read(u64::from(which) * 2 * MIB, 4096), [which + 3; 4096]));
+    rig.files.full = None;
+    rig.disk.begin_merge(0, 1).unwrap();
+    rig.merge();
+    (0..6u8).for_each(|which| assert_eq!(rig.read(u64::from(which) * 2 * MIB, 4096), [which + 3; 4096]));
+    assert_eq!(rig.read(14 * MIB, 4096), [1; 4096]);
+}

@@ -98,6 +98,9 @@ pub(super) struct Merge {
     pub copied: u64,
     pub piece: Option<Piece>,
     state: MergeState,
+    /// Whether the guest has asked for anything between the last two pieces, and since.
+    pub guest_before: bool,
+    pub guest_now: bool,
     /// Nobody wants it any more.
     cancelled: bool,
     /// A round was asked for with which the target grows.
@@ -222,6 +225,8 @@ impl<F: Format> Disk<F> {
             len,
             copied: 0,
             piece: None,
+            guest_before: false,
+            guest_now: false,
             state: MergeState::Running,
             cancelled: false,
             growth_asked: false,

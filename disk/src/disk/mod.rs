@@ -285,6 +285,9 @@ impl<F: Format> Disk<F> {
     /// Starts a request.
     pub fn submit<I: Io>(&mut self, request: Request, io: &mut I) {
         self.begin_reclaim(io);
+        if let Some(merge) = &mut self.merge {
+            merge.guest_now = true;
+        }
         let refused = self.broken && (request.operation().is_write() || request.operation() == Operation::Flush);
         if refused {
             self.answers.push_back((request, Status::Refused));

@@ -13,10 +13,12 @@ use crate::fold::{Run, Where};
 use crate::format::{Discarded, Fill, Format, MetaBlock, Place, Reserved, Wait};
 use crate::{Action, FileId, Io, Layer, Operation, Request, Span, Status};
 
-/// Bytes that are copied at once: enough for the storage, and few enough that the guest's requests get in between.
-const COPY_MAX: u64 = 512 << 10;
+/// Bytes that are copied at once while the guest asks for nothing: enough for the storage.
+const COPY_MAX: u64 = 1 << 20;
+/// And while it does: few enough that what it asks for next waits little longer than it would anyway.
+const COPY_MAX_POLITE: u64 = 64 << 10;
 /// Copies under way at once.
-pub(super) const COPIES_MAX: u32 = 4;
+pub(super) const COPIES_MAX: u32 = 2;
 
 /// What there is to do of a grain.
 #[derive(Debug)]
@@ -67,6 +69,7 @@ impl<F: Format> Disk<F> {
         let piece = Piece { grain, number: None, stage: Stage::Looking, runs: Vec::new(), held: Vec::new() };
         if let Some(merge) = &mut self.merge {
             merge.piece = Some(piece);
+            merge.guest_before = std::mem::take(&mut merge.guest_now);
         }
         self.start_piece(io);
     }
@@ -208,7 +211,8 @@ impl<F: Format> Disk<F> {
     /// Copies the first bytes of `span`, and what is to be written around them, to the target. The end of that.
     fn copy_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let Some(file) = self.target() else { return Err(Obstacle::Layer(FileId(0), Wait::NoSpace)) };
-        let wanted = Span { at: span.at, len: span.len.min(COPY_MAX) };
+        let polite = self.merge.as_ref().is_some_and(|merge| merge.guest_before || merge.guest_now);
+        let wanted = Span { at: span.at, len: span.len.min(if polite { COPY_MAX_POLITE } else { COPY_MAX }) };
         let reserved = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.reserve(wanted));
         let reserved = reserved.map_err(|wait| Obstacle::Layer(file, wait))?;
         let Reserved { len, fill, .. } = reserved;

@@ -38,15 +38,6 @@ impl<F: Format> Layer<F> {
     }
 }
 
-/// What must be the case before the chain changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
-    /// Requests are held back and nothing is in flight.
-    Quiet,
-    /// And everything is durable; there may be a merge, whose end it is.
-    CleanMerge,
-}
-
 impl<F: Format> Disk<F> {
     /// From now on new requests wait; those in flight end.
     pub fn hold(&mut self) {
@@ -77,7 +68,7 @@ impl<F: Format> Disk<F> {
     /// while requests are held back and nothing is in flight. What was written to the old leaf need not be durable yet:
     /// each round takes the layers from the deepest up, so nothing in the new leaf is durable before it.
     pub fn push_leaf(&mut self, file: FileId, leaf: F) -> Result<(), ImageError> {
-        self.require(Need::Quiet, "a leaf cannot be put on the chain")?;
+        self.require_quiet("a leaf cannot be put on the chain")?;
         let geometry = leaf.geometry();
         if self.layers.len() >= LAYERS_MAX {
             let what =
@@ -103,7 +94,7 @@ impl<F: Format> Disk<F> {
     /// durable no other speaks of it ([`Disk::is_frozen`]). It stays so until it is opened for another access. Only while
     /// requests are held back and nothing is in flight.
     pub fn freeze(&mut self, depth: usize) -> Result<(), ImageError> {
-        self.require(Need::Quiet, "a layer cannot be closed for writing")?;
+        self.require_quiet("a layer cannot be closed for writing")?;
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
         layer.closing = true;
         layer.upkeep.reclaim = Reclaim::Done;
@@ -128,7 +119,7 @@ impl<F: Format> Disk<F> {
     /// Replaces what is known of a layer's file by what the same file says when it is opened for another access. Only
     /// while requests are held back, nothing is in flight and the layer durable.
     pub fn reopen(&mut self, depth: usize, format: F) -> Result<(), ImageError> {
-        self.require(Need::Quiet, "a layer cannot be opened for another access")?;
+        self.require_quiet("a layer cannot be opened for another access")?;
         let new = format.geometry();
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
         if self.broken || layer.upkeep.unsynced || layer.format.dirty() > 0 {
@@ -155,7 +146,7 @@ impl<F: Format> Disk<F> {
     /// Takes the layers above `depth` off, which becomes the leaf, and hands them back. Only while requests are held back
     /// and nothing is in flight: what those layers hold is no longer the disk's, durable or not.
     pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
-        self.require(Need::Quiet, "layers cannot be taken off the chain")?;
+        self.require_quiet("layers cannot be taken off the chain")?;
         let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
         self.geometry = leaf.format.geometry();
         self.fold = Fold::new(self.geometry.len, self.options.map_bytes);
@@ -169,7 +160,7 @@ impl<F: Format> Disk<F> {
     /// format grows no earlier (a fixed VHD) the disk does neither. Only while requests are held back and nothing is in
     /// flight.
     pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
-        self.require(Need::Quiet, "the disk cannot be made larger")?;
+        self.require_quiet("the disk cannot be made larger")?;
         if len < self.geometry.len {
             let what = format!("a disk of {} bytes cannot be made smaller, to {len}", self.geometry.len);
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
@@ -244,23 +235,28 @@ impl<F: Format> Disk<F> {
 
     /// What the end of a merge needs.
     pub(super) fn require_clean(&self, what: &str) -> Result<(), ImageError> {
-        self.require(Need::CleanMerge, what)
+        self.require_standstill(what)?;
+        if self.is_clean() { Ok(()) } else { Err(refused(what, "not everything is durable")) }
     }
 
-    fn require(&self, need: Need, what: &str) -> Result<(), ImageError> {
-        let obstacle = if need != Need::CleanMerge && self.merge.is_some() {
-            "layers are being merged"
-        } else if !self.held_back {
-            "requests are not held back"
-        } else if !self.is_quiet() {
-            "operations are in flight"
-        } else if need != Need::Quiet && !self.is_clean() {
-            "not everything is durable"
-        } else {
-            return Ok(());
-        };
-        Err(ImageError::new(ImageErrorKind::Unsupported, format!("{what} while {obstacle}")))
+    /// What every other change of the chain needs.
+    fn require_quiet(&self, what: &str) -> Result<(), ImageError> {
+        if self.merge.is_some() {
+            return Err(refused(what, "layers are being merged"));
+        }
+        self.require_standstill(what)
     }
+
+    fn require_standstill(&self, what: &str) -> Result<(), ImageError> {
+        if !self.held_back {
+            return Err(refused(what, "requests are not held back"));
+        }
+        if self.is_quiet() { Ok(()) } else { Err(refused(what, "operations are in flight")) }
+    }
+}
+
+fn refused(what: &str, obstacle: &str) -> ImageError {
+    ImageError::new(ImageErrorKind::Unsupported, format!("{what} while {obstacle}"))
 }
 
 fn no_layer(depth: usize) -> ImageError {

@@ -3,7 +3,7 @@
 use super::fill::zeroes;
 use super::{Disk, Obstacle, Op, Parked, status_of};
 use crate::fold::Where;
-use crate::format::{Discarded, Format, Place, Reserved, Ticket, Wait};
+use crate::format::{Discarded, Format, Place, Reserved, Ticket};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
 
 /// Extents in one answer: what a client can do something with, and little enough to be kept while it is in flight.
@@ -12,6 +12,14 @@ const EXTENTS_MAX: usize = 4096;
 /// A raw image has room for everything at once; one operation should still end in good time, and be a list of parts
 /// that the kernel takes.
 const ZEROES_MAX: u64 = 2 << 20;
+
+/// What became of the first bytes of a span that were to be freed.
+enum Freed {
+    /// So many read as zero, or need not be anybody's any more.
+    Done(u64),
+    /// The layer of this file has nothing of so many.
+    Absent(FileId, u64),
+}
 
 impl<F: Format> Disk<F> {
     pub(super) fn discard<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
@@ -46,31 +54,34 @@ impl<F: Format> Disk<F> {
 
     /// Gives up the first bytes of `span`; how many.
     fn discard_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let (file, span) = self.writes_go_to(span)?;
-        if let Some(len) = self.nothing_to_hide(file, span)? {
-            return Ok(len);
-        }
-        match self.discard_in(file, span)? {
-            Discarded::Freed { at, len, size } => {
-                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
-                Ok(len)
-            }
-            Discarded::Kept { at, len } => {
-                self.push_piece(number, Op::Trim { number }, file, Action::Deallocate { at, len }, io);
-                Ok(len)
-            }
-            Discarded::Hidden { len } => {
-                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
-                Ok(len)
-            }
-            Discarded::Nothing { len } => Ok(len),
+        match self.free_first(number, span, Op::Trim { number }, io)? {
+            Freed::Done(len) | Freed::Absent(_, len) => Ok(len),
         }
     }
 
-    /// Gives up the first bytes of `span` in the layer of `file`.
-    fn discard_in(&mut self, file: FileId, span: Span) -> Result<Discarded, Obstacle> {
-        let discarded = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.discard(span));
-        discarded.map_err(|wait| Obstacle::Layer(file, wait))
+    /// Frees the first bytes of `span` in the layer that takes a write to them; what keeps its place there is deallocated
+    /// as `kept`.
+    fn free_first<I: Io>(&mut self, number: u32, span: Span, kept: Op, io: &mut I) -> Result<Freed, Obstacle> {
+        let (file, span) = self.writes_go_to(span)?;
+        if let Some(len) = self.nothing_to_hide(file, span)? {
+            return Ok(Freed::Done(len));
+        }
+        let len = match self.ask(file, |format| format.discard(span))? {
+            Discarded::Freed { at, len, size } => {
+                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
+                len
+            }
+            Discarded::Kept { at, len } => {
+                self.push_piece(number, kept, file, Action::Deallocate { at, len }, io);
+                len
+            }
+            Discarded::Hidden { len } => {
+                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
+                len
+            }
+            Discarded::Nothing { len } => return Ok(Freed::Absent(file, len)),
+        };
+        Ok(Freed::Done(len))
     }
 
     /// How many of the first bytes of `span` the layer of `file` has nothing of, and the layers below nothing that would
@@ -94,26 +105,10 @@ impl<F: Format> Disk<F> {
 
     /// Makes the first bytes of `span` zero with as little space as possible; how many.
     fn zero_by_freeing<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let (file, span) = self.writes_go_to(span)?;
-        if let Some(len) = self.nothing_to_hide(file, span)? {
-            return Ok(len);
-        }
-        match self.discard_in(file, span)? {
-            Discarded::Freed { at, len, size } => {
-                self.give_up(number, file, (Span { at: span.at, len }, at), size, io);
-                Ok(len)
-            }
-            Discarded::Kept { at, len } => {
-                let op = Op::Zero { number, ticket: None };
-                self.push_piece(number, op, file, Action::Deallocate { at, len }, io);
-                Ok(len)
-            }
-            Discarded::Hidden { len } => {
-                self.fold.overlay(Span { at: span.at, len }, Where::Zero);
-                Ok(len)
-            }
-            // Nothing in this layer. What a parent shows there is to be hidden.
-            Discarded::Nothing { len } => match self.resolve(span.at).map_err(Obstacle::Grain)? {
+        match self.free_first(number, span, Op::Zero { number, ticket: None }, io)? {
+            Freed::Done(len) => Ok(len),
+            // What a parent shows there is to be hidden.
+            Freed::Absent(file, len) => match self.resolve(span.at).map_err(Obstacle::Grain)? {
                 (Where::Zero, run) => Ok(run.min(len)),
                 (Where::Data { .. } | Where::Packed { .. }, run) => {
                     self.zero_by_hiding(number, file, Span { at: span.at, len: run.min(len) }, io)
@@ -126,7 +121,7 @@ impl<F: Format> Disk<F> {
     /// has to be written anyway, around the zeroes, is written with them.
     fn zero_by_hiding<I: Io>(&mut self, number: u32, file: FileId, span: Span, io: &mut I) -> Result<u64, Obstacle> {
         let span = Span { at: span.at, len: span.len.min(ZEROES_MAX) };
-        let reserved = self.reserve(file, span).map_err(|wait| Obstacle::Layer(file, wait))?;
+        let reserved = self.reserve(file, span)?;
         let Reserved { at, len, ticket, fill } = reserved;
         if fill.is_some() {
             self.write_reserved(number, span.at, (file, reserved), zeroes(len), io);

@@ -89,12 +89,7 @@ impl<F: Format> Disk<F> {
         }
         let grain = Fold::grain_of(at);
         let inside = grain.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(grain);
-        let mut runs = Vec::new();
-        let mut missing = Missing::new();
-        walk(&mut self.layers, inside, &mut runs, &mut missing);
-        if !missing.is_empty() {
-            return Err(missing);
-        }
+        let runs = fold_span(&mut self.layers, inside)?;
         let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
             unreachable!("the walk covers the grain without gaps")
         };
@@ -215,9 +210,16 @@ impl<F: Format> Disk<F> {
     }
 }
 
+/// Where the bytes of `span` live, as the first of `layers` shows them.
+pub(super) fn fold_span<F: Format>(layers: &mut [Layer<F>], span: Span) -> Result<Vec<Run>, Missing> {
+    let (mut runs, mut missing) = (Vec::new(), Missing::new());
+    walk(layers, span, &mut runs, &mut missing);
+    if missing.is_empty() { Ok(runs) } else { Err(missing) }
+}
+
 /// Folds `span` of `layers`, from the first down, into `runs`. Where metadata is missing, the walk goes on below as if
 /// there were nothing, to find what else is missing: the runs are then of no use.
-pub(super) fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
+fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
     let Some((layer, below)) = layers.split_first_mut() else {
         // Below the base there is nothing.
         return append(runs, Run { span, place: Where::Zero });

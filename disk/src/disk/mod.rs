@@ -277,11 +277,6 @@ impl<F: Format> Disk<F> {
         self.in_flight() == 0 && self.ops.len() == 0
     }
 
-    /// Bytes of memory that the folded map takes; at most [`Options::map_bytes`].
-    pub fn memory_used(&self) -> usize {
-        self.fold.bytes()
-    }
-
     /// Starts a request.
     pub fn submit<I: Io>(&mut self, request: Request, io: &mut I) {
         self.begin_reclaim(io);

@@ -7,7 +7,7 @@
 //! a discard.
 
 use super::fill::Filling;
-use super::learn::walk;
+use super::learn::fold_span;
 use super::{Active, Disk, Missing, Obstacle, Op, Parked};
 use crate::fold::{Run, Where};
 use crate::format::{Discarded, Fill, Format, MetaBlock, Place, Reserved, Wait};
@@ -172,11 +172,7 @@ impl<F: Format> Disk<F> {
     fn shown_by(&mut self, target: bool, span: Span) -> Result<Vec<Run>, Missing> {
         let Some(merge) = &self.merge else { return Ok(Vec::new()) };
         let first = if target { merge.into } else { merge.from };
-        let (mut runs, mut missing) = (Vec::new(), Missing::new());
-        if let Some(layers) = self.layers.get_mut(first..) {
-            walk(layers, span, &mut runs, &mut missing);
-        }
-        if missing.is_empty() { Ok(runs) } else { Err(missing) }
+        self.layers.get_mut(first..).map_or(Ok(Vec::new()), |layers| fold_span(layers, span))
     }
 
     /// Where byte `at` of the grain under way lives, for copying it.
@@ -210,11 +206,10 @@ impl<F: Format> Disk<F> {
 
     /// Copies the first bytes of `span`, and what is to be written around them, to the target. The end of that.
     fn copy_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let Some(file) = self.target() else { return Err(Obstacle::Layer(FileId(0), Wait::NoSpace)) };
+        let file = self.target()?;
         let polite = self.merge.as_ref().is_some_and(|merge| merge.guest_before || merge.guest_now);
         let wanted = Span { at: span.at, len: span.len.min(if polite { COPY_MAX_POLITE } else { COPY_MAX }) };
-        let reserved = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.reserve(wanted));
-        let reserved = reserved.map_err(|wait| Obstacle::Layer(file, wait))?;
+        let reserved = self.ask(file, |format| format.reserve(wanted))?;
         let Reserved { len, fill, .. } = reserved;
         let Fill { before, after } = fill.unwrap_or(Fill { before: 0, after: 0 });
         if let Some(merge) = &mut self.merge {
@@ -228,9 +223,8 @@ impl<F: Format> Disk<F> {
 
     /// Makes the first bytes of `span` zero in the target. The end of them.
     fn clear_first<I: Io>(&mut self, number: u32, span: Span, io: &mut I) -> Result<u64, Obstacle> {
-        let Some(file) = self.target() else { return Err(Obstacle::Layer(FileId(0), Wait::NoSpace)) };
-        let discarded = self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.discard(span));
-        let len = match discarded.map_err(|wait| Obstacle::Layer(file, wait))? {
+        let file = self.target()?;
+        let len = match self.ask(file, |format| format.discard(span))? {
             Discarded::Freed { at, len, size } => {
                 let op = Op::Release { number: Some(number), at };
                 self.push_piece(number, op, file, Action::Deallocate { at, len: size }, io);
@@ -278,8 +272,9 @@ impl<F: Format> Disk<F> {
         self.active.get(number).is_none_or(|active| active.status != Status::Done)
     }
 
-    fn target(&self) -> Option<FileId> {
-        self.merge.as_ref().map(|merge| merge.target)
+    /// The target of the merge, of which a piece is under way.
+    fn target(&self) -> Result<FileId, Obstacle> {
+        self.merge.as_ref().map(|merge| merge.target).ok_or(Obstacle::Layer(FileId(0), Wait::NoSpace))
     }
 }
 

@@ -68,18 +68,27 @@ impl<F: Format> Disk<F> {
     /// Space for the first bytes of `span`, in the layer that takes a write to them.
     pub(super) fn reserve_somewhere(&mut self, span: Span) -> Result<(FileId, Reserved), Obstacle> {
         let (file, span) = self.writes_go_to(span)?;
-        Ok((file, self.reserve(file, span).map_err(|wait| Obstacle::Layer(file, wait))?))
+        Ok((file, self.reserve(file, span)?))
     }
 
     /// Space in the layer of `file` for the first bytes of `span`. What already lives there is overwritten in place, and
     /// the format need not be asked.
-    pub(super) fn reserve(&mut self, file: FileId, span: Span) -> Result<Reserved, Wait> {
+    pub(super) fn reserve(&mut self, file: FileId, span: Span) -> Result<Reserved, Obstacle> {
         let known = self.fold.lookup(span.at).filter(|&(place, _)| place.is_in(file));
         if let Some((place @ Where::Data { at, .. }, len)) = known {
             let len = self.lengthened(span.at, place, len.min(span.len), span.len);
             return Ok(Reserved { at, len, ticket: None, fill: None });
         }
-        self.format_of(file).map_or(Err(Wait::NoSpace), |format| format.reserve(span))
+        self.ask(file, |format| format.reserve(span))
+    }
+
+    /// Asks the layer of `file` for something that it may have to wait for.
+    pub(super) fn ask<T>(
+        &mut self,
+        file: FileId,
+        question: impl FnOnce(&mut F) -> Result<T, Wait>,
+    ) -> Result<T, Obstacle> {
+        self.format_of(file).map_or(Err(Wait::NoSpace), question).map_err(|wait| Obstacle::Layer(file, wait))
     }
 
     /// The length of a run of which `len` bytes are known, at most `left`, looking into the next grains too.

@@ -92,7 +92,9 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     let options = OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) };
     let mut layers = Layers::open_chain(chain, options)?;
     let len = layers.images.get(merge.from).map_or(0, |image| image.geometry().len);
-    check_sizes(merge, chain, &layers)?;
+    let sized = chain.names.iter().zip(&layers.images).map(|(&name, image)| (name.clone(), image.geometry().len));
+    let merged = merge.into.saturating_sub(merge.from).saturating_add(1);
+    check_sizes(&sized.skip(merge.from).take(merged).collect::<Vec<_>>())?;
     let open = chain.names.iter().zip(layers.files.iter_mut().zip(&mut layers.images)).enumerate();
     for (depth, (name, (file, image))) in open.take(merge.into.saturating_add(1)) {
         let failed =
@@ -110,11 +112,10 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses layers that cannot be merged: what lies behind the end of an upper one would come to light.
-fn check_sizes(merge: &Merge, chain: &Chain<'_>, layers: &Layers) -> Result<(), Failure> {
-    let sized = || chain.names.iter().zip(layers.images.iter().map(|image| image.geometry().len));
-    let pairs = sized().zip(sized().skip(1)).skip(merge.from).take(merge.into.saturating_sub(merge.from));
-    for ((upper, above), (lower, below)) in pairs {
+/// Refuses layers, each with its size and from the uppermost down, that cannot be merged into the last of them: what lies
+/// behind the end of an upper one would come to light.
+pub fn check_sizes(layers: &[(ImageName, u64)]) -> Result<(), Failure> {
+    for ((upper, above), (lower, below)) in layers.iter().zip(layers.iter().skip(1)) {
         if below > above {
             let why = format!("it has {below} bytes, and {upper} above it hides all behind {above} of them");
             return Err(Failure::new(format!("merge {upper} into {lower}"), why)

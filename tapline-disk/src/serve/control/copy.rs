@@ -11,14 +11,14 @@ use std::path::Path;
 use disk::Image;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 use uring::ImageFile;
 
 use super::child::Unnamed;
 use super::errand::Errand;
 use super::protocol::Method;
 use super::refusal::{Kind, Refusal};
-use super::work::{Hold, Work, with_pause};
+use super::work::{Hold, Work};
 use crate::image_name::{FormatName, ImageName};
 
 /// A copy under way.
@@ -34,7 +34,6 @@ enum Stage {
     Holding(Unnamed, ImageFile, Hold),
     Sharing(Errand<Result<(Unnamed, ImageFile), Refusal>>),
     Naming(Errand<Result<(), Refusal>>),
-    Telling(Map<String, Value>),
     Over,
 }
 
@@ -59,7 +58,7 @@ impl Copy {
         Ok(Copy { to, stage })
     }
 
-    /// Goes on; the answer, when it has come to its end.
+    /// Goes on; the answer but for the pause, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -94,13 +93,9 @@ impl Copy {
                 Stage::Naming(errand) => match work.fetch(errand) {
                     Ok(named) => {
                         named?;
-                        self.stage = Stage::Telling(self.answer(work)?);
+                        return self.answer(work).map(Some);
                     }
                     Err(errand) => return self.wait(Stage::Naming(errand)),
-                },
-                Stage::Telling(mut answer) => match with_pause(&mut answer, work) {
-                    Some(answer) => return Ok(Some(answer)),
-                    None => return self.wait(Stage::Telling(answer)),
                 },
                 Stage::Over => return Ok(None),
             }
@@ -112,13 +107,13 @@ impl Copy {
         Ok(None)
     }
 
-    fn answer(&self, work: &Work<'_>) -> Result<Map<String, Value>, Refusal> {
-        let mut answer = Map::new();
-        answer.insert("method".into(), Method::Reflink.to_string().into());
-        answer.insert("copy".into(), self.to.to_string().into());
-        answer.insert("leaf".into(), work.name(0)?.to_string().into());
-        answer.insert("layers".into(), work.names().into());
-        Ok(answer)
+    fn answer(&self, work: &Work<'_>) -> Result<Value, Refusal> {
+        Ok(json!({
+            "method": Method::Reflink.to_string(),
+            "copy": self.to.to_string(),
+            "leaf": work.name(0)?.to_string(),
+            "layers": work.names(),
+        }))
     }
 
     /// Takes back what has happened so far: the copy is removed when the last to have it drops it.

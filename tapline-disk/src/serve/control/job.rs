@@ -1,6 +1,7 @@
-//! The verb that is under way: which one it is, driven and taken back alike.
+//! The verb that is under way: which one it is, driven, told and taken back alike.
 //!
-//! Knows nothing about clients.
+//! Knows nothing about clients. A verb that has requests held is told when the guest has had its first answer again, so
+//! that the answer can say how long that took; it is done before, and cannot fail any more.
 
 use serde_json::Value;
 
@@ -11,9 +12,17 @@ use super::{clone, copy, resize, revert, snapshot, standstill};
 
 /// A verb that takes time.
 #[derive(Debug)]
-pub enum Job {
+pub struct Job {
+    steps: Steps,
+    /// It is done; the answer waits for the figures of the pause.
+    answer: Option<Value>,
+}
+
+/// What a verb does.
+#[derive(Debug)]
+pub enum Steps {
     Pausing(standstill::Pausing),
-    Resuming(standstill::Resuming),
+    Resuming,
     Snapshot(Box<snapshot::Snapshot>),
     Copy(Box<copy::Copy>),
     Revert(Box<revert::Revert>),
@@ -22,45 +31,80 @@ pub enum Job {
 }
 
 impl Job {
-    /// Its name.
-    pub fn verb(&self) -> &'static str {
-        match self {
-            Job::Pausing(_) => "pause",
-            Job::Resuming(_) => "resume",
-            Job::Snapshot(_) | Job::Copy(_) => "snapshot",
-            Job::Revert(_) => "revert",
-            Job::Clone(_) => "clone",
-            Job::Resize(_) => "resize",
-        }
+    /// A verb that has begun.
+    pub fn new(steps: Steps) -> Job {
+        Job { steps, answer: None }
     }
 
     /// Goes on; the answer, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        match self {
-            Job::Pausing(job) => job.advance(work),
-            Job::Resuming(job) => job.advance(work),
-            Job::Snapshot(job) => job.advance(work),
-            Job::Copy(job) => job.advance(work),
-            Job::Revert(job) => job.advance(work),
-            Job::Clone(job) => job.advance(work),
-            Job::Resize(job) => job.advance(work),
+        if self.answer.is_none() {
+            self.answer = self.steps.advance(work)?;
         }
+        if self.steps.tell_the_pause() && !work.paused {
+            let Some(answer) = &mut self.answer else { return Ok(None) };
+            match work.pause.measured() {
+                Some(measured) => measured.put_into(answer),
+                None => return Ok(None),
+            }
+        }
+        Ok(self.answer.take())
+    }
+
+    /// Its name.
+    pub fn verb(&self) -> &'static str {
+        match &self.steps {
+            Steps::Pausing(_) => "pause",
+            Steps::Resuming => "resume",
+            Steps::Snapshot(_) | Steps::Copy(_) => "snapshot",
+            Steps::Revert(_) => "revert",
+            Steps::Clone(_) => "clone",
+            Steps::Resize(_) => "resize",
+        }
+    }
+
+    /// Whether it is to keep requests held at its end.
+    pub fn is_pausing(&self) -> bool {
+        matches!(self.steps, Steps::Pausing(_))
     }
 
     /// Takes back what has happened so far: it has failed.
     pub fn undo(&mut self, work: &mut Work<'_>) {
+        match &mut self.steps {
+            Steps::Snapshot(steps) => steps.undo(work),
+            Steps::Copy(steps) => steps.undo(work),
+            Steps::Revert(steps) => steps.undo(work),
+            Steps::Resize(steps) => steps.undo(work),
+            Steps::Pausing(_) | Steps::Resuming | Steps::Clone(_) => work.let_go(),
+        }
+    }
+}
+
+impl Steps {
+    fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         match self {
-            Job::Snapshot(job) => job.undo(work),
-            Job::Copy(job) => job.undo(work),
-            Job::Revert(job) => job.undo(work),
-            Job::Resize(job) => job.undo(work),
-            Job::Pausing(_) | Job::Resuming(_) | Job::Clone(_) => work.let_go(),
+            Steps::Pausing(steps) => steps.advance(work),
+            Steps::Resuming => Ok(Some(standstill::resume(work))),
+            Steps::Snapshot(steps) => steps.advance(work),
+            Steps::Copy(steps) => steps.advance(work),
+            Steps::Revert(steps) => steps.advance(work),
+            Steps::Clone(steps) => steps.advance(work),
+            Steps::Resize(steps) => steps.advance(work),
+        }
+    }
+
+    /// Whether the answer says what the guest has noticed. Of a pause that goes on there is nothing to say yet, a clone
+    /// holds nobody up, and at a revert nobody is there.
+    fn tell_the_pause(&self) -> bool {
+        match self {
+            Steps::Resuming | Steps::Snapshot(_) | Steps::Copy(_) | Steps::Resize(_) => true,
+            Steps::Pausing(_) | Steps::Revert(_) | Steps::Clone(_) => false,
         }
     }
 }
 
 /// Which way a snapshot goes.
-pub fn snapshot(asked: protocol::Snapshot, work: &mut Work<'_>) -> Result<Job, Refusal> {
+pub fn snapshot(asked: protocol::Snapshot, work: &mut Work<'_>) -> Result<Steps, Refusal> {
     let protocol::Snapshot { to, method } = asked;
     let by_reflink = match method {
         Method::Reflink => true,
@@ -68,7 +112,7 @@ pub fn snapshot(asked: protocol::Snapshot, work: &mut Work<'_>) -> Result<Job, R
         Method::Chain => false,
     };
     Ok(match by_reflink {
-        true => Job::Copy(Box::new(copy::Copy::begin(to, work)?)),
-        false => Job::Snapshot(Box::new(snapshot::Snapshot::begin(to, work)?)),
+        true => Steps::Copy(Box::new(copy::Copy::begin(to, work)?)),
+        false => Steps::Snapshot(Box::new(snapshot::Snapshot::begin(to, work)?)),
     })
 }

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use disk::{Format, MergeState, Status};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::TIMER;
 use super::access::{self, Layer, Lowered, Raised};
@@ -369,17 +369,18 @@ impl Merge {
     }
 
     fn answer(&self, work: &Work<'_>) -> Value {
-        let mut answer = Map::new();
-        answer.insert("state".into(), "done".into());
-        answer.insert("from".into(), self.asked.from.into());
-        answer.insert("into".into(), self.asked.into.into());
-        answer.insert("copied".into(), self.copied.into());
-        answer.insert("unused".into(), self.unused.clone().into());
-        answer.insert("deleted".into(), self.deleted.into());
-        answer.insert("layers".into(), work.names().into());
+        let mut answer = json!({
+            "state": "done",
+            "from": self.asked.from,
+            "into": self.asked.into,
+            "copied": self.copied,
+            "unused": self.unused,
+            "deleted": self.deleted,
+            "layers": work.names(),
+        });
         let none = Measured { pause: Duration::ZERO, held: Duration::ZERO };
         self.longest.unwrap_or(none).put_into(&mut answer);
-        Value::Object(answer)
+        answer
     }
 
     /// How far it is.

@@ -38,7 +38,7 @@ use transport::vhost_user::Listener;
 use transport::{Interest, Watch, WatchKey};
 
 use client::{Client, Heard};
-use job::Job;
+use job::{Job, Steps};
 use merging::Merging;
 use protocol::{Id, Verb};
 use refusal::{Kind, Refusal};
@@ -291,24 +291,24 @@ impl Control {
             _ => {}
         }
         self.must_be_free(&verb)?;
-        let job = match verb {
+        let steps = match verb {
             Verb::Pause if self.paused => return Ok(Some(json!({ "paused": true }))),
             Verb::Resume if !self.paused => return Ok(Some(json!({ "paused": false }))),
-            Verb::Pause => Job::Pausing(standstill::Pausing::default()),
+            Verb::Pause => Steps::Pausing(standstill::Pausing::default()),
             Verb::Resume => {
                 self.paused = false;
                 work.paused = false;
-                Job::Resuming(standstill::Resuming)
+                Steps::Resuming
             }
             Verb::Snapshot(asked) => job::snapshot(asked, work)?,
-            Verb::Revert(asked) => Job::Revert(Box::new(revert::Revert::begin(asked, work)?)),
-            Verb::Clone(asked) => Job::Clone(clone::Clone::begin(asked, work)?),
-            Verb::Resize(asked) => Job::Resize(resize::Resize::begin(asked.size, work)?),
+            Verb::Revert(asked) => Steps::Revert(Box::new(revert::Revert::begin(asked, work)?)),
+            Verb::Clone(asked) => Steps::Clone(clone::Clone::begin(asked, work)?),
+            Verb::Resize(asked) => Steps::Resize(resize::Resize::begin(asked.size, work)?),
             Verb::Merge(asked) => return self.begin_merging(asked, asker, work).map(|()| None),
             Verb::Version | Verb::Stats | Verb::Layers => return Ok(None),
             Verb::MergeStatus | Verb::MergePause | Verb::MergeResume | Verb::MergeCancel => return Ok(None),
         };
-        self.job = Some((job, asker.clone()));
+        self.job = Some((Job::new(steps), asker.clone()));
         if let Some(client) = self.client(asker) {
             client.owe();
         }
@@ -359,7 +359,7 @@ impl Control {
                 Err(refusal)
             }
         };
-        if matches!(job, Job::Pausing(_)) && outcome.is_ok() && !self.stopping {
+        if job.is_pausing() && outcome.is_ok() && !self.stopping {
             self.paused = true;
             work.paused = true;
         }

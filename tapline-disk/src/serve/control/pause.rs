@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// One time of holding requests, or none.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,7 +63,8 @@ impl Pause {
 
 impl Measured {
     /// Adds the figures to an answer.
-    pub fn put_into(self, answer: &mut Map<String, Value>) {
+    pub fn put_into(self, answer: &mut Value) {
+        let Some(answer) = answer.as_object_mut() else { return };
         answer.insert("pause_us".into(), micros(self.pause).into());
         answer.insert("held_us".into(), micros(self.held).into());
     }

@@ -3,16 +3,12 @@
 //! A raw file is lengthened first, while nobody looks behind its old end; other formats grow by a change of their
 //! metadata. *Killed on the way:* the disk has the old size or the new one. The answer comes when the new one is durable.
 
-use std::fs::File;
-use std::os::fd::AsFd;
-
 use disk::Image;
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use super::errand::Errand;
 use super::refusal::{Kind, Refusal};
-use super::work::{Hold, Work, with_pause};
-use crate::size::readable;
+use super::work::{Hold, Work};
 
 /// A resize under way.
 #[derive(Debug)]
@@ -26,7 +22,6 @@ enum Stage {
     Lengthening(Errand<Result<(), Refusal>>),
     Holding(Hold),
     Flushing,
-    Telling(Map<String, Value>),
     Over,
 }
 
@@ -45,14 +40,15 @@ impl Resize {
             let next = size.checked_next_multiple_of(block).unwrap_or(len);
             return invalid(what, format!("{next} bytes are"));
         }
-        let stage = match work.image(0)? {
-            Image::Raw(_) => lengthen(size, work)?,
-            _ => Stage::Holding(Hold::default()),
+        let lengthening = match work.image(0)? {
+            Image::Raw(_) => work.lengthen(0, size)?,
+            _ => None,
         };
+        let stage = lengthening.map_or(Stage::Holding(Hold::default()), Stage::Lengthening);
         Ok(Resize { size, stage })
     }
 
-    /// Goes on; the answer, when it has come to its end.
+    /// Goes on; the answer but for the pause, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -84,14 +80,8 @@ impl Resize {
                     }
                     // Not before it is durable: a guest may use what it is told of.
                     work.resized();
-                    let mut answer = Map::new();
-                    answer.insert("size".into(), work.geometry.len.into());
-                    self.stage = Stage::Telling(answer);
+                    return Ok(Some(json!({ "size": work.geometry.len })));
                 }
-                Stage::Telling(mut answer) => match with_pause(&mut answer, work) {
-                    Some(answer) => return Ok(Some(answer)),
-                    None => return self.wait(Stage::Telling(answer)),
-                },
                 Stage::Over => return Ok(None),
             }
         }
@@ -106,28 +96,4 @@ impl Resize {
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.let_go();
     }
-}
-
-/// A raw disk is as long as its file.
-fn lengthen(size: u64, work: &mut Work<'_>) -> Result<Stage, Refusal> {
-    let (_, file) = work.file(0)?;
-    if let Some(device) = file.device_len() {
-        if size <= device {
-            return Ok(Stage::Holding(Hold::default()));
-        }
-        let what = format!("cannot grow the disk to {}: its block device has {}", readable(size), readable(device));
-        return Err(Refusal::new(Kind::NoSpace, what).advise("grow the device, then serve it anew"));
-    }
-    let path = file.path().to_owned();
-    let file = file.as_fd().try_clone_to_owned();
-    let file = file.map_err(|error| Refusal::failed("duplicate a descriptor", &error))?;
-    let errand = work.send(move || {
-        let file = File::from(file);
-        let longer = file.metadata().map(|found| found.len() < size).and_then(|shorter| match shorter {
-            true => file.set_len(size).and_then(|()| file.sync_all()),
-            false => Ok(()),
-        });
-        longer.map_err(|error| Refusal::failed(format!("lengthen {}", path.display()), &error))
-    })?;
-    Ok(Stage::Lengthening(errand))
 }

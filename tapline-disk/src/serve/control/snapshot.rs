@@ -14,14 +14,15 @@
 use std::path::PathBuf;
 
 use disk::FileId;
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 use uring::{FileOpenError, ImageFile};
 
 use super::child::{Child, Wanted, remove};
 use super::errand::Errand;
+use super::pause::micros;
 use super::protocol::Method;
 use super::refusal::Refusal;
-use super::work::{Hold, Work, with_pause};
+use super::work::{Hold, Work};
 use crate::image_name::ImageName;
 use crate::log::say;
 
@@ -39,9 +40,8 @@ enum Stage {
     Making(Errand<Result<Child, Refusal>>),
     Holding(Box<Child>, Hold),
     /// The switch is done; the old leaf becomes durable.
-    Closing(FileId, ImageFile, Map<String, Value>),
-    Lowering(Errand<Result<ImageFile, FileOpenError>>, FileId, Map<String, Value>),
-    Telling(Map<String, Value>),
+    Closing(FileId, ImageFile, Value),
+    Lowering(Errand<Result<ImageFile, FileOpenError>>, FileId, Value),
     Over,
 }
 
@@ -54,7 +54,7 @@ impl Snapshot {
         Ok(Snapshot { to, stage, made: None })
     }
 
-    /// Goes on; the answer, when it has come to its end.
+    /// Goes on; the answer but for the pause, when it has come to its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
         loop {
             match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -77,19 +77,18 @@ impl Snapshot {
                     if !work.disk.is_frozen(old) && work.disk.is_syncing() {
                         return self.wait(Stage::Closing(old, handle, answer));
                     }
-                    self.stage = Snapshot::closed(old, handle, answer, work);
+                    match Snapshot::closed(old, handle, work) {
+                        Some(errand) => self.stage = Stage::Lowering(errand, old, answer),
+                        None => return Ok(Some(answer)),
+                    }
                 }
                 Stage::Lowering(errand, old, answer) => match work.fetch(errand) {
                     Ok(file) => {
                         lower(old, file, work);
                         work.record_time_of_parent();
-                        self.stage = Stage::Telling(answer);
+                        return Ok(Some(answer));
                     }
                     Err(errand) => return self.wait(Stage::Lowering(errand, old, answer)),
-                },
-                Stage::Telling(mut answer) => match with_pause(&mut answer, work) {
-                    Some(answer) => return Ok(Some(answer)),
-                    None => return self.wait(Stage::Telling(answer)),
                 },
                 Stage::Over => return Ok(None),
             }
@@ -114,32 +113,28 @@ impl Snapshot {
         work.disk.freeze(1)?;
         self.made = None;
         work.let_go();
-        let mut answer = Map::new();
-        answer.insert("method".into(), Method::Chain.to_string().into());
-        answer.insert("leaf".into(), self.to.to_string().into());
-        answer.insert("parent".into(), old_name.to_string().into());
-        answer.insert("layers".into(), work.names().into());
-        answer.insert("work_us".into(), super::pause::micros(making).into());
-        answer.insert("sync_us".into(), super::pause::micros(sync).into());
+        let answer = json!({
+            "method": Method::Chain.to_string(),
+            "leaf": self.to.to_string(),
+            "parent": old_name.to_string(),
+            "layers": work.names(),
+            "work_us": micros(making),
+            "sync_us": micros(sync),
+        });
         work.disk.sync(work.engine);
         Ok(Stage::Closing(old, handle, answer))
     }
 
-    /// The old leaf is durable, or cannot be. The snapshot is taken either way, and nothing may make it look otherwise.
-    fn closed(old: FileId, handle: ImageFile, answer: Map<String, Value>, work: &mut Work<'_>) -> Stage {
+    /// The old leaf is durable, or cannot be; what opens it for reading only. The snapshot is taken either way, and nothing may make it look otherwise.
+    fn closed(old: FileId, handle: ImageFile, work: &mut Work<'_>) -> Option<Errand<Result<ImageFile, FileOpenError>>> {
         let path = handle.path().to_owned();
         let stays = |why: &str| say(format_args!("{} stays locked for writing: {why}", path.display()));
         if !work.disk.is_frozen(old) {
             stays("it could not be made durable");
-            return Stage::Telling(answer);
+            return None;
         }
-        match work.send(move || handle.reopen_read_only()) {
-            Ok(errand) => Stage::Lowering(errand, old, answer),
-            Err(refusal) => {
-                stays(&refusal.message);
-                Stage::Telling(answer)
-            }
-        }
+        let errand = work.send(move || handle.reopen_read_only());
+        errand.inspect_err(|refusal| stays(&refusal.message)).ok()
     }
 
     /// Takes back what has happened so far.

@@ -2,10 +2,10 @@
 //!
 //! While it does, everything is durable and nothing is under way: what it copies or asks of several disks is of one moment.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::refusal::Refusal;
-use super::work::{Hold, Work, with_pause};
+use super::work::{Hold, Work};
 
 /// `pause`, until the disk stands still.
 #[derive(Debug, Default)]
@@ -20,16 +20,8 @@ impl Pausing {
     }
 }
 
-/// `resume`, until the pause can be told.
-#[derive(Debug, Default)]
-pub struct Resuming;
-
-impl Resuming {
-    /// Goes on; the answer, when the guest has had one.
-    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
-        work.let_go();
-        let mut answer = Map::new();
-        answer.insert("paused".into(), false.into());
-        Ok(with_pause(&mut answer, work))
-    }
+/// `resume`; the answer but for the pause.
+pub fn resume(work: &mut Work<'_>) -> Value {
+    work.let_go();
+    json!({ "paused": false })
 }

@@ -3,6 +3,7 @@
 //! Knows nothing about particular verbs. Invariant: whoever had requests held lets them go again, also when it fails;
 //! requests that a client's `pause` holds stay held.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use disk::{Disk, FileId, Geometry, Image, Operation, Request, Span, Status};
 use memory::Segments;
-use serde_json::{Map, Value};
 use transport::Server;
 use uring::{Engine, ImageFile, OpenOptions};
 
@@ -21,6 +21,7 @@ use super::{ERRAND, FLUSH};
 use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
+use crate::size::readable;
 
 /// The hands of a verb.
 pub struct Work<'a> {
@@ -154,6 +155,29 @@ impl Work<'_> {
         (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
     }
 
+    /// Makes the file of a raw layer `len` bytes long, durably and in the background, if it is shorter; nothing else ever
+    /// changes its length. A block device has the length that it has.
+    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
+        let (_, file) = self.file(depth)?;
+        let path = file.path().to_owned();
+        match file.device_len() {
+            Some(device) if device >= len => return Ok(None),
+            Some(device) => {
+                let (wanted, device, path) = (readable(len), readable(device), path.display());
+                let what = format!("cannot make {path} {wanted} long: it is a block device of {device}");
+                return Err(Refusal::new(Kind::NoSpace, what).advise("grow the device, then serve the disk anew"));
+            }
+            None => {}
+        }
+        let failed = move |error| Refusal::failed(format!("lengthen {}", path.display()), &error);
+        let file = file.as_fd().try_clone_to_owned().map(File::from).map_err(&failed)?;
+        let lengthen = move || match file.metadata()?.len() < len {
+            true => file.set_len(len).and_then(|()| file.sync_all()),
+            false => Ok(()),
+        };
+        self.send(move || lengthen().map_err(failed)).map(Some)
+    }
+
     /// How the leaf was opened.
     pub fn options(&self) -> Result<OpenOptions, Refusal> {
         Ok(self.file(0)?.1.options())
@@ -266,12 +290,4 @@ impl Hold {
             (false, true) => Err(not_durable()),
         }
     }
-}
-
-/// Waits for the figures of the pause and adds them to the answer.
-pub fn with_pause(answer: &mut Map<String, Value>, work: &Work<'_>) -> Option<Value> {
-    if !work.paused {
-        work.pause.measured()?.put_into(answer);
-    }
-    Some(Value::Object(std::mem::take(answer)))
 }

@@ -185,9 +185,16 @@ fn a_merge_is_paused_resumed_and_cancelled() {
     control.done(&json!({ "verb": "pause" }));
     control.done(&json!({ "verb": "resume" }));
     control.done(&json!({ "verb": "merge-cancel" }));
-    while control.done(&json!({ "verb": "merge-status" }))["state"] != "failed" {
+    let ended = loop {
+        let status = control.done(&json!({ "verb": "merge-status" }));
+        if status.get("error").is_some() {
+            break status;
+        }
         versions.step(&mut guest, &mut dice).unwrap();
-    }
+    };
+    assert_eq!((&ended["state"], &ended["error"]["kind"]), (&json!("cancelled"), &json!("cancelled")));
+    assert!(ended["done"].as_u64() < Some(64 * MIB), "{ended}");
+    assert!(room.done("disk control.sock merge-status").contains("was cancelled"));
     assert_eq!(control.refused(&json!({ "verb": "merge-cancel" })).0, "state");
     versions.check(&mut guest);
     // Asked for again it goes on where it was.

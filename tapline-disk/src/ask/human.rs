@@ -50,9 +50,10 @@ fn merge(answer: &Value) -> Vec<String> {
     let layers = format!("layers {} to {}", number(answer, "from"), number(answer, "into"));
     match text(answer, "state").as_deref() {
         Some("none") => vec!["there is no merge, and there was none".into()],
-        Some("failed") => {
+        Some(state @ ("failed" | "cancelled")) => {
             let error = answer.get("error").unwrap_or(&Value::Null);
-            let mut lines = vec![format!("the last merge has failed: {}", or(error, "message"))];
+            let ended = if state == "failed" { "has failed" } else { "was cancelled" };
+            let mut lines = vec![format!("the last merge {ended}: {}", or(error, "message"))];
             lines.extend(text(error, "advice").map(|advice| format!("  {advice}")));
             lines
         }

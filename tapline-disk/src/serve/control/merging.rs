@@ -76,7 +76,7 @@ impl Control {
         work.engine.forget(TIMER.0);
         self.merged = Some(match &outcome {
             Ok(value) => value.clone(),
-            Err(refusal) => json!({ "state": "failed", "error": refusal }),
+            Err(refusal) => stopped(&merging.merge, refusal),
         });
         self.pay(merging.asker.as_ref(), &outcome);
     }
@@ -97,4 +97,18 @@ impl Control {
             client.mention(&protocol::event(&asker.id, &merging.merge.status()));
         }
     }
+}
+
+/// How a merge that was not done has ended: where it was, and why.
+fn stopped(merge: &Merge, refusal: &Refusal) -> Value {
+    let state = match refusal.kind {
+        Kind::Cancelled => "cancelled",
+        _ => "failed",
+    };
+    let mut told = merge.status();
+    if let Some(told) = told.as_object_mut() {
+        told.insert("state".into(), state.into());
+        told.insert("error".into(), json!(refusal));
+    }
+    told
 }

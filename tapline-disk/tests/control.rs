@@ -267,9 +267,9 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
         let mut before = nbd(&room);
         let mut control = control(&room);
         let resize = |size: u64| json!({ "verb": "resize", "size": size });
-        assert_eq!(control.refused(&resize(MIB)).0, "invalid");
-        assert_eq!(control.refused(&resize(64 * MIB + 1)).0, "invalid");
-        assert_eq!(control.refused(&resize(u64::MAX)).0, "invalid");
+        for size in [MIB, 64 * MIB + 1, u64::MAX] {
+            assert_eq!(control.refused(&resize(size)).0, "unsupported", "{size}");
+        }
         assert_eq!(control.done(&resize(96 * MIB))["size"], 96 * MIB);
         before.write(0, &[1; BLOCK]).unwrap();
         let mut after = nbd(&room);
@@ -488,7 +488,10 @@ fn the_command_speaks_to_the_socket() {
     let taken = room.tapline("disk control.sock snapshot --to vhd:c");
     assert_eq!(taken.code, Some(4), "{taken:?}");
     assert!(taken.err.contains("exists already"), "{taken:?}");
+    let smaller = room.tapline("disk control.sock resize --size 1M");
     assert_eq!(disk.stop().0, Some(0));
+    // The words make sense, the disk cannot: the same end whether it is served or not.
+    assert_eq!((smaller.code, room.tapline("image resize vhd:a --size 1M").code), (Some(4), Some(4)), "{smaller:?}");
     let gone = room.tapline("disk control.sock layers");
     assert_eq!(gone.code, Some(4), "{gone:?}");
     assert!(gone.err.contains("serve --control"), "{gone:?}");

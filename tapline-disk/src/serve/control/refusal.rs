@@ -29,7 +29,7 @@ pub enum Kind {
     InUse,
     /// No space is left.
     NoSpace,
-    /// Not possible with this format or file system.
+    /// Not possible with this disk, format or file system.
     Unsupported,
     /// It was cancelled.
     Cancelled,
@@ -115,8 +115,8 @@ impl From<EngineError> for Refusal {
 impl From<disk::ImageError> for Refusal {
     fn from(error: disk::ImageError) -> Refusal {
         let kind = match error.kind {
-            disk::ImageErrorKind::Unsupported => Kind::Unsupported,
-            disk::ImageErrorKind::OutOfLimits => Kind::Invalid,
+            // What is asked makes sense, but not of this image.
+            disk::ImageErrorKind::Unsupported | disk::ImageErrorKind::OutOfLimits => Kind::Unsupported,
             _ => Kind::Failed,
         };
         Refusal::from(Failure::said(error)).of_kind(kind)

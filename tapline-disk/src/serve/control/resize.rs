@@ -30,15 +30,15 @@ impl Resize {
     pub fn begin(size: u64, work: &mut Work<'_>) -> Result<Resize, Refusal> {
         work.must_be_writable()?;
         let (len, block) = (work.geometry.len, u64::from(work.geometry.block));
-        let invalid = |what: String, advice: String| Err(Refusal::new(Kind::Invalid, what).advise(advice));
+        let cannot = |what: String, advice: String| Err(Refusal::new(Kind::Unsupported, what).advise(advice));
         if size < len {
             let what = format!("cannot shrink the disk from {len} bytes to {size}: what lies behind would be lost");
-            return invalid(what, "copy what is needed to a smaller disk from inside the guest".into());
+            return cannot(what, "copy what is needed to a smaller disk from inside the guest".into());
         }
         if size % block != 0 {
             let what = format!("{size} bytes are not a whole number of {block}-byte blocks");
             let next = size.checked_next_multiple_of(block).unwrap_or(len);
-            return invalid(what, format!("{next} bytes are"));
+            return cannot(what, format!("{next} bytes are"));
         }
         let lengthening = match work.image(0)? {
             Image::Raw(_) => work.lengthen(0, size)?,

@@ -49,10 +49,13 @@ fn request(verb: &DiskVerb) -> Result<Map<String, Value>, Failure> {
         DiskVerb::Snapshot { to, method } => {
             json!({ "verb": "snapshot", "to": whole(to)?, "method": method_word(*method) })
         }
-        DiskVerb::Merge { from, into, rate, detach, delete } => {
+        DiskVerb::Merge { from, into, rate, detach, delete, expect } => {
             let mut merge = json!({ "verb": "merge", "from": from, "into": into, "follow": !detach, "delete": delete });
-            if let (Some(rate), Some(merge)) = (rate, merge.as_object_mut()) {
-                merge.insert("rate".into(), rate.0.into());
+            if let Some(rate) = rate {
+                merge["rate"] = rate.0.into();
+            }
+            if !expect.is_empty() {
+                merge["expect"] = expect.iter().map(whole).collect::<Result<Value, Failure>>()?;
             }
             merge
         }

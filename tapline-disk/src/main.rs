@@ -23,6 +23,7 @@ mod presence;
 mod progress;
 mod reflink;
 mod relink;
+mod remains;
 mod runner;
 mod serve;
 mod signals;

@@ -4,6 +4,7 @@ mod tool;
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use tool::{Room, TAPLINE};
 
@@ -148,6 +149,85 @@ fn a_merge_deep_in_a_chain_that_was_killed_leaves_one_that_opens() {
         shows_the_same(&room, &layers);
         room.done(&merge);
         shows_the_same(&room, &layers.iter().filter(|layer| !layer.contains(":2.")).cloned().collect::<Vec<_>>());
+    }
+}
+
+/// An empty image on three layers, the chain of which shows `before.raw`.
+fn four_layers(room: &Room, formats: [&str; 3]) -> [String; 4] {
+    let [leaf, middle, base] = three_layers(room, formats);
+    let top = format!("{}:top", formats[0]);
+    room.done(&format!("image create {top}{}", parents(&[leaf.clone(), middle.clone(), base.clone()])));
+    [top, leaf, middle, base]
+}
+
+#[test]
+fn a_merge_killed_at_any_moment_is_done_by_the_same_command() {
+    for formats in CHAINS {
+        let room = Room::new();
+        let layers = four_layers(&room, formats);
+        let merge = format!("image merge {} --from 1 --into 3 --delete", on(&layers));
+        let keep = |from: &str, to: &str| {
+            fs::create_dir_all(room.file(to)).unwrap();
+            let files: String = layers.iter().map(|layer| format!("{from}/{} ", file_of(layer))).collect();
+            room.tool("cp", &format!("-p --sparse=always {files} {to}"));
+        };
+        keep(".", "kept");
+        let begun = Instant::now();
+        room.done(&merge);
+        let whole = begun.elapsed();
+        for moment in 0..=16 {
+            keep("kept", ".");
+            let mut job = Command::new(TAPLINE);
+            let job = job.args(merge.split_whitespace()).current_dir(room.path()).stderr(Stdio::null());
+            let mut job = job.stdout(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(whole * moment / 16);
+            job.kill().unwrap();
+            job.wait().unwrap();
+            room.done(&merge);
+            shows_the_same(&room, &[layers[0].clone(), layers[3].clone()]);
+            assert!(!layers[1..3].iter().any(|layer| room.file(file_of(layer)).exists()), "{moment}");
+        }
+    }
+}
+
+/// The moments after the layer above was linked to the target, one by one.
+#[test]
+fn a_merge_killed_at_its_end_is_found_done_and_its_files_are_removed() {
+    for formats in CHAINS {
+        for removed in 0..=2 {
+            let room = Room::new();
+            let layers = four_layers(&room, formats);
+            let merge = format!("image merge {} --from 1 --into 3", on(&layers));
+            room.done(&merge);
+            layers[1..3].iter().take(removed).for_each(|layer| fs::remove_file(room.file(file_of(layer))).unwrap());
+            let told = room.json(&merge);
+            assert_eq!((&told["copied"], &told["deleted"]), (&0.into(), &false.into()));
+            assert_eq!(room.file(file_of(&layers[2])).exists(), removed < 2);
+            room.done(&format!("{merge} --delete"));
+            assert!(!layers[1..3].iter().any(|layer| room.file(file_of(layer)).exists()), "{formats:?} {removed}");
+            shows_the_same(&room, &[layers[0].clone(), layers[3].clone()]);
+        }
+    }
+}
+
+#[test]
+fn what_no_merge_has_left_is_not_removed_for_it() {
+    for formats in CHAINS {
+        let room = Room::new();
+        let layers = three_layers(&room, formats);
+        let merge = format!("image merge {} --from 1 --into 2 --delete", on(&layers));
+        room.done(&merge);
+        // Somebody else's disk on the target, which nobody has written to yet.
+        let clone = &layers[1];
+        room.done(&format!("image create {clone} --parent {}", layers[2]));
+        let said = room.tapline(&merge);
+        assert_eq!(said.code, Some(4), "{said:?}");
+        assert!(said.err.contains("remembers") && said.err.contains("remove it by hand"), "{said:?}");
+        room.guest(&format!("{clone} --parent {}", layers[2]), &["write -P 9 0 64k"]);
+        let said = room.tapline(&merge);
+        assert_eq!(said.code, Some(4), "{said:?}");
+        assert!(room.file(file_of(clone)).exists());
+        shows_the_same(&room, &[layers[0].clone(), layers[2].clone()]);
     }
 }
 

@@ -49,6 +49,9 @@ pub enum DiskVerb {
         /// Remove the files that hold nothing any more
         #[arg(long)]
         delete: bool,
+        /// The chain that the numbers are meant of, from the leaf down; safe to give again after a crash
+        #[arg(long, value_name = "FORMAT:PATH", num_args = 1..)]
+        expect: Vec<ImageName>,
     },
     /// Tell how far the merge is, or how the last one ended
     MergeStatus,

@@ -5,7 +5,8 @@
 //! 2. The merge proper ([`Runner::merge`]): at every moment the chain shows what it did.
 //! 3. The layer above the merged ones is linked to the target. *Killed before:* the merged layers hold nothing, and are
 //!    merged again in no time.
-//! 4. The files of the merged layers are removed, if that was asked for.
+//! 4. The files of the merged layers are removed, if that was asked for. *Killed before:* the same command finds the layer
+//!    above on the target, and does what is left ([`crate::remains`]).
 
 use disk::{Format, Link};
 use serde::Serialize;
@@ -21,6 +22,7 @@ use crate::ordered;
 use crate::output;
 use crate::progress::Progress;
 use crate::relink::{Time, relink};
+use crate::remains::{self, Remains};
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::size::readable;
@@ -49,6 +51,9 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     chain.writable = merge.into.saturating_add(1);
     // The layer whose parent will be another.
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
+    if above.is_some_and(|above| remains::are_all(above, &sources, target)) {
+        return finish(merge, chain, &sources);
+    }
     let time = above.map(Time::of).transpose()?;
     prepare(merge, &chain)?;
     let layers = Layers::open_chain(&chain, merge.access.options(true))?;
@@ -64,17 +69,21 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     if merge.delete {
         delete(&sources)?;
     }
-    let image = if merge.from == 0 { target } else { &merge.image };
-    report(
-        merge,
-        Merged {
-            image: image.to_string(),
-            merged: sources.iter().map(ImageName::to_string).collect(),
-            into: target.to_string(),
-            copied,
-            deleted: merge.delete,
-        },
-    )
+    report(merge, target, &sources, copied)
+}
+
+/// A kill came after the layer above was linked to the target: only what the merge has left can be there yet, and space in
+/// the target that it had not given back.
+fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<Exit, Failure> {
+    chain.names.drain(merge.from..merge.into);
+    chain.writable = merge.from.saturating_add(1);
+    let Some(&target) = chain.names.get(merge.from) else { return Err(no_such_layers(merge, chain.names.len())) };
+    Runner::new(Layers::open_chain(&chain, merge.access.options(true))?, merge.access.engine())?.flush()?;
+    let remains = Remains::of(sources, &remains::Layer::of(target)?)?;
+    if merge.delete {
+        remains.remove()?;
+    }
+    report(merge, target, sources, 0)
 }
 
 fn no_such_layers(merge: &Merge, count: usize) -> Failure {
@@ -151,7 +160,15 @@ fn delete(sources: &[ImageName]) -> Result<(), Failure> {
     }
 }
 
-fn report(merge: &Merge, merged: Merged) -> Result<Exit, Failure> {
+fn report(merge: &Merge, target: &ImageName, sources: &[ImageName], copied: u64) -> Result<Exit, Failure> {
+    let image = if merge.from == 0 { target } else { &merge.image };
+    let merged = Merged {
+        image: image.to_string(),
+        merged: sources.iter().map(ImageName::to_string).collect(),
+        into: target.to_string(),
+        copied,
+        deleted: merge.delete,
+    };
     if merge.json {
         output::json(&merged)?;
         return Ok(Exit::Done);

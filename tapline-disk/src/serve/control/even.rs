@@ -14,7 +14,7 @@ use crate::image_name::ImageName;
 use crate::jobs::merge::check_sizes;
 
 /// Refuses layers that a merge could not take.
-pub fn check(asked: protocol::Merge, work: &Work<'_>) -> Result<(), Refusal> {
+pub fn check(asked: &protocol::Merge, work: &Work<'_>) -> Result<(), Refusal> {
     let sized = (asked.from..=asked.into).map(|depth| Ok((work.name(depth)?, len(depth, work)?)));
     let sized: Vec<(ImageName, u64)> = sized.collect::<Result<_, Refusal>>()?;
     check_sizes(&sized).map_err(|failure| Refusal::from(failure).of_kind(Kind::Unsupported))
@@ -22,7 +22,7 @@ pub fn check(asked: protocol::Merge, work: &Work<'_>) -> Result<(), Refusal> {
 
 /// Makes the uppermost layer larger that is smaller than the first of them, and is not raw; durable with the next flush.
 /// Whether there was one.
-pub fn grow_one(asked: protocol::Merge, work: &mut Work<'_>) -> Result<bool, Refusal> {
+pub fn grow_one(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<bool, Refusal> {
     let wanted = len(asked.from, work)?;
     for depth in asked.from..=asked.into {
         if len(depth, work)? < wanted && !matches!(work.image(depth)?, Image::Raw(_)) {
@@ -34,7 +34,7 @@ pub fn grow_one(asked: protocol::Merge, work: &mut Work<'_>) -> Result<bool, Ref
 }
 
 /// Makes the file of a raw target longer, in the background, if it is shorter.
-pub fn lengthen(asked: protocol::Merge, work: &mut Work<'_>) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
+pub fn lengthen(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
     let wanted = len(asked.from, work)?;
     if len(asked.into, work)? >= wanted || !matches!(work.image(asked.into)?, Image::Raw(_)) {
         return Ok(None);

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::protocol::{self, Method};
 use super::refusal::Refusal;
 use super::work::Work;
-use super::{clone, copy, resize, revert, snapshot, standstill};
+use super::{clone, copy, finish, resize, revert, snapshot, standstill};
 
 /// A verb that takes time.
 #[derive(Debug)]
@@ -28,6 +28,7 @@ pub enum Steps {
     Revert(Box<revert::Revert>),
     Clone(clone::Clone),
     Resize(resize::Resize),
+    Finish(finish::Finish),
 }
 
 impl Job {
@@ -60,12 +61,18 @@ impl Job {
             Steps::Revert(_) => "revert",
             Steps::Clone(_) => "clone",
             Steps::Resize(_) => "resize",
+            Steps::Finish(_) => "merge",
         }
     }
 
     /// Whether it is to keep requests held at its end.
     pub fn is_pausing(&self) -> bool {
         matches!(self.steps, Steps::Pausing(_))
+    }
+
+    /// Whether it is the end of a merge.
+    pub fn is_merging(&self) -> bool {
+        matches!(self.steps, Steps::Finish(_))
     }
 
     /// Takes back what has happened so far: it has failed.
@@ -75,7 +82,7 @@ impl Job {
             Steps::Copy(steps) => steps.undo(work),
             Steps::Revert(steps) => steps.undo(work),
             Steps::Resize(steps) => steps.undo(work),
-            Steps::Pausing(_) | Steps::Resuming | Steps::Clone(_) => work.let_go(),
+            Steps::Pausing(_) | Steps::Resuming | Steps::Clone(_) | Steps::Finish(_) => work.let_go(),
         }
     }
 }
@@ -90,15 +97,16 @@ impl Steps {
             Steps::Revert(steps) => steps.advance(work),
             Steps::Clone(steps) => steps.advance(work),
             Steps::Resize(steps) => steps.advance(work),
+            Steps::Finish(steps) => steps.advance(work),
         }
     }
 
     /// Whether the answer says what the guest has noticed. Of a pause that goes on there is nothing to say yet, a clone
-    /// holds nobody up, and at a revert nobody is there.
+    /// and the end of a merge hold nobody up, and at a revert nobody is there.
     fn tell_the_pause(&self) -> bool {
         match self {
             Steps::Resuming | Steps::Snapshot(_) | Steps::Copy(_) | Steps::Resize(_) => true,
-            Steps::Pausing(_) | Steps::Revert(_) | Steps::Clone(_) => false,
+            Steps::Pausing(_) | Steps::Revert(_) | Steps::Clone(_) | Steps::Finish(_) => false,
         }
     }
 }

@@ -8,7 +8,8 @@
 //!    ([`super::even`]), and the merge begins.
 //! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
 //! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
-//!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one; the longer opens too.
+//!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one ([`super::finish`]); of a merged
+//!    leaf, the longer one too.
 //! 5. Layers below the leaf are opened for reading only again. The sources' files may go.
 //!
 //! A merge that is cancelled, or fails, goes from 3 to 5.
@@ -85,7 +86,7 @@ impl Merge {
     pub fn begin(asked: protocol::Merge, work: &mut Work<'_>) -> Result<Merge, Refusal> {
         work.must_be_writable()?;
         work.name(asked.into)?;
-        even::check(asked, work)?;
+        even::check(&asked, work)?;
         let layers = access::closed(work, asked.into)?;
         let timer = |error| Refusal::failed("make a timer", &error);
         let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
@@ -233,12 +234,12 @@ impl Merge {
 
     /// Makes the next layer as large as the first of them; when all are, the merge begins.
     fn even(&mut self, work: &mut Work<'_>) -> Stage {
-        match even::grow_one(self.asked, work) {
+        match even::grow_one(&self.asked, work) {
             Ok(true) => {
                 work.begin_flush();
                 Stage::Settling
             }
-            Ok(false) => match even::lengthen(self.asked, work) {
+            Ok(false) => match even::lengthen(&self.asked, work) {
                 Ok(Some(errand)) => Stage::Lengthening(errand),
                 Ok(None) => self.start(work),
                 Err(refusal) => self.fail(refusal, work),

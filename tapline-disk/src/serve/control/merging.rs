@@ -49,8 +49,9 @@ impl Control {
         asker: &Asker,
         work: &mut Work<'_>,
     ) -> Result<(), Refusal> {
+        let follow = asked.follow;
         let merge = Box::new(Merge::begin(asked, work)?);
-        self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow: asked.follow, percent: 0 });
+        self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow, percent: 0 });
         if let Some(client) = self.client(asker) {
             client.owe();
         }

@@ -14,6 +14,7 @@ mod clone;
 mod copy;
 mod errand;
 mod even;
+mod finish;
 mod job;
 mod merge;
 mod merging;
@@ -304,7 +305,10 @@ impl Control {
             Verb::Revert(asked) => Steps::Revert(Box::new(revert::Revert::begin(asked, work)?)),
             Verb::Clone(asked) => Steps::Clone(clone::Clone::begin(asked, work)?),
             Verb::Resize(asked) => Steps::Resize(resize::Resize::begin(asked.size, work)?),
-            Verb::Merge(asked) => return self.begin_merging(asked, asker, work).map(|()| None),
+            Verb::Merge(asked) => match finish::what_is_left(&asked, work)? {
+                Some(finish) => Steps::Finish(finish),
+                None => return self.begin_merging(asked, asker, work).map(|()| None),
+            },
             Verb::Version | Verb::Stats | Verb::Layers => return Ok(None),
             Verb::MergeStatus | Verb::MergePause | Verb::MergeResume | Verb::MergeCancel => return Ok(None),
         };
@@ -365,6 +369,9 @@ impl Control {
         }
         if self.stopping {
             work.let_go();
+        }
+        if let (true, Ok(value)) = (job.is_merging(), &outcome) {
+            self.merged = Some(value.clone());
         }
         self.pay(Some(&asker), &outcome);
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::refusal::{Kind, Refusal};
-use crate::image_name::ImageName;
+use crate::image_name::{ImageName, NotAnImage};
 
 /// The version of the protocol that is spoken here, and the only one.
 pub const VERSION: u64 = 1;
@@ -99,7 +99,7 @@ pub enum Method {
 }
 
 /// `merge`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Merge {
     /// The uppermost layer that is merged.
@@ -115,6 +115,9 @@ pub struct Merge {
     /// Files that hold nothing any more are removed.
     #[serde(default)]
     pub delete: bool,
+    /// The chain that the numbers are meant of.
+    #[serde(default, deserialize_with = "image_names")]
+    pub expect: Option<Vec<ImageName>>,
 }
 
 /// `revert`.
@@ -217,6 +220,13 @@ fn in_order(merge: Merge) -> Result<Merge, Refusal> {
         let what = format!("layer {} is not above layer {}", merge.from, merge.into);
         return Err(invalid(what).advise("layers are numbered from the leaf, 0, down: from 0 into 1 merges the leaf"));
     }
+    if let Some(chain) = merge.expect.as_ref().filter(|chain| chain.len() <= merge.into) {
+        return Err(invalid(format!(
+            "the chain that is expected has {} layers, and no layer {}",
+            chain.len(),
+            merge.into
+        )));
+    }
     match merge.rate {
         Some(0) => Err(invalid("a rate of 0 would never end").advise("use merge-pause to stop a merge for a while")),
         _ => Ok(merge),
@@ -238,12 +248,20 @@ fn shortened(value: &Value) -> String {
     text.get(..end).unwrap_or_default().to_owned()
 }
 
+fn image_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<ImageName>>, D::Error> {
+    let words = Vec::<String>::deserialize(deserializer)?;
+    words.iter().map(|word| whole(word).map_err(serde::de::Error::custom)).collect::<Result<_, _>>().map(Some)
+}
+
 fn image_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ImageName, D::Error> {
-    let word = String::deserialize(deserializer)?;
-    let name: ImageName = word.parse().map_err(serde::de::Error::custom)?;
+    whole(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
+
+fn whole(word: &str) -> Result<ImageName, String> {
+    let name: ImageName = word.parse().map_err(|error: NotAnImage| error.to_string())?;
     match name.path().is_absolute() {
         true => Ok(name),
-        false => Err(serde::de::Error::custom(format!("«{name}» needs the whole path, from / on"))),
+        false => Err(format!("«{name}» needs the whole path, from / on")),
     }
 }
 
@@ -304,7 +322,7 @@ mod test {
     fn a_request_is_its_verb_and_its_fields() {
         let (id, verb) = parse(br#"{"version":1,"id":7,"verb":"merge","from":0,"into":2,"rate":1000,"follow":true}"#);
         assert_eq!(id, Id(7.into()));
-        let merge = Merge { from: 0, into: 2, rate: Some(1000), follow: true, delete: false };
+        let merge = Merge { from: 0, into: 2, rate: Some(1000), follow: true, delete: false, expect: None };
         assert_eq!(verb.unwrap(), Verb::Merge(merge));
         let (_, verb) = parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
         let to = "vhd:/a/b.vhd".parse().unwrap();

@@ -1,0 +1,138 @@
+//! What a merge that was killed at its very end has left: files of layers that hold nothing, below a child that stands on
+//! the merge's target already.
+//!
+//! It knows nothing about how layers are merged. A file is taken for one of them by what it says itself, and only if all of
+//! it agrees: it holds nothing, stands on the layer that was below it, and has forgotten when that was last changed, as
+//! every layer does that is merged. An empty clone that nobody has written to yet remembers. The files are
+//! locked while they are held here, so that nobody uses what is about to be removed.
+
+use disk::{Format, Image, Link, Span};
+use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
+
+use crate::failure::Failure;
+use crate::image_name::{FormatName, ImageName};
+use crate::layers::{FileIdentity, open_image, to_look_at};
+use crate::presence::{Holds, Presence};
+
+/// A layer that others may stand on.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// Its file.
+    pub name: ImageName,
+    /// What children know it by; all zero where its format has no such thing.
+    pub identity: [u8; 16],
+}
+
+/// Files that hold nothing any more, locked.
+#[derive(Debug)]
+pub struct Remains(Vec<(ImageName, ImageFile)>);
+
+const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+
+impl Layer {
+    /// The layer that a file holds, whoever uses it.
+    pub fn of(name: &ImageName) -> Result<Layer, Failure> {
+        let mut file = ImageFile::open(name.path(), to_look_at(false)).map_err(Failure::said)?;
+        let identity = open_image(name, &mut file, false)?.identity();
+        Ok(Layer { name: name.clone(), identity })
+    }
+
+    /// Whether `link` of `child` leads here and nowhere else. What has no identity is known by its path.
+    fn carries(&self, child: &ImageName, link: &Link) -> bool {
+        let raw = self.name.format == FormatName::Raw;
+        match link.format {
+            Some(format) if format != self.name.format.word() => return false,
+            // A VHD records no format, and no identity for a raw parent.
+            None if child.format == FormatName::Vhd && raw != (link.uuid == [0; 16]) => return false,
+            _ => {}
+        }
+        if link.uuid != [0; 16] {
+            return link.uuid == self.identity;
+        }
+        let directory = child.path().parent().unwrap_or(child.path());
+        let recorded = [directory.join(&link.relative), link.absolute.as_str().into()];
+        let here = FileIdentity::of(&self.name);
+        here.is_some() && recorded.iter().any(|path| FileIdentity::of_path(path) == here)
+    }
+}
+
+/// Whether the merge of `sources`, the uppermost first, into `target` has been done but for its remains: `above` stands on
+/// the target, and on none of them. If that cannot be seen, it has not.
+pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
+    let Some(link) = look(above).ok().and_then(|image| image.link()) else { return false };
+    let stands_on = |name: &ImageName| Layer::of(name).is_ok_and(|layer| layer.carries(above, &link));
+    stands_on(target) && !sources.iter().any(stands_on)
+}
+
+fn look(name: &ImageName) -> Result<Image, Failure> {
+    let mut file = ImageFile::open(name.path(), to_look_at(true)).map_err(Failure::said)?;
+    open_image(name, &mut file, false)
+}
+
+impl Remains {
+    /// What is left of `sources`, the uppermost first, of a merge into `target` that has been done. Refused if one of them
+    /// is anything else.
+    pub fn of(sources: &[ImageName], target: &Layer) -> Result<Remains, Failure> {
+        let mut left = Vec::new();
+        let mut below = Some(target.clone());
+        for source in sources.iter().rev() {
+            let file = match ImageFile::open(source.path(), TO_REMOVE) {
+                Ok(file) => Some(file),
+                Err(FileOpenError::Missing { .. }) => None,
+                Err(error) => return Err(Failure::said(error).advise(ADVICE)),
+            };
+            below = match file {
+                None => None,
+                Some(mut file) => {
+                    let layer = examine(source, &mut file, below.as_ref()).map_err(|failure| failure.advise(ADVICE))?;
+                    left.push((source.clone(), file));
+                    Some(layer)
+                }
+            };
+        }
+        left.reverse();
+        Ok(Remains(left))
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &ImageName> {
+        self.0.iter().map(|(name, _)| name)
+    }
+
+    /// Removes them, durably.
+    pub fn remove(self) -> Result<(), Failure> {
+        for (name, file) in &self.0 {
+            let tried = || format!("remove {name}, which was merged and holds nothing any more");
+            if FileIdentity::of_open(file) != FileIdentity::of(name) {
+                return Err(Failure::new(tried(), "another file has its name now"));
+            }
+            std::fs::remove_file(name.path()).map_err(|error| Failure::new(tried(), error))?;
+            uring::sync_directory(name.path()).map_err(Failure::said)?;
+        }
+        Ok(())
+    }
+}
+
+const ADVICE: &str = "the disk does not need it any more: the layer above it stands on the target of the merge. See what \
+                      it is (tapline image info), then remove it by hand, or not";
+
+/// Sees that a source is empty and stands on `below`.
+fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&Layer>) -> Result<Layer, Failure> {
+    let image = open_image(name, file, false)?;
+    let not = |why: String| Err(Failure::new(format!("take {name} for what the merge has left"), why));
+    let Some(link) = image.link() else { return not("it stands on its own".into()) };
+    match below {
+        Some(below) if !below.carries(name, &link) => return not(format!("it does not stand on {}", below.name)),
+        Some(_) => {}
+        None => return not("the layer that was below it is gone".into()),
+    }
+    if link.modified.is_some() || link.len.is_some() {
+        return not("it remembers its parent's time or size, which a layer that is merged forgets".into());
+    }
+    let whole = Span { at: 0, len: image.geometry().len };
+    let runs = Presence::of(name, to_look_at(false))?.runs(whole)?;
+    if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != Holds::Parent) {
+        return not(format!("it holds something, first {} bytes at {}", span.len, span.at));
+    }
+    Ok(Layer { name: name.clone(), identity: image.identity() })
+}

@@ -1,0 +1,88 @@
+//! `merge`, asked for again after a crash at its very end: the sources have left the chain already, and at most their
+//! files are there yet ([`crate::remains`]).
+//!
+//! Layers are numbers, which mean others in the chain that is left. So a merge is found to be done only if the
+//! request names the chain that it is meant of, and the disk has that chain without the sources. Where there is a layer
+//! above the target it was found to stand there when the disk was opened. Nothing of the disk is touched.
+
+use serde_json::{Value, json};
+
+use super::errand::Errand;
+use super::protocol;
+use super::refusal::{Kind, Refusal};
+use super::work::Work;
+use crate::image_name::ImageName;
+use crate::remains::{Layer, Remains};
+
+/// The end of a merge under way.
+#[derive(Debug)]
+pub struct Finish {
+    asked: protocol::Merge,
+    sources: Vec<ImageName>,
+    errand: Option<Errand<Result<(), Refusal>>>,
+}
+
+/// What is left of the merge that is asked for; `None` if it has not been done. Refused if the disk has another chain.
+pub fn what_is_left(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Option<Finish>, Refusal> {
+    let Some(expected) = &asked.expect else { return Ok(None) };
+    let layers: Vec<ImageName> =
+        (0..work.disk.layers().len()).map(|depth| work.name(depth)).collect::<Result<_, _>>()?;
+    if layers == *expected {
+        return Ok(None);
+    }
+    let (mut left, mut sources) = (Vec::new(), Vec::new());
+    for (depth, name) in expected.iter().enumerate() {
+        let is_source = (asked.from..asked.into).contains(&depth);
+        if is_source { &mut sources } else { &mut left }.push(name.clone());
+    }
+    if layers != left {
+        let what = format!("the disk has other layers than were expected: {}", work.names().join(", "));
+        return Err(Refusal::new(Kind::State, what).advise("look at them, and ask for the merge that they need"));
+    }
+    let target = Layer { name: work.name(asked.from)?, identity: work.image(asked.from)?.identity() };
+    let (merged, delete, leaf) = (sources.clone(), asked.delete, asked.from == 0);
+    let errand = work.send(move || finish(&merged, &target, delete, leaf))?;
+    Ok(Some(Finish { asked: asked.clone(), sources, errand: Some(errand) }))
+}
+
+/// Looks for the files, and removes them if that is wanted. `leaf`: nothing stood on them.
+fn finish(sources: &[ImageName], target: &Layer, delete: bool, leaf: bool) -> Result<(), Refusal> {
+    let remains = Remains::of(sources, target).map_err(|failure| Refusal::from(failure).of_kind(Kind::State))?;
+    if let Some(gone) = sources.iter().find(|&source| leaf && !delete && !remains.names().any(|name| name == source)) {
+        // No layer above tells that it was merged, and it was not to be removed.
+        let what = format!("{gone} is gone, and nothing tells whether it was merged before");
+        return Err(
+            Refusal::new(Kind::State, what).advise("a merge removes it, if asked to delete, as the last thing it does")
+        );
+    }
+    if delete { Ok(remains.remove()?) } else { Ok(()) }
+}
+
+impl Finish {
+    /// Goes on; the answer, when it has come to its end.
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+        let Some(errand) = self.errand.take() else { return Ok(None) };
+        match work.fetch(errand) {
+            Ok(finished) => finished.map(|()| Some(self.answer(work))),
+            Err(errand) => {
+                self.errand = Some(errand);
+                Ok(None)
+            }
+        }
+    }
+
+    /// As that of a merge that had something to do.
+    fn answer(&self, work: &Work<'_>) -> Value {
+        json!({
+            "state": "done",
+            "from": self.asked.from,
+            "into": self.asked.into,
+            "copied": 0,
+            "unused": self.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "deleted": self.asked.delete,
+            "layers": work.names(),
+            "pause_us": 0,
+            "held_us": 0,
+        })
+    }
+}

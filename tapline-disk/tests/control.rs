@@ -3,16 +3,15 @@
 
 mod tool;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tool::Room;
 use tool::control::Control;
-use tool::nbd::{BLOCK, Dice, Nbd, Versions};
+use tool::guest::Guest;
+use tool::nbd::{BLOCK, Dice, Nbd, Peer, Versions};
 use tool::served::Disk;
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];
@@ -44,38 +43,10 @@ fn snapshot(room: &Room, format: &str, file: &str) -> Value {
     json!({ "verb": "snapshot", "to": name(room, format, file) })
 }
 
-/// A guest that writes and flushes until it is told to stop, or its disk goes away.
-struct Guest {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Versions>,
-    steps: mpsc::Receiver<()>,
-}
-
-impl Guest {
-    fn start(room: &Room, mut versions: Versions, seed: u64) -> Guest {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (path, stopped) = (room.file("nbd.sock"), Arc::clone(&stop));
-        let (step, steps) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let (mut nbd, mut dice) = (Nbd::connect(&path).unwrap(), Dice(seed));
-            while !stopped.load(Ordering::Relaxed) && versions.step(&mut nbd, &mut dice).is_ok() {
-                // Nobody may be counting.
-                step.send(()).ok();
-            }
-            versions
-        });
-        Guest { stop, thread, steps }
-    }
-
-    /// Waits until it has done so much more.
-    fn work(&self, steps: usize) {
-        assert_eq!(self.steps.iter().take(steps).count(), steps, "the guest has lost its disk");
-    }
-
-    fn stop(self) -> Versions {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
+/// A guest that works on the disk by NBD.
+fn guest(room: &Room, versions: Versions, seed: u64) -> Guest {
+    let path = room.file("nbd.sock");
+    Guest::start(move || Nbd::connect(&path).unwrap(), versions, Dice(seed))
 }
 
 #[test]
@@ -83,7 +54,7 @@ fn a_snapshot_under_load_loses_nothing_and_tells_the_pause() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
-        let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 1);
+        let guest = guest(&room, Versions::new(BLOCKS, STRIDE), 1);
         guest.work(200);
         let told = control(&room).done(&snapshot(&room, format, "b"));
         guest.work(200);
@@ -125,7 +96,7 @@ fn a_merge_of_the_live_leaf_under_load_loses_nothing() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
-        let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 2);
+        let guest = guest(&room, Versions::new(BLOCKS, STRIDE), 2);
         guest.work(200);
         let mut control = control(&room);
         control.done(&snapshot(&room, format, "b"));
@@ -151,7 +122,7 @@ fn a_merge_below_the_leaf_links_the_layer_above_to_the_target() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
-        let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 3);
+        let guest = guest(&room, Versions::new(BLOCKS, STRIDE), 3);
         let mut control = control(&room);
         for file in ["b", "c"] {
             guest.work(100);
@@ -315,7 +286,7 @@ fn serve_layers(room: &Room, format: &str, files: &[&str]) -> (Disk, Versions) {
     let (first, rest) = files.split_last().unwrap();
     room.done(&format!("image create {format}:{first} --size 64M"));
     let disk = Disk::serve(room, &format!("{format}:{first} --nbd nbd.sock --control control.sock"));
-    let guest = Guest::start(room, Versions::new(BLOCKS, STRIDE), 6);
+    let guest = guest(room, Versions::new(BLOCKS, STRIDE), 6);
     for file in rest.iter().rev() {
         guest.work(60);
         control(room).done(&snapshot(room, format, file));
@@ -514,7 +485,7 @@ fn a_raw_disk_is_copied_by_reflink_where_the_file_system_can() {
     let _mounted = Mounted::xfs(&room);
     room.done("image create raw:mounted/a --size 64M");
     let disk = Disk::serve(&room, "raw:mounted/a --nbd nbd.sock --control control.sock");
-    let guest = Guest::start(&room, Versions::new(BLOCKS, STRIDE), 5);
+    let guest = guest(&room, Versions::new(BLOCKS, STRIDE), 5);
     guest.work(100);
     let mut control = control(&room);
     let told = control.done(&snapshot(&room, "raw", "mounted/b"));
@@ -656,7 +627,7 @@ fn what_was_flushed_survives_kills_during_snapshots_and_merges() {
             let words = format!("{format}:{}{parents} --nbd nbd.sock --control control.sock", chain[0]);
             let disk = Disk::serve(&room, &words);
             versions.check(&mut nbd(&room));
-            let guest = Guest::start(&room, versions, seed + round);
+            let guest = guest(&room, versions, seed + round);
             guest.work(20);
             let file = format!("f{round}");
             let mut control = control(&room);
@@ -672,7 +643,7 @@ fn what_was_flushed_survives_kills_during_snapshots_and_merges() {
             std::thread::sleep(Duration::from_micros(dice.throw(150_000)));
             disk.signal(Signal::KILL);
             merger.join().unwrap();
-            versions = guest.thread.join().unwrap();
+            versions = guest.wait();
             drop(disk);
             chain.insert(0, file);
             chain.retain(|file| room.file(file).exists());

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub mod control;
+pub mod guest;
 pub mod nbd;
 pub mod served;
 

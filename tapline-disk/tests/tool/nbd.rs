@@ -1,4 +1,4 @@
-//! A small NBD client, one request at a time, and a disk's worth of versions to check what it reads.
+//! A small NBD client, one request at a time, and a disk's worth of versions to check what a client reads.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -8,6 +8,13 @@ use std::path::Path;
 
 /// The unit of what is written: one version a block.
 pub const BLOCK: usize = 4096;
+
+/// Whoever reads and writes a disk.
+pub trait Peer {
+    fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()>;
+    fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>>;
+    fn flush(&mut self) -> io::Result<()>;
+}
 
 /// A connection.
 pub struct Nbd {
@@ -41,19 +48,21 @@ impl Nbd {
             error => Err(io::Error::from_raw_os_error(i32::try_from(error).unwrap())),
         }
     }
+}
 
-    pub fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
+impl Peer for Nbd {
+    fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
         self.ask(1, at, u32::try_from(data.len()).unwrap(), data)
     }
 
-    pub fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+    fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
         self.ask(0, at, u32::try_from(len).unwrap(), &[])?;
         let mut data = vec![0; len];
         self.stream.read_exact(&mut data)?;
         Ok(data)
     }
 
-    pub fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         self.ask(3, 0, 0, &[])
     }
 }
@@ -86,10 +95,10 @@ impl Versions {
     }
 
     /// Writes the next version of some block, or flushes.
-    pub fn step(&mut self, nbd: &mut Nbd, dice: &mut Dice) -> io::Result<()> {
+    pub fn step(&mut self, peer: &mut impl Peer, dice: &mut Dice) -> io::Result<()> {
         if dice.throw(16) == 0 {
             let covered = self.answered.clone();
-            nbd.flush()?;
+            peer.flush()?;
             self.flushed = covered;
             return Ok(());
         }
@@ -97,15 +106,15 @@ impl Versions {
         let version = self.next;
         self.next += 1;
         self.asked[block] = version;
-        nbd.write(self.at(block), &version.to_ne_bytes().repeat(BLOCK / 8))?;
+        peer.write(self.at(block), &version.to_ne_bytes().repeat(BLOCK / 8))?;
         self.answered[block] = version;
         Ok(())
     }
 
     /// Reads every block; what it holds must be of one version, and one that it may have.
-    pub fn check(&mut self, nbd: &mut Nbd) {
+    pub fn check(&mut self, peer: &mut impl Peer) {
         for block in 0..self.asked.len() {
-            let found = nbd.read(self.at(block), BLOCK).unwrap();
+            let found = peer.read(self.at(block), BLOCK).unwrap();
             let version = u64::from_ne_bytes(found[..8].try_into().unwrap());
             assert!(found.chunks(8).all(|word| word == version.to_ne_bytes()), "block {block} is torn");
             let may = self.flushed[block]..=self.asked[block];
@@ -113,7 +122,7 @@ impl Versions {
             // From now on this is what it holds.
             (self.answered[block], self.asked[block]) = (version, version);
         }
-        nbd.flush().unwrap();
+        peer.flush().unwrap();
         self.flushed.clone_from(&self.answered);
     }
 

@@ -1,0 +1,53 @@
+//! A guest that works while other things happen to its disk.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use super::nbd::{Dice, Peer, Versions};
+
+/// A guest that writes and flushes until it is told to stop, or its disk goes away.
+pub struct Guest {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Versions>,
+    steps: mpsc::Receiver<()>,
+}
+
+impl Guest {
+    pub fn start<P: Peer>(
+        connect: impl FnOnce() -> P + Send + 'static,
+        mut versions: Versions,
+        mut dice: Dice,
+    ) -> Guest {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let (step, steps) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let mut peer = connect();
+            while !stopped.load(Ordering::Relaxed) && versions.step(&mut peer, &mut dice).is_ok() {
+                // Nobody may be counting.
+                step.send(()).ok();
+            }
+            versions
+        });
+        Guest { stop, thread, steps }
+    }
+
+    /// Waits until it has done so much more.
+    pub fn work(&self, steps: usize) {
+        assert_eq!(self.steps.iter().take(steps).count(), steps, "the guest has lost its disk");
+    }
+
+    /// Stops it.
+    pub fn stop(self) -> Versions {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wait()
+    }
+
+    /// Waits until it has lost its disk.
+    pub fn wait(self) -> Versions {
+        self.thread.join().unwrap()
+    }
+}

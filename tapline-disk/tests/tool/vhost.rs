@@ -1,0 +1,162 @@
+//! Guests of a disk that is served by vhost-user: the independent client `blkio`, and a front-end of a few messages that
+//! has a channel for what the back-end says unasked.
+
+use std::io::{self, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
+use memory::{GuestAddr, GuestMemory, Mapping, Region};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::tool::nbd::Peer;
+
+/// Bytes of memory that is shared with the disk.
+const SHARED: usize = 64 << 10;
+
+/// A guest with one queue, which does one thing after the other unless it is told otherwise.
+pub struct Vhost {
+    queue: Blkioq,
+    blkio: Blkio,
+    memory: Arc<GuestMemory>,
+    mapping: Arc<Mapping>,
+    _file: OwnedFd,
+}
+
+impl Vhost {
+    pub fn connect(path: &Path) -> Vhost {
+        let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();
+        blkio.set_str("path", path.to_str().unwrap()).unwrap();
+        blkio.connect().unwrap();
+        let queue = blkio.start().unwrap().queues.pop().unwrap();
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        let len = u64::try_from(SHARED).unwrap();
+        ftruncate(&file, len).unwrap();
+        let mapping = Arc::new(Mapping::of_file(file.as_fd(), 0, SHARED).unwrap());
+        let region = Region { guest: GuestAddr(0), peer: 0, len, offset: 0, mapping: Arc::clone(&mapping) };
+        let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+        let addr = mapping.base().addr();
+        let region = MemoryRegion { addr, iova: 0, len: SHARED, fd: file.as_raw_fd(), fd_offset: 0, flags: 0 };
+        blkio.map_mem_region(&region).unwrap();
+        Vhost { queue, blkio, memory, mapping, _file: file }
+    }
+
+    /// The size of the disk, as the configuration space has it now.
+    pub fn capacity(&self) -> u64 {
+        self.blkio.get_u64("capacity").unwrap()
+    }
+
+    /// Begins a write without waiting for it.
+    pub fn begin_write(&mut self, at: u64, data: &[u8]) {
+        self.segments(data.len()).copy_from(data);
+        self.queue.write(at, self.mapping.base(), data.len(), 0, ReqFlags::empty());
+        assert!(self.completions(0).is_empty(), "answered at once");
+    }
+
+    /// The results of at least so many requests.
+    pub fn completions(&mut self, least: usize) -> Vec<i32> {
+        let mut completions = [const { MaybeUninit::<Completion>::uninit() }; 8];
+        let found = self.queue.do_io(&mut completions, least, None, None).unwrap();
+        // SAFETY: `do_io` has filled the first `found` of them.
+        completions[..found].iter().map(|completion| unsafe { completion.assume_init_ref() }.ret).collect()
+    }
+
+    fn segments(&self, len: usize) -> memory::Segments {
+        self.memory.segments([(GuestAddr(0), u32::try_from(len).unwrap())]).unwrap()
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        match self.completions(1).as_slice() {
+            [0] => Ok(()),
+            [error] => Err(io::Error::from_raw_os_error(-error)),
+            more => panic!("one request, and {more:?}"),
+        }
+    }
+}
+
+impl Peer for Vhost {
+    fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
+        self.segments(data.len()).copy_from(data);
+        self.queue.write(at, self.mapping.base(), data.len(), 0, ReqFlags::empty());
+        self.wait()
+    }
+
+    fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        self.queue.read(at, self.mapping.base(), len, 0, ReqFlags::empty());
+        self.wait()?;
+        Ok(self.segments(len).to_vec())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.queue.flush(0, ReqFlags::empty());
+        self.wait()
+    }
+}
+
+/// A front-end without queues, for what `blkio` does not do.
+pub struct FrontEnd {
+    stream: UnixStream,
+    /// What the back-end says unasked.
+    pub channel: UnixStream,
+}
+
+// QEMU, docs/interop/vhost-user.rst, "Front-end message types" and "Protocol features".
+const SET_FEATURES: u32 = 2;
+const GET_PROTOCOL_FEATURES: u32 = 15;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+const SET_BACKEND_REQ_FD: u32 = 21;
+const GET_CONFIG: u32 = 24;
+const NEED_REPLY: u32 = 8;
+const PROTOCOL_FEATURES: u64 = 1 << 30;
+const VERSION_1: u64 = 1 << 32;
+
+impl FrontEnd {
+    /// Connects with everything that is offered, and a channel.
+    pub fn connect(path: &Path) -> FrontEnd {
+        let stream = UnixStream::connect(path).unwrap();
+        let (channel, theirs) = UnixStream::pair().unwrap();
+        let mut front_end = FrontEnd { stream, channel };
+        front_end.send(SET_FEATURES, 0, &(VERSION_1 | PROTOCOL_FEATURES).to_ne_bytes(), &[]);
+        front_end.send(GET_PROTOCOL_FEATURES, 0, &[], &[]);
+        let offered = front_end.reply(GET_PROTOCOL_FEATURES);
+        front_end.send(SET_PROTOCOL_FEATURES, 0, &offered, &[]);
+        front_end.send(SET_BACKEND_REQ_FD, NEED_REPLY, &[], &[theirs.as_fd()]);
+        assert_eq!(front_end.reply(SET_BACKEND_REQ_FD), [0; 8], "the channel is refused");
+        front_end
+    }
+
+    /// The size of the disk, as the configuration space has it now.
+    pub fn capacity(&mut self) -> u64 {
+        let window = [[0, 8, 0].map(u32::to_ne_bytes).concat(), vec![0; 8]].concat();
+        self.send(GET_CONFIG, 0, &window, &[]);
+        let reply = self.reply(GET_CONFIG);
+        u64::from_le_bytes(reply[12..].try_into().unwrap()) * 512
+    }
+
+    fn send(&mut self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let header = [request, flags | 1, u32::try_from(payload.len()).unwrap()];
+        let bytes = [&header.map(u32::to_ne_bytes).concat(), payload].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let sent = sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(sent, bytes.len());
+    }
+
+    /// The payload of the reply to a request.
+    fn reply(&mut self, request: u32) -> Vec<u8> {
+        let mut header = [0; 12];
+        self.stream.read_exact(&mut header).unwrap();
+        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
+        assert_eq!(word(0), request, "the reply is to another request");
+        let mut payload = vec![0; usize::try_from(word(8)).unwrap()];
+        self.stream.read_exact(&mut payload).unwrap();
+        payload
+    }
+}

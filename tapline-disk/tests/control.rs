@@ -512,6 +512,84 @@ fn a_raw_disk_is_copied_by_reflink_where_the_file_system_can() {
     room.guest("raw:mounted/b", &["write -P 9 1536 512", "read -P 9 1536 512"]);
 }
 
+/// Takes all the space there is; gives it back when the file is removed.
+fn fill(file: &std::path::Path) {
+    let mut filler = std::fs::File::create(file).unwrap();
+    for piece in [MIB, 4096] {
+        let bytes = vec![1; usize::try_from(piece).unwrap()];
+        while std::io::Write::write_all(&mut filler, &bytes).is_ok() {}
+    }
+}
+
+#[test]
+fn a_full_storage_is_told_as_such_and_the_disk_goes_on_when_there_is_space() {
+    for format in FORMATS {
+        let room = Room::new();
+        let _mounted = Mounted::xfs(&room);
+        room.done(&format!("image create {format}:mounted/a --size 64G"));
+        let disk = Disk::serve(&room, &format!("{format}:mounted/a --nbd nbd.sock --control control.sock"));
+        let (mut guest, mut control) = (nbd(&room), control(&room));
+        guest.write(0, &[1; BLOCK]).unwrap();
+        guest.flush().unwrap();
+        fill(&room.file("mounted/filler"));
+        // Each is the first in its part of the table.
+        let wrote: Vec<u64> =
+            (1..60).map(|part| part << 30).filter(|&at| guest.write(at, &[2; BLOCK]).is_ok()).collect();
+        assert!(wrote.len() < 59, "the storage is not full");
+        let durable = guest.flush().is_ok();
+        if !durable {
+            assert_eq!(control.refused(&json!({ "verb": "pause" })).0, "no-space");
+        }
+        assert_eq!(control.refused(&snapshot(&room, format, "mounted/b")).0, "no-space");
+        assert!(!room.file("mounted/b").exists());
+        assert_eq!(control.done(&json!({ "verb": "layers" }))["broken"], false);
+        std::fs::remove_file(room.file("mounted/filler")).unwrap();
+        guest.write(60 << 30, &[3; BLOCK]).unwrap();
+        control.done(&snapshot(&room, format, "mounted/b"));
+        for &at in &wrote {
+            assert_eq!(guest.read(at, BLOCK).unwrap(), [2; BLOCK], "{format} at {at}");
+        }
+        assert_eq!(guest.read(60 << 30, BLOCK).unwrap(), [3; BLOCK]);
+        assert_eq!(guest.read(0, BLOCK).unwrap(), [1; BLOCK]);
+        drop(guest);
+        assert_eq!(disk.stop().0, Some(0));
+        room.done(&format!("image check {}", chain(format, &["mounted/b", "mounted/a"])));
+        println!("{format}: {} written, durable at once: {durable}", wrote.len());
+    }
+}
+
+/// Its table needs space, which is not there; whether it finds out at once or by a round.
+#[test]
+fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
+    for (format, size) in [("vhd", 1 << 40), ("qcow2", 16 << 40)] {
+        for paused in [true, false] {
+            let room = Room::new();
+            let _mounted = Mounted::xfs(&room);
+            room.done(&format!("image create {format}:mounted/a --size 64M"));
+            let disk = Disk::serve(&room, &format!("{format}:mounted/a --nbd nbd.sock --control control.sock"));
+            let (mut guest, mut control) = (nbd(&room), control(&room));
+            guest.write(0, &[1; BLOCK]).unwrap();
+            guest.flush().unwrap();
+            fill(&room.file("mounted/filler"));
+            if paused {
+                control.done(&json!({ "verb": "pause" }));
+            }
+            let resize = json!({ "verb": "resize", "size": size });
+            assert_eq!(control.refused(&resize).0, "no-space", "{format} paused: {paused}");
+            control.done(&json!({ "verb": "resume" }));
+            assert_eq!(guest.read(0, BLOCK).unwrap(), [1; BLOCK]);
+            std::fs::remove_file(room.file("mounted/filler")).unwrap();
+            assert_eq!(control.done(&resize)["size"], size);
+            let mut guest = nbd(&room);
+            guest.write(size - 4096, &[2; BLOCK]).unwrap();
+            assert_eq!(guest.read(size - 4096, BLOCK).unwrap(), [2; BLOCK]);
+            drop(guest);
+            assert_eq!(disk.stop().0, Some(0));
+            room.done(&format!("image check {format}:mounted/a"));
+        }
+    }
+}
+
 #[test]
 fn a_snapshot_that_cannot_be_made_changes_nothing() {
     let room = Room::new();

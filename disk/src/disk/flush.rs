@@ -69,6 +69,11 @@ impl<F: Format> Disk<F> {
         !self.broken && !self.is_syncing() && self.writers.iter().all(clean)
     }
 
+    /// How the last round ended, if none is under way.
+    pub fn last_round(&self) -> Status {
+        self.round_status
+    }
+
     /// Begins a round, if none is under way and there is reason for one.
     pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) {
         let reason = !self.flushes.is_empty() || self.sync_asked || self.is_much_dirty();

@@ -294,8 +294,12 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.drain()?;
         let flushed = if self.geometry.read_only { Status::Done } else { self.flush()? };
         write_stats(&self.line(), self.stats_file.as_ref());
-        if flushed != Status::Done {
-            let why = "the storage failed, or had failed before";
+        let why = match flushed {
+            Status::Done => None,
+            Status::NoSpace => Some("no space is left on the image's storage"),
+            Status::Failed | Status::Refused | Status::Unsupported => Some("the storage failed, or had failed before"),
+        };
+        if let Some(why) = why {
             return Err(Failure::new("flush the disk before leaving", why)
                 .advise("what the guest was told to be flushed is safe; see the kernel's log"));
         }

@@ -37,6 +37,17 @@ pub enum Kind {
     Failed,
 }
 
+impl Kind {
+    /// That of an error of the system.
+    fn of(error: &std::io::Error) -> Kind {
+        match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Kind::NoSpace,
+            std::io::ErrorKind::AlreadyExists => Kind::Exists,
+            _ => Kind::Failed,
+        }
+    }
+}
+
 /// Why not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
@@ -75,12 +86,7 @@ impl Refusal {
 
     /// A step that failed with an error of the system.
     pub fn failed(tried: impl std::fmt::Display, error: &std::io::Error) -> Refusal {
-        let kind = match error.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Kind::NoSpace,
-            std::io::ErrorKind::AlreadyExists => Kind::Exists,
-            _ => Kind::Failed,
-        };
-        Refusal::new(kind, format!("cannot {tried}: {error}"))
+        Refusal::new(Kind::of(error), format!("cannot {tried}: {error}"))
     }
 }
 
@@ -100,6 +106,7 @@ impl From<FileOpenError> for Refusal {
             FileOpenError::Exists { .. } => Kind::Exists,
             FileOpenError::InUse { .. } => Kind::InUse,
             FileOpenError::DirectRefused { .. } => Kind::Unsupported,
+            FileOpenError::Failed { source, .. } => Kind::of(source),
             _ => Kind::Failed,
         };
         Refusal::from(Failure::said(error)).of_kind(kind)

@@ -21,7 +21,10 @@ pub struct Resize {
 enum Stage {
     Lengthening(Errand<Result<(), Refusal>>),
     Holding(Hold),
+    /// The new size becomes durable, by a flush behind those of the guest;
     Flushing,
+    /// or by a round, while a client has requests held.
+    Syncing,
     Over,
 }
 
@@ -67,21 +70,21 @@ impl Resize {
                     if work.paused {
                         // Requests of our own wait with the others; a round does not.
                         work.disk.sync(work.engine);
+                        self.stage = Stage::Syncing;
                     } else {
                         work.let_go();
                         work.begin_flush();
+                        self.stage = Stage::Flushing;
                     }
-                    self.stage = Stage::Flushing;
                 }
-                Stage::Flushing => {
-                    let durable = if work.paused { work.disk.is_clean() } else { work.is_flushed()? };
-                    if !durable {
-                        return self.wait(Stage::Flushing);
-                    }
-                    // Not before it is durable: a guest may use what it is told of.
-                    work.resized();
-                    return Ok(Some(json!({ "size": work.geometry.len })));
-                }
+                Stage::Flushing => match work.is_flushed()? {
+                    true => return Ok(Some(told(work))),
+                    false => return self.wait(Stage::Flushing),
+                },
+                Stage::Syncing => match work.is_synced()? {
+                    true => return Ok(Some(told(work))),
+                    false => return self.wait(Stage::Syncing),
+                },
                 Stage::Over => return Ok(None),
             }
         }
@@ -96,4 +99,10 @@ impl Resize {
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.let_go();
     }
+}
+
+/// It is durable, and not before that the guest is told: it may use what it is told of.
+fn told(work: &mut Work<'_>) -> Value {
+    work.resized();
+    json!({ "size": work.geometry.len })
 }

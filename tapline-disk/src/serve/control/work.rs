@@ -101,10 +101,19 @@ impl Work<'_> {
                 *self.flush = Flush::None;
                 Ok(true)
             }
-            Flush::Answered(_) => {
+            Flush::Answered(status) => {
                 *self.flush = Flush::None;
-                Err(not_durable())
+                Err(not_durable(status))
             }
+        }
+    }
+
+    /// Whether everything is durable, after [`Disk::sync`] and with requests held; or it is refused.
+    pub fn is_synced(&self) -> Result<bool, Refusal> {
+        match (self.disk.is_quiet() && !self.disk.is_syncing(), self.disk.is_clean()) {
+            (false, _) => Ok(false),
+            (true, true) => Ok(true),
+            (true, false) => Err(not_durable(self.disk.last_round())),
         }
     }
 
@@ -199,7 +208,7 @@ impl Work<'_> {
     /// What every verb that changes the chain needs.
     pub fn must_be_writable(&self) -> Result<(), Refusal> {
         if self.disk.is_broken() {
-            return Err(not_durable());
+            return Err(not_durable(Status::Failed));
         }
         match self.geometry.read_only {
             true => Err(Refusal::new(Kind::State, "the disk is served read-only").advise("serve it writable")),
@@ -214,7 +223,11 @@ impl Work<'_> {
     }
 }
 
-fn not_durable() -> Refusal {
+fn not_durable(status: Status) -> Refusal {
+    if status == Status::NoSpace {
+        return Refusal::new(Kind::NoSpace, "cannot make the disk durable: no space is left where its files lie")
+            .advise("free some space and ask again; the disk goes on as it is");
+    }
     Refusal::new(Kind::Failed, "cannot make the disk durable: its storage failed, or had failed before")
         .advise("see the kernel's log; nothing was changed, and the disk accepts writes again when it is served anew")
 }
@@ -284,10 +297,6 @@ impl Hold {
             work.disk.sync(work.engine);
             *self = Hold::Syncing;
         }
-        match (work.disk.is_clean(), work.disk.is_quiet() && !work.disk.is_syncing()) {
-            (_, false) => Ok(false),
-            (true, true) => Ok(true),
-            (false, true) => Err(not_durable()),
-        }
+        work.is_synced()
     }
 }

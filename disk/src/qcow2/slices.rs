@@ -3,7 +3,9 @@
 //! Knows nothing of what is in them. Keeps: what is changed, in the round under way or pinned stays; a slice that is in
 //! the cache is newer than the file or equal to it; and a fresh table, which the file does not have yet, is never loaded.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
+
+use rustc_hash::FxHashMap;
 
 use super::layout::{index, length};
 use crate::format::{MetaBlock, MetaWrite, Wait};
@@ -46,7 +48,8 @@ pub struct Slices {
     cluster: u64,
     /// Slices kept though nothing is to be written of them.
     max: usize,
-    slices: HashMap<u64, Slice>,
+    /// Looked into for every cluster, and bounded, whatever the offsets: a fast hash will do.
+    slices: FxHashMap<u64, Slice>,
     /// The slices in the order in which a hand passes them.
     ring: VecDeque<u64>,
     dirty: BTreeSet<u64>,
@@ -67,7 +70,7 @@ impl Slices {
             size,
             cluster,
             max: index(budget / size),
-            slices: HashMap::new(),
+            slices: FxHashMap::default(),
             ring: VecDeque::new(),
             dirty: BTreeSet::new(),
             fresh: BTreeSet::new(),

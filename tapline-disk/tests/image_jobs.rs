@@ -43,6 +43,15 @@ fn parents(layers: &[String]) -> String {
 
 /// The chain shows what the disk did, and every layer is sound.
 fn shows_the_same(room: &Room, layers: &[String]) {
+    shows(room, layers, &[0]);
+}
+
+/// The same after a kill, which may leave clusters of a qcow2 image that are counted and nothing refers to (3 of qemu-img).
+fn still_shows_the_same(room: &Room, layers: &[String]) {
+    shows(room, layers, &[0, 3]);
+}
+
+fn shows(room: &Room, layers: &[String], fine: &[i32]) {
     let (leaf, parents) = layers.split_first().unwrap();
     let parents: String = parents.iter().map(|parent| format!(" --parent {parent}")).collect();
     let said = room.tapline(&format!("image compare {leaf} raw:before.raw{parents}"));
@@ -55,7 +64,8 @@ fn shows_the_same(room: &Room, layers: &[String]) {
     for qcow2 in layers.iter().filter_map(|layer| layer.strip_prefix("qcow2:")) {
         // By itself: QEMU has its own idea of where the parents' names lead.
         let alone = r#"{"driver":"qcow2","file":{"driver":"file","filename":"FILE"},"backing":null}"#;
-        room.tool("qemu-img", &format!("check -U json:{}", alone.replace("FILE", qcow2)));
+        let said = room.run("qemu-img", &format!("check -U json:{}", alone.replace("FILE", qcow2)));
+        assert!(said.code.is_some_and(|code| fine.contains(&code)), "{qcow2}: {said:?}");
     }
 }
 
@@ -114,10 +124,10 @@ fn a_merge_that_was_killed_goes_on_where_it_ended() {
         let words = format!("image merge {} --from 0 --into 1", on(&layers));
         for _ in 0..3 {
             kill_when(&room, &words, "empty", 16 << 20);
-            shows_the_same(&room, &layers);
+            still_shows_the_same(&room, &layers);
         }
         room.done(&words);
-        shows_the_same(&room, &layers[1..]);
+        still_shows_the_same(&room, &layers[1..]);
         assert!(room.space(file_of(&child)) < 2 * MIB, "the merged layer still takes {}", room.space(file_of(&child)));
     }
 }
@@ -146,9 +156,9 @@ fn a_merge_deep_in_a_chain_that_was_killed_leaves_one_that_opens() {
         let merge = format!("image merge {} --from 2 --into 3", on(&layers));
         let limited = room.run_words("sh", &["-c", &format!("ulimit -c 0; ulimit -f 8192; exec {TAPLINE} {merge}")]);
         assert_ne!(limited.code, Some(0), "{limited:?}");
-        shows_the_same(&room, &layers);
+        still_shows_the_same(&room, &layers);
         room.done(&merge);
-        shows_the_same(&room, &layers.iter().filter(|layer| !layer.contains(":2.")).cloned().collect::<Vec<_>>());
+        still_shows_the_same(&room, &layers.iter().filter(|layer| !layer.contains(":2.")).cloned().collect::<Vec<_>>());
     }
 }
 
@@ -184,7 +194,7 @@ fn a_merge_killed_at_any_moment_is_done_by_the_same_command() {
             job.kill().unwrap();
             job.wait().unwrap();
             room.done(&merge);
-            shows_the_same(&room, &[layers[0].clone(), layers[3].clone()]);
+            still_shows_the_same(&room, &[layers[0].clone(), layers[3].clone()]);
             assert!(!layers[1..3].iter().any(|layer| room.file(file_of(layer)).exists()), "{moment}");
         }
     }
@@ -243,11 +253,11 @@ fn a_larger_image_is_merged_into_smaller_layers_and_a_killed_merge_of_it_goes_on
         let limit = fs::metadata(room.file(file_of(&layers[2]))).unwrap().len() / 512 - 1;
         let limited = format!("ulimit -c 0; ulimit -f {limit}; exec {TAPLINE} {merge}");
         assert_ne!(room.run_words("sh", &["-c", &limited]).code, Some(0));
-        shows_the_same(&room, &layers);
+        still_shows_the_same(&room, &layers);
         room.done(&merge);
-        shows_the_same(&room, &layers[2..]);
+        still_shows_the_same(&room, &layers[2..]);
         // The files that were merged hold nothing, so that who does not know of its end may give the command again.
-        shows_the_same(&room, &layers);
+        still_shows_the_same(&room, &layers);
     }
 }
 
@@ -335,10 +345,10 @@ fn flattening_that_was_killed_goes_on() {
         let layers = full_base(&room, 128 * MIB, format);
         for _ in 0..2 {
             kill_when(&room, &format!("image flatten {}", on(&layers)), file_of(&layers[0]), 16 << 20);
-            shows_the_same(&room, &layers);
+            still_shows_the_same(&room, &layers);
         }
         room.done(&format!("image flatten {}", on(&layers)));
-        shows_the_same(&room, &layers[..1]);
+        still_shows_the_same(&room, &layers[..1]);
     }
 }
 
@@ -350,9 +360,9 @@ fn rebasing_that_was_killed_goes_on() {
         room.done(&format!("image create {format}:empty --size 128M"));
         let words = format!("image rebase {} --onto {format}:empty", on(&layers));
         kill_when(&room, &words, file_of(&layers[0]), 16 << 20);
-        shows_the_same(&room, &layers);
+        still_shows_the_same(&room, &layers);
         room.done(&words);
-        shows_the_same(&room, &[layers[0].clone(), format!("{format}:empty")]);
+        still_shows_the_same(&room, &[layers[0].clone(), format!("{format}:empty")]);
     }
 }
 
@@ -492,9 +502,9 @@ fn compacting_that_was_killed_leaves_the_old_image() {
         }
         job.kill().unwrap();
         job.wait().unwrap();
-        shows_the_same(&room, &layers);
+        still_shows_the_same(&room, &layers);
         room.done(&format!("image compact {}", layers[1]));
         assert!(!room.file(&new).exists());
-        shows_the_same(&room, &layers);
+        still_shows_the_same(&room, &layers);
     }
 }

@@ -72,8 +72,8 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     report(merge, target, &sources, copied)
 }
 
-/// A kill came after the layer above was linked to the target: only what the merge has left can be there yet, and space in
-/// the target that it had not given back.
+/// A kill came after the layer above was linked to the target: only what the merge has left can be there yet. The chain
+/// without it is opened as every writer does, who sees that it belongs together, and takes away what a killed one has left.
 fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<Exit, Failure> {
     chain.names.drain(merge.from..merge.into);
     chain.writable = merge.from.saturating_add(1);

@@ -185,12 +185,12 @@ fn a_merge_killed_at_any_moment_is_done_by_the_same_command() {
         let begun = Instant::now();
         room.done(&merge);
         let whole = begun.elapsed();
-        for moment in 0..=16 {
+        for moment in 0..=10 {
             keep("kept", ".");
             let mut job = Command::new(TAPLINE);
             let job = job.args(merge.split_whitespace()).current_dir(room.path()).stderr(Stdio::null());
             let mut job = job.stdout(Stdio::null()).spawn().unwrap();
-            std::thread::sleep(whole * moment / 16);
+            std::thread::sleep(whole * moment / 10);
             job.kill().unwrap();
             job.wait().unwrap();
             room.done(&merge);

@@ -372,6 +372,17 @@ mod test {
     }
 
     #[test]
+    fn the_chain_that_is_expected_has_whole_paths_and_the_layers_that_are_merged() {
+        let merge = |chain: &str| format!(r#"{{"version":1,"verb":"merge","from":0,"into":1,"expect":{chain}}}"#);
+        let (_, verb) = parse(merge(r#"["vhd:/b","raw:/a"]"#).as_bytes());
+        let Ok(Verb::Merge(Merge { expect: Some(chain), .. })) = verb else { panic!("{verb:?}") };
+        assert_eq!(chain, ["vhd:/b".parse().unwrap(), "raw:/a".parse().unwrap()]);
+        assert!(refused(&merge(r#"["vhd:/b"]"#)).message.contains("no layer 1"));
+        assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("the whole path"));
+        assert!(refused(&merge("7")).message.contains("sequence"));
+    }
+
+    #[test]
     fn an_answer_is_one_line_with_the_name_of_its_request() {
         let id = Id("a\nb".into());
         assert_eq!(answer(&id, &Ok(Value::Null)), "{\"id\":\"a\\nb\",\"ok\":null}\n");

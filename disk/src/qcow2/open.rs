@@ -6,7 +6,7 @@
 use super::clusters::Clusters;
 use super::counts::Counts;
 use super::head::{Head, PAGE};
-use super::header::{Header, read};
+use super::header::{Header, check_compression, read};
 use super::layout::{
     COMPRESSION_TYPE, COPIED, CORRUPT, DIRTY, EXTENDED_L2, EXTERNAL_DATA, OFFSET_MASK, entry, index, length,
 };
@@ -49,11 +49,7 @@ pub fn check_readable(header: &Header) -> Result<(), ImageError> {
         let names = header.feature_names(0, incompatible & !known).join(", ");
         return unsupported(72, format!("the image uses features that are not known here: {names}"));
     }
-    let stated = incompatible & COMPRESSION_TYPE != 0;
-    if raw.compression > 1 || stated != (raw.compression != 0) {
-        return unsupported(104, format!("the image's compression type {} is not known", raw.compression));
-    }
-    Ok(())
+    check_compression(raw)
 }
 
 /// Whether the image can be written to.

@@ -5,7 +5,7 @@
 
 use zerocopy::FromBytes;
 
-use crate::qcow2::header::{Header, check_refcount_table};
+use crate::qcow2::header::{Header, check_compression, check_refcount_table};
 use crate::qcow2::layout::{
     BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawBitmaps, SECTOR, index,
     length,
@@ -69,6 +69,7 @@ impl Shape {
         if raw.encryption.get() != 0 {
             return Err(ImageError::at(ImageErrorKind::Unsupported, 32, "the image is encrypted"));
         }
+        check_compression(raw)?;
         let cluster = header.cluster_size();
         Ok(Shape {
             cluster_bits: raw.cluster_bits.get(),

@@ -216,6 +216,18 @@ fn bitmaps_are_followed_and_dropped_when_they_are_out_of_date() {
     assert!(plan.what.iter().any(|what| what.contains("bitmaps")), "{:?}", plan.what);
 }
 
+#[test]
+fn two_bitmaps_with_one_name_are_damage() {
+    let room = Room::new();
+    image(&room, "-o cluster_size=64k");
+    room.img("bitmap --add sound first");
+    room.img("bitmap --add sound other");
+    let mut bytes = room.read("sound");
+    let name = bytes.windows(5).rposition(|window| window == b"other").unwrap();
+    bytes[name..name + 5].copy_from_slice(b"first");
+    assert_class(&room, &bytes, Class::Corrupt, "two bitmaps with one name");
+}
+
 /// Scope: a program killed in the middle, with and without lazy refcounts.
 #[test]
 fn an_image_that_was_not_closed_is_repaired() {
@@ -341,6 +353,29 @@ fn unknown_autoclear_bits_go_before_anything_is_written() {
 #[test]
 fn a_mark_of_an_external_data_file_that_is_none_is_cleared() {
     mended("a raw external data file", Class::Corrupt, |bytes| bytes.flip(88, 2));
+}
+
+#[test]
+fn a_place_for_no_snapshots_is_cleared() {
+    mended("an unaligned place for no snapshots", Class::Corrupt, |bytes| bytes.set_u64(64, 512));
+    mended("a negative place for no snapshots", Class::Corrupt, |bytes| bytes.set_u64(64, 1 << 63));
+}
+
+/// New refcounts must not stand where the disk has clusters that are cut off.
+#[test]
+fn what_a_file_cut_short_reads_as_is_the_same_after_a_repair() {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=4k");
+    bytes.0.truncate(bytes.0.len() * 3 / 4);
+    bytes.set_u64(bytes.refcount_table(), 1 << 40);
+    room.write("cut", &bytes.0);
+    room.img("convert -f qcow2 -O raw cut before");
+    let plan = repair(&mut bytes.0.as_slice()).unwrap();
+    assert!(plan.what.iter().any(|what| what.contains("laid out anew")), "{:?}", plan.what);
+    apply(&mut bytes.0, &plan, plan.batches.len(), Sectors::None);
+    room.write("mended", &bytes.0);
+    room.img("convert -f qcow2 -O raw mended after");
+    assert!(room.read("before") == room.read("after"));
 }
 
 #[test]

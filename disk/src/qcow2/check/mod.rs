@@ -6,6 +6,7 @@
 //! [`Severity::Leak`]. Memory: the ledger, and one table of 8 MiB at most; everything else
 //! passes through in pieces. Time: each table is read once for each first-level entry that names it.
 
+pub mod beyond;
 mod bitmaps;
 pub mod copied;
 mod ledger;
@@ -14,6 +15,7 @@ pub mod shape;
 mod snapshots;
 mod walk;
 
+use beyond::Beyond;
 use ledger::Ledger;
 use refcounts::Refcounts;
 use shape::Shape;
@@ -87,6 +89,8 @@ pub(super) struct Survey {
     pub(super) findings: Findings,
     /// Some references cannot be made out: what they refer to may look like a leak.
     pub(super) unresolved: bool,
+    /// Of these, those to what lies behind the end of the file.
+    pub(super) beyond: Beyond,
     /// Two places of the disk have the same cluster, more often than the image says.
     pub(super) shared: u64,
 }
@@ -98,12 +102,15 @@ impl Survey {
         if shape.claims_raw_data() {
             walk.findings.add(Severity::Repairable, 88, "the header speaks of a raw external data file that is none");
         }
+        if shape.misplaces_no_snapshots() {
+            walk.findings.add(Severity::Repairable, 64, "the header names a place that cannot be, for no snapshots");
+        }
         walk.image(source)?;
         // Before the refcount structures are counted: what those lie upon is right again once they are elsewhere.
         walk.judge_overlaps();
         let mut refcounts = Refcounts::read(source, &mut walk)?;
         walk.judge_overlaps();
-        let Walk { mut ledger, mut findings, unresolved, .. } = walk;
+        let Walk { mut ledger, mut findings, unresolved, beyond, .. } = walk;
         let compared = refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
         copied::judge(source, &shape, &ledger, &mut findings)?;
         Ok(Survey {
@@ -112,6 +119,7 @@ impl Survey {
             refcounts,
             findings,
             unresolved: unresolved || compared.too_many,
+            beyond,
             shared: compared.shared,
         })
     }

@@ -92,6 +92,12 @@ impl Shape {
         self.header.raw.incompatible.get() & CORRUPT != 0
     }
 
+    /// Whether the header has a place for snapshots that cannot be one, and no snapshots.
+    pub fn misplaces_no_snapshots(&self) -> bool {
+        let (count, at) = (self.header.raw.snapshots.get(), self.header.raw.snapshots_at.get());
+        count == 0 && (!self.is_aligned(at) || i64::try_from(at).is_err())
+    }
+
     /// Whether the image claims to have an external data file, which it has not: no image with one gets here.
     pub fn claims_raw_data(&self) -> bool {
         self.header.raw.autoclear.get() & RAW_EXTERNAL_DATA != 0

@@ -4,6 +4,7 @@
 //! from then on [`Walk::unresolved`] holds: something may be in use that nothing seems to refer to.
 
 use super::Findings;
+use super::beyond::Beyond;
 use super::bitmaps;
 use super::ledger::{Clash, Ledger, Role};
 use super::shape::{Shape, Table, entries, read_entries, read_padded};
@@ -28,6 +29,8 @@ pub struct Walk<'a> {
     pub(super) findings: Findings,
     /// Some references cannot be made out.
     pub(super) unresolved: bool,
+    /// Of these, those to what lies behind the end of the file.
+    pub(super) beyond: Beyond,
     /// Structures that have their clusters for themselves.
     alone: Vec<Alone>,
     repeats: u32,
@@ -48,6 +51,7 @@ impl<'a> Walk<'a> {
             ledger: Ledger::default(),
             findings: Findings::default(),
             unresolved: false,
+            beyond: Beyond::default(),
             alone: Vec::new(),
             repeats: 0,
         }
@@ -90,11 +94,13 @@ impl<'a> Walk<'a> {
     /// Counts a reference to a range of the file; whether it lies in the file.
     pub(super) fn refer(&mut self, at: u64, len: u64, role: Role, what: &str) -> Result<bool, ImageError> {
         let Some(last) = len.checked_sub(1) else { return Ok(true) };
+        let (first, last) = (self.shape.cluster_of(at), self.shape.cluster_of(at.saturating_add(last)));
         if !self.is_inside(at, len) {
+            self.beyond.note(first, last);
             self.damage(at, format!("{what} lies behind the end of the file"));
             return Ok(false);
         }
-        for cluster in self.shape.cluster_of(at)..=self.shape.cluster_of(at.saturating_add(last)) {
+        for cluster in first..=last {
             if self.ledger.count(cluster, role)? == Some(Clash::TableAndData) {
                 let place = self.shape.offset_of(cluster);
                 self.damage(place, format!("the cluster of {what} is a second-level table and data at once"));

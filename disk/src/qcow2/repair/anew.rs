@@ -2,12 +2,14 @@
 //! mended where they are.
 //!
 //! Knows nothing of the header, which is to name the new table once all of this is durable. The old table and blocks
-//! are counted as free, unless references cannot be made out: then nothing is.
+//! are counted as free, unless references cannot be made out: then nothing is, and where something refers to what lies
+//! behind the end of the file, nothing is put.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::qcow2::check::Survey;
+use crate::qcow2::check::beyond::Beyond;
 use crate::qcow2::layout::{REFCOUNT_TABLE_BYTES_MAX, index, length, set_entry};
 use crate::{ImageError, ImageErrorKind, MetaWrite, Source};
 
@@ -41,7 +43,11 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
             }
         }
     }
-    let plan = Plan::of(survey, start, sound)?;
+    let mut plan = Plan::of(survey, start, sound)?;
+    // What is behind the end of the file reads as zero, and would be refcounts for who refers to it.
+    while !survey.beyond.is_clear(plan.taken()) {
+        plan = Plan::of(survey, Beyond::next(plan.start), sound)?;
+    }
     let cluster = survey.shape.cluster;
     let mut table = vec![0; index(plan.table_clusters.saturating_mul(cluster))];
     let mut writes = Vec::new();

@@ -6,7 +6,6 @@
 //! [`Severity::Leak`]. Memory: the ledger, and one table of 8 MiB at most; everything else
 //! passes through in pieces. Time: each table is read once for each first-level entry that names it.
 
-pub mod beyond;
 mod bitmaps;
 pub mod copied;
 mod ledger;
@@ -15,7 +14,6 @@ pub mod shape;
 mod snapshots;
 mod walk;
 
-use beyond::Beyond;
 use ledger::Ledger;
 use refcounts::Refcounts;
 use shape::Shape;
@@ -89,8 +87,8 @@ pub(super) struct Survey {
     pub(super) findings: Findings,
     /// Some references cannot be made out: what they refer to may look like a leak.
     pub(super) unresolved: bool,
-    /// Of these, those to what lies behind the end of the file.
-    pub(super) beyond: Beyond,
+    /// The first cluster behind the end of the file that something refers to.
+    pub(super) beyond: Option<u64>,
     /// Two places of the disk have the same cluster, more often than the image says.
     pub(super) shared: u64,
 }

@@ -4,7 +4,6 @@
 //! from then on [`Walk::unresolved`] holds: something may be in use that nothing seems to refer to.
 
 use super::Findings;
-use super::beyond::Beyond;
 use super::bitmaps;
 use super::ledger::{Clash, Ledger, Role};
 use super::shape::{Shape, Table, entries, read_entries, read_padded};
@@ -29,8 +28,8 @@ pub struct Walk<'a> {
     pub(super) findings: Findings,
     /// Some references cannot be made out.
     pub(super) unresolved: bool,
-    /// Of these, those to what lies behind the end of the file.
-    pub(super) beyond: Beyond,
+    /// The first cluster behind the end of the file that something refers to.
+    pub(super) beyond: Option<u64>,
     /// Structures that have their clusters for themselves.
     alone: Vec<Alone>,
     repeats: u32,
@@ -51,7 +50,7 @@ impl<'a> Walk<'a> {
             ledger: Ledger::default(),
             findings: Findings::default(),
             unresolved: false,
-            beyond: Beyond::default(),
+            beyond: None,
             alone: Vec::new(),
             repeats: 0,
         }
@@ -96,7 +95,8 @@ impl<'a> Walk<'a> {
         let Some(last) = len.checked_sub(1) else { return Ok(true) };
         let (first, last) = (self.shape.cluster_of(at), self.shape.cluster_of(at.saturating_add(last)));
         if !self.is_inside(at, len) {
-            self.beyond.note(first, last);
+            let behind = first.max(self.shape.clusters());
+            self.beyond = Some(self.beyond.map_or(behind, |other| other.min(behind)));
             self.damage(at, format!("{what} lies behind the end of the file"));
             return Ok(false);
         }

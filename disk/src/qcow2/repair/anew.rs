@@ -2,14 +2,13 @@
 //! mended where they are.
 //!
 //! Knows nothing of the header, which is to name the new table once all of this is durable. The old table and blocks
-//! are counted as free, unless references cannot be made out: then nothing is, and where something refers to what lies
-//! behind the end of the file, nothing is put.
+//! are counted as free, unless references cannot be made out: then nothing is. Where something refers to what a file that
+//! was cut short has lost, nothing is laid out: it would read as refcounts, or seem to be there again.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::qcow2::check::Survey;
-use crate::qcow2::check::beyond::Beyond;
 use crate::qcow2::layout::{REFCOUNT_TABLE_BYTES_MAX, index, length, set_entry};
 use crate::{ImageError, ImageErrorKind, MetaWrite, Source};
 
@@ -31,8 +30,8 @@ struct Plan {
     blocks: BTreeSet<u64>,
 }
 
-/// Lays out new refcounts. `sound`: what nothing refers to is free.
-pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Result<Anew, ImageError> {
+/// Lays out new refcounts, if there is a place for them. `sound`: what nothing refers to is free.
+pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Result<Option<Anew>, ImageError> {
     // Behind the old table and blocks too: they are in use until the header names the new ones.
     let used = survey.ledger.end();
     let start = if sound { used } else { used.max(survey.shape.clusters()) };
@@ -43,10 +42,9 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
             }
         }
     }
-    let mut plan = Plan::of(survey, start, sound)?;
-    // What is behind the end of the file reads as zero, and would be refcounts for who refers to it.
-    while !survey.beyond.is_clear(plan.taken()) {
-        plan = Plan::of(survey, Beyond::next(plan.start), sound)?;
+    let plan = Plan::of(survey, start, sound)?;
+    if survey.beyond.is_some_and(|cluster| cluster < plan.taken().end) {
+        return Ok(None);
     }
     let cluster = survey.shape.cluster;
     let mut table = vec![0; index(plan.table_clusters.saturating_mul(cluster))];
@@ -58,7 +56,7 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
     }
     let table_at = survey.shape.offset_of(plan.start);
     writes.push(MetaWrite { at: table_at, bytes: table });
-    Ok(Anew { table_at, table_clusters: u32::try_from(plan.table_clusters).unwrap_or(u32::MAX), writes })
+    Ok(Some(Anew { table_at, table_clusters: u32::try_from(plan.table_clusters).unwrap_or(u32::MAX), writes }))
 }
 
 impl Plan {

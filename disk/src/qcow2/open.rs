@@ -11,6 +11,7 @@ use super::layout::{
     COMPRESSION_TYPE, COPIED, CORRUPT, DIRTY, EXTENDED_L2, EXTERNAL_DATA, OFFSET_MASK, entry, index, length,
 };
 use super::pending::Pending;
+use super::ranges::Ranges;
 use super::room::Room;
 use super::space::Space;
 use super::tables::Tables;
@@ -164,7 +165,8 @@ impl Opening<'_> {
         };
         let mut space = Space::new(1 << bits, end, limit, zero_tail);
         places.iter().for_each(|&(first, count)| space.reserve_for_tables(first, count));
-        Ok(Room { bits, counts, space, pending: Pending::default(), debts: Vec::new(), table_moved: false })
+        let gaps = gaps(&counts, &places, end);
+        Ok(Room { bits, counts, space, gaps, pending: Pending::default(), debts: Vec::new(), table_moved: false })
     }
 
     /// The refcounts of the end of the file, where the first write will go. A disk that grows needs them too, and cannot
@@ -217,6 +219,20 @@ impl Opening<'_> {
             .and_then(|first| blocks.get(first))
             .map_or(0, |&(number, _)| number.saturating_mul(counts.per_block())))
     }
+}
+
+/// Numbers of the refcount blocks that are not there, where there would be something to count before cluster `end` and none
+/// of the tables stands.
+fn gaps(counts: &Counts, tables: &[(u64, u64)], end: u64) -> Ranges {
+    let per_block = counts.per_block();
+    let mut gaps = Ranges::default();
+    gaps.insert(0, end.div_ceil(per_block).min(counts.table().0));
+    counts.numbered_blocks().for_each(|(number, _)| gaps.remove(number, 1));
+    for &(first, count) in tables.iter().filter(|&&(_, count)| count > 0) {
+        let last = first.saturating_add(count).saturating_sub(1) / per_block;
+        gaps.remove(first / per_block, last.saturating_sub(first / per_block).saturating_add(1));
+    }
+    gaps
 }
 
 fn read_table(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Vec<u64>, ImageError> {

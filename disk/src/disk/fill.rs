@@ -312,6 +312,20 @@ impl<F: Format> Disk<F> {
         }
     }
 
+    /// Begins what has waited for memory, as far as there is some. Memory comes back only with the end of an operation; and
+    /// here and not there, for what begins may end at once.
+    pub(super) fn begin_waiting_reads<I: Io>(&mut self, io: &mut I) {
+        loop {
+            if let Some(begin) = self.packed.next() {
+                self.begin_packed_read(begin, io);
+            } else if let Some(fill) = self.fills.next() {
+                self.go_on_filling(fill, io);
+            } else {
+                return;
+            }
+        }
+    }
+
     /// A write with what was around it has ended.
     pub(super) fn filled<I: Io>(
         &mut self,

@@ -328,20 +328,6 @@ impl<F: Format> Disk<F> {
         self.start_held(io);
     }
 
-    /// Begins what has waited for memory, as far as there is some. Memory comes back only with the end of an operation; and
-    /// here and not there, for what begins may end at once.
-    fn begin_waiting_reads<I: Io>(&mut self, io: &mut I) {
-        loop {
-            if let Some(begin) = self.packed.next() {
-                self.begin_packed_read(begin, io);
-            } else if let Some(fill) = self.fills.next() {
-                self.go_on_filling(fill, io);
-            } else {
-                return;
-            }
-        }
-    }
-
     /// Pushes again what a full engine has handed back. To be called after reaping.
     pub fn retry<I: Io>(&mut self, io: &mut I) {
         while let Some(op) = self.backlog.pop_front() {

@@ -216,6 +216,18 @@ fn bitmaps_are_followed_and_dropped_when_they_are_out_of_date() {
     assert!(plan.what.iter().any(|what| what.contains("bitmaps")), "{:?}", plan.what);
 }
 
+#[test]
+fn two_bitmaps_with_one_name_are_damage() {
+    let room = Room::new();
+    image(&room, "-o cluster_size=64k");
+    room.img("bitmap --add sound first");
+    room.img("bitmap --add sound other");
+    let mut bytes = room.read("sound");
+    let name = bytes.windows(5).rposition(|window| window == b"other").unwrap();
+    bytes[name..name + 5].copy_from_slice(b"first");
+    assert_class(&room, &bytes, Class::Corrupt, "two bitmaps with one name");
+}
+
 /// Scope: a program killed in the middle, with and without lazy refcounts.
 #[test]
 fn an_image_that_was_not_closed_is_repaired() {
@@ -344,6 +356,31 @@ fn a_mark_of_an_external_data_file_that_is_none_is_cleared() {
 }
 
 #[test]
+fn a_place_for_no_snapshots_is_cleared() {
+    mended("an unaligned place for no snapshots", Class::Corrupt, |bytes| bytes.set_u64(64, 512));
+    mended("a negative place for no snapshots", Class::Corrupt, |bytes| bytes.set_u64(64, 1 << 63));
+}
+
+/// New refcounts must not stand where the disk has clusters that are cut off, nor the file end behind those: then they
+/// would be zeroes and the image sound.
+#[test]
+fn a_file_cut_short_reads_the_same_and_stays_damaged_after_a_repair() {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=4k");
+    bytes.0.truncate(bytes.0.len() * 3 / 4);
+    bytes.set_u64(bytes.refcount_table(), 1 << 40);
+    room.write("cut", &bytes.0);
+    room.img("convert -f qcow2 -O raw cut before");
+    let plan = repair(&mut bytes.0.as_slice()).unwrap();
+    assert!(plan.what.iter().any(|what| what.contains("cut short")), "{:?}", plan.what);
+    apply(&mut bytes.0, &plan, plan.batches.len(), Sectors::None);
+    assert_class(&room, &bytes.0, Class::Corrupt, "a file cut short");
+    room.write("mended", &bytes.0);
+    room.img("convert -f qcow2 -O raw mended after");
+    assert!(room.read("before") == room.read("after"));
+}
+
+#[test]
 fn references_that_make_no_sense_stay_damage() {
     lasting("a cluster outside the file", |bytes| bytes.set_u64(bytes.l2(3), COPIED | 1 << 40));
     lasting("a cluster that is not aligned", |bytes| bytes.flip(bytes.l2(3), 0x200));
@@ -419,6 +456,61 @@ fn a_random_sector_of_metadata_is_judged_as_qemu_does() {
         let Ok(plan) = repair(&mut bytes.0.as_slice()) else { continue };
         apply(&mut bytes.0, &plan, plan.batches.len(), Sectors::None);
         assert!(repair(&mut bytes.0.as_slice()).unwrap().batches.is_empty(), "{name}: there is always more to repair");
+    }
+}
+
+/// Whether we and QEMU take an image with these header extensions (type, length, whatever data) and this place for a
+/// backing name of 4 bytes.
+fn takes_extensions(room: &Room, extensions: &[(u32, u32)], name_at: u64) -> bool {
+    room.img("create -q -f qcow2 made 1M");
+    let mut bytes = Bytes(room.read("made"));
+    bytes.zero(112, 65536 - 112);
+    let mut at = 112;
+    for &(kind, len) in extensions {
+        bytes.set_u64(at, u64::from(kind) << 32 | u64::from(len));
+        at += 8 + u64::from(len).next_multiple_of(8);
+    }
+    if name_at > 0 {
+        bytes.set_u64(8, name_at);
+        bytes.set_u64(16, 4 << 32 | 16);
+        bytes.set_u64(name_at, u64::from_be_bytes(*b"base\0\0\0\0"));
+    }
+    room.write("damaged", &bytes.0);
+    assert_eq!(
+        class(&bytes.0),
+        room.qemu_class("damaged"),
+        "{extensions:x?}, {name_at}: {}",
+        room.qemu_text("damaged")
+    );
+    class(&bytes.0) == Class::Clean
+}
+
+#[test]
+fn header_extensions_are_taken_or_refused_as_by_qemu() {
+    let room = Room::new();
+    room.write("base", &[0; 512]);
+    let takes = |extensions: &[(u32, u32)], name_at| takes_extensions(&room, extensions, name_at);
+    // The mark that ends the list may have any length that fits.
+    assert!(takes(&[(0, 0)], 0) && takes(&[(0, 1)], 0) && takes(&[(0, 65536 - 120)], 0));
+    assert!(!takes(&[(0, 65536 - 119)], 0) && !takes(&[(0, u32::MAX)], 0));
+    assert!(takes(&[(0, 4)], 124) && !takes(&[(0, 5)], 124));
+    // A list without a mark ends where the name begins, and not within 8 bytes of that.
+    assert!(takes(&[(0x1234_5678, 8)], 128) && takes(&[], 112));
+    assert!(!takes(&[], 116) && !takes(&[(0x1234_5678, 0)], 124) && !takes(&[(0x1234_5678, 9)], 128));
+    // Sizes of what both know.
+    assert!(takes(&[(0xe279_2aca, 15)], 0) && !takes(&[(0xe279_2aca, 16)], 0));
+    assert!(takes(&[(0x2385_2875, 24)], 0) && !takes(&[(0x2385_2875, 23)], 0) && !takes(&[(0x2385_2875, 32)], 0));
+    assert!(!takes(&[(0x0537_be77, 16)], 0), "an encryption header without encryption");
+}
+
+/// The type is an additional field, and means something though no feature bit says that it is there.
+#[test]
+fn a_compression_type_that_nothing_announces_is_refused() {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=64k");
+    for kind in [1, 2, 255] {
+        bytes.0[104] = kind;
+        assert_class(&room, &bytes.0, Class::Corrupt, "compression type");
     }
 }
 

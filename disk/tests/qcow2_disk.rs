@@ -230,6 +230,78 @@ fn a_file_with_holes_is_filled_before_it_grows() {
     assert!(longer < len + 10 * MIB, "the file has {longer} bytes");
 }
 
+/// An image of QEMU with clusters of 512 bytes, one block of refcounts to 128 KiB of the file, and 64 KiB of data; what it
+/// holds, and a MiB behind it that nothing knows of, as a program leaves it that was killed.
+fn with_tail() -> (Vec<u8>, Vec<u8>) {
+    let room = Room::new();
+    room.img("create -q -f qcow2 -o cluster_size=512 image 2M");
+    room.io("image", "write -P 1 0 64k");
+    let mut model = vec![0; 2 * MIB as usize];
+    model[..64 << 10].fill(1);
+    let mut file = room.read("image");
+    file.resize(file.len() + MIB as usize, 0xee);
+    (file, model)
+}
+
+fn word(file: &[u8], at: usize) -> usize {
+    u64::from_be_bytes(file[at..at + 8].try_into().unwrap()) as usize & 0xff_ffff_ffff_fe00
+}
+
+fn set_word(file: &mut [u8], at: usize, value: usize) {
+    file[at..at + 8].copy_from_slice(&(value as u64).to_be_bytes());
+}
+
+#[test]
+fn what_no_refcount_block_counts_is_used_before_the_file_grows() {
+    let room = Room::new();
+    let (mut file, model) = with_tail();
+    let len = file.len();
+    let image = open(&mut file, Tail::Zeroes);
+    let mut rig = Rig::new(vec![image], vec![file], model, 1);
+    for piece in 2..14 {
+        rig.write(piece * (64 << 10), 64 << 10, piece as u8);
+        rig.flush();
+        assert!(rig.finish());
+    }
+    rig.flush();
+    assert!(rig.finish());
+    rig.verify();
+    judge(&room, &rig, "image");
+    assert_eq!(rig.files.bytes[0].len(), len, "there were 1024 KiB for 768 KiB and what they take to count");
+}
+
+#[test]
+fn what_a_lost_refcount_block_has_counted_is_left_alone() {
+    let (mut file, model) = with_tail();
+    // The block of the first clusters, among which all tables stand.
+    let table = word(&file, 48);
+    set_word(&mut file, table, 0);
+    let image = open(&mut file, Tail::Zeroes);
+    let mut rig = Rig::new(vec![image], vec![file], model, 1);
+    rig.write(MIB, MIB, 7);
+    assert!(rig.finish());
+    rig.verify();
+}
+
+#[test]
+fn what_an_entry_refers_to_is_left_alone_though_no_refcount_block_counts_it() {
+    let (mut file, model) = with_tail();
+    // The second cluster of the disk moves to where nothing is counted.
+    let place = 512 << 10;
+    file[place..place + 512].fill(1);
+    let entry = word(&file, word(&file, 40)) + 8;
+    set_word(&mut file, entry, 1 << 63 | place);
+    let image = open(&mut file, Tail::Zeroes);
+    let mut rig = Rig::new(vec![image], vec![file], model, 1);
+    rig.verify();
+    rig.write(MIB, MIB, 7);
+    assert!(rig.finish());
+    rig.verify();
+    assert_eq!(rig.files.bytes[0][place..place + 512], [1; 512]);
+    let end = place / (128 << 10) * (128 << 10) + (128 << 10);
+    assert!(rig.files.bytes[0][place + 512..end].iter().all(|&byte| byte == 0xee), "its neighbours were handed out");
+}
+
 #[test]
 fn failed_metadata_writes_are_made_up_for() {
     for seed in 0..40 {

@@ -20,18 +20,61 @@
 //! 5. *An abandoned ticket* leaves the old place as it was. Who waited for it reserves anew and asks for a fill anew:
 //!    nothing that was read for one reservation is ever used for another.
 //!
-//! Nobody waits in a circle: a fill waits for reads and metadata only, never for a ticket, nor for a request.
+//! Nobody waits in a circle: a fill waits for reads and metadata only, never for a ticket, nor for a request; and before
+//! it begins, for bytes of the budget. Those who have such bytes keep them until their write has ended, and wait for
+//! nobody who waits for some: compressed clusters have a budget of their own, whose readers wait for the storage alone.
+//! What a fill takes is what lies around its write, all of it, though zeroes and what is already there in memory need none.
 //!
 //! The guest's bytes are not copied into the buffer of the fill: as parts of a list they cost the kernel nothing, are
 //! the same for any size of cluster, and the engine copies where alignment asks for it, as it does for any other write.
 
 use memory::Segments;
 
+use super::budget::Budget;
 use super::packed::{Cluster, Reader};
 use super::{Disk, Op, Parked};
 use crate::fold::Where;
 use crate::format::{Fill, Format, Reserved, Ticket};
-use crate::{Action, FileId, Io, Span, Status};
+use crate::slab::Slab;
+use crate::{Action, FileDone, FileId, Io, Span, Status};
+
+/// Writes whose surroundings are being read or are to be, and the memory that these and the writes themselves may take.
+#[derive(Debug)]
+pub(super) struct Fills {
+    fillings: Slab<Filling>,
+    budget: Budget<u32>,
+}
+
+impl Fills {
+    pub fn new(bytes_max: u64) -> Fills {
+        Fills { fillings: Slab::with_capacity(0), budget: Budget::new(bytes_max) }
+    }
+
+    /// The next one that has waited for memory and need not any more.
+    pub fn next(&mut self) -> Option<u32> {
+        self.budget.next()
+    }
+
+    /// Bytes of memory that fills have.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        self.budget.taken()
+    }
+
+    /// Whether there is none, nor any memory that one has.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.fillings.len() == 0 && self.budget.is_whole()
+    }
+
+    fn get(&self, fill: u32) -> Option<&Filling> {
+        self.fillings.get(fill)
+    }
+
+    fn get_mut(&mut self, fill: u32) -> Option<&mut Filling> {
+        self.fillings.get_mut(fill)
+    }
+}
 
 /// A write whose surroundings are being read.
 #[derive(Debug)]
@@ -53,7 +96,9 @@ pub(super) struct Filling {
     /// Reads under way, and one while metadata is waited for.
     pending: u32,
     status: Status,
-    /// All of a copy of a merge, which has nothing of its own: in one piece, since it may be gathered from very many.
+    /// A copy of a merge, which has nothing of its own.
+    is_copy: bool,
+    /// All of a copy: in one piece, since it may be gathered from very many.
     room: Option<Segments>,
 }
 
@@ -85,8 +130,14 @@ impl Filling {
             next: whole.at,
             pending: 0,
             status: Status::Done,
-            room: Some(Segments::zeroed(usize::try_from(whole.len).unwrap_or(0))),
+            is_copy: true,
+            room: None,
         }
+    }
+
+    /// Bytes of memory that it takes.
+    fn bytes(&self) -> u64 {
+        self.whole.len.saturating_sub(self.own.len)
     }
 
     fn next_piece(&self, disk_len: u64) -> Option<Piece> {
@@ -109,14 +160,17 @@ impl Filling {
 
     fn append(&mut self, piece: Segments) {
         self.next = self.next.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
-        if self.room.is_none() {
+        if !self.is_copy {
             self.pieces.push(piece);
         }
     }
 
     /// Memory for the next `len` bytes.
-    fn memory(&self, len: u64) -> Segments {
+    fn memory(&mut self, len: u64) -> Segments {
         let len = usize::try_from(len).unwrap_or(0);
+        if self.is_copy && self.room.is_none() {
+            self.room = Some(Segments::zeroed(usize::try_from(self.whole.len).unwrap_or(0)));
+        }
         match (&self.room, usize::try_from(self.next.saturating_sub(self.whole.at))) {
             (Some(room), Ok(from)) => room.slice(from, len),
             _ => Segments::zeroed(len),
@@ -156,20 +210,25 @@ impl<F: Format> Disk<F> {
             next: whole.at,
             pending: 0,
             status: Status::Done,
+            is_copy: false,
             room: None,
         };
         self.begin_filling(filling, io);
     }
 
-    /// Begins to read what a write needs; the write is a piece of its request already.
+    /// Begins to read what a write needs, or has it wait until there is memory for that; the write is a piece of its
+    /// request already.
     pub(super) fn begin_filling<I: Io>(&mut self, filling: Filling, io: &mut I) {
-        let fill = self.fills.insert(filling);
-        self.go_on_filling(fill, io);
+        let bytes = filling.bytes();
+        let fill = self.fills.fillings.insert(filling);
+        if self.fills.budget.take(fill, bytes) {
+            self.go_on_filling(fill, io);
+        }
     }
 
     /// Finds out where the bytes around a write live, and begins to read them; ends the fill when all are there.
-    fn go_on_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
-        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.room.is_some());
+    pub(super) fn go_on_filling<I: Io>(&mut self, fill: u32, io: &mut I) {
+        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.is_copy);
         let disk_len = self.merge.as_ref().filter(|_| is_copy).map_or(self.geometry.len, |merge| merge.len);
         while let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
             match filling.next_piece(disk_len) {
@@ -188,7 +247,7 @@ impl<F: Format> Disk<F> {
 
     /// Takes the first bytes of `span` over. `false`: later, when metadata has come.
     fn copy_piece<I: Io>(&mut self, fill: u32, span: Span, io: &mut I) -> bool {
-        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.room.is_some());
+        let is_copy = self.fills.get(fill).is_some_and(|filling| filling.is_copy);
         let copied = self.resolve_copy(span.at).filter(|_| is_copy);
         let (place, len) = match copied.map_or_else(|| self.resolve(span.at), Ok) {
             Ok((place, len)) if is_copy => (place, len.min(span.len)),
@@ -230,7 +289,7 @@ impl<F: Format> Disk<F> {
 
     /// Memory for the next `len` bytes.
     fn append_room(&mut self, fill: u32, len: u64) -> Segments {
-        let room = self.fills.get(fill).map_or_else(Segments::empty, |filling| filling.memory(len));
+        let room = self.fills.get_mut(fill).map_or_else(Segments::empty, |filling| filling.memory(len));
         self.append_piece(fill, room.clone());
         room
     }
@@ -251,6 +310,33 @@ impl<F: Format> Disk<F> {
         if let Some(filling) = self.fills.get_mut(fill).filter(|filling| filling.status == Status::Done) {
             filling.status = status;
         }
+    }
+
+    /// Begins what has waited for memory, as far as there is some. Memory comes back only with the end of an operation; and
+    /// here and not there, for what begins may end at once.
+    pub(super) fn begin_waiting_reads<I: Io>(&mut self, io: &mut I) {
+        loop {
+            if let Some(begin) = self.packed.next() {
+                self.begin_packed_read(begin, io);
+            } else if let Some(fill) = self.fills.next() {
+                self.go_on_filling(fill, io);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// A write with what was around it has ended.
+    pub(super) fn filled<I: Io>(
+        &mut self,
+        number: u32,
+        ticket: Option<Ticket>,
+        bytes: u64,
+        done: FileDone,
+        io: &mut I,
+    ) {
+        self.fills.budget.give_back(bytes);
+        self.transferred(number, done.op.file, ticket, true, done.result, io);
     }
 
     /// A read for a fill has ended.
@@ -282,13 +368,19 @@ impl<F: Format> Disk<F> {
         if filling.pending > 0 || (filling.status == Status::Done && !complete) {
             return;
         }
-        let Some(filling) = self.fills.remove(fill) else { return };
-        let Filling { number, ticket, file, at, pieces, room, .. } = filling;
+        let Some(filling) = self.fills.fillings.remove(fill) else { return };
+        let bytes = filling.bytes();
+        let Filling { number, ticket, file, at, whole, pieces, room, is_copy, .. } = filling;
         let status = if self.broken { Status::Refused } else { filling.status };
         if status == Status::Done {
-            let from = room.unwrap_or_else(|| Segments::joined(pieces));
-            return self.push(Op::Transfer { number, ticket }, file, Action::Write { at, from }, io);
+            let from = match room {
+                Some(room) => room,
+                None if is_copy => zeroes(whole.len),
+                None => Segments::joined(pieces),
+            };
+            return self.push(Op::Filled { number, ticket, bytes }, file, Action::Write { at, from }, io);
         }
+        self.fills.budget.give_back(bytes);
         if let Some(ticket) = ticket {
             self.conclude(file, ticket, false, io);
         }

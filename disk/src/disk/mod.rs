@@ -10,9 +10,11 @@
 //! - after a failed sync no write is begun any more.
 //!
 //! `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `fill` what is written around
-//! a write, `packed` compressed clusters, `clear` discards, zeroes and reports of allocation, `flush` the rounds, `chain`
-//! the layers and how they change, `merge` layers that become one, `piece` one grain of that.
+//! a write, `packed` compressed clusters, `budget` the memory for both, `clear` discards, zeroes and reports of
+//! allocation, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become one, `piece` one
+//! grain of that.
 
+mod budget;
 mod chain;
 mod clear;
 mod fill;
@@ -33,7 +35,7 @@ use crate::{
     Action, FileDone, FileError, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request,
     Span, Status,
 };
-use fill::Filling;
+use fill::Fills;
 use learn::Lessons;
 use merge::Merge;
 use packed::Packed;
@@ -58,11 +60,15 @@ pub struct Options {
     pub dirty_max: usize,
     /// Bytes of memory that the folded map may take. With the caches of the formats it is to be 32 MiB a disk.
     pub map_bytes: usize,
+    /// Bytes of memory for what is read besides the guest's own while it is in flight: one half for what copy on write
+    /// takes over around writes, and what a merge copies; the other for compressed clusters. One operation of each
+    /// kind is always under way, however large.
+    pub flight_bytes: u64,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { requests: 128, dirty_max: 1024, map_bytes: 22 << 20 }
+        Options { requests: 128, dirty_max: 1024, map_bytes: 22 << 20, flight_bytes: 16 << 20 }
     }
 }
 
@@ -99,6 +105,8 @@ impl Active {
 enum Op {
     /// Bytes of a request; a write may have a place to commit.
     Transfer { number: u32, ticket: Option<Ticket> },
+    /// The same for a write together with what is around it, for which it has so many bytes of memory.
+    Filled { number: u32, ticket: Option<Ticket>, bytes: u64 },
     /// Zeroes of a request, by deallocation; in place, or to be committed.
     Zero { number: u32, ticket: Option<Ticket> },
     /// Deallocation for a discard, of a place that is kept.
@@ -161,7 +169,7 @@ pub struct Disk<F: Format> {
     /// Of `active`, those that nothing may overlap.
     exclusive: usize,
     ops: Slab<Op>,
-    fills: Slab<Filling>,
+    fills: Fills,
     packed: Packed,
     /// Operations that the engine had no room for.
     backlog: VecDeque<FileOp>,
@@ -220,8 +228,8 @@ impl<F: Format> Disk<F> {
             active: Slab::with_capacity(options.requests),
             exclusive: 0,
             ops: Slab::with_capacity(options.requests),
-            fills: Slab::with_capacity(0),
-            packed: Packed::default(),
+            fills: Fills::new(options.flight_bytes / 2),
+            packed: Packed::new(options.flight_bytes / 2),
             backlog: VecDeque::new(),
             held: VecDeque::new(),
             ended: false,
@@ -303,6 +311,7 @@ impl<F: Format> Disk<F> {
                 let wrote = matches!(done.op.action, Action::Write { .. });
                 self.transferred(number, file, ticket, wrote, done.result, io);
             }
+            Some(Op::Filled { number, ticket, bytes }) => self.filled(number, ticket, bytes, done, io),
             Some(Op::Zero { number, ticket }) => self.zeroed(number, ticket, done, io),
             Some(Op::Trim { number }) => self.trimmed(number, file, done.result, io),
             Some(Op::Release { number, at }) => self.released(number, file, at, done.result, io),
@@ -315,6 +324,7 @@ impl<F: Format> Disk<F> {
             // An engine that invents completions is broken beyond what we could mend.
             None => debug_assert!(false, "a completion of an operation that was never pushed"),
         }
+        self.begin_waiting_reads(io);
         self.start_held(io);
     }
 

@@ -8,11 +8,15 @@
 //! again. What was read may then be anything. So a commit marks the reads beneath it, and whoever waits for one of
 //! those looks again where its bytes live. A place that is still a cluster's holds that cluster: nothing is ever
 //! written compressed, so the same offset cannot come to hold another one.
+//!
+//! What is read takes memory out of a budget, and waits for that where there is none: for reads of other clusters, each of
+//! which ends by itself. Who wants a cluster whose reading waits joins it.
 
 use std::collections::{HashMap, VecDeque};
 
 use memory::Segments;
 
+use super::budget::Budget;
 use super::{Disk, Missing, Op};
 use crate::format::{Format, Place, Wait};
 use crate::{Action, FileDone, FileId, Io, Span, Status};
@@ -45,9 +49,11 @@ struct Want {
     into: Segments,
 }
 
-/// A cluster that is being read.
+/// A cluster that is being read, or is to be.
 #[derive(Debug)]
 struct Reading {
+    at: u64,
+    size: u64,
     lead: u64,
     wants: Vec<Want>,
     /// It has lost its place meanwhile.
@@ -67,14 +73,36 @@ pub(super) struct Cluster {
 }
 
 /// Clusters that are being read, and those that were unpacked last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Packed {
     reading: HashMap<Begin, Reading>,
+    budget: Budget<Begin>,
     /// Latest first.
     kept: VecDeque<(Begin, Vec<u8>)>,
 }
 
 impl Packed {
+    pub fn new(bytes_max: u64) -> Packed {
+        Packed { reading: HashMap::new(), budget: Budget::new(bytes_max), kept: VecDeque::new() }
+    }
+
+    /// The next cluster whose reading has waited for memory and need not any more.
+    pub fn next(&mut self) -> Option<Begin> {
+        self.budget.next()
+    }
+
+    /// Bytes of memory for what is being read.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        self.budget.taken()
+    }
+
+    /// Whether nothing is being read, nor memory taken for that.
+    #[cfg(test)]
+    pub fn is_idle(&self) -> bool {
+        self.reading.is_empty() && self.budget.is_whole()
+    }
+
     fn keep(&mut self, begin: Begin, bytes: Vec<u8>) {
         self.kept.push_front((begin, bytes));
         let size = |kept: &VecDeque<(Begin, Vec<u8>)>| kept.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
@@ -137,15 +165,24 @@ impl<F: Format> Disk<F> {
             reading.wants.push(want);
             return None;
         }
-        self.packed.reading.insert(begin, Reading { lead, wants: vec![want], moved: false });
-        let into = Segments::zeroed(usize::try_from(size).unwrap_or(0));
-        self.push(Op::Packed { begin }, file, Action::Read { at, into }, io);
+        self.packed.reading.insert(begin, Reading { at, size, lead, wants: vec![want], moved: false });
+        if self.packed.budget.take(begin, size) {
+            self.begin_packed_read(begin, io);
+        }
         None
+    }
+
+    /// Begins to read a cluster for which there is memory.
+    pub(super) fn begin_packed_read<I: Io>(&mut self, begin: Begin, io: &mut I) {
+        let Some(&Reading { at, size, .. }) = self.packed.reading.get(&begin) else { return };
+        let into = Segments::zeroed(usize::try_from(size).unwrap_or(0));
+        self.push(Op::Packed { begin }, begin.0, Action::Read { at, into }, io);
     }
 
     /// A compressed cluster has been read.
     pub(super) fn packed_read<I: Io>(&mut self, begin: Begin, done: FileDone, io: &mut I) {
-        let Some(Reading { lead, wants, moved }) = self.packed.reading.remove(&begin) else { return };
+        let Some(Reading { size, lead, wants, moved, .. }) = self.packed.reading.remove(&begin) else { return };
+        self.packed.budget.give_back(size);
         if moved {
             return wants.iter().for_each(|want| self.look_again(want, io));
         }

@@ -14,6 +14,7 @@ mod merging_vhd;
 mod model;
 mod random;
 mod throttling;
+mod waiting;
 
 use std::collections::VecDeque;
 

@@ -80,8 +80,7 @@ impl Clusters {
             (None, _) => return Ok(Some(spot)),
             (Some(mut entries), Some(room)) => entries.position(|raw| {
                 let place = Entry::decode(raw, bits).place();
-                !is_sound(raw, bits, room.space.end() << bits, true)
-                    || place.is_some_and(|at| !room.space.refer(at >> bits))
+                !is_sound(raw, bits, room.space.end() << bits, true) || place.is_some_and(|at| !room.refer(at >> bits))
             }),
             (Some(mut entries), None) => entries.position(|raw| !is_sound(raw, bits, self.limit, false)),
         };

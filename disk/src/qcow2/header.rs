@@ -6,10 +6,10 @@
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::layout::{
-    BACKING_NAME_MAX, CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, EXTENSION_BACKING_FORMAT, EXTENSION_END,
-    EXTENSION_FEATURE_NAMES, EXTENSION_IDENTITY, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX, MAGIC,
-    REFCOUNT_ORDER_MAX, REFCOUNT_TABLE_BYTES_MAX, RawExtension, RawFeatureName, RawHeader, RawIdentity, SECTOR, index,
-    length,
+    BACKING_FORMAT_MAX, BACKING_NAME_MAX, CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, COMPRESSION_TYPE, CRYPT_LUKS,
+    EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_ENCRYPTION, EXTENSION_END, EXTENSION_FEATURE_NAMES,
+    EXTENSION_IDENTITY, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX, MAGIC, REFCOUNT_ORDER_MAX,
+    REFCOUNT_TABLE_BYTES_MAX, RawBitmaps, RawExtension, RawFeatureName, RawHeader, RawIdentity, SECTOR, index, length,
 };
 use crate::{ImageError, ImageErrorKind, Source};
 
@@ -91,7 +91,9 @@ impl Header {
     /// Extensions and backing name, which stand in the first cluster.
     fn read_rest(&mut self, source: &mut dyn Source) -> Result<(), ImageError> {
         let len = source.len().min(self.cluster_size());
-        let first = read(source, 0, len, "first cluster")?;
+        let mut first = read(source, 0, len, "first cluster")?;
+        // Behind the end of the file is zero, as everywhere.
+        first.resize(index(self.cluster_size()), 0);
         let backing_at = self.raw.backing_at.get();
         let backing_len = index(self.raw.backing_len.get().into());
         if backing_at != 0 {
@@ -104,14 +106,18 @@ impl Header {
         // "Header extensions": up to the backing name or the end of the first cluster.
         let end = if backing_at != 0 { index(backing_at) } else { first.len() };
         let mut at = index(self.raw.header_len.get().into());
-        while let Some((head, rest)) = first.get(at..end).and_then(|rest| RawExtension::read_from_prefix(rest).ok()) {
-            let Some(data) = rest.get(..index(head.len.get().into())) else {
+        while at < end {
+            let found = first.get(at..end).and_then(|rest| RawExtension::read_from_prefix(rest).ok());
+            let data = found.and_then(|(head, rest)| Some((head, rest.get(..index(head.len.get().into()))?)));
+            let Some((head, data)) = data else {
                 return corrupt(length(at), "a header extension reaches behind the header's room");
             };
+            // Whatever length the mark has: it has no data, and nothing is behind it.
             if head.kind.get() == EXTENSION_END {
                 at = at.saturating_add(size_of::<RawExtension>());
                 break;
             }
+            check_extension(&self.raw, head.kind.get(), data.len(), length(at))?;
             self.extensions.push(Extension { kind: head.kind.get(), data: data.to_vec() });
             at = at.saturating_add(size_of::<RawExtension>()).saturating_add(data.len().next_multiple_of(8));
         }
@@ -264,6 +270,33 @@ fn check_places(raw: &RawHeader) -> Result<(), ImageError> {
     let l1_at = raw.l1_at.get();
     if l1_len != 0 && !is_place(l1_at, cluster) {
         return corrupt(40, format!("the L1 table stands at byte {l1_at}, which is not where a cluster begins"));
+    }
+    Ok(())
+}
+
+/// What QEMU refuses of the extensions that both know.
+fn check_extension(raw: &RawHeader, kind: u32, len: usize, at: u64) -> Result<(), ImageError> {
+    match kind {
+        EXTENSION_BACKING_FORMAT if len > BACKING_FORMAT_MAX => {
+            corrupt(at, format!("the name of the backing file's format is {len} bytes long"))
+        }
+        EXTENSION_BITMAPS if len != size_of::<RawBitmaps>() => {
+            corrupt(at, format!("the header extension about bitmaps is {len} bytes long"))
+        }
+        // "Full disk encryption header pointer": there if and only if the method is LUKS.
+        EXTENSION_ENCRYPTION if raw.encryption.get() != CRYPT_LUKS => {
+            corrupt(at, "there is a header extension about encryption in an image without it")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the compression type is one that is known, and stated where it has to be ("Compression type").
+pub fn check_compression(raw: &RawHeader) -> Result<(), ImageError> {
+    let stated = raw.incompatible.get() & COMPRESSION_TYPE != 0;
+    if raw.compression > 1 || stated != (raw.compression != 0) {
+        let what = format!("the image's compression type {} is not known", raw.compression);
+        return Err(ImageError::at(ImageErrorKind::Unsupported, 104, what));
     }
     Ok(())
 }

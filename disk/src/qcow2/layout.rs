@@ -26,6 +26,10 @@ pub const L1_BYTES_MAX: u64 = 32 << 20;
 pub const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 /// Bytes of a backing file's name, at most ("Header", byte 16).
 pub const BACKING_NAME_MAX: usize = 1023;
+/// Bytes of the name of the backing file's format, at most: what QEMU takes.
+pub const BACKING_FORMAT_MAX: usize = 15;
+/// Method of encryption: LUKS.
+pub const CRYPT_LUKS: u32 = 2;
 /// Bytes of the disk, at most: 1 PiB. The map of a disk takes 16 bytes of memory a GiB before anything is known of it.
 pub const LEN_MAX: u64 = 1 << 50;
 /// Bits of an L1, L2 or refcount table entry that are an offset in the file.
@@ -58,6 +62,8 @@ pub const RAW_EXTERNAL_DATA: u64 = 1 << 1;
 pub const EXTENSION_END: u32 = 0;
 /// Header extension: the format of the backing file.
 pub const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
+/// Header extension: where the header of LUKS encryption is. Not to be there without ([`CRYPT_LUKS`]).
+pub const EXTENSION_ENCRYPTION: u32 = 0x0537_be77;
 /// Header extension: names of feature bits.
 pub const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
 /// Header extension: persistent dirty bitmaps.

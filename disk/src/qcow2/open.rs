@@ -6,11 +6,12 @@
 use super::clusters::Clusters;
 use super::counts::Counts;
 use super::head::{Head, PAGE};
-use super::header::{Header, read};
+use super::header::{Header, check_compression, read};
 use super::layout::{
     COMPRESSION_TYPE, COPIED, CORRUPT, DIRTY, EXTENDED_L2, EXTERNAL_DATA, OFFSET_MASK, entry, index, length,
 };
 use super::pending::Pending;
+use super::ranges::Ranges;
 use super::room::Room;
 use super::space::Space;
 use super::tables::Tables;
@@ -49,11 +50,7 @@ pub fn check_readable(header: &Header) -> Result<(), ImageError> {
         let names = header.feature_names(0, incompatible & !known).join(", ");
         return unsupported(72, format!("the image uses features that are not known here: {names}"));
     }
-    let stated = incompatible & COMPRESSION_TYPE != 0;
-    if raw.compression > 1 || stated != (raw.compression != 0) {
-        return unsupported(104, format!("the image's compression type {} is not known", raw.compression));
-    }
-    Ok(())
+    check_compression(raw)
 }
 
 /// Whether the image can be written to.
@@ -168,7 +165,8 @@ impl Opening<'_> {
         };
         let mut space = Space::new(1 << bits, end, limit, zero_tail);
         places.iter().for_each(|&(first, count)| space.reserve_for_tables(first, count));
-        Ok(Room { bits, counts, space, pending: Pending::default(), debts: Vec::new(), table_moved: false })
+        let gaps = gaps(&counts, &places, end);
+        Ok(Room { bits, counts, space, gaps, pending: Pending::default(), debts: Vec::new(), table_moved: false })
     }
 
     /// The refcounts of the end of the file, where the first write will go. A disk that grows needs them too, and cannot
@@ -221,6 +219,20 @@ impl Opening<'_> {
             .and_then(|first| blocks.get(first))
             .map_or(0, |&(number, _)| number.saturating_mul(counts.per_block())))
     }
+}
+
+/// Numbers of the refcount blocks that are not there, where there would be something to count before cluster `end` and none
+/// of the tables stands.
+fn gaps(counts: &Counts, tables: &[(u64, u64)], end: u64) -> Ranges {
+    let per_block = counts.per_block();
+    let mut gaps = Ranges::default();
+    gaps.insert(0, end.div_ceil(per_block).min(counts.table().0));
+    counts.numbered_blocks().for_each(|(number, _)| gaps.remove(number, 1));
+    for &(first, count) in tables.iter().filter(|&&(_, count)| count > 0) {
+        let last = first.saturating_add(count).saturating_sub(1) / per_block;
+        gaps.remove(first / per_block, last.saturating_sub(first / per_block).saturating_add(1));
+    }
+    gaps
 }
 
 fn read_table(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Vec<u64>, ImageError> {

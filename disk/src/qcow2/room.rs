@@ -1,10 +1,18 @@
 //! Room in the file: allocation of clusters, with their refcounts at hand.
 //!
 //! Knows nothing of the disk's clusters. Keeps: what is allocated has a refcount of zero in a slice that is here.
+//!
+//! A cluster that no refcount block counts has a refcount of zero too ("Host cluster management"). Whoever was killed may leave
+//! many of them, and no repair finds fault with that, so they are handed out. But a block that is merely lost looks the same, and
+//! with it all would be free that it has counted. The first sign of that is enough to leave alone whatever the missing block
+//! would count: a table that stands there (a range in use has some, as they are allocated with the data), or an entry that
+//! refers to it and is met before anything there is handed out. What the refcount table is too short for is left alone: it grows at
+//! the end of the file, and then counts it.
 
 use super::counts::{Counts, Cover, Fate, Loss};
 use super::layout::REFCOUNT_TABLE_BYTES_MAX;
 use super::pending::Pending;
+use super::ranges::Ranges;
 use super::space::{Found, Space};
 use crate::format::Wait;
 
@@ -17,6 +25,8 @@ pub struct Room {
     pub counts: Counts,
     /// Which may be handed out.
     pub space: Space,
+    /// Of the refcount blocks that are not there, the numbers of those whose clusters may be handed out.
+    pub gaps: Ranges,
     /// Writes under way.
     pub pending: Pending,
     /// Clusters of old tables, to lose their reference when their refcounts are at hand.
@@ -68,6 +78,26 @@ impl Room {
         Ok(found.first)
     }
 
+    /// Whether an entry of a table may refer to a cluster ([`Space::refer`]).
+    pub fn refer(&mut self, cluster: u64) -> bool {
+        if !self.gaps.is_empty() {
+            self.refer_to_gap(cluster);
+        }
+        self.space.refer(cluster)
+    }
+
+    /// Something is where no refcount block counts it: the block must have been lost.
+    fn refer_to_gap(&mut self, cluster: u64) {
+        let per_block = self.counts.per_block();
+        let number = cluster / per_block;
+        if self.counts.cover(cluster) == Cover::NoBlock && self.gaps.contains(number) {
+            self.gaps.remove(number, 1);
+            let first = number.saturating_mul(per_block);
+            // Nothing of it was handed out: the first cluster would have become its block.
+            self.space.withdraw(first, per_block.min(self.space.end().saturating_sub(first)));
+        }
+    }
+
     /// Looks at the refcounts of one slice, if it is time for that.
     fn scan(&mut self) -> Result<(), Wait> {
         let Some(from) = self.space.scan_from() else { return Ok(()) };
@@ -75,11 +105,11 @@ impl Room {
         let slice_end = (from / per_slice).saturating_add(1).saturating_mul(per_slice);
         match self.counts.cover(from) {
             Cover::NoTable => self.space.scan(self.space.scan_end(), &[]),
-            Cover::NoBlock => {
+            Cover::NoBlock if !self.gaps.contains(from / self.counts.per_block()) => {
                 let per_block = self.counts.per_block();
                 self.space.scan((from / per_block).saturating_add(1).saturating_mul(per_block), &[]);
             }
-            Cover::Counted(_) => {
+            Cover::NoBlock | Cover::Counted(_) => {
                 self.counts.need(from, 1)?;
                 let end = slice_end.min(self.space.scan_end());
                 let free: Vec<u64> = (from..end).filter(|&cluster| self.counts.get(cluster) == 0).collect();

@@ -76,7 +76,11 @@ impl Model {
         }
         let sectors: Vec<_> = bytes.chunks(512).map(|sector| BTreeSet::from([sector[0]])).collect();
         let (survivors, changed) = (sectors.clone(), vec![0; sectors.len()]);
-        let rig = Rig::new(layers, files, seed);
+        let mut rig = Rig::new(layers, files, seed);
+        // Every other time little, so that much has to wait; sometimes less than one operation takes.
+        if seed % 2 == 1 {
+            rig.limit(dice.draw(4) * CLUSTER / 2);
+        }
         Model { rig, sectors, survivors, changed, flights: HashMap::new(), last: 0, failed: 0 }
     }
 
@@ -201,7 +205,12 @@ impl Model {
         while !self.flights.is_empty() {
             self.step();
         }
-        assert!(self.rig.disk.fills.len() == 0 && self.rig.disk.busy.is_empty() && self.rig.disk.lessons.is_over());
+        assert!(
+            self.rig.disk.fills.is_empty()
+                && self.rig.disk.packed.is_idle()
+                && self.rig.disk.busy.is_empty()
+                && self.rig.disk.lessons.is_over()
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 //! Knows nothing of what the bits say. Bitmaps whose autoclear bit is cleared no longer count: nothing refers to what
 //! they hold.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
@@ -60,8 +61,9 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
     read_padded(source, start, &mut directory)?;
     let mut rest = directory.as_slice();
     let mut entries: u64 = 0;
+    let mut names = BTreeSet::new();
     for _ in 0..bitmaps.count.get() {
-        let Some((bitmap, next)) = split_entry(rest) else {
+        let Some((bitmap, name, next)) = split_entry(rest) else {
             walk.damage(start, "the directory of bitmaps ends before its last entry");
             return Ok(());
         };
@@ -69,6 +71,9 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
         let place = Table { at: bitmap.table_at.get(), entries: bitmap.table_entries.get().into() };
         if !is_sensible(walk, &bitmap) {
             walk.damage(start, "the directory of bitmaps has an entry that makes no sense");
+        }
+        if !names.insert(name) {
+            walk.damage(start, "two bitmaps have the same name");
         }
         entries = entries.saturating_add(place.entries);
         if !walk.shape.is_aligned(place.at) || entries > ENTRIES_MAX {
@@ -83,12 +88,14 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
     Ok(())
 }
 
-/// An entry of the directory, and what follows it.
-fn split_entry(directory: &[u8]) -> Option<(RawBitmap, &[u8])> {
-    let (bitmap, _) = RawBitmap::read_from_prefix(directory).ok()?;
-    let tail = index(bitmap.extra_len.get().into()).saturating_add(bitmap.name_len.get().into());
+/// An entry of the directory, its name, and what follows it.
+fn split_entry(directory: &[u8]) -> Option<(RawBitmap, &[u8], &[u8])> {
+    let (bitmap, rest) = RawBitmap::read_from_prefix(directory).ok()?;
+    let name_at = index(bitmap.extra_len.get().into());
+    let name = rest.get(name_at..name_at.saturating_add(bitmap.name_len.get().into()))?;
+    let tail = name_at.saturating_add(name.len());
     let rest = directory.get(tail.saturating_add(size_of::<RawBitmap>()).next_multiple_of(8)..)?;
-    Some((bitmap, rest))
+    Some((bitmap, name, rest))
 }
 
 /// Whether an entry is one that QEMU takes; it does not open an image with another.

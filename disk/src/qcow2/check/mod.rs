@@ -87,6 +87,8 @@ pub(super) struct Survey {
     pub(super) findings: Findings,
     /// Some references cannot be made out: what they refer to may look like a leak.
     pub(super) unresolved: bool,
+    /// The first cluster behind the end of the file that something refers to.
+    pub(super) beyond: Option<u64>,
     /// Two places of the disk have the same cluster, more often than the image says.
     pub(super) shared: u64,
 }
@@ -98,12 +100,15 @@ impl Survey {
         if shape.claims_raw_data() {
             walk.findings.add(Severity::Repairable, 88, "the header speaks of a raw external data file that is none");
         }
+        if shape.misplaces_no_snapshots() {
+            walk.findings.add(Severity::Repairable, 64, "the header names a place that cannot be, for no snapshots");
+        }
         walk.image(source)?;
         // Before the refcount structures are counted: what those lie upon is right again once they are elsewhere.
         walk.judge_overlaps();
         let mut refcounts = Refcounts::read(source, &mut walk)?;
         walk.judge_overlaps();
-        let Walk { mut ledger, mut findings, unresolved, .. } = walk;
+        let Walk { mut ledger, mut findings, unresolved, beyond, .. } = walk;
         let compared = refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
         copied::judge(source, &shape, &ledger, &mut findings)?;
         Ok(Survey {
@@ -112,6 +117,7 @@ impl Survey {
             refcounts,
             findings,
             unresolved: unresolved || compared.too_many,
+            beyond,
             shared: compared.shared,
         })
     }

@@ -5,7 +5,7 @@
 
 use zerocopy::FromBytes;
 
-use crate::qcow2::header::{Header, check_refcount_table};
+use crate::qcow2::header::{Header, check_compression, check_refcount_table};
 use crate::qcow2::layout::{
     BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawBitmaps, SECTOR, index,
     length,
@@ -69,6 +69,7 @@ impl Shape {
         if raw.encryption.get() != 0 {
             return Err(ImageError::at(ImageErrorKind::Unsupported, 32, "the image is encrypted"));
         }
+        check_compression(raw)?;
         let cluster = header.cluster_size();
         Ok(Shape {
             cluster_bits: raw.cluster_bits.get(),
@@ -89,6 +90,12 @@ impl Shape {
     /// Whether a program marked the image as damaged.
     pub fn marked_corrupt(&self) -> bool {
         self.header.raw.incompatible.get() & CORRUPT != 0
+    }
+
+    /// Whether the header has a place for snapshots that cannot be one, and no snapshots.
+    pub fn misplaces_no_snapshots(&self) -> bool {
+        let (count, at) = (self.header.raw.snapshots.get(), self.header.raw.snapshots_at.get());
+        count == 0 && (!self.is_aligned(at) || i64::try_from(at).is_err())
     }
 
     /// Whether the image claims to have an external data file, which it has not: no image with one gets here.

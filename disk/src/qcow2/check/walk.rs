@@ -28,6 +28,8 @@ pub struct Walk<'a> {
     pub(super) findings: Findings,
     /// Some references cannot be made out.
     pub(super) unresolved: bool,
+    /// The first cluster behind the end of the file that something refers to.
+    pub(super) beyond: Option<u64>,
     /// Structures that have their clusters for themselves.
     alone: Vec<Alone>,
     repeats: u32,
@@ -48,6 +50,7 @@ impl<'a> Walk<'a> {
             ledger: Ledger::default(),
             findings: Findings::default(),
             unresolved: false,
+            beyond: None,
             alone: Vec::new(),
             repeats: 0,
         }
@@ -90,11 +93,14 @@ impl<'a> Walk<'a> {
     /// Counts a reference to a range of the file; whether it lies in the file.
     pub(super) fn refer(&mut self, at: u64, len: u64, role: Role, what: &str) -> Result<bool, ImageError> {
         let Some(last) = len.checked_sub(1) else { return Ok(true) };
+        let (first, last) = (self.shape.cluster_of(at), self.shape.cluster_of(at.saturating_add(last)));
         if !self.is_inside(at, len) {
+            let behind = first.max(self.shape.clusters());
+            self.beyond = Some(self.beyond.map_or(behind, |other| other.min(behind)));
             self.damage(at, format!("{what} lies behind the end of the file"));
             return Ok(false);
         }
-        for cluster in self.shape.cluster_of(at)..=self.shape.cluster_of(at.saturating_add(last)) {
+        for cluster in first..=last {
             if self.ledger.count(cluster, role)? == Some(Clash::TableAndData) {
                 let place = self.shape.offset_of(cluster);
                 self.damage(place, format!("the cluster of {what} is a second-level table and data at once"));

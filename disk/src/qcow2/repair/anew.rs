@@ -2,7 +2,8 @@
 //! mended where they are.
 //!
 //! Knows nothing of the header, which is to name the new table once all of this is durable. The old table and blocks
-//! are counted as free, unless references cannot be made out: then nothing is.
+//! are counted as free, unless references cannot be made out: then nothing is. Where something refers to what a file that
+//! was cut short has lost, nothing is laid out: it would read as refcounts, or seem to be there again.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,8 +30,8 @@ struct Plan {
     blocks: BTreeSet<u64>,
 }
 
-/// Lays out new refcounts. `sound`: what nothing refers to is free.
-pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Result<Anew, ImageError> {
+/// Lays out new refcounts, if there is a place for them. `sound`: what nothing refers to is free.
+pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Result<Option<Anew>, ImageError> {
     // Behind the old table and blocks too: they are in use until the header names the new ones.
     let used = survey.ledger.end();
     let start = if sound { used } else { used.max(survey.shape.clusters()) };
@@ -42,6 +43,9 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
         }
     }
     let plan = Plan::of(survey, start, sound)?;
+    if survey.beyond.is_some_and(|cluster| cluster < plan.taken().end) {
+        return Ok(None);
+    }
     let cluster = survey.shape.cluster;
     let mut table = vec![0; index(plan.table_clusters.saturating_mul(cluster))];
     let mut writes = Vec::new();
@@ -52,7 +56,7 @@ pub fn lay_out(source: &mut dyn Source, survey: &mut Survey, sound: bool) -> Res
     }
     let table_at = survey.shape.offset_of(plan.start);
     writes.push(MetaWrite { at: table_at, bytes: table });
-    Ok(Anew { table_at, table_clusters: u32::try_from(plan.table_clusters).unwrap_or(u32::MAX), writes })
+    Ok(Some(Anew { table_at, table_clusters: u32::try_from(plan.table_clusters).unwrap_or(u32::MAX), writes }))
 }
 
 impl Plan {

@@ -54,6 +54,10 @@ impl HeaderSector {
             what.push("the image is no longer marked as corrupt".to_owned());
         }
         self.change(|raw| raw.incompatible = (raw.incompatible.get() & !(DIRTY | CORRUPT)).into());
+        if let (true, Ok((raw, _))) = (shape.misplaces_no_snapshots(), RawHeader::mut_from_prefix(&mut self.bytes)) {
+            raw.snapshots_at = 0.into();
+            what.push("the place of snapshots that are not there is cleared".to_owned());
+        }
         if self.drop_bitmaps(source, shape)? {
             what.push("bitmaps that are out of date are dropped".to_owned());
         }

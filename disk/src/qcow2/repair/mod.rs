@@ -64,11 +64,14 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     if !sound {
         repair.what.push("some references are damaged and stay so; nothing that looks unused is given back".into());
     }
-    let anew = if survey.refcounts.replace { Some(lay_out(source, &mut survey, sound)?) } else { None };
-    let refcounts = match &anew {
-        Some(_) => InPlace::default(),
-        None => InPlace::find(source, &survey, sound)?,
-    };
+    let replace = survey.refcounts.replace;
+    let anew = if replace { lay_out(source, &mut survey, sound)? } else { None };
+    if replace && anew.is_none() {
+        repair
+            .what
+            .push("the refcounts stay damaged: there is no room for new ones, since the file was cut short".into());
+    }
+    let refcounts = if replace { InPlace::default() } else { InPlace::find(source, &survey, sound)? };
     let marks = if sound { Marks::find(source, &survey)? } else { Marks::default() };
     repair.say(refcounts.raised, "refcount is raised", "refcounts are raised");
     repair.say(

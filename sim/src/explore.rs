@@ -277,7 +277,7 @@ fn in_threads(
 pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>) -> Case {
     let mut random = Random::new(seed);
     let subject = subjects[random.index(subjects.len())];
-    let workload = subject.kind.theme().random(&mut random, ops, subject.kind.sectors());
+    let workload = subject.kind.theme().random(&mut random, ops);
     let mut case = Case::new(subject, workload, Schedule::seeded(random.number()));
     case.setup.visible = [Visible::AtPush, Visible::AtCompletion][random.index(2)];
     case.setup.depth = 1 + random.index(8);

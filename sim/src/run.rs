@@ -3,7 +3,7 @@
 //!
 //! Invariants checked:
 //! - every request is answered exactly once;
-//! - a read finds what is legal (see [`crate::oracle`]);
+//! - a read finds what is legal (see [`crate::oracle`]); when all is done, everything that was touched is read;
 //! - nothing fails unless a fault was injected;
 //! - after a failed sync nothing is durable and no new write is accepted.
 
@@ -11,6 +11,7 @@ mod steps;
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 
 use disk::{Disk, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
@@ -23,7 +24,7 @@ use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
 use crate::subject::{Form, Start, Subject};
-use crate::workload::Op;
+use crate::workload::{Op, Sectors};
 use steps::Chore;
 
 /// More events than any workload has: a run that goes on is one that never ends.
@@ -188,7 +189,7 @@ pub fn run(
             if run.retry() {
                 continue;
             }
-            return run.end(upcoming);
+            return run.end(upcoming, workload);
         }
         let picked = schedule.pick(count);
         match event(schedule.pace(), picked, pending, begins, goes_on) {
@@ -247,18 +248,23 @@ impl Run {
         Sight { io: &self.io, forms: &self.forms, chains: &self.chains, oracle: &self.oracle }
     }
 
+    fn sectors(&self) -> u64 {
+        self.disk.geometry().len / SECTOR
+    }
+
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {
         match op {
             Op::Chain(step) => self.can_begin(step),
-            _ => self.in_flight.len() < depth,
+            // A guest asks for what is behind the end when it has been told that there is something.
+            _ => self.in_flight.len() < depth && (op.is_inside(self.sectors()) || !self.is_growing()),
         }
     }
 
     fn begin_op(&mut self, op: Op, subject: &Subject) -> Result<(), Violation> {
-        match (op, op.operation()) {
-            (Op::Chain(step), _) => self.begin(step, subject)?,
-            (_, Some(operation)) => self.submit(op, operation),
-            (_, None) => {}
+        match op.within(self.sectors()).map(|op| (op, op.operation())) {
+            Some((Op::Chain(step), _)) => self.begin(step, subject)?,
+            Some((op, Some(operation))) => self.submit(op, operation),
+            _ => {}
         }
         Ok(())
     }
@@ -350,13 +356,14 @@ impl Run {
         Ok(())
     }
 
-    fn end(self, upcoming: Option<Op>) -> Result<End, Violation> {
+    fn end(mut self, upcoming: Option<Op>, workload: &[Op]) -> Result<End, Violation> {
         if self.chore.is_some() || upcoming.is_some() {
             return Err(Violation::Step(format!("{:?} never ends", self.chore)));
         }
         if !self.in_flight.is_empty() || self.disk.in_flight() > 0 {
             return Err(Violation::Unanswered(self.in_flight.len()));
         }
+        self.look_back(workload)?;
         let Run { io, disk, operations, chains, .. } = self;
         drop(ManuallyDrop::into_inner(disk));
         let files = chains.first().map(|chain| io.contents(chain)).unwrap_or_default();
@@ -364,8 +371,43 @@ impl Run {
     }
 }
 
+impl Run {
+    /// Reads once more around everything that was asked for. A power loss shows what the files hold; this, what the disk
+    /// believes of them.
+    fn look_back(&mut self, workload: &[Op]) -> Result<(), Violation> {
+        let touched = workload.iter().filter(|op| op.sectors().count > 0);
+        let borders = touched.flat_map(|op| [op.sectors().range().start, op.sectors().range().end]);
+        for window in around(borders, self.sectors()) {
+            let sectors = Sectors { at: window.start, count: window.end - window.start };
+            self.submit(Op::Read(sectors), Operation::Read);
+            while self.io.pending() > 0 || self.retry() {
+                self.finish(0);
+            }
+        }
+        self.answers()?;
+        if self.in_flight.is_empty() { Ok(()) } else { Err(Violation::Unanswered(self.in_flight.len())) }
+    }
+}
+
+/// The sectors around some borders, on a disk of so many, from the first on and each once.
+pub fn around(borders: impl Iterator<Item = u64>, disk: u64) -> Vec<Range<u64>> {
+    /// Sectors on each side.
+    const AROUND: u64 = 8;
+    let window = |at: u64| at.saturating_sub(AROUND)..(at + AROUND).min(disk);
+    let mut windows: Vec<Range<u64>> = borders.map(window).filter(|window| !window.is_empty()).collect();
+    windows.sort_unstable_by_key(|window| window.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for window in windows {
+        match merged.last_mut() {
+            Some(last) if window.start <= last.end => last.end = last.end.max(window.end),
+            _ => merged.push(window),
+        }
+    }
+    merged
+}
+
 /// What a guest writes as one version of some sectors.
-fn guest_memory(version: u32, sectors: std::ops::Range<u64>) -> Segments {
+fn guest_memory(version: u32, sectors: Range<u64>) -> Segments {
     let mut bytes = Vec::new();
     for sector in sectors {
         let mut whole = [0; SECTOR_LEN];

@@ -13,9 +13,9 @@ use disk::{Access, Image, ImageError, Severity, Tail};
 
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
-use crate::qcow2::{self, CLUSTER, CLUSTER_SECTORS, COUNTED};
+use crate::qcow2::{self, COUNTED};
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
-use crate::workload::{BLOCK, DISK, GRAIN, Theme};
+use crate::workload::{BLOCK, Theme};
 
 /// A kind of image, or of chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,16 +160,12 @@ impl Kind {
 
     /// Sectors of its disk.
     pub fn sectors(self) -> u64 {
-        if self.theme() == Theme::Chain { CHAIN } else { DISK }
+        self.theme().sectors()
     }
 
     /// Sectors of its disk when it has been made larger.
     pub fn grown(self) -> u64 {
-        match self.theme() {
-            Theme::Image => self.sectors(),
-            Theme::Chain => self.sectors() + BLOCK,
-            Theme::Growing => GROWN,
-        }
+        self.theme().grown()
     }
 
     /// Its layers, leaf first.
@@ -251,10 +247,6 @@ pub struct Start {
     pub base: BTreeMap<u64, Word>,
 }
 
-/// Sectors of the disk of a chain: a whole grain of a merge, and one that the disk's end cuts off.
-pub const CHAIN: u64 = GRAIN + BLOCK / 2;
-/// Sectors of the disk of a qcow2 image that has grown: its L1 table no longer fits its cluster.
-pub const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
 /// Clusters of a new image whose first refcount block has few counts left: what a preparation takes, and one more.
 const FULL: u64 = COUNTED - 6;
 /// Sectors of the parent that hold data: in each of its blocks, some before and some behind those that the leaf's

@@ -3,6 +3,9 @@
 //! Sectors are the unit. `w8+2` writes two sectors from sector 8 on, `W8+2` the same durably (FUA), `z`/`Z` write
 //! zeroes, `d` discards, `r` reads, `f` flushes. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of
 //! the leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`.
+//!
+//! A guest asks for no more than its disk has: of a request that reaches behind the end only what lies before it is
+//! asked for. Behind where the end was at first there is something once the disk has grown.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,6 +13,7 @@ use std::str::FromStr;
 
 use disk::Operation;
 
+use crate::qcow2::{CLUSTER, CLUSTER_SECTORS};
 use crate::random::Random;
 
 /// One request.
@@ -121,6 +125,22 @@ impl Op {
         some && at.checked_add(count).is_some_and(|end| end <= disk)
     }
 
+    /// What of it a disk of so many sectors has, if anything.
+    pub fn within(self, disk: u64) -> Option<Op> {
+        let Sectors { at, count } = self.sectors();
+        let sectors = Sectors { at, count: count.min(disk.saturating_sub(at)) };
+        if count > 0 && sectors.count == 0 {
+            return None;
+        }
+        Some(match self {
+            Op::Write(_, durable) => Op::Write(sectors, durable),
+            Op::Zero(_, durable) => Op::Zero(sectors, durable),
+            Op::Discard(_) => Op::Discard(sectors),
+            Op::Read(_) => Op::Read(sectors),
+            Op::Flush | Op::Chain(_) => self,
+        })
+    }
+
     /// Whether an answer promises that what was answered before, or this write, survives.
     pub fn is_durable(self) -> bool {
         matches!(self, Op::Flush | Op::Write(_, Durable::AtOnce) | Op::Zero(_, Durable::AtOnce))
@@ -194,6 +214,13 @@ pub fn text(ops: &[Op]) -> String {
 pub const BLOCK: u64 = 1024;
 /// Sectors of the simulated disks.
 pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
+/// Sectors of one that grows: its end cuts off a cluster of qcow2, too.
+const GROWING: u64 = DISK - CLUSTER_SECTORS / 2;
+/// Sectors of the disk of a qcow2 image that has grown: its L1 table no longer fits its cluster.
+const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
+/// Sectors of the disk of a chain: a whole grain of a merge, and one that the disk's end cuts off as it does a block and
+/// a cluster.
+const CHAIN: u64 = GRAIN + BLOCK / 2 - CLUSTER_SECTORS / 2;
 
 /// What exhaustive and random workloads are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -207,6 +234,30 @@ pub enum Theme {
 }
 
 impl Theme {
+    /// Sectors of the disks that it is about.
+    pub fn sectors(self) -> u64 {
+        match self {
+            Theme::Image => DISK,
+            Theme::Growing => GROWING,
+            Theme::Chain => CHAIN,
+        }
+    }
+
+    /// Sectors of the same when they have been made larger.
+    pub fn grown(self) -> u64 {
+        match self {
+            Theme::Image => DISK,
+            Theme::Growing => GROWN,
+            Theme::Chain => CHAIN + BLOCK,
+        }
+    }
+
+    /// Where workloads touch a disk, grown or not: what there was at first and a block behind it, and the last block.
+    pub fn reach(self) -> [Range<u64>; 2] {
+        let near = (self.sectors() + BLOCK).min(self.grown());
+        [0..near, (self.grown() - BLOCK).max(near)..self.grown()]
+    }
+
     /// The operations of which exhaustive workloads are made.
     pub fn alphabet(self) -> Vec<Op> {
         match self {
@@ -232,20 +283,36 @@ impl Theme {
         (0..count.pow(len)).map(workload).filter(move |ops| self.is_about(ops))
     }
 
-    /// Chains that nothing is done to are no other than images.
+    /// Chains that nothing is done to are no other than images, and the end of a disk is where it is unless it grows.
     fn is_about(self, ops: &[Op]) -> bool {
         let first_step = ops.iter().find(|op| matches!(op, Op::Chain(_)));
-        self != Theme::Chain || first_step.is_some_and(|step| *step != Op::Chain(Step::Cancel))
+        let done_to = self != Theme::Chain || first_step.is_some_and(|step| *step != Op::Chain(Step::Cancel));
+        let grows = ops.iter().position(|op| *op == Op::Chain(Step::Grow));
+        let behind = ops.iter().position(|op| !op.is_inside(self.sectors()));
+        let nowhere = ops.iter().position(|op| op.within(self.sectors()).is_none());
+        let seen = match (grows, behind) {
+            (None, None) => true,
+            // What a chain does that grows, and is used as before, `Growing` tells of its leaf.
+            (Some(_), None) => self != Theme::Chain,
+            (grows, Some(_)) => grows.is_some_and(|grows| nowhere.is_none_or(|nowhere| grows < nowhere)),
+        };
+        done_to && seen
     }
 
-    /// A random workload of `len` operations on a disk of so many sectors, mostly in a few places so that they meet
-    /// each other.
-    pub fn random(self, random: &mut Random, len: usize, disk: u64) -> Vec<Op> {
-        let mut op = || match self {
-            Theme::Image => guest_op(random, disk),
-            Theme::Growing if random.below(16) == 0 => Op::Chain(Step::Grow),
-            Theme::Growing => guest_op(random, disk),
-            Theme::Chain => chain_op(random, disk),
+    /// A random workload of `len` operations, mostly in a few places so that they meet each other.
+    pub fn random(self, random: &mut Random, len: usize) -> Vec<Op> {
+        let mut disk = Extent { old: self.sectors(), new: self.sectors() };
+        let mut op = || {
+            let op = match self {
+                Theme::Image => guest_op(random, disk),
+                Theme::Growing if random.below(16) == 0 => Op::Chain(Step::Grow),
+                Theme::Growing => guest_op(random, disk),
+                Theme::Chain => chain_op(random, disk),
+            };
+            if op == Op::Chain(Step::Grow) {
+                disk.new = self.grown();
+            }
+            op
         };
         (0..len).map(|_| op()).collect()
     }
@@ -278,9 +345,12 @@ fn image_alphabet() -> Vec<Op> {
     ]
 }
 
-/// Part of a cluster, of two, of two L2 tables; clusters given up and taken again; zeroes in parts of two.
+/// Part of a cluster, of two, of two L2 tables; clusters given up and taken again; zeroes in parts of two; a write across
+/// the old end, and one to the new end, whose place in the tables came with it.
 fn growing_alphabet() -> Vec<Op> {
     vec![
+        Op::Write(Sectors { at: GROWING - 1, count: 2 }, Durable::AtOnce),
+        write(GROWN - 2, 2),
         write(0, 1),
         write(3, 2),
         Op::Write(Sectors { at: BLOCK - 1, count: 2 }, Durable::AtOnce),
@@ -292,9 +362,11 @@ fn growing_alphabet() -> Vec<Op> {
 }
 
 /// Steps, and writes where the leaf has something, where its parent has, where both have, across the border of two
-/// grains, and a block that is given up.
+/// grains and across the old end of the disk, and a block that is given up.
 fn chain_alphabet() -> Vec<Op> {
     vec![
+        Op::Chain(Step::Grow),
+        Op::Write(Sectors { at: CHAIN - 1, count: 2 }, Durable::AtOnce),
         Op::Chain(Step::Merge),
         Op::Chain(Step::Snapshot),
         Op::Chain(Step::Cancel),
@@ -309,7 +381,29 @@ fn chain_alphabet() -> Vec<Op> {
 /// Sectors of a grain of a merge.
 pub const GRAIN: u64 = 4096;
 
-fn chain_op(random: &mut Random, disk: u64) -> Op {
+/// A disk as it was at first, and as it is.
+#[derive(Clone, Copy)]
+struct Extent {
+    old: u64,
+    new: u64,
+}
+
+impl Extent {
+    /// Where something may begin: a block, or, once there is something behind, just before the old end and the last
+    /// block.
+    fn begin(self, random: &mut Random) -> u64 {
+        let blocks = self.old.div_ceil(BLOCK);
+        let places = if self.new > self.old { blocks + 2 } else { blocks };
+        let place = random.below(places);
+        match place.checked_sub(blocks) {
+            None => place * BLOCK,
+            Some(0) => self.old - 6,
+            Some(_) => self.new - BLOCK,
+        }
+    }
+}
+
+fn chain_op(random: &mut Random, disk: Extent) -> Op {
     match random.below(24) {
         0 | 1 => Op::Chain(Step::Merge),
         2 => Op::Chain(Step::MergeBelow),
@@ -321,16 +415,16 @@ fn chain_op(random: &mut Random, disk: u64) -> Op {
     }
 }
 
-fn guest_op(random: &mut Random, disk: u64) -> Op {
+fn guest_op(random: &mut Random, disk: Extent) -> Op {
     let count = 1 + random.below(4);
-    let block = random.below(disk.div_ceil(BLOCK)) * BLOCK;
+    let block = disk.begin(random);
     let at = match random.below(6) {
-        0 => random.below(disk),
-        1 => (block + BLOCK).min(disk) - count,
+        0 => random.below((disk.old + BLOCK).min(disk.new)),
+        1 => (block + BLOCK).min(disk.new) - count,
         _ => block + random.below(12),
     };
-    let sectors = Sectors { at, count: count.min(disk - at) };
-    let block = Sectors { at: block, count: BLOCK.min(disk - block) };
+    let sectors = Sectors { at, count: count.min(disk.new - at) };
+    let block = Sectors { at: block, count: BLOCK.min(disk.new - block) };
     let durable = if random.below(6) == 0 { Durable::AtOnce } else { Durable::ByFlush };
     match random.below(20) {
         0..=9 => Op::Write(sectors, durable),
@@ -349,16 +443,48 @@ mod test {
 
     #[test]
     fn a_workload_survives_being_written_down() {
-        let ops = Theme::Chain.random(&mut Random::new(7), 100, DISK);
+        let ops = Theme::Chain.random(&mut Random::new(7), 100);
         assert_eq!(parse(&text(&ops)), Ok(ops));
         assert_eq!(parse("w1+"), Err(NotAnOp("w1+".into())));
     }
 
     #[test]
     fn random_operations_lie_inside_the_disk() {
-        let ops = Theme::Chain.random(&mut Random::new(1), 10_000, DISK);
+        let ops = Theme::Image.random(&mut Random::new(1), 10_000);
         assert!(ops.iter().all(|op| op.is_inside(DISK)));
         assert!(!Op::Read(Sectors { at: u64::MAX, count: 1 }).is_inside(DISK));
+    }
+
+    #[test]
+    fn what_lies_behind_the_old_end_is_asked_for_once_the_disk_has_grown() {
+        for theme in [Theme::Growing, Theme::Chain] {
+            let ops = theme.random(&mut Random::new(1), 10_000);
+            let grows = ops.iter().position(|op| *op == Op::Chain(Step::Grow)).unwrap();
+            let (before, after) = ops.split_at(grows);
+            let reached = |op: &Op| {
+                let op = op.sectors().range();
+                op.is_empty() || theme.reach().iter().any(|part| part.start <= op.start && op.end <= part.end)
+            };
+            assert!(before.iter().all(|op| op.is_inside(theme.sectors())));
+            assert!(after.iter().any(|op| op.sectors().at >= theme.sectors()));
+            assert!(after.iter().any(|op| op.sectors().range().contains(&theme.sectors())));
+            assert!(ops.iter().all(reached));
+        }
+    }
+
+    #[test]
+    fn only_what_the_disk_has_is_asked_for() {
+        let ops = |text| parse(text).unwrap();
+        assert_eq!(ops("w8+4")[0].within(10), Some(ops("w8+2")[0]));
+        assert_eq!(ops("w10+4")[0].within(10), None);
+        assert_eq!(ops("f")[0].within(10), Some(Op::Flush));
+    }
+
+    #[test]
+    fn a_chain_grows_only_where_something_is_written_behind_its_end() {
+        let about = |text: &str| Theme::Chain.is_about(&parse(text).unwrap());
+        assert!(about("grow W4605+2") && about("W4605+2 grow") && about("merge f"));
+        assert!(!about("grow merge f") && !about("merge W4605+2") && !about("w5000+1 grow"));
     }
 
     #[test]

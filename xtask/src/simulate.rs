@@ -18,7 +18,7 @@ use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::shrink::shrink;
 use sim::subject::{Kind, Made, Subject};
-use sim::workload::{self, Op, Theme};
+use sim::workload::{self, Op, Step, Theme};
 
 const HELP: &str = "\
 usage: cargo xtask simulate [OPTION]…
@@ -138,8 +138,8 @@ impl Arguments {
             }
         }
         arguments.subjects = subjects(&arguments.format, kind, tail.as_deref())?;
-        let sectors = arguments.subjects.iter().map(|subject| subject.kind.sectors()).min().unwrap_or(0);
-        check_workload(arguments.workload.as_deref().unwrap_or_default(), sectors)?;
+        let themes = arguments.subjects.iter().map(|subject| subject.kind.theme());
+        check_workload(arguments.workload.as_deref().unwrap_or_default(), themes)?;
         Ok(arguments)
     }
 
@@ -171,8 +171,10 @@ impl Values<'_> {
     }
 }
 
-/// Checks that disks of so many sectors have what a workload is about.
-fn check_workload(ops: &[Op], sectors: u64) -> Result<(), String> {
+/// Checks that the disks of these themes have what a workload is about, perhaps not before they have grown.
+fn check_workload(ops: &[Op], themes: impl Iterator<Item = Theme>) -> Result<(), String> {
+    let grows = ops.contains(&Op::Chain(Step::Grow));
+    let sectors = themes.map(|theme| if grows { theme.grown() } else { theme.sectors() }).min().unwrap_or(0);
     match ops.iter().find(|op| !op.is_inside(sectors)) {
         Some(op) => Err(format!("--workload: {op} does not lie in the simulated disk of {} sectors", sectors)),
         None => Ok(()),

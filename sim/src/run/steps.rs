@@ -47,6 +47,15 @@ impl Run {
         self.chore.is_none_or(|chore| step == Step::Cancel && chore == Chore::Merging)
     }
 
+    /// Whether the disk is about to become larger.
+    pub(super) fn is_growing(&self) -> bool {
+        let change = match self.chore {
+            Some(Chore::Wanted(change) | Chore::Held(change) | Chore::Syncing(change)) => Some(change),
+            _ => None,
+        };
+        change == Some(Change::Grow)
+    }
+
     /// Begins a step.
     pub(super) fn begin(&mut self, step: Step, subject: &Subject) -> Result<(), Violation> {
         // What a merge has left behind is removed before anything else is done.

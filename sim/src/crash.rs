@@ -49,7 +49,7 @@ const SECOND_WORKLOAD: &str = "w1026+2 w2+1 f d0+1024 w2049+1 W7+1";
 const SECOND_GROWTH: &str = "w1026+2 w2+1 f grow d0+1024 W2557+2 w2049+1 W7+1";
 /// What it does to a chain: the merge that the power loss may have ended is begun again, and comes to its end. If the
 /// disk has grown, there is something behind its old end.
-const SECOND_MERGE: &str = "w1026+2 merge w2+1 f w4605+2 W4097+1";
+const SECOND_MERGE: &str = "w1026+2 merge w2+1 f W4605+2";
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

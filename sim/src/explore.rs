@@ -158,6 +158,12 @@ impl Bound {
         Bound { ops, interferences }
     }
 
+    /// Operations on this kind of image. Mixed chains are as many again, and short workloads reach what is new in them:
+    /// one format's places taken over by the other.
+    pub fn ops_of(&self, kind: Kind) -> u32 {
+        if kind.is_mixed() { self.ops.saturating_sub(1).max(1) } else { self.ops }
+    }
+
     fn interferences(&self, len: u32) -> usize {
         let at = usize::try_from(len).unwrap_or(usize::MAX).clamp(1, self.interferences.len()) - 1;
         self.interferences.get(at).copied().unwrap_or(0)
@@ -175,7 +181,9 @@ pub fn exhaustive(
 ) -> Outcome {
     let themes: BTreeMap<Kind, Vec<Vec<Op>>> = subjects
         .iter()
-        .map(|Subject { kind, .. }| (*kind, (1..=bound.ops).flat_map(|len| kind.theme().every(len)).collect()))
+        .map(|Subject { kind, .. }| {
+            (*kind, (1..=bound.ops_of(*kind)).flat_map(|len| kind.theme().every(len)).collect())
+        })
         .collect();
     let chunks = |subject: &Subject| themes.get(&subject.kind).map(|workloads| workloads.chunks(CHUNK));
     let jobs: Vec<(Subject, &[Vec<Op>])> = subjects

@@ -148,6 +148,8 @@ struct Run {
     chains: Vec<Vec<FileId>>,
     /// What is being done to the chain.
     chore: Option<Chore>,
+    /// The disk's sectors, as the guest was told.
+    told: u64,
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
     operations: u64,
@@ -240,28 +242,24 @@ impl Run {
         let disk = ManuallyDrop::new(disk);
         let (forms, chains) = (start.forms.clone(), vec![chain]);
         let (in_flight, next) = (BTreeMap::new(), setup.first);
-        let bug = setup.bug;
-        Ok(Run { bug, io, plot, disk, oracle, forms, chains, chore: None, in_flight, next, operations: 0 })
+        let (bug, told) = (setup.bug, disk.geometry().len / SECTOR);
+        Ok(Run { bug, io, plot, disk, oracle, forms, chains, chore: None, told, in_flight, next, operations: 0 })
     }
 
     fn sight(&self) -> Sight<'_> {
         Sight { io: &self.io, forms: &self.forms, chains: &self.chains, oracle: &self.oracle }
     }
 
-    fn sectors(&self) -> u64 {
-        self.disk.geometry().len / SECTOR
-    }
-
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {
         match op {
             Op::Chain(step) => self.can_begin(step),
             // A guest asks for what is behind the end when it has been told that there is something.
-            _ => self.in_flight.len() < depth && (op.is_inside(self.sectors()) || !self.is_growing()),
+            _ => self.in_flight.len() < depth && (op.is_inside(self.told) || !self.is_growing()),
         }
     }
 
     fn begin_op(&mut self, op: Op, subject: &Subject) -> Result<(), Violation> {
-        match op.within(self.sectors()).map(|op| (op, op.operation())) {
+        match op.within(self.told).map(|op| (op, op.operation())) {
             Some((Op::Chain(step), _)) => self.begin(step, subject)?,
             Some((op, Some(operation))) => self.submit(op, operation),
             _ => {}
@@ -317,6 +315,10 @@ impl Run {
         while let Some((request, status)) = self.disk.answer() {
             let memory = request.memory().clone();
             let Token(number) = request.retire();
+            if Token(number) == steps::GROWTH {
+                self.announce(status)?;
+                continue;
+            }
             let asked = self.in_flight.remove(&number).ok_or(Violation::Twice(number))?;
             self.judge_status(&asked, status)?;
             let now = self.oracle.tick();
@@ -377,7 +379,7 @@ impl Run {
     fn look_back(&mut self, workload: &[Op]) -> Result<(), Violation> {
         let touched = workload.iter().filter(|op| op.sectors().count > 0);
         let borders = touched.flat_map(|op| [op.sectors().range().start, op.sectors().range().end]);
-        for window in around(borders, self.sectors()) {
+        for window in around(borders, self.told) {
             let sectors = Sectors { at: window.start, count: window.end - window.start };
             self.submit(Op::Read(sectors), Operation::Read);
             while self.io.pending() > 0 || self.retry() {

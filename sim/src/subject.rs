@@ -48,6 +48,14 @@ pub enum Kind {
     Qcow2OnQcow2,
     /// A qcow2 file on a raw one.
     Qcow2OnRaw,
+    /// A VHD on a qcow2 file.
+    VhdOnQcow2,
+    /// A qcow2 file on a VHD.
+    Qcow2OnVhd,
+    /// A VHD on a qcow2 file on a raw one.
+    VhdOnQcow2OnRaw,
+    /// A qcow2 file on a VHD on a raw file.
+    Qcow2OnVhdOnRaw,
 }
 
 /// How the bytes of a file are to be understood.
@@ -108,16 +116,6 @@ impl Made {
     }
 }
 
-impl Form {
-    /// How a leaf is made on top of a layer of this form.
-    pub fn leaf(self) -> Made {
-        match self {
-            Form::Raw | Form::Vhd => Made::Vhd,
-            Form::Qcow2 => Made::Qcow2,
-        }
-    }
-}
-
 const fn layer(made: Made, preparation: &'static str) -> Layer {
     Layer { made, preparation }
 }
@@ -126,6 +124,8 @@ const fn layer(made: Made, preparation: &'static str) -> Layer {
 /// alone, and on both sides of a grain's border.
 const IN_SOURCE: &str = "w1+2 w4094+4 w2050+1 f";
 const IN_TARGET: &str = "w0+2 w6+2 w4095+4 w1030+1 f";
+/// The same of a layer below both, with something that neither hides.
+const IN_BASE: &str = "w0+9 w1030+2 w4090+10 f";
 
 impl Kind {
     /// Those of a format.
@@ -134,7 +134,16 @@ impl Kind {
             "raw" => Some(&[Kind::Raw]),
             "vhd" => Some(&[Kind::Dynamic, Kind::Used, Kind::Child, Kind::UsedChild, Kind::Fixed]),
             "qcow2" => Some(&[Kind::Qcow2, Kind::UsedQcow2, Kind::ChildQcow2, Kind::UsedChildQcow2]),
-            "chain" => Some(&[Kind::VhdOnVhd, Kind::VhdOnRaw, Kind::Qcow2OnQcow2, Kind::Qcow2OnRaw]),
+            "chain" => Some(&[
+                Kind::VhdOnVhd,
+                Kind::VhdOnRaw,
+                Kind::Qcow2OnQcow2,
+                Kind::Qcow2OnRaw,
+                Kind::VhdOnQcow2,
+                Kind::Qcow2OnVhd,
+                Kind::VhdOnQcow2OnRaw,
+                Kind::Qcow2OnVhdOnRaw,
+            ]),
             _ => None,
         }
     }
@@ -145,7 +154,22 @@ impl Kind {
             Kind::Raw => "raw",
             Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
+            Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
             Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild => "vhd",
+        }
+    }
+
+    /// Whether its layers are of VHD and of qcow2.
+    pub fn is_mixed(self) -> bool {
+        let forms: Vec<Form> = self.layers().iter().map(|layer| layer.made.form()).collect();
+        self.theme() == Theme::Chain && forms.contains(&Form::Vhd) && forms.contains(&Form::Qcow2)
+    }
+
+    /// How a new leaf is made on top of a layer of such a form: alike or, in a mixed chain, by turns.
+    pub fn leaf_on(self, below: Form) -> Made {
+        match (below, self.is_mixed()) {
+            (Form::Raw | Form::Vhd, false) | (Form::Raw | Form::Qcow2, true) => Made::Vhd,
+            (Form::Qcow2, false) | (Form::Vhd, true) => Made::Qcow2,
         }
     }
 
@@ -185,11 +209,15 @@ impl Kind {
             Kind::VhdOnRaw => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
             Kind::Qcow2OnQcow2 => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
             Kind::Qcow2OnRaw => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
+            Kind::VhdOnQcow2 => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnVhd => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
+            Kind::VhdOnQcow2OnRaw => [Kind::VhdOnQcow2.layers(), vec![layer(Made::Raw, IN_BASE)]].concat(),
+            Kind::Qcow2OnVhdOnRaw => [Kind::Qcow2OnVhd.layers(), vec![layer(Made::Raw, IN_BASE)]].concat(),
         }
     }
 }
 
-const KINDS: [(Kind, &str); 14] = [
+const KINDS: [(Kind, &str); 18] = [
     (Kind::Raw, "raw"),
     (Kind::Fixed, "fixed"),
     (Kind::Dynamic, "dynamic"),
@@ -204,6 +232,10 @@ const KINDS: [(Kind, &str); 14] = [
     (Kind::UsedChildQcow2, "used-child-qcow2"),
     (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),
     (Kind::Qcow2OnRaw, "qcow2-on-raw"),
+    (Kind::VhdOnQcow2, "vhd-on-qcow2"),
+    (Kind::Qcow2OnVhd, "qcow2-on-vhd"),
+    (Kind::VhdOnQcow2OnRaw, "vhd-on-qcow2-on-raw"),
+    (Kind::Qcow2OnVhdOnRaw, "qcow2-on-vhd-on-raw"),
 ];
 
 impl fmt::Display for Kind {

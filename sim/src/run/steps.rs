@@ -4,7 +4,8 @@
 //! Knows the order in which the disk is asked, as the jobs of the disk process ask it, and which chains may be opened
 //! after a power loss meanwhile.
 
-use disk::{Access, FileId, Image, ImageError, ImageErrorKind, MergeState};
+use disk::{Access, FileId, Image, ImageError, ImageErrorKind, MergeState, Operation, Request, Span, Status, Token};
+use memory::Segments;
 
 use super::{Run, Violation};
 use crate::planted::Planted;
@@ -12,6 +13,9 @@ use crate::saboteur::{SabotagedIo, Saboteur};
 use crate::sector::SECTOR;
 use crate::subject::{Form, Subject};
 use crate::workload::Step;
+
+/// The flush that makes a growth durable: no guest's requests are so many.
+pub(super) const GROWTH: Token = Token(u64::MAX);
 
 /// Something that is being done, and how far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub(super) enum Chore {
     Merging,
     /// There is a new leaf; the old one, this, becomes durable.
     Closing(FileId),
+    /// The disk is larger; that becomes durable, and then the guest is told.
+    Telling,
 }
 
 /// What is done while nothing is in flight and, but for a new leaf, everything durable.
@@ -51,6 +57,7 @@ impl Run {
     pub(super) fn is_growing(&self) -> bool {
         let change = match self.chore {
             Some(Chore::Wanted(change) | Chore::Held(change) | Chore::Syncing(change)) => Some(change),
+            Some(Chore::Telling) => Some(Change::Grow),
             _ => None,
         };
         change == Some(Change::Grow)
@@ -80,7 +87,7 @@ impl Run {
     /// A new file, whole and durable from the moment at which it has its name.
     fn new_leaf(&mut self, subject: &Subject) -> Result<FileId, Violation> {
         let chain = self.chains.swap_remove(0);
-        let made = self.form(chain.first()).leaf();
+        let made = subject.kind.leaf_on(self.form(chain.first()));
         let media = subject.create(made, chain.len(), self.disk.geometry().len / SECTOR).map_err(Violation::Open)?;
         let file = self.io.add(media);
         self.forms.push(made.form());
@@ -103,6 +110,7 @@ impl Run {
             Chore::Syncing(_) => !self.disk.is_syncing() && self.disk.is_quiet(),
             Chore::Merging => self.disk.merge().is_none_or(|merge| !merge.busy),
             Chore::Closing(file) => self.disk.is_frozen(file) || !self.disk.is_syncing(),
+            Chore::Telling => false,
         })
     }
 
@@ -123,13 +131,20 @@ impl Run {
                 closing
             }
             Chore::Closing(file) => return self.close(file),
+            Chore::Telling => Some(Chore::Telling),
             Chore::Held(change) => {
                 self.disk.sync(&mut io);
                 Some(Chore::Syncing(change))
             }
             Chore::Syncing(change) => {
                 let next = self.change(change, subject)?;
-                self.disk.release(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
+                self.disk.release(&mut io);
+                if next == Some(Chore::Telling) {
+                    let span = Span { at: 0, len: 0 };
+                    let flush = Request::new(Operation::Flush, span, Segments::empty(), GROWTH, &self.disk.geometry());
+                    self.disk.submit(flush.map_err(|status| Violation::Step(format!("{status:?}")))?, &mut io);
+                }
                 next
             }
             Chore::Merging => match self.disk.merge().map(|merge| merge.state) {
@@ -156,7 +171,7 @@ impl Run {
         }
         match change {
             Change::Switch(file) => return self.switch(file, subject),
-            Change::Grow => self.grow(subject)?,
+            Change::Grow => return self.grow(subject),
             Change::BeginMerge(from, into) => {
                 self.begin_merge(from, into, subject)?;
                 return Ok(Some(Chore::Merging));
@@ -195,15 +210,26 @@ impl Run {
     }
 
     /// Makes the disk larger, once.
-    fn grow(&mut self, subject: &Subject) -> Result<(), Violation> {
+    fn grow(&mut self, subject: &Subject) -> Result<Option<Chore>, Violation> {
         match self.disk.grow(subject.kind.grown() * SECTOR) {
             // Not every format can.
-            Err(error) if error.kind == ImageErrorKind::Unsupported => Ok(()),
+            Err(error) if error.kind == ImageErrorKind::Unsupported => Ok(None),
             grown => {
                 self.lengthen(0);
-                grown.map_err(refused)
+                grown.map_err(refused).map(|()| Some(Chore::Telling))
             }
         }
+    }
+
+    /// The larger size is durable, and the guest may use it; or it cannot be.
+    pub(super) fn announce(&mut self, status: Status) -> Result<(), Violation> {
+        self.chore = None;
+        match status {
+            Status::Done => self.told = self.disk.geometry().len / SECTOR,
+            _ if self.io.fault_happened() => {}
+            _ => return Err(Violation::Status { op: "the flush of a growth".into(), status }),
+        }
+        Ok(())
     }
 
     /// A raw file is as long as its disk, and nobody but who opens it sees to that.

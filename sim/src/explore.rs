@@ -363,7 +363,9 @@ pub fn every_fault(
     let jobs: Vec<(Subject, FaultKind, &str)> = subjects
         .iter()
         .flat_map(|subject| {
-            kinds.into_iter().flat_map(move |kind| fault_workloads(subject).map(|text| (*subject, kind, text)))
+            kinds
+                .into_iter()
+                .flat_map(move |kind| fault_workloads(subject).iter().map(move |text| (*subject, kind, *text)))
         })
         .collect();
     let done = AtomicUsize::new(0);
@@ -384,10 +386,13 @@ pub fn every_fault(
     })
 }
 
-fn fault_workloads(subject: &Subject) -> [&'static str; 4] {
+/// The workloads each operation of which fails once.
+pub fn fault_workloads(subject: &Subject) -> &'static [&'static str] {
     match subject.kind.theme() {
-        Theme::Image | Theme::Growing => FAULT_WORKLOADS,
-        Theme::Chain => CHAIN_FAULT_WORKLOADS,
+        Theme::Image => &FAULT_WORKLOADS[..],
+        Theme::Growing => &GROWTH_FAULT_WORKLOADS,
+        Theme::Chain if subject.kind.is_mixed() => &MIXED_FAULT_WORKLOADS,
+        Theme::Chain => &CHAIN_FAULT_WORKLOADS,
     }
 }
 
@@ -398,6 +403,13 @@ const FAULT_WORKLOADS: [&str; 4] = [
     "w2+1 f z0+1024 f w1026+1 z2+3 f r0+8 w9+1 f",
     "W1023+2 w2048+1 d0+8 Z2048+2 f r1020+8 w2050+1 r2048+4 f",
 ];
+/// The same, and the disk grows and is used behind its old end.
+const GROWTH_FAULT_WORKLOADS: [&str; 5] = {
+    let [first, second, third, fourth] = FAULT_WORKLOADS;
+    [first, second, third, fourth, "w2556+1 f grow W2557+2 f w263166+2 d0+8 f w1026+1 r2550+9 f"]
+};
+/// Of two formats: a snapshot in the one, which is merged into the other.
+const MIXED_FAULT_WORKLOADS: [&str; 1] = ["snapshot W0+3 merge w4095+2 f merge d0+1024 f"];
 /// The same for chains: each step with requests before and after it, and once more after it has failed.
 const CHAIN_FAULT_WORKLOADS: [&str; 4] = [
     "w0+2 snapshot w1+2 f r0+8 snapshot w0+1 f",

@@ -316,7 +316,7 @@ impl Run {
             let memory = request.memory().clone();
             let Token(number) = request.retire();
             if Token(number) == steps::GROWTH {
-                self.announce(status)?;
+                self.grown(status)?;
                 continue;
             }
             let asked = self.in_flight.remove(&number).ok_or(Violation::Twice(number))?;

@@ -165,6 +165,11 @@ impl Kind {
         self.theme() == Theme::Chain && forms.contains(&Form::Vhd) && forms.contains(&Form::Qcow2)
     }
 
+    /// Whether it is a chain of so many layers that all of its workloads are too many.
+    pub fn is_deep(self) -> bool {
+        self.layers().len() > 2
+    }
+
     /// How a new leaf is made on top of a layer of such a form: alike or, in a mixed chain, by turns.
     pub fn leaf_on(self, below: Form) -> Made {
         match (below, self.is_mixed()) {

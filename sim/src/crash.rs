@@ -28,7 +28,8 @@ use crate::run::{Setup, Sight, Violation, around, run, words_of};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Word, mix};
 use crate::subject::{Kind, Start, Subject, damage};
-use crate::workload::{self, BLOCK, Theme};
+use crate::theme::{BLOCK, Theme};
+use crate::workload;
 use crate::wreck::Wreck;
 
 /// One state in so many is lived in again.

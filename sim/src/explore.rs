@@ -19,7 +19,8 @@ use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::Word;
 use crate::subject::{Kind, Made, Start, Subject, given};
-use crate::workload::{self, Op, Theme};
+use crate::theme::Theme;
+use crate::workload::{self, Op};
 
 /// The first version number of what is explored; what a preparation wrote has smaller ones.
 const FIRST: u64 = 1;

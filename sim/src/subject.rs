@@ -15,7 +15,7 @@ use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
 use crate::qcow2::{self, COUNTED};
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
-use crate::workload::{BLOCK, Theme};
+use crate::theme::{BLOCK, Theme};
 
 /// A kind of image, or of chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -13,7 +13,7 @@ use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Made, Subject};
-use sim::workload::Theme;
+use sim::theme::Theme;
 
 /// Scope: every workload of up to two operations, with one deviation in the order.
 #[test]

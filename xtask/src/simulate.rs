@@ -18,7 +18,8 @@ use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::shrink::shrink;
 use sim::subject::{Kind, Made, Subject};
-use sim::workload::{self, Op, Step, Theme};
+use sim::theme::Theme;
+use sim::workload::{self, Op, Step};
 
 const HELP: &str = "\
 usage: cargo xtask simulate [OPTION]…

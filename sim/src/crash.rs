@@ -24,11 +24,12 @@ use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Illegal, Legal, Oracle};
 use crate::random::Random;
-use crate::run::{Setup, Sight, Violation, run, words_of};
+use crate::run::{Setup, Sight, Violation, around, run, words_of};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Word, mix};
 use crate::subject::{Kind, Start, Subject, damage};
-use crate::workload::{self, BLOCK, Theme};
+use crate::theme::{BLOCK, Theme};
+use crate::workload;
 use crate::wreck::Wreck;
 
 /// One state in so many is lived in again.
@@ -37,8 +38,6 @@ pub const AGAIN: u64 = 64;
 pub const WHOLE: u64 = 12;
 /// The same for chains, which are longer, and of which two may have to be read.
 pub const WHOLE_CHAIN: u64 = 60;
-/// Sectors read on each side of every border of a write.
-const AROUND: u64 = 8;
 /// Sectors of one read when everything is read.
 const PIECE: usize = 128;
 /// The same.
@@ -47,8 +46,11 @@ const PIECE_LEN: u64 = 128;
 const SECOND_LIFE: u64 = 50_000;
 /// What a second life does: new blocks, old ones, freed ones.
 const SECOND_WORKLOAD: &str = "w1026+2 w2+1 f d0+1024 w2049+1 W7+1";
-/// What it does to a chain: the merge that the power loss may have ended is begun again, and comes to its end.
-const SECOND_MERGE: &str = "w1026+2 merge w2+1 f W4097+1";
+/// The same where the disk may have grown, or was growing.
+const SECOND_GROWTH: &str = "w1026+2 w2+1 f grow d0+1024 W2557+2 w2049+1 W7+1";
+/// What it does to a chain: the merge that the power loss may have ended is begun again, and comes to its end. If the
+/// disk has grown, there is something behind its old end.
+const SECOND_MERGE: &str = "w1026+2 merge w2+1 f W4605+2";
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -197,7 +199,8 @@ impl Explorer {
         let setup = Setup { fault: None, first: SECOND_LIFE, ..*scene.setup };
         let pace = if digest & (1 << 40) == 0 { Pace::Serial } else { Pace::Eager };
         let workload = match setup.subject.kind.theme() {
-            Theme::Image | Theme::Growing => SECOND_WORKLOAD,
+            Theme::Image => SECOND_WORKLOAD,
+            Theme::Growing => SECOND_GROWTH,
             Theme::Chain => SECOND_MERGE,
         };
         let workload = workload::parse(workload).unwrap_or_default();
@@ -314,11 +317,10 @@ fn coin(number: u64) -> Fate {
     if number % 2 == 0 { Fate::Lost } else { Fate::Kept(0) }
 }
 
-/// Every sector of a disk; of one that has grown, those behind its old end and the last.
+/// Every sector of a disk that a workload can reach, grown or not.
 fn everything(kind: Kind) -> Vec<Range<u64>> {
-    let (old, new) = (kind.sectors(), kind.grown());
-    let pieces = (0..old).step_by(PIECE).map(|at| at..(at + PIECE_LEN).min(old));
-    pieces.chain([old..(old + AROUND).min(new), (new - AROUND).max(old)..new]).collect()
+    let pieces = |part: Range<u64>| part.clone().step_by(PIECE).map(move |at| at..(at + PIECE_LEN).min(part.end));
+    kind.theme().reach().into_iter().flat_map(pieces).collect()
 }
 
 /// Where something may have gone wrong: around every border of a write and of a block, and where there was
@@ -327,17 +329,7 @@ fn windows_of(legal: &Legal<'_>, oracle: &Oracle, kind: Kind) -> Vec<Range<u64>>
     let sectors = kind.grown();
     let borders = legal.runs().flat_map(|run| [run.start, run.end]);
     let blocks = (0..=kind.sectors() / BLOCK).map(|block| block * BLOCK);
-    let around = |at: u64| at.saturating_sub(AROUND)..(at + AROUND).min(sectors);
-    let mut windows: Vec<Range<u64>> = borders.chain(blocks).chain(oracle.based()).map(around).collect();
-    windows.sort_unstable_by_key(|window| window.start);
-    let mut merged: Vec<Range<u64>> = Vec::new();
-    for window in windows {
-        match merged.last_mut() {
-            Some(last) if window.start <= last.end => last.end = last.end.max(window.end),
-            _ => merged.push(window),
-        }
-    }
-    merged
+    around(borders.chain(blocks).chain([kind.sectors()]).chain(oracle.based()), sectors)
 }
 
 /// Opens the chain as after a power loss and hands what is read there to `judge`.

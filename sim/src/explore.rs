@@ -19,7 +19,8 @@ use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::Word;
 use crate::subject::{Kind, Made, Start, Subject, given};
-use crate::workload::{self, Op, Theme};
+use crate::theme::Theme;
+use crate::workload::{self, Op};
 
 /// The first version number of what is explored; what a preparation wrote has smaller ones.
 const FIRST: u64 = 1;
@@ -158,6 +159,12 @@ impl Bound {
         Bound { ops, interferences }
     }
 
+    /// Operations on this kind of image. Mixed chains are as many again, and short workloads reach what is new in them:
+    /// one format's places taken over by the other.
+    pub fn ops_of(&self, kind: Kind) -> u32 {
+        if kind.is_mixed() { self.ops.saturating_sub(1).max(1) } else { self.ops }
+    }
+
     fn interferences(&self, len: u32) -> usize {
         let at = usize::try_from(len).unwrap_or(usize::MAX).clamp(1, self.interferences.len()) - 1;
         self.interferences.get(at).copied().unwrap_or(0)
@@ -175,7 +182,9 @@ pub fn exhaustive(
 ) -> Outcome {
     let themes: BTreeMap<Kind, Vec<Vec<Op>>> = subjects
         .iter()
-        .map(|Subject { kind, .. }| (*kind, (1..=bound.ops).flat_map(|len| kind.theme().every(len)).collect()))
+        .map(|Subject { kind, .. }| {
+            (*kind, (1..=bound.ops_of(*kind)).flat_map(|len| kind.theme().every(len)).collect())
+        })
         .collect();
     let chunks = |subject: &Subject| themes.get(&subject.kind).map(|workloads| workloads.chunks(CHUNK));
     let jobs: Vec<(Subject, &[Vec<Op>])> = subjects
@@ -277,7 +286,7 @@ fn in_threads(
 pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>) -> Case {
     let mut random = Random::new(seed);
     let subject = subjects[random.index(subjects.len())];
-    let workload = subject.kind.theme().random(&mut random, ops, subject.kind.sectors());
+    let workload = subject.kind.theme().random(&mut random, ops);
     let mut case = Case::new(subject, workload, Schedule::seeded(random.number()));
     case.setup.visible = [Visible::AtPush, Visible::AtCompletion][random.index(2)];
     case.setup.depth = 1 + random.index(8);
@@ -321,7 +330,10 @@ pub fn random(
 
 /// Looks for a planted bug, in images of its format, until it is found or `states_max` states have been looked at.
 pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
-    let subjects = subjects(Kind::of_format(bug.format()).unwrap_or_default());
+    let kinds = Kind::of_format(bug.format()).unwrap_or_default();
+    // Layers of two formats have no bugs of their own, and longer chains need longer workloads.
+    let kinds: Vec<Kind> = kinds.iter().copied().filter(|kind| !kind.is_mixed()).collect();
+    let subjects = subjects(&kinds);
     let mut explorer = Explorer::broad();
     let mut failure = None;
     for seed in 0.. {
@@ -335,8 +347,9 @@ pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
     Outcome { counts: explorer.counts, failure }
 }
 
-/// Operations in a workload of a hunt: enough for a place to be given away, taken back and given away again.
-const HUNT_OPS: usize = 12;
+/// Operations in a workload of a hunt: enough for a place to be given away, taken back and given away again, and for a
+/// disk to grow, a layer to be merged and to be used behind its old end.
+const HUNT_OPS: usize = 16;
 
 /// All subjects of some kinds, on both kinds of storage.
 pub fn subjects(kinds: &[Kind]) -> Vec<Subject> {
@@ -355,7 +368,9 @@ pub fn every_fault(
     let jobs: Vec<(Subject, FaultKind, &str)> = subjects
         .iter()
         .flat_map(|subject| {
-            kinds.into_iter().flat_map(move |kind| fault_workloads(subject).map(|text| (*subject, kind, text)))
+            kinds
+                .into_iter()
+                .flat_map(move |kind| fault_workloads(subject).iter().map(move |text| (*subject, kind, *text)))
         })
         .collect();
     let done = AtomicUsize::new(0);
@@ -376,10 +391,13 @@ pub fn every_fault(
     })
 }
 
-fn fault_workloads(subject: &Subject) -> [&'static str; 4] {
+/// The workloads each operation of which fails once.
+pub fn fault_workloads(subject: &Subject) -> &'static [&'static str] {
     match subject.kind.theme() {
-        Theme::Image | Theme::Growing => FAULT_WORKLOADS,
-        Theme::Chain => CHAIN_FAULT_WORKLOADS,
+        Theme::Image => &FAULT_WORKLOADS[..],
+        Theme::Growing => &GROWTH_FAULT_WORKLOADS,
+        Theme::Chain if subject.kind.is_mixed() => &MIXED_FAULT_WORKLOADS,
+        Theme::Chain => &CHAIN_FAULT_WORKLOADS,
     }
 }
 
@@ -390,6 +408,13 @@ const FAULT_WORKLOADS: [&str; 4] = [
     "w2+1 f z0+1024 f w1026+1 z2+3 f r0+8 w9+1 f",
     "W1023+2 w2048+1 d0+8 Z2048+2 f r1020+8 w2050+1 r2048+4 f",
 ];
+/// The same, and the disk grows and is used behind its old end.
+const GROWTH_FAULT_WORKLOADS: [&str; 5] = {
+    let [first, second, third, fourth] = FAULT_WORKLOADS;
+    [first, second, third, fourth, "w2556+1 f grow W2557+2 f w263166+2 d0+8 f w1026+1 r2550+9 f"]
+};
+/// Of two formats: a snapshot in the one, which is merged into the other.
+const MIXED_FAULT_WORKLOADS: [&str; 1] = ["snapshot W0+3 merge w4095+2 f merge d0+1024 f"];
 /// The same for chains: each step with requests before and after it, and once more after it has failed.
 const CHAIN_FAULT_WORKLOADS: [&str; 4] = [
     "w0+2 snapshot w1+2 f r0+8 snapshot w0+1 f",

@@ -17,7 +17,7 @@ use crate::media::{Media, Unwritten};
 use crate::random::Random;
 use crate::sector::{SECTOR, SECTOR_LEN};
 use crate::subject::{Form, Kind, Made, Subject};
-use crate::workload::{BLOCK, DISK};
+use crate::theme::{BLOCK, DISK};
 
 /// Requests in flight together, at most.
 const TOGETHER: u64 = 5;

@@ -25,5 +25,6 @@ pub mod schedule;
 pub mod sector;
 pub mod shrink;
 pub mod subject;
+pub mod theme;
 pub mod workload;
 pub mod wreck;

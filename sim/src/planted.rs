@@ -71,6 +71,10 @@ pub enum Planted {
     EarlyDeallocation,
     /// What is written to a grain that has been merged gets a place in the leaf, too.
     LeafGrows,
+    /// A new cluster is filled up to the disk's end and not to its own, which comes to light when the disk grows.
+    UnfilledEnd,
+    /// A layer that a merge has made larger says that there is nothing behind its old end.
+    EndRemembered,
 }
 
 /// Layers in which a bug lives.
@@ -84,7 +88,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 30] = [
+const NAMES: [(Planted, &str, &str); 32] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -115,6 +119,8 @@ const NAMES: [(Planted, &str, &str); 30] = [
     (Planted::UpperLayerFirst, "upper-layer-first", "chain"),
     (Planted::EarlyDeallocation, "early-deallocation", "chain"),
     (Planted::LeafGrows, "leaf-grows", "chain"),
+    (Planted::UnfilledEnd, "unfilled-end", "qcow2"),
+    (Planted::EndRemembered, "end-remembered", "chain"),
 ];
 
 impl Planted {
@@ -131,7 +137,7 @@ impl Planted {
     /// Where in a chain it lives.
     pub fn layers(self) -> Layers {
         match self {
-            Planted::ForgottenBeforeCopied => Layers::Below,
+            Planted::ForgottenBeforeCopied | Planted::EndRemembered => Layers::Below,
             Planted::UpperLayerFirst | Planted::LeafGrows => Layers::All,
             _ => Layers::Leaf,
         }

@@ -3,7 +3,7 @@
 //!
 //! Invariants checked:
 //! - every request is answered exactly once;
-//! - a read finds what is legal (see [`crate::oracle`]);
+//! - a read finds what is legal (see [`crate::oracle`]); when all is done, everything that was touched is read;
 //! - nothing fails unless a fault was injected;
 //! - after a failed sync nothing is durable and no new write is accepted.
 
@@ -11,6 +11,7 @@ mod steps;
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 
 use disk::{Disk, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
@@ -23,7 +24,7 @@ use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
 use crate::subject::{Form, Start, Subject};
-use crate::workload::Op;
+use crate::workload::{Op, Sectors};
 use steps::Chore;
 
 /// More events than any workload has: a run that goes on is one that never ends.
@@ -147,6 +148,8 @@ struct Run {
     chains: Vec<Vec<FileId>>,
     /// What is being done to the chain.
     chore: Option<Chore>,
+    /// The disk's sectors, as the guest was told.
+    told: u64,
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
     operations: u64,
@@ -188,7 +191,7 @@ pub fn run(
             if run.retry() {
                 continue;
             }
-            return run.end(upcoming);
+            return run.end(upcoming, workload);
         }
         let picked = schedule.pick(count);
         match event(schedule.pace(), picked, pending, begins, goes_on) {
@@ -239,8 +242,8 @@ impl Run {
         let disk = ManuallyDrop::new(disk);
         let (forms, chains) = (start.forms.clone(), vec![chain]);
         let (in_flight, next) = (BTreeMap::new(), setup.first);
-        let bug = setup.bug;
-        Ok(Run { bug, io, plot, disk, oracle, forms, chains, chore: None, in_flight, next, operations: 0 })
+        let (bug, told) = (setup.bug, disk.geometry().len / SECTOR);
+        Ok(Run { bug, io, plot, disk, oracle, forms, chains, chore: None, told, in_flight, next, operations: 0 })
     }
 
     fn sight(&self) -> Sight<'_> {
@@ -250,15 +253,16 @@ impl Run {
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {
         match op {
             Op::Chain(step) => self.can_begin(step),
-            _ => self.in_flight.len() < depth,
+            // A guest asks for what is behind the end when it has been told that there is something.
+            _ => self.in_flight.len() < depth && (op.is_inside(self.told) || !self.is_growing()),
         }
     }
 
     fn begin_op(&mut self, op: Op, subject: &Subject) -> Result<(), Violation> {
-        match (op, op.operation()) {
-            (Op::Chain(step), _) => self.begin(step, subject)?,
-            (_, Some(operation)) => self.submit(op, operation),
-            (_, None) => {}
+        match op.within(self.told).map(|op| (op, op.operation())) {
+            Some((Op::Chain(step), _)) => self.begin(step, subject)?,
+            Some((op, Some(operation))) => self.submit(op, operation),
+            _ => {}
         }
         Ok(())
     }
@@ -311,6 +315,10 @@ impl Run {
         while let Some((request, status)) = self.disk.answer() {
             let memory = request.memory().clone();
             let Token(number) = request.retire();
+            if Token(number) == steps::GROWTH {
+                self.grown(status)?;
+                continue;
+            }
             let asked = self.in_flight.remove(&number).ok_or(Violation::Twice(number))?;
             self.judge_status(&asked, status)?;
             let now = self.oracle.tick();
@@ -350,13 +358,14 @@ impl Run {
         Ok(())
     }
 
-    fn end(self, upcoming: Option<Op>) -> Result<End, Violation> {
+    fn end(mut self, upcoming: Option<Op>, workload: &[Op]) -> Result<End, Violation> {
         if self.chore.is_some() || upcoming.is_some() {
             return Err(Violation::Step(format!("{:?} never ends", self.chore)));
         }
         if !self.in_flight.is_empty() || self.disk.in_flight() > 0 {
             return Err(Violation::Unanswered(self.in_flight.len()));
         }
+        self.look_back(workload)?;
         let Run { io, disk, operations, chains, .. } = self;
         drop(ManuallyDrop::into_inner(disk));
         let files = chains.first().map(|chain| io.contents(chain)).unwrap_or_default();
@@ -364,8 +373,43 @@ impl Run {
     }
 }
 
+impl Run {
+    /// Reads once more around everything that was asked for. A power loss shows what the files hold; this, what the disk
+    /// believes of them.
+    fn look_back(&mut self, workload: &[Op]) -> Result<(), Violation> {
+        let touched = workload.iter().filter(|op| op.sectors().count > 0);
+        let borders = touched.flat_map(|op| [op.sectors().range().start, op.sectors().range().end]);
+        for window in around(borders, self.told) {
+            let sectors = Sectors { at: window.start, count: window.end - window.start };
+            self.submit(Op::Read(sectors), Operation::Read);
+            while self.io.pending() > 0 || self.retry() {
+                self.finish(0);
+            }
+        }
+        self.answers()?;
+        if self.in_flight.is_empty() { Ok(()) } else { Err(Violation::Unanswered(self.in_flight.len())) }
+    }
+}
+
+/// The sectors around some borders, on a disk of so many, from the first on and each once.
+pub fn around(borders: impl Iterator<Item = u64>, disk: u64) -> Vec<Range<u64>> {
+    /// Sectors on each side.
+    const AROUND: u64 = 8;
+    let window = |at: u64| at.saturating_sub(AROUND)..(at + AROUND).min(disk);
+    let mut windows: Vec<Range<u64>> = borders.map(window).filter(|window| !window.is_empty()).collect();
+    windows.sort_unstable_by_key(|window| window.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for window in windows {
+        match merged.last_mut() {
+            Some(last) if window.start <= last.end => last.end = last.end.max(window.end),
+            _ => merged.push(window),
+        }
+    }
+    merged
+}
+
 /// What a guest writes as one version of some sectors.
-fn guest_memory(version: u32, sectors: std::ops::Range<u64>) -> Segments {
+fn guest_memory(version: u32, sectors: Range<u64>) -> Segments {
     let mut bytes = Vec::new();
     for sector in sectors {
         let mut whole = [0; SECTOR_LEN];

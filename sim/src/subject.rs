@@ -13,9 +13,9 @@ use disk::{Access, Image, ImageError, Severity, Tail};
 
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
-use crate::qcow2::{self, CLUSTER, CLUSTER_SECTORS, COUNTED};
+use crate::qcow2::{self, COUNTED};
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
-use crate::workload::{BLOCK, DISK, GRAIN, Theme};
+use crate::theme::{BLOCK, Theme};
 
 /// A kind of image, or of chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,6 +48,14 @@ pub enum Kind {
     Qcow2OnQcow2,
     /// A qcow2 file on a raw one.
     Qcow2OnRaw,
+    /// A VHD on a qcow2 file.
+    VhdOnQcow2,
+    /// A qcow2 file on a VHD.
+    Qcow2OnVhd,
+    /// A VHD on a qcow2 file on a raw one.
+    VhdOnQcow2OnRaw,
+    /// A qcow2 file on a VHD on a raw file.
+    Qcow2OnVhdOnRaw,
 }
 
 /// How the bytes of a file are to be understood.
@@ -108,16 +116,6 @@ impl Made {
     }
 }
 
-impl Form {
-    /// How a leaf is made on top of a layer of this form.
-    pub fn leaf(self) -> Made {
-        match self {
-            Form::Raw | Form::Vhd => Made::Vhd,
-            Form::Qcow2 => Made::Qcow2,
-        }
-    }
-}
-
 const fn layer(made: Made, preparation: &'static str) -> Layer {
     Layer { made, preparation }
 }
@@ -126,6 +124,8 @@ const fn layer(made: Made, preparation: &'static str) -> Layer {
 /// alone, and on both sides of a grain's border.
 const IN_SOURCE: &str = "w1+2 w4094+4 w2050+1 f";
 const IN_TARGET: &str = "w0+2 w6+2 w4095+4 w1030+1 f";
+/// The same of a layer below both, with something that neither hides.
+const IN_BASE: &str = "w0+9 w1030+2 w4090+10 f";
 
 impl Kind {
     /// Those of a format.
@@ -134,7 +134,16 @@ impl Kind {
             "raw" => Some(&[Kind::Raw]),
             "vhd" => Some(&[Kind::Dynamic, Kind::Used, Kind::Child, Kind::UsedChild, Kind::Fixed]),
             "qcow2" => Some(&[Kind::Qcow2, Kind::UsedQcow2, Kind::ChildQcow2, Kind::UsedChildQcow2]),
-            "chain" => Some(&[Kind::VhdOnVhd, Kind::VhdOnRaw, Kind::Qcow2OnQcow2, Kind::Qcow2OnRaw]),
+            "chain" => Some(&[
+                Kind::VhdOnVhd,
+                Kind::VhdOnRaw,
+                Kind::Qcow2OnQcow2,
+                Kind::Qcow2OnRaw,
+                Kind::VhdOnQcow2,
+                Kind::Qcow2OnVhd,
+                Kind::VhdOnQcow2OnRaw,
+                Kind::Qcow2OnVhdOnRaw,
+            ]),
             _ => None,
         }
     }
@@ -145,7 +154,27 @@ impl Kind {
             Kind::Raw => "raw",
             Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
+            Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
             Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild => "vhd",
+        }
+    }
+
+    /// Whether its layers are of VHD and of qcow2.
+    pub fn is_mixed(self) -> bool {
+        let forms: Vec<Form> = self.layers().iter().map(|layer| layer.made.form()).collect();
+        self.theme() == Theme::Chain && forms.contains(&Form::Vhd) && forms.contains(&Form::Qcow2)
+    }
+
+    /// Whether it is a chain of so many layers that all of its workloads are too many.
+    pub fn is_deep(self) -> bool {
+        self.layers().len() > 2
+    }
+
+    /// How a new leaf is made on top of a layer of such a form: alike or, in a mixed chain, by turns.
+    pub fn leaf_on(self, below: Form) -> Made {
+        match (below, self.is_mixed()) {
+            (Form::Raw | Form::Vhd, false) | (Form::Raw | Form::Qcow2, true) => Made::Vhd,
+            (Form::Qcow2, false) | (Form::Vhd, true) => Made::Qcow2,
         }
     }
 
@@ -160,16 +189,12 @@ impl Kind {
 
     /// Sectors of its disk.
     pub fn sectors(self) -> u64 {
-        if self.theme() == Theme::Chain { CHAIN } else { DISK }
+        self.theme().sectors()
     }
 
     /// Sectors of its disk when it has been made larger.
     pub fn grown(self) -> u64 {
-        match self.theme() {
-            Theme::Image => self.sectors(),
-            Theme::Chain => self.sectors() + BLOCK,
-            Theme::Growing => GROWN,
-        }
+        self.theme().grown()
     }
 
     /// Its layers, leaf first.
@@ -189,11 +214,15 @@ impl Kind {
             Kind::VhdOnRaw => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
             Kind::Qcow2OnQcow2 => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
             Kind::Qcow2OnRaw => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
+            Kind::VhdOnQcow2 => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnVhd => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
+            Kind::VhdOnQcow2OnRaw => [Kind::VhdOnQcow2.layers(), vec![layer(Made::Raw, IN_BASE)]].concat(),
+            Kind::Qcow2OnVhdOnRaw => [Kind::Qcow2OnVhd.layers(), vec![layer(Made::Raw, IN_BASE)]].concat(),
         }
     }
 }
 
-const KINDS: [(Kind, &str); 14] = [
+const KINDS: [(Kind, &str); 18] = [
     (Kind::Raw, "raw"),
     (Kind::Fixed, "fixed"),
     (Kind::Dynamic, "dynamic"),
@@ -208,6 +237,10 @@ const KINDS: [(Kind, &str); 14] = [
     (Kind::UsedChildQcow2, "used-child-qcow2"),
     (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),
     (Kind::Qcow2OnRaw, "qcow2-on-raw"),
+    (Kind::VhdOnQcow2, "vhd-on-qcow2"),
+    (Kind::Qcow2OnVhd, "qcow2-on-vhd"),
+    (Kind::VhdOnQcow2OnRaw, "vhd-on-qcow2-on-raw"),
+    (Kind::Qcow2OnVhdOnRaw, "qcow2-on-vhd-on-raw"),
 ];
 
 impl fmt::Display for Kind {
@@ -251,10 +284,6 @@ pub struct Start {
     pub base: BTreeMap<u64, Word>,
 }
 
-/// Sectors of the disk of a chain: a whole grain of a merge, and one that the disk's end cuts off.
-pub const CHAIN: u64 = GRAIN + BLOCK / 2;
-/// Sectors of the disk of a qcow2 image that has grown: its L1 table no longer fits its cluster.
-pub const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
 /// Clusters of a new image whose first refcount block has few counts left: what a preparation takes, and one more.
 const FULL: u64 = COUNTED - 6;
 /// Sectors of the parent that hold data: in each of its blocks, some before and some behind those that the leaf's

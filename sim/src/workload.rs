@@ -3,14 +3,15 @@
 //! Sectors are the unit. `w8+2` writes two sectors from sector 8 on, `W8+2` the same durably (FUA), `z`/`Z` write
 //! zeroes, `d` discards, `r` reads, `f` flushes. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of
 //! the leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`.
+//!
+//! A guest asks for no more than its disk has: of a request that reaches behind the end only what lies before it is
+//! asked for. Behind where the end was at first there is something once the disk has grown.
 
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
 use disk::Operation;
-
-use crate::random::Random;
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,6 +122,22 @@ impl Op {
         some && at.checked_add(count).is_some_and(|end| end <= disk)
     }
 
+    /// What of it a disk of so many sectors has, if anything.
+    pub fn within(self, disk: u64) -> Option<Op> {
+        let Sectors { at, count } = self.sectors();
+        let sectors = Sectors { at, count: count.min(disk.saturating_sub(at)) };
+        if count > 0 && sectors.count == 0 {
+            return None;
+        }
+        Some(match self {
+            Op::Write(_, durable) => Op::Write(sectors, durable),
+            Op::Zero(_, durable) => Op::Zero(sectors, durable),
+            Op::Discard(_) => Op::Discard(sectors),
+            Op::Read(_) => Op::Read(sectors),
+            Op::Flush | Op::Chain(_) => self,
+        })
+    }
+
     /// Whether an answer promises that what was answered before, or this write, survives.
     pub fn is_durable(self) -> bool {
         matches!(self, Op::Flush | Op::Write(_, Durable::AtOnce) | Op::Zero(_, Durable::AtOnce))
@@ -190,180 +207,24 @@ pub fn text(ops: &[Op]) -> String {
     ops.iter().map(Op::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// The blocks of 1024 sectors that the alphabet is about: two whole ones, and one that the disk's end cuts off.
-pub const BLOCK: u64 = 1024;
-/// Sectors of the simulated disks.
-pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
-
-/// What exhaustive and random workloads are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Theme {
-    /// A single image, or a child that is never merged.
-    Image,
-    /// The same, and it becomes larger.
-    Growing,
-    /// A chain, with steps.
-    Chain,
-}
-
-impl Theme {
-    /// The operations of which exhaustive workloads are made.
-    pub fn alphabet(self) -> Vec<Op> {
-        match self {
-            Theme::Image => image_alphabet(),
-            Theme::Growing => growing_alphabet(),
-            Theme::Chain => chain_alphabet(),
-        }
-    }
-
-    /// All workloads of exactly `len` operations of the alphabet that are about the theme.
-    pub fn every(self, len: u32) -> impl Iterator<Item = Vec<Op>> {
-        let letters = self.alphabet();
-        let count = letters.len();
-        let workload = move |number: usize| {
-            let mut rest = number;
-            let mut ops = Vec::new();
-            for _ in 0..len {
-                ops.push(letters[rest % count]);
-                rest /= count;
-            }
-            ops
-        };
-        (0..count.pow(len)).map(workload).filter(move |ops| self.is_about(ops))
-    }
-
-    /// Chains that nothing is done to are no other than images.
-    fn is_about(self, ops: &[Op]) -> bool {
-        let first_step = ops.iter().find(|op| matches!(op, Op::Chain(_)));
-        self != Theme::Chain || first_step.is_some_and(|step| *step != Op::Chain(Step::Cancel))
-    }
-
-    /// A random workload of `len` operations on a disk of so many sectors, mostly in a few places so that they meet
-    /// each other.
-    pub fn random(self, random: &mut Random, len: usize, disk: u64) -> Vec<Op> {
-        let mut op = || match self {
-            Theme::Image => guest_op(random, disk),
-            Theme::Growing if random.below(16) == 0 => Op::Chain(Step::Grow),
-            Theme::Growing => guest_op(random, disk),
-            Theme::Chain => chain_op(random, disk),
-        };
-        (0..len).map(|_| op()).collect()
-    }
-}
-
-fn write(at: u64, count: u64) -> Op {
-    Op::Write(Sectors { at, count }, Durable::ByFlush)
-}
-
-fn discard(at: u64, count: u64) -> Op {
-    Op::Discard(Sectors { at, count })
-}
-
-/// Every way to touch a block that another one is touching, the block beside it, and the one that the disk's end cuts
-/// off.
-fn image_alphabet() -> Vec<Op> {
-    let sectors = |at, count| Sectors { at, count };
-    vec![
-        write(0, 1),
-        write(3, 2),
-        write(0, 4),
-        write(BLOCK, 1),
-        Op::Write(sectors(BLOCK - 1, 2), Durable::AtOnce),
-        Op::Flush,
-        discard(0, BLOCK),
-        discard(0, 8),
-        Op::Zero(sectors(2 * BLOCK, BLOCK / 2), Durable::ByFlush),
-        Op::Zero(sectors(2, 3), Durable::ByFlush),
-        Op::Read(sectors(0, 8)),
-    ]
-}
-
-/// Part of a cluster, of two, of two L2 tables; clusters given up and taken again; zeroes in parts of two.
-fn growing_alphabet() -> Vec<Op> {
-    vec![
-        write(0, 1),
-        write(3, 2),
-        Op::Write(Sectors { at: BLOCK - 1, count: 2 }, Durable::AtOnce),
-        Op::Flush,
-        discard(0, 8),
-        Op::Zero(Sectors { at: 2, count: 3 }, Durable::ByFlush),
-        Op::Chain(Step::Grow),
-    ]
-}
-
-/// Steps, and writes where the leaf has something, where its parent has, where both have, across the border of two
-/// grains, and a block that is given up.
-fn chain_alphabet() -> Vec<Op> {
-    vec![
-        Op::Chain(Step::Merge),
-        Op::Chain(Step::Snapshot),
-        Op::Chain(Step::Cancel),
-        write(0, 3),
-        Op::Write(Sectors { at: GRAIN - 1, count: 2 }, Durable::AtOnce),
-        Op::Flush,
-        discard(0, BLOCK),
-        Op::Read(Sectors { at: 0, count: 8 }),
-    ]
-}
-
-/// Sectors of a grain of a merge.
-pub const GRAIN: u64 = 4096;
-
-fn chain_op(random: &mut Random, disk: u64) -> Op {
-    match random.below(24) {
-        0 | 1 => Op::Chain(Step::Merge),
-        2 => Op::Chain(Step::MergeBelow),
-        3 => Op::Chain(Step::MergeAll),
-        4 | 5 => Op::Chain(Step::Snapshot),
-        6 => Op::Chain(Step::Cancel),
-        7 => Op::Chain(Step::Grow),
-        _ => guest_op(random, disk),
-    }
-}
-
-fn guest_op(random: &mut Random, disk: u64) -> Op {
-    let count = 1 + random.below(4);
-    let block = random.below(disk.div_ceil(BLOCK)) * BLOCK;
-    let at = match random.below(6) {
-        0 => random.below(disk),
-        1 => (block + BLOCK).min(disk) - count,
-        _ => block + random.below(12),
-    };
-    let sectors = Sectors { at, count: count.min(disk - at) };
-    let block = Sectors { at: block, count: BLOCK.min(disk - block) };
-    let durable = if random.below(6) == 0 { Durable::AtOnce } else { Durable::ByFlush };
-    match random.below(20) {
-        0..=9 => Op::Write(sectors, durable),
-        10..=12 => Op::Flush,
-        13 | 14 => Op::Discard(block),
-        15 => Op::Discard(sectors),
-        16 => Op::Zero(block, durable),
-        17 => Op::Zero(sectors, durable),
-        _ => Op::Read(sectors),
-    }
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::random::Random;
+    use crate::theme::Theme;
 
     #[test]
     fn a_workload_survives_being_written_down() {
-        let ops = Theme::Chain.random(&mut Random::new(7), 100, DISK);
+        let ops = Theme::Chain.random(&mut Random::new(7), 100);
         assert_eq!(parse(&text(&ops)), Ok(ops));
         assert_eq!(parse("w1+"), Err(NotAnOp("w1+".into())));
     }
 
     #[test]
-    fn random_operations_lie_inside_the_disk() {
-        let ops = Theme::Chain.random(&mut Random::new(1), 10_000, DISK);
-        assert!(ops.iter().all(|op| op.is_inside(DISK)));
-        assert!(!Op::Read(Sectors { at: u64::MAX, count: 1 }).is_inside(DISK));
-    }
-
-    #[test]
-    fn every_workload_comes_once() {
-        let all: std::collections::HashSet<_> = Theme::Image.every(2).collect();
-        assert_eq!(all.len(), Theme::Image.alphabet().len().pow(2));
+    fn only_what_the_disk_has_is_asked_for() {
+        let ops = |text| parse(text).unwrap();
+        assert_eq!(ops("w8+4")[0].within(10), Some(ops("w8+2")[0]));
+        assert_eq!(ops("w10+4")[0].within(10), None);
+        assert_eq!(ops("f")[0].within(10), Some(Op::Flush));
     }
 }

@@ -18,7 +18,8 @@ use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::shrink::shrink;
 use sim::subject::{Kind, Made, Subject};
-use sim::workload::{self, Op, Theme};
+use sim::theme::Theme;
+use sim::workload::{self, Op, Step};
 
 const HELP: &str = "\
 usage: cargo xtask simulate [OPTION]…
@@ -138,8 +139,11 @@ impl Arguments {
             }
         }
         arguments.subjects = subjects(&arguments.format, kind, tail.as_deref())?;
-        let sectors = arguments.subjects.iter().map(|subject| subject.kind.sectors()).min().unwrap_or(0);
-        check_workload(arguments.workload.as_deref().unwrap_or_default(), sectors)?;
+        if kind.is_none() && arguments.seed.is_none() && arguments.workload.is_none() {
+            arguments.subjects.retain(|subject| !subject.kind.is_deep());
+        }
+        let themes = arguments.subjects.iter().map(|subject| subject.kind.theme());
+        check_workload(arguments.workload.as_deref().unwrap_or_default(), themes)?;
         Ok(arguments)
     }
 
@@ -171,8 +175,10 @@ impl Values<'_> {
     }
 }
 
-/// Checks that disks of so many sectors have what a workload is about.
-fn check_workload(ops: &[Op], sectors: u64) -> Result<(), String> {
+/// Checks that the disks of these themes have what a workload is about, perhaps not before they have grown.
+fn check_workload(ops: &[Op], themes: impl Iterator<Item = Theme>) -> Result<(), String> {
+    let grows = ops.contains(&Op::Chain(Step::Grow));
+    let sectors = themes.map(|theme| if grows { theme.grown() } else { theme.sectors() }).min().unwrap_or(0);
     match ops.iter().find(|op| !op.is_inside(sectors)) {
         Some(op) => Err(format!("--workload: {op} does not lie in the simulated disk of {} sectors", sectors)),
         None => Ok(()),
@@ -270,17 +276,23 @@ fn everything(arguments: &Arguments) -> Findings {
     let difference = made.and_then(|made| tails.into_iter().find_map(|tail| compare(made, tail)));
     let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
     let scope = format!(
-        "all workloads of 1 to {} operations over an alphabet of {}, on {} images ({}; unwritten bytes zero or \
+        "all workloads of 1 to {} operations{} over an alphabet of {}, on {} images ({}; unwritten bytes zero or \
          stale);\norders: one request after the other, all at once, all at once and the newest first, each with at \
          most {:?} deviations for 1, 2, 3 operations; all states of up to 12 unsynced sectors, else a sample; \
          opened and read where written, 1 in {} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
-         ENOSPC, unsupported and a full queue at every operation of 4 workloads{}",
+         ENOSPC, unsupported and a full queue at every operation of {} workloads{}",
         bound.ops,
+        if arguments.subjects.iter().any(|subject| subject.kind.is_mixed()) {
+            " (one fewer on two formats)"
+        } else {
+            ""
+        },
         theme.alphabet().len(),
         arguments.subjects.len(),
         dedup(images).join(", "),
         bound.interferences,
         if theme == Theme::Chain { WHOLE_CHAIN } else { WHOLE },
+        arguments.subjects.iter().map(|subject| explore::fault_workloads(subject).len()).max().unwrap_or(0),
         if made.is_some() { "; 2 chains of 6 layers against an array of bytes" } else { "" },
     );
     Findings { scope, outcome, difference, took: begun.elapsed() }

@@ -172,6 +172,18 @@ impl<F: Format> Disk<F> {
         Ok(())
     }
 
+    /// Makes a layer that is to be merged larger; what is new reads as zero. Durable with the next round, and where a format
+    /// grows no earlier it does neither. The guest may go on meanwhile.
+    pub fn grow_layer(&mut self, depth: usize, len: u64) -> Result<(), ImageError> {
+        self.check_hidden(depth, len)?;
+        let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
+        layer.format.grow(len)?;
+        let file = layer.file;
+        // A write behind its old end may change no metadata: where a cluster reaches there, it has a place already.
+        self.layer_grown(file);
+        Ok(())
+    }
+
     /// The disk is as large as the leaf.
     fn leaf_grown(&mut self) {
         let Some(grown) = self.layers.first().map(|leaf| leaf.format.geometry()) else { return };
@@ -200,7 +212,7 @@ impl<F: Format> Disk<F> {
         Err(ImageError::new(ImageErrorKind::Mismatch, what))
     }
 
-    /// The image of a layer, to be changed in a way that does not concern where bytes live.
+    /// The image of a layer, to be changed in a way that does not concern where bytes live, nor how many there are.
     pub fn layer_mut(&mut self, depth: usize) -> Option<&mut F> {
         self.layers.get_mut(depth).map(|layer| &mut layer.format)
     }

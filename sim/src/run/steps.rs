@@ -4,7 +4,10 @@
 //! Knows the order in which the disk is asked, as the jobs of the disk process ask it, and which chains may be opened
 //! after a power loss meanwhile.
 
-use disk::{Access, FileId, Image, ImageError, ImageErrorKind, MergeState};
+use disk::{
+    Access, FileId, Format, Image, ImageError, ImageErrorKind, MergeState, Operation, Request, Span, Status, Token,
+};
+use memory::Segments;
 
 use super::{Run, Violation};
 use crate::planted::Planted;
@@ -12,6 +15,9 @@ use crate::saboteur::{SabotagedIo, Saboteur};
 use crate::sector::SECTOR;
 use crate::subject::{Form, Subject};
 use crate::workload::Step;
+
+/// The flush that makes a growth durable: no guest's requests are so many.
+pub(super) const GROWTH: Token = Token(u64::MAX);
 
 /// Something that is being done, and how far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +28,15 @@ pub(super) enum Chore {
     Held(Change),
     /// The last round before the change.
     Syncing(Change),
+    /// The layers that are merged become as large as the first of them, from the top down, each durably before the next
+    /// (`durable`: the last that did): whenever the power is lost, none is smaller than the one below it.
+    Evening { from: usize, into: usize, durable: bool },
     /// A merge goes from grain to grain.
     Merging,
     /// There is a new leaf; the old one, this, becomes durable.
     Closing(FileId),
+    /// The disk is larger; that becomes durable, and then the guest is told.
+    Telling,
 }
 
 /// What is done while nothing is in flight and, but for a new leaf, everything durable.
@@ -35,7 +46,7 @@ pub(super) enum Change {
     Switch(FileId),
     /// The disk becomes larger.
     Grow,
-    /// The layers from the first to the second are merged into the second from now on.
+    /// The layers from the first to the second, which are to be merged into the second, are opened for writing.
     BeginMerge(usize, usize),
     /// The layers that were merged are empty and go.
     EndMerge,
@@ -45,6 +56,16 @@ impl Run {
     /// Whether a step can begin: one thing is done at a time, and only a merge can be given up.
     pub(super) fn can_begin(&self, step: Step) -> bool {
         self.chore.is_none_or(|chore| step == Step::Cancel && chore == Chore::Merging)
+    }
+
+    /// Whether the disk is about to become larger.
+    pub(super) fn is_growing(&self) -> bool {
+        let change = match self.chore {
+            Some(Chore::Wanted(change) | Chore::Held(change) | Chore::Syncing(change)) => Some(change),
+            Some(Chore::Telling) => Some(Change::Grow),
+            _ => None,
+        };
+        change == Some(Change::Grow)
     }
 
     /// Begins a step.
@@ -71,7 +92,7 @@ impl Run {
     /// A new file, whole and durable from the moment at which it has its name.
     fn new_leaf(&mut self, subject: &Subject) -> Result<FileId, Violation> {
         let chain = self.chains.swap_remove(0);
-        let made = self.form(chain.first()).leaf();
+        let made = subject.kind.leaf_on(self.form(chain.first()));
         let media = subject.create(made, chain.len(), self.disk.geometry().len / SECTOR).map_err(Violation::Open)?;
         let file = self.io.add(media);
         self.forms.push(made.form());
@@ -94,6 +115,8 @@ impl Run {
             Chore::Syncing(_) => !self.disk.is_syncing() && self.disk.is_quiet(),
             Chore::Merging => self.disk.merge().is_none_or(|merge| !merge.busy),
             Chore::Closing(file) => self.disk.is_frozen(file) || !self.disk.is_syncing(),
+            Chore::Telling => false,
+            Chore::Evening { durable, .. } => durable,
         })
     }
 
@@ -114,6 +137,7 @@ impl Run {
                 closing
             }
             Chore::Closing(file) => return self.close(file),
+            Chore::Telling => Some(Chore::Telling),
             Chore::Held(change) => {
                 self.disk.sync(&mut io);
                 Some(Chore::Syncing(change))
@@ -121,8 +145,12 @@ impl Run {
             Chore::Syncing(change) => {
                 let next = self.change(change, subject)?;
                 self.disk.release(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+                if let Some(Chore::Telling | Chore::Evening { .. }) = next {
+                    self.flush_growth();
+                }
                 next
             }
+            Chore::Evening { from, into, .. } => Some(self.even(from, into)?),
             Chore::Merging => match self.disk.merge().map(|merge| merge.state) {
                 Some(MergeState::Running) => {
                     self.disk.step_merge(&mut io);
@@ -147,10 +175,10 @@ impl Run {
         }
         match change {
             Change::Switch(file) => return self.switch(file, subject),
-            Change::Grow => self.grow(subject)?,
+            Change::Grow => return self.grow(subject),
             Change::BeginMerge(from, into) => {
-                self.begin_merge(from, into, subject)?;
-                return Ok(Some(Chore::Merging));
+                self.open_merged(from, into, subject)?;
+                return Ok(Some(Chore::Evening { from, into, durable: false }));
             }
             Change::EndMerge => self.end_merge()?,
         }
@@ -186,31 +214,52 @@ impl Run {
     }
 
     /// Makes the disk larger, once.
-    fn grow(&mut self, subject: &Subject) -> Result<(), Violation> {
+    fn grow(&mut self, subject: &Subject) -> Result<Option<Chore>, Violation> {
         match self.disk.grow(subject.kind.grown() * SECTOR) {
             // Not every format can.
-            Err(error) if error.kind == ImageErrorKind::Unsupported => Ok(()),
+            Err(error) if error.kind == ImageErrorKind::Unsupported => Ok(None),
             grown => {
                 self.lengthen(0);
-                grown.map_err(refused)
+                grown.map_err(refused).map(|()| Some(Chore::Telling))
             }
         }
     }
 
-    /// A raw file is as long as its disk, and nobody but who opens it sees to that.
+    fn flush_growth(&mut self) {
+        let span = Span { at: 0, len: 0 };
+        let flush = Request::new(Operation::Flush, span, Segments::empty(), GROWTH, &self.disk.geometry());
+        let Ok(flush) = flush else { unreachable!("a flush is about no sector") };
+        self.disk.submit(flush, &mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+    }
+
+    /// The larger size is durable, and the guest may use it, or the next layer follows; or it cannot be.
+    pub(super) fn grown(&mut self, status: Status) -> Result<(), Violation> {
+        if status != Status::Done {
+            self.chore = None;
+            let op = || "the flush of a growth".into();
+            return if self.io.fault_happened() { Ok(()) } else { Err(Violation::Status { op: op(), status }) };
+        }
+        self.chore = match self.chore.take() {
+            Some(Chore::Evening { from, into, .. }) => Some(Chore::Evening { from, into, durable: true }),
+            _ => {
+                self.told = self.disk.geometry().len / SECTOR;
+                None
+            }
+        };
+        Ok(())
+    }
+
+    /// A raw file is as long as what it holds, and nobody but who opens it sees to that.
     fn lengthen(&mut self, depth: usize) {
+        let Some(len) = self.disk.layers().get(depth).map(|layer| layer.format.geometry().len) else { return };
         let file = self.chains.first().and_then(|chain| chain.get(depth)).copied();
         if let Some(file) = file.filter(|file| self.form(Some(file)) == Form::Raw) {
-            self.io.extend(file, self.disk.geometry().len);
+            self.io.extend(file, len);
         }
     }
 
-    /// Opens what takes part for writing and begins to merge.
-    fn begin_merge(&mut self, from: usize, into: usize, subject: &Subject) -> Result<(), Violation> {
-        if self.disk.merge().is_some_and(|merge| merge.state == MergeState::Copied) {
-            // Only its last round has failed.
-            return Ok(());
-        }
+    /// Opens what takes part in a merge for writing.
+    fn open_merged(&mut self, from: usize, into: usize, subject: &Subject) -> Result<(), Violation> {
         // One that has failed goes on: its layers are open for writing already.
         let opened = if self.disk.merge().is_none() { from.max(1)..into + 1 } else { 0..0 };
         for depth in opened {
@@ -219,9 +268,27 @@ impl Run {
             self.disk.reopen(depth, image).map_err(refused)?;
             self.io.let_write(file, true);
         }
-        self.disk.begin_merge(from, into).map_err(refused)?;
-        (from + 1..into + 1).for_each(|depth| self.lengthen(depth));
         Ok(())
+    }
+
+    /// Makes the next layer as large as the first of them; when all are, the merge begins. A raw target is as large as its
+    /// file is long, and comes last.
+    fn even(&mut self, from: usize, into: usize) -> Result<Chore, Violation> {
+        let len_of = |depth: usize| self.disk.layers().get(depth).map_or(0, |layer| layer.format.geometry().len);
+        let (wanted, is_raw) = (len_of(from), |depth| self.form(self.chains[0].get(depth)) == Form::Raw);
+        let short = (from..into + 1).find(|depth| len_of(*depth) < wanted && !is_raw(*depth));
+        if let Some(depth) = short {
+            self.disk.grow_layer(depth, wanted).map_err(refused)?;
+            self.flush_growth();
+            return Ok(Chore::Evening { from, into, durable: false });
+        }
+        let copied = self.disk.merge().is_some_and(|merge| merge.state == MergeState::Copied);
+        // If all is copied, only its last round has failed.
+        if !copied {
+            self.disk.begin_merge(from, into).map_err(refused)?;
+            self.lengthen(into);
+        }
+        Ok(Chore::Merging)
     }
 
     /// Takes the sources, which hold nothing any more, off the chain. Their files are still there: both chains are right.

@@ -49,6 +49,8 @@ pub struct Saboteur<F> {
     /// Discarded, and not written since.
     discarded: Vec<Open>,
     footer_at: u64,
+    /// Where the disk has ended before it grew.
+    old_end: Option<u64>,
 }
 
 impl<F: Format> Saboteur<F> {
@@ -80,6 +82,7 @@ impl<F: Format> Saboteur<F> {
             deallocated: Vec::new(),
             discarded: Vec::new(),
             footer_at: file_len.saturating_sub(SECTOR),
+            old_end: None,
         }
     }
 
@@ -195,7 +198,11 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn map(&mut self, span: Span) -> Result<Place, Wait> {
-        match self.inner.map(span)? {
+        let before_end = self.old_end.map_or(span.len, |end| end.saturating_sub(span.at).min(span.len));
+        if before_end == 0 {
+            return Ok(Place::Zero { len: span.len });
+        }
+        match self.inner.map(Span { len: before_end, ..span })? {
             Place::Data { at, len } => Ok(Place::Data { at: self.aliased(at), len }),
             other => Ok(other),
         }
@@ -216,6 +223,10 @@ impl<F: Format> Format for Saboteur<F> {
         }
         if self.has(Planted::FillForgotten) {
             reserved.fill = None;
+        }
+        if let (Some(fill), true) = (&mut reserved.fill, self.has(Planted::UnfilledEnd)) {
+            let end = span.at + reserved.len;
+            fill.after = fill.after.min(self.inner.geometry().len.saturating_sub(end));
         }
         self.discarded.retain(|discarded| !discarded.span.overlaps(span));
         let Some(ticket) = reserved.ticket else {
@@ -301,7 +312,12 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn grow(&mut self, len: u64) -> Result<(), ImageError> {
-        self.inner.grow(len)
+        let old_end = self.inner.geometry().len;
+        self.inner.grow(len)?;
+        if self.has(Planted::EndRemembered) {
+            self.old_end.get_or_insert(old_end);
+        }
+        Ok(())
     }
 
     fn unpack(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt> {

@@ -4,7 +4,7 @@ use disk::MetaWrite;
 
 use super::Open;
 use crate::sector::SECTOR;
-use crate::workload::BLOCK;
+use crate::theme::BLOCK;
 
 /// The bytes of a bitmap of the blocks that the simulator uses, and of a block.
 pub(super) const BITMAP_LEN: u64 = 512;

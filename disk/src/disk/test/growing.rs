@@ -18,6 +18,21 @@ fn leaf(len: u64) -> (Image, Vec<u8>) {
     (open(&bytes, Access::ReadWrite), bytes)
 }
 
+/// A qcow2 image whose end cuts a cluster off, which has a place.
+fn cut_off() -> (Image, Vec<u8>) {
+    let spec = qcow2::Spec { len: 8 * MIB + 4096, cluster_size: 64 << 10, uuid: uuid(1), parent: None };
+    let creation = qcow2::create(&spec).unwrap();
+    let mut bytes = vec![0; creation.len as usize];
+    apply(&mut bytes, &creation.writes);
+    let opened = |bytes: &Vec<u8>| {
+        Image::Qcow2(Box::new(Qcow2::open(&mut bytes.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap()))
+    };
+    let mut rig = Rig::new(vec![opened(&bytes)], vec![bytes], 1);
+    assert_eq!((rig.write(8 * MIB, &[5; 4096]), rig.flush()), (Status::Done, Status::Done));
+    let bytes = rig.files.bytes.remove(0);
+    (opened(&bytes), bytes)
+}
+
 impl Rig {
     /// The merge of the leaf into the layer below, to its end.
     fn merge(&mut self) {
@@ -44,6 +59,20 @@ fn a_write_behind_the_old_end_of_a_merges_target_is_read() {
     assert_eq!(rig.read(12 * MIB, 4096), [7; 4096]);
     rig.merge();
     assert_eq!(rig.read(12 * MIB, 4096), [7; 4096]);
+}
+
+#[test]
+fn a_write_to_a_cluster_that_the_old_end_of_a_target_cut_off_is_read() {
+    let ((leaf, bytes), (target, target_bytes)) = (leaf(16 * MIB), cut_off());
+    let mut rig = Rig::new(vec![leaf, target], vec![bytes, target_bytes], 1);
+    assert_eq!(rig.read(8 * MIB, 16 << 10), [vec![5; 4096], vec![0; 12 << 10]].concat());
+    rig.disk.grow_layer(1, 16 * MIB).unwrap();
+    assert_eq!(rig.flush(), Status::Done);
+    rig.disk.begin_merge(0, 1).unwrap();
+    assert_eq!(rig.write(8 * MIB + 8192, &[7; 4096]), Status::Done);
+    assert_eq!(rig.read(8 * MIB + 8192, 4096), [7; 4096]);
+    rig.merge();
+    assert_eq!(rig.read(8 * MIB, 16 << 10), [[5; 4096], [0; 4096], [7; 4096], [0; 4096]].concat());
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub fn grow_one(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<bool, Re
     let wanted = len(asked.from, work)?;
     for depth in asked.from..=asked.into {
         if len(depth, work)? < wanted && !matches!(work.image(depth)?, Image::Raw(_)) {
-            work.disk.layer_mut(depth).map_or(Ok(()), |image| image.grow(wanted))?;
+            work.disk.grow_layer(depth, wanted)?;
             return Ok(true);
         }
     }

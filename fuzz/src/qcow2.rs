@@ -194,17 +194,22 @@ impl Session {
         }
     }
 
-    /// Makes the disk larger. Nothing may be known of what is behind its end.
+    /// Makes the disk larger. What is new is zero from the next cluster on: the last one may hold anything behind the
+    /// old end.
     fn grow(&mut self, sectors: u64) {
         let old = self.guest.disk.geometry().len;
         self.guest.disk.hold();
         let grown = !self.guest.disk.geometry().read_only && self.guest.disk.grow(old + sectors * SECTOR).is_ok();
         self.guest.disk.release(&mut self.guest.engine);
-        if grown {
-            let new = self.guest.disk.geometry().len;
-            assert_eq!(new, old + sectors * SECTOR);
-            self.became(Span { at: old, len: new - old }, Some(Status::Done), 0);
+        if !grown {
+            return;
         }
+        let new = self.guest.disk.geometry().len;
+        assert_eq!(new, old + sectors * SECTOR);
+        let at = old.next_multiple_of(self.guest.disk.geometry().discard.into()).min(new);
+        let memory = Segments::copy_of(&vec![0xee; (new - at) as usize]);
+        let status = self.guest.ask(Operation::Read, Span { at, len: new - at }, memory.clone());
+        assert!(!self.trusted || status != Some(Status::Done) || memory.is_zero(), "a disk grows by what is not zero");
     }
 
     /// Reads, of the disk, as much of `span` as there is: what is known must still be so.

@@ -92,7 +92,7 @@ impl Input {
     /// The file.
     pub fn file(&self) -> Sparse {
         let mut file = Sparse::default();
-        for (number, piece) in &self.pieces {
+        for (number, piece) in self.pieces.iter().filter(|(number, _)| *number < self.sectors) {
             file.write(u64::from(*number) * SECTOR, piece);
         }
         file.len = u64::from(self.sectors) * SECTOR;

@@ -87,6 +87,8 @@ pub(super) struct Survey {
     pub(super) findings: Findings,
     /// Some references cannot be made out: what they refer to may look like a leak.
     pub(super) unresolved: bool,
+    /// Some references lead behind the end of the file, which therefore must not become longer.
+    pub(super) leads_behind_end: bool,
     /// Two places of the disk have the same cluster, more often than the image says.
     pub(super) shared: u64,
 }
@@ -103,7 +105,7 @@ impl Survey {
         walk.judge_overlaps();
         let mut refcounts = Refcounts::read(source, &mut walk)?;
         walk.judge_overlaps();
-        let Walk { mut ledger, mut findings, unresolved, .. } = walk;
+        let Walk { mut ledger, mut findings, unresolved, leads_behind_end, .. } = walk;
         let compared = refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
         copied::judge(source, &shape, &ledger, &mut findings)?;
         Ok(Survey {
@@ -112,6 +114,7 @@ impl Survey {
             refcounts,
             findings,
             unresolved: unresolved || compared.too_many,
+            leads_behind_end,
             shared: compared.shared,
         })
     }

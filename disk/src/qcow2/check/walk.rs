@@ -28,6 +28,8 @@ pub struct Walk<'a> {
     pub(super) findings: Findings,
     /// Some references cannot be made out.
     pub(super) unresolved: bool,
+    /// Some of them lead behind the end of the file: what is written there would be taken for what they refer to.
+    pub(super) leads_behind_end: bool,
     /// Structures that have their clusters for themselves.
     alone: Vec<Alone>,
     repeats: u32,
@@ -48,6 +50,7 @@ impl<'a> Walk<'a> {
             ledger: Ledger::default(),
             findings: Findings::default(),
             unresolved: false,
+            leads_behind_end: false,
             alone: Vec::new(),
             repeats: 0,
         }
@@ -91,6 +94,7 @@ impl<'a> Walk<'a> {
     pub(super) fn refer(&mut self, at: u64, len: u64, role: Role, what: &str) -> Result<bool, ImageError> {
         let Some(last) = len.checked_sub(1) else { return Ok(true) };
         if !self.is_inside(at, len) {
+            self.leads_behind_end = true;
             self.damage(at, format!("{what} lies behind the end of the file"));
             return Ok(false);
         }

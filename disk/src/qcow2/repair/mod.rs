@@ -16,7 +16,9 @@
 //! 6. The header: not dirty, not corrupt, and without bitmaps that are out of date. Only now the image counts as
 //!    sound.
 //!
-//! Where references cannot be made out, step 2 is all that is done: what looks unused may be what they refer to.
+//! Where references cannot be made out, step 2 is all that is done: what looks unused may be what they refer to. And not even that,
+//! if refcounts would have to be laid out anew and a reference leads there, behind the end of the file: it would read them as
+//! what it refers to.
 //! Memory: one new refcount block for each that changes, and 512 bytes for each sector of entries with a wrong mark.
 
 mod anew;
@@ -63,6 +65,10 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     let sound = !survey.unresolved;
     if !sound {
         repair.what.push("some references are damaged and stay so; nothing that looks unused is given back".into());
+    }
+    if survey.refcounts.replace && survey.leads_behind_end {
+        repair.what.push("new refcounts have no place: some references lead behind the end of the file".into());
+        return Ok(repair);
     }
     let anew = if survey.refcounts.replace { Some(lay_out(source, &mut survey, sound)?) } else { None };
     let refcounts = match &anew {

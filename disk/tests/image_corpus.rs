@@ -23,8 +23,9 @@ use qcow2_input::Input;
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
     let paths = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
-    let mut inputs: Vec<_> =
-        paths.map(|path| (path.file_name().unwrap().display().to_string(), std::fs::read(&path).unwrap())).collect();
+    let mut inputs: Vec<_> = paths
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
+        .collect();
     inputs.sort();
     assert!(inputs.len() >= 12, "only {} inputs in {}", inputs.len(), directory.display());
     inputs

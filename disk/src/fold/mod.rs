@@ -11,11 +11,12 @@
 //! microseconds.
 //!
 //! **What the default budget holds**: 1,000,000 grains that live in one place each, which is 2 TiB of a disk written in
-//! sequence (22 bytes each); or 120 GiB with a run for every 64 KiB; or 10 GiB with one for every 4 KiB, which is the worst
+//! sequence (22 bytes each); or 270 GiB with a run for every 64 KiB; or 10 GiB with one for every 4 KiB, which is the worst
 //! of what guests do.
 
 mod grains;
 mod runs;
+mod units;
 
 use grains::{Grain, Grains};
 use runs::{Compact, Runs, overlaid};
@@ -25,6 +26,8 @@ use crate::Span;
 
 /// Bytes of the disk that are learned at once: the block of most VHDs.
 pub const GRAIN: u64 = 2 << 20;
+/// The unit of everything in the map.
+const SECTOR: u64 = 512;
 /// Grains that are drawn to find one that was not used. After that the last one goes: one lesson must not take long.
 const DRAWN_MAX: u32 = 16;
 /// Entries by which the list of what is known grows.
@@ -123,7 +126,7 @@ impl Fold {
             _ if new.span == grain => Vec::new(),
             Some(Grain::Whole(place)) => vec![Run { span: grain, place: place.place() }],
             Some(Grain::Mixed(runs)) => {
-                if runs.overlay_pages(within, new.span.len, new.place) {
+                if runs.overlay(within, new.span.len, new.place) {
                     return;
                 }
                 runs.unpack(grain.at)

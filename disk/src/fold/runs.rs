@@ -2,11 +2,8 @@
 //!
 //! Knows nothing of layers, nor of which grain it is. Keeps: what was packed is found again, byte for byte.
 
-use super::GRAIN;
+use super::{GRAIN, SECTOR, units};
 use crate::{FileId, Span};
-
-/// The unit of everything in the map.
-const SECTOR: u64 = 512;
 
 /// Where a run of bytes lives, over all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,9 +89,11 @@ const PAGES: usize = 512;
 /// Runs from which on a grain has a table of its pages: a search in many runs takes a dozen unforeseeable steps, this
 /// takes one. Where no page is split between runs, the runs themselves are not kept.
 const PAGES_FROM: usize = 256;
+/// Runs from which on a grain of 64 KiB units is kept as such: fewer take no more memory as they are.
+const UNITS_FROM: usize = 12;
 
 /// The runs of a grain, in one piece of memory. Either where each page lives, and nothing else, where no page is split
-/// between runs and the runs are many; or
+/// between runs and the runs are many; or a word that says so, and the units of 64 KiB; or
 ///
 /// - a word that says what follows: the number of runs, the sector behind the last of them, and whether there are pages;
 /// - where each page lives that is not split between runs, if there are pages;
@@ -111,27 +110,44 @@ pub struct Runs(Box<[u64]>);
 struct Header {
     count: usize,
     end: u16,
-    pages: bool,
+    form: Form,
+}
+
+/// What follows it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Runs,
+    PagesAndRuns,
+    Units,
 }
 
 impl Header {
     fn word(self) -> u64 {
         let count = u64::try_from(self.count).unwrap_or(0);
-        count | (u64::from(self.end) << 16) | (u64::from(self.pages) << 32)
+        let form = match self.form {
+            Form::Runs => 0,
+            Form::PagesAndRuns => 1,
+            Form::Units => 2,
+        };
+        count | (u64::from(self.end) << 16) | (form << 32)
     }
 
     fn of(word: u64) -> Header {
-        let [count_low, count_high, end_low, end_high, pages, ..] = word.to_le_bytes();
+        let [count_low, count_high, end_low, end_high, form, ..] = word.to_le_bytes();
         Header {
             count: usize::from(u16::from_le_bytes([count_low, count_high])),
             end: u16::from_le_bytes([end_low, end_high]),
-            pages: pages == 1,
+            form: match form {
+                0 => Form::Runs,
+                1 => Form::PagesAndRuns,
+                _ => Form::Units,
+            },
         }
     }
 
     /// Words in front of the places of the runs.
     fn places_at(self) -> usize {
-        if self.pages { PAGES + 1 } else { 1 }
+        if self.form == Form::PagesAndRuns { PAGES + 1 } else { 1 }
     }
 }
 
@@ -154,7 +170,13 @@ impl Runs {
         if let Some(pages) = pages.as_ref().filter(|pages| !pages.contains(&Compact::SPLIT)) {
             return Runs(pages.as_slice().into());
         }
-        let header = Header { count: runs.len(), end: u16::try_from(end).unwrap_or(u16::MAX), pages: pages.is_some() };
+        let units = if runs.len() >= UNITS_FROM { units::pack(base, runs) } else { None };
+        if let Some(units) = units {
+            let header = Header { count: 0, end: 0, form: Form::Units };
+            return Runs(std::iter::once(header.word()).chain(units).collect());
+        }
+        let form = if pages.is_some() { Form::PagesAndRuns } else { Form::Runs };
+        let header = Header { count: runs.len(), end: u16::try_from(end).unwrap_or(u16::MAX), form };
         let mut words = Vec::with_capacity(header.places_at() + runs.len() + runs.len().div_ceil(4));
         words.push(header.word());
         words.extend(pages.iter().flatten());
@@ -182,8 +204,12 @@ impl Runs {
         if self.is_pages() {
             return Some(in_page(*self.0.get(usize::try_from(within / PAGE).ok()?)?, within));
         }
-        let header = Header::of(*self.0.first()?);
-        if header.pages {
+        let (&first, rest) = self.0.split_first()?;
+        let header = Header::of(first);
+        if header.form == Form::Units {
+            return units::lookup(rest, within);
+        }
+        if header.form == Form::PagesAndRuns {
             let page = *self.0.get(usize::try_from(within / PAGE).ok()?.checked_add(1)?)?;
             if within < GRAIN && page != Compact::SPLIT {
                 return Some(in_page(page, within));
@@ -203,19 +229,16 @@ impl Runs {
         Some((place.advanced(within.saturating_sub(start.saturating_mul(SECTOR))), left))
     }
 
-    /// Lays a run of whole pages over a grain of which only pages are kept. Whether it could.
-    pub fn overlay_pages(&mut self, within: u64, len: u64, place: Where) -> bool {
-        let (Ok(first), Ok(count)) = (usize::try_from(within / PAGE), usize::try_from(len / PAGE)) else {
-            return false;
-        };
-        if !self.is_pages() || within % PAGE != 0 || len % PAGE != 0 {
-            return false;
+    /// Lays a run over the grain without making it anew, where only pages or units are kept and it is made of whole ones.
+    /// Whether it could.
+    pub fn overlay(&mut self, within: u64, len: u64, place: Where) -> bool {
+        if self.is_pages() {
+            return overlay_pages(&mut self.0, within, len, place);
         }
-        let Some(pages) = self.0.get_mut(first..first.saturating_add(count)) else { return false };
-        for (page, into) in pages.iter_mut().zip((0..).step_by(4096)) {
-            *page = Compact::of(place.advanced(into)).0;
+        match self.0.split_first_mut() {
+            Some((&mut first, units)) if Header::of(first).form == Form::Units => units::lay(units, within, len, place),
+            _ => false,
         }
-        true
     }
 
     /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one more
@@ -228,6 +251,19 @@ impl Runs {
     pub fn bytes(&self) -> usize {
         std::mem::size_of_val(&*self.0)
     }
+}
+
+/// Lays a run of whole pages over pages.
+fn overlay_pages(pages: &mut [u64], within: u64, len: u64, place: Where) -> bool {
+    let (Ok(first), Ok(count)) = (usize::try_from(within / PAGE), usize::try_from(len / PAGE)) else { return false };
+    if within % PAGE != 0 || len % PAGE != 0 {
+        return false;
+    }
+    let Some(pages) = pages.get_mut(first..first.saturating_add(count)) else { return false };
+    for (page, into) in pages.iter_mut().zip((0..).step_by(4096)) {
+        *page = Compact::of(place.advanced(into)).0;
+    }
+    true
 }
 
 /// Where byte `within` of a grain lives whose page lives there, and how many bytes of the page are left.

@@ -98,6 +98,18 @@ fn a_grain_scattered_by_pages_takes_eight_bytes_a_page() {
     assert!(fold.bytes() - whole <= 512 * 8 + 16, "{before}, {whole}, {}", fold.bytes());
 }
 
+#[test]
+fn a_grain_scattered_by_the_usual_clusters_takes_four_bytes_a_cluster() {
+    let mut fold = Fold::new(GRAIN, BUDGET);
+    learn_whole(&mut fold, 0);
+    let whole = fold.bytes();
+    learn_mixed(&mut fold, 0, 32);
+    assert!(fold.bytes() - whole <= 32 * 4 + 8 + 16, "{}", fold.bytes() - whole);
+    fold.overlay(Span { at: 7 << 16, len: 2 << 16 }, data(1, 5 << 16));
+    assert!(fold.bytes() - whole <= 32 * 4 + 8 + 16, "and when one of them is written elsewhere");
+    assert_eq!(fold.lookup(8 << 16), Some((data(1, 6 << 16), 1 << 16)));
+}
+
 /// Scope: every number of runs that a grain can have.
 #[test]
 fn no_number_of_runs_is_taken_for_pages() {
@@ -132,11 +144,12 @@ impl Pair {
         (self.dice >> 33) % below
     }
 
-    fn place(&mut self) -> Where {
+    /// A place at a multiple of `unit` in a file.
+    fn place(&mut self, unit: u64) -> Where {
         match self.draw(6) {
             0 => Where::Zero,
             1 => Where::Packed { file: FileId(self.draw(3) as u8) },
-            _ => data(self.draw(4) as u8, self.draw(1 << 20) * 512),
+            _ => data(self.draw(4) as u8, self.draw(1 << 20) * unit),
         }
     }
 
@@ -154,11 +167,12 @@ impl Pair {
         let grain = Fold::grain_of(self.draw(self.len));
         let inside = grain.intersection(Span { at: 0, len: self.len }).unwrap();
         let unit = [512, 1024, 4096, 65536, GRAIN][self.draw(5) as usize];
+        let places = [512, unit][self.draw(2) as usize];
         let mut runs = Vec::new();
         let mut at = inside.at;
         while at < inside.end() {
             let span = Span { at, len: (unit * (1 + self.draw(3))).min(inside.end() - at) };
-            let place = self.place();
+            let place = self.place(places);
             self.lay(span, place, true);
             append(&mut runs, Run { span, place });
             at = span.end();
@@ -171,7 +185,8 @@ impl Pair {
         let at = self.draw(self.len / unit) * unit;
         let long = if self.draw(10) == 0 { 3 * GRAIN / unit } else { 20 };
         let span = Span { at, len: ((1 + self.draw(long)) * unit).min(self.len - at) };
-        let place = self.place();
+        let places = [512, unit][self.draw(2) as usize];
+        let place = self.place(places);
         self.fold.overlay(span, place);
         self.lay(span, place, false);
     }

@@ -123,7 +123,7 @@ impl Clusters {
             let (cluster, place) = (write.cluster.saturating_add(by), write.place.saturating_add(by));
             let claimed = self.room.as_mut().is_some_and(|room| room.pending.claim(cluster, place));
             // Pinned, so it is here; and where it was claimed before, there is nothing to do.
-            let spot = self.tables.spot(cluster).ok().flatten();
+            let spot = self.spot(cluster).ok().flatten();
             if let Some(spot) = spot.filter(|_| claimed) {
                 self.place(spot, place, write.new);
             }
@@ -167,7 +167,7 @@ impl Clusters {
             let table = self.room.as_mut().ok_or(Wait::NoSpace)?.allocate_table()?;
             self.tables.add_table(cluster, table << self.bits);
         }
-        self.tables.spot(cluster)?.ok_or(Wait::NoSpace)
+        self.spot(cluster)?.ok_or(Wait::NoSpace)
     }
 
     /// The clusters of the file that a compressed cluster reaches into.

@@ -3,7 +3,7 @@
 //! What changes them is in `allot` (places for writes), `giveup` (discards and their kin) and `order` (rounds). Keeps: an
 //! answer is about clusters whose entries were checked.
 
-use super::entry::Entry;
+use super::entry::{Entry, is_sound};
 use super::room::Room;
 use super::tables::{Spot, Tables};
 use crate::Span;
@@ -57,7 +57,7 @@ impl Clusters {
     /// Where the first bytes of `span` live.
     pub fn map(&mut self, span: Span) -> Result<Place, Wait> {
         let start = self.start(span);
-        let Some(spot) = self.tables.spot(start.cluster)? else {
+        let Some(spot) = self.spot(start.cluster)? else {
             let count = self.untabled(start);
             return Ok(self.nowhere(self.clip(span, start, count)));
         };
@@ -70,6 +70,26 @@ impl Clusters {
             Entry::Data { at } => Place::Data { at: at.saturating_add(start.from), len },
             Entry::Packed { at, end } => self.packed(at, end, start.from, len),
         })
+    }
+
+    /// Where the entry of a cluster stands, which makes sense; `None` if there is no L2 table for it.
+    pub fn spot(&mut self, cluster: u64) -> Result<Option<Spot>, Wait> {
+        let Some(spot) = self.tables.spot(cluster)? else { return Ok(None) };
+        let bits = self.bits;
+        let unsound = match (self.tables.unchecked(spot), &mut self.room) {
+            (None, _) => return Ok(Some(spot)),
+            (Some(mut entries), Some(room)) => entries.position(|raw| {
+                let place = Entry::decode(raw, bits).place();
+                !is_sound(raw, bits, room.space.end() << bits, true)
+                    || place.is_some_and(|at| !room.space.refer(at >> bits))
+            }),
+            (Some(mut entries), None) => entries.position(|raw| !is_sound(raw, bits, self.limit, false)),
+        };
+        if let Some(number) = unsound {
+            return Err(self.tables.found_unsound(spot, number));
+        }
+        self.tables.found_sound(spot);
+        Ok(Some(spot))
     }
 
     /// A compressed cluster, to be read in whole pages as storage of 4 KiB sectors has it.
@@ -126,12 +146,6 @@ impl Clusters {
             }
             return Ok(());
         }
-        match &mut self.room {
-            Some(room) => {
-                let limit = room.space.end() << self.bits;
-                self.tables.load(block.at, bytes, limit, true, |cluster| room.space.refer(cluster))
-            }
-            None => self.tables.load(block.at, bytes, self.limit, false, |_| true),
-        }
+        self.tables.load(block.at, bytes)
     }
 }

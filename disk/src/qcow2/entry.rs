@@ -48,6 +48,14 @@ impl Entry {
         }
     }
 
+    /// Where in the file it has a place, or begins to have one.
+    pub fn place(self) -> Option<u64> {
+        match self {
+            Entry::Data { at } | Entry::ZeroAllocated { at } | Entry::Packed { at, .. } => Some(at),
+            Entry::Unallocated | Entry::Zero => None,
+        }
+    }
+
     /// The entry as it stands in a table, for a place that nothing else refers to.
     pub fn encode(self) -> u64 {
         match self {

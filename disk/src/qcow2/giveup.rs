@@ -64,7 +64,7 @@ impl Clusters {
     /// Part of a cluster: it keeps its place.
     fn discard_part(&mut self, span: Span, start: Start) -> Result<Discarded, Wait> {
         let len = self.clip(span, start, 1);
-        let entry = match self.tables.spot(start.cluster)? {
+        let entry = match self.spot(start.cluster)? {
             Some(spot) => self.tables.entry(spot, 0),
             None => Entry::Unallocated,
         };

@@ -3,7 +3,9 @@
 //! Knows nothing of what is in them. Keeps: what is changed, in the round under way or pinned stays; a slice that is in
 //! the cache is newer than the file or equal to it; and a fresh table, which the file does not have yet, is never loaded.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
+
+use rustc_hash::FxHashMap;
 
 use super::layout::{index, length};
 use crate::format::{MetaBlock, MetaWrite, Wait};
@@ -24,6 +26,8 @@ struct Slice {
     sealed: bool,
     /// Writes under way that will change it.
     pins: u32,
+    /// A bit for each part of it that whoever knows what is in there has marked.
+    marks: u64,
 }
 
 /// What a round is to write.
@@ -44,7 +48,8 @@ pub struct Slices {
     cluster: u64,
     /// Slices kept though nothing is to be written of them.
     max: usize,
-    slices: HashMap<u64, Slice>,
+    /// Looked into for every cluster, and bounded, whatever the offsets: a fast hash will do.
+    slices: FxHashMap<u64, Slice>,
     /// The slices in the order in which a hand passes them.
     ring: VecDeque<u64>,
     dirty: BTreeSet<u64>,
@@ -65,7 +70,7 @@ impl Slices {
             size,
             cluster,
             max: index(budget / size),
-            slices: HashMap::new(),
+            slices: FxHashMap::default(),
             ring: VecDeque::new(),
             dirty: BTreeSet::new(),
             fresh: BTreeSet::new(),
@@ -90,8 +95,13 @@ impl Slices {
             self.insert(at, vec![0; index(self.size)]);
             return Ok(());
         }
+        Err(self.ask_again(at))
+    }
+
+    /// Asks for the slice at `at`, whether it is here or not.
+    pub fn ask_again(&mut self, at: u64) -> Wait {
         self.loading.insert(at);
-        Err(Wait::Load(MetaBlock { at, len: u32::try_from(self.size).unwrap_or(u32::MAX) }))
+        Wait::Load(MetaBlock { at, len: u32::try_from(self.size).unwrap_or(u32::MAX) })
     }
 
     /// Whether the slice at `at` was asked for and has not come.
@@ -114,6 +124,18 @@ impl Slices {
     /// The bytes of a slice that is here.
     pub fn bytes(&self, at: u64) -> Option<&[u8]> {
         self.slices.get(&at).map(|slice| slice.bytes.as_slice())
+    }
+
+    /// Whether a part of a slice that is here, one of 64, was marked since it came.
+    pub fn is_marked(&self, at: u64, part: usize) -> bool {
+        self.slices.get(&at).is_some_and(|slice| slice.marks & bit(part) != 0)
+    }
+
+    /// Marks it.
+    pub fn mark(&mut self, at: u64, part: usize) {
+        if let Some(slice) = self.slices.get_mut(&at) {
+            slice.marks |= bit(part);
+        }
     }
 
     /// The bytes of a slice that is here, to be changed.
@@ -192,7 +214,7 @@ impl Slices {
     }
 
     fn insert(&mut self, at: u64, bytes: Vec<u8>) {
-        self.slices.insert(at, Slice { bytes, used: true, dirty: false, sealed: false, pins: 0 });
+        self.slices.insert(at, Slice { bytes, used: true, dirty: false, sealed: false, pins: 0, marks: 0 });
         self.ring.push_back(at);
         for _ in 0..LOOKS {
             if self.slices.len() <= self.max {
@@ -209,6 +231,11 @@ impl Slices {
             }
         }
     }
+}
+
+/// The mark of a part.
+fn bit(part: usize) -> u64 {
+    u32::try_from(part).ok().and_then(|part| 1u64.checked_shl(part)).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -120,10 +120,14 @@ impl Space {
     /// Whether a table entry of the file may refer to a cluster: it is not free, or not handed out and its refcount is wrong.
     /// Then it is in use from now on.
     pub fn refer(&mut self, cluster: u64) -> bool {
-        if self.unclean.contains(cluster) {
+        if !self.known.contains(cluster) {
+            return true;
+        }
+        let free = self.unclean.contains(cluster);
+        if free {
             self.withdraw(cluster, 1);
         }
-        !self.known.contains(cluster)
+        free
     }
 
     /// Free clusters in one piece, at most `max`, to be given to [`Space::take`].

@@ -1,11 +1,11 @@
 //! L1 and L2 tables: what the image says of each cluster of the disk.
 //!
-//! The L1 table is in memory, the L2 tables in a bounded cache. Knows nothing of free space or refcounts. Keeps: an L2
-//! slice in the cache was checked as it came.
+//! The L1 table is in memory, the L2 tables in a bounded cache. Knows nothing of free space or refcounts, nor of what makes
+//! an entry sound. Keeps: which entries of a slice in the cache were found to be.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
-use super::entry::{Entry, is_sound};
+use super::entry::Entry;
 use super::layout::{COPIED, OFFSET_MASK, entry, index, set_entry};
 use super::slices::Slices;
 use crate::format::{Corrupt, MetaWrite, Wait};
@@ -14,6 +14,11 @@ use crate::format::{Corrupt, MetaWrite, Wait};
 /// of the disk is not asked for again.
 pub const BUDGET: u64 = 8 << 20;
 
+/// Entries that are checked at once, when one of them is first looked at. Few: a slice has hundreds, of which a random read
+/// needs one; and entries that are damaged take as many with them. Not too few: what is done to neighbouring clusters in
+/// one go ends where they do.
+const PIECE: usize = 32;
+
 /// Where the entry of a cluster stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spot {
@@ -21,7 +26,7 @@ pub struct Spot {
     pub slice: u64,
     /// Number of the entry in it.
     pub index: usize,
-    /// Entries from there to the end of the slice.
+    /// Entries from there to the end of its piece of the slice.
     pub left: u64,
 }
 
@@ -32,6 +37,8 @@ pub struct Tables {
     l1: Vec<u64>,
     l1_at: u64,
     slices: Slices,
+    /// Slices asked for once more, since an entry is not sound: the offset of that in the file.
+    unsound: HashMap<u64, u64>,
     /// By slice of the L1 table.
     dirty_l1: BTreeSet<u64>,
     sealed_l1: BTreeSet<u64>,
@@ -52,7 +59,15 @@ impl Tables {
     /// The tables of an image with clusters of 2^`bits` bytes, whose L1 table stands at `l1_at`.
     pub fn new(bits: u32, l1: Vec<u64>, l1_at: u64) -> Tables {
         let slices = Slices::new(1 << bits, BUDGET);
-        Tables { bits, l1, l1_at, slices, dirty_l1: BTreeSet::new(), sealed_l1: BTreeSet::new() }
+        Tables {
+            bits,
+            l1,
+            l1_at,
+            slices,
+            unsound: HashMap::new(),
+            dirty_l1: BTreeSet::new(),
+            sealed_l1: BTreeSet::new(),
+        }
     }
 
     /// The cache, for pins and loads.
@@ -92,8 +107,30 @@ impl Tables {
         let within = cluster % (1 << self.table_bits());
         let slice = table.saturating_add((within / per_slice).saturating_mul(self.slices.size()));
         self.slices.need(slice)?;
-        let number = within % per_slice;
-        Ok(Some(Spot { slice, index: index(number), left: per_slice.saturating_sub(number) }))
+        let number = index(within % per_slice);
+        let left = PIECE.saturating_sub(number % PIECE);
+        Ok(Some(Spot { slice, index: number, left: super::layout::length(left) }))
+    }
+
+    /// The raw entries of the piece around `spot`, if they were not found to be sound yet.
+    pub fn unchecked(&self, spot: Spot) -> Option<impl Iterator<Item = u64> + '_> {
+        let piece = spot.index / PIECE;
+        let bytes = self.slices.bytes(spot.slice).filter(|_| !self.slices.is_marked(spot.slice, piece))?;
+        let entries = bytes.chunks_exact(8).skip(piece.saturating_mul(PIECE)).take(PIECE);
+        Some(entries.map(|raw| entry(raw, 0)))
+    }
+
+    /// They are sound.
+    pub fn found_sound(&mut self, spot: Spot) {
+        self.slices.mark(spot.slice, spot.index / PIECE);
+    }
+
+    /// One of them is not, that with this number. Who needs it is told by a load that fails.
+    pub fn found_unsound(&mut self, spot: Spot, number: usize) -> Wait {
+        let entry = (spot.index / PIECE).saturating_mul(PIECE).saturating_add(number);
+        let at = spot.slice.saturating_add(super::layout::length(entry).saturating_mul(8));
+        self.unsound.insert(spot.slice, at);
+        self.slices.ask_again(spot.slice)
     }
 
     /// The entry `by` clusters behind the one at `spot`, in the same slice.
@@ -137,29 +174,10 @@ impl Tables {
         self.l1.iter().map(|entry| entry & OFFSET_MASK).filter(|&at| at != 0)
     }
 
-    /// Takes in a slice that was asked for, if all its entries make sense in a file where nothing lies at or behind
-    /// `limit` and an entry `may_refer` to its cluster.
-    pub fn load(
-        &mut self,
-        at: u64,
-        bytes: &[u8],
-        limit: u64,
-        exclusive: bool,
-        mut may_refer: impl FnMut(u64) -> bool,
-    ) -> Result<(), Corrupt> {
-        let bits = self.bits;
-        for (number, raw) in (0u64..).zip(bytes.chunks_exact(8).map(|raw| entry(raw, 0))) {
-            let free = match Entry::decode(raw, bits) {
-                Entry::Data { at } | Entry::ZeroAllocated { at } => !may_refer(at >> bits),
-                Entry::Packed { at, .. } => !may_refer(at >> bits),
-                Entry::Unallocated | Entry::Zero => false,
-            };
-            if free || !is_sound(raw, bits, limit, exclusive) {
-                return Err(Corrupt { at: at.saturating_add(number.saturating_mul(8)) });
-            }
-        }
+    /// Takes in a slice that was asked for.
+    pub fn load(&mut self, at: u64, bytes: &[u8]) -> Result<(), Corrupt> {
         self.slices.loaded(at, bytes);
-        Ok(())
+        self.unsound.remove(&at).map_or(Ok(()), |at| Err(Corrupt { at }))
     }
 
     /// Pieces that a round would write.

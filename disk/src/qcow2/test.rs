@@ -222,18 +222,24 @@ fn a_shared_table_is_not_written_to() {
 }
 
 #[test]
-fn a_bad_entry_met_later_fails_those_who_meet_it() {
+fn a_bad_entry_fails_those_who_meet_it_or_its_neighbours() {
     let mut bench = Bench::new(new_file(2 * GIB));
-    bench.write(Span { at: 0, len: 4096 }, 1);
-    bench.write(Span { at: GIB, len: 4096 }, 2);
+    for (number, at) in [0, 32 * CLUSTER, GIB].into_iter().enumerate() {
+        bench.write(Span { at, len: 4096 }, u8::try_from(number).unwrap() + 1);
+    }
     bench.round();
     let l2 = entry(&bench.file[at(bench.image.info().l1_at)..], 0) & layout::OFFSET_MASK;
     set_entry(&mut bench.file[at(l2)..], 5, (1 << 63) | (1 << 40));
     let mut bench = Bench::new(bench.file);
-    let Err(Wait::Load(block)) = bench.image.map(Span { at: 0, len: 512 }) else { panic!("nothing is loaded") };
-    let bytes = bench.file[at(block.at)..][..4096].to_vec();
-    assert_eq!(bench.image.load(block, &bytes), Err(Corrupt { at: l2 + 40 }));
-    assert_eq!(bench.byte(GIB), 2);
+    assert_eq!((bench.byte(32 * CLUSTER), bench.byte(GIB)), (2, 3), "what is not beside it is read");
+    for byte in [0, 31 * CLUSTER] {
+        let Err(Wait::Load(block)) = bench.image.map(Span { at: byte, len: 512 }) else {
+            panic!("it is not looked at")
+        };
+        let bytes = bench.file[at(block.at)..][..4096].to_vec();
+        assert_eq!(bench.image.load(block, &bytes), Err(Corrupt { at: l2 + 40 }));
+    }
+    assert_eq!(bench.byte(32 * CLUSTER), 2, "and still is");
 }
 
 /// Two bits of every byte of the header and of some of the rest, one at a time.

@@ -2,5 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod guest;
 pub mod nbd;
+pub mod qcow2;
+pub mod qcow2_input;
+pub mod storage;
 pub mod vhd;

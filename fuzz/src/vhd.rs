@@ -11,118 +11,15 @@
 //! An input is: a byte for the kind of image; a number of changes, each of two bytes for the place and one for the
 //! value; then requests of five bytes: operation, first sector (two bytes), number of sectors, fill.
 
-use std::collections::{HashMap, VecDeque};
-
 use disk::vhd::{self, Kind, Parent, Severity, Spec, Vhd};
-use disk::{
-    Access, Action, Allocation, Disk, EngineFailed, FileDone, FileError, FileId, FileOp, Image, Io, Operation, Options,
-    ReadFault, Request, Source, Span, Tail, Token, Until,
-};
+use disk::{Access, Disk, Image, Operation, Options, Span, Tail};
 use memory::Segments;
 
-const SECTOR: u64 = 512;
+use super::guest::Guest;
+use super::storage::{SECTOR, Sparse};
+
 /// Two blocks of 512 KiB, and a part of a third.
 const LEN: u64 = (1 << 20) + 7 * SECTOR;
-
-/// A file of which only the sectors that were written take memory, so that a hostile table cannot take all of it.
-#[derive(Clone, Default)]
-struct Sparse {
-    len: u64,
-    sectors: HashMap<u64, [u8; 512]>,
-}
-
-impl Sparse {
-    fn write(&mut self, at: u64, bytes: &[u8]) {
-        assert_eq!(at % SECTOR, 0, "a write at byte {at}");
-        for (number, chunk) in (at / SECTOR..).zip(bytes.chunks(512)) {
-            let mut sector = [0; 512];
-            sector[..chunk.len()].copy_from_slice(chunk);
-            self.sectors.insert(number, sector);
-        }
-        self.len = self.len.max(at.checked_add(bytes.len() as u64).expect("a write behind the largest file"));
-    }
-
-    fn read(&self, at: u64, bytes: &mut [u8]) {
-        let mut at = at;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let within = (at % SECTOR) as usize;
-            let (now, later) = rest.split_at_mut((512 - within).min(rest.len()));
-            match self.sectors.get(&(at / SECTOR)) {
-                Some(sector) => now.copy_from_slice(&sector[within..within + now.len()]),
-                None => now.fill(0),
-            }
-            at = at.saturating_add(now.len() as u64);
-            rest = later;
-        }
-    }
-}
-
-impl Source for &Sparse {
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
-        let end = at.saturating_add(bytes.len() as u64);
-        if end > self.len {
-            return Err(ReadFault::PastEnd(end));
-        }
-        self.read(at, bytes);
-        Ok(())
-    }
-}
-
-/// An engine that does each operation when it is reaped, the newest first.
-struct Engine {
-    files: Vec<Sparse>,
-    queue: VecDeque<FileOp>,
-}
-
-impl Engine {
-    fn execute(&mut self, op: &FileOp) -> Result<(), FileError> {
-        let file = self.files.get_mut(usize::from(op.file.0)).expect("a file of the chain");
-        match &op.action {
-            Action::Read { at, into } => {
-                let mut bytes = vec![0; into.len()];
-                file.read(*at, &mut bytes);
-                into.copy_from(&bytes);
-            }
-            Action::Write { at, from } => {
-                assert_eq!(op.file, FileId(0), "a parent was written");
-                if at.saturating_add(from.len() as u64) > 1 << 41 {
-                    return Err(FileError::NoSpace);
-                }
-                file.write(*at, &from.to_vec());
-            }
-            Action::SyncData => {}
-            Action::Deallocate { at, len } => {
-                assert_eq!(op.file, FileId(0), "a parent was written");
-                file.sectors.retain(|sector, _| !(at / SECTOR..(at + len) / SECTOR).contains(sector));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Io for Engine {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        self.queue.push_back(op);
-        Ok(())
-    }
-
-    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        if let Some(op) = self.queue.pop_back() {
-            let result = self.execute(&op);
-            done.push(FileDone { op, result });
-        }
-        Ok(())
-    }
-
-    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
-        Allocation::Data(len)
-    }
-}
 
 fn new_file(kind: Kind, id: u8) -> Sparse {
     let spec = Spec { len: LEN, kind, block_size: 512 << 10, uuid: [id; 16], created: 1_700_000_000 };
@@ -189,13 +86,13 @@ pub fn image(mut input: &[u8]) {
     // An image that says it is larger than ours is fine, but not a model of terabytes.
     let trusted = !changed && disk.geometry().len == LEN;
     let mut model = vec![0u8; LEN as usize];
-    let mut session = Session { disk, engine: Engine { files, queue: VecDeque::new() } };
+    let mut session = Session { guest: Guest::new(disk, files) };
     while let Some(request) = take(input) {
         session.ask(request, &mut model, trusted);
     }
     session.one(Operation::Flush, Span { at: 0, len: 0 }, Segments::empty());
     if trusted {
-        let files = session.engine.files;
+        let files = session.guest.engine.files;
         let report = vhd::check(&mut &files[0]).expect("a readable image");
         // Blocks that were given up may leave unused space; nothing worse.
         assert!(report.worst().is_none_or(|worst| worst == Severity::Leak), "{:?}", report.problems);
@@ -204,19 +101,18 @@ pub fn image(mut input: &[u8]) {
             "the file grew without need"
         );
         let disk = open(&files).expect("an image that opens again");
-        let mut session = Session { disk, engine: Engine { files, queue: VecDeque::new() } };
+        let mut session = Session { guest: Guest::new(disk, files) };
         session.compare(&model);
     }
 }
 
 struct Session {
-    disk: Disk<Image>,
-    engine: Engine,
+    guest: Guest,
 }
 
 impl Session {
     fn ask(&mut self, [what, high, low, count, fill]: [u8; 5], model: &mut [u8], trusted: bool) {
-        let sectors = self.disk.geometry().len / SECTOR;
+        let sectors = self.guest.disk.geometry().len / SECTOR;
         let first = u64::from(u16::from_be_bytes([high, low])) % sectors.max(1);
         // Long ones cross blocks.
         let count = if what & 0x80 == 0 { 1 + u64::from(count) % 16 } else { 1 + u64::from(count) * 8 };
@@ -253,20 +149,8 @@ impl Session {
         assert!(memory.to_vec() == model[range], "a read of {span:?}");
     }
 
-    /// One request, from submission to its one answer.
     fn one(&mut self, operation: Operation, span: Span, memory: Segments) {
-        let geometry = self.disk.geometry();
-        let Ok(request) = Request::new(operation, span, memory, Token(1), &geometry) else { return };
-        self.disk.submit(request, &mut self.engine);
-        let mut done = Vec::new();
-        while !self.engine.queue.is_empty() {
-            self.engine.reap(Until::Now, &mut done).expect("an engine of memory");
-            done.drain(..).for_each(|done| self.disk.settle(done, &mut self.engine));
-        }
-        let (answered, _) = self.disk.answer().expect("an answer");
-        answered.retire();
-        assert!(self.disk.answer().is_none(), "a second answer");
-        assert!(self.disk.is_idle());
+        self.guest.ask(operation, span, memory);
     }
 
     fn compare(&mut self, model: &[u8]) {

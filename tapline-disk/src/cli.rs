@@ -132,7 +132,8 @@ mod test {
 
     use super::*;
 
-    fn parse(line: &str) -> Result<Command, String> {
+    /// What a command line means, or what is said of it.
+    pub fn parse(line: &str) -> Result<Command, String> {
         let words = std::iter::once("tapline").chain(line.split_whitespace());
         Arguments::try_parse_from(words).map(|arguments| arguments.command).map_err(|error| error.to_string())
     }

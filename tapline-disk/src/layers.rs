@@ -22,6 +22,7 @@ use crate::lineage;
 use crate::log::say;
 use crate::ordered;
 use crate::soundness;
+use crate::unfinished::{self, Unfinished};
 
 /// An open chain: for each layer its file and its format, the image itself first.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct Layers {
     pub files: Vec<ImageFile>,
     /// The formats.
     pub images: Vec<Image>,
+    /// The note beside the image, where it was opened for [`Chain::command`].
+    pub unfinished: Option<Unfinished>,
 }
 
 /// A chain as it was named, the image itself first.
@@ -43,22 +46,29 @@ pub struct Chain<'a> {
     pub accept_changed: bool,
     /// How many layers, from the image down, are opened as the options say; those below are for reading only.
     pub writable: usize,
+    /// The command that this is for, if it writes to the image and leaves what it shows as it is.
+    pub command: Option<&'a str>,
 }
 
 impl<'a> Chain<'a> {
     /// `name` on `parents`; only the image itself may be written.
     pub fn of(name: &'a ImageName, parents: &'a Parents) -> Chain<'a> {
         let names = std::iter::once(name).chain(&parents.names).collect();
-        Chain { names, accept_changed: parents.accept_changed_parent, writable: 1 }
+        Chain { names, accept_changed: parents.accept_changed_parent, writable: 1, command: None }
     }
 }
 
 impl Layers {
     /// Opens `name` without its parents, which it may have: enough to read its metadata.
     pub fn open_alone(name: &ImageName, options: OpenOptions) -> Result<Layers, Failure> {
-        let mut layers = Layers { name: name.clone(), files: Vec::new(), images: Vec::new() };
-        layers.add(name, options)?;
-        Ok(layers)
+        Layers::open_alone_for(name, options, None)
+    }
+
+    /// The same for writing, by a command that leaves what the image shows as it is.
+    pub fn open_alone_for(name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<Layers, Failure> {
+        let mut layers = Layers { name: name.clone(), files: Vec::new(), images: Vec::new(), unfinished: None };
+        let opened = layers.add(name, options, command);
+        layers.unless_failed(opened)
     }
 
     /// Opens `name` and the parents it stands on. Parents are opened for reading only.
@@ -72,15 +82,30 @@ impl Layers {
             return Err(Failure::new("open a chain", "it has no layer"));
         };
         check_names(&chain.names)?;
-        let mut layers = Layers::open_alone(first, options)?;
+        let mut layers = Layers::open_alone_for(first, options, chain.command)?;
+        let opened = layers.add_parents(chain, rest, options);
+        layers.unless_failed(opened)
+    }
+
+    fn add_parents(&mut self, chain: &Chain<'_>, rest: &[&ImageName], options: OpenOptions) -> Result<(), Failure> {
         for (n, (child, parent)) in (1..).zip(chain.names.iter().zip(rest)) {
-            layers.add(parent, OpenOptions { write: options.write && n < chain.writable, ..options })?;
-            layers.check_last_pair(child, parent, chain.accept_changed)?;
+            self.add(parent, OpenOptions { write: options.write && n < chain.writable, ..options }, None)?;
+            self.check_last_pair(child, parent, chain.accept_changed)?;
         }
-        let last = chain.names.last().unwrap_or(first);
-        match layers.images.last().and_then(Image::link) {
-            Some(link) => Err(parent_missing(last, &link)),
-            None => Ok(layers),
+        match (chain.names.last(), self.images.last().and_then(Image::link)) {
+            (Some(last), Some(link)) => Err(parent_missing(last, &link)),
+            _ => Ok(()),
+        }
+    }
+
+    /// All of this, or why not: then nothing was done to the image, which is locked still.
+    fn unless_failed(mut self, opened: Result<(), Failure>) -> Result<Layers, Failure> {
+        match opened {
+            Ok(()) => Ok(self),
+            Err(failure) => {
+                self.unfinished.take().map_or(Ok(()), Unfinished::end)?;
+                Err(failure)
+            }
         }
     }
 
@@ -89,20 +114,30 @@ impl Layers {
         self.images.first().map(Format::geometry)
     }
 
-    fn add(&mut self, name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
-        let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
-        if options.write && name.format == FormatName::Vhd {
-            leftovers::clear(name, &mut file)?;
+    fn add(&mut self, name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<(), Failure> {
+        self.files.push(ImageFile::open(name.path(), options).map_err(Failure::said)?);
+        let Some(file) = self.files.last_mut() else { return Ok(()) };
+        match command {
+            Some(command) => self.unfinished = Some(Unfinished::begin(name, command)?),
+            None if options.write => unfinished::settle(name)?,
+            None => {}
         }
-        let image = open_image(name, &mut file, options.write)?;
-        self.files.push(file);
-        self.images.push(image);
+        if options.write && name.format == FormatName::Vhd {
+            leftovers::clear(name, file)?;
+        }
+        self.images.push(open_as_it_is(name, file, options.write)?);
         Ok(())
     }
 
     /// Whether the last layer is the parent of the one above it.
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName, accept: bool) -> Result<(), Failure> {
         let [.., above, below] = self.images.as_slice() else { return Ok(()) };
+        if let Some(left) = Unfinished::find(parent)? {
+            say(format_args!(
+                "{parent} shows what it did, but a command that changes it has not ended; to finish it: {}",
+                left.command()
+            ));
+        }
         let modified = lineage::modified(parent)?;
         if let Some(note) = lineage::check((child, above), (parent, below), modified, accept)? {
             say(note);
@@ -168,6 +203,14 @@ impl FileIdentity {
 
 /// Reads the metadata of an image. What must be written before an image can be used for writing is written.
 pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
+    if write {
+        unfinished::settle(name)?;
+    }
+    open_as_it_is(name, file, write)
+}
+
+/// The same for those who see to it themselves that the image's children know it.
+pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     let block = if file.alignment().offset > 512 { 4096 } else { 512 };
     match name.format {
         FormatName::Raw => {

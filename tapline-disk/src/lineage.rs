@@ -10,6 +10,7 @@ use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::output::printable;
 use crate::target::seconds;
+use crate::unfinished::Unfinished;
 use crate::uuid;
 
 /// What a child of `parent` at the path `child` records.
@@ -25,8 +26,12 @@ pub fn record(child: &Path, parent: &ImageName, image: &Image) -> Result<Link, F
     })
 }
 
-/// When the file of an image was last changed, in seconds since 1970.
+/// When the file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves what the
+/// image shows as it was, it is not.
 pub fn modified(name: &ImageName) -> Result<u64, Failure> {
+    if let Some(left) = Unfinished::find(name)? {
+        return Ok(seconds(left.modified()));
+    }
     let time = std::fs::metadata(name.path()).and_then(|metadata| metadata.modified());
     time.map(seconds).map_err(|error| Failure::new(format!("find the time of {name}"), error))
 }

@@ -32,6 +32,7 @@ mod soundness;
 mod stats;
 mod stream;
 mod target;
+mod unfinished;
 mod uuid;
 
 use std::process::ExitCode;

@@ -8,7 +8,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 use crate::image_name::ImageName;
-use crate::layers::open_image;
+use crate::layers::open_as_it_is;
 use crate::ordered;
 
 /// Makes `link` what the image `name` records of its parent, durably. Whoever calls has locked the image, has nothing in
@@ -20,7 +20,7 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     };
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: false };
     let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
-    let mut image = open_image(name, &mut file, true)?;
+    let mut image = open_as_it_is(name, &mut file, true)?;
     image.relink(link).map_err(|error| Failure::new(tried(), error))?;
     ordered::round(&mut file, &mut image).map_err(|error| Failure::new(tried(), error))
 }
@@ -38,6 +38,11 @@ impl Time {
         let modified = std::fs::metadata(name.path()).and_then(|metadata| metadata.modified());
         let modified = modified.map_err(|error| Failure::new(format!("find the time of {name}"), error))?;
         Ok(Time { name: name.clone(), modified })
+    }
+
+    /// A time that was noted, for `name`.
+    pub fn at(name: &ImageName, modified: SystemTime) -> Time {
+        Time { name: name.clone(), modified }
     }
 
     /// Puts it back.

@@ -42,7 +42,7 @@ pub struct Answer {
 impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
-        let Layers { name, files, images } = layers;
+        let Layers { name, files, images, .. } = layers;
         let choice = choose(kind, &files);
         if let Some(note) = &choice.note {
             say(note);

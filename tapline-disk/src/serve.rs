@@ -43,7 +43,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
             .map_err(|error| Failure::new(format!("append statistics to {}", path.display()), error))?;
     }
     let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!serve.read_only))?;
-    let Layers { name, files, images } = layers;
+    let Layers { name, files, images, .. } = layers;
     let choice = choose(serve.access.engine(), &files);
     if let Some(note) = &choice.note {
         say(note);

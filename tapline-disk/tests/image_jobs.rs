@@ -4,11 +4,12 @@ mod tool;
 
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use tool::{Room, TAPLINE};
 
 const MIB: u64 = 1 << 20;
+const AN_HOUR: Duration = Duration::from_secs(3600);
 /// Formats of a chain of three, leaf first.
 const CHAINS: [[&str; 3]; 4] =
     [["vhd", "vhd", "vhd"], ["qcow2", "qcow2", "qcow2"], ["qcow2", "vhd", "raw"], ["vhd", "qcow2", "vhd"]];
@@ -364,6 +365,108 @@ fn rebasing_that_was_killed_goes_on() {
         room.done(&words);
         still_shows_the_same(&room, &[layers[0].clone(), format!("{format}:empty")]);
     }
+}
+
+/// Runs a job until it makes the system call `call` for the `nth` time, before which it is killed; whether it got there.
+fn killed_at(room: &Room, words: &str, call: &str, nth: u32) -> bool {
+    let inject = format!("-e trace={call} -e inject={call}:signal=KILL:when={nth}");
+    let said = room.run("strace", &format!("-f -qq -o /dev/null {inject} {TAPLINE} {words}"));
+    assert!(matches!(said.code, Some(0) | None), "{words}: {said:?}");
+    said.code.is_none()
+}
+
+/// Kills a job on the middle one of three layers, wherever that is, and gives it again; `new` is what the middle stands on in
+/// the end.
+fn is_done_again(formats: [&str; 3], words: &str, new: &[String], kill: impl Fn(&Room, &str) -> bool) -> bool {
+    let room = Room::new();
+    let layers = three_layers(&room, formats);
+    room.make_raw("other.raw", 32 * MIB);
+    let middle = room.file(file_of(&layers[1]));
+    let time = || fs::metadata(&middle).unwrap().modified().unwrap();
+    // A child records whole seconds: a job that ends in the one in which it began would prove nothing.
+    let long_ago = time() - AN_HOUR;
+    fs::File::open(&middle).unwrap().set_modified(long_ago).unwrap();
+    room.done(&format!("image rebase {} --unsafe --onto {} --onto {}", layers[0], layers[1], layers[2]));
+    let words = words.replace("MIDDLE", &on(&layers[1..]));
+    let killed = kill(&room, &words);
+    let moved = [&layers[..2], new].concat();
+    let stays = room.tapline(&format!("image compare {} raw:before.raw{}", layers[0], parents(&layers[1..])));
+    shows_the_same(&room, if stays.code == Some(0) { &layers } else { &moved });
+    room.done(&words);
+    shows_the_same(&room, &moved);
+    assert_eq!(time(), long_ago);
+    let left = fs::read_dir(room.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(left.filter(|name| name.contains("unfinished")).count(), 0);
+    killed
+}
+
+/// Scope: before every call by which the job makes something durable, names or removes a file, or changes a time; and at
+/// one in 32 of its calls to the ring, which does the writes in between.
+fn is_done_again_wherever_it_is_killed(formats: [&str; 3], words: &str, new: &[String]) {
+    for (call, step, at_least) in [
+        ("fsync", 1, 4),
+        ("fdatasync", 1, 1),
+        ("rename", 1, 1),
+        ("utimensat", 1, 1),
+        ("unlink", 1, 1),
+        ("io_uring_enter", 32, 1),
+    ] {
+        let mut nth = 1;
+        while is_done_again(formats, words, new, |room, words| killed_at(room, words, call, nth)) {
+            nth += step;
+        }
+        assert!(nth > at_least, "{call} was made only {} times", nth - 1);
+    }
+}
+
+#[test]
+fn flattening_in_the_middle_of_a_chain_can_be_killed_at_each_durable_step() {
+    for format in ["vhd", "qcow2"] {
+        is_done_again_wherever_it_is_killed([format; 3], "image flatten MIDDLE", &[]);
+    }
+}
+
+#[test]
+fn rebasing_in_the_middle_of_a_chain_can_be_killed_at_each_durable_step() {
+    for formats in [["qcow2", "vhd", "raw"], ["vhd", "qcow2", "vhd"]] {
+        let new = "raw:other.raw".to_owned();
+        is_done_again_wherever_it_is_killed(formats, &format!("image rebase MIDDLE --onto {new}"), &[new]);
+    }
+}
+
+#[test]
+fn children_open_while_a_killed_job_waits_to_be_given_again_and_say_so() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let [middle, base] = full_base(&room, 128 * MIB, format);
+        let layers = [format!("{format}:leaf"), middle.clone(), base.clone()];
+        let long_ago = SystemTime::now() - AN_HOUR;
+        fs::File::open(room.file(file_of(&middle))).unwrap().set_modified(long_ago).unwrap();
+        room.done(&format!("image create {} --parent {middle} --parent {base}", layers[0]));
+        let words = format!("image flatten {}", on(&layers[1..]));
+        kill_when(&room, &words, file_of(&middle), 16 << 20);
+        let said = room.tapline(&format!("image map {}", on(&layers)));
+        assert!(said.code == Some(0) && said.err.contains(&format!("tapline {words}")), "{said:?}");
+        shows_the_same(&room, &layers);
+        room.done(&words);
+        shows_the_same(&room, &layers[..2]);
+    }
+}
+
+#[test]
+fn a_guest_that_writes_to_an_image_ends_what_was_noted_of_it() {
+    let room = Room::new();
+    let [middle, base] = full_base(&room, 128 * MIB, "qcow2");
+    let layers = ["qcow2:leaf".to_owned(), middle.clone(), base.clone()];
+    room.done(&format!("image create {} --parent {middle} --parent {base}", layers[0]));
+    let long_ago = SystemTime::now() - AN_HOUR;
+    fs::File::open(room.file(file_of(&middle))).unwrap().set_modified(long_ago).unwrap();
+    room.done(&format!("image rebase {} --unsafe --onto {middle} --onto {base}", layers[0]));
+    kill_when(&room, &format!("image flatten {}", on(&layers[1..])), file_of(&middle), 16 << 20);
+    room.guest(&on(&layers[1..]), &["write -P 7 1M 64k"]);
+    assert!(!room.file("child.qcow2.unfinished").exists());
+    let said = room.tapline(&format!("image map {}", on(&layers)));
+    assert!(said.code == Some(4) && said.err.contains("was changed"), "{said:?}");
 }
 
 #[test]

@@ -77,6 +77,17 @@ new_file() {
     /tools/sync $mnt/"$1" $mnt || fail "fsync $1"
 }
 
+# trim FILE...: removes the files and gives their space back; the host measures the image before and after.
+trim() {
+    tell "fstrim"
+    for file in "$@"; do rm $mnt/"$file"; done
+    sync
+    ask trim-before
+    /tools/fstrim $mnt || fail "fstrim"
+    sync
+    ask trim-after
+}
+
 # forget: what is read next comes from the disk.
 forget() { echo 3 >/proc/sys/vm/drop_caches; }
 

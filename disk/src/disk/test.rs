@@ -22,8 +22,9 @@ use memory::Segments;
 
 use super::*;
 use crate::format::{Access, Place, Tail, Wait};
+use crate::qcow2::{self, Qcow2};
 use crate::vhd::{self, Kind, Parent, Spec, Vhd};
-use crate::{Allocation, EngineFailed, Extent, ExtentKind, Image, MetaWrite, Token, Until, raw::Raw};
+use crate::{Allocation, EngineFailed, Extent, ExtentKind, Image, Link, MetaWrite, Token, Until, raw::Raw};
 
 const MIB: u64 = 1 << 20;
 
@@ -260,6 +261,18 @@ fn apply(bytes: &mut Vec<u8>, writes: &[MetaWrite]) {
 
 fn open(bytes: &[u8], access: Access) -> Image {
     Image::Vhd(Box::new(Vhd::open(&mut { bytes }, access, Tail::Zeroes).unwrap()))
+}
+
+/// An empty qcow2 child of a raw image.
+fn qcow2_on_raw(len: u64) -> (Image, Vec<u8>) {
+    let (relative, absolute) = ("base".into(), "/base".into());
+    let link = Link { format: None, uuid: uuid(0), relative, absolute, len: None, modified: None };
+    let spec = qcow2::Spec { len, cluster_size: 64 << 10, uuid: uuid(1), parent: Some(link) };
+    let creation = qcow2::create(&spec).unwrap();
+    let mut bytes = vec![0; creation.len as usize];
+    apply(&mut bytes, &creation.writes);
+    let opened = Qcow2::open(&mut bytes.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap();
+    (Image::Qcow2(Box::new(opened)), bytes)
 }
 
 fn child_of(id: u8) -> Kind {

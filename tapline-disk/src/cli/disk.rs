@@ -110,14 +110,8 @@ pub enum SnapshotMethod {
 
 #[cfg(test)]
 mod test {
-    use clap::Parser;
-
-    use crate::cli::{Arguments, Command};
-
-    fn parse(line: &str) -> Result<Command, String> {
-        let words = std::iter::once("tapline").chain(line.split_whitespace());
-        Arguments::try_parse_from(words).map(|arguments| arguments.command).map_err(|error| error.to_string())
-    }
+    use crate::cli::Command;
+    use crate::cli::test::parse;
 
     #[test]
     fn json_may_stand_behind_the_verb() {

@@ -1,25 +1,30 @@
 //! `image rebase` and `image flatten`: an image on other parents, or on none, that shows what it showed.
 //!
-//! 1. What the present parents show and the new ones do not is copied up, and flushed ([`CopyUp`]). *Killed here:* the
+//! 1. A note is made of when the image was last changed, which its children have on record ([`Unfinished`]). *Killed here
+//!    or later:* they open as before.
+//! 2. What the present parents show and the new ones do not is copied up, and flushed ([`CopyUp`]). *Killed here:* the
 //!    image stands on its old parents and shows the same; the command goes on where it ended.
-//! 2. The new parent is recorded. *Killed after:* the image stands on it.
+//! 3. The new parent is recorded. *Killed after:* the image stands on it, and the command finds that there is nothing
+//!    left to do.
+//! 4. The image gets its time back, and the note is removed.
 
-use disk::Format;
+use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
 
-use crate::cli::{Flatten, Rebase};
+use crate::cli::{Access, Flatten, Parents, Rebase};
 use crate::copy_up::CopyUp;
 use crate::failure::{Exit, Failure};
 use crate::image_name::ImageName;
-use crate::layers::{Chain, FileIdentity, Layers};
+use crate::layers::{Chain, FileIdentity, Layers, to_look_at};
 use crate::lineage;
 use crate::output;
 use crate::presence::Presence;
-use crate::relink::{Time, relink};
+use crate::relink::relink;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::size::readable;
+use crate::unfinished::Unfinished;
 
 /// What was done. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -32,36 +37,29 @@ struct Moved {
 
 /// Runs `image rebase`.
 pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
-    let (name, options) = (&rebase.image, rebase.access.options(true));
-    let time = Time::of(name)?;
+    let name = &rebase.image;
     let new = open_new(rebase)?;
     let Some((parent, image)) = rebase.onto.first().zip(new.images.first()) else {
         return Err(Failure::new(format!("rebase {name}"), "no new parent is named").exit_as(Exit::Usage));
     };
+    check_size(name, parent, image.geometry().len)?;
     let link = lineage::record(name.path(), parent, image)?;
-    let len = image.geometry().len;
+    let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
+    let command = words.command(name, &rebase.parents);
+    let options = rebase.access.options(true);
     let copied = if rebase.record_only {
-        let layers = Layers::open_alone(name, OpenOptions { cache: Cache::Writeback, ..options })?;
-        check_size(name, &layers, parent, len)?;
-        relink(name, Some(&link))?;
-        time.put_back()?;
+        let options = OpenOptions { cache: Cache::Writeback, ..options };
+        let mut layers = Layers::open_alone_for(name, options, Some(&command))?;
+        finish(name, Some(&link), layers.unfinished.take())?;
         0
     } else {
-        let layers = Layers::open(name, &rebase.parents, options)?;
-        check_size(name, &layers, parent, len)?;
-        let engine = rebase.access.engine();
-        let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-        let mut work = CopyUp {
-            image: Runner::new(layers, engine)?,
-            presence: Presence::of(name, options)?,
-            onto: Some(Runner::new(new, engine)?),
-            stop: &mut stop,
-            title: "rebasing",
-        };
-        let copied = work.run()?;
-        relink(name, Some(&link))?;
-        time.put_back()?;
-        copied
+        match open(name, &rebase.parents, options, &command, |found| stands_on(name, found, parent, image, &link))? {
+            Some(layers) => {
+                let onto = Some(Runner::new(new, rebase.access.engine())?);
+                move_to(Move { layers, onto, link: Some(&link), title: "rebasing" }, &rebase.access)?
+            }
+            None => 0,
+        }
     };
     let moved = Moved { image: name.to_string(), parent: Some(parent.to_string()), copied };
     let how = if rebase.record_only { ", only recorded" } else { "" };
@@ -71,25 +69,99 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
 
 /// Runs `image flatten`.
 pub fn flatten(flatten: &Flatten) -> Result<Exit, Failure> {
-    let (name, options) = (&flatten.image, flatten.access.options(true));
-    let time = Time::of(name)?;
-    let layers = Layers::open(name, &flatten.parents, options)?;
-    let mut copied = 0;
-    if layers.images.len() > 1 {
-        let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-        let mut work = CopyUp {
-            image: Runner::new(layers, flatten.access.engine())?,
-            presence: Presence::of(name, options)?,
-            onto: None,
-            stop: &mut stop,
-            title: "flattening",
-        };
-        copied = work.run()?;
-        relink(name, None)?;
-        time.put_back()?;
-    }
+    let name = &flatten.image;
+    let command = Words { verb: "flatten", onto: &[], record_only: false }.command(name, &flatten.parents);
+    let found =
+        open(name, &flatten.parents, flatten.access.options(true), &command, |found| Ok(found.link().is_none()))?;
+    let copied = match found {
+        Some(layers) if layers.images.len() > 1 => {
+            move_to(Move { layers, onto: None, link: None, title: "flattening" }, &flatten.access)?
+        }
+        // It had no parent before.
+        Some(layers) => layers.unfinished.map_or(Ok(0), |unfinished| unfinished.end().map(|()| 0))?,
+        None => 0,
+    };
     let moved = Moved { image: name.to_string(), parent: None, copied };
     report(flatten.json, &moved, &format!("{name} stands on its own, {} copied\n", readable(copied)))
+}
+
+/// The words of a command that are more than an image and its parents.
+struct Words<'a> {
+    verb: &'static str,
+    onto: &'a [ImageName],
+    record_only: bool,
+}
+
+impl Words<'_> {
+    /// The command as it can be given again.
+    fn command(&self, name: &ImageName, parents: &Parents) -> String {
+        let mut text = format!("tapline image {} {name}", self.verb);
+        parents.names.iter().for_each(|parent| text.push_str(&format!(" --parent {parent}")));
+        self.onto.iter().for_each(|parent| text.push_str(&format!(" --onto {parent}")));
+        for (word, said) in
+            [(" --unsafe", self.record_only), (" --accept-changed-parent", parents.accept_changed_parent)]
+        {
+            text.push_str(if said { word } else { "" });
+        }
+        text
+    }
+}
+
+/// Opens the image on its present parents. `None` if it does not stand on them, but where it is to stand
+/// already: the command was killed at its end, and is given again.
+fn open(
+    name: &ImageName,
+    parents: &Parents,
+    options: OpenOptions,
+    command: &str,
+    is_done: impl Fn(&Image) -> Result<bool, Failure>,
+) -> Result<Option<Layers>, Failure> {
+    let chain = Chain { command: Some(command), ..Chain::of(name, parents) };
+    let failure = match Layers::open_chain(&chain, options) {
+        Ok(layers) => return Ok(Some(layers)),
+        Err(failure) => failure,
+    };
+    // Opened for writing, so that it gets its time back if it has not yet.
+    let alone = Layers::open_alone(name, options).ok();
+    match alone.as_ref().and_then(|layers| layers.images.first()) {
+        Some(found) if is_done(found)? => Ok(None),
+        _ => Err(failure),
+    }
+}
+
+/// Whether `found`, the image `name`, has this very parent on record.
+fn stands_on(name: &ImageName, found: &Image, parent: &ImageName, image: &Image, link: &Link) -> Result<bool, Failure> {
+    let modified = lineage::modified(parent)?;
+    let fits = lineage::check((name, found), (parent, image), modified, false).is_ok();
+    // What has no identity fits many.
+    let named = found.link().is_some_and(|found| found.absolute == link.absolute || found.relative == link.relative);
+    Ok(fits && named)
+}
+
+/// An image that is to stand elsewhere.
+struct Move<'a> {
+    layers: Layers,
+    onto: Option<Runner>,
+    link: Option<&'a Link>,
+    title: &'static str,
+}
+
+/// Copies up what must be, and records the new parent; how many bytes were copied.
+fn move_to(to: Move<'_>, access: &Access) -> Result<u64, Failure> {
+    let Move { mut layers, onto, link, title } = to;
+    let (name, unfinished) = (layers.name.clone(), layers.unfinished.take());
+    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    let presence = Presence::of(&name, access.options(true))?;
+    let mut work = CopyUp { image: Runner::new(layers, access.engine())?, presence, onto, stop: &mut stop, title };
+    let copied = work.run()?;
+    finish(&name, link, unfinished)?;
+    Ok(copied)
+}
+
+/// Records the new parent in an image that shows the same on it, and puts the image's time back.
+fn finish(name: &ImageName, link: Option<&Link>, unfinished: Option<Unfinished>) -> Result<(), Failure> {
+    relink(name, link)?;
+    unfinished.map_or(Ok(()), Unfinished::end)
 }
 
 /// The new parents. The image itself is none of them.
@@ -100,13 +172,13 @@ fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
         return Err(Failure::new(format!("rebase {} onto {loops}", rebase.image), why).exit_as(Exit::Usage));
     }
     let accept_changed = rebase.parents.accept_changed_parent;
-    let chain = Chain { names: rebase.onto.iter().collect(), accept_changed, writable: 0 };
+    let chain = Chain { names: rebase.onto.iter().collect(), accept_changed, writable: 0, command: None };
     Layers::open_chain(&chain, rebase.access.options(false))
 }
 
 /// A parent may be smaller than its child, which reads as zero behind it, and never larger.
-fn check_size(name: &ImageName, layers: &Layers, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
-    let len = layers.geometry().map_or(0, |geometry| geometry.len);
+fn check_size(name: &ImageName, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
+    let len = Layers::open_alone(name, to_look_at(true))?.geometry().map_or(0, |geometry| geometry.len);
     if parent_len <= len {
         return Ok(());
     }

@@ -24,13 +24,7 @@ ask window-end
 tell "fio: 16 KiB writes, fsync after every eighth"
 load fsynced small --rw=randwrite --bs=16k --size=16M --ioengine=psync --fsync=8
 
-tell "fstrim"
-rm $mnt/big $mnt/small
-sync
-ask trim-before
-/tools/fstrim $mnt || fail "fstrim"
-sync
-ask trim-after
+trim big small
 
 forget
 expect_sum reference "$reference"

@@ -30,13 +30,7 @@ say "verified=live"
 read -r sectors <"/sys/block/${disk#/dev/}/size"
 say "grown=$((sectors * 512))"
 
-tell "fstrim"
-rm $mnt/big
-sync
-ask trim-before
-/tools/fstrim $mnt || fail "fstrim"
-sync
-ask trim-after
+trim big
 
 forget
 expect_sum reference "$reference"

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::server::{Kind, Server};
-use super::{Arguments, client, tapline};
+use super::{Arguments, client, median, room, tapline};
 
 /// A load of first writes, and how much of the disk is new to it.
 struct Workload {
@@ -36,10 +36,7 @@ const WRITERS: &[Writer] = &[
 
 /// Each round begins with new images. The ratio is to the peer with the same format.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let work = tempfile::Builder::new()
-        .prefix("tapline-bench-")
-        .tempdir_in(&arguments.dir)
-        .map_err(|error| error.to_string())?;
+    let work = room(arguments)?;
     let mut report = Vec::new();
     for workload in WORKLOADS {
         let mut seen = vec![Vec::new(); WRITERS.len()];
@@ -89,9 +86,4 @@ fn sample(writer: &Writer, workload: &Workload, work: &Path, seconds: f64) -> Re
     let seen = client(&server, &[workload.client, &["--warmup", "0", "--seconds", &seconds]].concat())?;
     server.stop()?;
     seen["iops"].as_f64().ok_or(format!("the client did not say iops: {seen}"))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

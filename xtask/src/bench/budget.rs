@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::server::{Kind, Server};
-use super::{Arguments, client};
+use super::{Arguments, client, median, room};
 
 const TIB: u64 = 1 << 40;
 /// Parts of the disk that are read, in GiB.
@@ -17,10 +17,7 @@ const PARTS: [u64; 8] = [4, 16, 32, 64, 128, 256, 512, 1024];
 
 /// Prints the curve.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let work = tempfile::Builder::new()
-        .prefix("tapline-bench-")
-        .tempdir_in(&arguments.dir)
-        .map_err(|error| error.to_string())?;
+    let work = room(arguments)?;
     let image = work.path().join("scattered.qcow2");
     scattered(&image)?;
     let ours = Kind::Tapline { name: "tapline qcow2", images: vec![format!("qcow2:{}", image.display())] };
@@ -64,8 +61,7 @@ fn measure(kind: &Kind, span: u64, work: &Path, arguments: &Arguments) -> Result
     }
     let pss = super::idle::pss_kib(server.pid())?;
     server.stop()?;
-    seen.sort_by(f64::total_cmp);
-    Ok((seen[seen.len() / 2], pss))
+    Ok((median(seen), pss))
 }
 
 /// An image of 1 TiB whose clusters are all allocated, in random order.

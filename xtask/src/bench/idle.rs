@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::server::{Kind, Server};
-use super::{Arguments, tapline};
+use super::{Arguments, room, tapline};
 
 /// What one idle process costs.
 struct Cost {
@@ -16,10 +16,7 @@ struct Cost {
 /// Serves `arguments.disks` thin disks of 10 GiB and looks at them for `arguments.seconds`, in which nobody asks for
 /// anything.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let work = tempfile::Builder::new()
-        .prefix("tapline-bench-")
-        .tempdir_in(&arguments.dir)
-        .map_err(|error| error.to_string())?;
+    let work = room(arguments)?;
     let mut servers = Vec::new();
     for number in 0..arguments.disks {
         let dir = work.path().join(number.to_string());

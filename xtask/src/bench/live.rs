@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::server::{Kind, Server};
-use super::{Arguments, client, program, tapline};
+use super::{Arguments, client, median, program, room, tapline};
 
 /// The disk, and the part of it that the guest uses.
 const SIZE: &str = "100G";
@@ -18,10 +18,7 @@ const PART: u64 = 1 << 30;
 
 /// Prints what was seen.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let work = tempfile::Builder::new()
-        .prefix("tapline-bench-")
-        .tempdir_in(&arguments.dir)
-        .map_err(|error| error.to_string())?;
+    let work = room(arguments)?;
     let format = arguments.format.as_str();
     let base = format!("{format}:{}", work.path().join("base").display());
     tapline(&["image", "create", &base, "--size", SIZE])?;
@@ -37,18 +34,12 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     println!("a {format} disk of 100 GiB, a guest that writes 4 KiB at depth 1 to 1 GiB of it");
     println!(
         "  pause of a snapshot         {} us median, {} us longest of {}",
-        middle(&pauses),
+        median(pauses.iter().copied()),
         longest(&pauses),
         pauses.len()
     );
-    println!(
-        "  a clone: work               {} us median",
-        middle(&clones.iter().map(|&(work, _)| work).collect::<Vec<_>>())
-    );
-    println!(
-        "  a clone: fsync              {} us median",
-        middle(&clones.iter().map(|&(_, sync)| sync).collect::<Vec<_>>())
-    );
+    println!("  a clone: work               {} us median", median(clones.iter().map(|&(work, _)| work)));
+    println!("  a clone: fsync              {} us median", median(clones.iter().map(|&(_, sync)| sync)));
     println!("merge of the live leaf, the guest overwriting at random, depth 8");
     for name in [
         "seconds",
@@ -139,17 +130,13 @@ fn merge(work: &Path, arguments: &Arguments) -> Result<Value, String> {
         during.pop();
     }
     let number = |value: &Value, name: &str| value[name].as_f64().unwrap_or(f64::NAN);
-    let median = |name: &str| {
-        let mut values: Vec<f64> = during.iter().map(|value| number(value, name)).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
+    let middle = |name: &str| median(during.iter().map(|value| number(value, name)));
     Ok(json!({
         "seconds": took.as_secs_f64(), "copied_mib": number(&said, "copied") / f64::from(1 << 20), "leaf_mib": PART >> 20,
-        "p50_us_before": number(&before, "p50_us"), "p50_us_during": median("p50_us"),
-        "p99_us_before": number(&before, "p99_us"), "p99_us_during": median("p99_us"),
-        "p99_ratio": median("p99_us") / number(&before, "p99_us"),
-        "iops_before": number(&before, "iops"), "iops_during": median("iops"),
+        "p50_us_before": number(&before, "p50_us"), "p50_us_during": middle("p50_us"),
+        "p99_us_before": number(&before, "p99_us"), "p99_us_during": middle("p99_us"),
+        "p99_ratio": middle("p99_us") / number(&before, "p99_us"),
+        "iops_before": number(&before, "iops"), "iops_during": middle("iops"),
         "said": said,
     }))
 }
@@ -179,12 +166,6 @@ fn converse(socket: &Path, mut order: Value, mut heard: impl FnMut(&Value)) -> R
         }
     }
     Err(format!("{order}: no answer"))
-}
-
-fn middle(values: &[u64]) -> u64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable();
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
 }
 
 fn longest(values: &[u64]) -> u64 {

@@ -10,8 +10,11 @@ mod idle;
 mod live;
 mod server;
 
+use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
 
 use server::{Kind, Server};
 
@@ -129,11 +132,14 @@ fn program(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release").join(name)
 }
 
+/// A directory for the images, which goes away with them.
+fn room(arguments: &Arguments) -> Result<TempDir, String> {
+    let room = tempfile::Builder::new().prefix("tapline-bench-").tempdir_in(&arguments.dir);
+    room.map_err(|error| format!("a directory in {}: {error}", arguments.dir.display()))
+}
+
 fn vhost_user(arguments: &Arguments) -> Result<(), String> {
-    let work = tempfile::Builder::new()
-        .prefix("tapline-bench-")
-        .tempdir_in(&arguments.dir)
-        .map_err(|error| error.to_string())?;
+    let work = room(arguments)?;
     let size = format!("{}M", arguments.mib);
     let raw = work.path().join("disk.raw");
     let vhd = work.path().join("disk.vhd");
@@ -156,10 +162,7 @@ fn vhost_user(arguments: &Arguments) -> Result<(), String> {
 }
 
 fn depth(arguments: &Arguments) -> Result<(), String> {
-    let work = tempfile::Builder::new()
-        .prefix("tapline-bench-")
-        .tempdir_in(&arguments.dir)
-        .map_err(|error| error.to_string())?;
+    let work = room(arguments)?;
     let format = arguments.format.as_str();
     let single = format!("{format}:{}", work.path().join("single").display());
     tapline(&["image", "create", &single, "--size", "512M"])?;
@@ -254,7 +257,7 @@ fn compare(
             }
         }
         eprint!("\r{:60}\r", "");
-        let rows: Vec<Sample> = samples.iter().map(|samples| median(samples)).collect();
+        let rows: Vec<Sample> = samples.iter().map(|samples| medians(samples)).collect();
         if !arguments.json {
             print_rows(workload.name, kinds, &rows);
         }
@@ -339,12 +342,8 @@ fn tapline(arguments: &[&str]) -> Result<(), String> {
 }
 
 /// The median of each column by itself.
-fn median(samples: &[Sample]) -> Sample {
-    let of = |column: fn(&Sample) -> f64| {
-        let mut values: Vec<f64> = samples.iter().map(column).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
+fn medians(samples: &[Sample]) -> Sample {
+    let of = |column: fn(&Sample) -> f64| median(samples.iter().map(column));
     Sample {
         iops: of(|sample| sample.iops),
         p50_us: of(|sample| sample.p50_us),
@@ -352,4 +351,11 @@ fn median(samples: &[Sample]) -> Sample {
         server_us: of(|sample| sample.server_us),
         waits: of(|sample| sample.waits),
     }
+}
+
+/// The upper one of the two in the middle, where there are two; of nothing, zero.
+fn median<T: PartialOrd + Copy + Default>(values: impl IntoIterator<Item = T>) -> T {
+    let mut sorted: Vec<T> = values.into_iter().collect();
+    sorted.sort_by(|one, other| one.partial_cmp(other).unwrap_or(Ordering::Equal));
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }

@@ -1,8 +1,7 @@
 //! Layers that become larger: what was known of them before is void, and what they hide stays hidden.
 
 use super::*;
-use crate::qcow2::{self, Qcow2};
-use crate::{ImageErrorKind, Link};
+use crate::ImageErrorKind;
 
 fn raw(len: u64) -> Image {
     Image::Raw(Raw::new(len, 512, false).unwrap())
@@ -132,21 +131,9 @@ fn a_disk_does_not_grow_over_what_a_longer_parent_has() {
 
 #[test]
 fn a_target_does_not_grow_over_what_its_longer_parent_has() {
-    let link = Link {
-        format: None,
-        uuid: uuid(0),
-        relative: "base".into(),
-        absolute: "/base".into(),
-        len: None,
-        modified: None,
-    };
-    let spec = qcow2::Spec { len: 8 * MIB, cluster_size: 64 << 10, uuid: uuid(1), parent: Some(link) };
-    let creation = qcow2::create(&spec).unwrap();
-    let mut middle = vec![0; creation.len as usize];
-    apply(&mut middle, &creation.writes);
-    let opened = Qcow2::open(&mut middle.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap();
+    let (image, middle) = qcow2_on_raw(8 * MIB);
     let (leaf, bytes) = leaf(16 * MIB);
-    let layers = vec![leaf, Image::Qcow2(Box::new(opened)), raw(16 * MIB)];
+    let layers = vec![leaf, image, raw(16 * MIB)];
     let mut rig = Rig::new(layers, vec![bytes, middle, vec![9; 16 << 20]], 1);
     assert_eq!(rig.read(8 * MIB, 8 * MIB), vec![0; 8 << 20]);
     assert_eq!(rig.disk.begin_merge(0, 1).unwrap_err().kind, ImageErrorKind::Mismatch);

@@ -1,29 +1,15 @@
 //! Discards that would change very much metadata at once.
 
 use super::*;
-use crate::Link;
-use crate::qcow2::{self, Qcow2};
 
 const LEN: u64 = 64 << 30;
 const DIRTY_MAX: usize = 16;
 
 /// An empty leaf on a raw image, all of which it would have to hide.
 fn clone() -> Rig {
-    let link = Link {
-        format: None,
-        uuid: uuid(0),
-        relative: "base".into(),
-        absolute: "/base".into(),
-        len: None,
-        modified: None,
-    };
-    let spec = qcow2::Spec { len: LEN, cluster_size: 64 << 10, uuid: uuid(1), parent: Some(link) };
-    let creation = qcow2::create(&spec).unwrap();
-    let mut leaf = vec![0; creation.len as usize];
-    apply(&mut leaf, &creation.writes);
-    let opened = Qcow2::open(&mut leaf.as_slice(), Access::ReadWrite, Tail::Zeroes).unwrap();
+    let (image, leaf) = qcow2_on_raw(LEN);
     let base = Image::Raw(Raw::new(LEN, 512, true).unwrap());
-    let mut rig = Rig::new(vec![Image::Qcow2(Box::new(opened)), base], vec![leaf, vec![7; 4096]], 1);
+    let mut rig = Rig::new(vec![image, base], vec![leaf, vec![7; 4096]], 1);
     rig.disk.options.dirty_max = DIRTY_MAX;
     rig
 }

@@ -85,9 +85,9 @@ impl<'a> Walk<'a> {
         self.refer(at, len, Role::Other, what)
     }
 
-    /// Whether a range lies in the file, whose last cluster need not be there in full.
+    /// Whether a range lies in the file, whose last cluster need not be there in full. What begins behind the end does not.
     fn is_inside(&self, at: u64, len: u64) -> bool {
-        at.saturating_add(len).saturating_sub(self.shape.file_len) < self.shape.cluster
+        at < self.shape.file_len && at.saturating_add(len).saturating_sub(self.shape.file_len) < self.shape.cluster
     }
 
     /// Counts a reference to a range of the file; whether it lies in the file.

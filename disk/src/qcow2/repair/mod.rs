@@ -16,7 +16,9 @@
 //! 6. The header: not dirty, not corrupt, and without bitmaps that are out of date. Only now the image counts as
 //!    sound.
 //!
-//! Where references cannot be made out, step 2 is all that is done: what looks unused may be what they refer to.
+//! Where references cannot be made out, step 2 is all that is done: what looks unused may be what they refer to. And not even that,
+//! if refcounts would have to be laid out anew and a reference leads there, behind the end of the file: it would read them as
+//! what it refers to.
 //! Memory: one new refcount block for each that changes, and 512 bytes for each sector of entries with a wrong mark.
 
 mod anew;

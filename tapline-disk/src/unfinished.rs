@@ -1,0 +1,176 @@
+//! The note beside an image that a command changes without changing what it shows (`image rebase`, `image flatten`).
+//!
+//! It knows nothing of what the command does. What it keeps: an image's children, which record when it was last changed and
+//! refuse one that has changed since, take it for what they were made on at every moment, whoever is killed.
+//!
+//! 1. The image is locked, and the note made durable: when the file was last changed, and by which command that is about
+//!    to change. *Killed here or later:* whoever asks for the time of the image's last change is told the note's.
+//! 2. The command does its work.
+//! 3. The time is put back, durably.
+//! 4. The note is removed.
+//!
+//! Whoever opens an image for writing does 3 and 4 first ([`settle`]), the same command included: what it writes may
+//! well be seen. A program that is not of ours knows nothing of the note, and must leave the image alone while there is one.
+
+use std::fs::{File, Metadata};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::image_name::ImageName;
+use crate::relink::Time;
+
+/// What the note says.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    /// The command that finishes what was begun.
+    command: String,
+    /// The file that it is about. Another one of that name has nothing to do with it.
+    inode: u64,
+    /// When that was last changed, since 1970.
+    seconds: u64,
+    nanoseconds: u32,
+}
+
+/// An image with a note beside it.
+#[derive(Debug)]
+pub struct Unfinished {
+    name: ImageName,
+    /// Where the note is. There is none beside a block device.
+    path: Option<PathBuf>,
+    note: Note,
+}
+
+impl Unfinished {
+    /// Makes a note that `command` is about to change the image `name`, which the caller has locked.
+    pub fn begin(name: &ImageName, command: &str) -> Result<Unfinished, Failure> {
+        settle(name)?;
+        let (path, metadata) = place(name)?;
+        let tried = || format!("make a note of what is done to {name}");
+        let modified = metadata.modified().map_err(|error| Failure::new(tried(), error))?;
+        let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (seconds, nanoseconds) = (since.as_secs(), since.subsec_nanos());
+        let note = Note { command: command.to_owned(), inode: metadata.ino(), seconds, nanoseconds };
+        if let Some(path) = &path {
+            write(path, &note).map_err(|error| {
+                let advice = format!("{} is to be written, in the image's directory", path.display());
+                Failure::new(tried(), error).advise(advice)
+            })?;
+            uring::sync_directory(path).map_err(Failure::said)?;
+        }
+        Ok(Unfinished { name: name.clone(), path, note })
+    }
+
+    /// The note beside the image `name`, if there is one.
+    pub fn find(name: &ImageName) -> Result<Option<Unfinished>, Failure> {
+        let (Some(path), metadata) = place(name)? else { return Ok(None) };
+        let failed = |why: Box<dyn std::error::Error + Send + Sync>| {
+            Failure::new(format!("read {}, a note of what was done to {name}", path.display()), why)
+        };
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error.into())),
+        };
+        let note: Note = serde_json::from_slice(&bytes).map_err(|error| {
+            failed(error.into()).advise("remove it; children of the image may then need --accept-changed-parent")
+        })?;
+        let ours = note.inode == metadata.ino();
+        Ok(ours.then(|| Unfinished { name: name.clone(), path: Some(path), note }))
+    }
+
+    /// When the image was last changed in what it shows.
+    pub fn modified(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::new(self.note.seconds, self.note.nanoseconds)
+    }
+
+    /// The command that finishes what was begun.
+    pub fn command(&self) -> &str {
+        &self.note.command
+    }
+
+    /// The image is as its children know it, and nobody is about to change that. Its lock is held by the caller.
+    pub fn end(self) -> Result<(), Failure> {
+        Time::at(&self.name, self.modified()).put_back()?;
+        let Some(path) = self.path else { return Ok(()) };
+        std::fs::remove_file(&path)
+            .map_err(|error| Failure::new(format!("remove {}, a note of what is done", path.display()), error))?;
+        uring::sync_directory(&path).map_err(Failure::said)
+    }
+}
+
+/// Ends what a command that was killed has left undone with the time of an image that is about to be written, by somebody
+/// who has locked it.
+pub fn settle(name: &ImageName) -> Result<(), Failure> {
+    Unfinished::find(name)?.map_or(Ok(()), Unfinished::end)
+}
+
+/// A note that is there in full or not at all.
+fn write(path: &Path, note: &Note) -> std::io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push("-new");
+    let mut file = File::create(&beside)?;
+    file.write_all(&serde_json::to_vec(note)?)?;
+    file.sync_all()?;
+    std::fs::rename(&beside, path)
+}
+
+/// Where the note beside an image is, if it is in a file; and what that file is.
+fn place(name: &ImageName) -> Result<(Option<PathBuf>, Metadata), Failure> {
+    let find = |path: &Path| Ok((path.canonicalize()?, path.metadata()?));
+    let (path, metadata) =
+        find(name.path()).map_err(|error: std::io::Error| Failure::new(format!("find where {name} is"), error))?;
+    let mut path = path.into_os_string();
+    path.push(".unfinished");
+    Ok((metadata.is_file().then(|| path.into()), metadata))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const LONG_AGO: Duration = Duration::new(1_600_000_000, 123_456_789);
+
+    fn image(room: &Path) -> ImageName {
+        std::fs::write(room.join("disk"), [0; 512]).unwrap();
+        let name: ImageName = format!("raw:{}", room.join("disk").display()).parse().unwrap();
+        Time::at(&name, UNIX_EPOCH + LONG_AGO).put_back().unwrap();
+        name
+    }
+
+    fn time(name: &ImageName) -> SystemTime {
+        name.path().metadata().unwrap().modified().unwrap()
+    }
+
+    #[test]
+    fn the_time_of_an_image_is_what_it_was_though_it_is_written_and_its_writer_killed() {
+        let room = tempfile::tempdir().unwrap();
+        let name = image(room.path());
+        let begun = Unfinished::begin(&name, "the command").unwrap();
+        drop(begun);
+        std::fs::write(name.path(), [1; 512]).unwrap();
+        assert_ne!(time(&name), UNIX_EPOCH + LONG_AGO);
+        let found = Unfinished::find(&name).unwrap().unwrap();
+        assert_eq!((found.modified(), found.command()), (UNIX_EPOCH + LONG_AGO, "the command"));
+        Unfinished::begin(&name, "the command").unwrap().end().unwrap();
+        assert_eq!(time(&name), UNIX_EPOCH + LONG_AGO);
+        assert_eq!(room.path().read_dir().unwrap().count(), 1, "the note has gone");
+    }
+
+    #[test]
+    fn a_note_says_nothing_of_another_file_with_the_name_of_its_image() {
+        let room = tempfile::tempdir().unwrap();
+        let name = image(room.path());
+        Unfinished::begin(&name, "the command").unwrap();
+        std::fs::rename(name.path(), room.path().join("elsewhere")).unwrap();
+        std::fs::write(name.path(), [2; 512]).unwrap();
+        let now = time(&name);
+        assert!(Unfinished::find(&name).unwrap().is_none());
+        settle(&name).unwrap();
+        assert_eq!(time(&name), now);
+    }
+}

@@ -17,6 +17,10 @@ const LESSONS_MAX: usize = 16;
 /// are learned side by side can take it from each other, for ever if the caches are small. One grain alone has what it
 /// needs in the end, for a format keeps at least what one grain takes.
 const LOADS_MAX: usize = 16;
+/// Grains that are remembered to be damaged.
+const DAMAGED_MAX: usize = 256;
+/// Bytes of a damaged grain that are looked at together.
+const PAGE: u64 = 4096;
 
 /// Grains that are being learned, and what waits for its turn to learn another.
 #[derive(Debug, Default)]
@@ -25,6 +29,8 @@ pub(super) struct Lessons {
     /// The grain that is learned alone.
     alone: Option<u64>,
     waiting: VecDeque<Parked>,
+    /// Grains that could not be learned as a whole, the oldest first. What is sound in them is still found, page by page.
+    damaged: VecDeque<u64>,
 }
 
 #[derive(Debug)]
@@ -66,6 +72,18 @@ impl Lessons {
         }
     }
 
+    /// A grain cannot be learned as a whole. Whether that is new.
+    fn found_damaged(&mut self, grain: u64) -> bool {
+        if self.damaged.contains(&grain) {
+            return false;
+        }
+        if self.damaged.len() == DAMAGED_MAX {
+            self.damaged.pop_front();
+        }
+        self.damaged.push_back(grain);
+        true
+    }
+
     /// Ends the lesson about a grain, if there is one.
     fn end(&mut self, grain: u64) -> bool {
         let before = self.under_way.len();
@@ -88,13 +106,17 @@ impl<F: Format> Disk<F> {
             return Ok(found);
         }
         let grain = Fold::grain_of(at);
-        let inside = grain.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(grain);
+        let damaged = self.lessons.damaged.contains(&grain.at);
+        let wanted = if damaged { Span { at: at / PAGE * PAGE, len: PAGE } } else { grain };
+        let inside = wanted.intersection(Span { at: 0, len: self.geometry.len }).unwrap_or(wanted);
         let runs = fold_span(&mut self.layers, inside)?;
         let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
-            unreachable!("the walk covers the grain without gaps")
+            unreachable!("the walk covers the span without gaps")
         };
         let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
-        self.fold.learn(grain, &runs);
+        if !damaged {
+            self.fold.learn(grain, &runs);
+        }
         Ok(found)
     }
 
@@ -191,13 +213,14 @@ impl<F: Format> Disk<F> {
             _ => false,
         };
         for parked in parked {
-            if sound {
+            let grain = Fold::grain_of(parked.at()).at;
+            // What could not be loaded may be about another part of the grain than is asked for.
+            if sound || self.lessons.found_damaged(grain) {
                 self.resume(parked, io);
             } else {
                 self.give_up_on(parked, io);
             }
             // Known, or given up, or known and forgotten again since the request went on behind it.
-            let grain = Fold::grain_of(parked.at()).at;
             if self.fold.lookup(parked.at()).is_some() || !self.is_awaited(grain) {
                 self.learned(grain, io);
             }

@@ -8,6 +8,17 @@ use std::os::fd::BorrowedFd;
 /// Why the store did not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// There is none to be reached.
+    #[error("no store at {tried}: {advice}")]
+    Unreachable {
+        /// Where it was looked for.
+        tried: String,
+        /// What may be done.
+        advice: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// There is no such node.
     #[error("there is no {path}")]
     NoEntry {
@@ -96,6 +107,6 @@ pub trait Store {
     /// The next report, without waiting.
     fn take_event(&mut self) -> Result<Option<WatchEvent>, StoreError>;
 
-    /// Readable when something may be reported.
+    /// Readable when something may be reported, also what came while another call waited for its answer.
     fn fd(&self) -> BorrowedFd<'_>;
 }

@@ -29,16 +29,8 @@ impl Mapping {
     /// Maps `len` bytes of `file` from `offset` on.
     pub fn of_file(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                SHARED,
-                file,
-                offset,
-            )?
-        };
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, SHARED, file, offset)? };
         Mapping::at(base.cast(), len)
     }
 

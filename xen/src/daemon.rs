@@ -298,7 +298,8 @@ impl Store for Daemon {
     }
 
     fn begin(&mut self) -> Result<Transaction, StoreError> {
-        let question = Question { kind: Kind::TRANSACTION_START, what: "beginning", path: "a transaction", within: None };
+        let question =
+            Question { kind: Kind::TRANSACTION_START, what: "beginning", path: "a transaction", within: None };
         let answer = self.ask(question, vec![0])?;
         let number = answer.words().next().and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
         let number = number.ok_or_else(|| self.failed(question, rubbish("a transaction without a number").into()))?;
@@ -372,7 +373,9 @@ fn open(place: &Path) -> io::Result<OwnedFd> {
 
 fn unreachable_store(tried: impl ToString, source: io::Error) -> StoreError {
     let advice = match source.kind() {
-        io::ErrorKind::NotFound => "this is not a Xen domain, or its store does not run; XENSTORED_PATH names another place",
+        io::ErrorKind::NotFound => {
+            "this is not a Xen domain, or its store does not run; XENSTORED_PATH names another place"
+        }
         io::ErrorKind::PermissionDenied => "only root may use it",
         io::ErrorKind::ConnectionRefused => "its daemon does not run any more",
         _ => "it cannot be used",

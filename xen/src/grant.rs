@@ -86,6 +86,13 @@ impl CopyBatch {
         self.entries.get(entry).map_or(Copied::Refused(UNTRIED), |entry| entry.copied)
     }
 
+    /// Before it is tried: nothing was.
+    pub(crate) fn forget_fates(&mut self) {
+        for entry in &mut self.entries {
+            entry.copied = Copied::Refused(UNTRIED);
+        }
+    }
+
     /// Begins anew, with the room that there is.
     pub fn clear(&mut self) {
         self.entries.clear();

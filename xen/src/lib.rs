@@ -2,14 +2,14 @@
 //!
 //! A guest grants pages ([`Grants`]), signals through event channels ([`EventChannels`]), and both sides find each other
 //! in the store ([`Store`]). In a real driver domain the kernel's devices and the store's daemon are behind them; for
-//! machines without Xen, fake puts shared memory there. Knows nothing of block devices.
+//! machines without Xen, [`fake`] puts shared memory there. Knows nothing of block devices.
 //!
 //! With `memory` and `uring` this is where unsafe code is: ioctls, and mappings of pages that belong to guests.
 //! Invariant: what a guest has granted stays mapped as long as anything points into it, and no longer.
 
 pub mod daemon;
 mod event;
-//pub mod fake;
+pub mod fake;
 mod grant;
 pub mod kernel;
 mod pending;

@@ -71,7 +71,7 @@ pub struct WatchEvent {
 }
 
 /// Changes that become visible together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Transaction(pub u32);
 
 /// The store, for one client. Each call waits for its answer, a bounded time; watch events that come meanwhile are kept,

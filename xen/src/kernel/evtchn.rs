@@ -72,7 +72,8 @@ impl EventChannels for Evtchn {
             Err(source) => return Err(self.device.failed("cannot read which ports were signalled", source).into()),
         };
         let numbers = bytes.get(..len).unwrap_or_default().chunks_exact(size_of::<u32>());
-        ports.extend(numbers.filter_map(|number| number.try_into().ok()).map(|number| Port(u32::from_ne_bytes(number))));
+        ports
+            .extend(numbers.filter_map(|number| number.try_into().ok()).map(|number| Port(u32::from_ne_bytes(number))));
         Ok(len == bytes.len())
     }
 

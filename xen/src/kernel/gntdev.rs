@@ -92,6 +92,7 @@ impl Gntdev {
 
 impl Grants for Gntdev {
     fn copy(&mut self, domain: DomId, batch: &mut CopyBatch) -> io::Result<()> {
+        batch.forget_fates();
         self.segments.clear();
         self.counts.clear();
         let mut pieces = batch.pieces.as_slice();
@@ -108,7 +109,8 @@ impl Grants for Gntdev {
             // SAFETY: the structure of this call, with the address and number of our segments. Each has the address of
             // memory that the batch holds, and no more bytes than there are.
             let result = unsafe { self.device.call::<GRANT_COPY, _>(&mut call) };
-            result.map_err(|error| self.device.failed(format!("cannot copy {count} pieces of domain {domain}"), error))?;
+            result
+                .map_err(|error| self.device.failed(format!("cannot copy {count} pieces of domain {domain}"), error))?;
         }
         let mut segments = self.segments.as_slice();
         for (entry, &count) in batch.entries.iter_mut().zip(&self.counts) {
@@ -125,7 +127,8 @@ impl Grants for Gntdev {
         let count = u32::try_from(pages.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let failed = |source: io::Error| {
             let which = if read_only { "to read " } else { "" };
-            self.device.failed(format!("cannot map {count} pages of domain {domain} {which}from {:?}", pages.first()), source)
+            self.device
+                .failed(format!("cannot map {count} pages of domain {domain} {which}from {:?}", pages.first()), source)
         };
         // The count, where the index will be, and the references with the domain before each.
         let mut call = vec![pair(count, 0), 0];
@@ -211,7 +214,8 @@ mod test {
     fn described(segments: &[CopySegment], base: *mut u8) -> Vec<(usize, u32, u16, u16, u16)> {
         let one = |segment: &CopySegment| {
             // SAFETY: every bit pattern is a value of either kind of end.
-            let (source, dest) = unsafe { ((segment.source.ours, segment.source.theirs), (segment.dest.ours, segment.dest.theirs)) };
+            let (source, dest) =
+                unsafe { ((segment.source.ours, segment.source.theirs), (segment.dest.ours, segment.dest.theirs)) };
             let (ours, theirs) = if segment.flags == SOURCE_IS_GRANT { (dest.0, source.1) } else { (source.0, dest.1) };
             let at = usize::try_from(ours).unwrap() - base.addr();
             assert_eq!(theirs.domid, 3);

@@ -51,7 +51,9 @@ impl Device {
         let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(name);
         let file = opened.map_err(|source| {
             let advice = match source.kind() {
-                io::ErrorKind::NotFound => "this is not a Xen domain, or its modules xen-gntdev and xen-evtchn are not loaded",
+                io::ErrorKind::NotFound => {
+                    "this is not a Xen domain, or its modules xen-gntdev and xen-evtchn are not loaded"
+                }
                 io::ErrorKind::PermissionDenied => "only root may use it, or whom the device's owner lets",
                 _ => "it cannot be opened",
             };
@@ -113,7 +115,9 @@ mod test {
     fn a_device_that_is_missing_is_named_with_what_to_do() {
         let error = Device::open("/dev/xen/there-is-no-such-device").map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
-        assert!(error.to_string().starts_with("/dev/xen/there-is-no-such-device: cannot open: this is not a Xen domain"));
+        assert!(
+            error.to_string().starts_with("/dev/xen/there-is-no-such-device: cannot open: this is not a Xen domain")
+        );
     }
 
     #[test]

@@ -29,6 +29,9 @@ const PLACES: [&str; 2] = ["/run/xenstored/socket", "/dev/xen/xenbus"];
 /// Reads in one call that waits for nothing: a sender that floods does not keep us from other work.
 const READS: usize = 16;
 
+/// Bytes of a list at most: all disks of all guests of a host, many times over.
+const LIST_MAX: usize = 1 << 20;
+
 /// How often a list that changes while it is read in parts is begun anew.
 const LISTINGS: usize = 8;
 
@@ -57,6 +60,8 @@ struct Question<'a> {
 /// Why there is no answer.
 enum Silence {
     Late,
+    /// Linux's device refuses a question when it is written, and goes on: one for a watch, or one that is too long for it.
+    Refused(&'static str),
     Broken(io::Error),
 }
 
@@ -166,7 +171,10 @@ impl Daemon {
                     self.lost |= waited.is_err() && rest.len() < bytes.len();
                     waited?;
                 }
-                Err(error) => return Err(Silence::Broken(error.into())),
+                Err(errno) => {
+                    let refused = refusal(errno).filter(|_| rest.len() == bytes.len());
+                    return Err(refused.map_or(Silence::Broken(errno.into()), Silence::Refused));
+                }
             }
         }
         Ok(())
@@ -216,6 +224,8 @@ impl Daemon {
         let Question { what, path, .. } = question;
         match silence {
             Silence::Late => StoreError::Mute { what, path: path.to_owned(), seconds: self.patience.as_secs() },
+            Silence::Refused("ENOENT") => StoreError::NoEntry { path: path.to_owned() },
+            Silence::Refused(code) => StoreError::Refused { what, path: path.to_owned(), code: code.to_owned() },
             Silence::Broken(source) => {
                 self.lost = true;
                 StoreError::Lost { what, path: path.to_owned(), source }
@@ -247,7 +257,7 @@ impl Daemon {
                 list.extend_from_slice(last);
                 return self.names(question, &Message { payload: list, ..answer });
             }
-            if part.is_empty() {
+            if part.is_empty() || list.len() > LIST_MAX {
                 return Err(self.failed(question, rubbish("a list that does not end").into()));
             }
             list.extend_from_slice(part);
@@ -381,6 +391,20 @@ fn unreachable_store(tried: impl ToString, source: io::Error) -> StoreError {
         _ => "it cannot be used",
     };
     StoreError::Unreachable { tried: tried.to_string(), advice, source }
+}
+
+/// The store's word for what Linux's device says of a question; `None` if it is not about the question.
+fn refusal(errno: Errno) -> Option<&'static str> {
+    let known = [
+        (Errno::ACCESS, "EACCES"),
+        (Errno::EXIST, "EEXIST"),
+        (Errno::INVAL, "EINVAL"),
+        (Errno::NOENT, "ENOENT"),
+        (Errno::NOSPC, "ENOSPC"),
+        (Errno::PERM, "EPERM"),
+        (Errno::TOOBIG, "E2BIG"),
+    ];
+    known.iter().find(|(known, _)| *known == errno).map(|&(_, code)| code)
 }
 
 /// A payload of words. None may contain the byte that ends it.

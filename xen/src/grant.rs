@@ -103,14 +103,15 @@ impl CopyBatch {
 /// Pages of a guest, mapped in one piece of our address space in the order in which they were named.
 pub struct Granted {
     mapping: Mapping,
+    read_only: bool,
     /// Told when nothing points into the pages any more, after they are unmapped.
     #[allow(dead_code, reason = "held for its drop; fields are dropped in this order")]
     release: Box<dyn Send + Sync>,
 }
 
 impl Granted {
-    pub(crate) fn new(mapping: Mapping, release: Box<dyn Send + Sync>) -> Granted {
-        Granted { mapping, release }
+    pub(crate) fn new(mapping: Mapping, read_only: bool, release: Box<dyn Send + Sync>) -> Granted {
+        Granted { mapping, read_only, release }
     }
 
     /// Bytes mapped.
@@ -120,12 +121,17 @@ impl Granted {
     }
 
     /// All of it, for a ring.
+    ///
+    /// # Panics
+    /// If it was mapped to be read only.
     pub fn shared(self: &Arc<Self>) -> Shared {
-        // SAFETY: the whole mapping, which lives as long as `self`.
+        assert!(!self.read_only, "a ring that cannot be written");
+        // SAFETY: the whole mapping, which lives as long as `self` and can be written.
         unsafe { Shared::new(self.clone(), self.mapping.base(), self.mapping.len()) }
     }
 
-    /// The bytes of `ranges`, each a first byte and a length. `None` if one is not inside.
+    /// The bytes of `ranges`, each a first byte and a length. `None` if one is not inside. Where pages are mapped to be read
+    /// only these are bytes to write from, never to: the kernel refuses (EFAULT), and a copy of ours ends the process.
     pub fn segments(self: &Arc<Self>, ranges: impl IntoIterator<Item = (usize, usize)>) -> Option<Segments> {
         let mut parts = Vec::new();
         for (at, len) in ranges {
@@ -134,7 +140,8 @@ impl Granted {
             }
             parts.push((self.mapping.base().wrapping_add(at), len));
         }
-        // SAFETY: each part lies in the mapping, which lives as long as `self`.
+        // SAFETY: each part lies in the mapping, which lives as long as `self`; that it is not written to where it cannot be
+        // is the caller's to keep, and a fault, not a corruption, if it is not.
         Some(unsafe { Segments::new(self.clone(), parts) })
     }
 }

@@ -129,3 +129,29 @@ fn where_there_is_no_store_the_message_says_what_to_do() {
         "no store at /nowhere/socket: this is not a Xen domain, or its store does not run; XENSTORED_PATH names another place"
     );
 }
+
+#[test]
+fn a_list_in_parts_is_begun_anew_when_it_changes() {
+    // The answers after the first: it changed between the first part and the second.
+    let parts: [(&[u8], &[u8]); 4] =
+        [(b"0", b"1\0one\0two\0"), (b"8", b"2\0three\0\0"), (b"0", b"2\0one\0"), (b"4", b"2\0three\0\0")];
+    let (mut daemon, _) = store(move |question| {
+        let Some(at) = usize::try_from(question.request).ok()?.checked_sub(2) else {
+            return Some(message(Kind::ERROR, question.request, b"E2BIG\0"));
+        };
+        let (offset, part) = parts.get(at)?;
+        let asked: Vec<&[u8]> = question.words().collect();
+        let right = question.kind == Kind::DIRECTORY_PART && asked == [b"/a", *offset];
+        right.then(|| message(question.kind, question.request, part))
+    });
+    assert_eq!(daemon.list(None, "/a").unwrap().unwrap(), ["one", "three"]);
+}
+
+#[test]
+fn a_list_that_does_not_end_is_rubbish() {
+    let (mut daemon, _) = store(|question| match question.kind {
+        Kind::DIRECTORY => Some(message(Kind::ERROR, question.request, b"E2BIG\0")),
+        _ => Some(message(question.kind, question.request, b"1\0")),
+    });
+    assert!(matches!(daemon.list(None, "/a"), Err(StoreError::Lost { .. })));
+}

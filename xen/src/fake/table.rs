@@ -189,7 +189,7 @@ impl Grants for GrantTable {
         let mapping = Mapping::of_pages(self.host.memory.as_fd(), &offsets, !read_only)?;
         state.table.count_mapped(domain, pages);
         let held = Held { host: self.host.clone(), domain, grants: pages.to_vec() };
-        Ok(Arc::new(Granted::new(mapping, Box::new(held))))
+        Ok(Arc::new(Granted::new(mapping, read_only, Box::new(held))))
     }
 }
 

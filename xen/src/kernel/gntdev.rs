@@ -146,7 +146,7 @@ impl Grants for Gntdev {
             false => Mapping::of_file(self.device.as_fd(), index, len),
         };
         let mapping = mapping.map_err(failed)?;
-        Ok(Arc::new(Granted::new(mapping, Box::new(entered))))
+        Ok(Arc::new(Granted::new(mapping, read_only, Box::new(entered))))
     }
 }
 

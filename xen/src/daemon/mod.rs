@@ -1,7 +1,9 @@
 //! The store as its daemon keeps it, over the daemon's socket or the kernel's device.
 //!
-//! Knows nothing of what is in the store. Keeps: one question at a time, each answered or given up in bounded time; once
-//! the two sides no longer understand each other, no call succeeds.
+//! Knows nothing of what is in the store. Keeps: each answer of the store is a value or an error that names what was asked;
+//! what is not an answer ends the connection.
+
+mod connection;
 
 use std::env;
 use std::fs::{self, OpenOptions};
@@ -10,14 +12,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::OFlags;
-use rustix::io::{Errno, read, write};
 
-use crate::pending::Pending;
-use crate::wire::{HEADER, Kind, Message, PAYLOAD_MAX, Receiver};
+use self::connection::{Connection, Silence, rubbish};
+use crate::wire::{Kind, Message};
 use crate::{Store, StoreError, Transaction, WatchEvent};
 
 /// How long an answer is waited for: the daemon answers in well under a millisecond, a busy dom0 in some tens.
@@ -25,9 +25,6 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where the daemon listens, and where the kernel passes questions on to a store in another domain.
 const PLACES: [&str; 2] = ["/run/xenstored/socket", "/dev/xen/xenbus"];
-
-/// Reads in one call that waits for nothing: a sender that floods does not keep us from other work.
-const READS: usize = 16;
 
 /// Bytes of a list at most: all disks of all guests of a host, many times over.
 const LIST_MAX: usize = 1 << 20;
@@ -37,15 +34,8 @@ const LISTINGS: usize = 8;
 
 /// A connection to the store.
 pub struct Daemon {
-    connection: OwnedFd,
-    /// Readable when the connection or `pending` is.
-    readable: OwnedFd,
-    receiver: Receiver,
-    pending: Pending,
-    /// The number of the last question.
-    asked: u32,
+    connection: Connection,
     patience: Duration,
-    lost: bool,
 }
 
 /// What is asked about what, in the words of an error.
@@ -55,20 +45,6 @@ struct Question<'a> {
     what: &'static str,
     path: &'a str,
     within: Option<Transaction>,
-}
-
-/// Why there is no answer.
-enum Silence {
-    Late,
-    /// Linux's device refuses a question when it is written, and goes on: one for a watch, or one that is too long for it.
-    Refused(&'static str),
-    Broken(io::Error),
-}
-
-impl From<io::Error> for Silence {
-    fn from(error: io::Error) -> Silence {
-        Silence::Broken(error)
-    }
 }
 
 impl Daemon {
@@ -98,18 +74,7 @@ impl Daemon {
 
     /// The store at the other end of `connection`.
     pub fn over(connection: OwnedFd) -> io::Result<Daemon> {
-        rustix::io::ioctl_fionbio(&connection, true).or_else(|error| match error {
-            // Not so for the device, which was opened that way.
-            Errno::NOTTY => Ok(()),
-            error => Err(error),
-        })?;
-        let pending = Pending::new()?;
-        let readable = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for fd in [connection.as_fd(), pending.fd()] {
-            epoll::add(&readable, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        }
-        let receiver = Receiver::default();
-        Ok(Daemon { connection, readable, receiver, pending, asked: 0, patience: PATIENCE, lost: false })
+        Ok(Daemon { connection: Connection::new(connection)?, patience: PATIENCE })
     }
 
     /// Waits so long for an answer, instead of [`PATIENCE`].
@@ -121,10 +86,8 @@ impl Daemon {
     fn ask(&mut self, question: Question<'_>, payload: Vec<u8>) -> Result<Message, StoreError> {
         let Question { kind, what, path, within } = question;
         let refused = |code: &str| StoreError::Refused { what, path: path.to_owned(), code: code.to_owned() };
-        self.asked = self.asked.wrapping_add(1).max(1);
-        let message = Message { kind, request: self.asked, transaction: within.map_or(0, |within| within.0), payload };
-        let bytes = message.encode().ok_or_else(|| refused("E2BIG"))?;
-        let answer = self.exchange(kind, &bytes).map_err(|silence| self.failed(question, silence))?;
+        let answer = self.connection.exchange(kind, within, payload, self.patience);
+        let answer = answer.map_err(|silence| self.failed(question, silence))?;
         if answer.kind != Kind::ERROR {
             return Ok(answer);
         }
@@ -140,86 +103,6 @@ impl Daemon {
         self.ask(question, words(question, &[question.path])?)
     }
 
-    fn exchange(&mut self, kind: Kind, bytes: &[u8]) -> Result<Message, Silence> {
-        if self.lost {
-            return Err(io::Error::from(io::ErrorKind::NotConnected).into());
-        }
-        let until = Instant::now() + self.patience;
-        self.send(bytes, until)?;
-        loop {
-            let (answer, any) = self.hear(Some(kind))?;
-            if let Some(answer) = answer {
-                return Ok(answer);
-            }
-            // A flood of events is not an answer.
-            if !any || Instant::now() >= until {
-                self.wait(PollFlags::IN, until)?;
-            }
-        }
-    }
-
-    fn send(&mut self, bytes: &[u8], until: Instant) -> Result<(), Silence> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            match write(&self.connection, rest) {
-                Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
-                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    let waited = self.wait(PollFlags::OUT, until);
-                    // Half a question cannot be taken back.
-                    self.lost |= waited.is_err() && rest.len() < bytes.len();
-                    waited?;
-                }
-                Err(errno) => {
-                    let refused = refusal(errno).filter(|_| rest.len() == bytes.len());
-                    return Err(refused.map_or(Silence::Broken(errno.into()), Silence::Refused));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads once without waiting. Says what answers the question of `kind` that was asked last, if that has come, and
-    /// whether anything has.
-    fn hear(&mut self, kind: Option<Kind>) -> io::Result<(Option<Message>, bool)> {
-        let mut bytes = [0; HEADER + PAYLOAD_MAX];
-        let len = match read(&self.connection, &mut bytes) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(len) => len,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok((None, false)),
-            Err(error) => return Err(error.into()),
-        };
-        self.receiver.push(bytes.get(..len).unwrap_or_default());
-        let mut answer = None;
-        while let Some(message) = self.receiver.next_message().map_err(rubbish)? {
-            match (message.kind, kind) {
-                (Kind::WATCH_EVENT, _) => self.pending.push(event(&message).ok_or_else(|| rubbish("an odd event"))?)?,
-                (_, Some(kind)) if answers(&message, kind, self.asked) => {
-                    if message.kind != kind && message.kind != Kind::ERROR {
-                        return Err(rubbish("an answer of another kind than the question"));
-                    }
-                    answer = Some(message);
-                }
-                // The answer to a question that was given up.
-                _ => {}
-            }
-        }
-        Ok((answer, true))
-    }
-
-    fn wait(&self, flags: PollFlags, until: Instant) -> Result<(), Silence> {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Silence::Late);
-        }
-        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
-        match poll(&mut [PollFd::new(&self.connection, flags)], Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(Silence::Broken(error.into())),
-        }
-    }
-
     fn failed(&mut self, question: Question<'_>, silence: Silence) -> StoreError {
         let Question { what, path, .. } = question;
         match silence {
@@ -227,7 +110,7 @@ impl Daemon {
             Silence::Refused("ENOENT") => StoreError::NoEntry { path: path.to_owned() },
             Silence::Refused(code) => StoreError::Refused { what, path: path.to_owned(), code: code.to_owned() },
             Silence::Broken(source) => {
-                self.lost = true;
+                self.connection.lose();
                 StoreError::Lost { what, path: path.to_owned(), source }
             }
         }
@@ -325,14 +208,14 @@ impl Store for Daemon {
     fn watch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
         let question = Question { kind: Kind::WATCH, what: "watching", path, within: None };
         let payload = words(question, &[path, token])?;
-        if self.pending.watches().iter().any(|watch| (watch.0.as_str(), watch.1.as_str()) == (path, token)) {
+        if self.connection.pending.watches().iter().any(|watch| (watch.0.as_str(), watch.1.as_str()) == (path, token)) {
             return Err(StoreError::Refused { what: question.what, path: path.to_owned(), code: "EEXIST".to_owned() });
         }
         // The first event may come before the answer.
-        self.pending.watch(path, token);
+        self.connection.pending.watch(path, token);
         let result = self.ask(question, payload).map(drop);
         if result.is_err() {
-            self.pending.unwatch(path, token).map_err(|error| self.failed(question, error.into()))?;
+            self.connection.pending.unwatch(path, token).map_err(|error| self.failed(question, error.into()))?;
         }
         result
     }
@@ -340,7 +223,7 @@ impl Store for Daemon {
     fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
         let question = Question { kind: Kind::UNWATCH, what: "no longer watching", path, within: None };
         let payload = words(question, &[path, token])?;
-        match self.pending.unwatch(path, token).map_err(|error| self.failed(question, error.into()))? {
+        match self.connection.pending.unwatch(path, token).map_err(|error| self.failed(question, error.into()))? {
             true => self.ask(question, payload).map(drop),
             // The kernel's device would not tell.
             false => Err(StoreError::NoEntry { path: path.to_owned() }),
@@ -349,27 +232,11 @@ impl Store for Daemon {
 
     fn take_event(&mut self) -> Result<Option<WatchEvent>, StoreError> {
         let question = Question { kind: Kind::WATCH_EVENT, what: "waiting for", path: "events", within: None };
-        for _ in 0..READS {
-            if self.lost {
-                break;
-            }
-            match self.hear(None) {
-                Ok((_, true)) => {}
-                Ok((_, false)) => break,
-                Err(error) => {
-                    self.lost = true;
-                    return Err(self.failed(question, error.into()));
-                }
-            }
-        }
-        match self.pending.take().map_err(|error| self.failed(question, error.into()))? {
-            None if self.lost => Err(self.failed(question, io::Error::from(io::ErrorKind::NotConnected).into())),
-            event => Ok(event),
-        }
+        self.connection.take_event().map_err(|error| self.failed(question, error.into()))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.readable.as_fd()
+        self.connection.as_fd()
     }
 }
 
@@ -393,20 +260,6 @@ fn unreachable_store(tried: impl ToString, source: io::Error) -> StoreError {
     StoreError::Unreachable { tried: tried.to_string(), advice, source }
 }
 
-/// The store's word for what Linux's device says of a question; `None` if it is not about the question.
-fn refusal(errno: Errno) -> Option<&'static str> {
-    let known = [
-        (Errno::ACCESS, "EACCES"),
-        (Errno::EXIST, "EEXIST"),
-        (Errno::INVAL, "EINVAL"),
-        (Errno::NOENT, "ENOENT"),
-        (Errno::NOSPC, "ENOSPC"),
-        (Errno::PERM, "EPERM"),
-        (Errno::TOOBIG, "E2BIG"),
-    ];
-    known.iter().find(|(known, _)| *known == errno).map(|&(_, code)| code)
-}
-
 /// A payload of words. None may contain the byte that ends it.
 fn words(question: Question<'_>, words: &[&str]) -> Result<Vec<u8>, StoreError> {
     let mut payload = Vec::new();
@@ -419,22 +272,6 @@ fn words(question: Question<'_>, words: &[&str]) -> Result<Vec<u8>, StoreError> 
         payload.push(0);
     }
     Ok(payload)
-}
-
-/// Whether a message answers the question of `kind` and number `asked`.
-fn answers(message: &Message, kind: Kind, asked: u32) -> bool {
-    // Linux answers for its device itself when watches are concerned, and does not repeat the number.
-    let from_linux = message.request == 0 && message.kind == kind && [Kind::WATCH, Kind::UNWATCH].contains(&kind);
-    message.request == asked || from_linux
-}
-
-fn event(message: &Message) -> Option<WatchEvent> {
-    let mut words = message.words().map(|word| std::str::from_utf8(word).ok().map(str::to_owned));
-    Some(WatchEvent { path: words.next()??, token: words.next()?? })
-}
-
-fn rubbish(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 /// That there is no such node is an answer.

@@ -17,10 +17,10 @@ pub trait EventChannels {
     /// beginning: the guest may have signalled before.
     fn bind(&mut self, domain: DomId, remote: Port) -> io::Result<Port>;
 
-    /// Gives our end up.
+    /// Gives our end up. If it was signalled before, that may still be reported once.
     fn unbind(&mut self, port: Port) -> io::Result<()>;
 
-    /// Signals the guest.
+    /// Signals the guest. If it has given its end up the signal is lost, and that is no error.
     fn notify(&mut self, port: Port) -> io::Result<()>;
 
     /// Ports that were signalled, appended to `ports`: a bounded number of them; `true` if there may be more. Each is

@@ -4,7 +4,9 @@ use std::os::fd::AsFd;
 
 use memory::Segments;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use xen::fake::{Access, Counts, Guest, Host, Page, Part};
+use xen::daemon::Daemon;
+use xen::fake::{self, Access, Counts, Guest, Host, Page, Part};
+use xen::kernel::{Evtchn, Gntdev};
 use xen::{Copied, CopyBatch, Direction, DomId, EventChannels, GrantRef, Grants, PAGE, Piece, Port, Store, StoreError};
 
 /// Xen's statuses (xen.h, `GNTST_*`).
@@ -41,6 +43,13 @@ fn taken(channels: &mut impl EventChannels) -> (Vec<Port>, bool) {
     let more = channels.take(&mut ports).unwrap();
     (ports, more)
 }
+
+/// That a thread of its own can have each side. Checked by the compiler.
+const fn is_send<T: Send>() {}
+const _: () = {
+    is_send::<(Host, fake::GrantTable, fake::Channels, fake::Tree)>();
+    is_send::<(Gntdev, Evtchn, Daemon, CopyBatch)>();
+};
 
 #[test]
 fn bytes_are_copied_both_ways_and_across_pages() {
@@ -276,4 +285,36 @@ fn the_call_that_is_to_fail_does_so_alone() {
     host.fail(Part::Channels, 1);
     assert!(channels.bind(DomId(5), guest.offer()).is_err());
     assert_eq!(host.counts().bound, 0);
+}
+
+/// Scope: what a backend does to come up, with each call of each part failing in turn.
+#[test]
+fn wherever_a_call_fails_nothing_is_left() {
+    for part in [Part::Grants, Part::Channels, Part::Store] {
+        for nth in 1..=6 {
+            let host = Host::new().unwrap();
+            let (guest, _, grant) = guest(&host);
+            let remote = guest.offer();
+            host.fail(part, nth);
+            let came_up = come_up(&host, grant, remote);
+            let failed = host.calls(part) >= nth;
+            assert_eq!(came_up.is_err(), failed, "{part:?} {nth}");
+            drop(came_up);
+            assert_eq!(host.counts(), Counts::default(), "{part:?} {nth}");
+        }
+    }
+}
+
+type Up = (std::sync::Arc<xen::Granted>, fake::Channels, fake::Tree);
+
+fn come_up(host: &Host, grant: GrantRef, remote: Port) -> Result<Up, Box<dyn std::error::Error>> {
+    let (mut store, mut channels) = (host.store(DomId(0))?, host.channels()?);
+    store.watch("/front", "front")?;
+    let transaction = store.begin()?;
+    store.write(Some(transaction), "/back/state", b"4")?;
+    store.end(transaction, true)?;
+    let ring = host.grants().map(DomId(5), &[grant], false)?;
+    let port = channels.bind(DomId(5), remote)?;
+    channels.notify(port)?;
+    Ok((ring, channels, store))
 }

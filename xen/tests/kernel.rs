@@ -122,6 +122,34 @@ fn a_batch_copies_both_ways_and_says_what_was_refused() {
 }
 
 #[test]
+fn a_batch_is_larger_than_one_hypercall_takes() {
+    let Some(mut gntdev) = gntdev() else { return };
+    let (_file, [one, two], theirs) = granted(true);
+    theirs.write(PAGE, *b"2").unwrap();
+    let pages: Vec<Piece> = (0..256).flat_map(|_| [piece(one, 0, 4096), piece(two, 0, 4096)]).collect();
+    let ours = Segments::zeroed(512 * PAGE);
+    let mut batch = CopyBatch::default();
+    let entry = batch.push(Direction::FromGuest, ours.clone(), &pages).unwrap();
+    gntdev.copy(OURS, &mut batch).unwrap();
+    assert_eq!(batch.copied(entry), Copied::All);
+    assert_eq!(ours.slice(511 * PAGE, 2).to_vec(), b"2\0");
+    assert_eq!(ours.to_vec().iter().filter(|&&byte| byte == b'2').count(), 256);
+}
+
+#[test]
+fn a_thousand_mappings_leave_none() {
+    let Some(mut gntdev) = gntdev() else { return };
+    let (_file, [one, two], theirs) = granted(true);
+    for round in 0..1000u32 {
+        let mapped = gntdev.map(OURS, &[one, two], false).unwrap();
+        mapped.shared().store_u32(PAGE, round).unwrap();
+    }
+    assert_eq!(theirs.load_u32(PAGE), Some(999));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert_eq!(maps.matches("/dev/xen/gntdev").count(), 0);
+}
+
+#[test]
 fn a_mapping_is_the_pages_themselves_until_its_last_user_goes() {
     let Some(mut gntdev) = gntdev() else { return };
     let (_file, [one, two], theirs) = granted(true);

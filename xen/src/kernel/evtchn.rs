@@ -1,4 +1,7 @@
 //! Event channels by `/dev/xen/evtchn`.
+//!
+//! Knows nothing of what an event means. Keeps no list of its own: a port that the kernel reported is masked there until it
+//! is written back, so one that signals without end is read once.
 
 use std::io;
 use std::mem::size_of;

@@ -1,4 +1,8 @@
 //! Grants by `/dev/xen/gntdev`.
+//!
+//! Knows nothing of what is in the pages. Keeps: a mapping's references leave the device after its addresses are gone, also
+//! when making it fails half way. That the guest be told when a page is unmapped (SET_UNMAP_NOTIFY) is not asked for: front
+//! ends look at the store, and the kernel unmaps what a process that dies has left.
 
 use std::io;
 use std::mem::{offset_of, size_of};

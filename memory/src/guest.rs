@@ -4,11 +4,10 @@
 //! becomes [`Segments`] (for data) or [`Shared`] (for a ring); what does not lie in the regions is `None`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::{Mapping, Segments};
+use crate::{Mapping, Segments, Shared};
 
 /// An address in the guest's physical address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,76 +106,8 @@ impl GuestMemory {
     /// A range that lies in one region, for a ring. `None` if it does not.
     pub fn shared(self: &Arc<Self>, addr: GuestAddr, len: usize) -> Option<Shared> {
         let (base, left) = self.host(addr)?;
-        (len <= left).then(|| Shared { memory: self.clone(), base, len })
-    }
-}
-
-/// A piece of guest memory that both sides use at once: a ring. Each access is checked against the piece and
-/// reads or writes exactly once.
-pub struct Shared {
-    #[allow(dead_code, reason = "held for its mappings")]
-    memory: Arc<GuestMemory>,
-    base: *mut u8,
-    len: usize,
-}
-
-// SAFETY: an address and what keeps it mapped; every access is an atomic or a volatile copy.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// Bytes in the piece.
-    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    fn at(&self, at: usize, len: usize) -> Option<*mut u8> {
-        let end = at.checked_add(len)?;
-        (end <= self.len).then(|| self.base.wrapping_add(at))
-    }
-
-    fn u16_at(&self, at: usize) -> Option<&AtomicU16> {
-        let address = self.at(at, 2)?;
-        // SAFETY: the two bytes lie in the piece, mapped while `memory` lives, and are aligned as checked
-        // here; an atomic tolerates any concurrent access of the guest.
-        (address.addr() % 2 == 0).then(|| unsafe { AtomicU16::from_ptr(address.cast()) })
-    }
-
-    /// Loads a little-endian 16-bit number; what the peer wrote before it stored the number is visible after.
-    pub fn load_u16(&self, at: usize) -> Option<u16> {
-        self.u16_at(at).map(|value| u16::from_le(value.load(Ordering::Acquire)))
-    }
-
-    /// Stores a little-endian 16-bit number; what was written before is visible to a peer that sees it.
-    pub fn store_u16(&self, at: usize, value: u16) -> Option<()> {
-        self.u16_at(at).map(|place| place.store(value.to_le(), Ordering::Release))
-    }
-
-    /// Copies `N` bytes out, each read once.
-    pub fn read<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
-        let address = self.at(at, N)?;
-        if N % 8 != 0 || address.addr() % 8 != 0 {
-            // SAFETY: the bytes lie in the piece; `[u8; N]` has no alignment and no invalid value.
-            return Some(unsafe { address.cast::<[u8; N]>().read_volatile() });
-        }
-        // A volatile read of bytes is compiled to one load a byte; a descriptor is two words.
-        let mut bytes = [0; N];
-        for (word, place) in bytes.chunks_exact_mut(8).enumerate() {
-            // SAFETY: the word lies in the piece, since N is a multiple of eight, and is aligned.
-            let value = unsafe { address.cast::<u64>().add(word).read_volatile() };
-            place.copy_from_slice(&value.to_ne_bytes());
-        }
-        Some(bytes)
-    }
-
-    /// Copies `N` bytes in.
-    pub fn write<const N: usize>(&self, at: usize, bytes: [u8; N]) -> Option<()> {
-        let address = self.at(at, N)?;
-        // SAFETY: the bytes lie in the piece; `[u8; N]` has no alignment.
-        unsafe { address.cast::<[u8; N]>().write_volatile(bytes) };
-        Some(())
+        // SAFETY: the range was checked by `Region::host` to lie in a mapping that `self` holds.
+        (len <= left).then(|| unsafe { Shared::new(self.clone(), base, len) })
     }
 }
 

@@ -13,8 +13,10 @@ mod buffer;
 mod guest;
 mod mapping;
 mod segments;
+mod shared;
 
 pub use buffer::{Buffer, PAGE};
-pub use guest::{GuestAddr, GuestMemory, Region, Shared};
+pub use guest::{GuestAddr, GuestMemory, Region};
 pub use mapping::Mapping;
 pub use segments::{Part, Segments};
+pub use shared::Shared;

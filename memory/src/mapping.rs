@@ -6,7 +6,12 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// Bytes mapped shared, readable and writable, until dropped.
+use crate::PAGE;
+
+/// How a file is mapped: what is written is seen by all who map it, and nothing is set aside for it beforehand.
+const SHARED: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
+
+/// Bytes mapped shared, readable and writable unless made otherwise, until dropped.
 ///
 /// A peer that shrinks the file behind a mapping makes later accesses raise SIGBUS. That ends this process,
 /// which serves that peer's disk and nothing else.
@@ -24,17 +29,33 @@ impl Mapping {
     /// Maps `len` bytes of `file` from `offset` on.
     pub fn of_file(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                file,
-                offset,
-            )?
-        };
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, SHARED, file, offset)? };
         Mapping::at(base.cast(), len)
+    }
+
+    /// Maps `len` bytes of `file` from `offset` on, to be read only: a write there is a fault.
+    pub fn of_file_to_read(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, SHARED, file, offset)? };
+        Mapping::at(base.cast(), len)
+    }
+
+    /// Maps one page of `file` at each of `offsets` in one contiguous piece, in that order; a page may be named more than
+    /// once. To be read only, unless `writable`.
+    pub fn of_pages(file: BorrowedFd<'_>, offsets: &[u64], writable: bool) -> io::Result<Mapping> {
+        let len = offsets.len().checked_mul(PAGE).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE)? };
+        // From here on dropping it unmaps all of it, with the pages that were put there.
+        let room = Mapping::at(base.cast(), len)?;
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        for (page, &offset) in offsets.iter().enumerate() {
+            let place = room.base().wrapping_add(page * PAGE);
+            // SAFETY: replaces a page of `room`, which is ours and which nobody points into yet.
+            unsafe { mmap(place.cast(), PAGE, protection, SHARED | MapFlags::FIXED, file, offset)? };
+        }
+        Ok(room)
     }
 
     /// Maps `len` zero bytes that belong to no file.
@@ -69,5 +90,41 @@ impl Drop for Mapping {
         // SAFETY: mapped by the constructor and by nobody else; whoever points into it holds this value.
         let result = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(result.is_ok(), "munmap of our own mapping failed");
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::io::{pread, pwrite};
+
+    use super::*;
+
+    #[test]
+    fn pages_lie_in_the_order_named_and_are_the_files() {
+        let file = memfd_create("pages", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 3 * 4096).unwrap();
+        pwrite(&file, b"two", 2 * 4096).unwrap();
+        pwrite(&file, b"nil", 0).unwrap();
+        let mapping = Mapping::of_pages(file.as_fd(), &[2 * 4096, 0, 2 * 4096], true).unwrap();
+        assert_eq!(mapping.len(), 3 * 4096);
+        let at = |page: usize| {
+            // SAFETY: three bytes in a page of the mapping, which nobody writes meanwhile.
+            unsafe { mapping.base().wrapping_add(page * 4096).cast::<[u8; 3]>().read_volatile() }
+        };
+        assert_eq!([at(0), at(1), at(2)], [*b"two", *b"nil", *b"two"]);
+        // SAFETY: three bytes in the last page of the mapping.
+        unsafe { mapping.base().wrapping_add(2 * 4096).cast::<[u8; 3]>().write_volatile(*b"new") };
+        let mut bytes = [0; 3];
+        pread(&file, &mut bytes, 2 * 4096).unwrap();
+        assert_eq!((&bytes, at(0)), (b"new", *b"new"));
+    }
+
+    #[test]
+    fn no_pages_are_no_mapping() {
+        let file = memfd_create("pages", MemfdFlags::CLOEXEC).unwrap();
+        assert!(Mapping::of_pages(file.as_fd(), &[], true).is_err());
     }
 }

@@ -19,15 +19,20 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "memory", may_use: &[], tests_may_use: &[] },
     Arrow { package: "disk", may_use: &["memory"], tests_may_use: &["sim"] },
     Arrow { package: "uring", may_use: &["disk", "memory"], tests_may_use: &[] },
-    Arrow { package: "transport", may_use: &["disk", "memory"], tests_may_use: &["sim"] },
+    Arrow { package: "xen", may_use: &["memory"], tests_may_use: &[] },
+    Arrow { package: "transport", may_use: &["disk", "memory", "xen"], tests_may_use: &["sim"] },
     Arrow { package: "sim", may_use: &["disk", "memory"], tests_may_use: &[] },
-    Arrow { package: "tapline-disk", may_use: &["disk", "memory", "uring", "transport"], tests_may_use: &["sim"] },
+    Arrow {
+        package: "tapline-disk",
+        may_use: &["disk", "memory", "uring", "transport", "xen"],
+        tests_may_use: &["sim"],
+    },
     Arrow { package: "tapline", may_use: &[], tests_may_use: &[] },
     Arrow { package: "xtask", may_use: &["sim", "disk", "memory", "transport", "uring"], tests_may_use: &[] },
     // The other side of the benchmarks: it must not share a line with what it measures.
     Arrow { package: "bench", may_use: &[], tests_may_use: &[] },
     // Fuzz targets are tests of the parsers, in a workspace of their own.
-    Arrow { package: "tapline-fuzz", may_use: &["disk", "memory", "sim", "transport"], tests_may_use: &[] },
+    Arrow { package: "tapline-fuzz", may_use: &["disk", "memory", "sim", "transport", "xen"], tests_may_use: &[] },
 ];
 
 /// Every arrow that is drawn in a manifest and not in the table.

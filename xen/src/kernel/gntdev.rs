@@ -1,0 +1,249 @@
+//! Grants by `/dev/xen/gntdev`.
+//!
+//! Knows nothing of what is in the pages. Keeps: a mapping's references leave the device after its addresses are gone, also
+//! when making it fails half way. That the guest be told when a page is unmapped (SET_UNMAP_NOTIFY) is not asked for: front
+//! ends look at the store, and the kernel unmaps what a process that dies has left.
+
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use memory::Mapping;
+use rustix::ioctl::Opcode;
+
+use super::{Device, code};
+use crate::grant::Entry;
+use crate::{Copied, CopyBatch, Direction, DomId, GrantRef, Granted, Grants, PAGE, Piece};
+
+const DEVICE: &str = "/dev/xen/gntdev";
+
+/// `struct ioctl_gntdev_unmap_grant_ref`.
+#[repr(C)]
+struct Unmap {
+    index: u64,
+    count: u32,
+    pad: u32,
+}
+
+/// `struct ioctl_gntdev_grant_copy`.
+#[repr(C)]
+struct CopyCall {
+    count: u32,
+    segments: *mut CopySegment,
+}
+
+/// `struct gntdev_grant_copy_segment`.
+#[repr(C)]
+struct CopySegment {
+    source: CopyEnd,
+    dest: CopyEnd,
+    len: u16,
+    flags: u16,
+    status: i16,
+}
+
+/// One end of a copy. The flags of the segment say which it is.
+#[repr(C)]
+union CopyEnd {
+    /// The address of memory of ours.
+    ours: u64,
+    theirs: Foreign,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Foreign {
+    page: u32,
+    offset: u16,
+    domid: u16,
+}
+
+const _: () = assert!(size_of::<Unmap>() == 16 && size_of::<CopyEnd>() == 8 && size_of::<*mut CopySegment>() == 8);
+const _: () = assert!(size_of::<CopyCall>() == 16 && offset_of!(CopyCall, segments) == 8);
+const _: () = assert!(size_of::<CopySegment>() == 24 && offset_of!(CopySegment, len) == 16);
+const _: () = assert!(offset_of!(CopySegment, flags) == 18 && offset_of!(CopySegment, status) == 20);
+
+/// `struct ioctl_gntdev_map_grant_ref` with its one reference; more may follow.
+const MAP_GRANT_REF: Opcode = code(b'G', 0, 24);
+const UNMAP_GRANT_REF: Opcode = code(b'G', 1, size_of::<Unmap>());
+const GRANT_COPY: Opcode = code(b'G', 8, size_of::<CopyCall>());
+// What the macros of the header come to on x86 and ARM.
+const _: () = assert!(MAP_GRANT_REF == 0x0018_4700 && UNMAP_GRANT_REF == 0x0010_4701 && GRANT_COPY == 0x0010_4708);
+
+/// Which end of a copy is a grant (`GNTCOPY_*`).
+const SOURCE_IS_GRANT: u16 = 1;
+const DEST_IS_GRANT: u16 = 2;
+
+/// Status of a copy that was made (`GNTST_okay`).
+const OKAY: i16 = 0;
+
+/// What guests have granted to the domain that this process runs in.
+pub struct Gntdev {
+    device: Arc<Device>,
+    /// Of the batch that is being copied; kept for its room.
+    segments: Vec<CopySegment>,
+    /// How many segments each entry of the batch became.
+    counts: Vec<usize>,
+}
+
+impl Gntdev {
+    /// Opens the device.
+    pub fn open() -> io::Result<Gntdev> {
+        Ok(Gntdev { device: Arc::new(Device::open(DEVICE)?), segments: Vec::new(), counts: Vec::new() })
+    }
+}
+
+impl Grants for Gntdev {
+    fn copy(&mut self, domain: DomId, batch: &mut CopyBatch) -> io::Result<()> {
+        batch.forget_fates();
+        self.segments.clear();
+        self.counts.clear();
+        let mut pieces = batch.pieces.as_slice();
+        for entry in &batch.entries {
+            let (now, later) = pieces.split_at_checked(entry.pieces).unwrap_or((pieces, &[]));
+            pieces = later;
+            let before = self.segments.len();
+            push_segments(&mut self.segments, domain, entry, now);
+            self.counts.push(self.segments.len() - before);
+        }
+        if !self.segments.is_empty() {
+            let count = u32::try_from(self.segments.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+            let mut call = CopyCall { count, segments: self.segments.as_mut_ptr() };
+            // SAFETY: the structure of this call, with the address and number of our segments. Each has the address of
+            // memory that the batch holds, and no more bytes than there are.
+            let result = unsafe { self.device.call::<GRANT_COPY, _>(&mut call) };
+            result
+                .map_err(|error| self.device.failed(format!("cannot copy {count} pieces of domain {domain}"), error))?;
+        }
+        let mut segments = self.segments.as_slice();
+        for (entry, &count) in batch.entries.iter_mut().zip(&self.counts) {
+            let (now, later) = segments.split_at_checked(count).unwrap_or((segments, &[]));
+            segments = later;
+            // The kernel itself tries again while a page is away (GNTST_eagain): what is refused here stays so.
+            let refused = now.iter().map(|segment| segment.status).find(|&status| status != OKAY);
+            entry.copied = refused.map_or(Copied::All, Copied::Refused);
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, domain: DomId, pages: &[GrantRef], read_only: bool) -> io::Result<Arc<Granted>> {
+        let count = u32::try_from(pages.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let failed = |source: io::Error| {
+            let which = if read_only { "to read " } else { "" };
+            self.device
+                .failed(format!("cannot map {count} pages of domain {domain} {which}from {:?}", pages.first()), source)
+        };
+        // The count, where the index will be, and the references with the domain before each.
+        let mut call = vec![pair(count, 0), 0];
+        call.extend(pages.iter().map(|page| pair(u32::from(domain.0), page.0)));
+        // SAFETY: the structure of this call, with as many references behind it as it says.
+        let result = unsafe { self.device.call::<MAP_GRANT_REF, [u64]>(&mut call) };
+        result.map_err(|errno| failed(errno.into()))?;
+        let index = call.get(1).copied().unwrap_or_default();
+        // Dropped after the mapping, and also if there will be none.
+        let entered = Entered { device: self.device.clone(), index, count };
+        let len = pages.len() * PAGE;
+        // How it is mapped is what the kernel asks of the hypervisor: a page granted to be read can only be read.
+        let mapping = match read_only {
+            true => Mapping::of_file_to_read(self.device.as_fd(), index, len),
+            false => Mapping::of_file(self.device.as_fd(), index, len),
+        };
+        let mapping = mapping.map_err(failed)?;
+        Ok(Arc::new(Granted::new(mapping, read_only, Box::new(entered))))
+    }
+}
+
+/// References that the device holds for a mapping.
+struct Entered {
+    device: Arc<Device>,
+    index: u64,
+    count: u32,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut unmap = Unmap { index: self.index, count: self.count, pad: 0 };
+        // SAFETY: the structure of this call; what was mapped is unmapped before.
+        let result = unsafe { self.device.call::<UNMAP_GRANT_REF, _>(&mut unmap) };
+        debug_assert!(result.is_ok(), "the device does not know what it gave us");
+    }
+}
+
+/// Appends the copies that `entry` consists of: one wherever a piece, or a part of our memory, begins.
+fn push_segments(segments: &mut Vec<CopySegment>, domain: DomId, entry: &Entry, pieces: &[Piece]) {
+    let mut parts = entry.memory.parts().iter().map(|part| (part.base(), part.len()));
+    let (mut base, mut room) = (std::ptr::null_mut::<u8>(), 0);
+    for piece in pieces {
+        let (mut offset, mut left) = (piece.from, piece.len);
+        while left > 0 {
+            if room == 0 {
+                // A batch takes no entry with fewer bytes of memory than pieces.
+                let Some(part) = parts.next() else { return };
+                (base, room) = part;
+            }
+            let len = left.min(u16::try_from(room).unwrap_or(u16::MAX));
+            let ours = CopyEnd { ours: u64::try_from(base.expose_provenance()).unwrap_or_default() };
+            let theirs = CopyEnd { theirs: Foreign { page: piece.page.0, offset, domid: domain.0 } };
+            let (source, dest, flags) = match entry.direction {
+                Direction::FromGuest => (theirs, ours, SOURCE_IS_GRANT),
+                Direction::ToGuest => (ours, theirs, DEST_IS_GRANT),
+            };
+            segments.push(CopySegment { source, dest, len, flags, status: OKAY });
+            base = base.wrapping_add(usize::from(len));
+            room -= usize::from(len);
+            offset += len;
+            left -= len;
+        }
+    }
+}
+
+fn pair(first: u32, second: u32) -> u64 {
+    let [a, b, c, d] = first.to_ne_bytes();
+    let [e, f, g, h] = second.to_ne_bytes();
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+}
+
+#[cfg(test)]
+mod test {
+    use memory::{Buffer, Segments};
+
+    use super::*;
+
+    fn piece(page: u32, from: u16, len: u16) -> Piece {
+        Piece { page: GrantRef(page), from, len }
+    }
+
+    /// Which bytes of memory, of which page and offset, how many, which way.
+    fn described(segments: &[CopySegment], base: *mut u8) -> Vec<(usize, u32, u16, u16, u16)> {
+        let one = |segment: &CopySegment| {
+            // SAFETY: every bit pattern is a value of either kind of end.
+            let (source, dest) =
+                unsafe { ((segment.source.ours, segment.source.theirs), (segment.dest.ours, segment.dest.theirs)) };
+            let (ours, theirs) = if segment.flags == SOURCE_IS_GRANT { (dest.0, source.1) } else { (source.0, dest.1) };
+            let at = usize::try_from(ours).unwrap() - base.addr();
+            assert_eq!(theirs.domid, 3);
+            (at, theirs.page, theirs.offset, segment.len, segment.flags)
+        };
+        segments.iter().map(one).collect()
+    }
+
+    #[test]
+    fn an_entry_is_cut_where_a_piece_or_a_part_begins() {
+        let buffer = Buffer::zeroed(8192);
+        let base = buffer.base();
+        // SAFETY: both parts lie in the buffer, which the list owns.
+        let memory = unsafe { Segments::new(buffer, [(base, 600), (base.wrapping_add(4096), 1448)]) };
+        let pieces = [piece(7, 512, 512), piece(8, 0, 1536)];
+        let mut batch = CopyBatch::default();
+        assert_eq!(batch.push(Direction::FromGuest, memory.clone(), &pieces), Some(0));
+        assert_eq!(batch.push(Direction::ToGuest, memory.slice(0, 600), &[piece(9, 4096 - 600, 600)]), Some(1));
+        let mut segments = Vec::new();
+        push_segments(&mut segments, DomId(3), &batch.entries[0], &batch.pieces[..2]);
+        push_segments(&mut segments, DomId(3), &batch.entries[1], &batch.pieces[2..]);
+        assert_eq!(
+            described(&segments, base),
+            [(0, 7, 512, 512, 1), (512, 8, 0, 88, 1), (4096, 8, 88, 1448, 1), (0, 9, 3496, 600, 2)]
+        );
+    }
+}

@@ -85,6 +85,9 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
         repair
             .what
             .push("of two places with one cluster, one has lost its content: which, the image does not say".into());
+        repair
+            .what
+            .push("a disk that is written to fails reads there; `image convert` makes a copy that does not".into());
     }
     repair.say(refcounts.lowered, "refcount is lowered", "refcounts are lowered");
     repair.say(marks.count, "mark \"copied\" is corrected", "marks \"copied\" are corrected");

@@ -31,6 +31,8 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "xtask", may_use: &["sim", "disk", "memory", "transport", "uring"], tests_may_use: &[] },
     // The other side of the benchmarks: it must not share a line with what it measures.
     Arrow { package: "bench", may_use: &[], tests_may_use: &[] },
+    // Tests beside programs by others, in a workspace of their own too.
+    Arrow { package: "tapline-oracle", may_use: &[], tests_may_use: &["disk", "memory"] },
     // Fuzz targets are tests of the parsers, in a workspace of their own.
     Arrow { package: "tapline-fuzz", may_use: &["disk", "memory", "sim", "transport", "xen"], tests_may_use: &[] },
 ];

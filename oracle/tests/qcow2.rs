@@ -4,10 +4,10 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "sizes of tests fit")]
 
-#[path = "qcow2/rig.rs"]
+#[path = "../../disk/tests/qcow2/rig.rs"]
 #[allow(dead_code, reason = "shared with the test of power losses")]
 mod rig;
-#[path = "qcow2/room.rs"]
+#[path = "../../disk/tests/qcow2/room.rs"]
 #[allow(dead_code, reason = "shared with the test of checks")]
 mod room;
 

@@ -191,7 +191,7 @@ impl Front {
             self.guest.close(ring.port);
         }
         for key in ["protocol", "ring-page-order", "multi-queue-num-queues"] {
-            super::remove(&self.host, &format!("{FRONTEND}/{key}")).unwrap();
+            super::remove(&self.host, &format!("{FRONTEND}/{key}"));
         }
     }
 

@@ -182,15 +182,6 @@ impl Data {
     pub fn rest(&mut self) {
         self.pool.trim();
     }
-
-    /// Pages that stay mapped.
-    #[cfg(test)]
-    pub fn mapped(&self) -> usize {
-        match &self.way {
-            Way::Persistent(pages) => pages.len(),
-            Way::Copy | Way::Map => 0,
-        }
-    }
 }
 
 fn descriptor_load(wanted: &Descriptors) -> Load {

@@ -76,12 +76,6 @@ impl Pages {
             _ => Some(Segments::joined(parts)),
         }
     }
-
-    /// Pages kept.
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.mapped.len()
-    }
 }
 
 /// Ranges with those made one that follow each other.
@@ -94,4 +88,54 @@ fn joined(ranges: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
         }
     }
     joined
+}
+
+#[cfg(test)]
+mod test {
+    use xen::fake::{Access, Host};
+
+    use super::*;
+
+    const DOMAIN: DomId = DomId(3);
+
+    fn whole(page: GrantRef) -> Piece {
+        Piece { page, from: 0, len: 4096 }
+    }
+
+    #[test]
+    fn pages_are_bounded_and_one_in_use_stays_mapped() {
+        let host = Host::new().unwrap();
+        let guest = host.guest(DOMAIN);
+        let pages = guest.pages(PAGES_MAX + 1).unwrap();
+        let refs: Vec<GrantRef> = pages.iter().map(|&page| guest.grant(page, Access::ReadWrite)).collect();
+        guest.write(pages[0], 0, b"first").unwrap();
+        let mut grants = host.grants();
+        let mut kept = Pages::default();
+        let used = kept.segments(&mut grants, DOMAIN, &[whole(refs[0])]).unwrap();
+        for part in refs[1..].chunks(512) {
+            kept.bring(&mut grants, DOMAIN, part.iter().copied());
+            assert!(kept.mapped.len() <= PAGES_MAX);
+        }
+        assert!(!kept.mapped.contains_key(&refs[0]), "it was given up with the others");
+        assert_eq!(used.slice(0, 5).to_vec(), b"first");
+        let again = kept.segments(&mut grants, DOMAIN, &[whole(refs[0])]).unwrap();
+        again.slice(0, 5).copy_from(b"other");
+        assert_eq!(used.slice(0, 5).to_vec(), b"other", "the same page twice");
+        drop((kept, used, again));
+        assert_eq!(host.counts().mapped, 0);
+    }
+
+    #[test]
+    fn pages_used_in_the_order_in_which_they_came_are_one_piece() {
+        let host = Host::new().unwrap();
+        let guest = host.guest(DOMAIN);
+        let pages = guest.pages(4).unwrap();
+        let mut refs: Vec<GrantRef> = pages.iter().map(|&page| guest.grant(page, Access::ReadWrite)).collect();
+        refs.reverse();
+        let pieces: Vec<Piece> = refs.iter().map(|&page| whole(page)).collect();
+        let (mut grants, mut kept) = (host.grants(), Pages::default());
+        kept.bring(&mut grants, DOMAIN, refs.iter().copied());
+        assert_eq!(kept.segments(&mut grants, DOMAIN, &pieces).unwrap().parts().len(), 1);
+        assert_eq!(kept.segments(&mut grants, DOMAIN, &[pieces[1], pieces[0]]).unwrap().parts().len(), 2);
+    }
 }

@@ -1,3 +1,7 @@
+//! Rings as a front end, and a process that is killed, leave them.
+//!
+//! Knows nothing of what requests ask for. Keeps: whatever is found in a page, no request is lost or answered twice.
+
 use super::super::abi::{X86_32, X86_64};
 use super::*;
 

@@ -155,7 +155,7 @@ fn a_flood_of_signals_wakes_once() {
 fn a_flood_of_nonsense_is_answered_a_ring_at_a_time() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { order: 4, ..Rings::default() });
     for round in 0..20u64 {
-        (0..512).for_each(|id| front.put(0, &transfer((id % 256) as u8 | 8, round, u64::MAX, &[])));
+        (0..512).for_each(|id: u16| front.put(0, &transfer(id as u8 | 8, round, u64::MAX, &[])));
         front.push(0);
         machine.settle();
         let answers = front.answers(0);

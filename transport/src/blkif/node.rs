@@ -98,7 +98,7 @@ impl Nodes {
 
     /// Whether the toolstack wants the device to stay.
     pub fn is_online(&self, store: &mut dyn Store) -> Result<bool, StoreError> {
-        Ok(store.read(None, &format!("{}/online", self.backend))?.as_deref() != Some(b"0"))
+        Ok(text(store, &format!("{}/online", self.backend))?.as_deref() != Some("0"))
     }
 
     /// Writes what we offer, and our state with it.
@@ -196,9 +196,10 @@ impl Offer {
 
 /// The state that a node says; `None` if it is not there.
 pub fn state(store: &mut dyn Store, path: &str) -> Result<Option<State>, StoreError> {
-    Ok(store.read(None, path)?.map(|value| State::parse(&value)))
+    Ok(text(store, path)?.map(|value| State::parse(value.as_bytes())))
 }
 
+/// A value as text; some writers end theirs with a zero.
 fn text(store: &mut dyn Store, path: &str) -> Result<Option<String>, StoreError> {
     Ok(store.read(None, path)?.map(|value| String::from_utf8_lossy(&value).trim_end_matches('\0').to_owned()))
 }

@@ -1,0 +1,38 @@
+//! Replays the committed corpus of the fuzz target for blkif, and random inputs with a known seed.
+
+#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+
+mod blkif_mock;
+
+#[path = "fuzz_bodies/blkif_ring.rs"]
+mod blkif_ring;
+
+use std::path::Path;
+
+#[test]
+fn the_corpus_breaks_no_invariant() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/blkif_ring");
+    let mut inputs: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    inputs.sort();
+    assert!(!inputs.is_empty(), "{} is empty", directory.display());
+    for input in inputs {
+        println!("{}", input.display());
+        blkif_ring::run(&std::fs::read(&input).unwrap());
+    }
+}
+
+#[test]
+fn four_hundred_random_front_ends_break_no_invariant() {
+    for seed in 1..=400u64 {
+        println!("seed {seed}");
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random as u8
+        };
+        let input: Vec<u8> = (0..600).map(|_| next()).collect();
+        blkif_ring::run(&input);
+    }
+}

@@ -79,7 +79,8 @@ impl State {
     fn tell(&mut self, changes: &[Changed]) -> io::Result<()> {
         for client in self.clients.values_mut() {
             let Client { home, pending, .. } = client;
-            for (watch, token) in pending.watches().to_vec() {
+            let watches = pending.watches().to_vec();
+            for (watch, token) in watches {
                 let whole = absolute(home, &watch);
                 for Changed { path, exact } in changes {
                     if if *exact { *path == whole } else { at_or_below(path, &whole) } {

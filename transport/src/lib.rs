@@ -1,4 +1,4 @@
-//! Peers that ask a disk for I/O, each speaking its own protocol: vhost-user-blk and NBD.
+//! Peers that ask a disk for I/O, each speaking its own protocol: vhost-user-blk, NBD and blkif.
 //!
 //! A server here owns its sockets and rings but no wait: it names the file descriptors it wants to hear of
 //! ([`Watch`]) and is told when one is ready ([`Server::ready`]). Every byte that a peer can write is hostile.
@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+pub mod blkif;
 pub mod nbd;
 pub mod vhost_user;
 

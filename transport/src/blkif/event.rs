@@ -1,0 +1,138 @@
+//! What happened at a front end that the disk's owner may want to log.
+//!
+//! Knows nothing about where it is logged. Invariant: a hostile guest can cause any number of events, and still only
+//! [`Log::ROOM`] of them are kept between two looks.
+
+use std::error::Error;
+use std::fmt;
+
+use super::ring::Broken;
+
+/// Something worth a line in a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The front end may come: it was told what there is.
+    Announced,
+    /// The front end is connected.
+    Connected {
+        /// Rings.
+        queues: usize,
+        /// Pages of each.
+        pages: usize,
+        /// How its pages are reached.
+        grants: &'static str,
+        /// It was connected to another process before us.
+        taken_over: bool,
+    },
+    /// What the front end has written about itself cannot be used.
+    Refused {
+        /// Why.
+        why: String,
+    },
+    /// The front end is gone, or begins anew.
+    Disconnected {
+        /// Why.
+        why: &'static str,
+        /// Requests that were under way, which are finished into nothing.
+        in_flight: usize,
+    },
+    /// A queue is not served any more, since its front end broke the rules.
+    QueueBroken {
+        /// The queue.
+        queue: usize,
+        /// How.
+        why: Broken,
+    },
+    /// Something of Xen did not do what was asked of it.
+    Failed {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        why: String,
+    },
+    /// The front end was told of a new size.
+    SizeTold {
+        /// Bytes of the disk.
+        len: u64,
+    },
+    /// The device is closed.
+    Closed,
+    /// The front end did not let the device go in time.
+    StillUsed {
+        /// The state that it stays in.
+        state: &'static str,
+    },
+    /// So many more events happened.
+    More(usize),
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Announced => write!(f, "waiting for the front end"),
+            Event::Connected { queues, pages, grants, taken_over } => {
+                let how = if *taken_over { "taken over" } else { "connected" };
+                write!(f, "the front end is {how}: {queues} rings of {pages} pages, grants by {grants}")
+            }
+            Event::Refused { why } => write!(f, "the front end cannot be connected: {why}"),
+            Event::Disconnected { why, in_flight: 0 } => write!(f, "disconnected: {why}"),
+            Event::Disconnected { why, in_flight } => {
+                write!(f, "disconnected with {in_flight} requests under way: {why}")
+            }
+            Event::QueueBroken { queue, why } => write!(f, "queue {queue} is broken by its front end: {why}"),
+            Event::Failed { what, why } => write!(f, "{what}: {why}"),
+            Event::SizeTold { len } => write!(f, "the front end was told that the disk has {len} bytes now"),
+            Event::Closed => write!(f, "the device is closed"),
+            Event::StillUsed { state } => {
+                write!(
+                    f,
+                    "the front end stays {state} and does not let the device go; the guest has it in use: \
+                     unmount it there, or detach by force"
+                )
+            }
+            Event::More(count) => write!(f, "and {count} more events"),
+        }
+    }
+}
+
+/// Events not looked at yet.
+#[derive(Default)]
+pub struct Log {
+    events: Vec<Event>,
+    more: usize,
+}
+
+impl Log {
+    /// Events kept.
+    pub const ROOM: usize = 64;
+
+    /// Notes an event, or that there were too many.
+    pub fn note(&mut self, event: Event) {
+        if self.events.len() < Log::ROOM {
+            self.events.push(event);
+        } else {
+            self.more = self.more.saturating_add(1);
+        }
+    }
+
+    /// Notes what could not be done.
+    pub fn failed(&mut self, what: &'static str, why: &dyn Error) {
+        self.note(Event::Failed { what, why: in_full(why) });
+    }
+
+    /// The events since the last look.
+    pub fn take(&mut self) -> Vec<Event> {
+        let more = std::mem::take(&mut self.more);
+        let mut events = std::mem::take(&mut self.events);
+        if more > 0 {
+            events.push(Event::More(more));
+        }
+        events
+    }
+}
+
+/// An error and what caused it, in one line.
+pub fn in_full(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| Error::source(cause));
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+}

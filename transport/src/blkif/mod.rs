@@ -1,0 +1,333 @@
+//! A blkif back end: the disk of a Xen guest, over rings in pages that the guest grants.
+//!
+//! [`Server`] serves one device, whose front end it finds in the store, and is the [`disk::Transport`] of the disk. It knows
+//! nothing about the disk behind it, and waits for nothing but answers of the store, each for a bounded time.
+//!
+//! Invariant: a front end is connected only when the requests of the one before are all completed, so that no late write of
+//! the old falls into what the new one does.
+//!
+//! | file | knows |
+//! |---|---|
+//! | `state` | the handshake, as a function |
+//! | `node` | what both ends write about themselves |
+//! | `session` | does what the handshake asks for |
+//! | `device` | the queues of one front end |
+//! | `queue`, `ring`, `abi` | one ring |
+//! | `request` | what an entry asks for |
+//! | `data`, `pool`, `persistent` | the guest's pages |
+//! | `event` | what to log |
+
+mod abi;
+mod data;
+mod device;
+mod event;
+mod node;
+mod persistent;
+mod pool;
+mod queue;
+mod request;
+mod ring;
+mod session;
+mod state;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use disk::{Disconnected, Geometry, Request, Status, Transport};
+use rustix::event::{EventfdFlags, eventfd};
+use xen::{DomId, EventChannels, Grants, Port, Store};
+
+use crate::{Interest, Watch, WatchKey};
+
+pub use event::Event;
+pub use request::SEGMENTS_MAX;
+pub use ring::Broken;
+
+use event::Log;
+use session::Session;
+
+/// The largest ring: 16 pages, 512 requests. Linux's front end asks for as much.
+pub const RING_ORDER_MAX: u32 = 4;
+
+/// Queues of one disk.
+pub const QUEUES_MAX: u16 = 64;
+
+const STORE: WatchKey = WatchKey(0);
+const CHANNELS: WatchKey = WatchKey(1);
+const WAKE: WatchKey = WatchKey(2);
+
+/// Ports, or events of the store, taken in before others have their turn.
+const TURN: usize = 64;
+
+/// How a guest's pages are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GrantsPolicy {
+    /// Data are copied, all of a pass in one call.
+    Copy,
+    /// Pages are mapped for each request.
+    Map,
+    /// Pages stay mapped if the front end agrees; else data are copied.
+    Persistent,
+    /// What has been measured to be best for the front end that comes.
+    #[default]
+    Auto,
+}
+
+/// What becomes of a front end when the server stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStop {
+    /// It is asked to let the device go.
+    #[default]
+    Close,
+    /// It is not told, and another process takes its rings over.
+    Leave,
+}
+
+/// What to serve, and to whom.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The guest.
+    pub domain: DomId,
+    /// The number of the device.
+    pub device: u32,
+    /// Path of our node in the store.
+    pub backend: String,
+    /// Size and limits of the disk.
+    pub geometry: Geometry,
+    /// The guest may not write, whatever the disk allows.
+    pub read_only: bool,
+    /// How its pages are reached.
+    pub grants: GrantsPolicy,
+    /// The largest ring, as a power of two of pages: at most [`RING_ORDER_MAX`].
+    pub max_ring_pages_order: u32,
+    /// Queues offered: 1 to [`QUEUES_MAX`].
+    pub max_queues: u16,
+    /// Segments of an indirect request: at most [`SEGMENTS_MAX`]; zero for no such requests.
+    pub max_segments: u16,
+    /// What becomes of the front end when the server stops.
+    pub on_stop: OnStop,
+}
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+pub enum SetUpError {
+    /// Something was asked for that cannot be.
+    #[error("{what} of {asked} are too many or too few: {wanted}")]
+    Limit {
+        /// What.
+        what: &'static str,
+        /// How much of it.
+        asked: u32,
+        /// What there may be.
+        wanted: &'static str,
+    },
+    /// The system did not let us.
+    #[error("cannot make an eventfd")]
+    Eventfd(#[source] io::Error),
+    /// The store did not say where the front end is.
+    #[error("cannot find the front end of {backend}")]
+    Store {
+        /// Our node.
+        backend: String,
+        /// Why.
+        #[source]
+        source: xen::StoreError,
+    },
+}
+
+/// What of Xen a server uses.
+struct Machine {
+    store: Box<dyn Store>,
+    grants: Box<dyn Grants>,
+    channels: Box<dyn EventChannels>,
+    /// Signalled by ourselves, for what has to wait until there is a turn again.
+    wake: OwnedFd,
+}
+
+/// A blkif server for one device.
+pub struct Server {
+    machine: Machine,
+    session: Session,
+    /// Ports that were reported and are to be unmasked before we sleep.
+    masked: Vec<Port>,
+    stopped: bool,
+    log: Log,
+}
+
+impl Server {
+    /// A server that has not begun.
+    pub fn new(
+        config: Config,
+        mut store: Box<dyn Store>,
+        grants: Box<dyn Grants>,
+        channels: Box<dyn EventChannels>,
+    ) -> Result<Server, SetUpError> {
+        config.check()?;
+        let nodes = node::Nodes::find(&mut *store, &config.backend, config.domain, config.device);
+        let failed = |source| SetUpError::Store { backend: config.backend.clone(), source };
+        let nodes = nodes.map_err(failed)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| SetUpError::Eventfd(errno.into()))?;
+        let machine = Machine { store, grants, channels, wake };
+        let (masked, log) = Default::default();
+        Ok(Server { machine, session: Session::new(config, nodes), masked, stopped: false, log })
+    }
+
+    /// What has happened since the last call, for the log.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.log.take()
+    }
+
+    /// Whether the front end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.session.device.is_some()
+    }
+
+    /// Whether the device has come to its end: it is closed, and not wanted any more.
+    pub fn has_ended(&self) -> bool {
+        self.session.has_ended()
+    }
+
+    /// Takes in which ports were signalled. Each is masked until we are about to sleep: a guest that signals without end
+    /// wakes us once.
+    fn hear(&mut self) {
+        for _ in 0..TURN {
+            match self.machine.channels.take(&mut self.masked) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => return self.log.failed("cannot take events from the guest", &error),
+            }
+        }
+        self.machine.wake();
+    }
+
+    /// Takes in what changed in the store. Whatever it was, both nodes are looked at.
+    fn look(&mut self) {
+        for _ in 0..TURN {
+            match self.machine.store.take_event() {
+                Ok(Some(_)) => {}
+                Ok(None) => return self.session.examine(&mut self.machine, &mut self.log),
+                Err(error) => {
+                    self.log.failed("cannot take events from the store", &error);
+                    return self.session.examine(&mut self.machine, &mut self.log);
+                }
+            }
+        }
+        self.session.examine(&mut self.machine, &mut self.log);
+        self.machine.wake();
+    }
+
+    fn unmask(&mut self) {
+        for port in self.masked.drain(..) {
+            let ours = self.session.device.as_ref().is_some_and(|device| device.ports().any(|own| own == port));
+            if let Some(Err(error)) = ours.then(|| self.machine.channels.unmask(port)) {
+                self.log.failed("cannot wait for the guest", &error);
+            }
+        }
+    }
+}
+
+impl Config {
+    fn check(&self) -> Result<(), SetUpError> {
+        let Config { max_ring_pages_order, max_queues, max_segments, .. } = *self;
+        let bad = |what, asked, wanted| Err(SetUpError::Limit { what, asked, wanted });
+        if max_ring_pages_order > RING_ORDER_MAX {
+            return bad("rings with an order", max_ring_pages_order, "0 to 4");
+        }
+        if !(1..=QUEUES_MAX).contains(&max_queues) {
+            return bad("queues to the number", max_queues.into(), "1 to 64");
+        }
+        if max_segments > SEGMENTS_MAX {
+            return bad("segments to the number", max_segments.into(), "0 to 256");
+        }
+        Ok(())
+    }
+}
+
+impl Machine {
+    fn wake(&self) {
+        // It does not block, and one that is full is signalled already.
+        rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
+    }
+}
+
+impl Transport for Server {
+    fn pop(&mut self, geometry: &Geometry) -> Option<Request> {
+        if self.stopped {
+            return None;
+        }
+        let geometry = self.session.restricted(geometry);
+        self.session.device.as_mut()?.pop(&geometry, &mut *self.machine.grants, &mut self.log)
+    }
+
+    fn complete(&mut self, request: Request, status: Status) {
+        if self.session.complete(request, status) {
+            self.machine.wake();
+        }
+    }
+
+    fn publish(&mut self) -> Result<(), Disconnected> {
+        if let Some(device) = &mut self.session.device {
+            device.publish(&mut *self.machine.grants, &mut *self.machine.channels, &mut self.log);
+        }
+        // A front end that is gone is no news for the disk: it may come again.
+        Ok(())
+    }
+}
+
+impl crate::Server for Server {
+    fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
+        self.session.watch(&mut *self.machine.store).map_err(io::Error::other)?;
+        watch.watch(self.machine.wake.as_fd(), Interest::Read, WAKE)?;
+        watch.watch(self.machine.channels.fd(), Interest::Read, CHANNELS)?;
+        watch.watch(self.machine.store.fd(), Interest::Read, STORE)?;
+        self.machine.wake();
+        Ok(())
+    }
+
+    fn ready(&mut self, key: WatchKey, _watch: &mut dyn Watch) {
+        if self.stopped {
+            return;
+        }
+        match key {
+            CHANNELS => self.hear(),
+            STORE => self.look(),
+            WAKE => {
+                self.hear();
+                self.look();
+            }
+            _ => {}
+        }
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        let may = match &mut self.session.device {
+            Some(device) if !self.stopped => device.may_sleep(&mut self.log),
+            _ => true,
+        };
+        if may {
+            self.unmask();
+        }
+        may
+    }
+
+    fn resized(&mut self, geometry: &Geometry, _watch: &mut dyn Watch) {
+        self.session.resized(geometry, &mut self.machine, &mut self.log);
+    }
+
+    fn peers(&self) -> usize {
+        usize::from(self.is_connected())
+    }
+
+    fn stop(&mut self, watch: &mut dyn Watch) {
+        self.stopped = true;
+        [WAKE, CHANNELS, STORE].into_iter().for_each(|key| watch.forget(key));
+        self.session.stop(&mut self.machine, &mut self.log);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.session.let_go(&mut self.machine, &mut self.log);
+    }
+}

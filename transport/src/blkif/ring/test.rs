@@ -1,0 +1,188 @@
+use super::super::abi::{X86_32, X86_64};
+use super::*;
+
+/// A page that two rings can be attached to, one after the other.
+fn page() -> (Shared, Shared) {
+    let host = xen::fake::Host::new().unwrap();
+    let guest = host.guest(xen::DomId(1));
+    let page = guest.page().unwrap();
+    (guest.shared(&[page]).unwrap(), guest.shared(&[page]).unwrap())
+}
+
+fn again(shared: &Shared) -> [u8; 4096] {
+    shared.read(0).unwrap()
+}
+
+/// Puts requests `ids` into the ring, from `from` on.
+fn ask(shared: &Shared, layout: &Layout, from: u32, ids: std::ops::Range<u64>) {
+    let mut index = from;
+    for id in ids {
+        let at = layout.at(index & 31);
+        shared.write(at, [0; 32]).unwrap();
+        let place = if layout == &X86_32 { 4 } else { 8 };
+        shared.write(at + place, id.to_le_bytes()).unwrap();
+        index = index.wrapping_add(1);
+    }
+    shared.store_u32(REQ_PROD, index).unwrap();
+}
+
+fn response(id: u64) -> Response {
+    Response { id, operation: 1, status: -1 }
+}
+
+/// The ids answered so far.
+fn answers(shared: &Shared, layout: &Layout, from: u32) -> Vec<u64> {
+    let to = shared.load_u32(RSP_PROD).unwrap();
+    let count = to.wrapping_sub(from);
+    let at = |step| layout.at(from.wrapping_add(step) & 31);
+    (0..count).map(|step| u64::from_le_bytes(shared.read(at(step)).unwrap())).collect()
+}
+
+fn take_all(ring: &mut Ring, first: u16) -> Vec<u64> {
+    let mut number = first;
+    std::iter::from_fn(|| {
+        let entry = ring.take(number).unwrap()?;
+        number += 1;
+        Some(entry.id())
+    })
+    .collect()
+}
+
+#[test]
+fn an_event_is_crossed_exactly_when_it_lies_in_the_step() {
+    for old in [0, 5, u32::MAX - 3, u32::MAX] {
+        for step in 0..9u32 {
+            for ahead in 0..12u32 {
+                let (event, new) = (old.wrapping_add(ahead), old.wrapping_add(step));
+                assert_eq!(crosses(event, old, new), ahead >= 1 && ahead <= step, "{event} from {old} to {new}");
+            }
+        }
+    }
+}
+
+#[test]
+fn indices_wrap_around_and_answers_have_no_bytes_of_ours() {
+    for layout in [&X86_64, &X86_32] {
+        let (ours, theirs) = page();
+        let start = u32::MAX - 2;
+        theirs.store_u32(RSP_PROD, start).unwrap();
+        ask(&theirs, layout, start, 10..16);
+        theirs.write(layout.at(start & 31), [0xff; 2]).unwrap();
+        let mut ring = Ring::attach(ours, layout).unwrap();
+        assert_eq!(take_all(&mut ring, 0).len(), 6);
+        for (number, id) in (10..16u64).enumerate() {
+            ring.answer(u16::try_from(number).unwrap(), response(id)).unwrap();
+        }
+        assert_eq!(answers(&theirs, layout, start), (10..16).collect::<Vec<_>>());
+        let raw: [u8; 16] = theirs.read(layout.at(start & 31)).unwrap();
+        assert_eq!(raw[8..12], [1, 0, 0xff, 0xff]);
+        assert!(layout == &X86_32 || raw[12..] == [0; 4]);
+    }
+}
+
+#[test]
+fn an_index_that_ran_away_is_an_error() {
+    let (ours, theirs) = page();
+    ask(&theirs, &X86_64, 0, 0..3);
+    let mut ring = Ring::attach(ours, &X86_64).unwrap();
+    assert!(ring.take(0).unwrap().is_some());
+    theirs.store_u32(REQ_PROD, 33).unwrap();
+    assert!((1..3).all(|number| ring.take(number).unwrap().is_some()), "what was seen before");
+    assert_eq!(ring.is_empty(), Err(Broken::RanAway { from: 0, to: 33, slots: 32 }));
+    theirs.store_u32(REQ_PROD, 2).unwrap();
+    assert!(matches!(ring.take(3), Err(Broken::RanAway { to: 2, .. })), "an index that went back");
+    theirs.store_u32(REQ_PROD, 32).unwrap();
+    assert_eq!(ring.is_empty(), Ok(false), "a full ring is none");
+}
+
+#[test]
+fn the_front_end_is_signalled_when_it_asks_for_that() {
+    let (ours, theirs) = page();
+    ask(&theirs, &X86_64, 0, 0..8);
+    theirs.store_u32(RSP_EVENT, 4).unwrap();
+    let mut ring = Ring::attach(ours, &X86_64).unwrap();
+    take_all(&mut ring, 0);
+    assert_eq!(ring.must_signal(), Ok(true), "the first time in any case");
+    let mut answer = |number| {
+        ring.answer(number, response(0)).unwrap();
+        ring.must_signal().unwrap()
+    };
+    assert_eq!([answer(0), answer(1), answer(2), answer(3), answer(4)], [false, false, false, true, false]);
+    assert_eq!(theirs.load_u32(REQ_EVENT), Some(0), "not asked for signals while busy");
+    ring.ask_for_signal().unwrap();
+    assert_eq!(theirs.load_u32(REQ_EVENT), Some(9));
+}
+
+#[test]
+fn requests_without_answer_are_found_again_in_whatever_order_the_others_ended() {
+    for layout in [&X86_64, &X86_32] {
+        // All orders in which three of five requests end.
+        for order in (0..60usize).map(|n| [n % 5, n / 5 % 4, n / 20]) {
+            let mut left: Vec<u16> = (0..5).collect();
+            let (ours, theirs) = page();
+            ask(&theirs, layout, 0, 100..105);
+            let mut ring = Ring::attach(ours, layout).unwrap();
+            take_all(&mut ring, 0);
+            let ended: Vec<u16> = order.into_iter().map(|which| left.remove(which)).collect();
+            for &number in &ended {
+                ring.answer(number, response(100 + u64::from(number))).unwrap();
+            }
+            drop(ring);
+            let answered = answers(&theirs, layout, 0);
+            assert_eq!(answered, ended.iter().map(|&n| 100 + u64::from(n)).collect::<Vec<_>>());
+            let mut found = take_all(&mut Ring::attach(theirs, layout).unwrap(), 0);
+            found.sort_unstable();
+            assert_eq!(found, left.iter().map(|&n| 100 + u64::from(n)).collect::<Vec<_>>(), "after {ended:?}");
+        }
+    }
+}
+
+/// Every state that the stores of one answer go through, as a process that is killed leaves it: none loses a request.
+#[test]
+fn a_process_killed_while_it_answers_loses_nothing() {
+    let (ours, theirs) = page();
+    ask(&theirs, &X86_64, 0, 100..103);
+    let mut ring = Ring::attach(ours, &X86_64).unwrap();
+    take_all(&mut ring, 0);
+    let before = again(&theirs);
+    ring.answer(2, response(102)).unwrap();
+    let after = again(&theirs);
+    let slot = |n: u32| X86_64.at(n)..X86_64.at(n) + 112;
+    let note = NOTE_INDEX..NOTE_RESULT + 4;
+    // In the order of the stores: the note, its step, the request that moves, the step, the answer, the count.
+    let moving = MOVING.to_le_bytes();
+    let mut image = before;
+    let mut images = vec![image];
+    image[note.clone()].copy_from_slice(&after[note]);
+    images.push(image);
+    image[NOTE_STEP..NOTE_STEP + 4].copy_from_slice(&moving);
+    images.push(image);
+    image[slot(2)][..40].copy_from_slice(&before[slot(0)][..40]);
+    images.push(image);
+    image[slot(2)].copy_from_slice(&before[slot(0)]);
+    images.push(image);
+    image[NOTE_STEP..NOTE_STEP + 4].copy_from_slice(&ANSWERING.to_le_bytes());
+    images.push(image);
+    image[slot(0)][..12].copy_from_slice(&after[slot(0)][..12]);
+    images.push(image);
+    image[RSP_PROD..RSP_PROD + 4].copy_from_slice(&1u32.to_le_bytes());
+    images.push(image);
+    assert_eq!(image, after, "these are all");
+    for (step, image) in images.into_iter().enumerate() {
+        let (ours, theirs) = page();
+        theirs.write(0, image).unwrap();
+        let mut found = take_all(&mut Ring::attach(ours, &X86_64).unwrap(), 0);
+        found.extend(answers(&theirs, &X86_64, 0));
+        found.sort_unstable();
+        assert_eq!(found, [100, 101, 102], "killed after store {step}");
+    }
+}
+
+#[test]
+fn a_ring_of_garbage_is_refused_or_empty() {
+    let (ours, theirs) = page();
+    theirs.write(0, [0xa5; 4096]).unwrap();
+    assert_eq!(Ring::attach(ours, &X86_64).map(|ring| ring.next == ring.seen), Ok(true));
+    // One with no room for an entry has nothing in it.
+    assert_eq!(X86_64.slots(100), 0);
+}

@@ -1,0 +1,342 @@
+//! Does what the handshake asks for: reads both nodes, takes the rings, lets them go.
+//!
+//! Knows nothing of what is in the rings. Invariants: what was mapped or bound for a front end that then cannot be connected
+//! is given up; each look at the nodes ends, whatever they say; a store that fails is asked again a bounded number of times.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use disk::{Geometry, Request, Status};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use xen::{Granted, Port, Store, StoreError};
+
+use super::data::{Data, Way};
+use super::device::Device;
+use super::event::{Event, Log, in_full};
+use super::node::{self, Nodes, Offer, RingKeys, Rings, Unusable};
+use super::persistent::Pages;
+use super::queue::Queue;
+use super::ring::{Broken, Ring};
+use super::state::{Seen, State, Step};
+use super::{Config, GrantsPolicy, Machine, OnStop};
+
+/// Steps of one look at the nodes. Three lead from anywhere to rest, unless the nodes change meanwhile.
+const STEPS: usize = 8;
+
+/// Looks that are tried again by ourselves after the store has failed; after that when something changes.
+const RETRIES: u32 = 3;
+
+/// How long a front end has to let the device go when the server stops. Linux's takes milliseconds; one whose device is in use
+/// does not at all.
+const CLOSING_MAX: Duration = Duration::from_secs(1);
+
+const WATCH: &str = "blkif";
+
+/// The device as its two nodes have it.
+pub struct Session {
+    config: Config,
+    nodes: Nodes,
+    /// The front end's rings, while it is connected.
+    pub device: Option<Device>,
+    /// Requests of front ends that are gone, not yet completed.
+    orphans: usize,
+    epoch: u32,
+    settled: bool,
+    announced: bool,
+    refused: bool,
+    ended: bool,
+    retries: u32,
+    /// Ports that could not be given up.
+    stuck: Vec<Port>,
+}
+
+/// Why the rings could not be taken.
+#[derive(Debug, thiserror::Error)]
+enum NotConnected {
+    #[error("{0}")]
+    Keys(#[source] Unusable),
+    #[error("its ring {queue} cannot be mapped")]
+    Map {
+        queue: usize,
+        #[source]
+        source: io::Error,
+    },
+    #[error("its ring {queue} is not one")]
+    Ring {
+        queue: usize,
+        #[source]
+        source: Broken,
+    },
+    #[error("the event channel of its ring {queue} cannot be bound")]
+    Bind {
+        queue: usize,
+        #[source]
+        source: io::Error,
+    },
+    #[error("our node cannot be written")]
+    Say(#[source] StoreError),
+}
+
+impl Session {
+    /// Of a device nobody is connected to.
+    pub fn new(config: Config, nodes: Nodes) -> Session {
+        Session {
+            config,
+            nodes,
+            device: None,
+            orphans: 0,
+            epoch: 0,
+            settled: false,
+            announced: false,
+            refused: false,
+            ended: false,
+            retries: 0,
+            stuck: Vec::new(),
+        }
+    }
+
+    /// Has changes of both nodes reported.
+    pub fn watch(&self, store: &mut dyn Store) -> Result<(), StoreError> {
+        store.watch(&self.nodes.ours(), WATCH)?;
+        store.watch(&self.nodes.theirs(), WATCH)
+    }
+
+    /// The geometry as the guest may use it.
+    pub fn restricted(&self, geometry: &Geometry) -> Geometry {
+        Geometry { read_only: geometry.read_only || self.config.read_only, ..*geometry }
+    }
+
+    /// Whether the device is closed and not wanted any more.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Takes the answer to a request. `true`: it was the last of a front end that is gone.
+    pub fn complete(&mut self, request: Request, status: Status) -> bool {
+        match &mut self.device {
+            Some(device) => {
+                if device.complete(request, status) {
+                    return false;
+                }
+            }
+            None => drop(request.retire()),
+        }
+        self.orphans = self.orphans.saturating_sub(1);
+        self.orphans == 0
+    }
+
+    /// Looks at both nodes and does what follows.
+    pub fn examine(&mut self, machine: &mut Machine, log: &mut Log) {
+        self.stuck.retain(|&port| machine.channels.unbind(port).is_err());
+        for _ in 0..STEPS {
+            match self.step(machine, log) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.retries = 0;
+                    return;
+                }
+                Err(error) => {
+                    log.failed("the store does not answer as it should", &error);
+                    self.retries = self.retries.saturating_add(1);
+                    if self.retries <= RETRIES {
+                        machine.wake();
+                    }
+                    return;
+                }
+            }
+        }
+        // They change faster than we look; what changed last is reported to us.
+    }
+
+    /// One step. `false`: there is nothing to be done.
+    fn step(&mut self, machine: &mut Machine, log: &mut Log) -> Result<bool, StoreError> {
+        let seen = self.see(&mut *machine.store)?;
+        let step = seen.next();
+        match step {
+            Step::Wait => {
+                self.ended = !seen.online && !seen.connected && matches!(seen.ours, Some(State::Closed));
+                self.ended |= seen.ours.is_none();
+                return Ok(false);
+            }
+            Step::Announce => {
+                self.nodes.announce(&mut *machine.store, &self.offer(), Some(State::InitWait))?;
+                self.announced = true;
+                log.note(Event::Announced);
+            }
+            Step::Connect { say } => {
+                let over = seen.ours == Some(State::Connected) && seen.theirs == Some(State::Connected);
+                match self.connect(machine, say, over, log) {
+                    Ok(()) => {}
+                    Err(NotConnected::Keys(Unusable::Store(error)) | NotConnected::Say(error)) => return Err(error),
+                    Err(error) => {
+                        log.note(Event::Refused { why: in_full(&error) });
+                        self.refused = true;
+                    }
+                }
+            }
+            Step::Disconnect(why) => self.disconnect(why, machine, log),
+            Step::Say(state) => {
+                self.nodes.say(&mut *machine.store, state)?;
+                if state == State::Closed {
+                    log.note(Event::Closed);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn see(&mut self, store: &mut dyn Store) -> Result<Seen, StoreError> {
+        let ours = node::state(store, &self.nodes.ours())?;
+        let theirs = node::state(store, &self.nodes.theirs())?;
+        let online = self.nodes.is_online(store)?;
+        let connected = self.device.is_some();
+        self.settled |= connected && theirs == Some(State::Connected);
+        // One that has left the states in which it wants to be connected has begun anew.
+        self.refused &= matches!(theirs, Some(State::Initialised | State::Connected));
+        let (settled, announced, refused) = (self.settled, self.announced, self.refused);
+        Ok(Seen { ours, theirs, online, connected, settled, draining: self.orphans > 0, announced, refused })
+    }
+
+    fn offer(&self) -> Offer {
+        Offer {
+            geometry: self.restricted(&self.config.geometry),
+            ring_order: self.config.max_ring_pages_order,
+            queues: self.config.max_queues,
+            segments: self.config.max_segments,
+            persistent: matches!(self.config.grants, GrantsPolicy::Persistent | GrantsPolicy::Auto),
+        }
+    }
+
+    fn connect(&mut self, machine: &mut Machine, say: bool, over: bool, log: &mut Log) -> Result<(), NotConnected> {
+        let offer = self.offer();
+        let rings = self.nodes.rings(&mut *machine.store, &offer).map_err(NotConnected::Keys)?;
+        let pages = rings.queues.first().map_or(0, |ring| ring.pages.len());
+        let mut queues = Vec::with_capacity(rings.queues.len());
+        let taken = rings.queues.iter().try_for_each(|keys| {
+            queues.push(self.take_ring(machine, &rings, keys, queues.len())?);
+            Ok(())
+        });
+        let said = taken.and_then(|()| {
+            let state = say.then_some(State::Connected);
+            self.nodes.announce(&mut *machine.store, &offer, state).map_err(NotConnected::Say)
+        });
+        if let Err(error) = said {
+            queues.iter().for_each(|queue| self.unbind(queue.port, machine));
+            return Err(error);
+        }
+        let (way, grants) = self.way(&rings);
+        log.note(Event::Connected { queues: queues.len(), pages, grants, taken_over: over });
+        self.epoch = self.epoch.wrapping_add(1);
+        let data = Data::new(self.config.domain, way);
+        self.device = Some(Device::new(queues, data, self.config.max_segments, self.epoch));
+        self.settled = false;
+        Ok(())
+    }
+
+    fn take_ring(
+        &self,
+        machine: &mut Machine,
+        rings: &Rings,
+        keys: &RingKeys,
+        queue: usize,
+    ) -> Result<Queue, NotConnected> {
+        let domain = self.config.domain;
+        let granted: Arc<Granted> =
+            machine.grants.map(domain, &keys.pages, false).map_err(|source| NotConnected::Map { queue, source })?;
+        let ring =
+            Ring::attach(granted.shared(), rings.layout).map_err(|source| NotConnected::Ring { queue, source })?;
+        let port = machine.channels.bind(domain, keys.port).map_err(|source| NotConnected::Bind { queue, source })?;
+        Ok(Queue::new(ring, port))
+    }
+
+    fn way(&self, rings: &Rings) -> (Way, &'static str) {
+        match self.config.grants {
+            GrantsPolicy::Map => (Way::Map, "mapping each time"),
+            GrantsPolicy::Persistent | GrantsPolicy::Auto if rings.persistent => {
+                (Way::Persistent(Pages::default()), "mappings that stay")
+            }
+            GrantsPolicy::Copy | GrantsPolicy::Persistent | GrantsPolicy::Auto => (Way::Copy, "copies"),
+        }
+    }
+
+    fn disconnect(&mut self, why: &'static str, machine: &mut Machine, log: &mut Log) {
+        let Some(mut device) = self.device.take() else { return };
+        let in_flight = device.end();
+        device.ports().for_each(|port| self.unbind(port, machine));
+        self.orphans = self.orphans.saturating_add(in_flight);
+        (self.announced, self.settled) = (false, false);
+        log.note(Event::Disconnected { why, in_flight });
+    }
+
+    fn unbind(&mut self, port: Port, machine: &mut Machine) {
+        if machine.channels.unbind(port).is_err() {
+            self.stuck.push(port);
+        }
+    }
+
+    /// The disk has another size.
+    pub fn resized(&mut self, geometry: &Geometry, machine: &mut Machine, log: &mut Log) {
+        self.config.geometry = *geometry;
+        let connected = self.device.is_some();
+        if !connected && !self.announced {
+            return;
+        }
+        let state = connected.then_some(State::Connected);
+        match self.nodes.resize(&mut *machine.store, geometry.len, state) {
+            Ok(()) if connected => log.note(Event::SizeTold { len: geometry.len }),
+            Ok(()) => {}
+            Err(error) => log.failed("cannot tell the front end of the new size", &error),
+        }
+    }
+
+    /// Has the front end let the device go, if it does so in time.
+    pub fn stop(&mut self, machine: &mut Machine, log: &mut Log) {
+        if self.config.on_stop == OnStop::Leave {
+            return;
+        }
+        match self.close(machine, log) {
+            Ok(None) => {}
+            Ok(Some(state)) => log.note(Event::StillUsed { state: state.name() }),
+            Err(error) => log.failed("cannot close the device", &error),
+        }
+    }
+
+    /// The state that the front end stays in.
+    fn close(&mut self, machine: &mut Machine, log: &mut Log) -> Result<Option<State>, StoreError> {
+        let Some(ours) = node::state(&mut *machine.store, &self.nodes.ours())? else { return Ok(None) };
+        let until = Instant::now() + CLOSING_MAX;
+        if self.device.is_some() && !matches!(ours, State::Closing | State::Closed) {
+            self.nodes.say(&mut *machine.store, State::Closing)?;
+        }
+        while self.device.is_some() {
+            let theirs = node::state(&mut *machine.store, &self.nodes.theirs())?;
+            let Some(theirs) = theirs.filter(|&theirs| theirs != State::Closed) else { break };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Some(theirs));
+            }
+            wait(&*machine.store, left);
+            while machine.store.take_event()?.is_some() {}
+        }
+        self.disconnect("the server stops", machine, log);
+        self.nodes.say(&mut *machine.store, State::Closed)?;
+        log.note(Event::Closed);
+        Ok(None)
+    }
+
+    /// Gives up everything that is held for a front end.
+    pub fn let_go(&mut self, machine: &mut Machine, log: &mut Log) {
+        self.disconnect("the server is gone", machine, log);
+        self.stuck.retain(|&port| machine.channels.unbind(port).is_err());
+    }
+}
+
+/// Waits until the store has something to tell.
+fn wait(store: &dyn Store, left: Duration) {
+    let fd = store.fd();
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(0), tv_nsec: left.subsec_nanos().into() };
+    // However it ends: the caller looks at the clock and at the nodes.
+    poll(&mut fds, Some(&left)).ok();
+}

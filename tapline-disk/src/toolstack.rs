@@ -7,7 +7,7 @@
 mod adopt;
 pub mod attach;
 pub mod claim;
-mod detach;
+pub mod detach;
 pub mod device;
 pub mod domain;
 mod launch;

@@ -104,7 +104,12 @@ pub fn wait_connected(
         Some(Err(())) => Err(Failure::new(format!("see {device} connected"), "somebody has removed it meanwhile")),
         None => Err(Failure::new(
             format!("see {device} connected"),
-            format!("after {} s the backend is {}, the guest {}", patience.as_secs(), described(backend), described(guest)),
+            format!(
+                "after {} s the backend is {}, the guest {}",
+                patience.as_secs(),
+                described(backend),
+                described(guest)
+            ),
         )
         .advise(match backend {
             Some(State::INITIALISING) => "nobody serves it: see the log of its disk process",
@@ -114,11 +119,7 @@ pub fn wait_connected(
 }
 
 /// A device may be made where there is none, or where both ends have closed, or where ours waits and the guest's is missing.
-fn refuse_what_is_in_use(
-    store: &mut dyn Store,
-    within: Option<Transaction>,
-    device: &Device,
-) -> Result<(), Failure> {
+fn refuse_what_is_in_use(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Failure> {
     let other = text(store, within, &format!("{}/backend", device.frontend()))?;
     let other = other.as_deref().and_then(Device::of_backend).filter(|other| other != device);
     if let Some(other) = other {
@@ -147,7 +148,8 @@ fn there_already(device: &Device, why: &str) -> Failure {
     ))
 }
 
-/// Our end: its keys are libxl's, so that whoever reads them there finds them here. A state that we wait in stays.
+/// Our end: its keys are libxl's, so that whoever reads them there finds them here. What the process that serves it has
+/// written stays, and so does a state in which that waits.
 fn make_backend(
     store: &mut dyn Store,
     within: Option<Transaction>,
@@ -156,11 +158,14 @@ fn make_backend(
 ) -> Result<(), Failure> {
     let node = device.backend();
     let waits = matches!(device.states(store, within)?.0, Some(State::INITIALISING | State::INIT_WAIT));
-    if !waits {
+    let served = text(store, within, &format!("{node}/tapline"))?.is_some();
+    if !waits && !served {
         store.remove(within, &node).map_err(store_failed)?;
         store.write(within, &node, b"").map_err(store_failed)?;
         let (owner, reader) = (format!("n{}", device.own), format!("r{}", device.guest));
         store.set_permissions(within, &node, &[&owner, &reader]).map_err(store_failed)?;
+    }
+    if !waits {
         write_all(store, within, &node, &[("state", &State::INITIALISING.digits())])?;
     }
     let (guest, vdev) = (device.guest.to_string(), device.vdev.to_string());
@@ -253,8 +258,13 @@ pub mod test {
             ("type", "phy"),
         ];
         assert_eq!(values(&mut store, back), pairs(&expected));
-        let expected =
-            [("backend", back), ("backend-id", "0"), ("device-type", "disk"), ("state", "1"), ("virtual-device", "51728")];
+        let expected = [
+            ("backend", back),
+            ("backend-id", "0"),
+            ("device-type", "disk"),
+            ("state", "1"),
+            ("virtual-device", "51728"),
+        ];
         assert_eq!(values(&mut store, front), pairs(&expected));
         for node in [back.to_owned(), format!("{back}/state")] {
             assert_eq!(host.permissions(&node).unwrap(), ["n0", "r7"], "{node}");
@@ -282,12 +292,11 @@ pub mod test {
             let (host, mut store, device) = machine();
             host.fail(Part::Store, nth);
             let announced = announce(&mut store, &device, WRITABLE);
-            let there = [device.backend(), device.frontend()].map(|node| store.read(None, &node).unwrap().is_some());
             if announced.is_ok() {
-                assert_eq!(there, [true, true]);
                 assert!(nth > 20, "only {nth} calls");
                 return;
             }
+            let there = [device.backend(), device.frontend()].map(|node| store.read(None, &node).unwrap().is_some());
             assert_eq!(there, [false, false], "call {nth}");
         }
     }
@@ -363,7 +372,8 @@ pub mod test {
             }
         })
         .unwrap();
-        let expected = ["Initialising, guest Initialising", "InitWait, guest Initialising", "InitWait, guest Connected"];
+        let expected =
+            ["Initialising, guest Initialising", "InitWait, guest Initialising", "InitWait, guest Connected"];
         assert_eq!(told[..3], expected.map(|states| format!("backend {states}")));
     }
 

@@ -60,7 +60,8 @@ impl Claim {
         };
         fs::create_dir_all(&places.run).map_err(failed)?;
         loop {
-            let mut file = File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
+            let mut file =
+                File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => return Err(served_already(device, said_in(&mut file))),
                 locked => locked.map_err(|errno| failed(errno.into()))?,
@@ -86,7 +87,9 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
     let path = places.lock(device);
     let mut file = match File::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(|error| Failure::new(format!("see who serves {device} in {}", path.display()), error))?,
+        opened => {
+            opened.map_err(|error| Failure::new(format!("see who serves {device} in {}", path.display()), error))?
+        }
     };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Err(Errno::WOULDBLOCK) => Ok(said_in(&mut file)),
@@ -119,8 +122,11 @@ pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) 
         }
         tell(&format!("the process {} has not ended in {} s", pid.as_raw_nonzero(), patience.as_secs()));
     }
-    Err(Failure::new(format!("end the process {}, which serves {device}", pid.as_raw_nonzero()), "it does not even die")
-        .advise("its storage does not answer: until it does, the guest's pages stay mapped; see the kernel's log"))
+    Err(Failure::new(
+        format!("end the process {}, which serves {device}", pid.as_raw_nonzero()),
+        "it does not even die",
+    )
+    .advise("its storage does not answer: until it does, the guest's pages stay mapped; see the kernel's log"))
 }
 
 fn said_in(file: &mut File) -> Option<Pid> {

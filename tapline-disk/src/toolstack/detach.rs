@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use xen::{DomId, Store, Transaction};
 
-use super::device::{Device, State, children, described, frontend, store_failed, text, together, write_all};
+use super::device::{
+    Device, State, children, described, frontend, remove_own_end, store_failed, text, together, write_all,
+};
 use super::domain;
 use super::vdev::Vdev;
 use super::wait::Wait;
@@ -80,8 +82,12 @@ pub fn wait_closed(
     })?;
     let (backend, guest) = last.unwrap_or_default();
     closed.ok_or_else(|| {
-        let why =
-            format!("after {} s the backend is {}, the guest {}", patience.as_secs(), described(backend), described(guest));
+        let why = format!(
+            "after {} s the backend is {}, the guest {}",
+            patience.as_secs(),
+            described(backend),
+            described(guest)
+        );
         let cause = match guest {
             Some(State::CLOSED) | None => "the disk's process does not answer",
             Some(State::CONNECTED) => "the guest holds on to it: unmount it there, or is the guest paused?",
@@ -106,20 +112,6 @@ pub fn remove(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
         }
         remove_own_end(store, within, device)
     })
-}
-
-/// Removes our end, and the node above it when it is empty.
-pub fn remove_own_end(
-    store: &mut dyn Store,
-    within: Option<Transaction>,
-    device: &Device,
-) -> Result<(), Failure> {
-    store.remove(within, &device.backend()).map_err(store_failed)?;
-    let above = format!("/local/domain/{}/backend/{}/{}", device.own, device.kind, device.guest);
-    if store.list(within, &above).map_err(store_failed)?.is_some_and(|left| left.is_empty()) {
-        store.remove(within, &above).map_err(store_failed)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

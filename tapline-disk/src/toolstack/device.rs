@@ -147,6 +147,16 @@ pub fn write_all(
     Ok(())
 }
 
+/// Removes our end, and the node above it when it is empty.
+pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Failure> {
+    store.remove(within, &device.backend()).map_err(store_failed)?;
+    let above = format!("/local/domain/{}/backend/{}/{}", device.own, device.kind, device.guest);
+    if store.list(within, &above).map_err(store_failed)?.is_some_and(|left| left.is_empty()) {
+        store.remove(within, &above).map_err(store_failed)?;
+    }
+    Ok(())
+}
+
 /// Makes all changes of `change` at once, or none of them.
 pub fn together<T>(
     store: &mut dyn Store,
@@ -176,11 +186,15 @@ pub fn together<T>(
 pub fn store_failed(error: StoreError) -> Failure {
     let advice = match &error {
         StoreError::Unreachable { .. } => "this command works in domain 0 of a Xen host, as root",
-        StoreError::NoEntry { .. } => "whoever owned the node has removed it: look with `tapline xen list`, and try again",
+        StoreError::NoEntry { .. } => {
+            "whoever owned the node has removed it: look with `tapline xen list`, and try again"
+        }
         StoreError::Again => "others change the same nodes all the time: try again",
         StoreError::Refused { code, .. } => match code.as_str() {
             "EACCES" => "only a privileged domain may do that: run it in domain 0",
-            "ENOSPC" | "EQUOTA" => "a quota of the store is used up: remove nodes nobody needs, or raise it (xenstored(8))",
+            "ENOSPC" | "EQUOTA" => {
+                "a quota of the store is used up: remove nodes nobody needs, or raise it (xenstored(8))"
+            }
             _ => "the store's log may say more",
         },
         StoreError::Mute { .. } | StoreError::Lost { .. } => {
@@ -201,7 +215,9 @@ mod test {
         let device = Device { own: DomId(0), kind: "tapline".into(), guest: DomId(7), vdev: "xvdb".parse().unwrap() };
         assert_eq!(device.backend(), "/local/domain/0/backend/tapline/7/51728");
         assert_eq!(Device::of_backend(&device.backend()), Some(device));
-        for other in ["/local/domain/0/backend/vif/7", "/local/domain/0/device/vbd/7/1", "/local/domain/0/backend/a/1/2/3"] {
+        for other in
+            ["/local/domain/0/backend/vif/7", "/local/domain/0/device/vbd/7/1", "/local/domain/0/backend/a/1/2/3"]
+        {
             assert_eq!(Device::of_backend(other), None, "{other}");
         }
     }

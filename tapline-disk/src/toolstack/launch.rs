@@ -74,12 +74,7 @@ impl Launch {
 
 impl Launched {
     /// Waits until the backend's node says that it is served. If it is not, the process is gone afterwards.
-    pub fn wait_serving(
-        &mut self,
-        store: &mut dyn Store,
-        device: &Device,
-        patience: Duration,
-    ) -> Result<(), Failure> {
+    pub fn wait_serving(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Failure> {
         let paths = [device.backend()];
         let child = &mut self.child;
         let serving = Wait { paths: &paths, patience, also: Some(self.process.as_fd()) }.until(store, |store| {

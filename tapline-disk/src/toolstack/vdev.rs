@@ -126,9 +126,9 @@ fn decimal(digits: &str) -> Option<u32> {
 
 /// a = 0, z = 25, aa = 26: counting in which there is no zero.
 fn disk_of(letters: &str) -> Option<u32> {
-    let after = letters.bytes().try_fold(0u32, |disk, letter| {
-        disk.checked_mul(26)?.checked_add(u32::from(letter.checked_sub(b'a')?) + 1)
-    });
+    let after = letters
+        .bytes()
+        .try_fold(0u32, |disk, letter| disk.checked_mul(26)?.checked_add(u32::from(letter.checked_sub(b'a')?) + 1));
     after?.checked_sub(1)
 }
 
@@ -184,7 +184,9 @@ mod test {
 
     #[test]
     fn what_no_scheme_has_room_for_is_refused() {
-        for word in ["", "xvd", "xvda0", "xvda256", "sdq", "sda16", "hde", "hda64", "vda", "xvdA", "d", "dp1", "-1", "+1", "0x"] {
+        for word in
+            ["", "xvd", "xvda0", "xvda256", "sdq", "sda16", "hde", "hda64", "vda", "xvdA", "d", "dp1", "-1", "+1", "0x"]
+        {
             assert!(word.parse::<Vdev>().is_err(), "{word}");
         }
         assert!("d1048576".parse::<Vdev>().is_err());

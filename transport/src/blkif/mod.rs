@@ -150,8 +150,34 @@ pub struct Server {
     session: Session,
     /// Ports that were reported and are to be unmasked before we sleep.
     masked: Vec<Port>,
+    hearing: Patience,
+    unmasking: Patience,
+    looking: Patience,
     stopped: bool,
     log: Log,
+}
+
+/// Failures in a row of something that is tried again by ourselves, a bounded number of times: what failed may have taken
+/// with it the only sign that there is something to do.
+#[derive(Default)]
+struct Patience {
+    failures: u32,
+}
+
+impl Patience {
+    /// Attempts that are made by ourselves.
+    const ATTEMPTS: u32 = 3;
+
+    fn failed(&mut self, machine: &Machine) {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures <= Patience::ATTEMPTS {
+            machine.wake();
+        }
+    }
+
+    fn worked(&mut self) {
+        self.failures = 0;
+    }
 }
 
 impl Server {
@@ -169,8 +195,9 @@ impl Server {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| SetUpError::Eventfd(errno.into()))?;
         let machine = Machine { store, grants, channels, wake };
-        let (masked, log) = Default::default();
-        Ok(Server { machine, session: Session::new(config, nodes), masked, stopped: false, log })
+        let session = Session::new(config, nodes);
+        let (masked, log, hearing, unmasking, looking) = Default::default();
+        Ok(Server { machine, session, masked, hearing, unmasking, looking, stopped: false, log })
     }
 
     /// What has happened since the last call, for the log.
@@ -194,8 +221,11 @@ impl Server {
         for _ in 0..TURN {
             match self.machine.channels.take(&mut self.masked) {
                 Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => return self.log.failed("cannot take events from the guest", &error),
+                Ok(false) => return self.hearing.worked(),
+                Err(error) => {
+                    self.log.failed("cannot take events from the guest", &error);
+                    return self.hearing.failed(&self.machine);
+                }
             }
         }
         self.machine.wake();
@@ -203,26 +233,44 @@ impl Server {
 
     /// Takes in what changed in the store. Whatever it was, both nodes are looked at.
     fn look(&mut self) {
+        let mut more = true;
         for _ in 0..TURN {
             match self.machine.store.take_event() {
                 Ok(Some(_)) => {}
-                Ok(None) => return self.session.examine(&mut self.machine, &mut self.log),
+                Ok(None) => {
+                    self.looking.worked();
+                    more = false;
+                    break;
+                }
                 Err(error) => {
                     self.log.failed("cannot take events from the store", &error);
-                    return self.session.examine(&mut self.machine, &mut self.log);
+                    self.looking.failed(&self.machine);
+                    more = false;
+                    break;
                 }
             }
         }
         self.session.examine(&mut self.machine, &mut self.log);
-        self.machine.wake();
+        if more {
+            self.machine.wake();
+        }
     }
 
     fn unmask(&mut self) {
-        for port in self.masked.drain(..) {
-            let ours = self.session.device.as_ref().is_some_and(|device| device.ports().any(|own| own == port));
-            if let Some(Err(error)) = ours.then(|| self.machine.channels.unmask(port)) {
-                self.log.failed("cannot wait for the guest", &error);
+        let Server { machine, session, masked, unmasking, log, .. } = self;
+        let mut failed = false;
+        masked.retain(|&port| {
+            let ours = session.device.as_ref().is_some_and(|device| device.ports().any(|own| own == port));
+            let error = ours.then(|| machine.channels.unmask(port).err()).flatten();
+            if let Some(error) = &error {
+                log.failed("cannot wait for the guest", error);
             }
+            failed |= error.is_some();
+            error.is_some()
+        });
+        match failed {
+            true => unmasking.failed(machine),
+            false => unmasking.worked(),
         }
     }
 }

@@ -19,13 +19,10 @@ use super::persistent::Pages;
 use super::queue::Queue;
 use super::ring::{Broken, Ring};
 use super::state::{Seen, State, Step};
-use super::{Config, GrantsPolicy, Machine, OnStop};
+use super::{Config, GrantsPolicy, Machine, OnStop, Patience};
 
 /// Steps of one look at the nodes. Three lead from anywhere to rest, unless the nodes change meanwhile.
 const STEPS: usize = 8;
-
-/// Looks that are tried again by ourselves after the store has failed; after that when something changes.
-const RETRIES: u32 = 3;
 
 /// How long a front end has to let the device go when the server stops. Linux's takes milliseconds; one whose device is in use
 /// does not at all.
@@ -46,7 +43,7 @@ pub struct Session {
     announced: bool,
     refused: bool,
     ended: bool,
-    retries: u32,
+    asking: Patience,
     /// Ports that could not be given up.
     stuck: Vec<Port>,
 }
@@ -91,7 +88,7 @@ impl Session {
             announced: false,
             refused: false,
             ended: false,
-            retries: 0,
+            asking: Patience::default(),
             stuck: Vec::new(),
         }
     }
@@ -132,17 +129,10 @@ impl Session {
         for _ in 0..STEPS {
             match self.step(machine, log) {
                 Ok(true) => {}
-                Ok(false) => {
-                    self.retries = 0;
-                    return;
-                }
+                Ok(false) => return self.asking.worked(),
                 Err(error) => {
                     log.failed("the store does not answer as it should", &error);
-                    self.retries = self.retries.saturating_add(1);
-                    if self.retries <= RETRIES {
-                        machine.wake();
-                    }
-                    return;
+                    return self.asking.failed(machine);
                 }
             }
         }

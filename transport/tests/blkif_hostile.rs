@@ -1,0 +1,326 @@
+//! What a guest may do to a blkif server, and what it gets for that.
+
+#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+
+mod blkif_mock;
+
+use blkif_mock::{
+    Abi, BACKEND, FRONTEND, Front, Machine, READ, Rings, WRITE, attach, config, get, indirect, remove, set, transfer,
+};
+use transport::blkif::GrantsPolicy;
+use xen::GrantRef;
+use xen::fake::{Access, Counts, Host, Part};
+
+const OKAY: i16 = 0;
+const ERROR: i16 = -1;
+
+const POLICIES: [GrantsPolicy; 3] = [GrantsPolicy::Copy, GrantsPolicy::Map, GrantsPolicy::Persistent];
+const PERSISTENT: Rings = Rings { abi: Abi::X86_64, order: 0, queues: 1, persistent: true };
+
+fn connected(grants: GrantsPolicy, rings: Rings) -> (Machine, Front) {
+    let host = Host::new().unwrap();
+    attach(&host);
+    let (mut machine, mut front) = (Machine::new(&host, config(grants)), Front::new(&host));
+    front.connect(&mut machine, rings);
+    (machine, front)
+}
+
+#[test]
+fn a_bad_grant_is_an_error_of_its_request_alone() {
+    for policy in POLICIES {
+        let (mut machine, mut front) = connected(policy, PERSISTENT);
+        let (_, good) = front.page(7);
+        let (_, revoked) = front.page(8);
+        front.guest.revoke(revoked);
+        let sealed = front.guest.page().unwrap();
+        let sealed = front.guest.grant(sealed, Access::ReadOnly);
+        let bad = GrantRef(123_456);
+        let entries = [
+            transfer(WRITE, 0, 0, &[(good, 0, 7)]),
+            transfer(WRITE, 1, 8, &[(good, 0, 7), (bad, 0, 7)]),
+            transfer(WRITE, 2, 16, &[(revoked, 0, 7)]),
+            transfer(READ, 3, 0, &[(sealed, 0, 7)]),
+            indirect(READ, 4, 0, bad, 12),
+            transfer(READ, 5, 0, &[(good, 0, 7)]),
+        ];
+        let before = machine.file.bytes.clone();
+        entries.iter().for_each(|entry| front.put(0, entry));
+        front.push(0);
+        machine.settle();
+        let mut answers: Vec<_> = front.answers(0).iter().map(|answer| (answer.0, answer.2)).collect();
+        answers.sort_unstable();
+        let expected = [OKAY, ERROR, ERROR, ERROR, ERROR, OKAY];
+        assert_eq!(answers.iter().map(|answer| answer.1).collect::<Vec<_>>(), expected, "{policy:?}");
+        assert!(machine.file.bytes[4096..] == before[4096..], "{policy:?}: nothing of a refused write is written");
+        front.close(&mut machine);
+        assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
+    }
+}
+
+#[test]
+fn descriptors_that_make_no_sense_are_refused() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
+    let (list, grant) = front.page(0xff);
+    assert_eq!(front.run(&mut machine, &indirect(READ, 1, 0, grant, 12)), ERROR);
+    let (_, good) = front.page(0);
+    front.guest.write(list, 0, &[&good.0.to_le_bytes()[..], &[0, 8, 0, 0]].concat()).unwrap();
+    assert_eq!(front.run(&mut machine, &indirect(READ, 2, 0, grant, 1)), ERROR, "a ninth sector");
+    front.guest.write(list, 0, &[&good.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).unwrap();
+    assert_eq!(front.run(&mut machine, &indirect(READ, 3, 0, grant, 257)), ERROR, "more than were offered");
+    assert_eq!(front.run(&mut machine, &indirect(READ, 4, 8191, grant, 1)), ERROR, "behind the end");
+    assert_eq!(front.run(&mut machine, &indirect(READ, 5, u64::MAX, grant, 1)), ERROR);
+    assert_eq!(front.run(&mut machine, &indirect(READ, 6, 0, grant, 1)), OKAY);
+}
+
+#[test]
+fn what_was_taken_is_not_read_again() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
+    let (page, grant) = front.page(0x11);
+    let list = front.guest.page().unwrap();
+    front.guest.write(list, 0, &[&grant.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).unwrap();
+    let listed = front.guest.grant(list, Access::ReadOnly);
+    machine.file.hold = true;
+    front.put(0, &transfer(WRITE, 1, 0, &[(grant, 0, 7)]));
+    front.put(0, &indirect(WRITE, 2, 64, listed, 1));
+    front.push(0);
+    machine.settle();
+    // All that the guest can change is changed while the requests are under way.
+    front.guest.write(page, 0, &[0x22; 4096]).unwrap();
+    front.guest.write(list, 0, &[0xff; 4096]).unwrap();
+    (0..32).for_each(|slot| front.rings[0].shared.write(64 + slot * 112, [0xee; 112]).unwrap());
+    machine.file.hold = false;
+    machine.settle();
+    let mut answers = front.answers(0);
+    answers.sort_unstable();
+    assert_eq!(answers, [(1, WRITE, OKAY), (2, WRITE, OKAY)]);
+    assert_eq!(machine.file.bytes[..4096], [0x11; 4096]);
+    assert_eq!(machine.file.bytes[64 * 512..72 * 512], [0x11; 4096]);
+}
+
+#[test]
+fn an_index_that_ran_away_ends_its_queue_alone() {
+    for index in [33, 1000, u32::MAX, 1 << 31] {
+        let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { queues: 2, ..Rings::default() });
+        let (_, page) = front.page(7);
+        machine.take_log();
+        front.rings[0].shared.store_u32(0, index).unwrap();
+        front.guest.signal(front.rings[0].port).unwrap();
+        machine.settle();
+        assert_eq!(machine.log.matches("is broken by its front end").count(), 1, "{}", machine.log);
+        assert_eq!(front.answers(0), []);
+        front.ask(1, &transfer(WRITE, 1, 0, &[(page, 0, 7)]));
+        machine.settle();
+        assert_eq!(front.answers(1), [(1, WRITE, OKAY)], "the other goes on");
+        front.close(&mut machine);
+        front.say(1);
+        front.connect(&mut machine, Rings::default());
+        assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), OKAY, "and so does the next");
+    }
+}
+
+#[test]
+fn requests_in_flight_of_a_broken_queue_end_in_nothing() {
+    for policy in POLICIES {
+        let (mut machine, mut front) = connected(policy, PERSISTENT);
+        let (_, page) = front.page(7);
+        machine.file.hold = true;
+        front.ask(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
+        machine.settle();
+        front.rings[0].shared.store_u32(0, 500).unwrap();
+        front.guest.signal(front.rings[0].port).unwrap();
+        machine.settle();
+        machine.file.hold = false;
+        machine.settle();
+        assert_eq!(front.answers(0), []);
+        front.close(&mut machine);
+        assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
+    }
+}
+
+#[test]
+fn a_flood_of_signals_wakes_once() {
+    let (mut machine, front) = connected(GrantsPolicy::Copy, Rings::default());
+    machine.settle();
+    let before = machine.host.calls(Part::Channels);
+    for _ in 0..10 {
+        (0..1000).for_each(|_| front.guest.signal(front.rings[0].port).unwrap());
+        machine.settle();
+    }
+    let calls = machine.host.calls(Part::Channels) - before;
+    assert!(calls <= 40, "{calls} calls for ten floods");
+    assert!(!machine.turn(), "asleep");
+}
+
+#[test]
+fn a_flood_of_nonsense_is_answered_a_ring_at_a_time() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { order: 4, ..Rings::default() });
+    for round in 0..20u64 {
+        (0..512).for_each(|id| front.put(0, &transfer((id % 256) as u8 | 8, round, u64::MAX, &[])));
+        front.push(0);
+        machine.settle();
+        let answers = front.answers(0);
+        assert_eq!(answers.len(), 512);
+        assert!(answers.iter().all(|&(id, _, status)| id == round && status < 0));
+    }
+    assert_eq!(machine.seen, []);
+}
+
+#[test]
+fn more_than_the_memory_for_it_waits_in_the_ring() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { order: 2, ..Rings::default() });
+    let (_, page) = front.page(9);
+    let list = front.guest.page().unwrap();
+    let one = [&page.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat();
+    front.guest.write(list, 0, &one.repeat(256)).unwrap();
+    let list = front.guest.grant(list, Access::ReadOnly);
+    machine.file.hold = true;
+    (0..128).for_each(|id| front.put(0, &indirect(READ, id, 0, list, 256)));
+    front.push(0);
+    machine.settle();
+    assert!(machine.seen.len() <= 33, "{} MiB under way", machine.seen.len());
+    machine.file.hold = false;
+    machine.settle();
+    assert_eq!(front.answers(0).len(), 128);
+}
+
+#[test]
+fn keys_that_are_not_what_was_offered_are_refused_and_the_next_front_end_is_not() {
+    let bad: [(&str, Option<&str>); 12] = [
+        ("ring-page-order", Some("5")),
+        ("ring-page-order", Some("-1")),
+        ("ring-page-order", Some("")),
+        ("num-ring-pages", Some("3")),
+        ("multi-queue-num-queues", Some("0")),
+        ("multi-queue-num-queues", Some("5")),
+        ("multi-queue-num-queues", Some("2")),
+        ("protocol", Some("vax-abi")),
+        ("ring-ref", None),
+        ("ring-ref", Some("99999999")),
+        ("event-channel", None),
+        ("event-channel", Some("77777")),
+    ];
+    for (key, value) in bad {
+        let host = Host::new().unwrap();
+        attach(&host);
+        let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Copy)), Front::new(&host));
+        machine.settle();
+        let path = format!("{FRONTEND}/{key}");
+        front.initialise(Rings::default());
+        match value {
+            Some(value) => set(&host, &path, value),
+            None => remove(&host, &path),
+        }
+        machine.settle();
+        assert_eq!(front.backend_says(), "5", "{key} {value:?}");
+        assert!(machine.log.contains("cannot be connected"), "{key}: {}", machine.log);
+        assert_eq!((host.counts().mapped, host.counts().bound), (0, 0), "{key}");
+        let said = machine.log.len();
+        (0..10).for_each(|_| set(&host, &format!("{FRONTEND}/state"), "3"));
+        machine.settle();
+        assert_eq!(machine.log.len(), said, "it is not tried again");
+        remove(&host, &path);
+        front.close(&mut machine);
+        remove(&host, &format!("{FRONTEND}/num-ring-pages"));
+        front.say(1);
+        front.connect(&mut machine, Rings::default());
+    }
+}
+
+#[test]
+fn keys_that_an_earlier_front_end_has_left_are_not_looked_at() {
+    let host = Host::new().unwrap();
+    attach(&host);
+    let mut front = Front::new(&host);
+    front.initialise(Rings { queues: 2, order: 1, ..Rings::default() });
+    front.say(1);
+    let mut machine = Machine::new(&host, config(GrantsPolicy::Copy));
+    machine.settle();
+    assert_eq!((front.backend_says().as_str(), host.counts().mapped, host.counts().bound), ("2", 0, 0));
+    front.forget();
+    front.connect(&mut machine, Rings::default());
+    assert_eq!(host.counts().mapped, 1);
+}
+
+#[test]
+fn states_in_any_order_leave_nothing_and_end_in_a_connection() {
+    for seed in 1..40u64 {
+        let host = Host::new().unwrap();
+        attach(&host);
+        let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Persistent)), Front::new(&host));
+        machine.settle();
+        front.initialise(PERSISTENT);
+        let mut random = seed;
+        for _ in 0..60 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let state = (random >> 33) % 12;
+            match state {
+                10 => remove(&host, &format!("{FRONTEND}/state")),
+                11 => set(&host, &format!("{BACKEND}/state"), &((random >> 40) % 7).to_string()),
+                state => set(&host, &format!("{FRONTEND}/state"), &state.to_string()),
+            }
+            if random >> 63 == 0 {
+                machine.settle();
+            }
+        }
+        machine.settle();
+        front.close(&mut machine);
+        assert_eq!((host.counts().mapped, host.counts().bound), (0, 0), "seed {seed}");
+        front.say(1);
+        front.connect(&mut machine, PERSISTENT);
+        let (_, page) = front.page(1);
+        assert_eq!(front.run(&mut machine, &transfer(READ, 1, 0, &[(page, 0, 7)])), OKAY, "seed {seed}");
+        drop(machine);
+        assert_eq!(host.counts(), Counts::default(), "seed {seed}");
+    }
+}
+
+/// A life of a device in which something fails; how often `part` was called in it.
+fn life(policy: GrantsPolicy, part: Part, nth: u64) -> u64 {
+    let host = Host::new().unwrap();
+    attach(&host);
+    let mut front = Front::new(&host);
+    let (_, page) = front.page(1);
+    let mut machine = Machine::idle(&host, config(policy).geometry);
+    host.fail(part, nth);
+    // A server that cannot begin says so, and is begun again.
+    if machine.start(config(policy)).is_err() {
+        machine.start(config(policy)).unwrap();
+    }
+    machine.settle();
+    front.initialise(Rings { queues: 2, ..PERSISTENT });
+    machine.settle();
+    let answered = if front.backend_says() == "4" {
+        front.say(4);
+        machine.settle();
+        (0..4).for_each(|id| front.put(0, &transfer((id % 2) as u8, id, 0, &[(page, 0, 7)])));
+        front.push(0);
+        machine.settle();
+        front.answers(0).len()
+    } else {
+        0
+    };
+    let calls = host.calls(part);
+    host.fail(part, u64::MAX >> 1);
+    front.close(&mut machine);
+    assert_eq!((host.counts().mapped, host.counts().bound), (0, 0), "{policy:?} {part:?} {nth}");
+    front.say(1);
+    front.connect(&mut machine, PERSISTENT);
+    assert_eq!(front.run(&mut machine, &transfer(READ, 9, 0, &[(page, 0, 7)])), OKAY, "{policy:?} {part:?} {nth}");
+    // All or, where the guest could not be waited for, none; never some.
+    assert!(answered == 4 || answered == 0, "{policy:?} {part:?} {nth}: {answered}");
+    assert_eq!(get(&host, &format!("{BACKEND}/state")).as_deref(), Some("4"));
+    drop(machine);
+    assert_eq!(host.counts(), Counts::default(), "{policy:?} {part:?} {nth}");
+    calls
+}
+
+#[test]
+fn whatever_call_fails_nothing_leaks_and_the_next_front_end_is_served() {
+    for policy in POLICIES {
+        for part in [Part::Grants, Part::Channels, Part::Store] {
+            let calls = life(policy, part, u64::MAX >> 1);
+            assert!(calls > 0);
+            (1..=calls).for_each(|nth| assert!(life(policy, part, nth) > 0));
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Both ends of a blkif device for tests: a machine that serves a raw disk in memory, and a front end that can write
+//! anything into its rings and its node.
+//!
+//! The machine runs only when it is told to, so that tests decide what happens when.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+
+mod front;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use disk::raw::Raw;
+use disk::{
+    Action, Allocation, Disk, EngineFailed, FileDone, FileError, FileId, FileOp, Geometry, Image, Io, Operation,
+    Options, Transport, Until,
+};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use transport::blkif::{Config, GrantsPolicy, OnStop, Server};
+use transport::{Interest, Server as _, Watch, WatchKey};
+use xen::fake::Host;
+use xen::{DomId, Store, StoreError};
+
+#[allow(unused_imports, reason = "each test uses a part of it")]
+pub use front::{Abi, Front, READ, Rings, WRITE, discard, indirect, transfer};
+
+pub const DOMAIN: DomId = DomId(7);
+pub const DEVICE: u32 = 51712;
+pub const BACKEND: &str = "/local/domain/0/backend/tap/7/51712";
+pub const FRONTEND: &str = "/local/domain/7/device/vbd/51712";
+
+/// Bytes of the disk.
+pub const LEN: u64 = 4 << 20;
+
+/// The wait of a test's thread.
+pub struct Epoll {
+    epoll: OwnedFd,
+    fds: Vec<(WatchKey, OwnedFd)>,
+}
+
+impl Epoll {
+    pub fn new() -> Epoll {
+        Epoll { epoll: epoll::create(CreateFlags::CLOEXEC).unwrap(), fds: Vec::new() }
+    }
+
+    pub fn ready(&self) -> Vec<WatchKey> {
+        let mut events: Vec<Event> = Vec::with_capacity(64);
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none)).unwrap();
+        events.iter().map(|event| WatchKey(event.data.u64())).collect()
+    }
+}
+
+impl Watch for Epoll {
+    fn watch(&mut self, fd: BorrowedFd<'_>, _interest: Interest, key: WatchKey) -> std::io::Result<()> {
+        let copy = fd.try_clone_to_owned()?;
+        epoll::add(&self.epoll, copy.as_fd(), EventData::new_u64(key.0), EventFlags::IN | EventFlags::ET)?;
+        self.fds.push((key, copy));
+        Ok(())
+    }
+
+    fn forget(&mut self, key: WatchKey) {
+        self.fds.retain(|(known, _)| *known != key);
+    }
+}
+
+/// A file with a volatile cache.
+#[derive(Default)]
+pub struct File {
+    /// What is read.
+    pub bytes: Vec<u8>,
+    /// What survives power loss.
+    pub durable: Vec<u8>,
+    pub fault: Option<FileError>,
+    /// Operations are kept, not done.
+    pub hold: bool,
+    queue: Vec<FileOp>,
+}
+
+impl File {
+    fn execute(&mut self, action: &Action) -> Result<(), FileError> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        match action {
+            Action::Read { at, into } => into.copy_from(&self.bytes[*at as usize..*at as usize + into.len()]),
+            Action::Write { at, from } => from.copy_to(&mut self.bytes[*at as usize..*at as usize + from.len()]),
+            Action::SyncData => self.durable.clone_from(&self.bytes),
+            Action::Deallocate { at, len } => self.bytes[*at as usize..(*at + *len) as usize].fill(0),
+        }
+        Ok(())
+    }
+}
+
+impl Io for File {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        self.queue.push(op);
+        Ok(())
+    }
+
+    fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        // The newest first: answers do not come in the order of the requests.
+        while let Some(op) = if self.hold { None } else { self.queue.pop() } {
+            let result = self.execute(&op.action);
+            done.push(FileDone { op, result });
+        }
+        Ok(())
+    }
+
+    fn allocated(&mut self, _file: FileId, _at: u64, len: u64) -> Allocation {
+        Allocation::Data(len)
+    }
+}
+
+/// A server and its disk.
+pub struct Machine {
+    pub host: Host,
+    pub server: Option<Server>,
+    pub watch: Epoll,
+    pub disk: Disk<Image>,
+    pub file: File,
+    pub geometry: Geometry,
+    /// Every operation that was popped.
+    pub seen: Vec<Operation>,
+    pub log: String,
+}
+
+pub fn config(grants: GrantsPolicy) -> Config {
+    let geometry = Geometry { len: LEN, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
+    Config {
+        domain: DOMAIN,
+        device: DEVICE,
+        backend: BACKEND.to_owned(),
+        geometry,
+        read_only: false,
+        grants,
+        max_ring_pages_order: 4,
+        max_queues: 4,
+        max_segments: 256,
+        on_stop: OnStop::Close,
+    }
+}
+
+/// Writes what a toolstack writes before either end begins.
+pub fn attach(host: &Host) {
+    let mut store = host.store(DomId(0)).unwrap();
+    for (path, value) in [
+        (format!("{BACKEND}/frontend"), FRONTEND),
+        (format!("{BACKEND}/online"), "1"),
+        (format!("{BACKEND}/state"), "1"),
+        (format!("{FRONTEND}/backend"), BACKEND),
+        (format!("{FRONTEND}/state"), "1"),
+    ] {
+        store.write(None, &path, value.as_bytes()).unwrap();
+    }
+}
+
+/// A call of the test's own: one that was made to fail for the server is made again.
+fn own<T>(host: &Host, call: impl Fn(&mut dyn Store) -> Result<T, StoreError>) -> T {
+    let mut store = host.store(DomId(0)).unwrap();
+    call(&mut store).or_else(|_| call(&mut store)).unwrap()
+}
+
+pub fn get(host: &Host, path: &str) -> Option<String> {
+    own(host, |store| store.read(None, path)).map(|value| String::from_utf8(value).unwrap())
+}
+
+pub fn set(host: &Host, path: &str, value: &str) {
+    own(host, |store| store.write(None, path, value.as_bytes()));
+}
+
+pub fn remove(host: &Host, path: &str) {
+    own(host, |store| store.remove(None, path));
+}
+
+impl Machine {
+    /// A machine whose server has begun.
+    pub fn new(host: &Host, config: Config) -> Machine {
+        let mut machine = Machine::idle(host, config.geometry);
+        machine.start(config).unwrap();
+        machine
+    }
+
+    /// A machine without a server.
+    pub fn idle(host: &Host, geometry: Geometry) -> Machine {
+        let raw = Raw::new(geometry.len, geometry.block, geometry.read_only).unwrap();
+        let disk = Disk::new(vec![Image::Raw(raw)], Options::default()).unwrap();
+        let bytes: Vec<u8> = (0..geometry.len).map(|at| (at / 512 % 251) as u8).collect();
+        let file = File { durable: bytes.clone(), bytes, ..File::default() };
+        let (watch, seen, log) = (Epoll::new(), Vec::new(), String::new());
+        Machine { host: host.clone(), server: None, watch, disk, file, geometry, seen, log }
+    }
+
+    pub fn start(&mut self, config: Config) -> Result<(), String> {
+        self.server = None;
+        self.watch = Epoll::new();
+        let store = Box::new(self.host.store(DomId(0)).unwrap());
+        let channels = Box::new(self.host.channels().unwrap());
+        let server = Server::new(config, store, Box::new(self.host.grants()), channels);
+        let mut server = server.map_err(|error| error.to_string())?;
+        server.start(&mut self.watch).map_err(|error| error.to_string())?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    /// Everything that can be done now. Whether something was.
+    pub fn turn(&mut self) -> bool {
+        let Some(server) = &mut self.server else { return false };
+        let keys = self.watch.ready();
+        for &key in &keys {
+            server.ready(key, &mut self.watch);
+        }
+        let mut busy = !keys.is_empty();
+        while let Some(request) = server.pop(&self.geometry) {
+            self.seen.push(request.operation());
+            self.disk.submit(request, &mut self.file);
+            busy = true;
+        }
+        let mut done = Vec::new();
+        self.file.reap(Until::Now, &mut done).unwrap();
+        for done in done {
+            self.disk.settle(done, &mut self.file);
+            self.disk.retry(&mut self.file);
+            busy = true;
+        }
+        while let Some((request, status)) = self.disk.answer() {
+            server.complete(request, status);
+            busy = true;
+        }
+        server.publish().unwrap();
+        for event in server.take_events() {
+            self.log += &format!("{event}\n");
+        }
+        busy || !server.may_sleep()
+    }
+
+    /// Turns until it would sleep.
+    pub fn settle(&mut self) {
+        let turns = (0..1000).take_while(|_| self.turn()).count();
+        assert!(turns < 1000, "it never sleeps");
+    }
+
+    pub fn stop(&mut self) {
+        self.server.as_mut().unwrap().stop(&mut self.watch);
+        self.file.hold = false;
+        self.settle();
+        self.server = None;
+    }
+
+    pub fn take_log(&mut self) -> String {
+        std::mem::take(&mut self.log)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // What is still under way ends, as it does in a process that stops.
+        self.file.hold = false;
+        for _ in 0..1000 {
+            let mut done = Vec::new();
+            self.file.reap(Until::Now, &mut done).unwrap();
+            for done in done {
+                self.disk.settle(done, &mut self.file);
+                self.disk.retry(&mut self.file);
+            }
+            while let Some((request, _)) = self.disk.answer() {
+                request.retire();
+            }
+        }
+    }
+}

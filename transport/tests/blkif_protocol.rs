@@ -1,0 +1,386 @@
+//! What a front end that keeps to the rules gets from a blkif server.
+
+#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+
+mod blkif_mock;
+
+use blkif_mock::{
+    Abi, BACKEND, FRONTEND, Front, LEN, Machine, READ, Rings, WRITE, attach, config, discard, get, indirect, remove,
+    set, transfer,
+};
+use disk::{FileError, Operation};
+use transport::Server as _;
+use transport::blkif::{Config, GrantsPolicy, OnStop};
+use xen::GrantRef;
+use xen::fake::{Access, Counts, Host};
+
+const OKAY: i16 = 0;
+const ERROR: i16 = -1;
+const UNSUPPORTED: i16 = -2;
+
+const POLICIES: [GrantsPolicy; 3] = [GrantsPolicy::Copy, GrantsPolicy::Map, GrantsPolicy::Persistent];
+
+fn machine(config: Config) -> (Machine, Front) {
+    let host = Host::new().unwrap();
+    attach(&host);
+    (Machine::new(&host, config), Front::new(&host))
+}
+
+fn connected(grants: GrantsPolicy, rings: Rings) -> (Machine, Front) {
+    let (mut machine, mut front) = machine(config(grants));
+    front.connect(&mut machine, rings);
+    (machine, front)
+}
+
+fn every_way() -> impl Iterator<Item = (GrantsPolicy, Rings)> {
+    let abis = [Abi::Native, Abi::X86_32, Abi::X86_64];
+    let rings = abis.map(|abi| Rings { abi, persistent: true, ..Rings::default() });
+    POLICIES.into_iter().flat_map(move |policy| rings.map(|rings| (policy, rings)))
+}
+
+fn key(machine: &Machine, key: &str) -> Option<String> {
+    get(&machine.host, &format!("{BACKEND}/{key}"))
+}
+
+#[test]
+fn what_is_offered_can_be_read_before_the_front_end_begins() {
+    let (mut machine, _front) = machine(config(GrantsPolicy::Auto));
+    machine.settle();
+    for (name, value) in [
+        ("state", "2"),
+        ("sectors", "8192"),
+        ("sector-size", "512"),
+        ("physical-sector-size", "4096"),
+        ("info", "0"),
+        ("mode", "w"),
+        ("feature-flush-cache", "1"),
+        ("feature-barrier", "1"),
+        ("feature-discard", "1"),
+        ("discard-granularity", "4096"),
+        ("discard-alignment", "0"),
+        ("discard-secure", "0"),
+        ("feature-persistent", "1"),
+        ("feature-max-indirect-segments", "256"),
+        ("max-ring-page-order", "4"),
+        ("max-ring-pages", "16"),
+        ("multi-queue-max-queues", "4"),
+    ] {
+        assert_eq!(key(&machine, name).as_deref(), Some(value), "{name}");
+    }
+}
+
+#[test]
+fn data_go_both_ways_in_every_layout_and_by_every_way() {
+    for (policy, rings) in every_way() {
+        let (mut machine, mut front) = connected(policy, rings);
+        let ((first, one), (second, two)) = (front.page(0xaa), front.page(0xbb));
+        let parts = [(one, 2, 3), (two, 0, 7)];
+        assert_eq!(front.run(&mut machine, &transfer(WRITE, 5, 16, &parts)), OKAY, "{policy:?} {rings:?}");
+        assert_eq!(machine.file.bytes[16 * 512..18 * 512], [0xaa; 1024]);
+        assert_eq!(machine.file.bytes[18 * 512..26 * 512], [0xbb; 4096]);
+        assert_eq!(machine.file.bytes[26 * 512], 26, "and no further");
+        assert_eq!(front.run(&mut machine, &transfer(READ, 6, 100, &parts)), OKAY);
+        assert_eq!(front.guest.read(first, 1024, 1024).unwrap(), [[100; 512], [101; 512]].concat());
+        assert_eq!(front.guest.read(first, 2048, 1).unwrap(), [0xaa], "and no further");
+        assert_eq!(front.guest.read(second, 3584, 512).unwrap(), [109; 512]);
+        assert_eq!(machine.seen.len(), 2, "one request, however many segments");
+    }
+}
+
+#[test]
+fn answers_name_the_request() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { abi: Abi::X86_32, ..Rings::default() });
+    let (_, page) = front.page(0);
+    front.put(0, &transfer(READ, u64::MAX - 3, 0, &[(page, 0, 7)]));
+    front.put(0, &transfer(77, 8, 0, &[(page, 0, 7)]));
+    front.put(0, &indirect(WRITE, 9, 0, GrantRef(4000), 12));
+    front.push(0);
+    machine.settle();
+    let mut answers = front.answers(0);
+    answers.sort_unstable();
+    assert_eq!(answers, [(8, 77, UNSUPPORTED), (9, WRITE, ERROR), (u64::MAX - 3, READ, OKAY)]);
+}
+
+#[test]
+fn a_mebibyte_goes_in_one_indirect_request() {
+    for (policy, rings) in every_way() {
+        let (mut machine, mut front) = connected(policy, rings);
+        let pages: Vec<_> = (0..256).map(|index| front.page(index as u8)).collect();
+        let parts: Vec<_> = pages.iter().map(|&(_, grant)| (grant, 0, 7)).collect();
+        let list = front.guest.page().unwrap();
+        let descriptors: Vec<u8> =
+            parts.iter().flat_map(|part| [&part.0.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).collect();
+        front.guest.write(list, 0, &descriptors).unwrap();
+        let list = front.guest.grant(list, Access::ReadOnly);
+        let list = if policy == GrantsPolicy::Persistent { front.page(0).1 } else { list };
+        if policy == GrantsPolicy::Persistent {
+            let page = front.guest.page().unwrap();
+            front.guest.write(page, 0, &descriptors).unwrap();
+            let list = front.guest.grant(page, Access::ReadWrite);
+            assert_eq!(front.run(&mut machine, &indirect(WRITE, 1, 8, list, 256)), OKAY);
+        } else {
+            assert_eq!(front.run(&mut machine, &indirect(WRITE, 1, 8, list, 256)), OKAY, "{policy:?}");
+        }
+        let expected: Vec<u8> = (0..256).flat_map(|index| [index as u8; 4096]).collect();
+        assert!(machine.file.bytes[4096..4096 + (1 << 20)] == expected, "{policy:?}");
+        assert_eq!(machine.seen, [Operation::Write { durable: false }]);
+    }
+}
+
+#[test]
+fn large_rings_and_many_queues_work_at_once() {
+    for policy in POLICIES {
+        let rings = Rings { order: 4, queues: 4, persistent: true, ..Rings::default() };
+        let (mut machine, mut front) = connected(policy, rings);
+        assert_eq!(front.slots, 512);
+        let (page, grant) = front.page(0);
+        for round in 0..3u64 {
+            for queue in 0..4 {
+                (0..512).for_each(|id| front.put(queue, &transfer(READ, round * 512 + id, id * 8, &[(grant, 0, 0)])));
+                front.push(queue);
+            }
+            machine.settle();
+            for queue in 0..4 {
+                let mut ids: Vec<u64> = front.answers(queue).iter().map(|answer| answer.0).collect();
+                ids.sort_unstable();
+                assert_eq!(ids, (round * 512..(round + 1) * 512).collect::<Vec<_>>(), "{policy:?}");
+            }
+        }
+        assert_eq!(front.guest.read(page, 512, 1).unwrap(), [0]);
+    }
+}
+
+#[test]
+fn a_flush_makes_durable_and_a_write_does_not() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
+    let (_, page) = front.page(0x55);
+    assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), OKAY);
+    assert_ne!(machine.file.durable[..4096], [0x55; 4096]);
+    assert_eq!(front.run(&mut machine, &transfer(3, 2, 0, &[])), OKAY);
+    assert_eq!(machine.file.durable[..4096], [0x55; 4096]);
+    assert_eq!(front.run(&mut machine, &transfer(3, 3, 64, &[(page, 0, 7)])), OKAY, "a flush with data");
+    assert_eq!(machine.file.durable[64 * 512..72 * 512], [0x55; 4096]);
+    machine.file.fault = Some(FileError::Failed(5));
+    assert_eq!(front.run(&mut machine, &transfer(WRITE, 4, 0, &[(page, 0, 7)])), ERROR);
+}
+
+#[test]
+fn a_barrier_is_alone_and_durable() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
+    let (_, page) = front.page(0x55);
+    machine.file.hold = true;
+    for (id, operation) in [WRITE, WRITE, 2, WRITE, 2, WRITE].into_iter().enumerate() {
+        let parts = [(page, 0, 7)];
+        let parts = if id == 4 { &parts[..0] } else { &parts[..] };
+        front.put(0, &transfer(operation, id as u64, 8 * id as u64, parts));
+    }
+    front.push(0);
+    machine.settle();
+    assert_eq!(machine.seen.len(), 2, "the barrier waits for what is before it");
+    machine.file.hold = false;
+    machine.settle();
+    let order: Vec<u64> = front.answers(0).iter().map(|answer| answer.0).collect();
+    assert_eq!(order[2..], [2, 3, 4, 5], "one after the other");
+    assert_eq!(
+        machine.seen[2..5],
+        [Operation::Write { durable: true }, Operation::Write { durable: false }, Operation::Flush]
+    );
+    assert_eq!(machine.file.durable[..3 * 4096], [0x55; 3 * 4096]);
+}
+
+#[test]
+fn a_discard_is_of_whole_ranges_and_never_secure() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
+    assert_eq!(front.run(&mut machine, &discard(0, 1, 8, 16)), OKAY);
+    assert_eq!(machine.file.bytes[4096..12288], [0; 8192]);
+    assert_eq!(front.run(&mut machine, &discard(1, 2, 8, 16)), UNSUPPORTED);
+    for (sector, count) in [(LEN / 512, 1), (0, LEN / 512 + 1), (u64::MAX, 1), (1, u64::MAX), (0, 0)] {
+        assert_eq!(front.run(&mut machine, &discard(0, 3, sector, count)), ERROR, "{sector} {count}");
+    }
+}
+
+#[test]
+fn a_disk_to_be_read_only_says_so_and_refuses_writes() {
+    let (mut machine, mut front) = machine(Config { read_only: true, ..config(GrantsPolicy::Copy) });
+    front.connect(&mut machine, Rings::default());
+    assert_eq!((key(&machine, "info").unwrap(), key(&machine, "mode").unwrap()), ("4".to_owned(), "r".to_owned()));
+    assert_eq!(key(&machine, "feature-discard").as_deref(), Some("0"));
+    let (_, page) = front.page(0x55);
+    let read_only = front.guest.page().unwrap();
+    let before = machine.file.bytes.clone();
+    assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), ERROR);
+    assert_eq!(front.run(&mut machine, &transfer(2, 2, 0, &[(page, 0, 7)])), ERROR);
+    assert_eq!(front.run(&mut machine, &discard(0, 3, 0, 8)), ERROR);
+    assert_eq!(front.run(&mut machine, &transfer(READ, 4, 0, &[(page, 0, 7)])), OKAY);
+    assert!(machine.file.bytes == before && front.guest.read(read_only, 0, 1).unwrap() == [0]);
+}
+
+#[test]
+fn all_copies_of_a_pass_are_one_call_and_pages_are_mapped_once() {
+    for (policy, first, later) in [(GrantsPolicy::Copy, 1, 1), (GrantsPolicy::Persistent, 1, 0)] {
+        let (mut machine, mut front) = connected(policy, Rings { persistent: true, ..Rings::default() });
+        let pages: Vec<_> = (0..30).map(|_| front.page(1).1).collect();
+        for expected in [first, later] {
+            let before = machine.host.calls(xen::fake::Part::Grants);
+            for (index, &page) in pages.iter().enumerate() {
+                front.put(0, &transfer(WRITE, 0, 8 * index as u64, &[(page, 0, 7)]));
+            }
+            front.push(0);
+            machine.settle();
+            assert_eq!(front.answers(0).len(), 30);
+            assert_eq!(machine.host.calls(xen::fake::Part::Grants) - before, expected, "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn a_front_end_without_persistent_grants_has_none_of_its_pages_mapped() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Auto, Rings::default());
+    let (_, page) = front.page(1);
+    assert_eq!(front.run(&mut machine, &transfer(WRITE, 0, 0, &[(page, 0, 7)])), OKAY);
+    assert!(front.guest.revoke(page), "it is mapped nowhere");
+    assert_eq!(machine.host.counts().mapped, 1, "the ring");
+}
+
+#[test]
+fn a_new_size_is_told_by_saying_again_that_it_is_connected() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
+    let mut store = machine.host.store(xen::DomId(7)).unwrap();
+    xen::Store::watch(&mut store, &format!("{BACKEND}/state"), "size").unwrap();
+    xen::Store::take_event(&mut store).unwrap();
+    let grown = disk::Geometry { len: 2 * LEN, ..machine.geometry };
+    machine.server.as_mut().unwrap().resized(&grown, &mut machine.watch);
+    assert!(xen::Store::take_event(&mut store).unwrap().is_some());
+    assert_eq!((key(&machine, "sectors").as_deref(), front.backend_says().as_str()), (Some("16384"), "4"));
+    machine.settle();
+    let (_, page) = front.page(1);
+    assert_eq!(front.run(&mut machine, &transfer(READ, 0, 0, &[(page, 0, 7)])), OKAY);
+}
+
+#[test]
+fn a_thousand_front_ends_leave_nothing() {
+    for policy in POLICIES {
+        let (mut machine, mut front) = machine(config(policy));
+        machine.settle();
+        let rest = machine.host.counts();
+        let (_, page) = front.page(3);
+        for round in 0..334 {
+            front.say(1);
+            let rings = Rings { order: round % 3, queues: 1 + round % 2, persistent: true, ..Rings::default() };
+            front.connect(&mut machine, rings);
+            front.ask(0, &transfer(WRITE, 1, 0, &[(page, 0, 7)]));
+            machine.settle();
+            assert_eq!(front.answers(0), [(1, WRITE, OKAY)], "round {round}");
+            front.close(&mut machine);
+            assert_eq!((machine.host.counts(), front.backend_says()), (rest, "6".to_owned()), "round {round}");
+        }
+        drop(machine);
+        assert_eq!(front.host.counts(), Counts::default());
+    }
+}
+
+#[test]
+fn closed_is_said_only_when_nothing_is_under_way() {
+    for policy in POLICIES {
+        let (mut machine, mut front) = connected(policy, Rings { persistent: true, ..Rings::default() });
+        let (_, page) = front.page(3);
+        machine.file.hold = true;
+        front.ask(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
+        machine.settle();
+        front.close(&mut machine);
+        assert_eq!(front.backend_says(), "5", "{policy:?}");
+        assert_eq!(machine.host.counts().bound, 0);
+        front.say(1);
+        machine.settle();
+        assert_eq!(front.backend_says(), "5", "nobody new is let in");
+        machine.file.hold = false;
+        machine.settle();
+        assert_eq!((front.backend_says().as_str(), machine.host.counts().mapped), ("2", 0));
+        front.connect(&mut machine, Rings::default());
+    }
+}
+
+#[test]
+fn a_guest_or_a_node_that_vanishes_leaves_nothing() {
+    for (gone, state) in [(FRONTEND, Some("6")), (BACKEND, None)] {
+        let (mut machine, mut front) =
+            connected(GrantsPolicy::Persistent, Rings { persistent: true, ..Rings::default() });
+        let (_, page) = front.page(3);
+        assert_eq!(front.run(&mut machine, &transfer(READ, 1, 0, &[(page, 0, 7)])), OKAY);
+        remove(&machine.host, gone);
+        machine.settle();
+        assert_eq!(get(&machine.host, &format!("{BACKEND}/state")).as_deref(), state);
+        assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
+        assert_eq!(machine.server.as_ref().unwrap().has_ended(), state.is_none());
+    }
+}
+
+#[test]
+fn the_toolstack_detaches() {
+    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
+    set(&machine.host, &format!("{BACKEND}/online"), "0");
+    set(&machine.host, &format!("{BACKEND}/state"), "5");
+    machine.settle();
+    assert!(machine.server.as_ref().unwrap().is_connected(), "until the front end lets go");
+    front.close(&mut machine);
+    assert_eq!(front.backend_says(), "6");
+    assert!(machine.server.as_ref().unwrap().has_ended());
+}
+
+#[test]
+fn a_server_that_stops_waits_a_bounded_time() {
+    let (mut machine, front) = connected(GrantsPolicy::Copy, Rings::default());
+    machine.stop();
+    assert!(machine.log.contains("stays connected and does not let the device go"), "{}", machine.log);
+    assert_eq!(front.backend_says(), "5");
+    let mine = config(GrantsPolicy::Copy);
+    machine.start(mine).unwrap();
+    machine.settle();
+    assert_eq!(front.backend_says(), "4", "the next takes it over");
+    front.say(6);
+    machine.stop();
+    assert_eq!((front.backend_says().as_str(), machine.host.counts().bound), ("6", 0));
+}
+
+#[test]
+fn a_process_that_comes_after_one_answers_what_is_owed() {
+    for rings in [Rings::default(), Rings { abi: Abi::X86_32, queues: 2, order: 1, ..Rings::default() }] {
+        let (mut machine, mut front) = machine(Config { on_stop: OnStop::Leave, ..config(GrantsPolicy::Copy) });
+        front.connect(&mut machine, rings);
+        let (_, page) = front.page(3);
+        let mut owed = std::collections::BTreeSet::new();
+        for round in 0..20u64 {
+            machine.file.hold = round % 2 == 0;
+            for id in 0..5 {
+                front.put(0, &transfer(WRITE, round * 5 + id, 8 * id, &[(page, 0, 7)]));
+                owed.insert(round * 5 + id);
+            }
+            front.push(0);
+            machine.settle();
+            for (id, _, status) in front.answers(0) {
+                assert!(owed.remove(&id) && status == OKAY, "answered twice, or never asked: {id}");
+            }
+            // Killed: its requests end in its own disk, and nobody answers them.
+            machine = successor(machine, Config { on_stop: OnStop::Leave, ..config(GrantsPolicy::Copy) });
+            assert!(
+                machine.log.contains("taken over") || {
+                    machine.settle();
+                    machine.log.contains("taken over")
+                }
+            );
+        }
+        machine.settle();
+        front.answers(0).iter().for_each(|answer| assert!(owed.remove(&answer.0)));
+        assert!(owed.is_empty(), "{owed:?} are owed an answer");
+    }
+}
+
+/// Another process, on what the one that is killed has left.
+fn successor(mut killed: Machine, config: Config) -> Machine {
+    let mut machine = Machine::idle(&killed.host, killed.geometry);
+    killed.server = None;
+    machine.file.bytes.clone_from(&killed.file.bytes);
+    drop(killed);
+    machine.start(config).unwrap();
+    machine
+}

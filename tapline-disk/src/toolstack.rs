@@ -122,7 +122,7 @@ fn serve(
         }
         Err(failure) => {
             // The first failure is the one to tell; a node that stays is shown by `list`, and `detach` removes it.
-            attach::withdraw(store, device).unwrap_or_else(|also| say(also));
+            attach::withdraw(store, device).unwrap_or_else(say);
             Err(failure)
         }
     }

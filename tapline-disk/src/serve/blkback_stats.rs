@@ -165,7 +165,9 @@ mod test {
         stats.came(&request_kept(WRITE, 6), at(300));
         stats.publish();
         assert_eq!(read(place.path()), [1, 1, 0, 2, 2, 24, 50, 30, 2, 1, 1, 5, 5, 0]);
-        requests.into_iter().for_each(|request| drop(request.retire()));
+        for request in requests {
+            request.retire();
+        }
     }
 
     /// One that is still under way at the end of its test.

@@ -149,7 +149,7 @@ impl Drop for Backend {
         if self.guest_is_gone {
             let device = &self.device;
             let removed = together(&mut *self.store, |store, within| remove_own_end(store, within, device));
-            removed.unwrap_or_else(|failure| say(failure));
+            removed.unwrap_or_else(say);
         }
     }
 }

@@ -45,7 +45,7 @@ impl Wait<'_> {
     fn looking<T>(
         &self,
         store: &mut dyn Store,
-        look: &mut dyn FnMut(&mut dyn Store) -> Result<Option<T>, Failure>,
+        look: &mut impl FnMut(&mut dyn Store) -> Result<Option<T>, Failure>,
     ) -> Result<Option<T>, Failure> {
         let until = Instant::now() + self.patience;
         loop {

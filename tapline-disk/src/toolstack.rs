@@ -242,6 +242,8 @@ fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Resul
             .advise("xl sets it when it calls /etc/xen/scripts/block-tapline")
             .exit_as(Exit::Usage)
     })?;
+    // libxl's is relative to the domain that it runs in.
+    let node = if node.starts_with('/') { node } else { format!("/local/domain/{}/{node}", domain::own(store)?) };
     match (action, Device::of_backend(&node)) {
         (ScriptAction::Remove, None) => Ok(()),
         (ScriptAction::Remove, Some(device)) => finish(store, places, &Device { kind: KIND.to_owned(), ..device }),

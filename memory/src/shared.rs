@@ -4,7 +4,9 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::Mapping;
 
 /// A piece of memory that a guest and we use at once: a ring. Each access is checked against the piece and
 /// reads or writes exactly once.
@@ -27,6 +29,14 @@ impl Shared {
     /// They must be readable and writable for as long as `owner` lives.
     pub unsafe fn new(owner: Arc<dyn Any + Send + Sync>, base: *mut u8, len: usize) -> Shared {
         Shared { owner, base, len }
+    }
+
+    /// All of a mapping that can be written.
+    pub fn of(mapping: Mapping) -> Shared {
+        let (base, len) = (mapping.base(), mapping.len());
+        // SAFETY: the whole mapping, which the value holds. That it is not written to where it cannot be is the caller's to
+        // keep, and a fault, not a corruption, if it is not.
+        unsafe { Shared::new(Arc::new(mapping), base, len) }
     }
 
     /// Bytes in the piece.
@@ -52,6 +62,16 @@ impl Shared {
         // SAFETY: the four bytes lie in the piece, mapped while `owner` lives, and are aligned as checked
         // here; an atomic tolerates any concurrent access of the guest.
         (address.addr() % 4 == 0).then(|| unsafe { AtomicU32::from_ptr(address.cast()) })
+    }
+
+    /// Stores a 64-bit number as this machine has it, for a reader on it that must not see half of one.
+    pub fn store_u64_native(&self, at: usize, value: u64) -> Option<()> {
+        let address = self.at(at, 8)?;
+        // SAFETY: the eight bytes lie in the piece, mapped while `owner` lives, and are aligned as checked here; an atomic
+        // tolerates any concurrent access.
+        let place: Option<&AtomicU64> =
+            (address.addr() % 8 == 0).then(|| unsafe { AtomicU64::from_ptr(address.cast()) });
+        place.map(|place| place.store(value, Ordering::Relaxed))
     }
 
     /// Loads a little-endian 32-bit number; what the peer wrote before it stored the number is visible after.

@@ -2,6 +2,7 @@
 
 mod disk;
 mod image;
+mod xen;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ pub use disk::{Disk, DiskVerb, SnapshotMethod};
 pub use image::{
     Check, Compact, Compare, Convert, Create, Flatten, ImageCommand, Info, Map, Merge, Rebase, Resize, Snapshot,
 };
+pub use xen::{Attach, Detach, GrantPolicy, KIND, Mode, ScriptAction, Xen, XenDisk, XenVerb};
 
 /// The disk process of Tapline: serves one image, or runs one image job.
 ///
@@ -33,15 +35,17 @@ pub enum Command {
     /// Create, describe, check, convert, compare and rearrange image files that nobody serves
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Serve one image to a virtual machine (vhost-user) or to anything that speaks NBD
+    /// Serve one image to a virtual machine (vhost-user, Xen) or to anything that speaks NBD
     Serve(Serve),
     /// Ask a disk that is served to snapshot, merge, clone, revert, resize or pause, while its guest goes on
     Disk(Disk),
+    /// Give Xen guests disks and take them away
+    Xen(Xen),
 }
 
 /// `serve`.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd"]))]
+#[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]))]
 pub struct Serve {
     /// The image
     pub image: ImageName,
@@ -53,6 +57,15 @@ pub struct Serve {
     /// Listen here for NBD clients: the path of a socket, or a host and a port
     #[arg(long, value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
+    /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
+    #[arg(long, value_name = "DOMAIN/VDEV")]
+    pub xen: Option<XenDisk>,
+    /// The name of that backend in Xen's store
+    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind)]
+    pub xen_backend: String,
+    /// How pages of a Xen guest are reached. auto: persistent if the guest offers it, copy otherwise
+    #[arg(long, value_name = "POLICY", default_value = "auto")]
+    pub grants: GrantPolicy,
     /// Refuse everything that would change the disk
     #[arg(long)]
     pub read_only: bool,

@@ -32,6 +32,7 @@ mod soundness;
 mod stats;
 mod stream;
 mod target;
+mod toolstack;
 mod unfinished;
 mod uuid;
 
@@ -62,6 +63,7 @@ fn carry_out(command: &Command) -> Result<Exit, Failure> {
     match command {
         Command::Serve(serve) => serve::run(serve),
         Command::Disk(disk) => ask::run(disk),
+        Command::Xen(xen) => toolstack::run(xen),
         Command::Image(command) => run_job(command),
     }
 }

@@ -4,8 +4,10 @@
 //! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command
 //! line names and says where the disk can be found.
 
+mod blkback_stats;
 mod control;
 mod event_loop;
+mod guest;
 mod polling;
 
 use std::net::ToSocketAddrs;
@@ -42,7 +44,9 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         stats::open_file(path)
             .map_err(|error| Failure::new(format!("append statistics to {}", path.display()), error))?;
     }
-    let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!serve.read_only))?;
+    let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(serve, disk)).transpose()?;
+    let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
+    let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!read_only))?;
     let Layers { name, files, images, .. } = layers;
     let choice = choose(serve.access.engine(), &files);
     if let Some(note) = &choice.note {
@@ -53,11 +57,13 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     say(describe(&name, &disk, choice.kind));
     let poll_max = Duration::from_micros(serve.poll_max);
     let control = serve.control.as_deref().map(control::Control::bind).transpose()?;
-    let serving = Serving { disk, engine, poll_max, stats_file: serve.stats.clone(), stop, report, control };
-    match (&serve.vhost_user, &serve.nbd) {
-        (Some(socket), _) => serve_vhost_user(serve, socket, serving),
-        (None, Some(address)) => serve_nbd(serve, address, serving),
-        (None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
+    let stats_file = serve.stats.clone();
+    let serving = Serving { disk, engine, poll_max, stats_file, blkback_stats: None, stop, report, control };
+    match (&serve.vhost_user, &serve.nbd, guest) {
+        (Some(socket), _, _) => serve_vhost_user(serve, socket, serving),
+        (None, Some(address), _) => serve_nbd(serve, address, serving),
+        (None, None, Some(guest)) => serve_guest(serve, guest, serving),
+        (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
     }
 }
 
@@ -100,6 +106,13 @@ fn serve_nbd(serve: &Serve, address: &str, serving: Serving) -> Result<Exit, Fai
         nbd::Address::Tcp(address) => announce(serve, Served::NbdTcp(&address.ip().to_string(), address.port()))?,
     }
     EventLoop::new(server, serving)?.run()
+}
+
+fn serve_guest(serve: &Serve, guest: guest::Claimed, serving: Serving) -> Result<Exit, Failure> {
+    if serve.print.is_some() {
+        say("--print is of no use with --xen: `tapline xen attach` tells the guest");
+    }
+    guest::run(serve, guest, serving)
 }
 
 fn export(serve: &Serve, geometry: Geometry) -> nbd::Export {

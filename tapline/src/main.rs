@@ -1,7 +1,7 @@
 //! `tapline`: the command line.
 //!
-//! It parses no image and opens no file: `image`, `serve` and `disk` are handed, word by word, to `tapline-disk`, the one
-//! program that does, which takes this process's place. A crash on a hostile image is therefore never a crash of
+//! It parses no image and opens no file: `image`, `serve`, `disk` and `xen` are handed, word by word, to `tapline-disk`, the
+//! one program that does, which takes this process's place. A crash on a hostile image is therefore never a crash of
 //! anything that holds more than that image.
 
 #![forbid(unsafe_code)]
@@ -36,12 +36,15 @@ enum Handed {
     /// Create, describe, check, convert and compare image files
     #[command(disable_help_flag = true)]
     Image(Words),
-    /// Serve one image to a virtual machine (vhost-user) or to anything that speaks NBD
+    /// Serve one image to a virtual machine (vhost-user, Xen) or to anything that speaks NBD
     #[command(disable_help_flag = true)]
     Serve(Words),
     /// Ask a disk that is served to snapshot, merge, clone, revert, resize or pause, while its guest goes on
     #[command(disable_help_flag = true)]
     Disk(Words),
+    /// Give Xen guests disks and take them away
+    #[command(disable_help_flag = true)]
+    Xen(Words),
 }
 
 #[derive(clap::Args)]

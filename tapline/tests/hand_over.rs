@@ -41,6 +41,15 @@ fn words_and_exit_code_pass_through_unchanged() {
 }
 
 #[test]
+fn commands_for_xen_are_handed_over_too() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let tapline = installed(&directory, true);
+    let output = run(&tapline, &["xen", "attach", "vm", "vhd:a", "--help"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "<xen><attach><vm><vhd:a><--help>");
+}
+
+#[test]
 fn a_missing_disk_program_is_named_with_where_it_belongs() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();

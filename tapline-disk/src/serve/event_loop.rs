@@ -17,6 +17,7 @@ use uring::Engine;
 
 use crate::failure::{Exit, Failure};
 use crate::log::{Log, say};
+use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
 use crate::serve::polling::Polling;
 use crate::signals::Signal;
@@ -40,6 +41,8 @@ pub struct Serving {
     pub poll_max: Duration,
     /// Where statistics go; to the log if nowhere.
     pub stats_file: Option<PathBuf>,
+    /// Statistics of a Xen guest's disk, for other tools.
+    pub blkback_stats: Option<BlkbackStats>,
     /// The wish that it ends, taken in from before anybody knows of the disk.
     pub stop: Signal,
     /// The wish for statistics.
@@ -55,6 +58,11 @@ pub trait Disclose {
 
     /// What has happened since the last call.
     fn take_events(&mut self) -> Vec<Self::Event>;
+
+    /// Whether there will never be a peer again.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// The loop.
@@ -64,6 +72,7 @@ pub struct EventLoop<S> {
     engine: Engine,
     geometry: Geometry,
     stats: Stats,
+    blkback_stats: Option<BlkbackStats>,
     polling: Polling,
     stats_file: Option<PathBuf>,
     log: Log,
@@ -82,7 +91,7 @@ pub struct EventLoop<S> {
 impl<S: Server + Disclose> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
-        let Serving { disk, mut engine, poll_max, stats_file, stop, report, mut control } = serving;
+        let Serving { disk, mut engine, poll_max, stats_file, blkback_stats, stop, report, mut control } = serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         let mut watch = EngineWatch(&mut engine);
         watch.watch(stop.as_fd(), Interest::Read, STOP).map_err(failed("wait for signals"))?;
@@ -97,6 +106,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             disk,
             engine,
             stats: Stats::new(),
+            blkback_stats,
             polling: Polling::new(poll_max),
             stats_file,
             log: Log::new(),
@@ -158,6 +168,10 @@ impl<S: Server + Disclose> EventLoop<S> {
         for event in self.server.take_events() {
             self.log.caused(event);
         }
+        if let Some(stats) = &mut self.blkback_stats {
+            stats.publish();
+        }
+        self.stopping |= self.server.is_over();
         Ok(came || settled || answered)
     }
 
@@ -184,6 +198,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             let Some(request) = self.server.pop(&self.geometry) else { break };
             let now = *now.get_or_insert_with(|| self.stats.clock());
             self.stats.came(request.operation(), now);
+            if let Some(stats) = &mut self.blkback_stats {
+                stats.came(&request, now);
+            }
             self.pause.came(now);
             self.disk.submit(request, &mut self.engine);
         }
@@ -227,6 +244,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             }
             let now = *now.get_or_insert_with(|| self.stats.clock());
             self.stats.answered(request.operation(), request.span().len, now);
+            if let Some(stats) = &mut self.blkback_stats {
+                stats.answered(&request, now);
+            }
             self.pause.answered(now);
             if let Some(why) = worth_a_line(status) {
                 let Span { at, len } = request.span();

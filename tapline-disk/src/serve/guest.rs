@@ -1,0 +1,214 @@
+//! A disk of a Xen guest: finds the guest, becomes the one process that serves the disk, and leaves nothing when it ends.
+//!
+//! The rings are the business of [`blkif`], the nodes' contents that of [`toolstack`](crate::toolstack). Keeps: nothing is
+//! written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no trace;
+//! when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
+
+use disk::{Disconnected, Geometry, Request, Status, Transport};
+use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
+use transport::{Server, Watch, WatchKey};
+use xen::kernel::{Evtchn, Gntdev};
+use xen::{EventChannels, Grants, Store};
+
+use super::blkback_stats::{self, BlkbackStats};
+use super::event_loop::{Disclose, EventLoop, Serving};
+use crate::cli::{GrantPolicy, Serve, XenDisk};
+use crate::failure::{Exit, Failure};
+use crate::log::say;
+use crate::toolstack::attach::{Wish, is_read_only, make_own_end};
+use crate::toolstack::claim::{Claim, Places};
+use crate::toolstack::device::{Device, remove_own_end, store_failed, text, together, write_all};
+use crate::toolstack::{connect, domain};
+
+/// The guest's disk, which nobody else serves from now on.
+pub struct Claimed {
+    device: Device,
+    /// The toolstack has said that the guest may not write.
+    pub read_only: bool,
+    store: Box<dyn Store>,
+    grants: Box<dyn Grants>,
+    channels: Box<dyn EventChannels>,
+    claim: Claim,
+}
+
+impl Claimed {
+    /// Finds the guest and what is needed to serve it.
+    pub fn find(serve: &Serve, disk: &XenDisk) -> Result<Claimed, Failure> {
+        let mut store = connect()?;
+        let own = domain::own(&mut store)?;
+        let guest = domain::find(&mut store, &disk.domain)?;
+        let device = Device { own, kind: serve.xen_backend.clone(), guest, vdev: disk.vdev };
+        let cannot = |error: std::io::Error| {
+            // The error names the device, what was tried and what may be done.
+            Failure::new(format!("serve {device}"), error)
+        };
+        let grants = Box::new(Gntdev::open().map_err(cannot)?);
+        let channels = Box::new(Evtchn::open().map_err(cannot)?);
+        let claim = Claim::take(&Places::of_host(), &device)?;
+        let read_only = is_read_only(&mut store, &device)?.unwrap_or(false);
+        Ok(Claimed { device, read_only, store: Box::new(store), grants, channels, claim })
+    }
+}
+
+/// Serves until the device ends or a signal comes.
+pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit, Failure> {
+    let Claimed { device, read_only, mut store, grants, channels, claim } = claimed;
+    let read_only = read_only || serve.read_only;
+    make_own_end(&mut *store, &device, Wish { read_only })?;
+    leave_word(&mut *store, &device, serve)?;
+    let watched = Box::new(connect()?);
+    let backend =
+        Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, watched, grants, channels)?;
+    serving.blkback_stats = open_stats(&device);
+    say(format_args!("serving {device}: {}", device.backend()));
+    // The loop takes all with it; the claim goes last, when nothing of the guest is mapped any more.
+    let ended = EventLoop::new(backend, serving).and_then(EventLoop::run);
+    drop(claim);
+    ended
+}
+
+/// Statistics for others must not keep a disk from being served.
+fn open_stats(device: &Device) -> Option<BlkbackStats> {
+    let place = blkback_stats::PLACE;
+    let opened = BlkbackStats::open(place.as_ref(), device.guest.0, device.vdev.number());
+    opened.map_err(|error| say(format_args!("no statistics for xsiostat and its like in {place}: {error}"))).ok()
+}
+
+fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -> blkif::Config {
+    blkif::Config {
+        domain: device.guest,
+        device: device.vdev.number(),
+        backend: device.backend(),
+        geometry,
+        read_only,
+        grants: match serve.grants {
+            GrantPolicy::Auto => GrantsPolicy::Auto,
+            GrantPolicy::Copy => GrantsPolicy::Copy,
+            GrantPolicy::Map => GrantsPolicy::Map,
+            GrantPolicy::Persistent => GrantsPolicy::Persistent,
+        },
+        max_ring_pages_order: RING_ORDER_MAX,
+        max_queues: serve.queues,
+        max_segments: SEGMENTS_MAX,
+        on_stop: OnStop::Close,
+    }
+}
+
+/// Who serves what, for `tapline xen list`. The guest may read the node above, but not this.
+fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
+    let control = serve.control.as_deref().map(super::absolute).transpose()?;
+    let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
+    let node = format!("{}/tapline", device.backend());
+    together(store, |store, within| {
+        store.write(within, &node, b"").map_err(store_failed)?;
+        store.set_permissions(within, &node, &[&format!("n{}", device.own)]).map_err(store_failed)?;
+        write_all(store, within, &node, &[("pid", &pid), ("image", &image)])?;
+        match &control {
+            Some(control) => write_all(store, within, &node, &[("control", &control.to_string_lossy())]),
+            None => store.remove(within, &format!("{node}/control")).map_err(store_failed),
+        }
+    })
+}
+
+/// The server, and whether its guest is still there.
+struct Backend {
+    server: blkif::Server,
+    device: Device,
+    /// A connection of our own: the server's answers are its own.
+    store: Box<dyn Store>,
+    guest_is_gone: bool,
+}
+
+impl Backend {
+    fn new(
+        config: blkif::Config,
+        store: Box<dyn Store>,
+        watched: Box<dyn Store>,
+        grants: Box<dyn Grants>,
+        channels: Box<dyn EventChannels>,
+    ) -> Result<Backend, Failure> {
+        let device = Device::of_backend(&config.backend);
+        let device = device.ok_or_else(|| Failure::new("serve a guest's disk", "its node has no such path"))?;
+        let server = blkif::Server::new(config, store, grants, channels).map_err(Failure::said)?;
+        Ok(Backend { server, device, store: watched, guest_is_gone: false })
+    }
+
+    /// A guest that was destroyed leaves our node: nobody else knows of it.
+    fn look_for_guest(&mut self) {
+        let node = format!("/local/domain/{}", self.device.guest);
+        match text(&mut *self.store, None, &node) {
+            Ok(Some(_)) => {}
+            Ok(None) => self.guest_is_gone = true,
+            Err(failure) => say(failure),
+        }
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        if self.guest_is_gone {
+            let device = &self.device;
+            let removed = together(&mut *self.store, |store, within| remove_own_end(store, within, device));
+            removed.unwrap_or_else(say);
+        }
+    }
+}
+
+impl Disclose for Backend {
+    type Event = blkif::Event;
+
+    fn take_events(&mut self) -> Vec<blkif::Event> {
+        let events = self.server.take_events();
+        if events.iter().any(|event| matches!(event, blkif::Event::Closed | blkif::Event::Disconnected { .. })) {
+            self.look_for_guest();
+        }
+        events
+    }
+
+    fn is_over(&self) -> bool {
+        self.guest_is_gone || self.server.has_ended()
+    }
+}
+
+impl Transport for Backend {
+    fn pop(&mut self, geometry: &Geometry) -> Option<Request> {
+        self.server.pop(geometry)
+    }
+
+    fn complete(&mut self, request: Request, status: Status) {
+        self.server.complete(request, status);
+    }
+
+    fn publish(&mut self) -> Result<(), Disconnected> {
+        self.server.publish()
+    }
+}
+
+impl Server for Backend {
+    fn start(&mut self, watch: &mut dyn Watch) -> std::io::Result<()> {
+        self.server.start(watch)
+    }
+
+    fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
+        self.server.ready(key, watch);
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.server.may_sleep()
+    }
+
+    fn resized(&mut self, geometry: &Geometry, watch: &mut dyn Watch) {
+        self.server.resized(geometry, watch);
+    }
+
+    fn peers(&self) -> usize {
+        self.server.peers()
+    }
+
+    fn stop(&mut self, watch: &mut dyn Watch) {
+        self.server.stop(watch);
+    }
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,165 @@
+//! A disk served to a guest that a test plays, on a machine without Xen: from attach to detach, and to a guest's death.
+
+use std::fs;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use disk::Disk;
+use uring::Engine;
+use xen::DomId;
+use xen::fake::{Access, Counts, Guest, Host, Page, Tree};
+
+use super::*;
+use crate::cli::{Arguments, Command};
+use crate::engine_choice::choose;
+use crate::layers::Layers;
+use crate::signals::Signal;
+use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
+use crate::toolstack::attach::{announce, wait_connected};
+use crate::toolstack::detach;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The disk process, in a thread.
+fn served(host: &Host, device: &Device, directory: &Path) -> JoinHandle<Exit> {
+    let image = directory.join("disk.raw");
+    let sectors: Vec<u8> = (0..64u8).flat_map(|sector| [sector; 512]).collect();
+    fs::write(&image, sectors).unwrap();
+    let (host, device, directory) = (host.clone(), device.clone(), directory.to_owned());
+    std::thread::spawn(move || {
+        let image = format!("raw:{}", image.display());
+        let words = ["tapline", "serve", &image, "--xen", "7/xvdb", "--cache", "writeback"];
+        let Command::Serve(serve) = Arguments::try_parse_from(words).unwrap().command else { panic!("no serve") };
+        let Layers { files, images, .. } =
+            Layers::open(&serve.image, &serve.parents, serve.access.options(true)).unwrap();
+        let kind = choose(serve.access.engine(), &files).kind;
+        let disk = Disk::new(images, disk::Options::default()).unwrap();
+        let engine = Engine::open(kind, files, 16).unwrap();
+        let mut store = host.store(DomId(0)).unwrap();
+        make_own_end(&mut store, &device, WRITABLE).unwrap();
+        leave_word(&mut store, &device, &serve).unwrap();
+        let config = config(&serve, &device, false, disk.geometry());
+        let watched = Box::new(host.store(DomId(0)).unwrap());
+        let channels = Box::new(host.channels().unwrap());
+        let backend = Backend::new(config, Box::new(store), watched, Box::new(host.grants()), channels).unwrap();
+        let serving = Serving {
+            disk,
+            engine,
+            poll_max: Duration::ZERO,
+            stats_file: None,
+            blkback_stats: Some(BlkbackStats::open(&directory, 7, 51728).unwrap()),
+            stop: Signal::to_stop().unwrap(),
+            report: Signal::to_report().unwrap(),
+            control: None,
+        };
+        EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap()
+    })
+}
+
+/// The guest's side: one ring of one page, as io/ring.h and io/blkif.h have it on x86_64.
+struct Front {
+    guest: Guest,
+    ring: Page,
+    port: xen::Port,
+}
+
+impl Front {
+    fn connect(host: &Host, store: &mut Tree, device: &Device) -> Front {
+        let guest = host.guest(device.guest);
+        let (ring, port) = (guest.page().unwrap(), guest.offer());
+        let grant = guest.grant(ring, Access::ReadWrite);
+        // SHARED_RING_INIT: both sides want to hear of the first entry.
+        guest.write(ring, 4, &1u32.to_le_bytes()).unwrap();
+        guest.write(ring, 12, &1u32.to_le_bytes()).unwrap();
+        let (grant, channel) = (grant.0.to_string(), port.0.to_string());
+        let values = [("ring-ref", grant.as_str()), ("event-channel", &channel), ("protocol", "x86_64-abi")];
+        write_all(store, None, &device.frontend(), &values).unwrap();
+        say_state(store, &device.frontend(), "4");
+        Front { guest, ring, port }
+    }
+
+    /// Reads a sector; what came, and its status.
+    fn read(&self, sector: u64) -> (Vec<u8>, i16) {
+        let data = self.guest.page().unwrap();
+        let mut entry = [0; 112];
+        entry[1] = 1;
+        entry[8..16].copy_from_slice(&7u64.to_le_bytes());
+        entry[16..24].copy_from_slice(&sector.to_le_bytes());
+        entry[24..28].copy_from_slice(&self.guest.grant(data, Access::ReadWrite).0.to_le_bytes());
+        self.guest.write(self.ring, 64, &entry).unwrap();
+        self.guest.write(self.ring, 0, &1u32.to_le_bytes()).unwrap();
+        self.guest.signal(self.port).unwrap();
+        until(|| self.guest.read(self.ring, 8, 4).unwrap() == 1u32.to_le_bytes());
+        let status = self.guest.read(self.ring, 64 + 10, 2).unwrap();
+        (self.guest.read(data, 0, 512).unwrap(), i16::from_le_bytes(status.try_into().unwrap()))
+    }
+}
+
+/// What another thread brings about, and nothing tells.
+fn until(mut seen: impl FnMut() -> bool) {
+    let limit = Instant::now() + PATIENCE;
+    while !seen() {
+        assert!(Instant::now() < limit, "it does not come about");
+        std::thread::yield_now();
+    }
+}
+
+fn counted(directory: &Path) -> Vec<u8> {
+    fs::read(directory.join("vbd3-7-51728/statistics")).unwrap_or_default()
+}
+
+#[test]
+fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let (host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    let process = served(&host, &device, directory.path());
+    let front = Front::connect(&host, &mut store, &device);
+    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    assert_eq!(front.read(5), (vec![5; 512], 0));
+    // One read was asked for and answered, of one sector.
+    until(|| counted(directory.path()).get(24..48).is_some_and(|reads| reads.chunks(8).all(|count| count[0] == 1)));
+    let image = text(&mut store, None, &format!("{}/tapline/image", device.backend())).unwrap().unwrap();
+    assert!(image.ends_with("disk.raw"));
+    assert_eq!(host.permissions(&format!("{}/tapline/image", device.backend())).unwrap(), ["n0"]);
+
+    detach::ask(&mut store, &device).unwrap();
+    say_state(&mut store, &device.frontend(), "6");
+    detach::wait_closed(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    assert_eq!(process.join().unwrap(), Exit::Done);
+    detach::remove(&mut store, &device).unwrap();
+    assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
+    assert_eq!(host.counts(), Counts::default());
+    assert!(!directory.path().join("vbd3-7-51728").exists());
+}
+
+#[test]
+fn a_disk_pulled_without_consent_lets_go_of_the_guest() {
+    let directory = tempfile::tempdir().unwrap();
+    let (host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    let process = served(&host, &device, directory.path());
+    let _front = Front::connect(&host, &mut store, &device);
+    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    detach::ask(&mut store, &device).unwrap();
+    detach::remove(&mut store, &device).unwrap();
+    assert_eq!(process.join().unwrap(), Exit::Done);
+    assert_eq!(host.counts(), Counts::default());
+}
+
+#[test]
+fn a_guest_that_is_destroyed_ends_its_disk_and_leaves_no_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let (host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    let process = served(&host, &device, directory.path());
+    let front = Front::connect(&host, &mut store, &device);
+    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    front.guest.die();
+    store.remove(None, "/local/domain/7").unwrap();
+    assert_eq!(process.join().unwrap(), Exit::Done);
+    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
+    assert_eq!(host.counts(), Counts::default());
+}

@@ -1,0 +1,343 @@
+//! `xen attach`, `detach`, `list`: the toolstack's part of a disk of a Xen guest.
+//!
+//! The store has a node for each end of a device; what is written there, and in what order, is in [`attach`], [`detach`]
+//! and [`adopt`], over any [`Store`]. Who serves a disk is in [`claim`] and [`launch`]. This file puts them together into
+//! commands and says what they do. It opens no image: the disk's process does.
+
+mod adopt;
+pub mod attach;
+pub mod claim;
+pub mod detach;
+pub mod device;
+pub mod domain;
+mod launch;
+mod list;
+pub mod vdev;
+mod wait;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use xen::Store;
+use xen::daemon::Daemon;
+
+use crate::cli::{self, Access, CacheMode, GrantPolicy, IoEngine, KIND, Mode, ScriptAction, Xen, XenVerb};
+use crate::failure::{Exit, Failure};
+use crate::image_name::ImageName;
+use crate::log::say;
+use crate::output;
+
+use adopt::Adopted;
+use attach::Wish;
+use claim::Places;
+use device::{Device, store_failed, text};
+use launch::{Launch, Launched};
+use vdev::Vdev;
+
+/// How long a block script of xl may wait for the disk's process: libxl gives it 40 s.
+const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs the command.
+pub fn run(xen: &Xen) -> Result<Exit, Failure> {
+    let mut store = connect()?;
+    let places = Places::of_host();
+    match &xen.verb {
+        XenVerb::Attach(words) => give(&mut store, &places, words),
+        XenVerb::Detach(words) => take(&mut store, &places, words),
+        XenVerb::List { domain, json } => show(&mut store, domain.as_deref(), *json),
+        XenVerb::Script { action } => script(&mut store, &places, *action),
+    }
+    .map(|()| Exit::Done)
+}
+
+/// The store of this host.
+pub fn connect() -> Result<Daemon, Failure> {
+    Daemon::connect().map_err(store_failed)
+}
+
+/// `attach`.
+fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(), Failure> {
+    let own = domain::own(store)?;
+    let guest = domain::find(store, &words.domain)?;
+    let vdev = match words.vdev {
+        Some(vdev) => vdev,
+        None => first_free(store, guest)?,
+    };
+    let device = Device { own, kind: words.backend_kind.clone(), guest, vdev };
+    let wish = Wish { read_only: words.mode == Mode::R };
+    attach::announce(store, &device, wish)?;
+    if words.no_serve {
+        say(format_args!("{device}: its nodes are made; nobody serves it yet"));
+        say(format_args!("its backend is {}", device.backend()));
+    } else {
+        let process = Process {
+            images: &words.images,
+            read_only: wish.read_only,
+            access: words.access,
+            grants: words.grants,
+            accept_changed_parent: words.accept_changed_parent,
+            control: words.control.clone(),
+            log: words.log.clone(),
+        };
+        serve(store, places, &device, &process, words.timeout)?;
+    }
+    if words.wait {
+        attach::wait_connected(store, &device, words.timeout, |states| say(format_args!("{device}: {states}")))?;
+    }
+    output::print(&format!("{vdev}\n"))
+}
+
+/// A disk process as it is asked for.
+struct Process<'a> {
+    images: &'a [ImageName],
+    read_only: bool,
+    access: Access,
+    grants: GrantPolicy,
+    accept_changed_parent: bool,
+    control: Option<PathBuf>,
+    log: Option<PathBuf>,
+}
+
+/// Starts the disk's process; if that fails there is no device afterwards.
+fn serve(
+    store: &mut dyn Store,
+    places: &Places,
+    device: &Device,
+    process: &Process<'_>,
+    patience: Duration,
+) -> Result<(), Failure> {
+    let name = format!("xen-{}-{}", device.guest, device.vdev);
+    let control = process.control.clone().unwrap_or_else(|| places.run.join(format!("{name}.sock")));
+    let log = process.log.clone().unwrap_or_else(|| places.log.join(format!("{name}.log")));
+    let launched = program_words(device, process, &control).and_then(|words| {
+        let program = std::env::current_exe().map_err(|error| Failure::new("find this program", error))?;
+        let mut launched = Launch { program, words, log: log.clone() }.start()?;
+        launched.wait_serving(store, device, patience).map(|()| launched)
+    });
+    match launched {
+        Ok(launched) => {
+            tell(device, &launched, &control, &log);
+            Ok(())
+        }
+        Err(failure) => {
+            // The first failure is the one to tell; a node that stays is shown by `list`, and `detach` removes it.
+            attach::withdraw(store, device).unwrap_or_else(say);
+            Err(failure)
+        }
+    }
+}
+
+fn tell(device: &Device, launched: &Launched, control: &Path, log: &Path) {
+    say(format_args!("{device} is served by the process {}", launched.pid()));
+    say(format_args!("its log is {}", log.display()));
+    say(format_args!("ask it by: tapline disk {} VERB", control.display()));
+}
+
+/// `tapline-disk serve …`, with whole paths: the process has a directory of its own.
+fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Result<Vec<OsString>, Failure> {
+    let whole = |path: &Path| {
+        std::path::absolute(path).map_err(|error| Failure::new(format!("find where {} is", path.display()), error))
+    };
+    let mut words: Vec<OsString> = vec!["serve".into()];
+    for (layer, image) in process.images.iter().enumerate() {
+        let mut name = OsString::from(format!("{}:", image.format));
+        name.push(whole(image.path())?);
+        if layer > 0 {
+            words.push("--parent".into());
+        }
+        words.push(name);
+    }
+    words.extend(["--xen".into(), format!("{}/{}", device.guest, device.vdev).into()]);
+    words.extend(["--xen-backend".into(), device.kind.clone().into()]);
+    words.extend(["--control".into(), whole(control)?.into()]);
+    words.extend(["--grants".into(), grants_word(process.grants).into()]);
+    words.extend(["--cache".into(), cache_word(process.access.cache).into()]);
+    if let Some(engine) = process.access.io_engine {
+        words.extend(["--io-engine".into(), engine_word(engine).into()]);
+    }
+    if process.read_only {
+        words.push("--read-only".into());
+    }
+    if process.accept_changed_parent {
+        words.push("--accept-changed-parent".into());
+    }
+    Ok(words)
+}
+
+fn grants_word(policy: GrantPolicy) -> &'static str {
+    match policy {
+        GrantPolicy::Auto => "auto",
+        GrantPolicy::Copy => "copy",
+        GrantPolicy::Map => "map",
+        GrantPolicy::Persistent => "persistent",
+    }
+}
+
+fn cache_word(mode: CacheMode) -> &'static str {
+    match mode {
+        CacheMode::None => "none",
+        CacheMode::Writeback => "writeback",
+    }
+}
+
+fn engine_word(engine: IoEngine) -> &'static str {
+    match engine {
+        IoEngine::Uring => "uring",
+        IoEngine::Aio => "aio",
+    }
+}
+
+/// The first of xvda, xvdb, … that the guest does not have.
+fn first_free(store: &mut dyn Store, guest: xen::DomId) -> Result<Vdev, Failure> {
+    for letter in 'a'..='z' {
+        if let Ok(vdev) = format!("xvd{letter}").parse() {
+            if text(store, None, &device::frontend(guest, vdev))?.is_none() {
+                return Ok(vdev);
+            }
+        }
+    }
+    Err(Failure::new(format!("find a free disk in domain {guest}"), "it has all from xvda to xvdz")
+        .advise("name one with --vdev"))
+}
+
+/// `detach`.
+fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(), Failure> {
+    let own = domain::own(store)?;
+    // A domain that is gone can have left a disk: its number need not be in the store.
+    let guest = match words.domain.parse() {
+        Ok(number) => xen::DomId(number),
+        Err(_) => domain::find(store, &words.domain)?,
+    };
+    let device = detach::find(store, own, guest, words.vdev)?;
+    detach::refuse_xls(store, &device)?;
+    detach::ask(store, &device)?;
+    if !words.force {
+        detach::wait_closed(store, &device, words.timeout, |states| say(format_args!("{device}: {states}")))?;
+    }
+    finish(store, places, &device)?;
+    say(format_args!("{device} is detached"));
+    Ok(())
+}
+
+/// Removes what is left, and ends who serves it: with that process go its mappings of the guest's pages, without which the
+/// guest's domain can end.
+fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
+    detach::remove(store, device)?;
+    claim::end_holder(places, device, |said| say(said))
+}
+
+/// `list`.
+fn show(store: &mut dyn Store, domain: Option<&str>, json: bool) -> Result<(), Failure> {
+    let own = domain::own(store)?;
+    let only = domain.map(|word| domain::find(store, word)).transpose()?;
+    let all = list::all(store, own, only)?;
+    if json { output::json(&all) } else { output::print(&list::table(&all)) }
+}
+
+/// What xl's script for a disk does.
+fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Result<(), Failure> {
+    let node = std::env::var("XENBUS_PATH").map_err(|error| {
+        Failure::new("learn from XENBUS_PATH which disk is meant", error)
+            .advise("xl sets it when it calls /etc/xen/scripts/block-tapline")
+            .exit_as(Exit::Usage)
+    })?;
+    // libxl's is relative to the domain that it runs in.
+    let node = if node.starts_with('/') { node } else { format!("/local/domain/{}/{node}", domain::own(store)?) };
+    match (action, Device::of_backend(&node)) {
+        (ScriptAction::Remove, None) => Ok(()),
+        (ScriptAction::Remove, Some(device)) => finish(store, places, &Device { kind: KIND.to_owned(), ..device }),
+        (ScriptAction::Add, _) => {
+            let adopted = adopt::adopt(store, &node, KIND);
+            let served = match &adopted {
+                Ok(adopted) => serve_adopted(store, places, adopted),
+                Err(failure) => Err(Failure::told(failure.to_string())),
+            };
+            if let Err(failure) = &served {
+                adopt::refuse(store, &node, adopted.as_ref().ok(), failure)?;
+            }
+            served
+        }
+    }
+}
+
+/// A disk of xl's configuration has what `serve` takes unless told otherwise.
+fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> Result<(), Failure> {
+    let process = Process {
+        images: &adopted.images,
+        read_only: adopted.wish.read_only,
+        access: Access { cache: CacheMode::None, io_engine: None },
+        grants: GrantPolicy::Auto,
+        accept_changed_parent: false,
+        control: None,
+        log: None,
+    };
+    serve(store, places, &adopted.device, &process, SCRIPTS_PATIENCE)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use attach::test::{WRITABLE, machine};
+
+    fn process(images: &[ImageName]) -> Process<'_> {
+        Process {
+            images,
+            read_only: true,
+            access: Access { cache: CacheMode::Writeback, io_engine: Some(IoEngine::Aio) },
+            grants: GrantPolicy::Copy,
+            accept_changed_parent: false,
+            control: None,
+            log: None,
+        }
+    }
+
+    #[test]
+    fn the_words_of_the_disks_process_are_understood_by_it() {
+        use clap::Parser;
+
+        let (_host, _store, device) = machine();
+        let images = ["qcow2:/a b.qcow2".parse().unwrap(), "raw:base.raw".parse().unwrap()];
+        let words = program_words(&device, &process(&images), Path::new("/run/x.sock")).unwrap();
+        let parsed = cli::Arguments::try_parse_from([OsString::from("tapline-disk")].into_iter().chain(words)).unwrap();
+        let cli::Command::Serve(serve) = parsed.command else { panic!("not a serve command") };
+        assert_eq!(serve.image, images[0]);
+        assert!(serve.parents.names[0].path().is_absolute());
+        assert_eq!(serve.xen.unwrap().to_string(), "7/xvdb");
+        assert_eq!((serve.read_only, serve.grants, serve.xen_backend.as_str()), (true, GrantPolicy::Copy, "tapline"));
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_served_leaves_no_device() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places { run: directory.path().join("run"), log: directory.path().join("no/\0/such") };
+        let (_host, mut store, device) = machine();
+        attach::announce(&mut store, &device, WRITABLE).unwrap();
+        let images = ["raw:/none".parse().unwrap()];
+        let failure = serve(&mut store, &places, &device, &process(&images), Duration::ZERO).unwrap_err();
+        assert!(failure.what().contains("xen-7-xvdb.log"), "{failure}");
+        assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
+    }
+
+    #[test]
+    fn the_first_free_disk_is_the_one() {
+        let (_host, mut store, device) = machine();
+        assert_eq!(first_free(&mut store, device.guest).unwrap().to_string(), "xvda");
+        attach::announce(&mut store, &Device { vdev: "xvda".parse().unwrap(), ..device.clone() }, WRITABLE).unwrap();
+        assert_eq!(first_free(&mut store, device.guest).unwrap().to_string(), "xvdb");
+    }
+
+    #[test]
+    fn what_is_detached_is_gone_whether_served_or_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places { run: directory.path().join("run"), log: directory.path().join("log") };
+        let (_host, mut store, device) = machine();
+        attach::announce(&mut store, &device, WRITABLE).unwrap();
+        let words = |force| cli::Detach { domain: "vm".into(), vdev: device.vdev, force, timeout: Duration::ZERO };
+        let failure = take(&mut store, &places, &words(false)).unwrap_err();
+        assert!(failure.advice().unwrap().contains("--force"), "{failure}");
+        take(&mut store, &places, &words(true)).unwrap();
+        assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
+        assert!(take(&mut store, &places, &words(true)).unwrap_err().what().contains("it has no such disk"));
+    }
+}

@@ -1,0 +1,141 @@
+//! Takes a disk that xl has made for its own backend, and makes it one of ours, before its guest has run.
+//!
+//! A block script of xl is called when the kernel's backend waits for its device. In one transaction that backend's node
+//! goes, by which the kernel lets go of the disk, and the guest's end is made anew with our backend. Knows nothing of images
+//! but their names. Keeps: a guest that has begun to use the disk is not touched.
+
+use xen::Store;
+
+use super::attach::{Wish, make_both_ends};
+use super::device::{Device, State, described, store_failed, text, together, write_all};
+use crate::failure::Failure;
+use crate::image_name::ImageName;
+
+/// What xl's configuration says of the disk.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// As it is now.
+    pub device: Device,
+    /// The image and its parents.
+    pub images: Vec<ImageName>,
+    /// How the guest may use it.
+    pub wish: Wish,
+}
+
+/// Makes the device at `node` one of the backend `kind`.
+pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, Failure> {
+    let theirs = Device::of_backend(node).ok_or_else(|| not_a_disk(node))?;
+    together(store, |store, within| {
+        let mut value = |key: &str| text(store, within, &format!("{node}/{key}"));
+        let params = value("params")?.ok_or_else(|| not_a_disk(node))?;
+        let mode = value("mode")?.unwrap_or_default();
+        let images = images(&params)?;
+        let guest = theirs.states(store, within)?.1;
+        if guest != Some(State::INITIALISING) {
+            let why = format!("its guest runs: its end is {}", described(guest));
+            return Err(Failure::new(format!("take {theirs} over from xl"), why)
+                .advise(format!("give a guest that runs its disk by: tapline xen attach {} {params}", theirs.guest)));
+        }
+        let device = Device { kind: kind.to_owned(), ..theirs.clone() };
+        let wish = Wish { read_only: !mode.contains('w') };
+        store.remove(within, node).map_err(store_failed)?;
+        make_both_ends(store, within, &device, wish)?;
+        write_all(store, within, &device.of_xl(), &[("backend", &device.backend())])?;
+        Ok(Adopted { device, images, wish })
+    })
+}
+
+/// Leaves to xl why it cannot have the disk.
+pub fn refuse(store: &mut dyn Store, node: &str, adopted: Option<&Adopted>, why: &Failure) -> Result<(), Failure> {
+    together(store, |store, within| {
+        if let Some(Adopted { device, .. }) = adopted {
+            store.remove(within, &device.frontend()).map_err(store_failed)?;
+            store.remove(within, &device.backend()).map_err(store_failed)?;
+            write_all(store, within, &device.of_xl(), &[("backend", node)])?;
+        }
+        write_all(store, within, node, &[("hotplug-error", &why.to_string()), ("hotplug-status", "error")])
+    })
+}
+
+/// `target=` of a disk in xl's configuration: image names with blanks between them.
+fn images(params: &str) -> Result<Vec<ImageName>, Failure> {
+    let images = params.split_whitespace().map(str::parse);
+    let images: Result<Vec<ImageName>, _> = images.collect();
+    let images = images.map_err(|error| Failure::new(format!("understand target={params}"), error))?;
+    if images.is_empty() {
+        return Err(Failure::new("find an image in the disk's configuration", "target= names none")
+            .advise("write target=FORMAT:PATH as the last word, its parents behind it"));
+    }
+    Ok(images)
+}
+
+fn not_a_disk(node: &str) -> Failure {
+    Failure::new(format!("take over {node}"), "no disk of xl is there")
+        .advise("this command is for block-tapline, which xl calls: script=block-tapline in a disk's configuration")
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::toolstack::attach::announce;
+    use crate::toolstack::attach::test::{WRITABLE, machine, say};
+    use crate::toolstack::detach;
+
+    /// A disk as xl leaves it to its script.
+    fn of_xl() -> (xen::fake::Host, xen::fake::Tree, Device) {
+        let (host, mut store, device) = machine();
+        let theirs = Device { kind: "vbd".into(), ..device };
+        announce(&mut store, &theirs, WRITABLE).unwrap();
+        say(&mut store, &theirs.backend(), "2");
+        let params = b"qcow2:/a.qcow2 raw:/base.raw";
+        store.write(None, &format!("{}/params", theirs.backend()), params).unwrap();
+        store.write(None, &format!("{}/backend", theirs.of_xl()), theirs.backend().as_bytes()).unwrap();
+        (host, store, theirs)
+    }
+
+    #[test]
+    fn a_disk_of_a_guest_that_has_not_run_becomes_ours() {
+        let (_host, mut store, theirs) = of_xl();
+        let adopted = adopt(&mut store, &theirs.backend(), "tapline").unwrap();
+        assert_eq!(adopted.images, ["qcow2:/a.qcow2".parse().unwrap(), "raw:/base.raw".parse().unwrap()]);
+        assert_eq!(adopted.wish, WRITABLE);
+        assert_eq!(store.read(None, &theirs.backend()).unwrap(), None);
+        let ours = adopted.device.backend();
+        for node in [theirs.frontend(), theirs.of_xl()] {
+            assert_eq!(text(&mut store, None, &format!("{node}/backend")).unwrap().as_ref(), Some(&ours), "{node}");
+        }
+        // It goes as a disk of ours does, and xl forgets it.
+        detach::refuse_xls(&mut store, &adopted.device).unwrap();
+        detach::remove(&mut store, &adopted.device).unwrap();
+        assert_eq!(store.read(None, &theirs.of_xl()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_guest_that_runs_keeps_what_it_has() {
+        let (_host, mut store, theirs) = of_xl();
+        say(&mut store, &theirs.frontend(), "3");
+        let failure = adopt(&mut store, &theirs.backend(), "tapline").unwrap_err();
+        assert!(failure.what().contains("its guest runs: its end is Initialised"), "{failure}");
+        assert!(store.read(None, &theirs.backend()).unwrap().is_some());
+    }
+
+    #[test]
+    fn xl_is_told_why_and_finds_its_disk_where_it_was() {
+        let (_host, mut store, theirs) = of_xl();
+        let adopted = adopt(&mut store, &theirs.backend(), "tapline").unwrap();
+        refuse(&mut store, &theirs.backend(), Some(&adopted), &Failure::new("open it", "no")).unwrap();
+        let error = text(&mut store, None, &format!("{}/hotplug-error", theirs.backend())).unwrap();
+        assert_eq!(error.as_deref(), Some("cannot open it: no"));
+        let backend = text(&mut store, None, &format!("{}/backend", theirs.of_xl())).unwrap();
+        assert_eq!(backend, Some(theirs.backend()));
+        assert_eq!(store.read(None, &adopted.device.backend()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_target_without_a_format_is_refused_with_what_to_write() {
+        let (_host, mut store, theirs) = of_xl();
+        store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
+        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("write raw:/dev/vg/a"));
+        assert!(adopt(&mut store, "/local/domain/0/backend/vbd/9/51712", "tapline").is_err());
+    }
+}

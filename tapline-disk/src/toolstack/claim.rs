@@ -1,0 +1,206 @@
+//! Who serves a disk of a guest: one process at most, known by a file that it holds locked.
+//!
+//! Knows nothing of the store, which a process that was killed cannot correct. Keeps: the lock goes with its process,
+//! however that ends, so a number that is found in a locked file is that of a process which lives.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::device::Device;
+use super::wait;
+use crate::failure::Failure;
+
+/// How long a disk may take to answer and flush what it has, once it was told to end.
+const TO_END: Duration = Duration::from_secs(10);
+/// How long the kernel may take to end a process that was killed: it waits for its I/O.
+const TO_DIE: Duration = Duration::from_secs(10);
+
+/// Where processes on this host leave what others must find.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Locks and sockets, gone after a reboot.
+    pub run: PathBuf,
+    /// Logs.
+    pub log: PathBuf,
+}
+
+impl Places {
+    /// Those of this host.
+    pub fn of_host() -> Places {
+        Places { run: "/run/tapline".into(), log: "/var/log/tapline".into() }
+    }
+
+    fn lock(&self, device: &Device) -> PathBuf {
+        self.run.join(format!("xen-{}-{}-{}.pid", device.kind, device.guest, device.vdev.number()))
+    }
+}
+
+/// That this process is the one.
+#[derive(Debug)]
+pub struct Claim {
+    #[allow(dead_code, reason = "held for its lock")]
+    file: File,
+    path: PathBuf,
+}
+
+impl Claim {
+    /// Becomes the one, if there is none.
+    pub fn take(places: &Places, device: &Device) -> Result<Claim, Failure> {
+        let path = places.lock(device);
+        let failed = |error: io::Error| {
+            Failure::new(format!("claim {device} by {}", path.display()), error)
+                .advise("disks of Xen guests are served by root, which may write there")
+        };
+        fs::create_dir_all(&places.run).map_err(failed)?;
+        loop {
+            let mut file =
+                File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => return Err(served_already(device, said_in(&mut file))),
+                locked => locked.map_err(|errno| failed(errno.into()))?,
+            }
+            if is_still_at(&file, &path) {
+                file.set_len(0).map_err(failed)?;
+                writeln!(file, "{}", std::process::id()).map_err(failed)?;
+                return Ok(Claim { file, path });
+            }
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Removed while it is locked; one that stays is found unlocked, which says the same.
+        fs::remove_file(&self.path).unwrap_or_default();
+    }
+}
+
+/// The process that serves a disk, if one does.
+pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> {
+    let path = places.lock(device);
+    let mut file = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => {
+            opened.map_err(|error| Failure::new(format!("see who serves {device} in {}", path.display()), error))?
+        }
+    };
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Err(Errno::WOULDBLOCK) => Ok(said_in(&mut file)),
+        _ => Ok(None),
+    }
+}
+
+/// Ends the process that serves a disk, if one does: with a request at first, and then without asking. With it go all that
+/// it had mapped of the guest, so that the guest's domain can go too.
+pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) -> Result<(), Failure> {
+    let Some(pid) = holder(places, device)? else { return Ok(()) };
+    let failed = |errno: Errno| {
+        Failure::new(format!("end the process {}, which serves {device}", pid.as_raw_nonzero()), io::Error::from(errno))
+    };
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(Errno::SRCH) => return Ok(()),
+        opened => opened.map_err(failed)?,
+    };
+    // The number may have become another's before the process was opened; the lock tells.
+    if holder(places, device)? != Some(pid) {
+        return Ok(());
+    }
+    for (signal, patience) in [(Signal::TERM, TO_END), (Signal::KILL, TO_DIE)] {
+        match pidfd_send_signal(&process, signal) {
+            Err(Errno::SRCH) => return Ok(()),
+            sent => sent.map_err(failed)?,
+        }
+        if wait::readable(&process, patience)? {
+            return Ok(());
+        }
+        tell(&format!("the process {} has not ended in {} s", pid.as_raw_nonzero(), patience.as_secs()));
+    }
+    Err(Failure::new(
+        format!("end the process {}, which serves {device}", pid.as_raw_nonzero()),
+        "it does not even die",
+    )
+    .advise("its storage does not answer: until it does, the guest's pages stay mapped; see the kernel's log"))
+}
+
+fn said_in(file: &mut File) -> Option<Pid> {
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.read_to_string(&mut text)).ok()?;
+    Pid::from_raw(text.trim().parse().ok().filter(|&number| number > 0)?)
+}
+
+/// Its last holder may have removed the file before we had it locked.
+fn is_still_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+fn served_already(device: &Device, pid: Option<Pid>) -> Failure {
+    let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("the process {}", pid.as_raw_nonzero()));
+    Failure::new(format!("serve {device}"), format!("{who} does already"))
+        .advise(format!("end it first: tapline xen detach {} {}", device.guest, device.vdev))
+}
+
+#[cfg(test)]
+mod test {
+    use std::process::Command;
+
+    use super::*;
+    use crate::toolstack::attach::test::machine;
+
+    fn places() -> (tempfile::TempDir, Places) {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places { run: directory.path().join("run"), log: directory.path().join("log") };
+        (directory, places)
+    }
+
+    #[test]
+    fn a_disk_is_served_by_one_process_which_others_find() {
+        let (_directory, places) = places();
+        let (_host, _store, device) = machine();
+        assert_eq!(holder(&places, &device).unwrap(), None);
+        let claim = Claim::take(&places, &device).unwrap();
+        let me = Pid::from_raw(i32::try_from(std::process::id()).unwrap());
+        assert_eq!(holder(&places, &device).unwrap(), me);
+        let failure = Claim::take(&places, &device).unwrap_err().to_string();
+        assert!(failure.contains("does already") && failure.contains("tapline xen detach 7 xvdb"), "{failure}");
+        drop(claim);
+        assert_eq!(holder(&places, &device).unwrap(), None);
+        Claim::take(&places, &device).unwrap();
+    }
+
+    #[test]
+    fn a_claim_that_a_killed_process_has_left_is_free() {
+        let (_directory, places) = places();
+        let (_host, _store, device) = machine();
+        fs::create_dir_all(&places.run).unwrap();
+        fs::write(places.lock(&device), "1\n").unwrap();
+        assert_eq!(holder(&places, &device).unwrap(), None);
+        end_holder(&places, &device, |_| {}).unwrap();
+        Claim::take(&places, &device).unwrap();
+    }
+
+    #[test]
+    fn the_process_that_holds_the_claim_is_ended() {
+        let (_directory, places) = places();
+        let (_host, _store, device) = machine();
+        fs::create_dir_all(&places.run).unwrap();
+        let path = places.lock(&device);
+        // A stand-in: it says its number in the file that it holds locked.
+        let script = "exec 9<>\"$0\"; flock 9; echo $$ >\"$0\"; echo ready; exec sleep 1000";
+        let mut command = Command::new("sh");
+        let mut child = command.arg("-c").arg(script).arg(&path).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut ready = [0; 6];
+        child.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+        end_holder(&places, &device, |_| {}).unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(15));
+    }
+}

@@ -1,0 +1,205 @@
+//! Takes a disk from a guest: asks both ends to close, waits, and removes what is left of the device.
+//!
+//! Knows nothing of who serves it. Keeps: only nodes of the device that was named are touched, whatever a guest has written
+//! into those it owns.
+
+use std::time::Duration;
+
+use xen::{DomId, Store, Transaction};
+
+use super::device::{
+    Device, State, children, described, frontend, remove_own_end, store_failed, text, together, write_all,
+};
+use super::domain;
+use super::vdev::Vdev;
+use super::wait::Wait;
+use crate::failure::Failure;
+
+/// The backends that libxl manages by itself.
+const XLS_OWN: [&str; 2] = ["vbd", "qdisk"];
+
+/// Finds who serves a guest's disk.
+pub fn find(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Result<Device, Failure> {
+    // The guest may have written there what it likes: it is believed about itself only.
+    let said = text(store, None, &format!("{}/backend", frontend(guest, vdev)))?;
+    let said = said.as_deref().and_then(Device::of_backend);
+    if let Some(device) = said.filter(|said| (said.own, said.guest, said.vdev) == (own, guest, vdev)) {
+        return Ok(device);
+    }
+    for kind in children(store, None, &format!("/local/domain/{own}/backend"))? {
+        let device = Device { own, kind, guest, vdev };
+        if text(store, None, &device.backend())?.is_some() {
+            return Ok(device);
+        }
+    }
+    domain::seen(store, guest)?;
+    Err(Failure::new(format!("detach {vdev} of domain {guest}"), "it has no such disk")
+        .advise(format!("see what it has: tapline xen list {guest}")))
+}
+
+/// That the device is not one which xl looks after.
+pub fn refuse_xls(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
+    if XLS_OWN.contains(&device.kind.as_str()) && text(store, None, &device.of_xl())?.is_some() {
+        return Err(Failure::new(format!("detach {device}"), "xl has attached it, and looks after it")
+            .advise(format!("xl block-detach {} {}", device.guest, device.vdev)));
+    }
+    Ok(())
+}
+
+/// Asks both ends to close.
+pub fn ask(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
+    together(store, |store, within| close(store, within, device))
+}
+
+/// libxl's words for it: offline, and Closing unless it has closed already.
+fn close(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Failure> {
+    match device.states(store, within)?.0 {
+        None => Ok(()),
+        Some(State::CLOSED) => write_all(store, within, &device.backend(), &[("online", "0")]),
+        Some(_) => {
+            let closing = State::CLOSING.digits();
+            write_all(store, within, &device.backend(), &[("online", "0"), ("state", &closing)])
+        }
+    }
+}
+
+/// Waits until the backend has closed or is gone; each change of a state is told.
+pub fn wait_closed(
+    store: &mut dyn Store,
+    device: &Device,
+    patience: Duration,
+    mut tell: impl FnMut(&str),
+) -> Result<(), Failure> {
+    let paths = [device.backend(), device.frontend()];
+    let mut last = None;
+    let closed = Wait { paths: &paths, patience, also: None }.until(store, |store| {
+        let states = device.states(store, None)?;
+        if last != Some(states) {
+            tell(&format!("backend {}, guest {}", described(states.0), described(states.1)));
+            last = Some(states);
+        }
+        Ok(matches!(states.0, None | Some(State::CLOSED)).then_some(()))
+    })?;
+    let (backend, guest) = last.unwrap_or_default();
+    closed.ok_or_else(|| {
+        let why = format!(
+            "after {} s the backend is {}, the guest {}",
+            patience.as_secs(),
+            described(backend),
+            described(guest)
+        );
+        let cause = match guest {
+            Some(State::CLOSED) | None => "the disk's process does not answer",
+            Some(State::CONNECTED) => "the guest holds on to it: unmount it there, or is the guest paused?",
+            Some(_) => "the guest does not go on: is it paused, or has it no driver?",
+        };
+        Failure::new(format!("detach {device}"), why)
+            .advise(format!("{cause} --force takes the disk away without the guest's consent"))
+    })
+}
+
+/// Removes both ends' nodes, what xl may know of the device, and the node above ours when it is empty.
+pub fn remove(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
+    together(store, |store, within| {
+        let of_xl = text(store, within, &format!("{}/backend", device.of_xl()))?;
+        if of_xl.is_some_and(|backend| backend == device.backend()) {
+            store.remove(within, &device.of_xl()).map_err(store_failed)?;
+        }
+        // A front end that has found another backend in the meantime is not ours any more.
+        let served_by = text(store, within, &format!("{}/backend", device.frontend()))?;
+        if served_by.is_none_or(|backend| backend == device.backend()) {
+            store.remove(within, &device.frontend()).map_err(store_failed)?;
+        }
+        remove_own_end(store, within, device)
+    })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::toolstack::attach::announce;
+    use crate::toolstack::attach::test::{WRITABLE, machine, say};
+
+    #[test]
+    fn a_guest_that_lets_go_is_waited_for_and_nothing_is_left() {
+        let (host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        say(&mut store, &device.backend(), "4");
+        say(&mut store, &device.frontend(), "4");
+        ask(&mut store, &device).unwrap();
+        assert_eq!(text(&mut store, None, &format!("{}/online", device.backend())).unwrap().as_deref(), Some("0"));
+        let mut ends = host.store(DomId(7)).unwrap();
+        let mut told = Vec::new();
+        wait_closed(&mut store, &device, Duration::from_secs(60), |states| {
+            told.push(states.to_owned());
+            match told.len() {
+                1 => say(&mut ends, &device.frontend(), "6"),
+                _ => say(&mut ends, &device.backend(), "6"),
+            }
+        })
+        .unwrap();
+        assert_eq!(told[..2], ["backend Closing, guest Connected", "backend Closing, guest Closed"]);
+        remove(&mut store, &device).unwrap();
+        assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
+        assert_eq!(store.list(None, "/local/domain/7/device/vbd").unwrap(), Some(Vec::new()));
+        assert_eq!((host.counts().watched, host.counts().transactions), (0, 0));
+    }
+
+    #[test]
+    fn a_guest_that_holds_on_is_named_with_the_way_out() {
+        let (_host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        say(&mut store, &device.backend(), "4");
+        say(&mut store, &device.frontend(), "4");
+        ask(&mut store, &device).unwrap();
+        let failure = wait_closed(&mut store, &device, Duration::ZERO, |_| {}).unwrap_err();
+        assert!(failure.what().ends_with("after 0 s the backend is Closing, the guest Connected"), "{failure}");
+        assert!(failure.advice().unwrap().contains("--force"), "{failure}");
+    }
+
+    #[test]
+    fn a_guest_that_lies_about_its_backend_harms_no_other() {
+        let (_host, mut store, device) = machine();
+        store.write(None, "/local/domain/8/name", b"other").unwrap();
+        let other = Device { guest: DomId(8), ..device.clone() };
+        announce(&mut store, &device, WRITABLE).unwrap();
+        announce(&mut store, &other, WRITABLE).unwrap();
+        store.write(None, &format!("{}/backend", device.frontend()), other.backend().as_bytes()).unwrap();
+        assert_eq!(find(&mut store, DomId(0), DomId(7), device.vdev).unwrap(), device);
+        remove(&mut store, &device).unwrap();
+        assert_eq!(store.read(None, &device.backend()).unwrap(), None);
+        assert!(store.read(None, &other.backend()).unwrap().is_some());
+        assert!(store.read(None, &other.frontend()).unwrap().is_some());
+    }
+
+    #[test]
+    fn what_a_dead_guest_has_left_can_be_detached() {
+        let (_host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        store.remove(None, "/local/domain/7").unwrap();
+        assert_eq!(find(&mut store, DomId(0), DomId(7), device.vdev).unwrap(), device);
+        remove(&mut store, &device).unwrap();
+        let failure = find(&mut store, DomId(0), DomId(7), device.vdev).unwrap_err();
+        assert!(failure.what().contains("find the domain 7"), "{failure}");
+    }
+
+    #[test]
+    fn a_disk_of_xl_is_left_to_xl() {
+        let (_host, mut store, device) = machine();
+        let device = Device { kind: "vbd".into(), ..device };
+        announce(&mut store, &device, WRITABLE).unwrap();
+        refuse_xls(&mut store, &device).unwrap();
+        store.write(None, &format!("{}/backend", device.of_xl()), device.backend().as_bytes()).unwrap();
+        assert_eq!(refuse_xls(&mut store, &device).unwrap_err().advice(), Some("xl block-detach 7 xvdb"));
+    }
+
+    #[test]
+    fn a_disk_that_is_not_there_is_refused() {
+        let (_host, mut store, device) = machine();
+        let failure = find(&mut store, DomId(0), DomId(7), device.vdev).unwrap_err();
+        assert_eq!(
+            failure.to_string(),
+            "cannot detach xvdb of domain 7: it has no such disk\n  see what it has: tapline xen list 7"
+        );
+    }
+}

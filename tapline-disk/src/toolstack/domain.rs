@@ -1,0 +1,124 @@
+//! Which domain is meant, and which one is ours.
+//!
+//! Knows the store's list of domains only. A domain that the hypervisor has and the store has not cannot be given a disk.
+
+use xen::{DomId, Store};
+
+use super::device::{children, text};
+use crate::failure::Failure;
+use crate::output;
+
+/// Domains named in a message.
+const NAMED: usize = 12;
+
+/// The number of the domain in which this program runs. The toolstack leaves it to each domain; without one, it is the
+/// first.
+pub fn own(store: &mut dyn Store) -> Result<DomId, Failure> {
+    let number = text(store, None, "domid")?;
+    match number {
+        None => Ok(DomId(0)),
+        Some(number) => number.trim().parse().map(DomId).map_err(|error| {
+            Failure::new(format!("learn the number of this domain from the store, which says «{number}»"), error)
+        }),
+    }
+}
+
+/// The domain of that number or name.
+pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, Failure> {
+    if let Ok(number) = word.parse() {
+        return seen(store, DomId(number)).map(|()| DomId(number));
+    }
+    let all = all(store)?;
+    let mut named = all.iter().filter(|(_, name)| name == word);
+    match (named.next(), named.next()) {
+        (Some(&(domain, _)), None) => Ok(domain),
+        (None, _) => Err(none(word, &all)),
+        (Some(_), Some(_)) => Err(Failure::new(format!("tell which domain is {word}"), "there are several")
+            .advise(format!("name it by its number: {}", listed(&all)))),
+    }
+}
+
+/// That the domain is there.
+pub fn seen(store: &mut dyn Store, domain: DomId) -> Result<(), Failure> {
+    if text(store, None, &format!("/local/domain/{domain}"))?.is_some() {
+        return Ok(());
+    }
+    let all = all(store)?;
+    Err(none(&domain.to_string(), &all))
+}
+
+/// What the domain is called; nothing if it is gone.
+pub fn name(store: &mut dyn Store, domain: DomId) -> Result<Option<String>, Failure> {
+    text(store, None, &format!("/local/domain/{domain}/name"))
+}
+
+fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, Failure> {
+    let mut all = Vec::new();
+    for number in children(store, None, "/local/domain")? {
+        if let Ok(number) = number.parse() {
+            all.push((DomId(number), name(store, DomId(number))?.unwrap_or_default()));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn none(word: &str, all: &[(DomId, String)]) -> Failure {
+    Failure::new(format!("find the domain {word}"), "there is none of that number or name")
+        .advise(format!("the store has {}", listed(all)))
+}
+
+fn listed(all: &[(DomId, String)]) -> String {
+    let one = |(number, name): &(DomId, String)| match name.as_str() {
+        "" => number.to_string(),
+        name => format!("{number} ({})", output::printable(name)),
+    };
+    let more = if all.len() > NAMED { format!(" and {} more", all.len() - NAMED) } else { String::new() };
+    match all {
+        [] => "no domain at all".to_owned(),
+        all => all.iter().take(NAMED).map(one).collect::<Vec<String>>().join(", ") + &more,
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use xen::fake::{Host, Tree};
+
+    use super::*;
+
+    fn store_with(domains: &[(u16, &str)]) -> Tree {
+        let mut store = Host::new().unwrap().store(DomId(0)).unwrap();
+        for (number, name) in domains {
+            store.write(None, &format!("/local/domain/{number}/name"), name.as_bytes()).unwrap();
+        }
+        store
+    }
+
+    #[test]
+    fn a_domain_is_found_by_number_and_by_name() {
+        let mut store = store_with(&[(0, "Domain-0"), (3, "db"), (12, "web")]);
+        assert_eq!(find(&mut store, "12").unwrap(), DomId(12));
+        assert_eq!(find(&mut store, "db").unwrap(), DomId(3));
+        assert_eq!(own(&mut store).unwrap(), DomId(0));
+    }
+
+    #[test]
+    fn a_domain_that_is_not_there_is_refused_with_those_that_are() {
+        let mut store = store_with(&[(0, "Domain-0"), (3, "db")]);
+        for word in ["4", "dbx", "70000"] {
+            let failure = find(&mut store, word).unwrap_err().to_string();
+            assert_eq!(
+                failure,
+                format!(
+                    "cannot find the domain {word}: there is none of that number or name\n  the store has 0 (Domain-0), 3 (db)"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn of_two_domains_of_one_name_none_is_guessed() {
+        let mut store = store_with(&[(3, "db"), (4, "db")]);
+        assert!(find(&mut store, "db").unwrap_err().advice().unwrap().contains("3 (db), 4 (db)"));
+    }
+}

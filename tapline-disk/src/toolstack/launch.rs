@@ -1,0 +1,186 @@
+//! Starts the disk process of a guest's disk in the background, and sees that it serves.
+//!
+//! Knows nothing of what it does. Keeps: a process that has ended instead of serving is told of with its own last words,
+//! and one that did not begin to serve in time does not stay.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use xen::Store;
+
+use super::device::{Device, State};
+use super::wait::{self, Wait};
+use crate::failure::Failure;
+use crate::output::printable;
+
+/// Bytes of its last words that are shown.
+const WORDS_MAX: u64 = 4096;
+
+/// How long a process that is given up may take to end by itself.
+const TO_END: Duration = Duration::from_secs(5);
+
+/// What to start.
+#[derive(Debug)]
+pub struct Launch {
+    /// The program: this one.
+    pub program: PathBuf,
+    /// Its words.
+    pub words: Vec<OsString>,
+    /// Where its standard error goes.
+    pub log: PathBuf,
+}
+
+/// A disk process in the background.
+#[derive(Debug)]
+pub struct Launched {
+    child: Child,
+    process: OwnedFd,
+    log: PathBuf,
+    /// Where its words begin in the log.
+    from: u64,
+}
+
+impl Launch {
+    /// Starts it. It outlives us and our terminal.
+    pub fn start(&self) -> Result<Launched, Failure> {
+        let log_failed = |error: io::Error| Failure::new(format!("write the log {}", self.log.display()), error);
+        if let Some(directory) = self.log.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+            fs::create_dir_all(directory).map_err(log_failed)?;
+        }
+        let log = File::options().append(true).create(true).open(&self.log).map_err(log_failed)?;
+        let from = log.metadata().map_err(log_failed)?.len();
+        let failed = |error: io::Error| Failure::new(format!("start {}", self.program.display()), error);
+        let mut command = Command::new(&self.program);
+        command.args(&self.words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
+        let mut child = command.spawn().map_err(failed)?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let opened = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from));
+        match opened.unwrap_or_else(|| Err(io::ErrorKind::InvalidData.into())) {
+            Ok(process) => Ok(Launched { child, process, log: self.log.clone(), from }),
+            Err(error) => {
+                child.kill().and_then(|()| child.wait().map(drop)).map_err(failed)?;
+                Err(failed(error))
+            }
+        }
+    }
+}
+
+impl Launched {
+    /// Waits until the backend's node says that it is served. If it is not, the process is gone afterwards.
+    pub fn wait_serving(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Failure> {
+        let paths = [device.backend()];
+        let child = &mut self.child;
+        let serving = Wait { paths: &paths, patience, also: Some(self.process.as_fd()) }.until(store, |store| {
+            if let Some(status) = child.try_wait().map_err(|error| Failure::new("see the disk's process", error))? {
+                return Ok(Some(Err(status.to_string())));
+            }
+            let backend = device.states(store, None)?.0;
+            Ok(backend.is_some_and(|state| state != State::INITIALISING).then_some(Ok(())))
+        });
+        let (why, what) = match serving {
+            Ok(Some(Ok(()))) => return Ok(()),
+            Ok(Some(Err(status))) => (format!("its process has ended: {status}"), None),
+            Ok(None) => (format!("its process did not begin in {} s", patience.as_secs()), None),
+            Err(failure) => (String::new(), Some(failure)),
+        };
+        self.end()?;
+        Err(what.unwrap_or_else(|| {
+            let words = self.last_words();
+            let words = if words.is_empty() { String::new() } else { format!("; it said:\n{words}") };
+            Failure::new(format!("serve {device}"), format!("{why}{words}"))
+                .advise(format!("its log is {}", self.log.display()))
+        }))
+    }
+
+    /// The process's number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it: it was started by us and serves nobody.
+    fn end(&mut self) -> Result<(), Failure> {
+        let failed = |error: io::Error| Failure::new("end the disk's process", error);
+        if self.child.try_wait().map_err(failed)?.is_some() {
+            return Ok(());
+        }
+        pidfd_send_signal(&self.process, Signal::TERM).map_err(|errno| failed(errno.into()))?;
+        if !wait::readable(&self.process, TO_END)? {
+            self.child.kill().map_err(failed)?;
+        }
+        self.child.wait().map(drop).map_err(failed)
+    }
+
+    fn last_words(&self) -> String {
+        let words = read_from(&self.log, self.from).unwrap_or_default();
+        words.lines().map(|line| format!("    {}", printable(line))).collect::<Vec<String>>().join("\n")
+    }
+}
+
+/// The end of what a file has from `from` on.
+fn read_from(path: &Path, from: u64) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let end = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(from.max(end.saturating_sub(WORDS_MAX))))?;
+    let mut bytes = Vec::new();
+    file.take(WORDS_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::toolstack::attach::announce;
+    use crate::toolstack::attach::test::{WRITABLE, machine, say};
+
+    fn shell(directory: &tempfile::TempDir, script: &str) -> Launch {
+        let words = ["-c", script].map(OsString::from).to_vec();
+        Launch { program: "sh".into(), words, log: directory.path().join("logs/disk.log") }
+    }
+
+    #[test]
+    fn a_process_that_ends_instead_is_told_of_with_its_last_words() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        let log = directory.path().join("logs/disk.log");
+        fs::create_dir_all(log.parent().unwrap()).unwrap();
+        fs::write(&log, "of an earlier one\n").unwrap();
+        let mut launched = shell(&directory, "echo cannot open it >&2; exit 4").start().unwrap();
+        let failure = launched.wait_serving(&mut store, &device, Duration::from_secs(60)).unwrap_err();
+        assert!(failure.what().ends_with("exit status: 4; it said:\n    cannot open it"), "{failure}");
+        assert!(!failure.what().contains("earlier"));
+        assert_eq!(failure.advice(), Some(format!("its log is {}", log.display()).as_str()));
+    }
+
+    #[test]
+    fn a_process_that_does_not_begin_does_not_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        let mut launched = shell(&directory, "exec sleep 1000").start().unwrap();
+        let failure = launched.wait_serving(&mut store, &device, Duration::ZERO).unwrap_err();
+        assert!(failure.what().contains("did not begin in 0 s"), "{failure}");
+        assert!(launched.child.try_wait().unwrap().is_some());
+    }
+
+    #[test]
+    fn a_disk_that_is_served_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let (host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        let mut launched = shell(&directory, "exec sleep 1000").start().unwrap();
+        let (mut other, node) = (host.store(xen::DomId(0)).unwrap(), device.backend());
+        let server = std::thread::spawn(move || say(&mut other, &node, "2"));
+        launched.wait_serving(&mut store, &device, Duration::from_secs(60)).unwrap();
+        server.join().unwrap();
+        assert_eq!(launched.child.try_wait().unwrap(), None);
+        launched.end().unwrap();
+    }
+}

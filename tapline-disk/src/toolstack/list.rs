@@ -1,0 +1,146 @@
+//! Which disks guests have of this domain, and what both ends say.
+//!
+//! It reads the store and changes nothing. What a guest may have written is shown without what could steer a terminal.
+
+use serde::Serialize;
+use xen::{DomId, Store};
+
+use super::device::{Device, children, described, text};
+use super::domain;
+use crate::failure::Failure;
+use crate::output::printable;
+
+/// One disk. Names and meanings are part of the interface.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Listed {
+    domain: u16,
+    /// Nothing if the domain is gone.
+    name: Option<String>,
+    vdev: String,
+    number: u32,
+    /// The backend's name in the store.
+    kind: String,
+    mode: Option<String>,
+    /// `Connected`, `Closed`, …, or `gone`.
+    backend_state: String,
+    guest_state: String,
+    /// What Tapline's disk process has left in the store; nothing for a backend of somebody else.
+    image: Option<String>,
+    control: Option<String>,
+    pid: Option<u32>,
+}
+
+/// All disks, or those of one guest, whoever serves them here.
+pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec<Listed>, Failure> {
+    let mut all = Vec::new();
+    for kind in children(store, None, &format!("/local/domain/{own}/backend"))? {
+        for guest in children(store, None, &format!("/local/domain/{own}/backend/{kind}"))? {
+            let Ok(domain) = guest.parse().map(DomId) else { continue };
+            if only.is_some_and(|only| only != domain) {
+                continue;
+            }
+            for number in children(store, None, &format!("/local/domain/{own}/backend/{kind}/{guest}"))? {
+                let device = Device::of_backend(&format!("/local/domain/{own}/backend/{kind}/{guest}/{number}"));
+                if let Some(device) = device {
+                    all.extend(describe(store, &device)?);
+                }
+            }
+        }
+    }
+    all.sort_by(|a, b| (a.domain, a.number, &a.kind).cmp(&(b.domain, b.number, &b.kind)));
+    Ok(all)
+}
+
+/// The device, if it is a disk.
+fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<Listed>, Failure> {
+    let node = device.backend();
+    let mut value = |key: &str| {
+        let value = text(store, None, &format!("{node}/{key}"));
+        value.map(|value| value.map(|value| printable(&value)))
+    };
+    if value("frontend")?.is_none_or(|frontend| frontend != device.frontend()) {
+        return Ok(None);
+    }
+    let (mode, image, control) = (value("mode")?, value("tapline/image")?, value("tapline/control")?);
+    let pid = value("tapline/pid")?.and_then(|pid| pid.parse().ok());
+    let (backend, guest) = device.states(store, None)?;
+    Ok(Some(Listed {
+        domain: device.guest.0,
+        name: domain::name(store, device.guest)?.map(|name| printable(&name)),
+        vdev: device.vdev.to_string(),
+        number: device.vdev.number(),
+        kind: device.kind.clone(),
+        mode,
+        backend_state: described(backend),
+        guest_state: described(guest),
+        image,
+        control,
+        pid,
+    }))
+}
+
+/// For people: a line each, in columns.
+pub fn table(all: &[Listed]) -> String {
+    let heading = ["DOMAIN", "NAME", "VDEV", "MODE", "BACKEND", "STATE", "GUEST", "IMAGE", "CONTROL"];
+    let mut rows = vec![heading.map(str::to_owned)];
+    for disk in all {
+        let or_dash = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+        rows.push([
+            disk.domain.to_string(),
+            or_dash(&disk.name),
+            disk.vdev.clone(),
+            or_dash(&disk.mode),
+            disk.kind.clone(),
+            disk.backend_state.clone(),
+            disk.guest_state.clone(),
+            or_dash(&disk.image),
+            or_dash(&disk.control),
+        ]);
+    }
+    let mut widths = [0; 9];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |row: &[String; 9]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        format!("{}\n", cells.collect::<Vec<String>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::toolstack::attach::announce;
+    use crate::toolstack::attach::test::{WRITABLE, machine, say};
+
+    #[test]
+    fn disks_are_listed_with_the_states_of_both_ends() {
+        let (_host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        let first = Device { vdev: "xvda".parse().unwrap(), kind: "qdisk".into(), ..device.clone() };
+        announce(&mut store, &first, WRITABLE).unwrap();
+        store.write(None, "/local/domain/0/backend/vif/7/0/frontend", b"/local/domain/7/device/vif/0").unwrap();
+        store.write(None, &format!("{}/tapline/image", device.backend()), b"vhd:/a.vhd").unwrap();
+        say(&mut store, &device.backend(), "2");
+        let listed = all(&mut store, DomId(0), None).unwrap();
+        let shown: Vec<_> = listed.iter().map(|disk| (disk.vdev.as_str(), disk.kind.as_str())).collect();
+        assert_eq!(shown, [("xvda", "qdisk"), ("xvdb", "tapline")]);
+        let lines = table(&listed);
+        assert_eq!(
+            lines.lines().last().unwrap(),
+            "7       vm    xvdb  w     tapline  InitWait      Initialising  vhd:/a.vhd  -"
+        );
+        assert_eq!(all(&mut store, DomId(0), Some(DomId(8))).unwrap(), []);
+    }
+
+    #[test]
+    fn a_name_in_the_store_cannot_steer_a_terminal() {
+        let (_host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        store.write(None, "/local/domain/7/name", b"\x1b[2J").unwrap();
+        assert!(!table(&all(&mut store, DomId(0), None).unwrap()).contains('\x1b'));
+    }
+}

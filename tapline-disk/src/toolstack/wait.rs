@@ -1,0 +1,124 @@
+//! Waiting until the store says something, for a bounded time.
+//!
+//! Knows nothing of devices. Keeps: it sleeps until something has changed, and never asks in a loop.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use xen::Store;
+
+use super::device::store_failed;
+use crate::failure::Failure;
+
+/// Our word for the watches, of which there is one set at a time.
+const TOKEN: &str = "tapline-wait";
+
+/// What is waited for.
+pub struct Wait<'a> {
+    /// Nodes whose changes are worth a look.
+    pub paths: &'a [String],
+    /// For how long.
+    pub patience: Duration,
+    /// What also is worth a look when it is readable: a process that ends.
+    pub also: Option<BorrowedFd<'a>>,
+}
+
+impl Wait<'_> {
+    /// Looks, and looks again whenever something has changed, until there is something or the time is up; `None` then.
+    pub fn until<T>(
+        &self,
+        store: &mut dyn Store,
+        mut look: impl FnMut(&mut dyn Store) -> Result<Option<T>, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        for path in self.paths {
+            store.watch(path, TOKEN).map_err(store_failed)?;
+        }
+        let seen = self.looking(store, &mut look);
+        for path in self.paths {
+            store.unwatch(path, TOKEN).map_err(store_failed)?;
+        }
+        seen
+    }
+
+    fn looking<T>(
+        &self,
+        store: &mut dyn Store,
+        look: &mut impl FnMut(&mut dyn Store) -> Result<Option<T>, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        let until = Instant::now() + self.patience;
+        loop {
+            // Events are taken before the look: what changes after it brings another one.
+            while store.take_event().map_err(store_failed)?.is_some() {}
+            if let Some(seen) = look(store)? {
+                return Ok(Some(seen));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.sleep(store, left)? {
+                return look(store);
+            }
+        }
+    }
+
+    /// Whether something has happened before the time was up.
+    fn sleep(&self, store: &dyn Store, at_most: Duration) -> Result<bool, Failure> {
+        let failed = |error: std::io::Error| Failure::new("wait for the store", error);
+        let mut fds = vec![PollFd::from_borrowed_fd(store.fd(), PollFlags::IN)];
+        fds.extend(self.also.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let timeout = Timespec::try_from(at_most).map_err(|_| failed(std::io::ErrorKind::InvalidInput.into()))?;
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(true),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+}
+
+/// Waits until a descriptor is readable; whether it was in time.
+pub fn readable(fd: &impl AsFd, at_most: Duration) -> Result<bool, Failure> {
+    let failed = |error: std::io::Error| Failure::new("wait for a process", error);
+    let timeout = Timespec::try_from(at_most).map_err(|_| failed(std::io::ErrorKind::InvalidInput.into()))?;
+    match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use xen::DomId;
+    use xen::fake::Host;
+
+    use super::*;
+    use crate::toolstack::device::text;
+
+    #[test]
+    fn what_another_client_writes_ends_the_wait() {
+        let host = Host::new().unwrap();
+        let mut store = host.store(DomId(0)).unwrap();
+        let paths = ["/a".to_owned()];
+        let wait = Wait { paths: &paths, patience: Duration::from_secs(60), also: None };
+        let mut other = Some(host.store(DomId(0)).unwrap());
+        let seen = wait.until(&mut store, |store| {
+            if let Some(mut other) = other.take() {
+                // Written after the look, so that only the watch can tell.
+                std::thread::spawn(move || other.write(None, "/a/b", b"1").unwrap());
+                return Ok(None);
+            }
+            text(store, None, "/a/b")
+        });
+        assert_eq!(seen.unwrap().as_deref(), Some("1"));
+        assert_eq!(host.counts().watched, 0);
+    }
+
+    #[test]
+    fn a_wait_whose_time_is_up_says_so_and_leaves_no_watch() {
+        let host = Host::new().unwrap();
+        let mut store = host.store(DomId(0)).unwrap();
+        let paths = ["/a".to_owned()];
+        let wait = Wait { paths: &paths, patience: Duration::ZERO, also: None };
+        assert_eq!(wait.until(&mut store, |store| text(store, None, "/a")).unwrap(), None);
+        assert_eq!(host.counts().watched, 0);
+    }
+}

@@ -49,9 +49,10 @@ spec() {
     esac
 }
 
-# serve GUEST DISK NAME: our own backend, in the background, until the guest or the disk goes.
+# serve GUEST DISK NAME: our own backend, until the guest or the disk goes.
 serve() {
-    /drop/tapline serve "raw:${2#*:}" --xen "$(xl domid "$1")/$3" >"/out/serve-$1-$3.log" 2>&1 &
+    /drop/tapline xen attach "$(xl domid "$1")" "raw:${2#*:}" --vdev "$3" --log "/out/serve-$1-$3.log" \
+        || fail "tapline xen attach $3"
 }
 
 # guest NAME JOB VARIABLES DISK...: a guest that runs a job on the disks. VARIABLES are assignments for the job.

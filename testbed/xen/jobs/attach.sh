@@ -7,8 +7,8 @@ all() {
 say "before=$(all)"
 make_filesystem
 mount_disk
-load sequential big --rw=write --bs=64k --size=12m --ioengine=libaio --iodepth=8
-load random small --rw=randwrite --bs=4k --size=4m --ioengine=libaio --iodepth=32
+load sequential big --rw=write --bs=64k --size=6m --ioengine=libaio --iodepth=8
+load random small --rw=randwrite --bs=4k --size=2m --ioengine=libaio --iodepth=32
 load durable synced --rw=randwrite --bs=4k --size=256k --fsync=8
 unmount_and_check
 say "after=$(all)"

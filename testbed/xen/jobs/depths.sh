@@ -5,7 +5,7 @@ for depth in 1 4 16 32 64 128; do
         case $bytes in
         512) amount=128k ;;
         4k) amount=2m ;;
-        *) amount=8m ;;
+        *) amount=4m ;;
         esac
         /tools/fio --name=depth --filename=$disk --rw=randwrite --bs=$bytes --iodepth=$depth --size=$amount --offset=4m \
             --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --randseed=$((depth + 1)) --output=/tmp/fio \

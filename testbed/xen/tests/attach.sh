@@ -1,6 +1,6 @@
 # A guest with one disk reads what dom0 wrote, makes a filesystem, verifies what it writes; dom0 then finds the guest's bytes.
-ram_disks 1 48
-fill /dev/ram0 48
+ram_disks 1 24
+fill /dev/ram0 4
 before=$(hash_of /dev/ram0)
 guest a attach "" /dev/ram0
 wait_end a 300

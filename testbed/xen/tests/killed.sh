@@ -1,5 +1,5 @@
 # A guest is killed under load; nothing of its disk is left behind, and another guest uses the same disk.
-ram_disks 1 48
+ram_disks 1 24
 guest a busy "" /dev/ram0
 wait_said a busy=yes 200
 xl destroy a || fail "xl destroy"

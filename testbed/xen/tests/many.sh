@@ -1,5 +1,5 @@
 # Two guests with four disks each, all at work at once; dom0 then finds on each what its guest says.
-ram_disks 8 16
+ram_disks 8 12
 guest a many "" /dev/ram0 /dev/ram1 /dev/ram2 /dev/ram3
 guests_left=4
 guest b many "" /dev/ram4 /dev/ram5 /dev/ram6 /dev/ram7

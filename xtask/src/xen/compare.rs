@@ -14,7 +14,8 @@ use crate::demo::guest::at;
 use crate::demo::progress::Progress;
 use crate::demo::{chain, tool};
 
-const USAGE: &str = "usage: cargo xtask bench xen [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--json]";
+const USAGE: &str =
+    "usage: cargo xtask bench xen [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--json]";
 
 /// The names in `testbed/xen/jobs/compare.sh`, in order.
 const CASES: [(&str, &str); 6] = [
@@ -44,8 +45,14 @@ impl Options {
             match word.as_str() {
                 "--rounds" => options.rounds = words.next()?.parse().ok().filter(|&rounds| rounds > 0)?,
                 "--requests" => options.requests = words.next()?.parse().ok().filter(|&requests| requests > 1)?,
-                "--guest" => options.guest = [Guest::Pv, Guest::Pvh].into_iter().find(|guest| Some(guest.name()) == words.clone().next().map(String::as_str))
-                    .inspect(|_| { words.next(); })?,
+                "--guest" => {
+                    options.guest = [Guest::Pv, Guest::Pvh]
+                        .into_iter()
+                        .find(|guest| Some(guest.name()) == words.clone().next().map(String::as_str))
+                        .inspect(|_| {
+                            words.next();
+                        })?
+                }
                 "--backend" => options.backends.push(Backend::of_name(words.next()?)?),
                 "--json" => options.json = true,
                 _ => return None,
@@ -72,7 +79,11 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     if !complete {
         return Err("the guest did not say every figure; see the console in build".to_owned());
     }
-    if options.json { print_json(&options, &figures) } else { print_table(&options, &figures) }
+    if options.json {
+        print_json(&options, &figures)
+    } else {
+        print_table(&options, &figures)
+    }
     Ok(())
 }
 
@@ -134,7 +145,9 @@ fn of<'a>(figures: &'a Figures, case: &str, backend: Backend) -> &'a [f64] {
 }
 
 fn print_table(options: &Options, figures: &Figures) {
-    println!("\nrequests a second of the machine's time (250 instructions are a microsecond), ratio to the first, spread of rounds");
+    println!(
+        "\nrequests a second of the machine's time (250 instructions are a microsecond), ratio to the first, spread of rounds"
+    );
     print!("{:<20}", "");
     options.backends.iter().for_each(|backend| print!("{:>24}", backend.name()));
     println!();

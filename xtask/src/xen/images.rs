@@ -44,9 +44,8 @@ const GUEST_REQUIRED: [&str; 2] = ["xen_blkfront", "ext4"];
 const GENUINE: [&str; 6] = ["libc.so.6", "libm.so.6", "libz.so.1", "libaio.so.1", "libaio.so.1t64", "libnuma.so.1"];
 
 /// Packages of which nothing is used in dom0.
-const NOT_UNPACKED: [&str; 11] = [
-    "adduser", "debconf", "dpkg_", "iso-codes", "libperl", "libpython", "passwd", "perl", "python", "tar_", "udev_",
-];
+const NOT_UNPACKED: [&str; 11] =
+    ["adduser", "debconf", "dpkg_", "iso-codes", "libperl", "libpython", "passwd", "perl", "python", "tar_", "udev_"];
 const NOT_KEPT: [&str; 8] = ["bug", "doc", "gtk-doc", "info", "lintian", "locale", "man", "zoneinfo"];
 
 /// 270 MB are used; a test may leave core files.
@@ -83,12 +82,19 @@ impl Images {
         Ok(images)
     }
 
-    fn make(&self, kernel: &Kernel, packages: &Packages, guest: &Contents<'_>, progress: &Progress) -> Result<(), BedError> {
+    fn make(
+        &self,
+        kernel: &Kernel,
+        packages: &Packages,
+        guest: &Contents<'_>,
+        progress: &Progress,
+    ) -> Result<(), BedError> {
         progress.detail(&format!("making the images, with kernel {}", kernel.version));
         let linux = bare_kernel(&kernel.image)?;
         image::replace(&self.directory.join(KERNEL), &linux)?;
         let hypervisor = entries(kernel.image.parent().unwrap_or(Path::new("/")))?;
-        let hypervisor = hypervisor.iter().find(|path| file_name(path).starts_with("xen-") && file_name(path).ends_with(".gz"));
+        let hypervisor =
+            hypervisor.iter().find(|path| file_name(path).starts_with("xen-") && file_name(path).ends_with(".gz"));
         let hypervisor = hypervisor.ok_or(BedError::NoHypervisor { boot: kernel.image.clone() })?;
         let hypervisor = tool::output(Command::new("gzip").arg("-dc").arg(hypervisor))?;
         image::replace(&self.directory.join(HYPERVISOR), &hypervisor)?;
@@ -210,7 +216,20 @@ fn unpack_root(root: &Path, packages: &Packages) -> Result<(), BedError> {
             unpack_into(root, package)?;
         }
     }
-    for directory in ["busybox", "drop", "guest", "modules", "out", "proc", "run", "sys", "tmp", "dev", "var/lib/xen", "var/log/xen/console"] {
+    for directory in [
+        "busybox",
+        "drop",
+        "guest",
+        "modules",
+        "out",
+        "proc",
+        "run",
+        "sys",
+        "tmp",
+        "dev",
+        "var/lib/xen",
+        "var/log/xen/console",
+    ] {
         let directory = root.join(directory);
         fs::create_dir_all(&directory).map_err(at("create", &directory))?;
     }
@@ -230,8 +249,7 @@ fn unpack_root(root: &Path, packages: &Packages) -> Result<(), BedError> {
     if sh.is_symlink() {
         fs::remove_file(&sh).map_err(at("remove", &sh))?;
     }
-    std::os::unix::fs::symlink("bash", &sh).map_err(at("create", &sh))
-        .map_err(BedError::from)
+    std::os::unix::fs::symlink("bash", &sh).map_err(at("create", &sh)).map_err(BedError::from)
 }
 
 /// Unpacks a package over what is there; dpkg-deb by itself would put directories in the place of our links.
@@ -264,7 +282,9 @@ fn bare_kernel(image: &Path) -> Result<Vec<u8>, BedError> {
     let (unpacker, payload) = match payload {
         [0x1f, 0x8b, ..] => ("gzip", payload),
         // Others are followed by their unpacked length, which is no part of the stream.
-        [0xfd, b'7', b'z', b'X', b'Z', ..] => ("xz", payload.get(..payload.len().saturating_sub(4)).unwrap_or_default()),
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => {
+            ("xz", payload.get(..payload.len().saturating_sub(4)).unwrap_or_default())
+        }
         [0x28, 0xb5, 0x2f, 0xfd, ..] => ("zstd", payload.get(..payload.len().saturating_sub(4)).unwrap_or_default()),
         _ => return Err(unknown()),
     };

@@ -114,13 +114,22 @@ impl Saved {
 
     /// Starts the machine, has dom0 run `run.sh` of the directory `given`, and puts what it left in /out into `work`/out.
     /// `heard` is given every line of the console.
-    pub fn run(&self, given: &Path, work: &Path, most: Duration, mut heard: impl FnMut(&str)) -> Result<Ended, BedError> {
+    pub fn run(
+        &self,
+        given: &Path,
+        work: &Path,
+        most: Duration,
+        mut heard: impl FnMut(&str),
+    ) -> Result<Ended, BedError> {
         let deadline = Instant::now() + most;
         let (root, archive, out) = (work.join(ROOT), work.join("drop.img"), work.join("out.img"));
         overlay(&self.directory.join(ROOT), "qcow2", &root)?;
         // Of one time and one owner: they end in dom0's caches, and a run should be like another.
         let mut tar = Command::new("tar");
-        tar.args(["-c", "--owner=0", "--group=0", "--sort=name", "--mtime=@0", "-f"]).arg(&archive).arg("-C").arg(given);
+        tar.args(["-c", "--owner=0", "--group=0", "--sort=name", "--mtime=@0", "-f"])
+            .arg(&archive)
+            .arg("-C")
+            .arg(given);
         tool::text(tar.arg("."))?;
         lengthen(&archive, DROP_MIB)?;
         blank(&out, OUT_MIB)?;
@@ -159,10 +168,13 @@ fn qemu(images: &Path, root: &Path, drop: &Path, out: &Path) -> Command {
     command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
     command.args(["-kernel", HYPERVISOR, "-append", &format!("{XEN} dom0_mem={DOM0_MIB}M,max:{DOM0_MIB}M")]);
     command.args(["-initrd", &format!("{KERNEL} {DOM0},{DOM0_INITRD}")]);
-    for (name, file, form, more) in [("root", root, "qcow2", ""), ("drop", drop, "raw", ",readonly=on"), ("out", out, "raw", "")] {
+    for (name, file, form, more) in
+        [("root", root, "qcow2", ""), ("drop", drop, "raw", ",readonly=on"), ("out", out, "raw", "")]
+    {
         // A comma in a path is written twice.
         let file = file.display().to_string().replace(',', ",,");
-        command.args(["-drive", &format!("if=none,id={name},file={file},format={form},cache=unsafe,aio=threads{more}")]);
+        command
+            .args(["-drive", &format!("if=none,id={name},file={file},format={form},cache=unsafe,aio=threads{more}")]);
         command.args(["-device", &format!("virtio-blk-pci,drive={name}")]);
     }
     command

@@ -8,8 +8,8 @@ mod images;
 mod machine;
 mod packages;
 mod programs;
-mod suite;
 mod stubs;
+mod suite;
 
 use std::fs;
 use std::io;
@@ -46,7 +46,9 @@ const NOT_RUN: i32 = 77;
 /// What went wrong with the bed; a test that fails is none of these.
 #[derive(Debug, Error)]
 pub enum BedError {
-    #[error("Xen's packages cannot be had: no network, or a distribution without Xen (Debian 12 and 13 have it, Ubuntu 24.04 in universe)")]
+    #[error(
+        "Xen's packages cannot be had: no network, or a distribution without Xen (Debian 12 and 13 have it, Ubuntu 24.04 in universe)"
+    )]
     Packages(#[source] PackageError),
     #[error("no xen-*.gz beside {}; remove build/xen to fetch it again", boot.display())]
     NoHypervisor { boot: PathBuf },
@@ -189,7 +191,11 @@ impl Bed {
                 }
                 Err(said) => {
                     progress.detail(&format!("{name:<24} FAILED {seconds:6.1} s"));
-                    println!("{}\nconsole and /out are kept in {}", tool::last_lines(&said, LAST_LINES), work.display());
+                    println!(
+                        "{}\nconsole and /out are kept in {}",
+                        tool::last_lines(&said, LAST_LINES),
+                        work.display()
+                    );
                     failed.push(name);
                 }
             }

@@ -72,7 +72,7 @@ fn fetch(directory: &Path, progress: &Progress) -> Result<(), BedError> {
         // Lists that are missing or name packages that are gone: both are common in containers.
         progress.detail(&format!("apt's lists do not serve ({error}); fetching lists of our own"));
         let apt = Apt::with_own_lists(directory).map_err(|source| BedError::Packages(source.into()))?;
-        download(&apt, directory, progress).map_err(|source| BedError::Packages(source.into()))?;
+        download(&apt, directory, progress).map_err(BedError::Packages)?;
     }
     Ok(())
 }

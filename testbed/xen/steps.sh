@@ -72,7 +72,7 @@ guest() {
     {
         echo "name='$name'"
         echo "type='$guest_type'"
-        echo "memory=192"
+        echo "memory=320"
         echo "vcpus=1"
         # Otherwise Xen takes apart each look at the clock, and translation says RDTSC where it was RDTSCP.
         echo "tsc_mode='native'"
@@ -136,15 +136,14 @@ wait_said() {
     done
 }
 
-# said GUEST KEY: the last value.
-said() { tr -d '\r' <"$(console_of "$1")" | sed -n "s/^TAPLINE $2=//p" | tail -n 1; }
+# said GUEST KEY: the last value. A program's progress may stand before it on the line.
+said() { tr '\r' '\n' <"$(console_of "$1")" | sed -n "s/^TAPLINE $2=//p" | tail -n 1; }
 
 # expect WHAT IS SHOULD
 expect() { [ "$2" = "$3" ] || fail "$1 is «$2» and should be «$3»"; }
 
 # wait_end GUEST SECONDS: its job has succeeded and the guest is gone, with all of its disks' nodes.
 wait_end() {
-    id=$(xl domid "$1" 2>/dev/null)
     wait_said "$1" end=ok "$2"
     wait_gone "$1" 60
 }

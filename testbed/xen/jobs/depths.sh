@@ -8,7 +8,7 @@ for depth in 1 4 16 32 64 128; do
         *) amount=4m ;;
         esac
         /tools/fio --name=depth --filename=$disk --rw=randwrite --bs=$bytes --iodepth=$depth --size=$amount --offset=4m \
-            --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --randseed=$((depth + 1)) --output=/tmp/fio \
+            --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --randseed=$((depth + 1)) --eta=never --output=/tmp/fio \
             || { cat /tmp/fio; fail "depth $depth, $bytes"; }
     done
     say "depth=$depth"

@@ -26,5 +26,6 @@ while [ $n -le "$rounds" ]; do
         round "$each" "$device"
         letter=$((letter + 1))
     done
+    say "round=$n"
     n=$((n + 1))
 done

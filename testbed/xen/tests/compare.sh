@@ -12,7 +12,11 @@ done
 # Words of a list.
 # shellcheck disable=SC2086
 guest a compare "backends='$backends' rounds=$rounds requests=$requests" $disks
-tail -f "$(console_of a)" | grep -a --line-buffered '^TAPLINE figure=' &
-wait_said a end=ok 3000
-# What tail has not shown yet.
-sleep 2
+n=1
+while [ $n -le "$rounds" ]; do
+    wait_said a "round=$n" 1000
+    echo "TAPLINE round=$n"
+    n=$((n + 1))
+done
+wait_said a end=ok 60
+tr '\r' '\n' <"$(console_of a)" | grep -a '^TAPLINE figure='

@@ -108,8 +108,9 @@ fn measure(options: &Options) -> Result<Figures, BedError> {
     progress.step(&format!("{} in a {} guest, {} rounds", names.join(", "), options.guest.name(), options.rounds));
     let ended = bed.run_script(&script, &binaries, &work, Duration::from_secs(SECONDS_MAX), |line| {
         if let Some((backend, case, rate)) = figure_in(line, &options.backends) {
-            progress.live(line.trim());
             figures.entry((case, backend)).or_default().push(rate);
+        } else if let Some(round) = line.strip_prefix("TAPLINE round=") {
+            progress.detail(&format!("round {} is done", round.trim()));
         }
     })?;
     if ended.code != Some(0) {

@@ -3,11 +3,12 @@
 # cargo may lie beside the PATH: rustup's, or one of several that Ubuntu keeps.
 WITH_CARGO = PATH="$$(tools/prepare --cargo):$$PATH"
 
-.PHONY: help demo test build install prepare clean
+.PHONY: help demo test test-xen build install prepare clean
 
 help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; about 3 minutes'
 	@echo 'make test      the whole gate: format, clippy, tidy, tests, crash exploration, a guest'
+	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; about 15 minutes'
 	@echo 'make build     target/release/tapline and target/release/tapline-disk'
 	@echo 'make install   build, then copy both to $(PREFIX)/bin, and the manual pages'
 	@echo 'make prepare   install what the others need (packages and, if need be, cargo)'
@@ -20,6 +21,9 @@ demo: prepare
 
 test: prepare
 	@$(WITH_CARGO) tools/gate
+
+test-xen: prepare
+	@$(WITH_CARGO) cargo xtask xen-test
 
 build: prepare
 	@$(WITH_CARGO) cargo build --release --package tapline --package tapline-disk

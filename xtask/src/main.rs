@@ -9,6 +9,7 @@ mod bench;
 mod demo;
 mod simulate;
 mod tidy;
+mod xen;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ const CHORES: &[Chore] = &[
         about: "a guest fills a disk, is killed with it, and finds all it fsynced",
         run: demo::guest_test,
     },
+    Chore { name: "xen-test", about: "our programs and our peers' backends on real Xen, under QEMU", run: xen::run },
 ];
 
 fn main() -> ExitCode {

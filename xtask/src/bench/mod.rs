@@ -24,6 +24,7 @@ const USAGE: &str = "usage: cargo xtask bench vhost-user [--rounds N] [--seconds
        cargo xtask bench budget     [--rounds N] [--seconds S] [--dir DIR] [--json]
        cargo xtask bench live       [--format F] [--rounds N] [--seconds S] [--dir DIR] [--json]
        cargo xtask bench idle       [--disks N]  [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench xen        [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--json]
 
 vhost-user  raw, VHD and qcow2 behind `tapline serve`, raw and qcow2 behind qemu-storage-daemon, over vhost-user-blk
 depth       a chain of 30 layers beside one of 1
@@ -31,6 +32,7 @@ allocate    first writes to new images, ours and the peer's
 budget      random reads of a scattered qcow2 of 1 TiB, by size of the part that is read; and memory
 live        what a guest notices of snapshots, clones and a merge of the live leaf
 idle        memory and wake-ups of many served disks that nobody uses
+xen         backends of a Xen guest's disks, counted in instructions: blkback, qdisk, tapline
 ";
 
 /// How to run.
@@ -75,6 +77,9 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     if matches!(name.as_str(), "help" | "--help" | "-h") {
         print!("{USAGE}");
         return Ok(());
+    }
+    if name == "xen" {
+        return crate::xen::compare::run(rest);
     }
     let parsed = parse(rest)?;
     build()?;

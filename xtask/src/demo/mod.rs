@@ -4,11 +4,11 @@
 //! A failed run keeps its directory, with images, consoles and logs; a successful one leaves nothing but the cached guest.
 
 mod findings;
-mod guest;
-mod progress;
+pub(crate) mod guest;
+pub(crate) mod progress;
 mod story;
 mod tapline;
-mod tool;
+pub(crate) mod tool;
 
 use std::error::Error;
 use std::fs;
@@ -133,7 +133,7 @@ fn clean_up(work: &Path, keep: bool) -> Result<(), String> {
 }
 
 /// The error and what caused it, innermost last.
-fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -144,7 +144,7 @@ fn chain(error: &dyn Error) -> String {
 }
 
 /// The top of the source tree, below which everything lies that a run makes.
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().unwrap_or(manifest).to_owned()
 }

@@ -3,7 +3,7 @@
 //! Knows nothing of packages and of QEMU. It is made again when anything that went into it has changed:
 //! beside it lies a list of its inputs, written last.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,35 +36,47 @@ const SETTINGS: &str = "/etc/mke2fs.conf";
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4"];
 const MODULES_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
+/// What goes into an initramfs beside init and its steps.
+pub(crate) struct Contents<'a> {
+    pub kernel: &'a Kernel,
+    pub tools: Vec<PathBuf>,
+    /// By their path in the guest, the files of the host that are put there.
+    pub libraries: BTreeMap<PathBuf, PathBuf>,
+    pub modules: &'a [&'a str],
+    /// Those of the modules without which there is no disk.
+    pub required: &'a [&'a str],
+}
+
 /// The initramfs in `cache`, made when it is not there or not of these inputs.
 pub fn obtain(cache: &Path, kernel: &Kernel, progress: &Progress) -> Result<PathBuf, GuestError> {
     let image = cache.join("initramfs.cpio");
     let inputs_list = cache.join("initramfs.inputs");
     let tools = locate_tools()?;
     let libraries = libraries_of(&tools)?;
-    let inputs = inputs(kernel, &tools, &libraries)?;
+    let contents = Contents { kernel, tools, libraries, modules: &MODULES, required: &MODULES_REQUIRED };
+    let inputs = contents.inputs()?;
     if image.exists() && fs::read_to_string(&inputs_list).is_ok_and(|list| list == inputs) {
         return Ok(image);
     }
     progress.detail("making the guest's initramfs");
-    replace(&image, &pack(kernel, &tools, &libraries)?)?;
+    replace(&image, &contents.pack()?)?;
     replace(&inputs_list, inputs.as_bytes())?;
     Ok(image)
 }
 
-fn locate_tools() -> Result<Vec<PathBuf>, GuestError> {
+pub(crate) fn locate_tools() -> Result<Vec<PathBuf>, GuestError> {
     let find = |(program, package)| tool::locate(program).ok_or(GuestError::Missing { program, package });
     TOOLS.into_iter().map(find).collect()
 }
 
 /// The shared libraries of all `tools`, and their loader, as the host's own loader finds them.
-fn libraries_of(tools: &[PathBuf]) -> Result<BTreeSet<PathBuf>, GuestError> {
-    let mut libraries = BTreeSet::new();
+pub(crate) fn libraries_of(tools: &[PathBuf]) -> Result<BTreeMap<PathBuf, PathBuf>, GuestError> {
+    let mut libraries = BTreeMap::new();
     for program in tools {
         // A static program has none, which ldd calls a failure.
         let listing = tool::text(Command::new("ldd").arg(program).env("LC_ALL", "C"));
         match listing {
-            Ok(listing) => libraries.extend(listing.lines().filter_map(library_in)),
+            Ok(listing) => libraries.extend(listing.lines().filter_map(library_in).map(|path| (path.clone(), path))),
             Err(tool::ToolError::Failed { said, .. }) if said.contains("not a dynamic executable") => {}
             Err(error) => return Err(error.into()),
         }
@@ -79,52 +91,54 @@ fn library_in(line: &str) -> Option<PathBuf> {
     path.starts_with('/').then(|| PathBuf::from(path))
 }
 
-/// Everything the image is made of; a changed file shows in its size or its time.
-fn inputs(kernel: &Kernel, tools: &[PathBuf], libraries: &BTreeSet<PathBuf>) -> Result<String, GuestError> {
-    let mut list = format!("kernel {}\nmodules {MODULES:?}\n{INIT}\n{STEPS}\n", kernel.version);
-    let settings = PathBuf::from(SETTINGS);
-    for file in tools.iter().chain(libraries).chain(std::iter::once(&settings)) {
-        let metadata = fs::metadata(file).map_err(at("look at", file))?;
-        let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        let changed = changed.unwrap_or_default().as_nanos();
-        list.push_str(&format!("{} {} {changed}\n", file.display(), metadata.len()));
+impl Contents<'_> {
+    /// Everything the image is made of; a changed file shows in its size or its time.
+    pub fn inputs(&self) -> Result<String, GuestError> {
+        let mut list = format!("kernel {}\nmodules {:?}\n{INIT}\n{STEPS}\n", self.kernel.version, self.modules);
+        let settings = PathBuf::from(SETTINGS);
+        for file in self.tools.iter().chain(self.libraries.values()).chain(std::iter::once(&settings)) {
+            let metadata = fs::metadata(file).map_err(at("look at", file))?;
+            let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let changed = changed.unwrap_or_default().as_nanos();
+            list.push_str(&format!("{} {} {changed}\n", file.display(), metadata.len()));
+        }
+        Ok(list)
     }
-    Ok(list)
+
+    pub fn pack(&self) -> Result<Vec<u8>, GuestError> {
+        let mut archive = Archive::default();
+        for directory in ["bin", "dev", "job", "mnt", "proc", "sys", "tmp"] {
+            archive.directory(directory)?;
+        }
+        // The kernel opens the console for init before devtmpfs is there.
+        archive.character_device("dev/console", 5, 1)?;
+        for program in &self.tools {
+            let name = program.file_name().unwrap_or_default().to_string_lossy();
+            let directory = if name == "busybox" { "bin" } else { "tools" };
+            archive.program(&format!("{directory}/{name}"), &read(program)?)?;
+        }
+        for (path, library) in &self.libraries {
+            archive.program(&path.to_string_lossy(), &read(library)?)?;
+        }
+        archive.file(SETTINGS, &read(Path::new(SETTINGS))?)?;
+        let mut order = String::new();
+        for (module, content) in self.kernel.modules(self.modules, self.required)? {
+            archive.file(&format!("modules/{module}.ko"), &content)?;
+            order.push_str(&format!("{module}.ko\n"));
+        }
+        archive.file("modules/order", order.as_bytes())?;
+        archive.file("steps.sh", STEPS.as_bytes())?;
+        archive.program("init", INIT.as_bytes())?;
+        Ok(archive.finish()?)
+    }
 }
 
-fn pack(kernel: &Kernel, tools: &[PathBuf], libraries: &BTreeSet<PathBuf>) -> Result<Vec<u8>, GuestError> {
-    let mut archive = Archive::default();
-    for directory in ["bin", "dev", "job", "mnt", "proc", "sys", "tmp"] {
-        archive.directory(directory)?;
-    }
-    // The kernel opens the console for init before devtmpfs is there.
-    archive.character_device("dev/console", 5, 1)?;
-    for program in tools {
-        let name = program.file_name().unwrap_or_default().to_string_lossy();
-        let directory = if name == "busybox" { "bin" } else { "tools" };
-        archive.program(&format!("{directory}/{name}"), &read(program)?)?;
-    }
-    for library in libraries {
-        archive.program(&library.to_string_lossy(), &read(library)?)?;
-    }
-    archive.file(SETTINGS, &read(Path::new(SETTINGS))?)?;
-    let mut order = String::new();
-    for (module, content) in kernel.modules(&MODULES, &MODULES_REQUIRED)? {
-        archive.file(&format!("modules/{module}.ko"), &content)?;
-        order.push_str(&format!("{module}.ko\n"));
-    }
-    archive.file("modules/order", order.as_bytes())?;
-    archive.file("steps.sh", STEPS.as_bytes())?;
-    archive.program("init", INIT.as_bytes())?;
-    Ok(archive.finish()?)
-}
-
-fn read(file: &Path) -> Result<Vec<u8>, GuestError> {
+pub(crate) fn read(file: &Path) -> Result<Vec<u8>, GuestError> {
     fs::read(file).map_err(at("read", file))
 }
 
 /// Puts `content` in the place of `file` in one step, so that a run beside ours sees the old or the new.
-fn replace(file: &Path, content: &[u8]) -> Result<(), GuestError> {
+pub(crate) fn replace(file: &Path, content: &[u8]) -> Result<(), GuestError> {
     let partial = file.with_extension(format!("{}.partial", std::process::id()));
     fs::write(&partial, content).map_err(at("write", &partial))?;
     fs::rename(&partial, file).map_err(at("rename to", file))

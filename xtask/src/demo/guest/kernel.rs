@@ -29,6 +29,11 @@ impl Kernel {
         if !root.exists() {
             fetch(cache, &root, progress)?;
         }
+        Self::unpacked(root)
+    }
+
+    /// The kernel whose packages are unpacked in `root`.
+    pub fn unpacked(root: PathBuf) -> Result<Self, GuestError> {
         let boot = root.join("boot");
         let image = entries(&boot)?.into_iter().find(|path| file_name(path).starts_with("vmlinuz-"));
         let image = image.ok_or(GuestError::NoKernelImage { directory: boot })?;
@@ -84,18 +89,18 @@ fn fetch(cache: &Path, root: &Path, progress: &Progress) -> Result<(), GuestErro
 }
 
 /// The distribution's packages, by lists of the machine or of our own. Nothing is ever installed, and no root is needed.
-struct Apt {
+pub(crate) struct Apt {
     options: Vec<String>,
 }
 
 impl Apt {
-    fn of_the_machine() -> Self {
+    pub fn of_the_machine() -> Self {
         // Only matters for root: apt's own user may not write into our directory.
         Self { options: vec!["-oAPT::Sandbox::User=root".to_owned()] }
     }
 
     /// Fetches the lists of the machine's sources into `directory`.
-    fn with_own_lists(directory: &Path) -> Result<Self, GuestError> {
+    pub fn with_own_lists(directory: &Path) -> Result<Self, GuestError> {
         let mut apt = Self::of_the_machine();
         for (option, place) in [("Dir::State::lists", "lists"), ("Dir::Cache", "cache")] {
             let place = directory.join(place);
@@ -125,7 +130,7 @@ impl Apt {
     }
 
     /// The first package named `prefix` and a version on which `package` depends. One unknown to apt depends on nothing.
-    fn dependency(&self, package: &str, prefix: &str) -> Option<String> {
+    pub fn dependency(&self, package: &str, prefix: &str) -> Option<String> {
         let listing = tool::text(self.command("apt-cache").args(["depends", package])).ok()?;
         dependency_in(&listing, prefix)
     }
@@ -137,7 +142,7 @@ impl Apt {
         Ok(bytes.map_or_else(|| "size unknown".to_owned(), |bytes| format!("{} MB", bytes.div_ceil(1_000_000))))
     }
 
-    fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.args(&self.options).env("LC_ALL", "C").stdin(Stdio::null());
         command
@@ -208,12 +213,12 @@ fn module_name(path: &Path) -> String {
     name.split('.').next().unwrap_or_default().replace('-', "_")
 }
 
-fn entries(directory: &Path) -> Result<Vec<PathBuf>, GuestError> {
+pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>, GuestError> {
     let listing = fs::read_dir(directory).map_err(at("list", directory))?;
     listing.map(|entry| entry.map(|entry| entry.path()).map_err(at("list", directory))).collect()
 }
 
-fn file_name(path: &Path) -> String {
+pub(crate) fn file_name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 

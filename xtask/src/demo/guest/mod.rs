@@ -4,9 +4,9 @@
 //! distribution's packages once and cached; a boot changes nothing of it, so boots may run side by side.
 
 mod accelerator;
-mod cpio;
-mod image;
-mod kernel;
+pub(crate) mod cpio;
+pub(crate) mod image;
+pub(crate) mod kernel;
 mod running;
 
 use std::fs;
@@ -62,7 +62,7 @@ pub enum GuestError {
 }
 
 /// For `map_err`: a file operation that failed on `path`.
-fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> GuestError {
+pub(crate) fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> GuestError {
     let path = path.to_owned();
     move |source| GuestError::File { what, path, source }
 }

@@ -1,0 +1,170 @@
+# What a test in dom0 is made of. Read by run.sh before the test; a step that fails ends the test with 1.
+#
+# A guest's disk is a RAM disk of dom0, so that what it holds can be looked at from outside. Guests are named a, b; the first
+# disk of a guest is xvda, and so on.
+
+modules=/modules
+
+fail() {
+    echo "FAILED: $*"
+    finish 1
+}
+
+# finish [CODE]: takes down what is left, for the logs' sake, and ends the test.
+finish() {
+    trap - EXIT
+    exit "${1:-0}"
+}
+
+# ram_disks COUNT MIB: /dev/ram0, /dev/ram1, …, without content.
+ram_disks() {
+    insmod $modules/brd.ko rd_nr="$1" rd_size=$(($2 * 1024)) || fail "brd"
+}
+
+# fill DISK MIB: random content at its beginning.
+fill() { dd if=/dev/urandom of="$1" bs=1M count="$2" conv=notrunc 2>/dev/null || fail "fill $1"; }
+
+# hash_of FILE: of all of it.
+hash_of() {
+    set -- $(md5sum "$1")
+    echo "$1"
+}
+
+# xvd NUMBER: its name in a guest; 0 is xvda.
+xvd() { printf "xvd\\$(printf %o $((97 + $1)))"; }
+
+# Disks are devices of dom0, /dev/ram0, served by $backend; or by another: qdisk:/dev/ram0.
+backend_of() {
+    case $1 in
+    *:*) echo "${1%%:*}" ;;
+    *) echo "$backend" ;;
+    esac
+}
+
+# spec DISK NAME: how a toolstack names a disk of the peers' backends.
+spec() {
+    case $(backend_of "$1") in
+    blkback) echo "phy:${1#*:},$2,w" ;;
+    qdisk) echo "format=raw,vdev=$2,access=rw,backendtype=qdisk,target=${1#*:}" ;;
+    esac
+}
+
+# serve GUEST DISK NAME: our own backend, until the guest or the disk goes.
+serve() {
+    /drop/tapline xen attach "$(xl domid "$1")" "raw:${2#*:}" --vdev "$3" --log "/out/serve-$1-$3.log" \
+        || fail "tapline xen attach $3"
+}
+
+# guest NAME JOB VARIABLES DISK...: a guest that runs a job on the disks. VARIABLES are assignments for the job.
+guest() {
+    name=$1
+    job=$2
+    variables=$3
+    shift 3
+    place=/tmp/guest-$name
+    rm -rf "$place"
+    mkdir -p "$place/job"
+    cp "/drop/jobs/$job.sh" "$place/job/job.sh"
+    printf 'disk=/dev/xvda\n%s\n' "$variables" >"$place/job/parameters"
+    # The kernel unpacks every archive that it finds.
+    (cat /guest/initrd && cd "$place" && find job | cpio -o -H newc 2>/dev/null) >"$place/initrd" || fail "initrd of $name"
+    : >"/var/log/xen/console/guest-$name.log"
+    {
+        echo "name='$name'"
+        echo "type='$guest_type'"
+        echo "memory=320"
+        echo "vcpus=1"
+        # Otherwise Xen takes apart each look at the clock, and translation says RDTSC where it was RDTSCP.
+        echo "tsc_mode='native'"
+        echo "kernel='/guest/vmlinux'"
+        echo "ramdisk='$place/initrd'"
+        echo "extra='console=hvc0 quiet panic=-1 mitigations=off'"
+        echo "on_poweroff='destroy'"
+        echo "on_reboot='destroy'"
+        echo "on_crash='destroy'"
+        at_start "$@"
+    } >"$place/config"
+    # Paused, so that a disk of ours is there when the guest looks.
+    xl create -q -p "$place/config" || fail "xl create $name"
+    number=0
+    for each in "$@"; do
+        [ "$(backend_of "$each")" != tapline ] || serve "$name" "$each" "$(xvd $number)"
+        number=$((number + 1))
+    done
+    xl unpause "$name"
+}
+
+# at_start DISK...: the line about disks that the toolstack itself attaches.
+at_start() {
+    number=0
+    list=
+    for each in "$@"; do
+        [ "$(backend_of "$each")" = tapline ] || list="$list'$(spec "$each" "$(xvd $number)")',"
+        number=$((number + 1))
+    done
+    echo "disk=[$list]"
+}
+
+# plug GUEST DISK NAME: while it runs.
+plug() {
+    case $(backend_of "$2") in
+    tapline) serve "$@" ;;
+    *) xl block-attach "$1" "$(spec "$2" "$3")" || fail "block-attach $3" ;;
+    esac
+}
+
+# unplug GUEST NAME
+unplug() {
+    case $backend in
+    tapline) /drop/tapline xen detach "$(xl domid "$1")/$2" || fail "tapline xen detach $2" ;;
+    *) xl block-detach "$1" "$2" || fail "block-detach $2" ;;
+    esac
+}
+
+console_of() { echo "/var/log/xen/console/guest-$1.log"; }
+
+# wait_said GUEST WORDS SECONDS: until it has said exactly so. Seldom looked at: one CPU serves all.
+wait_said() {
+    left=$3
+    until grep -aq "TAPLINE $2" "$(console_of "$1")"; do
+        if grep -aq "TAPLINE fail=" "$(console_of "$1")" || [ "$left" -le 0 ]; then
+            tail -n 20 "$(console_of "$1")"
+            fail "guest $1 does not say $2 within $3 s"
+        fi
+        left=$((left - 1))
+        sleep 1
+    done
+}
+
+# said GUEST KEY: the last value. A program's progress may stand before it on the line.
+said() { tr '\r' '\n' <"$(console_of "$1")" | sed -n "s/^TAPLINE $2=//p" | tail -n 1; }
+
+# expect WHAT IS SHOULD
+expect() { [ "$2" = "$3" ] || fail "$1 is «$2» and should be «$3»"; }
+
+# wait_end GUEST SECONDS: its job has succeeded and the guest is gone, with all of its disks' nodes.
+wait_end() {
+    wait_said "$1" end=ok "$2"
+    wait_gone "$1" 60
+}
+
+# wait_gone GUEST SECONDS
+wait_gone() {
+    left=$2
+    while xl domid "$1" >/dev/null 2>&1; do
+        [ "$left" -gt 0 ] || fail "guest $1 does not go"
+        left=$((left - 1))
+        sleep 1
+    done
+    no_nodes "$1"
+}
+
+# no_nodes GUEST: no disk of a guest that is gone is left in the store.
+no_nodes() {
+    left=20
+    while nodes=$(xenstore-ls /local/domain/0/backend 2>/dev/null | grep -c 'frontend = "/local/domain/[1-9]'); [ "$nodes" -gt "${guests_left:-0}" ]; do
+        [ "$left" -gt 0 ] || { xenstore-ls /local/domain/0/backend; fail "disks of guest $1 are left in the store"; }
+        left=$((left - 1))
+        sleep 1
+    done
+}

@@ -1,0 +1,327 @@
+//! What the machine boots from: the hypervisor, a kernel for dom0 and guests, dom0's initramfs and root, the guests' initramfs.
+//!
+//! Knows nothing of tests. Made again when anything that went into them has changed: the list of it lies beside them,
+//! written last, and is the key of whatever is made of the images in turn.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::packages::Packages;
+use super::{BedError, stubs};
+use crate::demo::guest::cpio::Archive;
+use crate::demo::guest::image::{self, Contents};
+use crate::demo::guest::kernel::{Kernel, entries, file_name};
+use crate::demo::guest::{GuestError, at};
+use crate::demo::progress::Progress;
+use crate::demo::tool::{self, ToolError};
+
+pub const HYPERVISOR: &str = "xen";
+pub const KERNEL: &str = "vmlinux";
+pub const DOM0_INITRD: &str = "dom0-initrd";
+pub const DOM0_ROOT: &str = "dom0-root.img";
+
+const FIRST_INIT: &str = include_str!("../../../testbed/xen/first-init");
+const DOM0_INIT: &str = include_str!("../../../testbed/xen/dom0-init");
+
+/// To be changed with the way in which images are made, where nothing else shows it.
+const FORMAT: u32 = 1;
+
+/// What finds and reads dom0's root.
+const FIRST_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
+const FIRST_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
+
+/// dom0's: grants and channels for us, a backend to compare with, and disks in memory. The latter are loaded by the tests.
+const DOM0_MODULES: [&str; 8] =
+    ["xen_evtchn", "xen_gntdev", "xen_gntalloc", "xen_privcmd", "xenfs", "xen_blkback", "brd", "loop"];
+const DOM0_REQUIRED: [&str; 5] = ["xen_evtchn", "xen_gntdev", "xen_privcmd", "xen_blkback", "brd"];
+
+const GUEST_MODULES: [&str; 4] = ["xen_blkfront", "crc32c_generic", "crc32c_intel", "ext4"];
+const GUEST_REQUIRED: [&str; 2] = ["xen_blkfront", "ext4"];
+
+/// Libraries that fio really uses; all others of its are stubs.
+const GENUINE: [&str; 6] = ["libc.so.6", "libm.so.6", "libz.so.1", "libaio.so.1", "libaio.so.1t64", "libnuma.so.1"];
+
+/// Packages of which nothing is used in dom0.
+const NOT_UNPACKED: [&str; 11] =
+    ["adduser", "debconf", "dpkg_", "iso-codes", "libperl", "libpython", "passwd", "perl", "python", "tar_", "udev_"];
+const NOT_KEPT: [&str; 8] = ["bug", "doc", "gtk-doc", "info", "lintian", "locale", "man", "zoneinfo"];
+
+/// 270 MB are used; a test may leave core files.
+const ROOT_MIB: u32 = 700;
+
+pub struct Images {
+    pub directory: PathBuf,
+    pub inputs: String,
+}
+
+impl Images {
+    /// The images in `cache`, made when they are not there or not of these inputs.
+    pub fn obtain(cache: &Path, packages: &Packages, progress: &Progress) -> Result<Self, BedError> {
+        let directory = cache.join("images");
+        let list = directory.join("inputs");
+        let kernel = unpack_boot(&cache.join("boot"), packages, progress)?;
+        let stubs = cache.join("stubs");
+        let contents = guest_contents(&kernel, &stubs)?;
+        let inputs = format!(
+            "format {FORMAT}\n{}{DOM0_MODULES:?}\n{FIRST_INIT}\n{DOM0_INIT}\n{}",
+            packages.names(),
+            contents.inputs()?
+        );
+        let images = Self { directory, inputs };
+        if fs::read_to_string(&list).is_ok_and(|list| list == images.inputs) {
+            return Ok(images);
+        }
+        if images.directory.exists() {
+            fs::remove_dir_all(&images.directory).map_err(at("remove", &images.directory))?;
+        }
+        fs::create_dir_all(&images.directory).map_err(at("create", &images.directory))?;
+        images.make(&kernel, packages, &contents, progress)?;
+        image::replace(&list, images.inputs.as_bytes())?;
+        Ok(images)
+    }
+
+    fn make(
+        &self,
+        kernel: &Kernel,
+        packages: &Packages,
+        guest: &Contents<'_>,
+        progress: &Progress,
+    ) -> Result<(), BedError> {
+        progress.detail(&format!("making the images, with kernel {}", kernel.version));
+        let linux = bare_kernel(&kernel.image)?;
+        image::replace(&self.directory.join(KERNEL), &linux)?;
+        let hypervisor = entries(kernel.image.parent().unwrap_or(Path::new("/")))?;
+        let hypervisor =
+            hypervisor.iter().find(|path| file_name(path).starts_with("xen-") && file_name(path).ends_with(".gz"));
+        let hypervisor = hypervisor.ok_or(BedError::NoHypervisor { boot: kernel.image.clone() })?;
+        let hypervisor = tool::output(Command::new("gzip").arg("-dc").arg(hypervisor))?;
+        image::replace(&self.directory.join(HYPERVISOR), &hypervisor)?;
+
+        let root = self.directory.join("root");
+        unpack_root(&root, packages)?;
+        let busybox = image::read(&root.join("bin/busybox"))?;
+        image::replace(&self.directory.join(DOM0_INITRD), &first_root(kernel, &busybox)?)?;
+        let mut order = String::new();
+        for (module, content) in kernel.modules(&DOM0_MODULES, &DOM0_REQUIRED)? {
+            put(&root.join(format!("modules/{module}.ko")), &content)?;
+            if module != "brd" {
+                order.push_str(&format!("{module}.ko\n"));
+            }
+        }
+        put(&root.join("modules/order"), order.as_bytes())?;
+        put(&root.join("sbin/dom0-init"), DOM0_INIT.as_bytes())?;
+        put(&root.join("guest/vmlinux"), &linux)?;
+        put(&root.join("guest/initrd"), &guest.pack()?)?;
+        let image = self.directory.join(DOM0_ROOT);
+        let mke2fs = tool::locate("mke2fs").ok_or(GuestError::Missing { program: "mke2fs", package: "e2fsprogs" })?;
+        let mut command = Command::new(mke2fs);
+        command.args(["-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum", "-E", "root_owner=0:0", "-d"]);
+        tool::text(command.arg(&root).arg(&image).arg(format!("{ROOT_MIB}M")))?;
+        fs::remove_dir_all(&root).map_err(at("remove", &root))?;
+        Ok(())
+    }
+}
+
+/// The kernel and the hypervisor, unpacked in `directory` unless they are there.
+fn unpack_boot(directory: &Path, packages: &Packages, progress: &Progress) -> Result<Kernel, BedError> {
+    let list = directory.join("packages");
+    let names: String = packages.boot.iter().map(|file| format!("{}\n", file_name(file))).collect();
+    if !fs::read_to_string(&list).is_ok_and(|list| list == names) {
+        if directory.exists() {
+            fs::remove_dir_all(directory).map_err(at("remove", directory))?;
+        }
+        for package in &packages.boot {
+            progress.detail(&format!("unpacking {}", file_name(package)));
+            fs::create_dir_all(directory).map_err(at("create", directory))?;
+            tool::text(Command::new("dpkg-deb").arg("-x").arg(package).arg(directory))?;
+        }
+        image::replace(&list, names.as_bytes())?;
+    }
+    Ok(Kernel::unpacked(directory.to_owned())?)
+}
+
+/// The other guests' tools, with a fio that starts at once, and what a Xen disk needs.
+fn guest_contents<'a>(kernel: &'a Kernel, stub_directory: &Path) -> Result<Contents<'a>, BedError> {
+    let tools = image::locate_tools()?;
+    let is_fio = |tool: &&PathBuf| file_name(tool) == "fio";
+    let others: Vec<PathBuf> = tools.iter().filter(|tool| !is_fio(tool)).cloned().collect();
+    let fio: Vec<PathBuf> = tools.iter().filter(is_fio).cloned().collect();
+    let mut libraries = image::libraries_of(&others)?;
+    let of_fio = image::libraries_of(&fio)?;
+    let wanted: BTreeMap<PathBuf, PathBuf> = of_fio
+        .iter()
+        .filter(|(path, _)| GENUINE.contains(&file_name(path).as_str()) || file_name(path).starts_with("ld-linux"))
+        .map(|(path, file)| (path.clone(), file.clone()))
+        .collect();
+    let genuine: Vec<&Path> = wanted.values().map(PathBuf::as_path).collect();
+    for program in &fio {
+        for (name, stub) in stubs_of(program, &genuine, stub_directory)? {
+            libraries.insert(Path::new("/usr/lib").join(name), stub);
+        }
+    }
+    libraries.extend(wanted);
+    Ok(Contents { kernel, tools, libraries, modules: &GUEST_MODULES, required: &GUEST_REQUIRED })
+}
+
+/// Made once for each fio: a stub that is made again is another file, and the images would be too.
+fn stubs_of(program: &Path, genuine: &[&Path], directory: &Path) -> Result<BTreeMap<String, PathBuf>, BedError> {
+    let list = directory.join("stubs");
+    let metadata = fs::metadata(program).map_err(at("look at", program))?;
+    let made_of = format!("{} {} {:?}\n", program.display(), metadata.len(), metadata.modified().ok());
+    let told = fs::read_to_string(&list).unwrap_or_default();
+    if let Some(names) = told.strip_prefix(&made_of) {
+        return Ok(names.lines().map(|name| (name.to_owned(), directory.join(name))).collect());
+    }
+    let stubs = stubs::make(program, genuine, directory)?;
+    let names: String = stubs.keys().map(|name| format!("{name}\n")).collect();
+    image::replace(&list, format!("{made_of}{names}").as_bytes())?;
+    Ok(stubs)
+}
+
+/// dom0's first root: finds the disk and goes on from there.
+fn first_root(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>, BedError> {
+    let mut archive = Archive::default();
+    let pack = |archive: &mut Archive| -> Result<(), GuestError> {
+        for directory in ["bin", "dev", "proc", "root", "sys"] {
+            archive.directory(directory)?;
+        }
+        archive.character_device("dev/console", 5, 1)?;
+        archive.program("bin/busybox", busybox)?;
+        let mut order = String::new();
+        for (module, content) in kernel.modules(&FIRST_MODULES, &FIRST_REQUIRED)? {
+            archive.file(&format!("modules/{module}.ko"), &content)?;
+            order.push_str(&format!("{module}.ko\n"));
+        }
+        archive.file("modules/order", order.as_bytes())?;
+        archive.program("init", FIRST_INIT.as_bytes())?;
+        Ok(())
+    };
+    pack(&mut archive)?;
+    Ok(archive.finish().map_err(GuestError::from)?)
+}
+
+/// A tree with dom0's programs, as `root`.
+fn unpack_root(root: &Path, packages: &Packages) -> Result<(), BedError> {
+    for directory in ["bin", "sbin", "lib", "lib64"] {
+        let target = root.join("usr").join(directory);
+        fs::create_dir_all(&target).map_err(at("create", &target))?;
+        let link = root.join(directory);
+        std::os::unix::fs::symlink(Path::new("usr").join(directory), &link).map_err(at("create", &link))?;
+    }
+    for package in &packages.dom0 {
+        let name = file_name(package);
+        if !NOT_UNPACKED.iter().any(|unused| name.starts_with(unused)) {
+            unpack_into(root, package)?;
+        }
+    }
+    for directory in [
+        "busybox",
+        "drop",
+        "guest",
+        "modules",
+        "out",
+        "proc",
+        "run",
+        "sys",
+        "tmp",
+        "dev",
+        "var/lib/xen",
+        "var/log/xen/console",
+    ] {
+        let directory = root.join(directory);
+        fs::create_dir_all(&directory).map_err(at("create", &directory))?;
+    }
+    for (name, target) in [("run", "../run"), ("lock", "../run/lock")] {
+        let link = root.join("var").join(name);
+        if !link.is_symlink() {
+            if link.exists() {
+                fs::remove_dir_all(&link).map_err(at("remove", &link))?;
+            }
+            std::os::unix::fs::symlink(target, &link).map_err(at("create", &link))?;
+        }
+    }
+    put(&root.join("etc/passwd"), b"root:x:0:0:root:/root:/bin/sh\n")?;
+    put(&root.join("etc/group"), b"root:x:0:\ndisk:x:6:\n")?;
+    // Xen's hotplug scripts are bash's.
+    let sh = root.join("bin/sh");
+    if sh.is_symlink() {
+        fs::remove_file(&sh).map_err(at("remove", &sh))?;
+    }
+    std::os::unix::fs::symlink("bash", &sh).map_err(at("create", &sh)).map_err(BedError::from)
+}
+
+/// Unpacks a package over what is there; dpkg-deb by itself would put directories in the place of our links.
+fn unpack_into(root: &Path, package: &Path) -> Result<(), BedError> {
+    let mut unpacking = Command::new("dpkg-deb");
+    unpacking.arg("--fsys-tarfile").arg(package).stdout(Stdio::piped());
+    let failed = |command: &Command, source| ToolError::Start { command: tool::line_of(command), source };
+    let mut child = unpacking.spawn().map_err(|source| failed(&unpacking, source))?;
+    let mut tar = Command::new("tar");
+    tar.args(["-x", "--keep-directory-symlink", "--no-same-owner", "-C"]).arg(root);
+    tar.args(NOT_KEPT.iter().map(|part| format!("--exclude=./usr/share/{part}")));
+    if let Some(stream) = child.stdout.take() {
+        tar.stdin(Stdio::from(stream));
+    }
+    let unpacked = tool::text(&mut tar);
+    let status = child.wait().map_err(|source| failed(&unpacking, source))?;
+    unpacked?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(ToolError::Failed { command: tool::line_of(&unpacking), status, said: "see above".to_owned() }.into())
+}
+
+/// The kernel without what unpacks it, which would take ten seconds a boot under translation.
+/// Form: Linux Documentation/arch/x86/boot.rst, `setup_sects`, `payload_offset`, `payload_length`.
+fn bare_kernel(image: &Path) -> Result<Vec<u8>, BedError> {
+    let bytes = image::read(image)?;
+    let unknown = || BedError::KernelForm { image: image.to_owned() };
+    let payload = payload_of(&bytes).ok_or_else(unknown)?;
+    let (unpacker, payload) = match payload {
+        [0x1f, 0x8b, ..] => ("gzip", payload),
+        // Others are followed by their unpacked length, which is no part of the stream.
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => {
+            ("xz", payload.get(..payload.len().saturating_sub(4)).unwrap_or_default())
+        }
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => ("zstd", payload.get(..payload.len().saturating_sub(4)).unwrap_or_default()),
+        _ => return Err(unknown()),
+    };
+    let packed = tempfile::NamedTempFile::new().map_err(at("create", Path::new("a temporary file")))?;
+    fs::write(packed.path(), payload).map_err(at("write", packed.path()))?;
+    let input = File::open(packed.path()).map_err(at("open", packed.path()))?;
+    Ok(tool::output(Command::new(unpacker).arg("-dc").stdin(input))?)
+}
+
+fn payload_of(bytes: &[u8]) -> Option<&[u8]> {
+    let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let setup = (usize::from(*bytes.get(0x1f1)?) + 1) * 512;
+    let from = setup.checked_add(usize::try_from(word(0x248)?).ok()?)?;
+    let to = from.checked_add(usize::try_from(word(0x24c)?).ok()?)?;
+    bytes.get(from..to)
+}
+
+/// Writes a program or file of dom0's root.
+fn put(file: &Path, content: &[u8]) -> Result<(), BedError> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(file, content).map_err(at("write", file))?;
+    Ok(fs::set_permissions(file, fs::Permissions::from_mode(0o755)).map_err(at("change", file))?)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_payload_is_behind_the_setup() {
+        let mut image = vec![0; 4096];
+        image[0x1f1] = 1;
+        image[0x248] = 16;
+        image[0x24c] = 4;
+        image[1024 + 16..1024 + 20].copy_from_slice(b"here");
+
+        assert_eq!(payload_of(&image), Some(&b"here"[..]));
+        assert_eq!(payload_of(&image[..1030]), None);
+    }
+}

@@ -1,0 +1,272 @@
+//! `cargo xtask xen-test`: our programs on real Xen, booted under QEMU, with a dom0 and guests made of the distribution's packages.
+//!
+//! Here is how tests are chosen, run one after the other and reported; what they check is in `testbed/xen`. Each begins with the
+//! same saved machine. A test that failed keeps its directory; so does every one with `--keep`.
+
+pub mod compare;
+mod images;
+mod machine;
+mod packages;
+mod programs;
+mod stubs;
+mod suite;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use self::images::Images;
+use self::machine::Saved;
+use self::packages::{PackageError, Packages};
+use self::suite::{Backend, Subject, Test};
+use crate::demo::guest::{GuestError, at};
+use crate::demo::progress::Progress;
+use crate::demo::tool::{self, ToolError};
+use crate::demo::{chain, root};
+
+const USAGE: &str = "usage: cargo xtask xen-test [--backend NAME]… [--keep] [--list] [--prepare] [TEST…]
+  --backend NAME  blkback, qdisk or tapline; several may be named; without it blkback and qdisk
+  --keep          keep the directories of tests that passed
+  --list          name the tests and run none
+  --prepare       fetch and make what is missing, boot the machine once, and run no test
+  TEST            a test, or the first words of several: `crate`, `qdisk`, `blkback-attach`";
+
+/// A quiet machine needs 10 to 60 s; one with much else to do several times as long.
+const TEST_SECONDS_MAX: u64 = 600;
+
+/// Enough of the console to see why a test failed.
+const LAST_LINES: usize = 25;
+
+/// As automake has it: neither passed nor failed.
+const NOT_RUN: i32 = 77;
+
+/// What went wrong with the bed; a test that fails is none of these.
+#[derive(Debug, Error)]
+pub enum BedError {
+    #[error(
+        "Xen's packages cannot be had: no network, or a distribution without Xen (Debian 12 and 13 have it, Ubuntu 24.04 in universe)"
+    )]
+    Packages(#[source] PackageError),
+    #[error("no xen-*.gz beside {}; remove build/xen to fetch it again", boot.display())]
+    NoHypervisor { boot: PathBuf },
+    #[error("{} is packed in a way that is not known here", image.display())]
+    KernelForm { image: PathBuf },
+    #[error("{} has {len} bytes, and only {mib} MiB can be dropped into dom0", file.display())]
+    TooMuch { file: PathBuf, len: u64, mib: u64 },
+    #[error("Xen or dom0 did not boot; the console is in {}:\n{}", console.display(), tool::last_lines(said, LAST_LINES))]
+    NoBoot { console: PathBuf, said: String },
+    #[error("QEMU does not: {what}")]
+    Monitor { what: String },
+    #[error("took too long and was ended")]
+    Late { said: String },
+    #[error("cannot start `{command}`")]
+    Start { command: String, source: io::Error },
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+}
+
+#[derive(Default)]
+struct Options {
+    backends: Vec<Backend>,
+    keep: bool,
+    list: bool,
+    prepare: bool,
+    tests: Vec<String>,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Option<Self> {
+        let mut options = Self::default();
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--backend" => options.backends.push(Backend::of_name(words.next()?)?),
+                "--keep" => options.keep = true,
+                "--list" => options.list = true,
+                "--prepare" => options.prepare = true,
+                word if word.starts_with('-') => return None,
+                word => options.tests.push(word.to_owned()),
+            }
+        }
+        if options.backends.is_empty() {
+            options.backends = vec![Backend::Blkback, Backend::Qdisk];
+        }
+        Some(options)
+    }
+
+    /// The tests that are asked for; an error names a word that means none.
+    fn chosen(&self) -> Result<Vec<Test>, String> {
+        let mut tests = Test::all(&self.backends);
+        if let Some(word) = self.tests.iter().find(|word| !tests.iter().any(|test| test.is_meant_by(word))) {
+            return Err(format!("no test is called «{word}»; --list names them\n\n{USAGE}"));
+        }
+        if !self.tests.is_empty() {
+            tests.retain(|test| self.tests.iter().any(|word| test.is_meant_by(word)));
+        }
+        Ok(tests)
+    }
+}
+
+/// `cargo xtask xen-test`. Where the packages cannot be had, the process ends here with exit code 77.
+pub fn run(arguments: &[String]) -> Result<(), String> {
+    let options = Options::parse(arguments).ok_or(USAGE)?;
+    let tests = options.chosen()?;
+    if options.list {
+        tests.iter().for_each(|test| println!("{}", test.name()));
+        return Ok(());
+    }
+    let progress = Progress::start();
+    let bed = Bed::prepare(&progress).map_err(|error| not_run_or(&error))?;
+    if options.prepare {
+        return Ok(());
+    }
+    let failed = bed.perform(&tests, &options, &progress).map_err(|error| chain(&error))?;
+    let passed = tests.len() - failed.len();
+    println!("\n{passed} passed, {} failed, {:.0} s", failed.len(), progress.elapsed().as_secs_f64());
+    if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(" "))) }
+}
+
+fn not_run_or(error: &BedError) -> String {
+    if matches!(error, BedError::Packages(_)) {
+        eprintln!("not run: {}", chain(error));
+        std::process::exit(NOT_RUN);
+    }
+    chain(error)
+}
+
+/// The machine, ready for tests.
+pub struct Bed {
+    saved: Saved,
+    build: PathBuf,
+}
+
+impl Bed {
+    /// Fetches, makes and boots what is not cached. Others that prepare at the same time wait for us.
+    pub fn prepare(progress: &Progress) -> Result<Self, BedError> {
+        let build = root().join("build");
+        let cache = build.join("xen");
+        fs::create_dir_all(&cache).map_err(at("create", &cache))?;
+        let path = cache.join("lock");
+        let lock = fs::File::create(&path).map_err(at("create", &path))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|error| at("lock", &path)(error.into()))?;
+        progress.step("Xen, dom0 and a guest");
+        let packages = Packages::obtain(&cache, progress)?;
+        let images = Images::obtain(&cache, &packages, progress)?;
+        let saved = Saved::obtain(&cache, &images, progress)?;
+        Ok(Self { saved, build })
+    }
+
+    /// Runs the tests and returns the names of those that failed.
+    fn perform(&self, tests: &[Test], options: &Options, progress: &Progress) -> Result<Vec<String>, BedError> {
+        let mut programs = Vec::new();
+        if tests.iter().any(|test| test.subject == Subject::Crate) {
+            progress.detail("building the tests of the crate xen, static");
+            programs.extend(programs::tests()?);
+        }
+        if tests.iter().any(|test| matches!(test.subject, Subject::Disks(Backend::Tapline, _))) {
+            progress.detail("building tapline and tapline-disk, static");
+            programs.extend(programs::tapline()?);
+        }
+        progress.step("tests");
+        let mut failed = Vec::new();
+        for test in tests {
+            let name = test.name();
+            let work = self.build.join(format!("xen-{name}-{}", std::process::id()));
+            progress.live(&name);
+            let begun = Instant::now();
+            let outcome = self.perform_one(test, &programs, &work)?;
+            let seconds = begun.elapsed().as_secs_f64();
+            match outcome {
+                Ok(()) => {
+                    progress.detail(&format!("{name:<24} passed {seconds:6.1} s"));
+                    if !options.keep {
+                        fs::remove_dir_all(&work).map_err(at("remove", &work))?;
+                    }
+                }
+                Err(said) => {
+                    progress.detail(&format!("{name:<24} FAILED {seconds:6.1} s"));
+                    println!(
+                        "{}\nconsole and /out are kept in {}",
+                        tool::last_lines(&said, LAST_LINES),
+                        work.display()
+                    );
+                    failed.push(name);
+                }
+            }
+        }
+        Ok(failed)
+    }
+
+    /// One test: passed, or what the console said.
+    fn perform_one(&self, test: &Test, programs: &[PathBuf], work: &Path) -> Result<Result<(), String>, BedError> {
+        let script = format!(". /drop/steps.sh\n{}. /drop/tests/{}.sh\nfinish\n", test.parameters(), test.script);
+        let ended = self.run_script(&script, programs, work, Duration::from_secs(TEST_SECONDS_MAX), |_| ());
+        Ok(match ended {
+            Ok(ended) if ended.code == Some(0) => Ok(()),
+            Ok(ended) => Err(ended.console),
+            Err(BedError::Late { said }) => Err(format!("{said}\n(not finished after {TEST_SECONDS_MAX} s)")),
+            Err(error) => return Err(error),
+        })
+    }
+
+    /// Has dom0 run `script`, with all of `testbed/xen` and `programs` beside it in /drop.
+    fn run_script(
+        &self,
+        script: &str,
+        programs: &[PathBuf],
+        work: &Path,
+        most: Duration,
+        heard: impl FnMut(&str),
+    ) -> Result<machine::Ended, BedError> {
+        let drop = work.join("drop");
+        fs::create_dir_all(&drop).map_err(at("create", &drop))?;
+        let scripts = root().join("testbed/xen");
+        tool::text(std::process::Command::new("cp").arg("-r").arg(scripts.join(".")).arg(&drop))?;
+        for program in programs {
+            let target = drop.join(programs::name_of(program));
+            fs::copy(program, &target).map_err(at("copy to", &target))?;
+        }
+        let file = drop.join("run.sh");
+        fs::write(&file, script).map_err(at("write", &file))?;
+        let ended = self.saved.run(&drop, work, most, heard)?;
+        fs::remove_dir_all(&drop).map_err(at("remove", &drop))?;
+        Ok(ended)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Option<Options> {
+        Options::parse(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn without_words_all_tests_of_the_peers_are_meant() {
+        let options = parse(&[]).unwrap();
+
+        assert_eq!(options.chosen().unwrap(), Test::all(&[Backend::Blkback, Backend::Qdisk]));
+    }
+
+    #[test]
+    fn a_word_chooses_and_one_that_means_nothing_is_refused() {
+        let chosen = parse(&["--backend", "tapline", "crate", "tapline-attach"]).unwrap().chosen().unwrap();
+
+        let names: Vec<String> = chosen.iter().map(Test::name).collect();
+        assert_eq!(names, ["crate", "tapline-attach-pvh", "tapline-attach-pv"]);
+        assert!(parse(&["tapline"]).unwrap().chosen().unwrap_err().contains("«tapline»"));
+    }
+
+    #[test]
+    fn an_unknown_option_or_backend_is_refused() {
+        assert!(parse(&["--quick"]).is_none());
+        assert!(parse(&["--backend", "vbd3"]).is_none());
+    }
+}

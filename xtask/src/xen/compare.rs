@@ -138,7 +138,7 @@ fn median(values: &[f64]) -> f64 {
 
 fn spread(values: &[f64]) -> f64 {
     let (low, high) = values.iter().fold((f64::MAX, 0.0_f64), |(low, high), &value| (low.min(value), high.max(value)));
-    if low > 0.0 { (high / low - 1.0) * 100.0 } else { 0.0 }
+    if high > 0.0 { (high / low - 1.0) * 100.0 } else { 0.0 }
 }
 
 fn of<'a>(figures: &'a Figures, case: &str, backend: Backend) -> &'a [f64] {

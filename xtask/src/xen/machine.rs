@@ -74,7 +74,7 @@ impl Saved {
             fs::remove_dir_all(&saved.directory).map_err(at("remove", &saved.directory))?;
         }
         fs::create_dir_all(&saved.directory).map_err(at("create", &saved.directory))?;
-        progress.detail("booting Xen and dom0, once (about half a minute)");
+        progress.detail("booting Xen and dom0, once (half a minute)");
         saved.boot_and_save()?;
         image::replace(&list, key.as_bytes())?;
         Ok(saved)

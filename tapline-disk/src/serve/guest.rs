@@ -122,13 +122,15 @@ struct Backend {
 impl Backend {
     fn new(
         config: blkif::Config,
-        store: Box<dyn Store>,
+        mut store: Box<dyn Store>,
         watched: Box<dyn Store>,
         grants: Box<dyn Grants>,
         channels: Box<dyn EventChannels>,
     ) -> Result<Backend, Failure> {
         let device = Device::of_backend(&config.backend);
         let device = device.ok_or_else(|| Failure::new("serve a guest's disk", "its node has no such path"))?;
+        // A guest that shuts down closes its end first and is gone later, which its end does not tell: its name does.
+        store.watch(&format!("/local/domain/{}/name", device.guest), "guest").map_err(store_failed)?;
         let server = blkif::Server::new(config, store, grants, channels).map_err(Failure::said)?;
         Ok(Backend { server, device, store: watched, guest_is_gone: false })
     }
@@ -191,6 +193,9 @@ impl Server for Backend {
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
         self.server.ready(key, watch);
+        if !self.server.is_connected() {
+            self.look_for_guest();
+        }
     }
 
     fn may_sleep(&mut self) -> bool {

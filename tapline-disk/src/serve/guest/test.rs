@@ -163,3 +163,20 @@ fn a_guest_that_is_destroyed_ends_its_disk_and_leaves_no_node() {
     assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
     assert_eq!(host.counts(), Counts::default());
 }
+
+#[test]
+fn a_guest_that_shuts_down_and_is_gone_later_ends_its_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let (host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    let process = served(&host, &device, directory.path());
+    let front = Front::connect(&host, &mut store, &device);
+    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    say_state(&mut store, &device.frontend(), "6");
+    detach::wait_closed(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    front.guest.die();
+    store.remove(None, "/local/domain/7").unwrap();
+    assert_eq!(process.join().unwrap(), Exit::Done);
+    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
+    assert_eq!(host.counts(), Counts::default());
+}

@@ -116,7 +116,7 @@ plug() {
 # unplug GUEST NAME
 unplug() {
     case $backend in
-    tapline) /drop/tapline xen detach "$(xl domid "$1")/$2" || fail "tapline xen detach $2" ;;
+    tapline) /drop/tapline xen detach "$1" "$2" || fail "tapline xen detach $2" ;;
     *) xl block-detach "$1" "$2" || fail "block-detach $2" ;;
     esac
 }

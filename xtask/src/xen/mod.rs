@@ -32,7 +32,7 @@ const USAGE: &str = "usage: cargo xtask xen-test [--backend NAME]… [--keep] [-
   --keep          keep the directories of tests that passed
   --list          name the tests and run none
   --prepare       fetch and make what is missing, boot the machine once, and run no test
-  TEST            a test, or the first words of several: `crate`, `qdisk`, `blkback-attach`";
+  TEST            a test, its script, or the first words of several: `crate`, `attach`, `qdisk`, `blkback-attach`";
 
 /// A quiet machine needs 10 to 60 s; one with much else to do several times as long.
 const TEST_SECONDS_MAX: u64 = 600;

@@ -90,10 +90,10 @@ impl Test {
         }
     }
 
-    /// Whether `word` means this test: its name or the beginning of it.
+    /// Whether `word` means this test: its script, its name or the beginning of it.
     pub fn is_meant_by(&self, word: &str) -> bool {
         let name = self.name();
-        name.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        self.script == word || name.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     }
 
     /// What the script reads, as assignments of the shell.
@@ -122,6 +122,7 @@ mod test {
     fn a_test_is_meant_by_its_name_and_whole_words_at_its_beginning() {
         let test = Test { script: "attach", subject: Subject::Disks(Backend::Qdisk, Guest::Pvh) };
 
+        assert!(test.is_meant_by("attach"));
         assert!(test.is_meant_by("qdisk"));
         assert!(test.is_meant_by("qdisk-attach-pvh"));
         assert!(!test.is_meant_by("qdisk-attach-pv"));

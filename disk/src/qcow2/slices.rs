@@ -126,12 +126,13 @@ impl Slices {
         self.slices.get(&at).map(|slice| slice.bytes.as_slice())
     }
 
-    /// Whether a part of a slice that is here, one of 64, was marked since it came.
-    pub fn is_marked(&self, at: u64, part: usize) -> bool {
-        self.slices.get(&at).is_some_and(|slice| slice.marks & bit(part) != 0)
+    /// The bytes of a slice that is here, unless a part of it, one of 64, was marked since it came.
+    pub fn unmarked(&self, at: u64, part: usize) -> Option<&[u8]> {
+        let slice = self.slices.get(&at).filter(|slice| slice.marks & bit(part) == 0)?;
+        Some(&slice.bytes)
     }
 
-    /// Marks it.
+    /// Marks a part.
     pub fn mark(&mut self, at: u64, part: usize) {
         if let Some(slice) = self.slices.get_mut(&at) {
             slice.marks |= bit(part);

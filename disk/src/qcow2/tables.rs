@@ -115,7 +115,7 @@ impl Tables {
     /// The raw entries of the piece around `spot`, if they were not found to be sound yet.
     pub fn unchecked(&self, spot: Spot) -> Option<impl Iterator<Item = u64> + '_> {
         let piece = spot.index / PIECE;
-        let bytes = self.slices.bytes(spot.slice).filter(|_| !self.slices.is_marked(spot.slice, piece))?;
+        let bytes = self.slices.unmarked(spot.slice, piece)?;
         let entries = bytes.chunks_exact(8).skip(piece.saturating_mul(PIECE)).take(PIECE);
         Some(entries.map(|raw| entry(raw, 0)))
     }

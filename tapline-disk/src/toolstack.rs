@@ -6,6 +6,7 @@
 
 mod adopt;
 pub mod attach;
+mod both_ends;
 pub mod claim;
 pub mod detach;
 pub mod device;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use xen::{Store, Transaction};
 
+use super::both_ends::BothEnds;
 use super::device::{Device, State, described, store_failed, text, together, write_all};
 use super::domain;
-use super::wait::Wait;
 use crate::failure::Failure;
 
 /// What is made of a device.
@@ -82,36 +82,18 @@ pub fn wait_connected(
     store: &mut dyn Store,
     device: &Device,
     patience: Duration,
-    mut tell: impl FnMut(&str),
+    tell: impl FnMut(&str),
 ) -> Result<(), Failure> {
-    let paths = [device.backend(), device.frontend()];
-    let mut last = None;
-    let connected = Wait { paths: &paths, patience, also: None }.until(store, |store| {
-        let states = device.states(store, None)?;
-        if last != Some(states) {
-            tell(&format!("backend {}, guest {}", described(states.0), described(states.1)));
-            last = Some(states);
-        }
-        Ok(match states {
-            (Some(State::CONNECTED), Some(State::CONNECTED)) => Some(Ok(())),
-            (None, _) | (_, None) => Some(Err(())),
-            _ => None,
-        })
+    let mut both = BothEnds::new(device, patience, tell);
+    let connected = both.until(store, |states| match states {
+        (Some(State::CONNECTED), Some(State::CONNECTED)) => Some(Ok(())),
+        (None, _) | (_, None) => Some(Err(())),
+        _ => None,
     })?;
-    let (backend, guest) = last.unwrap_or_default();
     match connected {
         Some(Ok(())) => Ok(()),
         Some(Err(())) => Err(Failure::new(format!("see {device} connected"), "somebody has removed it meanwhile")),
-        None => Err(Failure::new(
-            format!("see {device} connected"),
-            format!(
-                "after {} s the backend is {}, the guest {}",
-                patience.as_secs(),
-                described(backend),
-                described(guest)
-            ),
-        )
-        .advise(match backend {
+        None => Err(Failure::new(format!("see {device} connected"), both.at_last()).advise(match both.states().0 {
             Some(State::INITIALISING) => "nobody serves it: see the log of its disk process",
             _ => "a guest that is paused or still boots connects later: the disk stays; `tapline xen list` shows it",
         })),

@@ -7,12 +7,10 @@ use std::time::Duration;
 
 use xen::{DomId, Store, Transaction};
 
-use super::device::{
-    Device, State, children, described, frontend, remove_own_end, store_failed, text, together, write_all,
-};
+use super::both_ends::BothEnds;
+use super::device::{Device, State, children, frontend, remove_own_end, store_failed, text, together, write_all};
 use super::domain;
 use super::vdev::Vdev;
-use super::wait::Wait;
 use crate::failure::Failure;
 
 /// The backends that libxl manages by itself.
@@ -68,27 +66,13 @@ pub fn wait_closed(
     store: &mut dyn Store,
     device: &Device,
     patience: Duration,
-    mut tell: impl FnMut(&str),
+    tell: impl FnMut(&str),
 ) -> Result<(), Failure> {
-    let paths = [device.backend(), device.frontend()];
-    let mut last = None;
-    let closed = Wait { paths: &paths, patience, also: None }.until(store, |store| {
-        let states = device.states(store, None)?;
-        if last != Some(states) {
-            tell(&format!("backend {}, guest {}", described(states.0), described(states.1)));
-            last = Some(states);
-        }
-        Ok(matches!(states.0, None | Some(State::CLOSED)).then_some(()))
-    })?;
-    let (backend, guest) = last.unwrap_or_default();
+    let mut both = BothEnds::new(device, patience, tell);
+    let closed = both.until(store, |(backend, _)| matches!(backend, None | Some(State::CLOSED)).then_some(()))?;
     closed.ok_or_else(|| {
-        let why = format!(
-            "after {} s the backend is {}, the guest {}",
-            patience.as_secs(),
-            described(backend),
-            described(guest)
-        );
-        let cause = match guest {
+        let why = both.at_last();
+        let cause = match both.states().1 {
             Some(State::CLOSED) | None => "the disk's process does not answer",
             Some(State::CONNECTED) => "the guest holds on to it: unmount it there, or is the guest paused?",
             Some(_) => "the guest does not go on: is it paused, or has it no driver?",

@@ -1,12 +1,12 @@
 //! What happened at a front end that the disk's owner may want to log.
 //!
-//! Knows nothing about where it is logged. Invariant: a hostile guest can cause any number of events, and still only
-//! [`Log::ROOM`] of them are kept between two looks.
+//! Knows nothing about where it is logged, nor how many there may be ([`crate::log`]).
 
 use std::error::Error;
 use std::fmt;
 
 use super::ring::Broken;
+use crate::log::{Noted, in_full};
 
 /// Something worth a line in a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,44 +95,20 @@ impl fmt::Display for Event {
     }
 }
 
-/// Events not looked at yet.
-#[derive(Default)]
-pub struct Log {
-    events: Vec<Event>,
-    more: usize,
+impl Noted for Event {
+    const ROOM: usize = 64;
+
+    fn more(count: usize) -> Event {
+        Event::More(count)
+    }
 }
 
+/// Events not looked at yet.
+pub type Log = crate::log::Log<Event>;
+
 impl Log {
-    /// Events kept.
-    pub const ROOM: usize = 64;
-
-    /// Notes an event, or that there were too many.
-    pub fn note(&mut self, event: Event) {
-        if self.events.len() < Log::ROOM {
-            self.events.push(event);
-        } else {
-            self.more = self.more.saturating_add(1);
-        }
-    }
-
     /// Notes what could not be done.
     pub fn failed(&mut self, what: &'static str, why: &dyn Error) {
         self.note(Event::Failed { what, why: in_full(why) });
     }
-
-    /// The events since the last look.
-    pub fn take(&mut self) -> Vec<Event> {
-        let more = std::mem::take(&mut self.more);
-        let mut events = std::mem::take(&mut self.events);
-        if more > 0 {
-            events.push(Event::More(more));
-        }
-        events
-    }
-}
-
-/// An error and what caused it, in one line.
-pub fn in_full(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| Error::source(cause));
-    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }

@@ -13,13 +13,14 @@ use xen::{Granted, Port, Store, StoreError};
 
 use super::data::{Data, Way};
 use super::device::Device;
-use super::event::{Event, Log, in_full};
+use super::event::{Event, Log};
 use super::node::{self, Nodes, Offer, RingKeys, Rings, Unusable};
 use super::persistent::Pages;
 use super::queue::Queue;
 use super::ring::{Broken, Ring};
 use super::state::{Seen, State, Step};
 use super::{Config, GrantsPolicy, Machine, OnStop, Patience};
+use crate::log::in_full;
 
 /// Steps of one look at the nodes. Three lead from anywhere to rest, unless the nodes change meanwhile.
 const STEPS: usize = 8;

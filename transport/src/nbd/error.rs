@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::log::Noted;
+
 /// What a client did that ends its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
@@ -88,7 +90,15 @@ pub enum Event {
     AcceptFailed(io::Error),
     /// More happened than was asked for in time.
     #[error("{0} further events were not recorded")]
-    Omitted(u64),
+    Omitted(usize),
+}
+
+impl Noted for Event {
+    const ROOM: usize = 256;
+
+    fn more(count: usize) -> Event {
+        Event::Omitted(count)
+    }
 }
 
 /// Why a server cannot listen.

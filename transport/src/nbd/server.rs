@@ -19,6 +19,7 @@ use super::listener::{Address, Listener};
 use super::room::Room;
 use super::session::Session;
 use super::wire::STRING_MAX;
+use crate::log::Log;
 use crate::{Interest, Watch, WatchKey};
 
 /// Connections at one time. Clients with multi-conn open 4 to 16.
@@ -27,8 +28,6 @@ const CONNECTIONS_MAX: usize = 64;
 const NEGOTIATING_MAX: usize = 16;
 /// Clients accepted before others get their turn.
 const ACCEPTS_AT_ONCE: usize = 16;
-/// Events kept for [`Server::take_events`].
-const EVENTS_MAX: usize = 256;
 /// Received or sent in one call: about what a Unix socket holds, beside the longest option.
 const STAGING: usize = (256 << 10) + OPTION_DATA_MAX + 64;
 
@@ -56,8 +55,7 @@ pub struct Server {
     turn: usize,
     requests: VecDeque<Request>,
     staging: Vec<u8>,
-    events: Vec<Event>,
-    events_omitted: u64,
+    log: Log<Event>,
     stopping: bool,
 }
 
@@ -84,8 +82,7 @@ impl Server {
             turn: 0,
             requests: VecDeque::new(),
             staging: vec![0; STAGING],
-            events: Vec::new(),
-            events_omitted: 0,
+            log: Log::default(),
             stopping: false,
         })
     }
@@ -97,19 +94,7 @@ impl Server {
 
     /// What has happened since the last call, for a log. How much of it to log is the caller's decision.
     pub fn take_events(&mut self) -> Vec<Event> {
-        let mut events = std::mem::take(&mut self.events);
-        if self.events_omitted > 0 {
-            events.push(Event::Omitted(std::mem::take(&mut self.events_omitted)));
-        }
-        events
-    }
-
-    fn note(&mut self, event: Event) {
-        if self.events.len() < EVENTS_MAX {
-            self.events.push(event);
-        } else {
-            self.events_omitted = self.events_omitted.saturating_add(1);
-        }
+        self.log.take()
     }
 
     /// Has `ready` called with the watch at hand.
@@ -165,7 +150,7 @@ impl Server {
         if let Some(connection) = self.connection(index).filter(|connection| !connection.has_ended()) {
             connection.end();
             let client = connection.client;
-            self.note(Event::Ended { client, why });
+            self.log.note(Event::Ended { client, why });
             self.nudge();
         }
     }
@@ -203,7 +188,7 @@ impl Server {
                 Ok(Some(socket)) => self.admit(socket, watch),
                 Ok(None) => return,
                 // Out of descriptors or memory: tried again when the next client comes or one goes.
-                Err(error) => return self.note(Event::AcceptFailed(error)),
+                Err(error) => return self.log.note(Event::AcceptFailed(error)),
             }
         }
         self.nudge();
@@ -212,18 +197,18 @@ impl Server {
     fn admit(&mut self, socket: OwnedFd, watch: &mut dyn Watch) {
         self.displace_oldest(watch);
         let Some(index) = self.free_place() else {
-            return self.note(Event::TurnedAway { limit: CONNECTIONS_MAX });
+            return self.log.note(Event::TurnedAway { limit: CONNECTIONS_MAX });
         };
         self.clients = self.clients.wrapping_add(1);
         let client = self.clients;
         if let Err(error) = watch.watch(socket.as_fd(), Interest::Read, key(index, client)) {
-            return self.note(Event::AcceptFailed(error));
+            return self.log.note(Event::AcceptFailed(error));
         }
         let session = Session::new(token_prefix(index, client));
         if let Some(place) = self.connections.get_mut(index) {
             *place = Some(Connection::new(client, session, socket));
         }
-        self.note(Event::Connected { client });
+        self.log.note(Event::Connected { client });
         self.send(index);
     }
 

@@ -1,12 +1,11 @@
 //! What happened at a server that its owner may want to log.
 //!
-//! Knows nothing about where it is logged. Invariant: a hostile peer can cause any number of events, and still
-//! only [`Log::ROOM`] of them are kept between two looks.
+//! Knows nothing about where it is logged, nor how many there may be ([`crate::log`]).
 
-use std::error::Error;
 use std::fmt;
 
 use super::ring::Broken;
+use crate::log::Noted;
 
 /// Something worth a line in a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,42 +76,16 @@ impl fmt::Display for Event {
     }
 }
 
+impl Noted for Event {
+    const ROOM: usize = 64;
+
+    fn more(count: usize) -> Event {
+        Event::More(count)
+    }
+}
+
 /// Events not looked at yet.
-#[derive(Default)]
-pub struct Log {
-    events: Vec<Event>,
-    more: usize,
-}
-
-impl Log {
-    /// Events kept.
-    pub const ROOM: usize = 64;
-
-    /// Notes an event, or that there were too many.
-    pub fn note(&mut self, event: Event) {
-        if self.events.len() < Log::ROOM {
-            self.events.push(event);
-        } else {
-            self.more = self.more.saturating_add(1);
-        }
-    }
-
-    /// The events since the last look.
-    pub fn take(&mut self) -> Vec<Event> {
-        let more = std::mem::take(&mut self.more);
-        let mut events = std::mem::take(&mut self.events);
-        if more > 0 {
-            events.push(Event::More(more));
-        }
-        events
-    }
-}
-
-/// An error and what caused it, in one line.
-pub fn in_full(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| Error::source(cause));
-    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
-}
+pub type Log = crate::log::Log<Event>;
 
 #[cfg(test)]
 mod test {
@@ -121,11 +94,11 @@ mod test {
     #[test]
     fn a_flood_of_events_is_counted_not_kept() {
         let mut log = Log::default();
-        for _ in 0..Log::ROOM + 1000 {
+        for _ in 0..Event::ROOM + 1000 {
             log.note(Event::TurnedAway);
         }
         let events = log.take();
-        assert_eq!(events.len(), Log::ROOM + 1);
+        assert_eq!(events.len(), Event::ROOM + 1);
         assert_eq!(events.last(), Some(&Event::More(1000)));
         assert!(log.take().is_empty());
     }

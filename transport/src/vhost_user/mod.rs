@@ -40,6 +40,7 @@ use std::path::PathBuf;
 use disk::{Disconnected, Geometry, Request, Status, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::log::in_full;
 use crate::{Interest, Watch, WatchKey};
 
 pub use event::Event;
@@ -49,7 +50,7 @@ pub use ring::Broken;
 use backend::Told;
 use connection::{Connection, End};
 use device::Device;
-use event::{Log, in_full};
+use event::Log;
 use request::ID_LEN;
 use session::Session;
 

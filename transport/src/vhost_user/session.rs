@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use disk::Geometry;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
+use crate::log::in_full;
 use crate::{Interest, Watch, WatchKey};
 
 use super::KICK;
@@ -16,7 +17,7 @@ use super::backend::{Backend, Told};
 use super::config_space::{self, FLUSH, PROTOCOL_FEATURES, RING_EVENT_IDX};
 use super::connection::End;
 use super::device::Device;
-use super::event::{Event, Log, in_full};
+use super::event::{Event, Log};
 use super::message::{
     ConfigWindow, Frame, Header, MAX_CONFIG, Malformed, Message, Reply, VringAddr, VringFd, VringState,
 };

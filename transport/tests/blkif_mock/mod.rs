@@ -6,21 +6,21 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 
+#[path = "../epoll/mod.rs"]
+mod epoll;
 mod front;
-
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use disk::raw::Raw;
 use disk::{
     Action, Allocation, Disk, EngineFailed, FileDone, FileError, FileId, FileOp, Geometry, Image, Io, Operation,
     Options, Transport, Until,
 };
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use transport::Server as _;
 use transport::blkif::{Config, GrantsPolicy, OnStop, Server};
-use transport::{Interest, Server as _, Watch, WatchKey};
 use xen::fake::Host;
 use xen::{DomId, Store, StoreError};
+
+use epoll::Epoll;
 
 #[allow(unused_imports, reason = "each test uses a part of it")]
 pub use front::{Abi, Front, READ, Rings, WRITE, discard, indirect, transfer};
@@ -32,38 +32,6 @@ pub const FRONTEND: &str = "/local/domain/7/device/vbd/51712";
 
 /// Bytes of the disk.
 pub const LEN: u64 = 4 << 20;
-
-/// The wait of a test's thread.
-pub struct Epoll {
-    epoll: OwnedFd,
-    fds: Vec<(WatchKey, OwnedFd)>,
-}
-
-impl Epoll {
-    pub fn new() -> Epoll {
-        Epoll { epoll: epoll::create(CreateFlags::CLOEXEC).unwrap(), fds: Vec::new() }
-    }
-
-    pub fn ready(&self) -> Vec<WatchKey> {
-        let mut events: Vec<Event> = Vec::with_capacity(64);
-        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-        epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none)).unwrap();
-        events.iter().map(|event| WatchKey(event.data.u64())).collect()
-    }
-}
-
-impl Watch for Epoll {
-    fn watch(&mut self, fd: BorrowedFd<'_>, _interest: Interest, key: WatchKey) -> std::io::Result<()> {
-        let copy = fd.try_clone_to_owned()?;
-        epoll::add(&self.epoll, copy.as_fd(), EventData::new_u64(key.0), EventFlags::IN | EventFlags::ET)?;
-        self.fds.push((key, copy));
-        Ok(())
-    }
-
-    fn forget(&mut self, key: WatchKey) {
-        self.fds.retain(|(known, _)| *known != key);
-    }
-}
 
 /// A file with a volatile cache.
 #[derive(Default)]
@@ -207,7 +175,7 @@ impl Machine {
     /// Everything that can be done now. Whether something was.
     pub fn turn(&mut self) -> bool {
         let Some(server) = &mut self.server else { return false };
-        let keys = self.watch.ready();
+        let keys = self.watch.wait(false);
         for &key in &keys {
             server.ready(key, &mut self.watch);
         }

@@ -1,0 +1,48 @@
+//! The wait of a test's thread, by epoll.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use transport::{Interest, Watch, WatchKey};
+
+/// The wait of a test's thread.
+pub struct Epoll {
+    epoll: OwnedFd,
+    /// What is watched, kept to be forgotten by key.
+    fds: Vec<(WatchKey, OwnedFd)>,
+}
+
+impl Epoll {
+    pub fn new() -> Epoll {
+        Epoll { epoll: epoll::create(CreateFlags::CLOEXEC).unwrap(), fds: Vec::new() }
+    }
+
+    /// The keys that are ready; waits for one if told to.
+    pub fn wait(&self, sleep: bool) -> Vec<WatchKey> {
+        let mut events: Vec<Event> = Vec::with_capacity(64);
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timeout = if sleep { None } else { Some(&none) };
+        epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout).unwrap();
+        events.iter().map(|event| WatchKey(event.data.u64())).collect()
+    }
+}
+
+impl Watch for Epoll {
+    fn watch(&mut self, fd: BorrowedFd<'_>, interest: Interest, key: WatchKey) -> std::io::Result<()> {
+        self.forget(key);
+        let write = if interest == Interest::ReadWrite { EventFlags::OUT } else { EventFlags::empty() };
+        let copy = fd.try_clone_to_owned()?;
+        let flags = EventFlags::IN | EventFlags::ET | write;
+        epoll::add(&self.epoll, &copy, EventData::new_u64(key.0), flags)?;
+        self.fds.push((key, copy));
+        Ok(())
+    }
+
+    fn forget(&mut self, key: WatchKey) {
+        if let Some(at) = self.fds.iter().position(|(known, _)| *known == key) {
+            let (_, fd) = self.fds.swap_remove(at);
+            epoll::delete(&self.epoll, &fd).unwrap();
+        }
+    }
+}

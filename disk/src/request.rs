@@ -3,6 +3,8 @@
 //! A [`Request`] that exists has been checked against the disk's geometry; nothing below checks it again. It is
 //! answered exactly once: [`Request::retire`] takes it by value, and dropping an unanswered one panics.
 
+use std::time::Duration;
+
 use memory::Segments;
 
 /// Bytes `at..at + len` of a virtual disk.
@@ -131,6 +133,8 @@ pub struct Request {
     token: Token,
     /// Filled by the disk for [`Operation::Extents`], in order, covering the span from its start.
     pub extents: Vec<Extent>,
+    /// When it was taken in, by the clock of whoever serves the disk: theirs to set and to read.
+    pub taken: Duration,
     open: bool,
 }
 
@@ -158,13 +162,13 @@ impl Request {
         if !aligned || !inside || !memory_fits {
             return Err(Status::Unsupported);
         }
-        Ok(Request { operation, span, memory, token, extents: Vec::new(), open: true })
+        Ok(Request { operation, span, memory, token, extents: Vec::new(), taken: Duration::ZERO, open: true })
     }
 
     /// What the disk asks of itself: nobody waits for an answer.
     pub(crate) fn internal(operation: Operation, span: Span) -> Request {
         let (memory, extents) = (Segments::empty(), Vec::new());
-        Request { operation, span, memory, token: Token(0), extents, open: false }
+        Request { operation, span, memory, token: Token(0), extents, taken: Duration::ZERO, open: false }
     }
 
     /// What is asked.

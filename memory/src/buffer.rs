@@ -52,9 +52,17 @@ impl Buffer {
     /// # Panics
     /// If `len` is more than the capacity.
     pub fn segments(self: &Arc<Self>, len: usize) -> Segments {
-        assert!(len <= self.capacity(), "more segments than buffer");
+        self.range(0, len)
+    }
+
+    /// `len` bytes from `at` on as a list that keeps the buffer alive.
+    ///
+    /// # Panics
+    /// If they do not lie in the buffer.
+    pub fn range(self: &Arc<Self>, at: usize, len: usize) -> Segments {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.capacity()), "more segments than buffer");
         // SAFETY: the range lies in the buffer, which the list owns.
-        unsafe { Segments::new(self.clone(), [(self.base(), len)]) }
+        unsafe { Segments::new(self.clone(), [(self.base().wrapping_add(at), len)]) }
     }
 }
 

@@ -13,6 +13,9 @@ pub mod vhost_user;
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use memory::Buffer;
 
 /// A server's own name for a file descriptor it watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +49,11 @@ pub trait Server: disk::Transport {
     /// Something watched is ready. Requests that came with it are popped afterwards; errors of a peer end that
     /// peer, not the server.
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch);
+
+    /// Memory of ours that most requests' data will lie in, if there is such: an engine may make itself ready for it.
+    fn staging(&self) -> Option<Arc<Buffer>> {
+        None
+    }
 
     /// Called before the thread sleeps: asks the peers to signal new requests. `false` if some came in the
     /// meantime, which are to be popped first.

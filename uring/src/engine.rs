@@ -2,8 +2,10 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use memory::Buffer;
 
 use crate::{Aio, EngineError, ImageFile, Uring};
 
@@ -75,6 +77,15 @@ impl Engine {
         match self {
             Engine::Uring(uring) => uring.file(id),
             Engine::Aio(aio) => aio.file(id),
+        }
+    }
+
+    /// Makes ready for a buffer that much I/O will go through, where the engine has a way to; once. Without it the same is
+    /// done, at a higher price.
+    pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
+        match self {
+            Engine::Uring(uring) => uring.register_memory(buffer),
+            Engine::Aio(_) => Ok(()),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Setting up an io_uring: the best mode that the kernel has, restricted to what an engine needs.
 //!
 //! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled.
-//! From then on it accepts eight opcodes, and of `io_uring_register` only changing the table of files, since a chain
-//! changes while it is served, and letting it go: neither opening nor sending is possible through it, whatever becomes
+//! From then on it accepts ten opcodes, and of `io_uring_register` only changing the table of files, since a chain
+//! changes while it is served, letting it go, and taking in memory of our own: neither opening nor sending is possible through it, whatever becomes
 //! of this process (seccomp does not see what goes through a ring), and what can be put into the table is what the
 //! process has open anyway. `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every
 //! request, polls included. As any descriptor can be registered that wins nothing, so requests on files use registered
@@ -29,15 +29,20 @@ const UNREGISTER_FILES: u8 = 3;
 /// `IORING_REGISTER_FILES_UPDATE` of linux/io_uring.h.
 const REGISTER_FILES_UPDATE: u8 = 6;
 
+/// `IORING_REGISTER_BUFFERS` of linux/io_uring.h.
+const REGISTER_BUFFERS: u8 = 0;
+
 /// Completions of watches come beside those of operations. One that finds no place is kept by the kernel, at a price:
 /// it ends the multishot, which is then armed again. 4 KiB avoid that for all but a storm.
 const COMPLETIONS_MIN: u32 = 256;
 
 /// All that a ring is needed for.
-const OPCODES: [(u8, &str); 8] = [
+const OPCODES: [(u8, &str); 10] = [
     (opcode::Read::CODE, "IORING_OP_READ (Linux 5.6)"),
     (opcode::Readv::CODE, "IORING_OP_READV (Linux 5.1)"),
     (opcode::Write::CODE, "IORING_OP_WRITE (Linux 5.6)"),
+    (opcode::ReadFixed::CODE, "IORING_OP_READ_FIXED (Linux 5.1)"),
+    (opcode::WriteFixed::CODE, "IORING_OP_WRITE_FIXED (Linux 5.1)"),
     (opcode::Writev::CODE, "IORING_OP_WRITEV (Linux 5.1)"),
     (opcode::Fsync::CODE, "IORING_OP_FSYNC (Linux 5.1)"),
     (opcode::Fallocate::CODE, "IORING_OP_FALLOCATE (Linux 5.6)"),
@@ -55,6 +60,7 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
     restrictions.push(Restriction::sqe_flags_allowed(FIXED_FILE));
     restrictions.push(Restriction::register_op(UNREGISTER_FILES));
     restrictions.push(Restriction::register_op(REGISTER_FILES_UPDATE));
+    restrictions.push(Restriction::register_op(REGISTER_BUFFERS));
     submitter
         .register_restrictions(&mut restrictions)
         .map_err(|cause| EngineError::failed("restrict the io_uring", cause))?;

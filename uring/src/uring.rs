@@ -14,11 +14,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 
 use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use io_uring::types::{Fd, Fixed, FsyncFlags};
-use io_uring::{IoUring, cqueue, opcode, squeue};
-use memory::Part;
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
+use memory::{Buffer, Part};
 
 use crate::engine::slots;
 use crate::file_table::{FILES_MAX, FileTable};
@@ -58,6 +59,8 @@ pub struct Uring {
     ring: IoUring,
     files: FileTable,
     flights: Flights,
+    /// Memory whose pages the kernel keeps at hand.
+    registered: Option<Arc<Buffer>>,
     queue: VecDeque<Queued>,
     in_kernel: usize,
     polls: Polls,
@@ -80,6 +83,7 @@ impl Uring {
             ring,
             files,
             flights: Flights::new(slots),
+            registered: None,
             queue: VecDeque::with_capacity(depth),
             in_kernel: 0,
             polls: Polls::default(),
@@ -145,6 +149,17 @@ impl Uring {
         self.files.put(id, None).ok_or(EngineError::NoSuchFile(id))
     }
 
+    /// Has the kernel keep the pages of a buffer at hand: reads into it and writes from it need not look them up. Once; the
+    /// buffer is kept as long as the engine.
+    pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
+        let parts = [libc::iovec { iov_base: buffer.base().cast(), iov_len: buffer.capacity() }];
+        // SAFETY: the buffer lives as long as the ring knows it: it is dropped with the engine, after the ring.
+        let registered = unsafe { self.ring.submitter().register_buffers(&parts) };
+        registered.map_err(|cause| EngineError::failed("register memory with io_uring", cause))?;
+        self.registered = Some(buffer);
+        Ok(())
+    }
+
     /// Changes a place of the kernel's own table of files.
     fn register(&mut self, id: FileId, fd: RawFd) -> Result<(), EngineError> {
         let changed = self.ring.submitter().register_files_update(u32::from(id.0), &[fd]);
@@ -155,7 +170,7 @@ impl Uring {
     fn fill(&mut self) -> Result<(), EngineFailed> {
         while let Some(queued) = self.queue.front() {
             let entry = match *queued {
-                Queued::Step(slot) => Some(step_entry(&self.flights, slot)),
+                Queued::Step(slot) => Some(step_entry(&self.flights, slot, self.registered.as_deref())),
                 Queued::Arm(id) => self
                     .polls
                     .get(id)
@@ -185,12 +200,18 @@ impl Uring {
     /// to submit, to wait for, or to fetch. `false`: a signal came first.
     fn enter(&mut self, want: usize) -> Result<bool, EngineFailed> {
         let submission = self.ring.submission();
-        let idle = submission.is_empty() && !submission.taskrun() && !submission.cq_overflow();
+        let pending = count_of(submission.len());
+        let idle = pending == 0 && !submission.taskrun() && !submission.cq_overflow();
         drop(submission);
         if want == 0 && idle {
             return Ok(true);
         }
-        match self.ring.submit_and_wait(want) {
+        // What completes at once is fetched by the same call.
+        let flags = EnterFlags::GETEVENTS.bits();
+        let submitter = self.ring.submitter();
+        // SAFETY: entries were pushed with what they point into kept (`fill`); there is no argument.
+        let entered = unsafe { submitter.enter::<libc::sigset_t>(pending, count_of(want), flags, None) };
+        match entered {
             Ok(_) => Ok(true),
             Err(cause) => match cause.raw_os_error() {
                 Some(libc::EINTR) => Ok(false),
@@ -230,10 +251,16 @@ impl Uring {
 }
 
 /// The request for the next step of `slot`.
-fn step_entry(flights: &Flights, slot: Slot) -> squeue::Entry {
+fn step_entry(flights: &Flights, slot: Slot, registered: Option<&Buffer>) -> squeue::Entry {
     let (file, step) = flights.step(slot);
     let file = Fixed(u32::from(file.0));
     let entry = match step {
+        Step::Read { at, parts: [part] } if holds(registered, part) => {
+            opcode::ReadFixed::new(file, part.base(), len(part), 0).offset(at).build()
+        }
+        Step::Write { at, parts: [part] } if holds(registered, part) => {
+            opcode::WriteFixed::new(file, part.base(), len(part), 0).offset(at).build()
+        }
         Step::Read { at, parts: [part] } => opcode::Read::new(file, part.base(), len(part)).offset(at).build(),
         Step::Write { at, parts: [part] } => opcode::Write::new(file, part.base(), len(part)).offset(at).build(),
         Step::Read { at, parts } => opcode::Readv::new(file, parts.as_ptr().cast(), count(parts)).offset(at).build(),
@@ -244,12 +271,24 @@ fn step_entry(flights: &Flights, slot: Slot) -> squeue::Entry {
     entry.user_data(u64::from(slot))
 }
 
+/// Whether a part lies in the registered memory.
+fn holds(registered: Option<&Buffer>, part: &Part) -> bool {
+    registered.is_some_and(|buffer| {
+        let from = part.base().addr().wrapping_sub(buffer.base().addr());
+        from < buffer.capacity() && part.len() <= buffer.capacity().saturating_sub(from)
+    })
+}
+
 fn len(part: &Part) -> u32 {
     u32::try_from(part.len().min(LEN_MAX)).unwrap_or(u32::MAX)
 }
 
+fn count_of(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
 fn count(parts: &[Part]) -> u32 {
-    u32::try_from(parts.len()).unwrap_or(u32::MAX)
+    count_of(parts.len())
 }
 
 impl Io for Uring {

@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::Arc;
 
-use memory::{Mapping, Segments, Shared};
+use memory::{Buffer, Mapping, Segments, Shared};
 
 use crate::{DomId, PAGE};
 
@@ -128,6 +128,32 @@ impl Granted {
         assert!(!self.read_only, "a ring that cannot be written");
         // SAFETY: the whole mapping, which lives as long as `self` and can be written.
         unsafe { Shared::new(self.clone(), self.mapping.base(), self.mapping.len()) }
+    }
+
+    /// Copies `len` bytes from `at` on to the buffer, from its byte `to` on. What the guest changes meanwhile is copied as it was
+    /// before or after. `None`: they do not lie in the mapping, or not in the buffer.
+    #[inline]
+    pub fn copy_out(&self, at: usize, len: usize, buffer: &Buffer, to: usize) -> Option<()> {
+        let (theirs, ours) = self.ends(at, len, buffer, to)?;
+        // SAFETY: both ends lie where they should, and a buffer is no guest's page. Nobody looks at the buffer as Rust's
+        // memory: its bytes are copied only.
+        unsafe { ours.copy_from_nonoverlapping(theirs, len) };
+        Some(())
+    }
+
+    /// Copies `len` bytes of the buffer, from its byte `from` on, to the pages, from `at` on. `None`: they do not lie in the
+    /// mapping, or not in the buffer, or the pages can only be read.
+    #[inline]
+    pub fn copy_in(&self, at: usize, len: usize, buffer: &Buffer, from: usize) -> Option<()> {
+        let (theirs, ours) = self.ends(at, len, buffer, from).filter(|_| !self.read_only)?;
+        // SAFETY: as above, and the pages can be written.
+        unsafe { theirs.copy_from_nonoverlapping(ours, len) };
+        Some(())
+    }
+
+    fn ends(&self, at: usize, len: usize, buffer: &Buffer, other: usize) -> Option<(*mut u8, *mut u8)> {
+        let inside = at.checked_add(len)? <= self.mapping.len() && other.checked_add(len)? <= buffer.capacity();
+        inside.then(|| (self.mapping.base().wrapping_add(at), buffer.base().wrapping_add(other)))
     }
 
     /// The bytes of `ranges`, each a first byte and a length. `None` if one is not inside. Where pages are mapped to be read

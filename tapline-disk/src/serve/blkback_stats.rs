@@ -10,9 +10,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use disk::{Operation, Request, Token};
+use disk::{Operation, Request};
 use memory::{Mapping, Shared};
-use rustc_hash::FxHashMap;
 
 /// Where the directories of all disks are.
 pub const PLACE: &str = "/dev/shm";
@@ -41,8 +40,6 @@ pub struct BlkbackStats {
     fields: [u64; FIELDS],
     /// Something has changed since readers were told.
     changed: bool,
-    /// When those under way came.
-    came: FxHashMap<Token, Duration>,
 }
 
 impl BlkbackStats {
@@ -58,16 +55,13 @@ impl BlkbackStats {
         let file = File::options().read(true).write(true).create_new(true).open(&path)?;
         file.set_len(u64::try_from(LEN).map_err(io::Error::other)?)?;
         let page = Shared::of(Mapping::of_file(file.as_fd(), 0, LEN)?);
-        Ok(BlkbackStats { directory, page, fields: [0; FIELDS], changed: false, came: FxHashMap::default() })
+        Ok(BlkbackStats { directory, page, fields: [0; FIELDS], changed: false })
     }
 
     /// A request was taken from its ring.
-    pub fn came(&mut self, request: &Request, at: Duration) {
+    pub fn came(&mut self, request: &Request) {
         match direction(request.operation()) {
-            Some(first) => {
-                self.fields[first + ASKED] += 1;
-                self.came.insert(request.token(), at);
-            }
+            Some(first) => self.fields[first + ASKED] += 1,
             None => match request.operation() {
                 Operation::Flush => self.fields[FLUSHES] += 1,
                 _ => self.fields[DISCARDS] += 1,
@@ -79,8 +73,7 @@ impl BlkbackStats {
     /// A request is answered.
     pub fn answered(&mut self, request: &Request, at: Duration) {
         let Some(first) = direction(request.operation()) else { return };
-        let Some(came) = self.came.remove(&request.token()) else { return };
-        let took = u64::try_from(at.saturating_sub(came).as_micros()).unwrap_or(u64::MAX);
+        let took = u64::try_from(at.saturating_sub(request.taken).as_micros()).unwrap_or(u64::MAX);
         let fields = &mut self.fields;
         fields[first + ANSWERED] += 1;
         fields[first + SECTORS] = fields[first + SECTORS].wrapping_add(request.span().len / 512);
@@ -120,7 +113,7 @@ fn direction(operation: Operation) -> Option<usize> {
 
 #[cfg(test)]
 mod test {
-    use disk::{Geometry, Span};
+    use disk::{Geometry, Span, Token};
     use memory::Segments;
 
     use super::*;
@@ -150,19 +143,21 @@ mod test {
         let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
         assert_eq!(read(place.path()), [0; 14]);
         let at = Duration::from_micros;
-        let requests = [request(Operation::Read, 4096, 1), request(Operation::Read, 8192, 2), request(WRITE, 512, 3)];
-        for request in &requests {
-            stats.came(request, at(100));
+        let mut requests =
+            [request(Operation::Read, 4096, 1), request(Operation::Read, 8192, 2), request(WRITE, 512, 3)];
+        for request in &mut requests {
+            request.taken = at(100);
+            stats.came(request);
         }
         for (request, answered) in requests.iter().zip([130, 120, 105]) {
             stats.answered(request, at(answered));
         }
         for other in [request(Operation::Flush, 0, 4), request(Operation::Discard, 4096, 5)] {
-            stats.came(&other, at(100));
+            stats.came(&other);
             stats.answered(&other, at(200));
             other.retire();
         }
-        stats.came(&request_kept(WRITE, 6), at(300));
+        stats.came(&request_kept(WRITE, 6));
         stats.publish();
         assert_eq!(read(place.path()), [1, 1, 0, 2, 2, 24, 50, 30, 2, 1, 1, 5, 5, 0]);
         for request in requests {
@@ -179,7 +174,7 @@ mod test {
     fn a_batch_is_seen_when_it_is_published_and_the_file_goes_with_the_disk() {
         let place = tempfile::tempdir().unwrap();
         let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
-        stats.came(&request_kept(WRITE, 1), Duration::ZERO);
+        stats.came(&request_kept(WRITE, 1));
         assert_eq!(read(place.path())[8], 0);
         stats.publish();
         assert_eq!(read(place.path())[8], 1);

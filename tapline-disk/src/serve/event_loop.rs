@@ -100,6 +100,12 @@ impl<S: Server + Disclose> EventLoop<S> {
             control.start(&mut watch).map_err(failed("wait for clients of the control socket"))?;
         }
         server.start(&mut watch).map_err(failed("wait for connections"))?;
+        if let Some(staging) = server.staging() {
+            // Only a price: a limit of locked memory, most likely (RLIMIT_MEMLOCK).
+            engine
+                .register_memory(staging)
+                .unwrap_or_else(|error| say(format_args!("{error}: each request costs more")));
+        }
         Ok(EventLoop {
             server,
             geometry: disk.geometry(),
@@ -195,11 +201,12 @@ impl<S: Server + Disclose> EventLoop<S> {
     fn take_in(&mut self) -> bool {
         let mut now = None;
         for _ in 0..BATCH {
-            let Some(request) = self.server.pop(&self.geometry) else { break };
+            let Some(mut request) = self.server.pop(&self.geometry) else { break };
             let now = *now.get_or_insert_with(|| self.stats.clock());
+            request.taken = now;
             self.stats.came(request.operation(), now);
             if let Some(stats) = &mut self.blkback_stats {
-                stats.came(&request, now);
+                stats.came(&request);
             }
             self.pause.came(now);
             self.disk.submit(request, &mut self.engine);

@@ -4,7 +4,10 @@
 //! written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no trace;
 //! when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
 
+use std::sync::Arc;
+
 use disk::{Disconnected, Geometry, Request, Status, Transport};
+use memory::Buffer;
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
 use transport::{Server, Watch, WatchKey};
 use xen::kernel::{Evtchn, Gntdev};
@@ -196,6 +199,10 @@ impl Server for Backend {
         if !self.server.is_connected() {
             self.look_for_guest();
         }
+    }
+
+    fn staging(&self) -> Option<Arc<Buffer>> {
+        self.server.staging()
     }
 
     fn may_sleep(&mut self) -> bool {

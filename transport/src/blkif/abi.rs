@@ -8,11 +8,17 @@
 /// Bytes of the longest entry.
 pub const ENTRY_MAX: usize = 112;
 
+/// Bytes of the shorter one.
+const ENTRY_SHORT: usize = 108;
+
 /// Segments that an entry itself has room for (`BLKIF_MAX_SEGMENTS_PER_REQUEST`).
 pub const SEGMENTS_DIRECT: usize = 11;
 
 /// Bytes of one segment, in an entry and in an indirect page (`struct blkif_request_segment`).
 pub const SEGMENT_LEN: usize = 8;
+
+/// Segments in whose place other kinds of requests have what is theirs: the length of a discard, the page of an indirect one.
+const SEGMENTS_MIN: usize = 2;
 
 /// Bytes before the first entry of a ring (io/ring.h, `DEFINE_RING_TYPES`).
 pub const HEADER_LEN: usize = 64;
@@ -35,15 +41,19 @@ pub struct Layout {
 
 /// 64-bit x86, and what is native where we run.
 pub static X86_64: Layout =
-    Layout { entry_len: 112, response_len: 16, id: 8, sector: 16, segments: 24, sector_count: 24, pages: 28 };
+    Layout { entry_len: ENTRY_MAX, response_len: 16, id: 8, sector: 16, segments: 24, sector_count: 24, pages: 28 };
 
 /// 32-bit x86.
 pub static X86_32: Layout =
-    Layout { entry_len: 108, response_len: 12, id: 4, sector: 12, segments: 20, sector_count: 20, pages: 24 };
+    Layout { entry_len: ENTRY_SHORT, response_len: 12, id: 4, sector: 12, segments: 20, sector_count: 20, pages: 24 };
 
 // The sizes that io/blkif.h comes to: the last segment, or the last of eight pages, ends inside of the entry.
 const _: () = assert!(X86_64.segments + SEGMENTS_DIRECT * SEGMENT_LEN == X86_64.entry_len);
 const _: () = assert!(X86_32.segments + SEGMENTS_DIRECT * SEGMENT_LEN == X86_32.entry_len);
+const _: () = assert!(X86_64.sector_count + 8 <= X86_64.segments + SEGMENTS_MIN * SEGMENT_LEN);
+const _: () = assert!(X86_64.pages + 4 <= X86_64.segments + SEGMENTS_MIN * SEGMENT_LEN);
+const _: () = assert!(X86_32.sector_count + 8 <= X86_32.segments + SEGMENTS_MIN * SEGMENT_LEN);
+const _: () = assert!(X86_32.pages + 4 <= X86_32.segments + SEGMENTS_MIN * SEGMENT_LEN);
 const _: () = assert!(X86_64.entry_len == ENTRY_MAX && X86_64.pages + 8 * 4 <= X86_64.entry_len);
 const _: () = assert!(X86_32.pages + 8 * 4 <= X86_32.entry_len);
 
@@ -82,6 +92,18 @@ impl Entry {
     /// An entry whose bytes are those; where the layout's are fewer, the rest is not looked at.
     pub fn new(layout: &'static Layout, bytes: [u8; ENTRY_MAX]) -> Entry {
         Entry { layout, bytes }
+    }
+
+    /// The bytes, to be filled.
+    pub fn bytes_mut(&mut self) -> &mut [u8; ENTRY_MAX] {
+        &mut self.bytes
+    }
+
+    /// The bytes before the segments, and those of as many segments as the former announce.
+    pub fn parts_mut(&mut self) -> (&mut [u8], &mut [u8]) {
+        let count = usize::from(self.second()).clamp(SEGMENTS_MIN, SEGMENTS_DIRECT);
+        let (head, segments) = self.bytes.split_at_mut_checked(self.layout.segments).unwrap_or_default();
+        (head, segments.get_mut(..count.saturating_mul(SEGMENT_LEN)).unwrap_or_default())
     }
 
     /// `operation`.

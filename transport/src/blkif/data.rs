@@ -3,8 +3,9 @@
 //! Knows nothing of rings. Invariants: data are handed out as memory only after every grant behind them was seen to be good;
 //! what was read goes to the guest only if the disk filled all of it; nothing stays mapped for a front end that is gone.
 //!
-//! Three ways: *copy* through buffers of ours, in one call for all requests of a pass; *persistent*, pages that stay mapped,
-//! new ones in one call a pass; *map*, for each request.
+//! Three ways. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from and to pages that
+//! stay mapped, new ones in one call a pass. *Map*: the pages themselves, mapped for each request. In the first two the
+//! storage never sees a guest's page, so one that does not answer keeps no dead guest's memory.
 
 use std::sync::Arc;
 
@@ -13,14 +14,15 @@ use xen::{Copied, CopyBatch, Direction, DomId, GrantRef, Grants, PAGE, Piece};
 
 use super::abi::SEGMENT_LEN;
 use super::persistent::Pages;
-use super::pool::Pool;
+use super::pool::{Loan, Pool};
+use super::request::Pieces;
 
 /// Bytes of buffers that one disk may have under way. Beyond that its requests wait in the ring.
 const LENT_MAX: usize = 32 << 20;
 
 /// How a guest's pages are reached.
 pub enum Way {
-    /// By copies.
+    /// By copies of the hypervisor's.
     Copy,
     /// By mappings that stay.
     Persistent(Pages),
@@ -29,24 +31,30 @@ pub enum Way {
 }
 
 /// Data of one request.
-pub struct Load {
+pub struct Load<T> {
+    /// Which.
+    pub what: T,
     /// Where they are in the guest's pages.
-    pub pieces: Vec<Piece>,
+    pub pieces: Pieces,
     /// They go to the disk.
     pub write: bool,
     /// The memory for the disk, once it is there.
-    pub lent: Option<Lent>,
+    pub memory: Option<Segments>,
+    /// What is behind it, to be given back; none if it is the guest's own.
+    pub loan: Option<Loan>,
 }
 
-/// Memory for the disk.
-pub struct Lent {
-    /// As the disk sees it.
-    pub memory: Segments,
-    /// The buffer behind it, to be given back; none if it is the guest's own.
-    pub buffer: Option<Arc<Buffer>>,
-}
+impl<T> Load<T> {
+    /// Data in these pieces, to be written or read.
+    pub fn new(what: T, pieces: Pieces, write: bool) -> Load<T> {
+        Load { what, pieces, write, memory: None, loan: None }
+    }
 
-impl Load {
+    /// Bytes at most.
+    pub fn len_max(&self) -> usize {
+        self.pieces.len().saturating_mul(PAGE)
+    }
+
     fn len(&self) -> usize {
         self.pieces.iter().map(|piece| usize::from(piece.len)).fold(0, usize::saturating_add)
     }
@@ -61,6 +69,17 @@ pub struct Descriptors {
     pub count: u16,
 }
 
+/// Where what was read is on its way to the guest.
+#[derive(Clone, Copy)]
+pub enum Sent {
+    /// There is nothing to bring, or it is there.
+    There,
+    /// It cannot be brought.
+    Lost,
+    /// It is in the batch under this number.
+    InBatch(usize),
+}
+
 /// What moves data for one front end.
 pub struct Data {
     domain: DomId,
@@ -71,10 +90,10 @@ pub struct Data {
 }
 
 impl Data {
-    /// For a front end of `domain`.
-    pub fn new(domain: DomId, way: Way) -> Data {
+    /// For a front end of `domain`, through `staging` where data are copied. Nobody else uses that.
+    pub fn new(domain: DomId, way: Way, staging: Arc<Buffer>) -> Data {
         let (inward, outward) = Default::default();
-        Data { domain, way, pool: Pool::default(), inward, outward }
+        Data { domain, way, pool: Pool::new(staging), inward, outward }
     }
 
     /// Whether more requests may be taken in.
@@ -87,71 +106,81 @@ impl Data {
         if wanted.is_empty() {
             return Vec::new();
         }
-        let mut loads: Vec<Load> = wanted.iter().map(descriptor_load).collect();
+        let mut loads: Vec<Load<()>> = wanted.iter().map(descriptor_load).collect();
         self.lend(grants, &mut loads);
-        let taken = loads.into_iter().map(|load| {
-            let lent = load.lent?;
-            let bytes = lent.memory.to_vec();
-            drop(lent.memory);
-            if let Some(buffer) = lent.buffer {
-                self.pool.give_back(buffer);
+        let taken = loads.into_iter().map(|mut load| {
+            let bytes = load.memory.take().map(|memory| memory.to_vec());
+            if let Some(loan) = load.loan {
+                self.pool.give_back(loan);
             }
-            Some(bytes)
+            bytes
         });
         taken.collect()
     }
 
     /// Lends memory for each load; what is to be written is in it. None to those whose grants are bad.
-    pub fn lend(&mut self, grants: &mut dyn Grants, loads: &mut [Load]) {
+    pub fn lend<T>(&mut self, grants: &mut dyn Grants, loads: &mut [Load<T>]) {
         match &mut self.way {
             Way::Copy => self.lend_copies(grants, loads),
             Way::Persistent(pages) => {
-                pages.bring(grants, self.domain, loads.iter().flat_map(|load| load.pieces.iter().map(|p| p.page)));
+                let named = loads.iter().flat_map(|load| load.pieces.iter().map(|piece| piece.page));
+                let all = pages.bring(grants, self.domain, named);
                 for load in loads {
-                    let memory = pages.segments(grants, self.domain, &load.pieces);
-                    load.lent = memory.map(|memory| Lent { memory, buffer: None });
+                    let loan = self.pool.lend(load.len());
+                    let good = match load.write {
+                        true => pages.copy_out(grants, self.domain, &load.pieces, &loan).is_some(),
+                        false => all || pages.has(grants, self.domain, &load.pieces),
+                    };
+                    match good {
+                        true => (load.memory, load.loan) = (Some(loan.segments()), Some(loan)),
+                        false => self.pool.give_back(loan),
+                    }
                 }
             }
-            Way::Map => {
-                for load in loads {
-                    let memory = map(grants, self.domain, load);
-                    load.lent = memory.map(|memory| Lent { memory, buffer: None });
-                }
-            }
+            Way::Map => loads.iter_mut().for_each(|load| load.memory = map(grants, self.domain, load)),
         }
     }
 
-    fn lend_copies(&mut self, grants: &mut dyn Grants, loads: &mut [Load]) {
-        let mut entries = Vec::with_capacity(loads.len());
+    fn lend_copies<T>(&mut self, grants: &mut dyn Grants, loads: &mut [Load<T>]) {
         for load in &mut *loads {
-            let len = load.len();
-            let buffer = self.pool.lend(len);
-            let memory = buffer.segments(len);
-            let entry = load.write.then(|| self.inward.push(Direction::FromGuest, memory.clone(), &load.pieces));
-            entries.push(entry);
-            load.lent = Some(Lent { memory, buffer: Some(buffer) });
+            let loan = self.pool.lend(load.len());
+            let memory = loan.segments();
+            let pushed = !load.write || self.inward.push(Direction::FromGuest, memory.clone(), &load.pieces).is_some();
+            match pushed {
+                true => (load.memory, load.loan) = (Some(memory), Some(loan)),
+                false => self.pool.give_back(loan),
+            }
         }
-        if !self.inward.is_empty() {
-            // An error is one of all copies, and each says so.
-            grants.copy(self.domain, &mut self.inward).ok();
+        if self.inward.is_empty() {
+            return;
         }
-        let mut unused = Vec::new();
-        for (load, entry) in loads.iter_mut().zip(entries) {
-            let copied = |entry: Option<usize>| entry.map(|entry| self.inward.copied(entry)) == Some(Copied::All);
-            if !entry.is_none_or(copied) {
-                unused.extend(load.lent.take().and_then(|lent| lent.buffer));
+        // An error is one of all copies, and each says so.
+        grants.copy(self.domain, &mut self.inward).ok();
+        let written = loads.iter_mut().filter(|load| load.write && load.loan.is_some());
+        for (number, load) in written.enumerate() {
+            if self.inward.copied(number) != Copied::All {
+                load.memory = None;
+                if let Some(loan) = load.loan.take() {
+                    self.pool.give_back(loan);
+                }
             }
         }
         self.inward.clear();
-        unused.into_iter().for_each(|buffer| self.pool.give_back(buffer));
     }
 
-    /// Notes that what was read is to go to the guest, where it does not lie there already. The answer's number for
-    /// [`Data::delivered`].
-    pub fn send(&mut self, memory: &Segments, pieces: &[Piece]) -> Option<usize> {
-        match self.way {
-            Way::Copy => self.outward.push(Direction::ToGuest, memory.clone(), pieces).or(Some(usize::MAX)),
-            Way::Persistent(_) | Way::Map => None,
+    /// Brings what was read to the guest, or notes that it is to be brought, where it does not lie there already.
+    pub fn send(&mut self, grants: &mut dyn Grants, pieces: &[Piece], loan: Option<&Loan>) -> Sent {
+        let Some(loan) = loan else { return Sent::There };
+        match &mut self.way {
+            Way::Copy => match self.outward.push(Direction::ToGuest, loan.segments(), pieces) {
+                Some(number) => Sent::InBatch(number),
+                None => Sent::Lost,
+            },
+            Way::Persistent(pages) => match pages.copy_in(grants, self.domain, pieces, loan) {
+                Some(()) => Sent::There,
+                None => Sent::Lost,
+            },
+            Way::Map => Sent::There,
         }
     }
 
@@ -163,9 +192,13 @@ impl Data {
         }
     }
 
-    /// Whether what has this number, if it has one, is with the guest.
-    pub fn delivered(&self, number: Option<usize>) -> bool {
-        number.is_none_or(|number| self.outward.copied(number) == Copied::All)
+    /// Whether it is with the guest.
+    pub fn delivered(&self, sent: Sent) -> bool {
+        match sent {
+            Sent::There => true,
+            Sent::Lost => false,
+            Sent::InBatch(number) => self.outward.copied(number) == Copied::All,
+        }
     }
 
     /// All that was delivered is answered.
@@ -174,8 +207,8 @@ impl Data {
     }
 
     /// The memory of a request is free.
-    pub fn give_back(&mut self, buffer: Arc<Buffer>) {
-        self.pool.give_back(buffer);
+    pub fn give_back(&mut self, loan: Loan) {
+        self.pool.give_back(loan);
     }
 
     /// Nothing is under way: what is kept for the next request may be less.
@@ -184,15 +217,15 @@ impl Data {
     }
 }
 
-fn descriptor_load(wanted: &Descriptors) -> Load {
+fn descriptor_load(wanted: &Descriptors) -> Load<()> {
     let len = wanted.count.saturating_mul(8);
     debug_assert_eq!(SEGMENT_LEN, 8);
     // As if they were to be written: they come from the guest.
-    Load { pieces: vec![Piece { page: wanted.page, from: 0, len }], write: true, lent: None }
+    Load::new((), Pieces::from_iter([Piece { page: wanted.page, from: 0, len }]), true)
 }
 
 /// Maps the pages of one request, each once for each piece, in order.
-fn map(grants: &mut dyn Grants, domain: DomId, load: &Load) -> Option<Segments> {
+fn map<T>(grants: &mut dyn Grants, domain: DomId, load: &Load<T>) -> Option<Segments> {
     let pages: Vec<GrantRef> = load.pieces.iter().map(|piece| piece.page).collect();
     let granted = grants.map(domain, &pages, load.write).ok()?;
     let place = |(index, piece): (usize, &Piece)| {

@@ -10,10 +10,10 @@ use disk::{Geometry, Operation, Request, Span, Status, Token};
 use memory::Segments;
 use xen::{EventChannels, Grants, Port};
 
-use super::data::{Data, Descriptors, Lent, Load};
+use super::data::{Data, Descriptors, Load, Sent};
 use super::event::{Event, Log};
 use super::queue::Queue;
-use super::request::{self, Ask, ERROR, Memory, Parsed, Transfer};
+use super::request::{self, Ask, ERROR, Kind, Memory, Parsed, Pieces, Transfer};
 use super::ring::Broken;
 
 /// Entries taken from one queue before the next has its turn: a ring of one page.
@@ -29,6 +29,8 @@ pub struct Device {
     /// To be popped.
     ready: VecDeque<Request>,
     answers: Vec<Answer>,
+    /// Data of one pass, kept for its room.
+    coming: Vec<Load<Coming>>,
     /// Requests popped and not yet completed.
     in_flight: usize,
 }
@@ -39,21 +41,24 @@ struct Answer {
     number: u16,
     status: i16,
     /// What has to be with the guest before.
-    sent: Option<usize>,
+    sent: Sent,
 }
 
-/// A transfer in the pass, and its data.
+/// A transfer in the pass.
 struct Coming {
     queue: usize,
     number: u16,
-    transfer: Transfer,
+    at: u64,
+    kind: Kind,
+    /// Where its pieces are told, if not in the entry.
+    told: Option<Descriptors>,
 }
 
 impl Device {
     /// A device with these queues.
     pub fn new(queues: Vec<Queue>, data: Data, segments_max: u16, epoch: u32) -> Device {
-        let (ready, answers) = Default::default();
-        Device { queues, data, segments_max, epoch, ready, answers, in_flight: 0 }
+        let (ready, answers, coming) = Default::default();
+        Device { queues, data, segments_max, epoch, ready, answers, coming, in_flight: 0 }
     }
 
     /// The next request.
@@ -68,28 +73,23 @@ impl Device {
 
     /// Takes what is in the rings: first all entries, then all descriptors, then all data.
     fn pass(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) {
-        let mut coming = Vec::new();
+        let mut coming = std::mem::take(&mut self.coming);
         for queue in 0..self.queues.len() {
             self.take(queue, geometry, &mut coming, log);
         }
-        if coming.is_empty() {
-            return;
+        if !coming.is_empty() {
+            self.resolve(&mut coming, grants);
+            self.data.lend(grants, &mut coming);
+            for load in coming.drain(..) {
+                self.hand_over(load, geometry);
+            }
         }
-        let pieces = self.resolve(&mut coming, grants);
-        let mut loads: Vec<Load> = coming
-            .iter()
-            .zip(pieces)
-            .map(|(coming, pieces)| Load { pieces, write: coming.transfer.kind.is_write(), lent: None })
-            .collect();
-        self.data.lend(grants, &mut loads);
-        for (coming, load) in coming.into_iter().zip(loads) {
-            self.hand_over(&coming, load, geometry);
-        }
+        self.coming = coming;
     }
 
     /// Takes the entries of one queue. What needs no data is done with at once.
-    fn take(&mut self, index: usize, geometry: &Geometry, coming: &mut Vec<Coming>, log: &mut Log) {
-        let mut bytes = coming.iter().map(|coming| coming.transfer.memory.len_max()).fold(0, usize::saturating_add);
+    fn take(&mut self, index: usize, geometry: &Geometry, coming: &mut Vec<Load<Coming>>, log: &mut Log) {
+        let mut bytes = coming.iter().map(Load::len_max).fold(0, usize::saturating_add);
         for _ in 0..TURN {
             if !self.data.has_room(bytes) {
                 return;
@@ -106,30 +106,36 @@ impl Device {
                     self.ask(token, Operation::Flush, Span { at: 0, len: 0 }, Segments::empty(), geometry);
                 }
                 Ok(Ask::Discard(span)) => self.ask(token, Operation::Discard, span, Segments::empty(), geometry),
-                Ok(Ask::Transfer(transfer)) => {
-                    bytes = bytes.saturating_add(transfer.memory.len_max());
-                    coming.push(Coming { queue: index, number, transfer });
+                Ok(Ask::Transfer(Transfer { at, kind, memory })) => {
+                    bytes = bytes.saturating_add(memory.len_max());
+                    let (pieces, told) = match memory {
+                        Memory::Direct(pieces) => (pieces, None),
+                        Memory::Indirect { page, count } => (Pieces::new(), Some(Descriptors { page, count })),
+                    };
+                    let what = Coming { queue: index, number, at, kind, told };
+                    coming.push(Load::new(what, pieces, kind.is_write()));
                 }
                 Err(status) => self.refuse(index, number, status),
             }
         }
     }
 
-    /// The pieces of each transfer, as descriptors in pages of their own may say. Those that have none are refused and gone.
-    fn resolve(&mut self, coming: &mut Vec<Coming>, grants: &mut dyn Grants) -> Vec<Vec<xen::Piece>> {
-        let wanted: Vec<Descriptors> = coming.iter().filter_map(descriptors).collect();
+    /// Finds the pieces of those that are told in pages of their own. Those that have none are refused and gone.
+    fn resolve(&mut self, coming: &mut Vec<Load<Coming>>, grants: &mut dyn Grants) {
+        let wanted: Vec<Descriptors> = coming.iter().filter_map(|load| load.what.told).collect();
+        if wanted.is_empty() {
+            return;
+        }
         let mut fetched = self.data.fetch(grants, &wanted).into_iter();
-        let mut resolved = Vec::with_capacity(coming.len());
         let mut refused = Vec::new();
-        coming.retain_mut(|coming| {
-            let pieces = match &mut coming.transfer.memory {
-                Memory::Direct(pieces) => Some(std::mem::take(pieces)),
-                Memory::Indirect { .. } => fetched.next().flatten().and_then(|bytes| request::pieces(&bytes).ok()),
-            };
-            match pieces {
-                Some(pieces) => resolved.push(pieces),
+        coming.retain_mut(|load| {
+            if load.what.told.is_none() {
+                return true;
+            }
+            match fetched.next().flatten().and_then(|bytes| request::pieces(&bytes).ok()) {
+                Some(pieces) => load.pieces = pieces,
                 None => {
-                    refused.push((coming.queue, coming.number));
+                    refused.push((load.what.queue, load.what.number));
                     return false;
                 }
             }
@@ -138,15 +144,14 @@ impl Device {
         for (queue, number) in refused {
             self.refuse(queue, number, ERROR);
         }
-        resolved
     }
 
     /// A transfer becomes a request, if its data could be had.
-    fn hand_over(&mut self, coming: &Coming, load: Load, geometry: &Geometry) {
-        let &Coming { queue: index, number, transfer: Transfer { at, kind, .. } } = coming;
-        let Some(Lent { memory, buffer }) = load.lent else { return self.refuse(index, number, ERROR) };
+    fn hand_over(&mut self, load: Load<Coming>, geometry: &Geometry) {
+        let Load { what: Coming { queue: index, number, at, kind, .. }, pieces, memory, loan, .. } = load;
+        let Some(memory) = memory else { return self.refuse(index, number, ERROR) };
         if let Some(queue) = self.queues.get_mut(index) {
-            queue.keep(number, load.pieces, buffer);
+            queue.keep(number, pieces, loan);
         }
         let span = Span { at, len: u64::try_from(memory.len()).unwrap_or(u64::MAX) };
         self.ask(token(self.epoch, index, number), kind.operation(), span, memory, geometry);
@@ -165,12 +170,12 @@ impl Device {
     fn refuse(&mut self, index: usize, number: u16, status: i16) {
         if let Some(queue) = self.queues.get_mut(index) {
             queue.done(number);
-            self.answers.push(Answer { queue: index, number, status, sent: None });
+            self.answers.push(Answer { queue: index, number, status, sent: Sent::There });
         }
     }
 
     /// Takes the answer to a request. `false`: it was one of an earlier device.
-    pub fn complete(&mut self, request: Request, status: Status) -> bool {
+    pub fn complete(&mut self, request: Request, status: Status, grants: &mut dyn Grants) -> bool {
         let (epoch, index, number) = parts(request.token());
         if epoch != self.epoch {
             request.retire();
@@ -178,9 +183,9 @@ impl Device {
         }
         self.in_flight = self.in_flight.saturating_sub(1);
         if let Some(queue) = self.queues.get_mut(index) {
-            let (operation, pieces) = queue.done(number);
+            let (operation, pieces, loan) = queue.done(number);
             let read = request.operation() == Operation::Read && status == Status::Done;
-            let sent = read.then(|| self.data.send(request.memory(), &pieces)).flatten();
+            let sent = if read { self.data.send(grants, pieces, loan) } else { Sent::There };
             self.answers.push(Answer { queue: index, number, status: request::status(status, operation), sent });
         }
         request.retire();
@@ -191,19 +196,19 @@ impl Device {
     pub fn publish(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
         if !self.answers.is_empty() {
             self.data.deliver(grants);
-            let mut buffers = Vec::new();
             let answers = std::mem::take(&mut self.answers);
             for &Answer { queue: index, number, status, sent } in &answers {
                 let status = if self.data.delivered(sent) { status } else { ERROR };
                 let Some(queue) = self.queues.get_mut(index) else { continue };
-                let (buffer, answered) = queue.answer(number, status);
-                buffers.extend(buffer);
+                let (loan, answered) = queue.answer(number, status);
+                if let Some(loan) = loan {
+                    self.data.give_back(loan);
+                }
                 if let Err(why) = answered {
                     self.break_off(index, why, log);
                 }
             }
             self.data.forget_delivered();
-            buffers.into_iter().for_each(|buffer| self.data.give_back(buffer));
             self.answers = answers;
             self.answers.clear();
         }
@@ -265,14 +270,6 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.ready.drain(..).for_each(retire);
-    }
-}
-
-/// The page of descriptors that a transfer names.
-fn descriptors(coming: &Coming) -> Option<Descriptors> {
-    match coming.transfer.memory {
-        Memory::Indirect { page, count } => Some(Descriptors { page, count }),
-        Memory::Direct(_) => None,
     }
 }
 

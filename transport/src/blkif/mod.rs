@@ -32,8 +32,10 @@ mod state;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use disk::{Disconnected, Geometry, Request, Status, Transport};
+use memory::Buffer;
 use rustix::event::{EventfdFlags, eventfd};
 use xen::{DomId, EventChannels, Grants, Port, Store};
 
@@ -148,6 +150,8 @@ struct Machine {
 pub struct Server {
     machine: Machine,
     session: Session,
+    /// What data of requests lie in, most of them.
+    staging: Arc<Buffer>,
     /// Ports that were reported and are to be unmasked before we sleep.
     masked: Vec<Port>,
     hearing: Patience,
@@ -195,9 +199,10 @@ impl Server {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| SetUpError::Eventfd(errno.into()))?;
         let machine = Machine { store, grants, channels, wake };
-        let session = Session::new(config, nodes);
+        let staging = Buffer::zeroed(pool::STAGING_LEN);
+        let session = Session::new(config, nodes, staging.clone());
         let (masked, log, hearing, unmasking, looking) = Default::default();
-        Ok(Server { machine, session, masked, hearing, unmasking, looking, stopped: false, log })
+        Ok(Server { machine, session, staging, masked, hearing, unmasking, looking, stopped: false, log })
     }
 
     /// What has happened since the last call, for the log.
@@ -309,7 +314,7 @@ impl Transport for Server {
     }
 
     fn complete(&mut self, request: Request, status: Status) {
-        if self.session.complete(request, status) {
+        if self.session.complete(request, status, &mut *self.machine.grants) {
             self.machine.wake();
         }
     }
@@ -346,6 +351,10 @@ impl crate::Server for Server {
             }
             _ => {}
         }
+    }
+
+    fn staging(&self) -> Option<Arc<Buffer>> {
+        (self.session.grants() != GrantsPolicy::Map).then(|| self.staging.clone())
     }
 
     fn may_sleep(&mut self) -> bool {

@@ -1,14 +1,16 @@
 //! Pages of a guest that stay mapped from one request to the next.
 //!
-//! Knows nothing of requests. Invariant: the pages that are kept are bounded; one that is given up while a request uses it
-//! stays mapped until that request has ended. A front end that sees a grant still in use does not free it (io/blkif.h,
+//! Knows nothing of requests. Invariants: the pages that are kept are bounded; none is touched by anyone but us, while we
+//! copy, so that giving one up waits for nobody. A front end that sees a grant still in use does not free it (io/blkif.h,
 //! `feature-persistent`), so a reference means the same page for as long as we have it mapped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use memory::Segments;
+use rustc_hash::{FxHashMap, FxHashSet};
 use xen::{DomId, GrantRef, Granted, Grants, PAGE, Piece};
+
+use super::pool::Loan;
 
 /// Pages that are kept: 32 MiB. Linux's front end keeps 1056 for a ring of one page.
 const PAGES_MAX: usize = 8192;
@@ -16,11 +18,12 @@ const PAGES_MAX: usize = 8192;
 /// Mapped pages, by reference.
 #[derive(Default)]
 pub struct Pages {
-    mapped: BTreeMap<GrantRef, Place>,
+    mapped: FxHashMap<GrantRef, Place>,
+    /// Of one call, kept for its room.
+    new: Vec<GrantRef>,
 }
 
 /// Where a page lies.
-#[derive(Clone)]
 struct Place {
     /// Mapped together with others.
     granted: Arc<Granted>,
@@ -29,113 +32,117 @@ struct Place {
 }
 
 impl Pages {
-    /// Maps those pages that are not yet mapped, in one call. What cannot be mapped with the others is left to
-    /// [`Pages::segments`].
-    pub fn bring(&mut self, grants: &mut dyn Grants, domain: DomId, pages: impl Iterator<Item = GrantRef>) {
-        // In the order in which they are used, so that what is one piece on the disk is one in memory.
-        let mut seen = BTreeSet::new();
-        let new: Vec<GrantRef> = pages.filter(|page| !self.mapped.contains_key(page) && seen.insert(*page)).collect();
-        if new.is_empty() {
-            return;
+    /// Maps those pages that are not yet mapped, in one call; whether all are mapped now. What cannot be mapped with the
+    /// others is left to the copies.
+    pub fn bring(&mut self, grants: &mut dyn Grants, domain: DomId, pages: impl Iterator<Item = GrantRef>) -> bool {
+        self.new.clear();
+        self.new.extend(pages.filter(|page| !self.mapped.contains_key(page)));
+        if self.new.is_empty() {
+            return true;
         }
-        if self.mapped.len().saturating_add(new.len()) > PAGES_MAX {
+        let mut seen = FxHashSet::default();
+        self.new.retain(|&page| seen.insert(page));
+        let full = self.mapped.len().saturating_add(self.new.len()) > PAGES_MAX;
+        if full {
             // All at once: rare, and a front end that does this often is better served by copies.
             self.mapped.clear();
         }
-        let Ok(granted) = grants.map(domain, &new, false) else { return };
-        for (index, page) in new.into_iter().enumerate() {
-            let place = Place { granted: granted.clone(), at: index.saturating_mul(PAGE) };
-            self.mapped.insert(page, place);
+        let Ok(granted) = grants.map(domain, &self.new, false) else { return false };
+        for (index, &page) in self.new.iter().enumerate() {
+            self.mapped.insert(page, Place { granted: granted.clone(), at: index.saturating_mul(PAGE) });
         }
+        !full
     }
 
-    /// The memory of a request. `None` if one of its grants is bad.
-    pub fn segments(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece]) -> Option<Segments> {
-        let missing = |pages: &Pages| pieces.iter().any(|piece| !pages.mapped.contains_key(&piece.page));
-        if missing(self) {
-            // A bad grant of another request kept these from being mapped, or they were given up for others.
-            self.bring(grants, domain, pieces.iter().map(|piece| piece.page));
-            if missing(self) {
-                return None;
+    /// Copies the pieces to the loan. `None` if one of their grants is bad.
+    pub fn copy_out(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece], loan: &Loan) -> Option<()> {
+        let mut to = loan.at();
+        for piece in pieces {
+            let (place, len) = (self.place(grants, domain, piece.page)?, usize::from(piece.len));
+            place.granted.copy_out(place.at.checked_add(usize::from(piece.from))?, len, loan.buffer(), to)?;
+            to = to.checked_add(len)?;
+        }
+        Some(())
+    }
+
+    /// Copies the loan to the pieces. `None` if one of their grants is bad.
+    pub fn copy_in(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece], loan: &Loan) -> Option<()> {
+        let mut from = loan.at();
+        for piece in pieces {
+            let (place, len) = (self.place(grants, domain, piece.page)?, usize::from(piece.len));
+            place.granted.copy_in(place.at.checked_add(usize::from(piece.from))?, len, loan.buffer(), from)?;
+            from = from.checked_add(len)?;
+        }
+        Some(())
+    }
+
+    /// Whether every page is mapped, or can be.
+    pub fn has(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece]) -> bool {
+        pieces.iter().all(|piece| self.place(grants, domain, piece.page).is_some())
+    }
+
+    /// Where a page is. A bad grant of another request may have kept it from being mapped, or it was given up for others.
+    fn place(&mut self, grants: &mut dyn Grants, domain: DomId, page: GrantRef) -> Option<&Place> {
+        match self.mapped.entry(page) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(vacant) => {
+                let granted = grants.map(domain, &[page], false).ok()?;
+                Some(vacant.insert(Place { granted, at: 0 }))
             }
         }
-        let mut parts: Vec<Segments> = Vec::new();
-        let mut rest = pieces;
-        while let Some((first, _)) = rest.split_first() {
-            let granted = self.mapped.get(&first.page)?.granted.clone();
-            let together = |piece: &Piece| {
-                let place = self.mapped.get(&piece.page).filter(|place| Arc::ptr_eq(&place.granted, &granted))?;
-                Some((place.at.saturating_add(usize::from(piece.from)), usize::from(piece.len)))
-            };
-            let ranges: Vec<_> = rest.iter().map_while(together).collect();
-            rest = rest.get(ranges.len()..)?;
-            parts.push(granted.segments(joined(ranges))?);
-        }
-        match parts.len() {
-            1 => parts.pop(),
-            _ => Some(Segments::joined(parts)),
-        }
     }
-}
-
-/// Ranges with those made one that follow each other.
-fn joined(ranges: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
-    let mut joined: Vec<(usize, usize)> = Vec::with_capacity(ranges.len());
-    for (at, len) in ranges {
-        match joined.last_mut() {
-            Some(last) if last.0.saturating_add(last.1) == at => last.1 = last.1.saturating_add(len),
-            _ => joined.push((at, len)),
-        }
-    }
-    joined
 }
 
 #[cfg(test)]
 mod test {
+    use memory::Buffer;
     use xen::fake::{Access, Host};
 
+    use super::super::pool::{Pool, STAGING_LEN};
     use super::*;
 
     const DOMAIN: DomId = DomId(3);
 
-    fn whole(page: GrantRef) -> Piece {
-        Piece { page, from: 0, len: 4096 }
-    }
-
     #[test]
-    fn pages_are_bounded_and_one_in_use_stays_mapped() {
+    fn pages_are_bounded_and_one_that_was_given_up_is_mapped_again() {
         let host = Host::new().unwrap();
         let guest = host.guest(DOMAIN);
         let pages = guest.pages(PAGES_MAX + 1).unwrap();
         let refs: Vec<GrantRef> = pages.iter().map(|&page| guest.grant(page, Access::ReadWrite)).collect();
-        guest.write(pages[0], 0, b"first").unwrap();
+        guest.write(pages[0], 7, b"first").unwrap();
         let mut grants = host.grants();
         let mut kept = Pages::default();
-        let used = kept.segments(&mut grants, DOMAIN, &[whole(refs[0])]).unwrap();
+        kept.bring(&mut grants, DOMAIN, refs[..1].iter().copied());
         for part in refs[1..].chunks(512) {
             kept.bring(&mut grants, DOMAIN, part.iter().copied());
             assert!(kept.mapped.len() <= PAGES_MAX);
         }
         assert!(!kept.mapped.contains_key(&refs[0]), "it was given up with the others");
-        assert_eq!(used.slice(0, 5).to_vec(), b"first");
-        let again = kept.segments(&mut grants, DOMAIN, &[whole(refs[0])]).unwrap();
-        again.slice(0, 5).copy_from(b"other");
-        assert_eq!(used.slice(0, 5).to_vec(), b"other", "the same page twice");
-        drop((kept, used, again));
+        let mut pool = Pool::new(Buffer::zeroed(STAGING_LEN));
+        let loan = pool.lend(5);
+        kept.copy_out(&mut grants, DOMAIN, &[Piece { page: refs[0], from: 7, len: 5 }], &loan).unwrap();
+        assert_eq!(loan.segments().to_vec(), b"first");
+        drop(kept);
         assert_eq!(host.counts().mapped, 0);
     }
 
     #[test]
-    fn pages_used_in_the_order_in_which_they_came_are_one_piece() {
+    fn pieces_and_memory_are_one_in_the_order_of_the_request() {
         let host = Host::new().unwrap();
         let guest = host.guest(DOMAIN);
-        let pages = guest.pages(4).unwrap();
-        let mut refs: Vec<GrantRef> = pages.iter().map(|&page| guest.grant(page, Access::ReadWrite)).collect();
-        refs.reverse();
-        let pieces: Vec<Piece> = refs.iter().map(|&page| whole(page)).collect();
+        let pages = guest.pages(2).unwrap();
+        let refs: Vec<GrantRef> = pages.iter().map(|&page| guest.grant(page, Access::ReadWrite)).collect();
+        let pieces = [Piece { page: refs[1], from: 4094, len: 2 }, Piece { page: refs[0], from: 0, len: 3 }];
         let (mut grants, mut kept) = (host.grants(), Pages::default());
-        kept.bring(&mut grants, DOMAIN, refs.iter().copied());
-        assert_eq!(kept.segments(&mut grants, DOMAIN, &pieces).unwrap().parts().len(), 1);
-        assert_eq!(kept.segments(&mut grants, DOMAIN, &[pieces[1], pieces[0]]).unwrap().parts().len(), 2);
+        let mut pool = Pool::new(Buffer::zeroed(STAGING_LEN));
+        let loan = pool.lend(5);
+        loan.segments().copy_from(b"hello");
+        kept.copy_in(&mut grants, DOMAIN, &pieces, &loan).unwrap();
+        loan.segments().fill_zero();
+        kept.copy_out(&mut grants, DOMAIN, &pieces, &loan).unwrap();
+        assert_eq!(loan.segments().to_vec(), b"hello");
+        let bad = Piece { page: GrantRef(u32::MAX), from: 0, len: 1 };
+        assert!(!kept.has(&mut grants, DOMAIN, &[pieces[0], bad]));
+        assert!(kept.copy_in(&mut grants, DOMAIN, &[bad], &loan).is_none());
     }
 }

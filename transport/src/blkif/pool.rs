@@ -1,56 +1,110 @@
 //! Memory that data pass through between a guest's pages and the storage.
 //!
-//! Knows nothing of requests. Invariants: a buffer that is given out is nobody else's; those that are kept are bounded, and
-//! few while nothing happens.
+//! Knows nothing of requests. Invariants: bytes that are lent are nobody else's until they are given back; what is kept is
+//! bounded, and little while nothing happens.
+//!
+//! One piece of memory, the *staging*, is there for as long as the server is: an engine may have it registered, and then
+//! spares itself looking up its pages each time. What it has no room for gets a buffer of its own.
 
 use std::sync::Arc;
 
-use memory::{Buffer, PAGE};
+use memory::{Buffer, PAGE, Segments};
 
-/// Sizes: 1, 2, 4, … 256 pages, the last for the largest request.
+/// Pages of the staging, one bit each: eight requests of 64 KiB, or a ring of three pages full of small ones.
+const STAGED: u32 = u128::BITS;
+
+/// Bytes of the staging.
+pub const STAGING_LEN: usize = PAGE * 128;
+const _: () = assert!(STAGED == 128);
+
+/// Sizes of buffers of their own: 1, 2, 4, … 256 pages, the last for the largest request.
 const CLASSES: usize = 9;
 
-/// Bytes that are kept for the next requests: those of a ring that is full of small ones, or of a few large ones.
+/// Bytes of such buffers that are kept for the next requests: those of a few large ones.
 const KEPT: usize = 4 << 20;
 
-/// Bytes that are kept when the disk is idle.
+/// Bytes of those that are kept when the disk is idle.
 const KEPT_IDLE: usize = 128 << 10;
 
-/// Buffers by size.
-#[derive(Default)]
+/// Memory that is lent for one request.
+pub struct Loan {
+    buffer: Arc<Buffer>,
+    /// The first byte of it.
+    at: usize,
+    len: usize,
+    /// Its pages of the staging; none of a buffer of its own.
+    pages: u128,
+}
+
+impl Loan {
+    /// Where the bytes are.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// The first byte in the buffer.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The same as memory for the disk.
+    pub fn segments(&self) -> Segments {
+        self.buffer.range(self.at, self.len)
+    }
+}
+
+/// What is there to be lent.
 pub struct Pool {
+    staging: Arc<Buffer>,
+    /// Pages of the staging that are lent.
+    lent_pages: u128,
+    /// Buffers of their own, by size.
     free: [Vec<Arc<Buffer>>; CLASSES],
     /// Bytes of those.
     kept: usize,
-    /// Bytes given out.
+    /// Bytes lent.
     lent: usize,
 }
 
 impl Pool {
-    /// A buffer of at least so many bytes; what is in it is of no meaning.
-    pub fn lend(&mut self, len: usize) -> Arc<Buffer> {
+    /// A pool over this staging, nothing of which is in use.
+    pub fn new(staging: Arc<Buffer>) -> Pool {
+        Pool { staging, lent_pages: 0, free: Default::default(), kept: 0, lent: 0 }
+    }
+
+    /// So many bytes; what is in them is of no meaning.
+    pub fn lend(&mut self, len: usize) -> Loan {
+        let count = len.max(1).div_ceil(PAGE);
+        self.lent = self.lent.saturating_add(count.saturating_mul(PAGE));
+        if let Some((first, pages)) = run(!self.lent_pages, count) {
+            self.lent_pages |= pages;
+            return Loan { buffer: self.staging.clone(), at: first.saturating_mul(PAGE), len, pages };
+        }
         let buffer = self.free.get_mut(class(len)).and_then(Vec::pop);
         self.kept = self.kept.saturating_sub(buffer.as_ref().map_or(0, |buffer| buffer.capacity()));
         let buffer = buffer.unwrap_or_else(|| Buffer::zeroed(len.max(1).next_power_of_two()));
-        self.lent = self.lent.saturating_add(buffer.capacity());
-        buffer
+        Loan { buffer, at: 0, len, pages: 0 }
     }
 
-    /// Takes one back.
-    pub fn give_back(&mut self, buffer: Arc<Buffer>) {
-        let len = buffer.capacity();
-        self.lent = self.lent.saturating_sub(len);
-        // Something may still hold it: then it is nobody's but theirs.
-        if self.kept.saturating_add(len) > KEPT || Arc::strong_count(&buffer) > 1 {
+    /// Takes it back: nobody uses it any more.
+    pub fn give_back(&mut self, loan: Loan) {
+        let Loan { buffer, len, pages, .. } = loan;
+        self.lent = self.lent.saturating_sub(len.max(1).div_ceil(PAGE).saturating_mul(PAGE));
+        if pages != 0 {
+            self.lent_pages &= !pages;
+            return;
+        }
+        let capacity = buffer.capacity();
+        if self.kept.saturating_add(capacity) > KEPT {
             return;
         }
         if let Some(free) = self.free.get_mut(class(len)) {
-            self.kept = self.kept.saturating_add(len);
+            self.kept = self.kept.saturating_add(capacity);
             free.push(buffer);
         }
     }
 
-    /// Bytes given out.
+    /// Bytes lent.
     pub fn lent(&self) -> usize {
         self.lent
     }
@@ -66,6 +120,26 @@ impl Pool {
     }
 }
 
+/// The first `count` bits in a row that are set: the number of the first, and all of them.
+fn run(set: u128, count: usize) -> Option<(usize, u128)> {
+    if count == 1 {
+        // Nearly always.
+        return (set != 0).then(|| (usize::try_from(set.trailing_zeros()).unwrap_or(0), set & set.wrapping_neg()));
+    }
+    let count = u32::try_from(count).ok().filter(|&count| count <= STAGED)?;
+    // Where a run of `have` begins; two of those beside each other are one of twice as many.
+    let (mut starts, mut have) = (set, 1);
+    while have < count {
+        let more = have.min(count.saturating_sub(have));
+        starts &= starts.checked_shr(more)?;
+        have = have.saturating_add(more);
+    }
+    let first = starts.trailing_zeros();
+    let bits = u128::MAX.checked_shr(STAGED.saturating_sub(count))?;
+    let pages = bits.checked_shl(first).filter(|_| starts != 0)?;
+    Some((usize::try_from(first).ok()?, pages))
+}
+
 fn class(len: usize) -> usize {
     let pages = len.max(1).div_ceil(PAGE).next_power_of_two();
     usize::try_from(pages.trailing_zeros()).unwrap_or(CLASSES)
@@ -75,26 +149,43 @@ fn class(len: usize) -> usize {
 mod test {
     use super::*;
 
+    fn pool() -> Pool {
+        Pool::new(Buffer::zeroed(STAGING_LEN))
+    }
+
     #[test]
-    fn a_buffer_is_used_again_when_nobody_holds_it() {
-        let mut pool = Pool::default();
-        let first = pool.lend(5000);
-        let (base, held) = (first.base(), first.clone());
-        assert_eq!((first.capacity(), pool.lent()), (8192, 8192));
-        pool.give_back(first);
-        assert_ne!(pool.lend(8192).base(), base, "somebody held it");
-        drop(held);
-        let second = pool.lend(4097);
-        let base = second.base();
-        pool.give_back(second);
-        assert_eq!(pool.lend(8000).base(), base);
+    fn a_run_is_the_first_that_is_long_enough() {
+        assert_eq!(run(0b0110_1110, 2), Some((1, 0b110)));
+        assert_eq!(run(0b0110_1110, 3), Some((1, 0b1110)));
+        assert_eq!(run(0b0110_1110, 4), None);
+        assert_eq!(run(u128::MAX, 128), Some((0, u128::MAX)));
+        assert_eq!(run(u128::MAX << 1, 127), Some((1, u128::MAX << 1)));
+        assert_eq!(run(u128::MAX << 1, 128), None);
+        assert_eq!(run(u128::MAX, 129), None);
+        assert_eq!(run(0, 1), None);
+    }
+
+    #[test]
+    fn what_is_lent_is_nobody_elses() {
+        let mut pool = pool();
+        let mut seen = std::collections::BTreeSet::new();
+        let loans: Vec<Loan> = [5000, 1, 4096, 70_000, 300_000, 512, 600_000, 1 << 20].map(|len| pool.lend(len)).into();
+        for loan in &loans {
+            let base = loan.buffer().base().addr() + loan.at();
+            for page in 0..loan.len.div_ceil(PAGE) {
+                assert!(seen.insert(base + page * PAGE), "{} bytes", loan.len);
+            }
+            assert_eq!(loan.segments().len(), loan.len);
+        }
+        loans.into_iter().for_each(|loan| pool.give_back(loan));
+        assert_eq!((pool.lent(), pool.lent_pages), (0, 0));
     }
 
     #[test]
     fn an_idle_disk_keeps_little() {
-        let mut pool = Pool::default();
-        let lent: Vec<_> = (0..8).map(|_| pool.lend(1 << 20)).collect();
-        lent.into_iter().for_each(|buffer| pool.give_back(buffer));
+        let mut pool = pool();
+        let lent: Vec<Loan> = (0..8).map(|_| pool.lend(1 << 20)).collect();
+        lent.into_iter().for_each(|loan| pool.give_back(loan));
         assert_eq!((pool.kept, pool.lent()), (KEPT, 0));
         pool.trim();
         assert!(pool.kept <= KEPT_IDLE);

@@ -2,13 +2,11 @@
 //!
 //! Knows nothing of grants. Invariants: a request is answered once; a barrier is alone; a broken queue is not touched again.
 
-use std::sync::Arc;
-
 use disk::Geometry;
-use memory::Buffer;
 use xen::{EventChannels, Piece, Port};
 
-use super::request::Parsed;
+use super::pool::Loan;
+use super::request::{Parsed, Pieces};
 use super::ring::{Broken, Response, Ring};
 
 /// One queue.
@@ -32,8 +30,9 @@ struct Record {
     id: u64,
     operation: u8,
     /// Where data go that are read.
-    pieces: Vec<Piece>,
-    buffer: Option<Arc<Buffer>>,
+    pieces: Pieces,
+    /// What they lie in meanwhile.
+    loan: Option<Loan>,
 }
 
 /// How it stands with a barrier. Nothing is taken while there is one.
@@ -87,33 +86,34 @@ impl Queue {
     }
 
     /// Keeps with a request what its answer needs.
-    pub fn keep(&mut self, number: u16, pieces: Vec<Piece>, buffer: Option<Arc<Buffer>>) {
+    pub fn keep(&mut self, number: u16, pieces: Pieces, loan: Option<Loan>) {
         if let Some(record) = self.records.get_mut(usize::from(number)) {
-            (record.pieces, record.buffer) = (pieces, buffer);
+            (record.pieces, record.loan) = (pieces, loan);
         }
     }
 
-    /// A request was done; its operation, and where data go that it has read.
-    pub fn done(&mut self, number: u16) -> (u8, Vec<Piece>) {
+    /// A request was done; its operation, where data go that it has read, and what they lie in.
+    pub fn done(&mut self, number: u16) -> (u8, &[Piece], Option<&Loan>) {
         self.open = self.open.saturating_sub(1);
         if matches!(self.barrier, Barrier::Runs) {
             self.barrier = Barrier::None;
         }
-        let record = self.records.get_mut(usize::from(number));
-        record.map_or((0, Vec::new()), |record| (record.operation, std::mem::take(&mut record.pieces)))
+        let record = self.records.get(usize::from(number));
+        record.map_or((0, &[], None), |record| (record.operation, &record.pieces, record.loan.as_ref()))
     }
 
-    /// Puts the answer to a request that was done into the ring; its buffer, if it had one.
-    pub fn answer(&mut self, number: u16, status: i16) -> (Option<Arc<Buffer>>, Result<(), Broken>) {
+    /// Puts the answer to a request that was done into the ring; its memory is free, if it had any.
+    pub fn answer(&mut self, number: u16, status: i16) -> (Option<Loan>, Result<(), Broken>) {
         let Some(record) = self.records.get_mut(usize::from(number)) else { return (None, Ok(())) };
         let response = Response { id: record.id, operation: record.operation, status };
-        let buffer = record.buffer.take();
+        let loan = record.loan.take();
+        record.pieces.clear();
         if self.broken {
-            return (buffer, Ok(()));
+            return (loan, Ok(()));
         }
         self.free.push(number);
         self.answered = true;
-        (buffer, self.ring.answer(number, response))
+        (loan, self.ring.answer(number, response))
     }
 
     /// Tells the front end of the answers, if it wants to know.

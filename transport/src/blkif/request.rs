@@ -6,6 +6,7 @@
 //! Specification: Xen's public header io/blkif.h. Sectors are 512 bytes there, whatever `sector-size` says.
 
 use disk::{Geometry, Operation, Span, Status};
+use smallvec::SmallVec;
 use xen::{GrantRef, Piece};
 
 use super::abi::{Entry, SEGMENT_LEN, SEGMENTS_DIRECT};
@@ -31,6 +32,9 @@ const INDIRECT: u8 = 6;
 const SECURE: u8 = 1;
 
 const SECTOR: u64 = 512;
+
+/// Pieces of a guest's pages, in order. Those of a direct request need no memory of their own.
+pub type Pieces = SmallVec<[Piece; SEGMENTS_DIRECT]>;
 
 /// An entry that was looked at.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,7 +88,7 @@ pub enum Kind {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Here.
-    Direct(Vec<Piece>),
+    Direct(Pieces),
     /// As that many descriptors in this page say.
     Indirect {
         /// The page with the descriptors.
@@ -203,7 +207,7 @@ fn place(entry: &Entry) -> Result<u64, i16> {
 }
 
 /// The pieces that descriptors name, each from its first to its last sector.
-pub fn pieces(descriptors: &[u8]) -> Result<Vec<Piece>, i16> {
+pub fn pieces(descriptors: &[u8]) -> Result<Pieces, i16> {
     descriptors.chunks_exact(SEGMENT_LEN).map(|bytes| piece(bytes).ok_or(ERROR)).collect()
 }
 
@@ -254,8 +258,10 @@ mod test {
 
     #[test]
     fn segments_are_cut_by_sectors() {
-        let pieces =
-            vec![Piece { page: GrantRef(9), from: 512, len: 1024 }, Piece { page: GrantRef(10), from: 0, len: 4096 }];
+        let pieces = smallvec::smallvec![
+            Piece { page: GrantRef(9), from: 512, len: 1024 },
+            Piece { page: GrantRef(10), from: 0, len: 4096 }
+        ];
         let transfer = Transfer { at: 4096, kind: Kind::Read, memory: Memory::Direct(pieces) };
         assert_eq!(ask(READ, 2, 8, &[(9, 1, 2), (10, 0, 7)]), Ok(Ask::Transfer(transfer)));
     }

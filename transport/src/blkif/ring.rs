@@ -106,7 +106,7 @@ impl Ring {
             return Ok(None);
         }
         let slot = self.slot(self.next);
-        let entry = Entry::new(self.layout, self.copy(slot)?);
+        let entry = self.copy(slot)?;
         self.seat(slot, number);
         self.next = self.next.wrapping_add(1);
         Ok(Some(entry))
@@ -173,13 +173,11 @@ impl Ring {
 
     /// Moves a request to a slot whose own has ended.
     fn relocate(&self, from: u32, to: u32) -> Result<(), Broken> {
-        let bytes = self.copy(from)?;
-        let at = self.layout.at(to);
-        match bytes.first_chunk::<108>().filter(|_| self.layout.entry_len == 108) {
-            Some(&bytes) => self.shared.write(at, bytes),
-            None => self.shared.write(at, bytes),
-        }
-        .ok_or(Broken::Unreachable)?;
+        let mut entry = self.copy(from)?;
+        let (at, bytes) = (self.layout.at(to), entry.bytes_mut());
+        let len = self.layout.entry_len;
+        let written = bytes.get(..len).and_then(|bytes| self.shared.write_from(at, bytes));
+        written.ok_or(Broken::Unreachable)?;
         self.shared.store_u32(NOTE_STEP, ANSWERING).ok_or(Broken::Unreachable)
     }
 
@@ -190,7 +188,7 @@ impl Ring {
         let at = self.layout.at(slot);
         let bytes = [a, b, c, d, e, f, g, h, response.operation, 0, low, high];
         let tail = self.layout.response_len.checked_sub(bytes.len()).filter(|&len| len > 0);
-        let written = self.shared.write(at, bytes).and_then(|()| match tail {
+        let written = self.shared.write_from(at, &bytes).and_then(|()| match tail {
             Some(_) => self.shared.store_u32(at.saturating_add(bytes.len()), 0),
             None => Some(()),
         });
@@ -239,17 +237,17 @@ impl Ring {
         }
     }
 
-    fn copy(&self, slot: u32) -> Result<[u8; ENTRY_MAX], Broken> {
+    /// The entry in a slot, as far as it says that it goes; each byte is read once.
+    #[inline]
+    fn copy(&self, slot: u32) -> Result<Entry, Broken> {
         let at = self.layout.at(slot);
-        if self.layout.entry_len == ENTRY_MAX {
-            return self.shared.read(at).ok_or(Broken::Unreachable);
-        }
-        let mut bytes = [0; ENTRY_MAX];
-        let short: [u8; 108] = self.shared.read(at).ok_or(Broken::Unreachable)?;
-        if let Some(place) = bytes.first_chunk_mut::<108>() {
-            *place = short;
-        }
-        Ok(bytes)
+        let mut entry = Entry::new(self.layout, [0; ENTRY_MAX]);
+        let (head, _) = entry.parts_mut();
+        self.shared.read_into(at, head).ok_or(Broken::Unreachable)?;
+        let at = at.saturating_add(head.len());
+        let (_, segments) = entry.parts_mut();
+        self.shared.read_into(at, segments).ok_or(Broken::Unreachable)?;
+        Ok(entry)
     }
 }
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use disk::{Geometry, Request, Status};
+use memory::Buffer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use xen::{Granted, Port, Store, StoreError};
+use xen::{Granted, Grants, Port, Store, StoreError};
 
 use super::data::{Data, Way};
 use super::device::Device;
@@ -37,6 +38,8 @@ pub struct Session {
     nodes: Nodes,
     /// The front end's rings, while it is connected.
     pub device: Option<Device>,
+    /// Memory that data pass through: that of the present front end, as those before have no requests any more.
+    staging: Arc<Buffer>,
     /// Requests of front ends that are gone, not yet completed.
     orphans: usize,
     epoch: u32,
@@ -78,11 +81,12 @@ enum NotConnected {
 
 impl Session {
     /// Of a device nobody is connected to.
-    pub fn new(config: Config, nodes: Nodes) -> Session {
+    pub fn new(config: Config, nodes: Nodes, staging: Arc<Buffer>) -> Session {
         Session {
             config,
             nodes,
             device: None,
+            staging,
             orphans: 0,
             epoch: 0,
             settled: false,
@@ -111,10 +115,10 @@ impl Session {
     }
 
     /// Takes the answer to a request. `true`: it was the last of a front end that is gone.
-    pub fn complete(&mut self, request: Request, status: Status) -> bool {
+    pub fn complete(&mut self, request: Request, status: Status, grants: &mut dyn Grants) -> bool {
         match &mut self.device {
             Some(device) => {
-                if device.complete(request, status) {
+                if device.complete(request, status, grants) {
                     return false;
                 }
             }
@@ -122,6 +126,11 @@ impl Session {
         }
         self.orphans = self.orphans.saturating_sub(1);
         self.orphans == 0
+    }
+
+    /// How the guest's pages are to be reached.
+    pub fn grants(&self) -> GrantsPolicy {
+        self.config.grants
     }
 
     /// Looks at both nodes and does what follows.
@@ -219,7 +228,7 @@ impl Session {
         let (way, grants) = self.way(&rings);
         log.note(Event::Connected { queues: queues.len(), pages, grants, taken_over: over });
         self.epoch = self.epoch.wrapping_add(1);
-        let data = Data::new(self.config.domain, way);
+        let data = Data::new(self.config.domain, way, self.staging.clone());
         self.device = Some(Device::new(queues, data, self.config.max_segments, self.epoch));
         self.settled = false;
         Ok(())

@@ -144,6 +144,11 @@ impl Control {
         self.job.is_some() || self.merging.is_some()
     }
 
+    /// Whether nobody is there, and nothing is to be done: nearly always.
+    fn is_forgotten(&self) -> bool {
+        !self.knocked && !self.paused && !self.is_working() && self.clients.iter().all(Option::is_none)
+    }
+
     /// Whether a client has requests held.
     pub fn is_paused(&self) -> bool {
         self.paused
@@ -151,6 +156,9 @@ impl Control {
 
     /// Everything that can be done now.
     pub fn turn(&mut self, work: &mut Work<'_>, stats: &dyn Fn() -> String) {
+        if self.is_forgotten() {
+            return;
+        }
         self.admit(work);
         self.go_on(work);
         self.go_on_merging(work);

@@ -103,6 +103,9 @@ fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(
     let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
     let node = format!("{}/tapline", device.backend());
     together(store, |store, within| {
+        if device.states(store, within)?.0.is_none() {
+            return Err(Failure::new(format!("serve {device}"), "somebody has removed it meanwhile"));
+        }
         store.write(within, &node, b"").map_err(store_failed)?;
         store.set_permissions(within, &node, &[&format!("n{}", device.own)]).map_err(store_failed)?;
         write_all(store, within, &node, &[("pid", &pid), ("image", &image)])?;

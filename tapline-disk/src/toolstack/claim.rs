@@ -163,8 +163,11 @@ fn is_still_at(file: &File, path: &Path) -> bool {
 
 fn served_already(device: &Device, pid: Option<Pid>) -> Failure {
     let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("the process {}", pid.as_raw_nonzero()));
-    Failure::new(format!("serve {device}"), format!("{who} does already"))
-        .advise(format!("end it first: tapline xen detach {} {}", device.guest, device.vdev))
+    Failure::new(format!("serve {device}"), format!("{who} does already")).advise(format!(
+        "end it first: tapline xen detach {guest} {vdev}, or replace it: tapline xen upgrade {guest} {vdev}",
+        guest = device.guest,
+        vdev = device.vdev
+    ))
 }
 
 #[cfg(test)]

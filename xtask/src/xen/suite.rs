@@ -71,7 +71,7 @@ const DISKS: [(&str, &[Guest]); 5] = [
 ];
 
 /// Scripts that only our backend can pass, or that are about its process.
-const OURS: [(&str, &[Guest]); 1] = [("idle", &[Guest::Pvh])];
+const OURS: [(&str, &[Guest]); 2] = [("idle", &[Guest::Pvh]), ("upgrade", &[Guest::Pvh])];
 
 impl Test {
     /// The tests of `backends`, after those that need none.

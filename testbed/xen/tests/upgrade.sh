@@ -1,5 +1,5 @@
-# The process of a disk is replaced four times while its guest writes and verifies: by itself, with a layer more than it was
-# started with, by SIGTERM to one that is to leave, and twice in a row. The guest sees no error, and the image holds its bytes.
+# The process of a disk is replaced six times while its guest reads, writes and verifies: by itself, with a layer more than it was
+# started with, by hand, by SIGTERM to one that is to leave, and twice in a row. The guest sees no error, and the image is sound.
 tapline=/drop/tapline
 ram_disks 1 96
 /sbin/mke2fs -t ext4 -q -O ^has_journal /dev/ram0 || fail "mke2fs"

@@ -23,6 +23,12 @@ use crate::toolstack::device::State;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+fn words(image: &str) -> Serve {
+    let words = ["tapline", "serve", image, "--xen", "7/xvdb", "--cache", "writeback"];
+    let Command::Serve(serve) = Arguments::try_parse_from(words).unwrap().command else { panic!("no serve") };
+    serve
+}
+
 /// The disk process, in a thread.
 fn served(host: &Host, device: &Device, directory: &Path) -> JoinHandle<Exit> {
     served_until(host, device, directory, Signal::in_test().0)
@@ -36,8 +42,7 @@ fn served_until(host: &Host, device: &Device, directory: &Path, leave: Signal) -
     let (host, device, directory) = (host.clone(), device.clone(), directory.to_owned());
     std::thread::spawn(move || {
         let image = format!("raw:{}", image.display());
-        let words = ["tapline", "serve", &image, "--xen", "7/xvdb", "--cache", "writeback"];
-        let Command::Serve(serve) = Arguments::try_parse_from(words).unwrap().command else { panic!("no serve") };
+        let serve = words(&image);
         let Layers { files, images, .. } =
             Layers::open(&serve.image, &serve.parents, serve.access.options(true)).unwrap();
         let kind = choose(serve.access.engine(), &files).kind;
@@ -254,4 +259,14 @@ fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() 
     detach::ask(&mut store, &device).unwrap();
     detach::remove(&mut store, &device).unwrap();
     assert_eq!(process.join().unwrap(), Exit::Done);
+}
+
+#[test]
+fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
+    let (_host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    detach::remove(&mut store, &device).unwrap();
+    let failure = leave_word(&mut store, &device, &words("raw:/a")).unwrap_err();
+    assert!(failure.what().contains("somebody has removed it meanwhile"), "{failure}");
+    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
 }

@@ -6,6 +6,8 @@ mod human;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
@@ -41,6 +43,22 @@ pub fn run(disk: &Disk) -> Result<Exit, Failure> {
             (None, None) => Err(misunderstood(disk, &text)),
         };
     }
+}
+
+/// The layers of the disk that is asked at `socket`, from the leaf down. An answer is waited for so long at most.
+pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failure> {
+    let disk = Disk { socket: socket.to_owned(), verb: DiskVerb::Layers, json: false };
+    let mut lines = send(&disk, &request(&disk.verb)?)?;
+    let waited = lines.get_ref().set_read_timeout(Some(patience));
+    waited.map_err(|error| Failure::new(format!("ask the disk at {}", socket.display()), error))?;
+    let (text, line) = hear(&disk, &mut lines)?;
+    let name = |layer: &Value| {
+        let word = |key: &str| layer.get(key).and_then(Value::as_str);
+        format!("{}:{}", word("format")?, word("path")?).parse().ok()
+    };
+    let layers = line.pointer("/ok/layers").and_then(Value::as_array);
+    let names: Option<Vec<ImageName>> = layers.and_then(|layers| layers.iter().map(name).collect());
+    names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(&disk, &text))
 }
 
 /// The request as the disk takes it.

@@ -14,7 +14,7 @@ pub use disk::{Disk, DiskVerb, SnapshotMethod};
 pub use image::{
     Check, Compact, Compare, Convert, Create, Flatten, ImageCommand, Info, Map, Merge, Rebase, Resize, Snapshot,
 };
-pub use xen::{Attach, Detach, GrantPolicy, KIND, Mode, ScriptAction, Xen, XenDisk, XenVerb};
+pub use xen::{Attach, Detach, GrantPolicy, KIND, Mode, OnStop, ScriptAction, Upgrade, Xen, XenDisk, XenVerb};
 
 /// The disk process of Tapline: serves one image, or runs one image job.
 ///
@@ -66,6 +66,10 @@ pub struct Serve {
     /// How pages of a Xen guest are reached. auto: persistent if the guest offers it, copy otherwise
     #[arg(long, value_name = "POLICY", default_value = "auto")]
     pub grants: GrantPolicy,
+    /// What SIGTERM does to a Xen guest's disk. close: the guest is asked to let go. leave: it waits for the next process,
+    /// as after SIGUSR2
+    #[arg(long, value_name = "WHAT", default_value = "close")]
+    pub on_stop: OnStop,
     /// Refuse everything that would change the disk
     #[arg(long)]
     pub read_only: bool,

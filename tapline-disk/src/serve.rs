@@ -39,6 +39,7 @@ const DEPTH: usize = 256;
 /// Runs the command: until a signal ends it.
 pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    let leave = Signal::to_leave().map_err(|error| Failure::new("handle SIGUSR2", error))?;
     let report = Signal::to_report().map_err(|error| Failure::new("handle SIGUSR1", error))?;
     if let Some(path) = &serve.stats {
         stats::open_file(path)
@@ -58,7 +59,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let poll_max = Duration::from_micros(serve.poll_max);
     let control = serve.control.as_deref().map(control::Control::bind).transpose()?;
     let stats_file = serve.stats.clone();
-    let serving = Serving { disk, engine, poll_max, stats_file, blkback_stats: None, stop, report, control };
+    let serving = Serving { disk, engine, poll_max, stats_file, blkback_stats: None, stop, leave, report, control };
     match (&serve.vhost_user, &serve.nbd, guest) {
         (Some(socket), _, _) => serve_vhost_user(serve, socket, serving),
         (None, Some(address), _) => serve_nbd(serve, address, serving),

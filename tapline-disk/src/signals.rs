@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::low_level::pipe;
 
 /// A socket that becomes readable when one of its signals has come.
@@ -26,6 +26,19 @@ impl Signal {
     /// The wish for statistics: SIGUSR1.
     pub fn to_report() -> io::Result<Signal> {
         Signal::of(&[SIGUSR1])
+    }
+
+    /// The wish that this process ends and its guest's disk stays, for another one: SIGUSR2.
+    pub fn to_leave() -> io::Result<Signal> {
+        Signal::of(&[SIGUSR2])
+    }
+
+    /// One that comes when something is written, as no other test's does.
+    #[cfg(test)]
+    pub fn in_test() -> (Signal, UnixStream) {
+        let (socket, write) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        (Signal { socket }, write)
     }
 
     fn of(signals: &[i32]) -> io::Result<Signal> {

@@ -13,6 +13,7 @@ pub mod device;
 pub mod domain;
 mod launch;
 mod list;
+mod upgrade;
 pub mod vdev;
 mod wait;
 
@@ -46,6 +47,7 @@ pub fn run(xen: &Xen) -> Result<Exit, Failure> {
     match &xen.verb {
         XenVerb::Attach(words) => give(&mut store, &places, words),
         XenVerb::Detach(words) => take(&mut store, &places, words),
+        XenVerb::Upgrade(words) => upgrade::upgrade(&mut store, &places, words),
         XenVerb::List { domain, json } => show(&mut store, domain.as_deref(), *json),
         XenVerb::Script { action } => script(&mut store, &places, *action),
     }
@@ -113,7 +115,7 @@ fn serve(
     let log = process.log.clone().unwrap_or_else(|| places.log.join(format!("{name}.log")));
     let launched = program_words(device, process, &control).and_then(|words| {
         let program = std::env::current_exe().map_err(|error| Failure::new("find this program", error))?;
-        let mut launched = Launch { program, words, log: log.clone() }.start()?;
+        let mut launched = Launch { program, words, directory: None, log: log.clone() }.start()?;
         launched.wait_serving(store, device, patience).map(|()| launched)
     });
     match launched {

@@ -25,6 +25,7 @@ fn without_a_store_every_command_says_so_and_fails() {
         "xen attach vm raw:disk.raw --vdev xvdb",
         "xen detach vm xvdb --force",
         "xen list --json",
+        "xen upgrade vm xvdb",
         "serve raw:disk.raw --xen 7/xvdb",
     ];
     for words in commands {

@@ -5,6 +5,8 @@
 
 use std::os::fd::BorrowedFd;
 
+use crate::DomId;
+
 /// Why the store did not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -103,6 +105,10 @@ pub trait Store {
 
     /// No more reports.
     fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError>;
+
+    /// Whether the store serves this domain: from its making until it begins to die, which `@introduceDomain` and
+    /// `@releaseDomain` report to whoever watches these names.
+    fn is_introduced(&mut self, domain: DomId) -> Result<bool, StoreError>;
 
     /// The next report, without waiting.
     fn take_event(&mut self) -> Result<Option<WatchEvent>, StoreError>;

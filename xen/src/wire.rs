@@ -36,6 +36,8 @@ impl Kind {
     pub const WATCH_EVENT: Kind = Kind(15);
     /// An answer that is a refusal: its payload is the name of an error.
     pub const ERROR: Kind = Kind(16);
+    /// Whether the store serves a domain.
+    pub const IS_DOMAIN_INTRODUCED: Kind = Kind(17);
     /// The names of children that are too many for one message, a part of them.
     pub const DIRECTORY_PART: Kind = Kind(22);
 }

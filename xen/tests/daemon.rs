@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use xen::daemon::Daemon;
 use xen::wire::{Kind, Message, Receiver};
-use xen::{Store, StoreError};
+use xen::{DomId, Store, StoreError};
 
 /// A store that reads questions and, to each, writes what `answer` makes of it, byte by byte.
 fn store(answer: impl Fn(&Message) -> Option<Vec<u8>> + Send + 'static) -> (Daemon, JoinHandle<()>) {
@@ -110,6 +110,39 @@ fn rubbish_is_the_end_of_the_connection() {
         assert!(matches!(daemon.read(None, "/a"), Err(StoreError::Lost { .. })));
         assert!(matches!(daemon.take_event(), Err(StoreError::Lost { .. })));
     }
+}
+
+#[test]
+fn whether_a_domain_is_there_is_yes_or_no() {
+    let (mut daemon, _) = store(|question| {
+        let answer: &[u8] = match question.payload.as_slice() {
+            b"7\0" => b"T\0",
+            b"8\0" => b"F\0",
+            _ => b"perhaps\0",
+        };
+        Some(message(question.kind, question.request, answer))
+    });
+    assert!(daemon.is_introduced(DomId(7)).unwrap());
+    assert!(!daemon.is_introduced(DomId(8)).unwrap());
+    assert!(matches!(daemon.is_introduced(DomId(9)), Err(StoreError::Lost { .. })));
+}
+
+/// Linux's device would wait in the middle of a write, and for ever.
+#[test]
+fn a_watch_over_the_device_is_asked_for_only_of_a_store_that_answers() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut daemon = Daemon::over(ours.into()).unwrap().with_patience(Duration::from_millis(30)).as_device();
+    assert!(matches!(daemon.watch("/a", "token"), Err(StoreError::Mute { .. })));
+    let mut receiver = Receiver::default();
+    let mut bytes = [0; 100];
+    let len = theirs.read(&mut bytes).unwrap();
+    receiver.push(&bytes[..len]);
+    let asked = receiver.next_message().unwrap().unwrap();
+    assert_eq!((asked.kind, asked.payload.as_slice()), (Kind::READ, b"/\0".as_slice()));
+    assert_eq!(receiver.next_message().unwrap(), None, "no watch was asked for");
+
+    let (daemon, _) = store(|question| Some(message(question.kind, question.request, b"OK\0")));
+    daemon.as_device().watch("/a", "token").unwrap();
 }
 
 #[test]

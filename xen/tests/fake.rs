@@ -268,8 +268,10 @@ fn domains_that_come_and_go_are_announced() {
     assert!(store.take_event().unwrap().is_some());
     let guest = host.guest(DomId(5));
     assert_eq!(store.take_event().unwrap(), None);
+    assert!(store.is_introduced(DomId(5)).unwrap());
     guest.die();
     assert_eq!(store.take_event().unwrap().unwrap().path, "@releaseDomain");
+    assert!(!store.is_introduced(DomId(5)).unwrap());
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub enum XenVerb {
     Attach(Attach),
     /// Take a disk from a guest, also while it runs
     Detach(Detach),
+    /// Replace a disk's process by one of this program, while its guest runs
+    Upgrade(Upgrade),
     /// List the disks of guests, with the states of both ends
     List {
         /// Only those of this domain
@@ -103,6 +105,29 @@ pub struct Detach {
     /// How long the guest may take
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub timeout: Duration,
+}
+
+/// `xen upgrade`.
+#[derive(Debug, Args)]
+pub struct Upgrade {
+    /// The guest
+    #[arg(value_name = "DOMID|NAME")]
+    pub domain: String,
+    /// The disk
+    pub vdev: Vdev,
+    /// How long the old process may take to end, and the new one to serve
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub timeout: Duration,
+}
+
+/// Values of `--on-stop`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OnStop {
+    /// The guest is asked to let the disk go.
+    #[default]
+    Close,
+    /// The guest waits for another process.
+    Leave,
 }
 
 /// Values of `--mode`.

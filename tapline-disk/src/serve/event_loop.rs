@@ -26,6 +26,7 @@ use crate::stats::{self, Stats};
 /// Keys of our own. No server has so many connections or queues that it comes near them.
 const STOP: WatchKey = WatchKey(u64::MAX - 64);
 const REPORT: WatchKey = WatchKey(u64::MAX - 65);
+const LEAVE: WatchKey = WatchKey(u64::MAX - 69);
 
 /// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
 /// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not count.
@@ -45,6 +46,8 @@ pub struct Serving {
     pub blkback_stats: Option<BlkbackStats>,
     /// The wish that it ends, taken in from before anybody knows of the disk.
     pub stop: Signal,
+    /// The wish that it ends and leaves its peer to another process.
+    pub leave: Signal,
     /// The wish for statistics.
     pub report: Signal,
     /// The control socket, if there is one.
@@ -58,6 +61,10 @@ pub trait Disclose {
 
     /// What has happened since the last call.
     fn take_events(&mut self) -> Vec<Self::Event>;
+
+    /// It is about to stop, and its peer is to be left to another process. Where peers come again by themselves there is
+    /// nothing to do.
+    fn leave(&mut self) {}
 
     /// Whether there will never be a peer again.
     fn is_over(&self) -> bool {
@@ -77,6 +84,7 @@ pub struct EventLoop<S> {
     stats_file: Option<PathBuf>,
     log: Log,
     stop: Signal,
+    leave: Signal,
     report: Signal,
     control: Option<Control>,
     pause: Pause,
@@ -91,10 +99,12 @@ pub struct EventLoop<S> {
 impl<S: Server + Disclose> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
-        let Serving { disk, mut engine, poll_max, stats_file, blkback_stats, stop, report, mut control } = serving;
+        let Serving { disk, mut engine, poll_max, stats_file, blkback_stats, stop, leave, report, mut control } =
+            serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         let mut watch = EngineWatch(&mut engine);
         watch.watch(stop.as_fd(), Interest::Read, STOP).map_err(failed("wait for signals"))?;
+        watch.watch(leave.as_fd(), Interest::Read, LEAVE).map_err(failed("wait for signals"))?;
         watch.watch(report.as_fd(), Interest::Read, REPORT).map_err(failed("wait for signals"))?;
         if let Some(control) = &mut control {
             control.start(&mut watch).map_err(failed("wait for clients of the control socket"))?;
@@ -117,6 +127,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             stats_file,
             log: Log::new(),
             stop,
+            leave,
             report,
             control,
             pause: Pause::default(),
@@ -188,6 +199,11 @@ impl<S: Server + Disclose> EventLoop<S> {
         for key in self.ready.drain(..) {
             match WatchKey(key) {
                 STOP => self.stopping |= self.stop.take(),
+                LEAVE if self.leave.take() => {
+                    self.server.leave();
+                    self.stopping = true;
+                }
+                LEAVE => {}
                 REPORT => report |= self.report.take(),
                 key if self.control.as_mut().is_some_and(|control| control.ready(key)) => {}
                 key => self.server.ready(key, &mut EngineWatch(&mut self.engine)),

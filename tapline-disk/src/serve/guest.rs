@@ -9,13 +9,13 @@ use std::sync::Arc;
 use disk::{Disconnected, Geometry, Request, Status, Transport};
 use memory::Buffer;
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
-use transport::{Server, Watch, WatchKey};
+use transport::{Interest, Server, Watch, WatchKey};
 use xen::kernel::{Evtchn, Gntdev};
-use xen::{EventChannels, Grants, Store};
+use xen::{EventChannels, Grants, Store, StoreError};
 
 use super::blkback_stats::{self, BlkbackStats};
 use super::event_loop::{Disclose, EventLoop, Serving};
-use crate::cli::{GrantPolicy, Serve, XenDisk};
+use crate::cli::{self, GrantPolicy, Serve, XenDisk};
 use crate::failure::{Exit, Failure};
 use crate::log::say;
 use crate::toolstack::attach::{Wish, is_read_only, make_own_end};
@@ -93,7 +93,10 @@ fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -
         max_ring_pages_order: RING_ORDER_MAX,
         max_queues: serve.queues,
         max_segments: SEGMENTS_MAX,
-        on_stop: OnStop::Close,
+        on_stop: match serve.on_stop {
+            cli::OnStop::Close => OnStop::Close,
+            cli::OnStop::Leave => OnStop::Leave,
+        },
     }
 }
 
@@ -103,6 +106,9 @@ fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(
     let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
     let node = format!("{}/tapline", device.backend());
     together(store, |store, within| {
+        if device.states(store, within)?.0.is_none() {
+            return Err(Failure::new(format!("serve {device}"), "somebody has removed it meanwhile"));
+        }
         store.write(within, &node, b"").map_err(store_failed)?;
         store.set_permissions(within, &node, &[&format!("n{}", device.own)]).map_err(store_failed)?;
         write_all(store, within, &node, &[("pid", &pid), ("image", &image)])?;
@@ -113,45 +119,97 @@ fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(
     })
 }
 
+/// Our own name for what the store says of domains, among those of the server.
+const DOMAINS: WatchKey = WatchKey(1 << 32);
+
 /// The server, and whether its guest is still there.
 struct Backend {
     server: blkif::Server,
     device: Device,
-    /// A connection of our own: the server's answers are its own.
+    /// A connection of our own: the server's answers and events are its own.
     store: Box<dyn Store>,
-    guest_is_gone: bool,
+    guest: Guest,
+    leaving: bool,
+}
+
+/// What is known of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Guest {
+    /// The toolstack has made its nodes, and it not yet.
+    Awaited,
+    /// It is there.
+    Seen,
+    /// It dies, or is dead, or its nodes are gone.
+    Gone,
 }
 
 impl Backend {
     fn new(
         config: blkif::Config,
-        mut store: Box<dyn Store>,
-        watched: Box<dyn Store>,
+        server: Box<dyn Store>,
+        store: Box<dyn Store>,
         grants: Box<dyn Grants>,
         channels: Box<dyn EventChannels>,
     ) -> Result<Backend, Failure> {
         let device = Device::of_backend(&config.backend);
         let device = device.ok_or_else(|| Failure::new("serve a guest's disk", "its node has no such path"))?;
-        // A guest that shuts down closes its end first and is gone later, which its end does not tell: its name does.
-        store.watch(&format!("/local/domain/{}/name", device.guest), "guest").map_err(store_failed)?;
-        let server = blkif::Server::new(config, store, grants, channels).map_err(Failure::said)?;
-        Ok(Backend { server, device, store: watched, guest_is_gone: false })
+        let leaving = config.on_stop == OnStop::Leave;
+        let server = blkif::Server::new(config, server, grants, channels).map_err(Failure::said)?;
+        Ok(Backend { server, device, store, guest: Guest::Awaited, leaving })
     }
 
-    /// A guest that was destroyed leaves our node: nobody else knows of it.
+    /// Has domains reported that come and go. A guest that is destroyed dies before its nodes go, and cannot be dead before
+    /// its pages are unmapped here; one that shuts down closes its end first, and that does not tell. Its name goes with its
+    /// nodes, and of all of them only the toolstack writes it.
+    fn watch_domains(&mut self) -> Result<(), Failure> {
+        let name = format!("/local/domain/{}/name", self.device.guest);
+        for path in ["@introduceDomain", "@releaseDomain", &name] {
+            match self.store.watch(path, "guest") {
+                // Only privileged domains hear of others, unless their toolstack lets them (XSA-115). The name tells too.
+                Err(StoreError::Refused { code, .. }) if code == "EACCES" && path.starts_with('@') => {}
+                watched => watched.map_err(store_failed)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what the store has said of domains.
+    fn hear_of_domains(&mut self) {
+        // A domain more or less is one event, however often it is said.
+        loop {
+            match self.store.take_event() {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => return say(store_failed(error)),
+            }
+        }
+        self.look_for_guest();
+    }
+
     fn look_for_guest(&mut self) {
-        let node = format!("/local/domain/{}", self.device.guest);
-        match text(&mut *self.store, None, &node) {
-            Ok(Some(_)) => {}
-            Ok(None) => self.guest_is_gone = true,
+        match self.found() {
+            Ok(found) => self.guest = found,
             Err(failure) => say(failure),
         }
+    }
+
+    fn found(&mut self) -> Result<Guest, Failure> {
+        let node = format!("/local/domain/{}", self.device.guest);
+        if self.guest == Guest::Gone || text(&mut *self.store, None, &node)?.is_none() {
+            return Ok(Guest::Gone);
+        }
+        Ok(match (self.guest, self.store.is_introduced(self.device.guest).map_err(store_failed)?) {
+            (_, true) => Guest::Seen,
+            (Guest::Awaited, false) => Guest::Awaited,
+            (_, false) => Guest::Gone,
+        })
     }
 }
 
 impl Drop for Backend {
+    /// A guest that was destroyed leaves our node: nobody else knows of it.
     fn drop(&mut self) {
-        if self.guest_is_gone {
+        if self.guest == Guest::Gone {
             let device = &self.device;
             let removed = together(&mut *self.store, |store, within| remove_own_end(store, within, device));
             removed.unwrap_or_else(say);
@@ -170,8 +228,13 @@ impl Disclose for Backend {
         events
     }
 
+    fn leave(&mut self) {
+        self.leaving = true;
+        self.server.leave();
+    }
+
     fn is_over(&self) -> bool {
-        self.guest_is_gone || self.server.has_ended()
+        self.guest == Guest::Gone || self.server.has_ended()
     }
 }
 
@@ -191,13 +254,15 @@ impl Transport for Backend {
 
 impl Server for Backend {
     fn start(&mut self, watch: &mut dyn Watch) -> std::io::Result<()> {
+        self.watch_domains().map_err(|failure| std::io::Error::other(failure.to_string()))?;
+        watch.watch(self.store.fd(), Interest::Read, DOMAINS)?;
         self.server.start(watch)
     }
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
-        self.server.ready(key, watch);
-        if !self.server.is_connected() {
-            self.look_for_guest();
+        match key {
+            DOMAINS => self.hear_of_domains(),
+            key => self.server.ready(key, watch),
         }
     }
 
@@ -218,6 +283,15 @@ impl Server for Backend {
     }
 
     fn stop(&mut self, watch: &mut dyn Watch) {
+        watch.forget(DOMAINS);
+        if self.guest == Guest::Gone {
+            // There is nobody who could let the disk go.
+            self.server.leave();
+        } else if self.leaving {
+            say(format_args!("leaving {} as it is: its guest waits for the next process", self.device));
+            let pid = format!("{}/tapline/pid", self.device.backend());
+            self.store.remove(None, &pid).map_err(store_failed).unwrap_or_else(say);
+        }
         self.server.stop(watch);
     }
 }

@@ -7,7 +7,7 @@
 use xen::Store;
 
 use super::attach::{Wish, make_both_ends};
-use super::device::{Device, State, described, store_failed, text, together, write_all};
+use super::device::{Device, State, described, remove_own_end, store_failed, text, together, write_all};
 use crate::failure::Failure;
 use crate::image_name::ImageName;
 
@@ -38,7 +38,7 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
         }
         let device = Device { kind: kind.to_owned(), ..theirs.clone() };
         let wish = Wish { read_only: !mode.contains('w') };
-        store.remove(within, node).map_err(store_failed)?;
+        remove_own_end(store, within, &theirs)?;
         make_both_ends(store, within, &device, wish)?;
         write_all(store, within, &device.of_xl(), &[("backend", &device.backend())])?;
         Ok(Adopted { device, images, wish })
@@ -99,7 +99,7 @@ mod test {
         let adopted = adopt(&mut store, &theirs.backend(), "tapline").unwrap();
         assert_eq!(adopted.images, ["qcow2:/a.qcow2".parse().unwrap(), "raw:/base.raw".parse().unwrap()]);
         assert_eq!(adopted.wish, WRITABLE);
-        assert_eq!(store.read(None, &theirs.backend()).unwrap(), None);
+        assert_eq!(store.list(None, "/local/domain/0/backend/vbd").unwrap(), Some(Vec::new()), "no empty node is left");
         let ours = adopted.device.backend();
         for node in [theirs.frontend(), theirs.of_xl()] {
             assert_eq!(text(&mut store, None, &format!("{node}/backend")).unwrap().as_ref(), Some(&ours), "{node}");

@@ -11,6 +11,7 @@ use super::both_ends::BothEnds;
 use super::device::{Device, State, described, store_failed, text, together, write_all};
 use super::domain;
 use crate::failure::Failure;
+use crate::output::printable;
 
 /// What is made of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,10 +94,19 @@ pub fn wait_connected(
     match connected {
         Some(Ok(())) => Ok(()),
         Some(Err(())) => Err(Failure::new(format!("see {device} connected"), "somebody has removed it meanwhile")),
-        None => Err(Failure::new(format!("see {device} connected"), both.at_last()).advise(match both.states().0 {
-            Some(State::INITIALISING) => "nobody serves it: see the log of its disk process",
-            _ => "a guest that is paused or still boots connects later: the disk stays; `tapline xen list` shows it",
-        })),
+        None => {
+            let advice = match both.states().0 {
+                Some(State::INITIALISING) => "nobody serves it: see the log of its disk process",
+                _ => {
+                    "a guest that is paused or still boots connects later: the disk stays; `tapline xen list` shows it"
+                }
+            };
+            let seen = both.at_last();
+            let said = text(store, None, &format!("{}/error", device.complaint()))?;
+            let why =
+                said.map_or_else(|| seen.clone(), |said| format!("{seen}; the backend says: {}", printable(&said)));
+            Err(Failure::new(format!("see {device} connected"), why).advise(advice))
+        }
     }
 }
 
@@ -366,6 +376,9 @@ pub mod test {
         say(&mut store, &device.backend(), "2");
         let failure = wait_connected(&mut store, &device, Duration::ZERO, |_| {}).unwrap_err();
         assert!(failure.what().ends_with("after 0 s the backend is InitWait, the guest Initialising"), "{failure}");
+        store.write(None, &format!("{}/error", device.complaint()), b"22 there is no ring").unwrap();
+        let failure = wait_connected(&mut store, &device, Duration::ZERO, |_| {}).unwrap_err();
+        assert!(failure.what().ends_with("the guest Initialising; the backend says: 22 there is no ring"), "{failure}");
         store.remove(None, &device.frontend()).unwrap();
         let failure = wait_connected(&mut store, &device, Duration::ZERO, |_| {}).unwrap_err();
         assert!(failure.what().contains("removed it meanwhile"), "{failure}");

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -97,36 +98,53 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
     }
 }
 
+/// A process that serves a disk.
+pub struct Holder {
+    /// Its number, as long as it is there.
+    pub pid: Pid,
+    process: OwnedFd,
+}
+
+impl Holder {
+    /// The process that serves a disk, if one does.
+    pub fn of(places: &Places, device: &Device) -> Result<Option<Holder>, Failure> {
+        let Some(pid) = holder(places, device)? else { return Ok(None) };
+        let process = match pidfd_open(pid, PidfdFlags::empty()) {
+            Err(Errno::SRCH) => return Ok(None),
+            opened => opened.map_err(|errno| {
+                let tried = format!("find the process {}, which serves {device}", pid.as_raw_nonzero());
+                Failure::new(tried, io::Error::from(errno))
+            })?,
+        };
+        // The number may have become another's before the process was opened; the lock tells.
+        Ok((holder(places, device)? == Some(pid)).then_some(Holder { pid, process }))
+    }
+
+    /// Sends it a signal, and waits for its end; whether that came in time.
+    pub fn end(&self, signal: Signal, patience: Duration) -> Result<bool, Failure> {
+        match pidfd_send_signal(&self.process, signal) {
+            Err(Errno::SRCH) => Ok(true),
+            Err(errno) => {
+                Err(Failure::new(format!("end the process {}", self.pid.as_raw_nonzero()), io::Error::from(errno)))
+            }
+            Ok(()) => wait::readable(&self.process, patience),
+        }
+    }
+}
+
 /// Ends the process that serves a disk, if one does: with a request at first, and then without asking. With it go all that
 /// it had mapped of the guest, so that the guest's domain can go too.
 pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) -> Result<(), Failure> {
-    let Some(pid) = holder(places, device)? else { return Ok(()) };
-    let failed = |errno: Errno| {
-        Failure::new(format!("end the process {}, which serves {device}", pid.as_raw_nonzero()), io::Error::from(errno))
-    };
-    let process = match pidfd_open(pid, PidfdFlags::empty()) {
-        Err(Errno::SRCH) => return Ok(()),
-        opened => opened.map_err(failed)?,
-    };
-    // The number may have become another's before the process was opened; the lock tells.
-    if holder(places, device)? != Some(pid) {
-        return Ok(());
-    }
+    let Some(holder) = Holder::of(places, device)? else { return Ok(()) };
+    let pid = holder.pid.as_raw_nonzero();
     for (signal, patience) in [(Signal::TERM, TO_END), (Signal::KILL, TO_DIE)] {
-        match pidfd_send_signal(&process, signal) {
-            Err(Errno::SRCH) => return Ok(()),
-            sent => sent.map_err(failed)?,
-        }
-        if wait::readable(&process, patience)? {
+        if holder.end(signal, patience)? {
             return Ok(());
         }
-        tell(&format!("the process {} has not ended in {} s", pid.as_raw_nonzero(), patience.as_secs()));
+        tell(&format!("the process {pid} has not ended in {} s", patience.as_secs()));
     }
-    Err(Failure::new(
-        format!("end the process {}, which serves {device}", pid.as_raw_nonzero()),
-        "it does not even die",
-    )
-    .advise("its storage does not answer: until it does, the guest's pages stay mapped; see the kernel's log"))
+    Err(Failure::new(format!("end the process {pid}, which serves {device}"), "it does not even die")
+        .advise("its storage does not answer: until it does, the guest's pages stay mapped; see the kernel's log"))
 }
 
 fn said_in(file: &mut File) -> Option<Pid> {
@@ -145,8 +163,11 @@ fn is_still_at(file: &File, path: &Path) -> bool {
 
 fn served_already(device: &Device, pid: Option<Pid>) -> Failure {
     let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("the process {}", pid.as_raw_nonzero()));
-    Failure::new(format!("serve {device}"), format!("{who} does already"))
-        .advise(format!("end it first: tapline xen detach {} {}", device.guest, device.vdev))
+    Failure::new(format!("serve {device}"), format!("{who} does already")).advise(format!(
+        "end it first: tapline xen detach {guest} {vdev}, or replace it: tapline xen upgrade {guest} {vdev}",
+        guest = device.guest,
+        vdev = device.vdev
+    ))
 }
 
 #[cfg(test)]

@@ -86,6 +86,11 @@ impl Device {
         format!("/libxl/{}/device/vbd/{}", self.guest, self.vdev.number())
     }
 
+    /// Where back ends say what is wrong with it: `error/` and the device's path in our domain.
+    pub fn complaint(&self) -> String {
+        format!("/local/domain/{}/error/backend/{}/{}/{}", self.own, self.kind, self.guest, self.vdev.number())
+    }
+
     /// The device that a backend's node stands for.
     pub fn of_backend(path: &str) -> Option<Device> {
         let mut words = path.strip_prefix("/local/domain/")?.split('/');
@@ -147,12 +152,14 @@ pub fn write_all(
     Ok(())
 }
 
-/// Removes our end, and the node above it when it is empty.
+/// Removes our end, what was wrong with it, and the nodes above them when they are empty.
 pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Failure> {
-    store.remove(within, &device.backend()).map_err(store_failed)?;
-    let above = format!("/local/domain/{}/backend/{}/{}", device.own, device.kind, device.guest);
-    if store.list(within, &above).map_err(store_failed)?.is_some_and(|left| left.is_empty()) {
-        store.remove(within, &above).map_err(store_failed)?;
+    for node in [device.backend(), device.complaint()] {
+        store.remove(within, &node).map_err(store_failed)?;
+        let Some((above, _)) = node.rsplit_once('/') else { continue };
+        if store.list(within, above).map_err(store_failed)?.is_some_and(|left| left.is_empty()) {
+            store.remove(within, above).map_err(store_failed)?;
+        }
     }
     Ok(())
 }

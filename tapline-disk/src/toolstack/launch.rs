@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use xen::Store;
 
-use super::device::{Device, State};
+use super::device::{Device, State, text};
 use super::wait::{self, Wait};
 use crate::failure::Failure;
 use crate::output::printable;
@@ -33,6 +33,8 @@ pub struct Launch {
     pub program: PathBuf,
     /// Its words.
     pub words: Vec<OsString>,
+    /// Its directory; ours if none is named.
+    pub directory: Option<PathBuf>,
     /// Where its standard error goes.
     pub log: PathBuf,
 }
@@ -59,6 +61,9 @@ impl Launch {
         let failed = |error: io::Error| Failure::new(format!("start {}", self.program.display()), error);
         let mut command = Command::new(&self.program);
         command.args(&self.words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
         let mut child = command.spawn().map_err(failed)?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let opened = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from));
@@ -75,14 +80,40 @@ impl Launch {
 impl Launched {
     /// Waits until the backend's node says that it is served. If it is not, the process is gone afterwards.
     pub fn wait_serving(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Failure> {
+        self.wait(store, device, patience, |store| {
+            Ok(device.states(store, None)?.0.is_some_and(|state| state != State::INITIALISING))
+        })
+    }
+
+    /// Waits until the backend's node names this process: another has served it before. If it does not, the process is gone
+    /// afterwards.
+    pub fn wait_taken_over(
+        &mut self,
+        store: &mut dyn Store,
+        device: &Device,
+        patience: Duration,
+    ) -> Result<(), Failure> {
+        let pid = self.pid().to_string();
+        self.wait(store, device, patience, |store| {
+            let named = text(store, None, &format!("{}/tapline/pid", device.backend()))?;
+            Ok(named.is_some_and(|named| named == pid))
+        })
+    }
+
+    fn wait(
+        &mut self,
+        store: &mut dyn Store,
+        device: &Device,
+        patience: Duration,
+        serves: impl Fn(&mut dyn Store) -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
         let paths = [device.backend()];
         let child = &mut self.child;
         let serving = Wait { paths: &paths, patience, also: Some(self.process.as_fd()) }.until(store, |store| {
             if let Some(status) = child.try_wait().map_err(|error| Failure::new("see the disk's process", error))? {
                 return Ok(Some(Err(status.to_string())));
             }
-            let backend = device.states(store, None)?.0;
-            Ok(backend.is_some_and(|state| state != State::INITIALISING).then_some(Ok(())))
+            Ok(serves(store)?.then_some(Ok(())))
         });
         let (why, what) = match serving {
             Ok(Some(Ok(()))) => return Ok(()),
@@ -141,7 +172,7 @@ mod test {
 
     fn shell(directory: &tempfile::TempDir, script: &str) -> Launch {
         let words = ["-c", script].map(OsString::from).to_vec();
-        Launch { program: "sh".into(), words, log: directory.path().join("logs/disk.log") }
+        Launch { program: "sh".into(), words, directory: None, log: directory.path().join("logs/disk.log") }
     }
 
     #[test]
@@ -168,6 +199,12 @@ mod test {
         let failure = launched.wait_serving(&mut store, &device, Duration::ZERO).unwrap_err();
         assert!(failure.what().contains("did not begin in 0 s"), "{failure}");
         assert!(launched.child.try_wait().unwrap().is_some());
+        // One that is served by another process is not served by this one.
+        say(&mut store, &device.backend(), "4");
+        store.write(None, &format!("{}/tapline/pid", device.backend()), b"1").unwrap();
+        let mut launched = shell(&directory, "exec sleep 1000").start().unwrap();
+        assert!(launched.wait_taken_over(&mut store, &device, Duration::ZERO).is_err());
+        assert!(launched.child.try_wait().unwrap().is_some());
     }
 
     #[test]
@@ -180,6 +217,9 @@ mod test {
         let server = std::thread::spawn(move || say(&mut other, &node, "2"));
         launched.wait_serving(&mut store, &device, Duration::from_secs(60)).unwrap();
         server.join().unwrap();
+        let named = format!("{}/tapline/pid", device.backend());
+        store.write(None, &named, launched.pid().to_string().as_bytes()).unwrap();
+        launched.wait_taken_over(&mut store, &device, Duration::from_secs(60)).unwrap();
         assert_eq!(launched.child.try_wait().unwrap(), None);
         launched.end().unwrap();
     }

@@ -28,6 +28,8 @@ pub struct Listed {
     image: Option<String>,
     control: Option<String>,
     pid: Option<u32>,
+    /// What the backend says is wrong.
+    error: Option<String>,
 }
 
 /// All disks, or those of one guest, whoever serves them here.
@@ -63,6 +65,7 @@ fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<Listed>, Fa
     }
     let (mode, image, control) = (value("mode")?, value("tapline/image")?, value("tapline/control")?);
     let pid = value("tapline/pid")?.and_then(|pid| pid.parse().ok());
+    let error = text(store, None, &format!("{}/error", device.complaint()))?.map(|error| printable(&error));
     let (backend, guest) = device.states(store, None)?;
     Ok(Some(Listed {
         domain: device.guest.0,
@@ -76,10 +79,11 @@ fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<Listed>, Fa
         image,
         control,
         pid,
+        error,
     }))
 }
 
-/// For people: a line each, in columns.
+/// For people: a line each, in columns, and under it what is wrong.
 pub fn table(all: &[Listed]) -> String {
     let heading = ["DOMAIN", "NAME", "VDEV", "MODE", "BACKEND", "STATE", "GUEST", "IMAGE", "CONTROL"];
     let mut rows = vec![heading.map(str::to_owned)];
@@ -107,7 +111,10 @@ pub fn table(all: &[Listed]) -> String {
         let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
         format!("{}\n", cells.collect::<Vec<String>>().join("  ").trim_end())
     };
-    rows.iter().map(line).collect()
+    let error =
+        |disk: &Listed| disk.error.as_ref().map(|error| format!("  {}: {error}\n", disk.vdev)).unwrap_or_default();
+    let errors = std::iter::once(String::new()).chain(all.iter().map(error));
+    rows.iter().map(line).zip(errors).map(|(line, error)| line + &error).collect()
 }
 
 #[cfg(test)]
@@ -134,6 +141,18 @@ mod test {
             "7       vm    xvdb  w     tapline  InitWait      Initialising  vhd:/a.vhd  -"
         );
         assert_eq!(all(&mut store, DomId(0), Some(DomId(8))).unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_disk_stands_under_it() {
+        let (_host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        store.write(None, &format!("{}/error", device.complaint()), b"22 its keys cannot be used").unwrap();
+        let listed = table(&all(&mut store, DomId(0), None).unwrap());
+        assert_eq!(listed.lines().last(), Some("  xvdb: 22 its keys cannot be used"));
+        // It goes with the device.
+        crate::toolstack::detach::remove(&mut store, &device).unwrap();
+        assert_eq!(store.list(None, "/local/domain/0/error/backend/tapline").unwrap(), Some(Vec::new()));
     }
 
     #[test]

@@ -215,6 +215,12 @@ impl Server {
         self.session.device.is_some()
     }
 
+    /// Stopping will not tell the front end, whatever was configured: another process takes its rings over, or the guest is
+    /// gone. Requests that were popped are to be completed and published as ever; those that were not stay in the rings.
+    pub fn leave(&mut self) {
+        self.session.leave();
+    }
+
     /// Whether the device has come to its end: it is closed, and not wanted any more.
     pub fn has_ended(&self) -> bool {
         self.session.has_ended()

@@ -1,9 +1,17 @@
 //! What both ends write about themselves into the store.
 //!
 //! Knows nothing of what follows from it. Invariants: what we offer becomes visible together; a front end's keys are numbers
-//! within what was offered, or it is refused; no transaction stays open.
+//! within what was offered, or it is refused; no transaction stays open; a node of ours that somebody has removed is not
+//! made again, and a state that the toolstack has written since we looked is not written over.
 //!
 //! Specification: Xen's public header io/blkif.h, "Backend XenBus Nodes" and "Frontend XenBus Nodes".
+//!
+//! **Sectors.** `sectors`, and every sector in a request, count 512 bytes, whatever `sector-size` says; that is the block to
+//! which requests must be aligned. So it stands in the header since Xen 4.20 ("blkif: reconcile protocol specification with
+//! in-use implementations", September 2024), and so Linux's front and back end have always had it. Headers from 2013 on said
+//! otherwise, and front ends that believed them (FreeBSD's, MiniOS's, Windows' with `feature-large-sector-size`) take a disk
+//! of 4096-byte blocks for eight times as large. The header asks back ends not to heed that key; neither do we. With
+//! `sector-size` 512, which every format of ours has but raw on storage of 4096-byte blocks, all of them agree.
 
 use disk::Geometry;
 use xen::{DomId, GrantRef, Port, Store, StoreError, Transaction};
@@ -13,6 +21,12 @@ use super::state::State;
 
 /// Attempts at a transaction that others overtake. Only the toolstack writes here too, and seldom.
 const ATTEMPTS: usize = 16;
+
+/// Bytes of a complaint. It may quote what a guest has written.
+const COMPLAINT_MAX: usize = 256;
+
+/// Letters of a guest's value that are quoted.
+const QUOTED_MAX: usize = 32;
 
 /// `VDISK_READONLY`, in `info`.
 const READ_ONLY: u32 = 4;
@@ -101,46 +115,92 @@ impl Nodes {
         Ok(text(store, &format!("{}/online", self.backend))?.as_deref() != Some("0"))
     }
 
-    /// Writes what we offer, and our state with it.
-    pub fn announce(&self, store: &mut dyn Store, offer: &Offer, state: Option<State>) -> Result<(), StoreError> {
-        self.write(store, &offer.keys(), state)
+    /// Writes what we offer, and our next state with it, if our present one is `ours`. `false`: it is not, or our node is gone.
+    pub fn announce(
+        &self,
+        store: &mut dyn Store,
+        offer: &Offer,
+        ours: Option<State>,
+        next: Option<State>,
+    ) -> Result<bool, StoreError> {
+        self.write(store, &offer.keys(), |present| (Some(present) == ours).then_some(next.unwrap_or(present)))
     }
 
-    /// Writes the size, and our state with it: Linux's front end looks at the size whenever we say that we are connected.
-    pub fn resize(&self, store: &mut dyn Store, len: u64, state: Option<State>) -> Result<(), StoreError> {
-        self.write(store, &[("sectors", (len / 512).to_string())], state)
+    /// Writes the size, and our state anew: Linux's front end looks at the size whenever we say that we are connected.
+    pub fn resize(&self, store: &mut dyn Store, len: u64) -> Result<bool, StoreError> {
+        self.write(store, &[("sectors", (len / 512).to_string())], Some)
     }
 
-    /// Writes our state.
-    pub fn say(&self, store: &mut dyn Store, state: State) -> Result<(), StoreError> {
-        store.write(None, &self.ours(), state.value().as_bytes())
+    /// Writes our next state, if our present one is `ours`. `false`: it is not, or our node is gone.
+    pub fn say(&self, store: &mut dyn Store, ours: Option<State>, next: State) -> Result<bool, StoreError> {
+        self.write(store, &[], |present| (Some(present) == ours).then_some(next))
     }
 
-    fn write(&self, store: &mut dyn Store, keys: &[(&str, String)], state: Option<State>) -> Result<(), StoreError> {
+    /// Writes values, and the state that follows from our present one; nothing if none does, or our node is gone.
+    fn write(
+        &self,
+        store: &mut dyn Store,
+        keys: &[(&str, String)],
+        next: impl Fn(State) -> Option<State>,
+    ) -> Result<bool, StoreError> {
         for _ in 1..ATTEMPTS {
-            match self.try_write(store, keys, state) {
+            match self.try_write(store, keys, &next) {
                 Err(StoreError::Again) => {}
                 result => return result,
             }
         }
-        self.try_write(store, keys, state)
+        self.try_write(store, keys, &next)
     }
 
     fn try_write(
         &self,
         store: &mut dyn Store,
         keys: &[(&str, String)],
-        state: Option<State>,
-    ) -> Result<(), StoreError> {
+        next: impl Fn(State) -> Option<State>,
+    ) -> Result<bool, StoreError> {
         let transaction = store.begin()?;
+        let written = self.put(store, transaction, keys, next);
+        let ended = written.and_then(|written| store.end(transaction, written).map(|()| written));
+        ended.inspect_err(|error| give_up(store, transaction, error))
+    }
+
+    fn put(
+        &self,
+        store: &mut dyn Store,
+        transaction: Transaction,
+        keys: &[(&str, String)],
+        next: impl Fn(State) -> Option<State>,
+    ) -> Result<bool, StoreError> {
         let within = Some(transaction);
-        let mut put =
-            |key: &str, value: &str| store.write(within, &format!("{}/{key}", self.backend), value.as_bytes());
-        let mut written = keys.iter().try_for_each(|(key, value)| put(key, value));
-        if let Some(state) = state {
-            written = written.and_then(|()| put("state", state.value()));
+        let present = store.read(within, &self.ours())?.map(as_text);
+        let Some(state) = present.and_then(|present| next(State::parse(present.as_bytes()))) else { return Ok(false) };
+        for (key, value) in keys {
+            store.write(within, &format!("{}/{key}", self.backend), value.as_bytes())?;
         }
-        written.and_then(|()| store.end(transaction, true)).inspect_err(|error| give_up(store, transaction, error))
+        store.write(within, &self.ours(), state.value().as_bytes())?;
+        Ok(true)
+    }
+
+    /// Where back ends say what is wrong with a device, for whoever looks after the host: `error/` and the device's path in
+    /// our domain, as Linux's do (xenbus_dev_error in drivers/xen/xenbus/xenbus_client.c). The guest cannot read it.
+    fn complaint(&self) -> Option<String> {
+        let (domain, path) = self.backend.strip_prefix("/local/domain/")?.split_once('/')?;
+        Some(format!("/local/domain/{domain}/error/{path}"))
+    }
+
+    /// Says what is wrong, with the number of an error before it.
+    pub fn complain(&self, store: &mut dyn Store, errno: i32, why: &str) -> Result<(), StoreError> {
+        let Some(node) = self.complaint() else { return Ok(()) };
+        let mut said = format!("{errno} {why}");
+        while said.len() > COMPLAINT_MAX {
+            said.pop();
+        }
+        store.write(None, &format!("{node}/error"), said.as_bytes())
+    }
+
+    /// Nothing is wrong any more.
+    pub fn retract(&self, store: &mut dyn Store) -> Result<(), StoreError> {
+        self.complaint().map_or(Ok(()), |node| store.remove(None, &node))
     }
 
     /// What the front end has written.
@@ -149,7 +209,7 @@ impl Nodes {
         let protocol = keys.text("protocol")?;
         let layout = Layout::of(protocol.as_deref()).ok_or_else(|| Unusable::Value {
             path: format!("{}/protocol", self.frontend),
-            value: protocol.unwrap_or_default(),
+            value: quoted(&protocol.unwrap_or_default()),
             wanted: "x86_64-abi or x86_32-abi".to_owned(),
         })?;
         let persistent = keys.text("feature-persistent")?.as_deref() == Some("1");
@@ -201,7 +261,16 @@ pub fn state(store: &mut dyn Store, path: &str) -> Result<Option<State>, StoreEr
 
 /// A value as text; some writers end theirs with a zero.
 fn text(store: &mut dyn Store, path: &str) -> Result<Option<String>, StoreError> {
-    Ok(store.read(None, path)?.map(|value| String::from_utf8_lossy(&value).trim_end_matches('\0').to_owned()))
+    Ok(store.read(None, path)?.map(as_text))
+}
+
+fn as_text(value: Vec<u8>) -> String {
+    String::from_utf8_lossy(&value).trim_end_matches('\0').to_owned()
+}
+
+/// A value of the guest's own, as it may stand in a log.
+fn quoted(value: &str) -> String {
+    value.chars().take(QUOTED_MAX).collect::<String>().escape_debug().to_string()
 }
 
 /// Ends a transaction in which something failed. One that was overtaken has ended.
@@ -230,8 +299,7 @@ impl Keys<'_> {
             Some(number) => Ok(Some(number)),
             None => Err(Unusable::Value {
                 path: format!("{}/{key}", self.frontend),
-                // It is the guest's own, and goes to a log.
-                value: value.chars().take(32).collect::<String>().escape_debug().to_string(),
+                value: quoted(&value),
                 wanted: format!("{} to {}", range.start(), range.end()),
             }),
         }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use disk::{Geometry, Request, Status};
 use memory::Buffer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
 use super::data::{Data, Way};
@@ -55,7 +56,7 @@ pub struct Session {
 /// Why the rings could not be taken.
 #[derive(Debug, thiserror::Error)]
 enum NotConnected {
-    #[error("{0}")]
+    #[error("its keys cannot be used")]
     Keys(#[source] Unusable),
     #[error("its ring {queue} cannot be mapped")]
     Map {
@@ -77,6 +78,17 @@ enum NotConnected {
     },
     #[error("our node cannot be written")]
     Say(#[source] StoreError),
+}
+
+impl NotConnected {
+    /// The number that complaints begin with.
+    fn errno(&self) -> i32 {
+        let errno = match self {
+            NotConnected::Map { source, .. } | NotConnected::Bind { source, .. } => source.raw_os_error(),
+            NotConnected::Keys(_) | NotConnected::Ring { .. } | NotConnected::Say(_) => None,
+        };
+        errno.unwrap_or(Errno::INVAL.raw_os_error())
+    }
 }
 
 impl Session {
@@ -160,30 +172,38 @@ impl Session {
                 return Ok(false);
             }
             Step::Announce => {
-                self.nodes.announce(&mut *machine.store, &self.offer(), Some(State::InitWait))?;
-                self.announced = true;
-                log.note(Event::Announced);
-            }
-            Step::Connect { say } => {
-                let over = seen.ours == Some(State::Connected) && seen.theirs == Some(State::Connected);
-                match self.connect(machine, say, over, log) {
-                    Ok(()) => {}
-                    Err(NotConnected::Keys(Unusable::Store(error)) | NotConnected::Say(error)) => return Err(error),
-                    Err(error) => {
-                        log.note(Event::Refused { why: in_full(&error) });
-                        self.refused = true;
-                    }
+                let next = Some(State::InitWait);
+                if self.nodes.announce(&mut *machine.store, &self.offer(), seen.ours, next)? {
+                    self.announced = true;
+                    log.note(Event::Announced);
                 }
             }
+            Step::Connect { say } => match self.connect(machine, &seen, say, log) {
+                Ok(true) => self.tell(self.nodes.retract(&mut *machine.store), log),
+                Ok(false) => {}
+                Err(NotConnected::Keys(Unusable::Store(error)) | NotConnected::Say(error)) => return Err(error),
+                Err(error) => {
+                    let (errno, why) = (error.errno(), in_full(&error));
+                    self.tell(self.nodes.complain(&mut *machine.store, errno, &why), log);
+                    log.note(Event::Refused { why });
+                    self.refused = true;
+                }
+            },
             Step::Disconnect(why) => self.disconnect(why, machine, log),
             Step::Say(state) => {
-                self.nodes.say(&mut *machine.store, state)?;
-                if state == State::Closed {
+                if self.nodes.say(&mut *machine.store, seen.ours, state)? && state == State::Closed {
                     log.note(Event::Closed);
                 }
             }
         }
         Ok(true)
+    }
+
+    /// Words for whoever looks after the host, which are no part of the handshake and must not stop it.
+    fn tell(&self, said: Result<(), StoreError>, log: &mut Log) {
+        if let Err(error) = said {
+            log.failed("cannot say in the store how the device is", &error);
+        }
     }
 
     fn see(&mut self, store: &mut dyn Store) -> Result<Seen, StoreError> {
@@ -208,7 +228,8 @@ impl Session {
         }
     }
 
-    fn connect(&mut self, machine: &mut Machine, say: bool, over: bool, log: &mut Log) -> Result<(), NotConnected> {
+    /// `false`: our node says something else than was seen.
+    fn connect(&mut self, machine: &mut Machine, seen: &Seen, say: bool, log: &mut Log) -> Result<bool, NotConnected> {
         let offer = self.offer();
         let rings = self.nodes.rings(&mut *machine.store, &offer).map_err(NotConnected::Keys)?;
         let pages = rings.queues.first().map_or(0, |ring| ring.pages.len());
@@ -218,20 +239,21 @@ impl Session {
             Ok(())
         });
         let said = taken.and_then(|()| {
-            let state = say.then_some(State::Connected);
-            self.nodes.announce(&mut *machine.store, &offer, state).map_err(NotConnected::Say)
+            let next = say.then_some(State::Connected);
+            self.nodes.announce(&mut *machine.store, &offer, seen.ours, next).map_err(NotConnected::Say)
         });
-        if let Err(error) = said {
+        if !matches!(said, Ok(true)) {
             queues.iter().for_each(|queue| self.unbind(queue.port, machine));
-            return Err(error);
+            return said;
         }
         let (way, grants) = self.way(&rings);
-        log.note(Event::Connected { queues: queues.len(), pages, grants, taken_over: over });
+        let taken_over = seen.ours == Some(State::Connected) && seen.theirs == Some(State::Connected);
+        log.note(Event::Connected { queues: queues.len(), pages, grants, taken_over });
         self.epoch = self.epoch.wrapping_add(1);
         let data = Data::new(self.config.domain, way, self.staging.clone());
         self.device = Some(Device::new(queues, data, self.config.max_segments, self.epoch));
         self.settled = false;
-        Ok(())
+        Ok(true)
     }
 
     fn take_ring(
@@ -282,12 +304,16 @@ impl Session {
         if !connected && !self.announced {
             return;
         }
-        let state = connected.then_some(State::Connected);
-        match self.nodes.resize(&mut *machine.store, geometry.len, state) {
-            Ok(()) if connected => log.note(Event::SizeTold { len: geometry.len }),
-            Ok(()) => {}
+        match self.nodes.resize(&mut *machine.store, geometry.len) {
+            Ok(true) if connected => log.note(Event::SizeTold { len: geometry.len }),
+            Ok(_) => {}
             Err(error) => log.failed("cannot tell the front end of the new size", &error),
         }
+    }
+
+    /// From now on stopping leaves the front end to another process.
+    pub fn leave(&mut self) {
+        self.config.on_stop = OnStop::Leave;
     }
 
     /// Has the front end let the device go, if it does so in time.
@@ -307,7 +333,7 @@ impl Session {
         let Some(ours) = node::state(&mut *machine.store, &self.nodes.ours())? else { return Ok(None) };
         let until = Instant::now() + CLOSING_MAX;
         if self.device.is_some() && !matches!(ours, State::Closing | State::Closed) {
-            self.nodes.say(&mut *machine.store, State::Closing)?;
+            self.nodes.say(&mut *machine.store, Some(ours), State::Closing)?;
         }
         while self.device.is_some() {
             let theirs = node::state(&mut *machine.store, &self.nodes.theirs())?;
@@ -320,8 +346,10 @@ impl Session {
             while machine.store.take_event()?.is_some() {}
         }
         self.disconnect("the server stops", machine, log);
-        self.nodes.say(&mut *machine.store, State::Closed)?;
-        log.note(Event::Closed);
+        let ours = node::state(&mut *machine.store, &self.nodes.ours())?;
+        if self.nodes.say(&mut *machine.store, ours, State::Closed)? {
+            log.note(Event::Closed);
+        }
         Ok(None)
     }
 

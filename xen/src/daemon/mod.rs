@@ -14,11 +14,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 
 use self::connection::{Connection, Silence, rubbish};
 use crate::wire::{Kind, Message};
-use crate::{Store, StoreError, Transaction, WatchEvent};
+use crate::{DomId, Store, StoreError, Transaction, WatchEvent};
 
 /// How long an answer is waited for: the daemon answers in well under a millisecond, a busy dom0 in some tens.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -36,6 +36,8 @@ const LISTINGS: usize = 8;
 pub struct Daemon {
     connection: Connection,
     patience: Duration,
+    /// Linux passes a watch on when it is written, and comes back with the answer: see [`Daemon::heed`].
+    waits_in_kernel: bool,
 }
 
 /// What is asked about what, in the words of an error.
@@ -74,12 +76,30 @@ impl Daemon {
 
     /// The store at the other end of `connection`.
     pub fn over(connection: OwnedFd) -> io::Result<Daemon> {
-        Ok(Daemon { connection: Connection::new(connection)?, patience: PATIENCE })
+        let waits_in_kernel =
+            FileType::from_raw_mode(rustix::fs::fstat(&connection)?.st_mode) == FileType::CharacterDevice;
+        Ok(Daemon { connection: Connection::new(connection)?, patience: PATIENCE, waits_in_kernel })
     }
 
     /// Waits so long for an answer, instead of [`PATIENCE`].
     pub fn with_patience(self, patience: Duration) -> Daemon {
         Daemon { patience, ..self }
+    }
+
+    /// Treats the connection as the kernel's device, whatever it is: for tests, which have no such device.
+    #[doc(hidden)]
+    pub fn as_device(self) -> Daemon {
+        Daemon { waits_in_kernel: true, ..self }
+    }
+
+    /// Sees that the store answers, before something that Linux's device waits for by itself: it would do so for ever, and
+    /// cannot be interrupted (xenbus_write_watch in drivers/xen/xenbus/xenbus_dev_frontend.c). Every other question is waited
+    /// for by us. A store that stops between two questions keeps us waiting still; it has answered a moment before.
+    fn heed(&mut self) -> Result<(), StoreError> {
+        match self.waits_in_kernel {
+            true => self.read(None, "/").map(drop),
+            false => Ok(()),
+        }
     }
 
     /// Asks, and waits for the answer.
@@ -211,6 +231,7 @@ impl Store for Daemon {
         if self.connection.pending.watches().iter().any(|watch| (watch.0.as_str(), watch.1.as_str()) == (path, token)) {
             return Err(StoreError::Refused { what: question.what, path: path.to_owned(), code: "EEXIST".to_owned() });
         }
+        self.heed()?;
         // The first event may come before the answer.
         self.connection.pending.watch(path, token);
         let result = self.ask(question, payload).map(drop);
@@ -223,10 +244,23 @@ impl Store for Daemon {
     fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
         let question = Question { kind: Kind::UNWATCH, what: "no longer watching", path, within: None };
         let payload = words(question, &[path, token])?;
+        self.heed()?;
         match self.connection.pending.unwatch(path, token).map_err(|error| self.failed(question, error.into()))? {
             true => self.ask(question, payload).map(drop),
             // The kernel's device would not tell.
             false => Err(StoreError::NoEntry { path: path.to_owned() }),
+        }
+    }
+
+    fn is_introduced(&mut self, domain: DomId) -> Result<bool, StoreError> {
+        let number = domain.to_string();
+        let what = "looking for domain";
+        let question = Question { kind: Kind::IS_DOMAIN_INTRODUCED, what, path: &number, within: None };
+        let answer = self.ask_path(question)?;
+        match answer.words().next() {
+            Some(b"T") => Ok(true),
+            Some(b"F") => Ok(false),
+            _ => Err(self.failed(question, rubbish("neither yes nor no").into())),
         }
     }
 

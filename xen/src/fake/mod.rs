@@ -72,7 +72,11 @@ struct State {
 struct Calls {
     made: u64,
     fails: Option<u64>,
+    act: Option<(u64, Act)>,
 }
+
+/// What somebody else does.
+type Act = Box<dyn FnOnce(&mut Tree) + Send>;
 
 impl Host {
     /// A machine with nothing but domain 0.
@@ -112,6 +116,15 @@ impl Host {
         calls.fails = calls.made.checked_add(nth);
     }
 
+    /// Just before the `nth` call of `part` from now on, has `act` happen, by a client of domain 0's; its own calls do not
+    /// count.
+    pub fn when(&self, part: Part, nth: u64, act: impl FnOnce(&mut Tree) + Send + 'static) {
+        let mut state = self.lock();
+        let calls = state.calls.entry(part).or_default();
+        let at = calls.made.saturating_add(nth);
+        calls.act = Some((at, Box::new(act)));
+    }
+
     /// How often `part` was called.
     pub fn calls(&self, part: Part) -> u64 {
         self.lock().calls.get(&part).map_or(0, |calls| calls.made)
@@ -141,6 +154,14 @@ impl Host {
     /// The state, for a call of `part`; or that this is the one which fails.
     fn enter(&self, part: Part) -> io::Result<MutexGuard<'_, State>> {
         let mut state = self.lock();
+        let calls = state.calls.entry(part).or_default();
+        if let Some((_, act)) = calls.act.take_if(|(at, _)| *at == calls.made + 1) {
+            let made = calls.made;
+            drop(state);
+            act(&mut self.store(DomId(0))?);
+            state = self.lock();
+            state.calls.entry(part).or_default().made = made;
+        }
         let calls = state.calls.entry(part).or_default();
         calls.made += 1;
         match calls.fails == Some(calls.made) {

@@ -276,6 +276,12 @@ impl Store for Tree {
         self.remove_watch(path, token).map_err(|code| Asked { what: "no longer watching", path }.answer(code))
     }
 
+    fn is_introduced(&mut self, domain: DomId) -> Result<bool, StoreError> {
+        let path = domain.to_string();
+        let asked = Asked { what: "looking for domain", path: &path };
+        self.enter().map(|state| state.domains.contains(&domain)).map_err(|code| asked.answer(code))
+    }
+
     fn take_event(&mut self) -> Result<Option<WatchEvent>, StoreError> {
         let asked = Asked { what: "waiting for", path: "events" };
         let mut state = self.enter().map_err(|code| asked.answer(code))?;

@@ -70,12 +70,16 @@ const DISKS: [(&str, &[Guest]); 5] = [
     ("many", &[Guest::Pvh]),
 ];
 
+/// Scripts that only our backend can pass, or that are about its process.
+const OURS: [(&str, &[Guest]); 2] = [("idle", &[Guest::Pvh]), ("upgrade", &[Guest::Pvh])];
+
 impl Test {
     /// The tests of `backends`, after those that need none.
     pub fn all(backends: &[Backend]) -> Vec<Self> {
         let mut tests = vec![Self { script: "crate", subject: Subject::Crate }];
         for &backend in backends {
-            for (script, guests) in DISKS {
+            let ours = if backend == Backend::Tapline { OURS.as_slice() } else { &[] };
+            for (script, guests) in DISKS.iter().chain(ours) {
                 tests.extend(guests.iter().map(|&guest| Self { script, subject: Subject::Disks(backend, guest) }));
             }
         }

@@ -19,19 +19,30 @@ use crate::signals::Signal;
 use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
 use crate::toolstack::attach::{announce, wait_connected};
 use crate::toolstack::detach;
+use crate::toolstack::device::State;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+fn words(image: &str) -> Serve {
+    let words = ["tapline", "serve", image, "--xen", "7/xvdb", "--cache", "writeback"];
+    let Command::Serve(serve) = Arguments::try_parse_from(words).unwrap().command else { panic!("no serve") };
+    serve
+}
+
 /// The disk process, in a thread.
 fn served(host: &Host, device: &Device, directory: &Path) -> JoinHandle<Exit> {
+    served_until(host, device, directory, Signal::in_test().0)
+}
+
+/// Likewise, until it is to leave the disk to another.
+fn served_until(host: &Host, device: &Device, directory: &Path, leave: Signal) -> JoinHandle<Exit> {
     let image = directory.join("disk.raw");
     let sectors: Vec<u8> = (0..64u8).flat_map(|sector| [sector; 512]).collect();
     fs::write(&image, sectors).unwrap();
     let (host, device, directory) = (host.clone(), device.clone(), directory.to_owned());
     std::thread::spawn(move || {
         let image = format!("raw:{}", image.display());
-        let words = ["tapline", "serve", &image, "--xen", "7/xvdb", "--cache", "writeback"];
-        let Command::Serve(serve) = Arguments::try_parse_from(words).unwrap().command else { panic!("no serve") };
+        let serve = words(&image);
         let Layers { files, images, .. } =
             Layers::open(&serve.image, &serve.parents, serve.access.options(true)).unwrap();
         let kind = choose(serve.access.engine(), &files).kind;
@@ -51,6 +62,7 @@ fn served(host: &Host, device: &Device, directory: &Path) -> JoinHandle<Exit> {
             stats_file: None,
             blkback_stats: Some(BlkbackStats::open(&directory, 7, 51728).unwrap()),
             stop: Signal::to_stop().unwrap(),
+            leave,
             report: Signal::to_report().unwrap(),
             control: None,
         };
@@ -80,19 +92,25 @@ impl Front {
         Front { guest, ring, port }
     }
 
-    /// Reads a sector; what came, and its status.
+    /// Reads a sector; what came, and its status. It is the ring's first request.
     fn read(&self, sector: u64) -> (Vec<u8>, i16) {
+        self.read_as(0, sector)
+    }
+
+    /// Reads a sector by the ring's request of that number.
+    fn read_as(&self, number: u32, sector: u64) -> (Vec<u8>, i16) {
+        let at = 64 + 112 * usize::try_from(number).unwrap();
         let data = self.guest.page().unwrap();
         let mut entry = [0; 112];
         entry[1] = 1;
         entry[8..16].copy_from_slice(&7u64.to_le_bytes());
         entry[16..24].copy_from_slice(&sector.to_le_bytes());
         entry[24..28].copy_from_slice(&self.guest.grant(data, Access::ReadWrite).0.to_le_bytes());
-        self.guest.write(self.ring, 64, &entry).unwrap();
-        self.guest.write(self.ring, 0, &1u32.to_le_bytes()).unwrap();
+        self.guest.write(self.ring, at, &entry).unwrap();
+        self.guest.write(self.ring, 0, &(number + 1).to_le_bytes()).unwrap();
         self.guest.signal(self.port).unwrap();
-        until(|| self.guest.read(self.ring, 8, 4).unwrap() == 1u32.to_le_bytes());
-        let status = self.guest.read(self.ring, 64 + 10, 2).unwrap();
+        until(|| self.guest.read(self.ring, 8, 4).unwrap() == (number + 1).to_le_bytes());
+        let status = self.guest.read(self.ring, at + 10, 2).unwrap();
         (self.guest.read(data, 0, 512).unwrap(), i16::from_le_bytes(status.try_into().unwrap()))
     }
 }
@@ -179,4 +197,76 @@ fn a_guest_that_shuts_down_and_is_gone_later_ends_its_disk() {
     assert_eq!(process.join().unwrap(), Exit::Done);
     assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
     assert_eq!(host.counts(), Counts::default());
+}
+
+#[test]
+fn a_guest_that_dies_is_let_go_whatever_becomes_of_its_nodes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    let process = served(&host, &device, directory.path());
+    let front = Front::connect(&host, &mut store, &device);
+    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    host.guest(DomId(9)).die();
+    assert_eq!(front.read(5), (vec![5; 512], 0), "another domain's end is none of its own");
+    let begun = Instant::now();
+    front.guest.die();
+    assert_eq!(process.join().unwrap(), Exit::Done);
+    assert!(begun.elapsed() < Duration::from_secs(1), "nobody is waited for");
+    assert!(store.read(None, &device.frontend()).unwrap().is_some(), "the toolstack's");
+    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
+    assert_eq!(host.counts(), Counts::default());
+}
+
+#[test]
+fn a_disk_that_is_made_before_its_guest_waits_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    let process = served(&host, &device, directory.path());
+    let state = format!("{}/state", device.backend());
+    until(|| text(&mut store, None, &state).unwrap().as_deref() == Some("2"));
+    host.guest(DomId(9)).die();
+    let front = Front::connect(&host, &mut store, &device);
+    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    assert_eq!(front.read(1), (vec![1; 512], 0));
+    front.guest.die();
+    assert_eq!(process.join().unwrap(), Exit::Done);
+}
+
+#[test]
+fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() {
+    use std::io::Write as _;
+
+    let directory = tempfile::tempdir().unwrap();
+    let (host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    let (leave, mut wish) = Signal::in_test();
+    let process = served_until(&host, &device, directory.path(), leave);
+    let front = Front::connect(&host, &mut store, &device);
+    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    assert_eq!(front.read(5), (vec![5; 512], 0));
+    wish.write_all(b"!").unwrap();
+    assert_eq!(process.join().unwrap(), Exit::Done);
+    let both = (Some(State::CONNECTED), Some(State::CONNECTED));
+    assert_eq!(device.states(&mut store, None).unwrap(), both);
+    assert_eq!(text(&mut store, None, &format!("{}/tapline/pid", device.backend())).unwrap(), None);
+    assert_eq!(host.counts(), Counts::default());
+
+    let process = served(&host, &device, directory.path());
+    assert_eq!(front.read_as(1, 6), (vec![6; 512], 0));
+    assert_eq!(device.states(&mut store, None).unwrap(), both);
+    detach::ask(&mut store, &device).unwrap();
+    detach::remove(&mut store, &device).unwrap();
+    assert_eq!(process.join().unwrap(), Exit::Done);
+}
+
+#[test]
+fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
+    let (_host, mut store, device) = machine();
+    announce(&mut store, &device, WRITABLE).unwrap();
+    detach::remove(&mut store, &device).unwrap();
+    let failure = leave_word(&mut store, &device, &words("raw:/a")).unwrap_err();
+    assert!(failure.what().contains("somebody has removed it meanwhile"), "{failure}");
+    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
 }

@@ -1,0 +1,239 @@
+//! Replaces a disk's process by one of this program, while its guest runs.
+//!
+//! The old process answers what it has taken and ends; the new one has its words, finds the guest connected and takes its
+//! rings over. Meanwhile the guest waits. Knows nothing of rings. Keeps: the new process has the chain of layers that the
+//! old one had at last, whatever it was started with; and nothing is begun that cannot be ended, so an image or words that
+//! are not known leave the old process alone.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use rustix::process::{Pid, Signal};
+use xen::Store;
+
+use super::claim::{Holder, Places};
+use super::device::Device;
+use super::launch::Launch;
+use super::{detach, domain};
+use crate::ask;
+use crate::cli::{Arguments, Command, Serve, Upgrade};
+use crate::failure::Failure;
+use crate::image_name::ImageName;
+use crate::log::say;
+
+/// A disk process, as it was started.
+struct Process {
+    words: Vec<OsString>,
+    serve: Serve,
+    directory: PathBuf,
+    log: PathBuf,
+}
+
+/// `upgrade`.
+pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Result<(), Failure> {
+    let own = domain::own(store)?;
+    let guest = domain::find(store, &words.domain)?;
+    let device = detach::find(store, own, guest, words.vdev)?;
+    let tried = || format!("replace the process of {device}");
+    let Some(holder) = Holder::of(places, &device)? else {
+        return Err(Failure::new(tried(), "there is none").advise(format!(
+            "serve it: tapline serve IMAGE --xen {guest}/{} --xen-backend {}",
+            device.vdev, device.kind
+        )));
+    };
+    let process = Process::of(holder.pid, places, &device)?;
+    let chain = process.chain(words)?;
+    let words_anew = process.words_for(&chain)?;
+    let program = std::env::current_exe().map_err(|error| Failure::new("find this program", error))?;
+    let launch =
+        Launch { program, words: words_anew, directory: Some(process.directory.clone()), log: process.log.clone() };
+
+    let pid = holder.pid.as_raw_nonzero();
+    if !holder.end(Signal::USR2, words.timeout)? {
+        let why = format!("the process {pid} has not ended in {} s", words.timeout.as_secs());
+        return Err(Failure::new(tried(), why)
+            .advise(format!("it will when its storage answers; then serve the disk again: {}", by_hand(&launch))));
+    }
+    let mut launched = launch.start().map_err(|failure| waits(failure, &launch))?;
+    launched.wait_taken_over(store, &device, words.timeout).map_err(|failure| waits(failure, &launch))?;
+    say(format_args!("{device} is served by the process {}, after the process {pid}", launched.pid()));
+    say(format_args!("its log is {}", process.log.display()));
+    Ok(())
+}
+
+impl Process {
+    fn of(pid: Pid, places: &Places, device: &Device) -> Result<Process, Failure> {
+        let place = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+        let failed = |what: &str| {
+            let tried = format!("see {what} of the process {}, which serves {device}", pid.as_raw_nonzero());
+            move |error: io::Error| Failure::new(tried, error)
+        };
+        let line = fs::read(place.join("cmdline")).map_err(failed("the words"))?;
+        let directory = fs::read_link(place.join("cwd")).map_err(failed("the directory"))?;
+        let said_to = fs::read_link(place.join("fd/2")).map_err(failed("the log"))?;
+        let log = match said_to.is_file() {
+            true => said_to,
+            false => places.log.join(format!("xen-{}-{}.log", device.guest, device.vdev)),
+        };
+        let (words, serve) = understood(&line).ok_or_else(|| {
+            let why = format!("the process {} was not started by `tapline serve … --xen`", pid.as_raw_nonzero());
+            Failure::new(format!("replace the process of {device}"), why)
+        })?;
+        Ok(Process { words, serve, directory, log })
+    }
+
+    /// The layers that it has now: snapshots and merges may have changed them. Without a control socket nothing can.
+    fn chain(&self, words: &Upgrade) -> Result<Vec<ImageName>, Failure> {
+        match &self.serve.control {
+            Some(control) => ask::layers(&self.directory.join(control), words.timeout),
+            None => Ok(self.named().collect()),
+        }
+    }
+
+    /// The layers that its words name, by whole paths.
+    fn named(&self) -> impl Iterator<Item = ImageName> {
+        let names = std::iter::once(&self.serve.image).chain(&self.serve.parents.names);
+        names.map(|name| ImageName { path: self.directory.join(name.path()), format: name.format })
+    }
+
+    /// Its words, for that chain.
+    fn words_for(&self, chain: &[ImageName]) -> Result<Vec<OsString>, Failure> {
+        if self.named().eq(chain.iter().cloned()) {
+            return Ok(self.words.clone());
+        }
+        let words = renamed(&self.words, &self.serve.image, chain);
+        // The words are somebody else's: what is made of them must mean what is meant.
+        let means = words.as_deref().and_then(meant).filter(|serve| {
+            std::iter::once(&serve.image).chain(&serve.parents.names).eq(chain) && serve.xen == self.serve.xen
+        });
+        words.filter(|_| means.is_some()).ok_or_else(|| {
+            let chain: Vec<String> = chain.iter().map(ImageName::to_string).collect();
+            Failure::new("put the disk's present layers into the words of its process", chain.join(" "))
+                .advise("end it by SIGUSR2, and serve these layers by hand")
+        })
+    }
+}
+
+/// The words behind the program's name, and what they mean; nothing if they do not serve a Xen guest.
+fn understood(line: &[u8]) -> Option<(Vec<OsString>, Serve)> {
+    let line = line.strip_suffix(b"\0").unwrap_or(line);
+    let words: Vec<OsString> =
+        line.split(|&byte| byte == 0).skip(1).map(|word| OsStr::from_bytes(word).into()).collect();
+    let serve = meant(&words).filter(|serve| serve.xen.is_some())?;
+    Some((words, serve))
+}
+
+fn meant(words: &[OsString]) -> Option<Serve> {
+    let all = std::iter::once(OsString::from("tapline")).chain(words.iter().cloned());
+    match Arguments::try_parse_from(all).ok()?.command {
+        Command::Serve(serve) => Some(serve),
+        _ => None,
+    }
+}
+
+/// The words, with other layers where the image's name stands.
+fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option<Vec<OsString>> {
+    let named = |name: &ImageName| {
+        let mut word = OsString::from(format!("{}:", name.format));
+        word.push(name.path());
+        word
+    };
+    let (leaf, parents) = chain.split_first()?;
+    let mut result = Vec::new();
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        if word == "--parent" {
+            rest.next()?;
+        } else if word.as_bytes().starts_with(b"--parent=") {
+            // It names a layer that is not one any more, or another one's place.
+        } else if *word == named(image) {
+            result.push(named(leaf));
+            result.extend(parents.iter().flat_map(|parent| [OsString::from("--parent"), named(parent)]));
+        } else {
+            result.push(word.clone());
+        }
+    }
+    Some(result)
+}
+
+/// The guest waits for somebody.
+fn waits(failure: Failure, launch: &Launch) -> Failure {
+    let advice = format!("the guest waits until its disk is served again: {}", by_hand(launch));
+    Failure::told(failure.what().to_owned()).advise(advice)
+}
+
+/// A command to be pasted.
+fn by_hand(launch: &Launch) -> String {
+    let quoted = |word: &OsStr| {
+        let word = word.to_string_lossy();
+        let plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:=,+".contains(&byte));
+        if plain { word.into_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    };
+    let directory = launch.directory.as_deref().unwrap_or(Path::new("."));
+    let words: Vec<String> = launch.words.iter().map(|word| quoted(word)).collect();
+    let (program, log) = (quoted(launch.program.as_os_str()), quoted(launch.log.as_os_str()));
+    format!("(cd {} && setsid {program} {} </dev/null 2>>{log} &)", quoted(directory.as_os_str()), words.join(" "))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn process(line: &str) -> Process {
+        let (words, serve) = understood(line.replace(' ', "\0").as_bytes()).unwrap();
+        Process { words, serve, directory: "/srv".into(), log: "/x.log".into() }
+    }
+
+    fn chain(names: &[&str]) -> Vec<ImageName> {
+        names.iter().map(|name| name.parse().unwrap()).collect()
+    }
+
+    fn joined(words: &[OsString]) -> String {
+        words.join(OsStr::new(" ")).into_string().unwrap()
+    }
+
+    const LINE: &str =
+        "/usr/bin/tapline-disk serve vhd:/b.vhd --parent vhd:a.vhd --xen 7/xvdb --control /run/c.sock --queues 2";
+
+    #[test]
+    fn a_chain_that_has_not_changed_has_the_same_words() {
+        let process = process(LINE);
+        let words = process.words_for(&chain(&["vhd:/b.vhd", "vhd:/srv/a.vhd"])).unwrap();
+        assert_eq!(joined(&words), LINE.split_once(' ').unwrap().1);
+    }
+
+    #[test]
+    fn a_chain_that_has_changed_is_named_as_it_is_now() {
+        let words = process(LINE).words_for(&chain(&["qcow2:/c.qcow2", "vhd:/b.vhd", "vhd:/srv/a.vhd"])).unwrap();
+        let expected = "serve qcow2:/c.qcow2 --parent vhd:/b.vhd --parent vhd:/srv/a.vhd --xen 7/xvdb \
+                        --control /run/c.sock --queues 2";
+        assert_eq!(joined(&words), expected);
+        let merged = process("t serve raw:b --parent=raw:a --xen 7/xvdb").words_for(&chain(&["raw:/srv/a"])).unwrap();
+        assert_eq!(joined(&merged), "serve raw:/srv/a --xen 7/xvdb");
+    }
+
+    #[test]
+    fn words_that_cannot_be_changed_are_not_guessed() {
+        // The value of another option is written like the image.
+        let odd = process("t serve raw:/b --stats raw:/b --xen 7/xvdb");
+        assert!(odd.words_for(&chain(&["raw:/c", "raw:/b"])).unwrap_err().advice().unwrap().contains("SIGUSR2"));
+    }
+
+    #[test]
+    fn who_serves_no_guest_of_xen_is_left_alone() {
+        for line in ["sleep 1000", "t serve raw:/a --nbd s", "t image info raw:/a", ""] {
+            assert!(understood(line.replace(' ', "\0").as_bytes()).is_none(), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_to_be_pasted_is_one_word_a_word() {
+        let words = vec![OsString::from("serve"), "raw:/my disk's".into()];
+        let launch = Launch { program: "/t".into(), words, directory: None, log: "/l".into() };
+        assert_eq!(by_hand(&launch), r"(cd . && setsid /t serve 'raw:/my disk'\''s' </dev/null 2>>/l &)");
+    }
+}

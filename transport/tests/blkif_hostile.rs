@@ -4,6 +4,8 @@
 
 mod blkif_mock;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use blkif_mock::{
     Abi, BACKEND, FRONTEND, Front, Machine, READ, Rings, WRITE, attach, config, get, indirect, remove, set, transfer,
 };
@@ -322,5 +324,57 @@ fn whatever_call_fails_nothing_leaks_and_the_next_front_end_is_served() {
             assert!(calls > 0);
             (1..=calls).for_each(|nth| assert!(life(policy, part, nth) > 0));
         }
+    }
+}
+
+/// Words of an entry in 64-bit layout and what each is changed to: every mixture of both writes to sectors 64 to 71, or is none.
+fn flipped_words(at: usize, page: GrantRef) -> [(usize, u32, u32); 5] {
+    [
+        (at, u32::from_le_bytes([WRITE, 1, 0, 0]), u32::from_le_bytes([0xff, 255, 0, 0])),
+        (at + 16, 64, 8192),
+        (at + 20, 0, u32::MAX),
+        (at + 24, page.0, u32::MAX),
+        (at + 28, u32::from_le_bytes([0, 7, 0, 0]), u32::from_le_bytes([7, 0xff, 0xff, 0xff])),
+    ]
+}
+
+#[test]
+fn entries_that_another_processor_changes_are_one_or_the_other_or_refused() {
+    for policy in POLICIES {
+        let (mut machine, mut front) = connected(policy, PERSISTENT);
+        let (_, page) = front.page(0x77);
+        let before = machine.file.bytes.clone();
+        let ring = front.guest.shared(&front.rings[0].own).unwrap();
+        let words: Vec<_> = (0..32).flat_map(|slot| flipped_words(64 + slot * 112, page)).collect();
+        let (mut begun, stop) = (0, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let turns = scope.spawn(|| {
+                let mut turns = 0u32;
+                while !stop.load(Ordering::Relaxed) {
+                    words.iter().for_each(|&(at, one, _)| ring.store_u32(at, one).unwrap());
+                    words.iter().for_each(|&(at, _, other)| ring.store_u32(at, other).unwrap());
+                    turns += 1;
+                }
+                turns
+            });
+            for _ in 0..300 {
+                (0..32).for_each(|id| front.put(0, &transfer(WRITE, id, 64, &[(page, 0, 7)])));
+                front.push(0);
+                // What goes wrong in here is said after the thread was stopped.
+                (0..1000).take_while(|_| machine.turn()).for_each(drop);
+                begun += machine.seen.len();
+                machine.seen.clear();
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(turns.join().unwrap() > 0);
+        });
+        let ring = &front.rings[0];
+        assert_eq!(ring.shared.load_u32(8), Some(ring.asked), "{policy:?}: each is answered once");
+        assert!(begun > 0, "{policy:?}: none was whole");
+        let (from, to) = (64 * 512, 72 * 512);
+        assert!(machine.file.bytes[..from] == before[..from], "{policy:?}");
+        assert!(machine.file.bytes[to..] == before[to..], "{policy:?}");
+        front.close(&mut machine);
+        assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0), "{policy:?}");
     }
 }

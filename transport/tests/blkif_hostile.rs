@@ -229,6 +229,23 @@ fn keys_that_are_not_what_was_offered_are_refused_and_the_next_front_end_is_not(
 }
 
 #[test]
+fn what_a_refused_front_end_wrote_is_no_line_of_the_log() {
+    for key in ["protocol", "ring-page-order"] {
+        let host = Host::new().unwrap();
+        attach(&host);
+        let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Copy)), Front::new(&host));
+        machine.settle();
+        machine.take_log();
+        front.initialise(Rings::default());
+        set(&host, &format!("{FRONTEND}/{key}"), &("\u{1b}[2J\nall is well".to_owned() + &"x".repeat(1000)));
+        machine.settle();
+        assert_eq!(machine.log.lines().count(), 1, "{key}: {}", machine.log);
+        assert!(machine.log.contains("cannot be connected") && machine.log.len() < 300, "{key}: {}", machine.log);
+        assert!(!machine.log.contains('\u{1b}'), "{key}: {}", machine.log);
+    }
+}
+
+#[test]
 fn keys_that_an_earlier_front_end_has_left_are_not_looked_at() {
     let host = Host::new().unwrap();
     attach(&host);

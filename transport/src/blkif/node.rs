@@ -14,6 +14,9 @@ use super::state::State;
 /// Attempts at a transaction that others overtake. Only the toolstack writes here too, and seldom.
 const ATTEMPTS: usize = 16;
 
+/// Letters of a guest's value that are quoted.
+const QUOTED_MAX: usize = 32;
+
 /// `VDISK_READONLY`, in `info`.
 const READ_ONLY: u32 = 4;
 
@@ -149,7 +152,7 @@ impl Nodes {
         let protocol = keys.text("protocol")?;
         let layout = Layout::of(protocol.as_deref()).ok_or_else(|| Unusable::Value {
             path: format!("{}/protocol", self.frontend),
-            value: protocol.unwrap_or_default(),
+            value: quoted(&protocol.unwrap_or_default()),
             wanted: "x86_64-abi or x86_32-abi".to_owned(),
         })?;
         let persistent = keys.text("feature-persistent")?.as_deref() == Some("1");
@@ -204,6 +207,11 @@ fn text(store: &mut dyn Store, path: &str) -> Result<Option<String>, StoreError>
     Ok(store.read(None, path)?.map(|value| String::from_utf8_lossy(&value).trim_end_matches('\0').to_owned()))
 }
 
+/// A value of the guest's own, as it may stand in a log.
+fn quoted(value: &str) -> String {
+    value.chars().take(QUOTED_MAX).collect::<String>().escape_debug().to_string()
+}
+
 /// Ends a transaction in which something failed. One that was overtaken has ended.
 fn give_up(store: &mut dyn Store, transaction: Transaction, error: &StoreError) {
     if !matches!(error, StoreError::Again) {
@@ -230,8 +238,7 @@ impl Keys<'_> {
             Some(number) => Ok(Some(number)),
             None => Err(Unusable::Value {
                 path: format!("{}/{key}", self.frontend),
-                // It is the guest's own, and goes to a log.
-                value: value.chars().take(32).collect::<String>().escape_debug().to_string(),
+                value: quoted(&value),
                 wanted: format!("{} to {}", range.start(), range.end()),
             }),
         }

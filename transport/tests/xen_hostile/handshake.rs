@@ -21,7 +21,7 @@ impl Random {
 fn keys_that_make_no_sense_are_refused_and_the_next_front_end_is_not() {
     let Some(mut bed) = Bed::new(&["--queues", "4"]) else { return };
     let huge = "9".repeat(3000);
-    let bad: [(&str, Option<&str>); 27] = [
+    let bad: [(&str, Option<&str>); 29] = [
         ("ring-page-order", Some("5")),
         ("ring-page-order", Some("99")),
         ("ring-page-order", Some("-1")),
@@ -39,6 +39,8 @@ fn keys_that_make_no_sense_are_refused_and_the_next_front_end_is_not() {
         ("protocol", Some("vax-abi")),
         ("protocol", Some("x86_64-abi x")),
         ("protocol", Some(&huge)),
+        ("protocol", Some("\u{1b}[2J\ntapline-disk: all is well")),
+        ("ring-page-order", Some("\u{1b}[2J\ntapline-disk: all is well")),
         ("ring-ref", None),
         ("ring-ref", Some("0")),
         ("ring-ref", Some("99999999")),
@@ -79,7 +81,11 @@ fn keys_that_make_no_sense_are_refused_and_the_next_front_end_is_not() {
     front.say(6);
     front.await_backend(&["6"]);
     front.forget();
-    assert!(bed.victim.said().contains("cannot be connected"), "{}", bed.victim.said());
+    let said = bed.victim.said();
+    assert!(said.contains("cannot be connected"), "{said}");
+    // What it wrote is named, and is no line of its own, nor a long one.
+    assert!(!said.contains('\u{1b}') && !said.contains("\ntapline-disk: all is well"), "{said}");
+    assert!(said.lines().all(|line| line.len() < 400), "{said}");
     bed.end(&[]);
 }
 

@@ -10,6 +10,7 @@
 //! the disk of another process has gone on working; the store has no node more.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+#![allow(clippy::single_range_in_vec_init, reason = "a list of what may have changed, which has one range")]
 
 #[path = "../blkif_mock/entry.rs"]
 mod entry;

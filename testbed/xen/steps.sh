@@ -139,6 +139,15 @@ wait_said() {
 # said GUEST KEY: the last value. A program's progress may stand before it on the line.
 said() { tr '\r' '\n' <"$(console_of "$1")" | sed -n "s/^TAPLINE $2=//p" | tail -n 1; }
 
+# front_end WORDS...: our own front end, against our backend over /dev/ram0 and /dev/ram1; its tests one after the other.
+front_end() {
+    # Xen's private programs, for what Xen itself has to say; and pages for front ends, all at once.
+    PATH="$PATH:$(echo /usr/lib/xen-4.*/bin)"
+    echo 16384 >/sys/module/xen_gntalloc/parameters/limit || fail "the limit of gntalloc"
+    TAPLINE_DISK=/drop/tapline-disk TAPLINE_LOGS=/out /drop/xen_hostile --test-threads=1 --nocapture "$@" \
+        || fail "the front end of our own"
+}
+
 # expect WHAT IS SHOULD
 expect() { [ "$2" = "$3" ] || fail "$1 is «$2» and should be «$3»"; }
 

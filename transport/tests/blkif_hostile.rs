@@ -4,6 +4,8 @@
 
 mod blkif_mock;
 
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
 use blkif_mock::{
     Abi, BACKEND, FRONTEND, Front, Machine, READ, Rings, WRITE, attach, config, get, indirect, remove, set, transfer,
 };
@@ -227,6 +229,23 @@ fn keys_that_are_not_what_was_offered_are_refused_and_the_next_front_end_is_not(
 }
 
 #[test]
+fn what_a_refused_front_end_wrote_is_no_line_of_the_log() {
+    for key in ["protocol", "ring-page-order"] {
+        let host = Host::new().unwrap();
+        attach(&host);
+        let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Copy)), Front::new(&host));
+        machine.settle();
+        machine.take_log();
+        front.initialise(Rings::default());
+        set(&host, &format!("{FRONTEND}/{key}"), &("\u{1b}[2J\nall is well".to_owned() + &"x".repeat(1000)));
+        machine.settle();
+        assert_eq!(machine.log.lines().count(), 1, "{key}: {}", machine.log);
+        assert!(machine.log.contains("cannot be connected") && machine.log.len() < 300, "{key}: {}", machine.log);
+        assert!(!machine.log.contains('\u{1b}'), "{key}: {}", machine.log);
+    }
+}
+
+#[test]
 fn keys_that_an_earlier_front_end_has_left_are_not_looked_at() {
     let host = Host::new().unwrap();
     attach(&host);
@@ -322,5 +341,66 @@ fn whatever_call_fails_nothing_leaks_and_the_next_front_end_is_served() {
             assert!(calls > 0);
             (1..=calls).for_each(|nth| assert!(life(policy, part, nth) > 0));
         }
+    }
+}
+
+/// Words of an entry in 64-bit layout and what each is changed to: every mixture of both writes to sectors 64 to 71, or is none.
+fn flipped_words(at: usize, page: GrantRef) -> [(usize, u32, u32); 5] {
+    [
+        (at, u32::from_le_bytes([WRITE, 1, 0, 0]), u32::from_le_bytes([0xff, 255, 0, 0])),
+        (at + 16, 64, 8192),
+        (at + 20, 0, u32::MAX),
+        (at + 24, page.0, u32::MAX),
+        (at + 28, u32::from_le_bytes([0, 7, 0, 0]), u32::from_le_bytes([7, 0xff, 0xff, 0xff])),
+    ]
+}
+
+/// Stops a thread, also if what it runs beside fails: it would be waited for.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn entries_that_another_processor_changes_are_one_or_the_other_or_refused() {
+    for policy in POLICIES {
+        let (mut machine, mut front) = connected(policy, PERSISTENT);
+        let (_, page) = front.page(0x77);
+        let before = machine.file.bytes.clone();
+        let ring = front.guest.shared(&front.rings[0].own).unwrap();
+        let words: Vec<_> = (0..32).flat_map(|slot| flipped_words(64 + slot * 112, page)).collect();
+        let (mut begun, mut rounds, stop, changes) = (0, 0, AtomicBool::new(false), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    words.iter().for_each(|&(at, one, _)| ring.store_u32(at, one).unwrap());
+                    words.iter().for_each(|&(at, _, other)| ring.store_u32(at, other).unwrap());
+                    changes.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let stop_at_last = Stop(&stop);
+            // On a busy machine the thread may not have its turn for long.
+            while rounds < 300 || (changes.load(Ordering::Relaxed) < 1000 && rounds < 100_000) {
+                (0..32).for_each(|id| front.put(0, &transfer(WRITE, id, 64, &[(page, 0, 7)])));
+                front.push(0);
+                machine.settle();
+                begun += machine.seen.len();
+                machine.seen.clear();
+                rounds += 1;
+            }
+            drop(stop_at_last);
+        });
+        assert!(changes.into_inner() >= 1000, "{policy:?}: nothing was changed meanwhile");
+        let ring = &front.rings[0];
+        assert_eq!(ring.shared.load_u32(8), Some(ring.asked), "{policy:?}: each is answered once");
+        assert!(begun > 0, "{policy:?}: none was whole");
+        let (from, to) = (64 * 512, 72 * 512);
+        assert!(machine.file.bytes[..from] == before[..from], "{policy:?}");
+        assert!(machine.file.bytes[to..] == before[to..], "{policy:?}");
+        front.close(&mut machine);
+        assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0), "{policy:?}");
     }
 }

@@ -1,68 +1,22 @@
 //! The kernel's side on real Xen, with this domain as its own guest: pages granted by `/dev/xen/gntalloc`, and an event
 //! channel between two users of `/dev/xen/evtchn`. Elsewhere: that the message says what is missing.
 
-use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
 
-use memory::{Mapping, Segments, Shared};
+use memory::Segments;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::ioctl::{Direction as Way, Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
-use xen::kernel::{Evtchn, Gntdev};
+use xen::kernel::{Evtchn, Gntalloc, Gntdev, Offered};
 use xen::{Copied, CopyBatch, Direction, DomId, EventChannels, GrantRef, Grants, PAGE, Piece, Port};
-
-/// linux/gntalloc.h, `struct ioctl_gntalloc_alloc_gref` with room for two references.
-#[repr(C)]
-struct Alloc {
-    domid: u16,
-    flags: u16,
-    count: u32,
-    index: u64,
-    refs: [u32; 2],
-}
-
-const ALLOC_GREF: Opcode = opcode::from_components(Way::None, b'G', 5, 24);
-
-/// linux/evtchn.h, `struct ioctl_evtchn_bind_unbound_port`: the domain that may bind the other end.
-struct BindUnbound(u32);
-
-// SAFETY: the call reads four bytes and answers with the number of the port.
-unsafe impl Ioctl for BindUnbound {
-    type Output = Port;
-    const IS_MUTATING: bool = false;
-
-    fn opcode(&self) -> Opcode {
-        opcode::from_components(Way::None, b'E', 2, 4)
-    }
-
-    fn as_ptr(&mut self) -> *mut std::ffi::c_void {
-        std::ptr::from_mut(&mut self.0).cast()
-    }
-
-    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut std::ffi::c_void) -> rustix::io::Result<Port> {
-        Ok(Port(u32::try_from(out).unwrap()))
-    }
-}
 
 /// The number of the domain that the test runs in.
 const OURS: DomId = DomId(0);
 
-fn device(path: &str) -> File {
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
-}
-
-/// Two pages that this domain grants to itself, and how the granting side sees them. The grants last as long as the file.
-fn granted(writable: bool) -> (File, [GrantRef; 2], Shared) {
-    let file = device("/dev/xen/gntalloc");
-    let mut alloc = Alloc { domid: OURS.0, flags: u16::from(writable), count: 2, index: 0, refs: [0; 2] };
-    // SAFETY: the structure of this call.
-    unsafe { ioctl(&file, Updater::<ALLOC_GREF, Alloc>::new(&mut alloc)) }.unwrap();
-    let mapping = Arc::new(Mapping::of_file(file.as_fd(), alloc.index, 2 * PAGE).unwrap());
-    let (base, len) = (mapping.base(), mapping.len());
-    // SAFETY: the whole mapping, which the value holds.
-    let shared = unsafe { Shared::new(mapping, base, len) };
-    (file, alloc.refs.map(GrantRef), shared)
+/// Two pages that this domain grants to itself.
+fn granted(read_only: bool) -> (Offered, [GrantRef; 2]) {
+    let offered = Gntalloc::open().unwrap().grant(OURS, 2, read_only).unwrap();
+    let pages = [offered.pages[0], offered.pages[1]];
+    (offered, pages)
 }
 
 /// The device, on Xen; elsewhere its error was looked at.
@@ -103,8 +57,8 @@ fn taken(channels: &mut impl EventChannels) -> Vec<Port> {
 #[test]
 fn a_batch_copies_both_ways_and_says_what_was_refused() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (_file, [one, two], theirs) = granted(true);
-    let (_other, [read_only, _], _) = granted(false);
+    let (Offered { bytes: theirs, .. }, [one, two]) = granted(false);
+    let (_other, [read_only, _]) = granted(true);
     theirs.write(PAGE - 4, *b"from").unwrap();
     theirs.write(PAGE, *b"both").unwrap();
     let mut batch = CopyBatch::default();
@@ -124,7 +78,7 @@ fn a_batch_copies_both_ways_and_says_what_was_refused() {
 #[test]
 fn a_batch_is_larger_than_one_hypercall_takes() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (_file, [one, two], theirs) = granted(true);
+    let (Offered { bytes: theirs, .. }, [one, two]) = granted(false);
     theirs.write(PAGE, *b"2").unwrap();
     let pages: Vec<Piece> = (0..256).flat_map(|_| [piece(one, 0, 4096), piece(two, 0, 4096)]).collect();
     let ours = Segments::zeroed(512 * PAGE);
@@ -139,7 +93,7 @@ fn a_batch_is_larger_than_one_hypercall_takes() {
 #[test]
 fn a_thousand_mappings_leave_none() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (_file, [one, two], theirs) = granted(true);
+    let (Offered { bytes: theirs, .. }, [one, two]) = granted(false);
     for round in 0..1000u32 {
         let mapped = gntdev.map(OURS, &[one, two], false).unwrap();
         mapped.shared().store_u32(PAGE, round).unwrap();
@@ -152,7 +106,7 @@ fn a_thousand_mappings_leave_none() {
 #[test]
 fn a_mapping_is_the_pages_themselves_until_its_last_user_goes() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (_file, [one, two], theirs) = granted(true);
+    let (Offered { bytes: theirs, .. }, [one, two]) = granted(false);
     let mapped = gntdev.map(OURS, &[two, one], false).unwrap();
     let ring = mapped.shared();
     theirs.write(PAGE + 8, *b"from them").unwrap();
@@ -167,8 +121,8 @@ fn a_mapping_is_the_pages_themselves_until_its_last_user_goes() {
 #[test]
 fn what_is_not_granted_is_not_mapped() {
     let Some(mut gntdev) = gntdev() else { return };
-    let (_file, [one, _], _) = granted(true);
-    let (_other, [read_only, _], theirs) = granted(false);
+    let (_granted, [one, _]) = granted(false);
+    let (Offered { bytes: theirs, .. }, [read_only, _]) = granted(true);
     let error = gntdev.map(OURS, &[one, GrantRef(1 << 20)], false).map(drop).unwrap_err();
     assert!(error.to_string().starts_with("/dev/xen/gntdev: cannot map 2 pages of domain 0"), "{error}");
     assert!(gntdev.map(OURS, &[read_only], false).is_err());
@@ -178,10 +132,35 @@ fn what_is_not_granted_is_not_mapped() {
 }
 
 #[test]
+fn what_is_taken_back_is_not_granted_any_more() {
+    let Some(mut gntdev) = gntdev() else { return };
+    let gntalloc = Gntalloc::open().unwrap();
+    // More than the module lets one have at once.
+    for _ in 0..100 {
+        let offered = gntalloc.grant(OURS, 16, false).unwrap();
+        let page = offered.pages[15];
+        drop(gntdev.map(OURS, &offered.pages, false).unwrap());
+        drop(offered);
+        assert!(gntdev.map(OURS, &[page], false).is_err(), "{page:?} is still granted");
+    }
+    let offered = gntalloc.grant(OURS, 1, false).unwrap();
+    let page = offered.pages[0];
+    let mapped = gntdev.map(OURS, &[page], false).unwrap();
+    drop(offered);
+    assert_eq!(mapped.shared().load_u32(0), Some(0), "a page that is mapped stays");
+    drop(mapped);
+    // The kernel looks each second whether somebody has let go.
+    let gone = (0..50).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        gntdev.map(OURS, &[page], false).is_err()
+    });
+    assert!(gone, "{page:?} stays granted");
+}
+
+#[test]
 fn a_signal_arrives_once_and_again_after_unmasking() {
     let (Some(mut ours), Some(mut theirs)) = (evtchn(), evtchn()) else { return };
-    // SAFETY: the structure of this call.
-    let remote = unsafe { ioctl(theirs.fd(), BindUnbound(u32::from(OURS.0))) }.unwrap();
+    let remote = theirs.offer(OURS).unwrap();
     let port = ours.bind(OURS, remote).unwrap();
     assert!(wait_for(&ours, 5));
     assert_eq!(taken(&mut ours), [port]);

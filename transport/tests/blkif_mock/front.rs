@@ -1,94 +1,17 @@
-//! A front end that can write anything. Its offsets are its own, from io/blkif.h.
+//! A front end that can write anything.
 
 use memory::Shared;
 use xen::fake::{Access, Guest, Host, Page};
 use xen::{GrantRef, Port};
 
+use super::entry::{Answer, Entry, Rings, answer};
 use super::{BACKEND, DOMAIN, FRONTEND, Machine, get, set};
-
-pub const READ: u8 = 0;
-pub const WRITE: u8 = 1;
-
-/// The compiler of the front end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Abi {
-    Native,
-    X86_32,
-    X86_64,
-}
-
-impl Abi {
-    pub fn protocol(self) -> Option<&'static str> {
-        match self {
-            Abi::Native => None,
-            Abi::X86_32 => Some("x86_32-abi"),
-            Abi::X86_64 => Some("x86_64-abi"),
-        }
-    }
-
-    fn len(self) -> usize {
-        if self == Abi::X86_32 { 108 } else { 112 }
-    }
-
-    /// Bytes that stand between the first four and `id`.
-    fn hole(self) -> usize {
-        if self == Abi::X86_32 { 0 } else { 4 }
-    }
-}
-
-/// An entry in 32-bit layout; the hole is put in when it is written.
-pub type Entry = [u8; 108];
-
-fn entry(head: [u8; 4], id: u64, sector: u64, rest: &[u8]) -> Entry {
-    let mut entry = [0; 108];
-    entry[..4].copy_from_slice(&head);
-    entry[4..12].copy_from_slice(&id.to_le_bytes());
-    entry[12..20].copy_from_slice(&sector.to_le_bytes());
-    entry[20..20 + rest.len()].copy_from_slice(rest);
-    entry
-}
-
-pub fn segments(segments: &[(GrantRef, u8, u8)]) -> Vec<u8> {
-    let one = |&(page, first, last): &(GrantRef, u8, u8)| {
-        let [a, b, c, d] = page.0.to_le_bytes();
-        [a, b, c, d, first, last, 0, 0]
-    };
-    segments.iter().flat_map(one).collect()
-}
-
-pub fn transfer(operation: u8, id: u64, sector: u64, parts: &[(GrantRef, u8, u8)]) -> Entry {
-    entry([operation, parts.len() as u8, 0, 0], id, sector, &segments(parts))
-}
-
-pub fn discard(flag: u8, id: u64, sector: u64, count: u64) -> Entry {
-    entry([5, flag, 0, 0], id, sector, &count.to_le_bytes())
-}
-
-pub fn indirect(operation: u8, id: u64, sector: u64, page: GrantRef, count: u16) -> Entry {
-    let [low, high] = count.to_le_bytes();
-    let mut rest = vec![0; 4];
-    rest.extend(page.0.to_le_bytes());
-    entry([6, operation, low, high], id, sector, &rest)
-}
-
-/// What rings a front end makes.
-#[derive(Clone, Copy, Debug)]
-pub struct Rings {
-    pub abi: Abi,
-    pub order: u32,
-    pub queues: u32,
-    pub persistent: bool,
-}
-
-impl Default for Rings {
-    fn default() -> Rings {
-        Rings { abi: Abi::X86_64, order: 0, queues: 1, persistent: false }
-    }
-}
 
 /// One ring.
 pub struct Ring {
     pub shared: Shared,
+    /// Where it lies.
+    pub own: Vec<Page>,
     pub pages: Vec<GrantRef>,
     pub port: Port,
     pub asked: u32,
@@ -129,8 +52,7 @@ impl Front {
     pub fn initialise(&mut self, made: Rings) {
         self.made = made;
         let pages = 1usize << made.order;
-        let room = (pages * 4096 - 64) / made.abi.len();
-        self.slots = 1 << room.ilog2();
+        self.slots = made.abi.slots(pages);
         self.rings = (0..made.queues).map(|_| self.ring(pages)).collect();
         let put = |key: &str, value: &str| set(&self.host, &format!("{FRONTEND}/{key}"), value);
         if let Some(protocol) = made.abi.protocol() {
@@ -160,7 +82,7 @@ impl Front {
         shared.store_u32(4, 1).unwrap();
         shared.store_u32(12, 1).unwrap();
         let pages = own.iter().map(|&page| self.guest.grant(page, Access::ReadWrite)).collect();
-        Ring { shared, pages, port: self.guest.offer(), asked: 0, read: 0 }
+        Ring { shared, own, pages, port: self.guest.offer(), asked: 0, read: 0 }
     }
 
     /// The whole handshake.
@@ -197,16 +119,8 @@ impl Front {
 
     /// Writes an entry without announcing it.
     pub fn put(&mut self, queue: usize, entry: &Entry) {
-        let (abi, slot) = (self.made.abi, self.rings[queue].asked & (self.slots - 1));
         let ring = &mut self.rings[queue];
-        let at = 64 + slot as usize * abi.len();
-        let mut bytes = [0; 112];
-        bytes[..4].copy_from_slice(&entry[..4]);
-        bytes[4 + abi.hole()..108 + abi.hole()].copy_from_slice(&entry[4..]);
-        match abi.hole() {
-            0 => ring.shared.write(at, *entry).unwrap(),
-            _ => ring.shared.write(at, bytes).unwrap(),
-        }
+        self.made.abi.write(&ring.shared, self.made.abi.place(self.slots, ring.asked), entry);
         ring.asked += 1;
     }
 
@@ -222,17 +136,13 @@ impl Front {
         self.push(queue);
     }
 
-    /// Answers that came since the last look: id, operation, status.
-    pub fn answers(&mut self, queue: usize) -> Vec<(u64, u8, i16)> {
-        let len = self.made.abi.len();
+    /// Answers that came since the last look.
+    pub fn answers(&mut self, queue: usize) -> Vec<Answer> {
         let ring = &mut self.rings[queue];
         let to = ring.shared.load_u32(8).unwrap();
         let mut answers = Vec::new();
         while ring.read != to {
-            let at = 64 + (ring.read & (self.slots - 1)) as usize * len;
-            let bytes: [u8; 12] = ring.shared.read(at).unwrap();
-            let id = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-            answers.push((id, bytes[8], i16::from_le_bytes([bytes[10], bytes[11]])));
+            answers.push(answer(&ring.shared.read(self.made.abi.place(self.slots, ring.read)).unwrap()));
             ring.read += 1;
         }
         ring.shared.store_u32(12, ring.read + 1).unwrap();

@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 
+mod entry;
 #[path = "../epoll/mod.rs"]
 mod epoll;
 mod front;
@@ -23,7 +24,9 @@ use xen::{DomId, Store, StoreError};
 use epoll::Epoll;
 
 #[allow(unused_imports, reason = "each test uses a part of it")]
-pub use front::{Abi, Front, READ, Rings, WRITE, discard, indirect, transfer};
+pub use entry::{Abi, READ, Rings, WRITE, discard, indirect, transfer};
+#[allow(unused_imports, reason = "each test uses a part of it")]
+pub use front::Front;
 
 pub const DOMAIN: DomId = DomId(7);
 pub const DEVICE: u32 = 51712;

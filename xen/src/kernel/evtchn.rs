@@ -26,10 +26,12 @@ struct BindInterdomain {
 const _: () = assert!(size_of::<BindInterdomain>() == 8);
 
 const BIND_INTERDOMAIN: Opcode = code(b'E', 1, size_of::<BindInterdomain>());
+const BIND_UNBOUND_PORT: Opcode = code(b'E', 2, size_of::<u32>());
 const UNBIND: Opcode = code(b'E', 3, size_of::<u32>());
 const NOTIFY: Opcode = code(b'E', 4, size_of::<u32>());
 // What the macros of the header come to on x86 and ARM.
-const _: () = assert!(BIND_INTERDOMAIN == 0x0008_4501 && UNBIND == 0x0004_4503 && NOTIFY == 0x0004_4504);
+const _: () = assert!(BIND_INTERDOMAIN == 0x0008_4501 && BIND_UNBOUND_PORT == 0x0004_4502);
+const _: () = assert!(UNBIND == 0x0004_4503 && NOTIFY == 0x0004_4504);
 
 /// Event channels that this process has bound. They are given up with it.
 pub struct Evtchn {
@@ -40,6 +42,15 @@ impl Evtchn {
     /// Opens the device.
     pub fn open() -> io::Result<Evtchn> {
         Ok(Evtchn { device: Device::open(DEVICE)? })
+    }
+
+    /// Makes an end that `domain` may bind: what a front end does.
+    pub fn offer(&self, domain: DomId) -> io::Result<Port> {
+        // SAFETY: a structure with the domain as its only field.
+        let port = unsafe { self.device.call::<BIND_UNBOUND_PORT, _>(&mut { u32::from(domain.0) }) };
+        let failed = |source| self.device.failed(format!("cannot offer an event channel to domain {domain}"), source);
+        let port = port.map_err(|errno| failed(io::Error::from(errno)))?;
+        Ok(Port(u32::try_from(port).map_err(|_| failed(io::ErrorKind::InvalidData.into()))?))
     }
 }
 

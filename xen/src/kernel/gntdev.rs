@@ -198,7 +198,8 @@ fn push_segments(segments: &mut Vec<CopySegment>, domain: DomId, entry: &Entry, 
     }
 }
 
-fn pair(first: u32, second: u32) -> u64 {
+/// Two fields of a structure that is given as 64-bit numbers.
+pub(super) fn pair(first: u32, second: u32) -> u64 {
     let [a, b, c, d] = first.to_ne_bytes();
     let [e, f, g, h] = second.to_ne_bytes();
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])

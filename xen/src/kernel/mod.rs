@@ -1,12 +1,15 @@
-//! Grants and event channels as Linux has them for user space: `/dev/xen/gntdev` and `/dev/xen/evtchn`.
+//! Grants and event channels as Linux has them for user space: `/dev/xen/gntdev` and `/dev/xen/evtchn`; and, for who plays the
+//! guest, `/dev/xen/gntalloc`.
 //!
 //! Knows nothing of what guests do with them. Keeps: what the kernel is given has the layout of its headers
-//! (include/uapi/xen/gntdev.h and evtchn.h), checked at compile time.
+//! (include/uapi/xen/gntdev.h, gntalloc.h and evtchn.h), checked at compile time.
 
 mod evtchn;
+mod gntalloc;
 mod gntdev;
 
 pub use evtchn::Evtchn;
+pub use gntalloc::{Gntalloc, Offered};
 pub use gntdev::Gntdev;
 
 use std::fs::OpenOptions;

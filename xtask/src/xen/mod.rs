@@ -169,7 +169,11 @@ impl Bed {
             progress.detail("building the tests of the crate xen, static");
             programs.extend(programs::tests()?);
         }
-        if tests.iter().any(|test| matches!(test.subject, Subject::Disks(Backend::Tapline, _))) {
+        if tests.iter().any(|test| test.subject == Subject::Hostile) {
+            progress.detail("building the front end of our own, static");
+            programs.extend(programs::front_end()?);
+        }
+        if tests.iter().any(Test::needs_tapline) {
             progress.detail("building tapline and tapline-disk, static");
             programs.extend(programs::tapline()?);
         }

@@ -21,6 +21,11 @@ pub fn tests() -> Result<Vec<PathBuf>, BedError> {
     built(&["test", "--no-run", "-p", "xen", "--test", "kernel", "--test", "store"])
 }
 
+/// The front end of our own, which is a test of the crate `transport`.
+pub fn front_end() -> Result<Vec<PathBuf>, BedError> {
+    built(&["test", "--no-run", "-p", "transport", "--test", "xen_hostile"])
+}
+
 /// Runs cargo and returns the programs that it built or found built.
 fn built(words: &[&str]) -> Result<Vec<PathBuf>, BedError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

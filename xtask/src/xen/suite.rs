@@ -34,6 +34,8 @@ impl Backend {
 pub enum Subject {
     /// The tests of the crate `xen`, in dom0 itself.
     Crate,
+    /// A front end of our own in dom0, which does to our backend what no guest's would.
+    Hostile,
     /// A guest's disks.
     Disks(Backend, Guest),
 }
@@ -73,6 +75,9 @@ const DISKS: [(&str, &[Guest]); 5] = [
 /// Scripts that only our backend can pass, or that are about its process.
 const OURS: [(&str, &[Guest]); 2] = [("idle", &[Guest::Pvh]), ("upgrade", &[Guest::Pvh])];
 
+/// Scripts with a front end of our own.
+const HOSTILE: [&str; 4] = ["hostile-requests", "hostile-handshake", "hostile-pressure", "cycles"];
+
 impl Test {
     /// The tests of `backends`, after those that need none.
     pub fn all(backends: &[Backend]) -> Vec<Self> {
@@ -82,28 +87,37 @@ impl Test {
             for (script, guests) in DISKS.iter().chain(ours) {
                 tests.extend(guests.iter().map(|&guest| Self { script, subject: Subject::Disks(backend, guest) }));
             }
+            if backend == Backend::Tapline {
+                tests.extend(HOSTILE.map(|script| Self { script, subject: Subject::Hostile }));
+            }
         }
         tests
     }
 
-    /// `crate`, `blkback-attach-pv`.
+    /// Whether our disk processes take part.
+    pub fn needs_tapline(&self) -> bool {
+        matches!(self.subject, Subject::Hostile | Subject::Disks(Backend::Tapline, _))
+    }
+
+    /// `crate`, `tapline-cycles`, `blkback-attach-pv`.
     pub fn name(&self) -> String {
         match self.subject {
             Subject::Crate => self.script.to_owned(),
+            Subject::Hostile => format!("{}-{}", Backend::Tapline.name(), self.script),
             Subject::Disks(backend, guest) => format!("{}-{}-{}", backend.name(), self.script, guest.name()),
         }
     }
 
-    /// Whether `word` means this test: its script, its name or the beginning of it.
+    /// Whether `word` means this test: its script, its name or the beginning of either.
     pub fn is_meant_by(&self, word: &str) -> bool {
-        let name = self.name();
-        self.script == word || name.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        let begins = |name: &str| name.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
+        begins(self.script) || begins(&self.name())
     }
 
     /// What the script reads, as assignments of the shell.
     pub fn parameters(&self) -> String {
         match self.subject {
-            Subject::Crate => String::new(),
+            Subject::Crate | Subject::Hostile => String::new(),
             Subject::Disks(backend, guest) => format!("backend={}\nguest_type={}\n", backend.name(), guest.name()),
         }
     }
@@ -120,6 +134,13 @@ mod test {
 
         assert_eq!(names.len(), tests.len());
         assert!(names.contains("qdisk-attach-pv"));
+    }
+
+    #[test]
+    fn our_front_end_is_for_our_backend() {
+        let hostile = |backend| Test::all(&[backend]).iter().any(|test| test.subject == Subject::Hostile);
+
+        assert!(hostile(Backend::Tapline) && !hostile(Backend::Blkback));
     }
 
     #[test]

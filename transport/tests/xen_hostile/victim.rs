@@ -1,0 +1,171 @@
+//! A disk's process: started, looked at from outside, ended.
+//!
+//! Knows nothing of what it is asked.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long anything may take that is to happen at all. The clock is the machine's, which counts instructions.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Processes started, for their logs' names.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// A disk's process.
+pub struct Victim {
+    child: Child,
+    log: PathBuf,
+}
+
+/// What a process holds that it must not keep for a front end that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    pub descriptors: usize,
+    pub grant_mappings: usize,
+    /// Event channels between domains, of all processes: nobody else makes or gives up any meanwhile.
+    pub channels: usize,
+}
+
+/// What a process has used.
+#[derive(Clone, Copy, Debug)]
+pub struct Used {
+    pub cpu: Duration,
+    pub wake_ups: u64,
+}
+
+impl Victim {
+    /// A process that serves `image` to dom0 as `vdev`.
+    pub fn start(program: &Path, image: &Path, vdev: &str, options: &[&str]) -> Victim {
+        let logs = std::env::var_os("TAPLINE_LOGS").map_or_else(std::env::temp_dir, PathBuf::from);
+        let name = std::thread::current().name().unwrap_or("main").replace("::", "-");
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let log = logs.join(format!("{name}-{number}-{vdev}.log"));
+        let file = File::create(&log).unwrap();
+        let mut command = Command::new(program);
+        command
+            .arg("serve")
+            .arg(format!("raw:{}", image.display()))
+            .args(["--xen", &format!("0/{vdev}")])
+            .args(options);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        let mut victim = Victim { child: command.spawn().unwrap(), log };
+        let began = Instant::now();
+        while !victim.said().contains(&format!("serving {vdev}")) {
+            assert!(victim.child.try_wait().unwrap().is_none(), "it has ended: {}", victim.said());
+            assert!(began.elapsed() < PATIENCE, "it does not serve: {}", victim.said());
+            sleep(Duration::from_millis(5));
+        }
+        victim
+    }
+
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn assert_lives(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "it has ended, {ended:?}: {}", self.said());
+    }
+
+    fn proc(&self, file: &str) -> String {
+        let path = format!("/proc/{}/{file}", self.child.id());
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}; {}", self.said()))
+    }
+
+    pub fn holdings(&self) -> Holdings {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count();
+        let grant_mappings = self.proc("maps").matches("gntdev").count();
+        Holdings { descriptors, grant_mappings, channels: channels() }
+    }
+
+    /// KiB of memory of its own; mappings of grants are none.
+    pub fn memory(&self) -> u64 {
+        number_behind(&self.proc("status"), "RssAnon:")
+    }
+
+    pub fn used(&self) -> Used {
+        let run: u64 = self.proc("schedstat").split_whitespace().next().unwrap().parse().unwrap();
+        let wake_ups = number_behind(&self.proc("status"), "voluntary_ctxt_switches:");
+        Used { cpu: Duration::from_nanos(run), wake_ups }
+    }
+
+    /// Waits until it holds that much.
+    pub fn await_holdings(&self, wanted: Holdings) {
+        let began = Instant::now();
+        loop {
+            let holds = self.holdings();
+            if holds == wanted {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "it holds {holds:?} and held {wanted:?} before: {}", self.said());
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub fn end(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let status = self.wait();
+        assert!(status.success(), "it ended with {status}: {}", self.said());
+        assert!(!self.said().contains("panicked"), "{}", self.said());
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let began = Instant::now();
+        loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => return status,
+                None => assert!(began.elapsed() < PATIENCE, "it does not end: {}", self.said()),
+            }
+            sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        // Of a test that has failed; one that has ended is gone already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+impl Used {
+    pub fn since(self, before: Used) -> Used {
+        Used { cpu: self.cpu - before.cpu, wake_ups: self.wake_ups - before.wake_ups }
+    }
+}
+
+fn number_behind(text: &str, key: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Event channels of dom0 whose other end is bound, as Xen has them.
+fn channels() -> usize {
+    let listed = Command::new("lsevtchn").arg("0").output().expect("lsevtchn, among Xen's private programs");
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.lines().count() > 4, "lsevtchn says {listed}");
+    listed.matches("Interdomain").count()
+}
+
+/// Grants that are in use, as Xen has them: one line for each in the table that its debug key `g` prints.
+pub fn grants_in_use() -> usize {
+    let run = |words: &[&str]| {
+        let output = Command::new("xl").args(words).output().expect("xl");
+        assert!(output.status.success(), "xl {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    run(&["dmesg", "-c"]);
+    run(&["debug-keys", "g"]);
+    let printed = run(&["dmesg"]);
+    assert!(printed.contains("gnttab_usage_print"), "Xen says {printed}");
+    // [0x00c]      0 0x0123456 0x00000001          0 0x0123456 0x19
+    printed.lines().filter(|line| line.contains("[0x") && line.matches(" 0x").count() >= 3).count()
+}

@@ -116,7 +116,10 @@ struct Backend {
     device: Device,
     /// A connection of our own: the server's answers are its own.
     store: Box<dyn Store>,
-    guest_is_gone: bool,
+    /// xl's configuration has named the disk, and xl has a node of its own for it.
+    is_xls: bool,
+    /// The guest is gone, or xl has taken the disk from it.
+    gone: bool,
 }
 
 impl Backend {
@@ -132,15 +135,24 @@ impl Backend {
         // A guest that shuts down closes its end first and is gone later, which its end does not tell: its name does.
         store.watch(&format!("/local/domain/{}/name", device.guest), "guest").map_err(store_failed)?;
         let server = blkif::Server::new(config, store, grants, channels).map_err(Failure::said)?;
-        Ok(Backend { server, device, store: watched, guest_is_gone: false })
+        let mut backend = Backend { server, device, store: watched, is_xls: false, gone: false };
+        backend.is_xls = backend.xl_has_it()?;
+        Ok(backend)
     }
 
-    /// A guest that was destroyed leaves our node: nobody else knows of it.
+    fn xl_has_it(&mut self) -> Result<bool, Failure> {
+        let theirs = text(&mut *self.store, None, &format!("{}/backend", self.device.of_xl()))?;
+        Ok(theirs.is_some_and(|backend| backend == self.device.backend()))
+    }
+
+    /// A guest that was destroyed leaves our node, and so does xl when it takes a disk of its own from a guest: nobody else
+    /// knows of it.
     fn look_for_guest(&mut self) {
         let node = format!("/local/domain/{}", self.device.guest);
-        match text(&mut *self.store, None, &node) {
-            Ok(Some(_)) => {}
-            Ok(None) => self.guest_is_gone = true,
+        let there = text(&mut *self.store, None, &node).map(|guest| guest.is_some());
+        let stays = there.and_then(|there| Ok(there && (!self.is_xls || self.xl_has_it()?)));
+        match stays {
+            Ok(stays) => self.gone |= !stays,
             Err(failure) => say(failure),
         }
     }
@@ -148,7 +160,7 @@ impl Backend {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        if self.guest_is_gone {
+        if self.gone {
             let device = &self.device;
             let removed = together(&mut *self.store, |store, within| remove_own_end(store, within, device));
             removed.unwrap_or_else(say);
@@ -168,7 +180,7 @@ impl Disclose for Backend {
     }
 
     fn is_over(&self) -> bool {
-        self.guest_is_gone || self.server.has_ended()
+        self.gone || self.server.has_ended()
     }
 }
 

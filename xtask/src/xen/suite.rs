@@ -70,12 +70,26 @@ const DISKS: [(&str, &[Guest]); 5] = [
     ("many", &[Guest::Pvh]),
 ];
 
+/// Scripts about the life of a disk: what only our backend and its toolstack do.
+const LIFE: [(&str, &[Guest]); 9] = [
+    ("restart", &[Guest::Pvh]),
+    ("late", &[Guest::Pvh]),
+    ("unplug", &[Guest::Pvh]),
+    ("script", &[Guest::Pvh, Guest::Pv]),
+    ("reboot", &[Guest::Pvh]),
+    ("reconnect", &[Guest::Pvh]),
+    ("destroyed", &[Guest::Pvh]),
+    ("driver", &[Guest::Pvh]),
+    ("refused", &[Guest::Pvh]),
+];
+
 impl Test {
     /// The tests of `backends`, after those that need none.
     pub fn all(backends: &[Backend]) -> Vec<Self> {
         let mut tests = vec![Self { script: "crate", subject: Subject::Crate }];
         for &backend in backends {
-            for (script, guests) in DISKS {
+            let life = if backend == Backend::Tapline { LIFE.as_slice() } else { &[] };
+            for (script, guests) in DISKS.iter().chain(life) {
                 tests.extend(guests.iter().map(|&guest| Self { script, subject: Subject::Disks(backend, guest) }));
             }
         }

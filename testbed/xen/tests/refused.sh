@@ -60,6 +60,8 @@ timely 40 $tapline xen detach b xvda --force >/tmp/detach 2>&1 || { cat /tmp/det
 cat /tmp/detach
 grep -q "$pid has not ended in 10 s" /tmp/detach || fail "it is not told that the process was killed"
 wait_dead "$pid" 1
+# Killed, it could not remove its files; nothing is meant by them, and the next one takes their places.
+rm -r /run/tapline/xen-tapline-"$id"-51712.pid /run/tapline/xen-"$id"-xvda.sock /dev/shm/vbd3-"$id"-51712
 no_disk "$id" xvda
 
 # Without the kernel's devices.

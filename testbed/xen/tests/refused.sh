@@ -74,7 +74,8 @@ for device in gntdev evtchn; do
 done
 
 # As a user who is not root.
-nobody="setpriv --reuid 65534 --regid 65534 --clear-groups"
+# Not busybox's.
+nobody="/usr/bin/setpriv --reuid 65534 --regid 65534 --clear-groups"
 refused 4 'root' $nobody $tapline xen list
 refused 4 'root' $nobody $tapline xen attach b raw:/dev/ram0 --vdev xvda
 chmod 666 /run/xenstored/socket /dev/ram0

@@ -24,10 +24,11 @@ wait_dead "$pid" 20
 no_disk "$(xl domid a)" xvdb
 
 # To a guest that runs it cannot give one, and says how.
-xl block-attach a "$(named /dev/ram2 xvdc w)" >/tmp/attach 2>&1 && fail "xl block-attach to a guest that runs"
+xl block-attach a "$(named /dev/ram2 xvdd w)" >/tmp/attach 2>&1 && fail "xl block-attach to a guest that runs"
 cat /tmp/attach
 grep -q 'tapline xen attach' /tmp/attach || fail "it is not said what to do"
-no_disk "$(xl domid a)" xvdc
+# libxl leaves the nodes that it made to the guest's end.
+! xenstore-ls "$(end_of a xvdd)" 2>/dev/null || fail "our end of xvdd is there"
 
 # Of what it did not make it knows nothing.
 attach a raw:/dev/ram2 xvdc

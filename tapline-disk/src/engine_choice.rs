@@ -1,5 +1,10 @@
-//! Which I/O engine carries a disk: the one that was named, or the one that suits the files. What was not asked
-//! for is reported, never silent.
+//! Which I/O engine carries a disk: the one that was named, or the one that suits the files and the memory. What was
+//! not asked for is reported, never silent.
+//!
+//! Pages of a Xen guest that are mapped go together with Linux AIO. When a process is killed, the kernel first waits for
+//! its AIO and then unmaps what it had mapped. For an io_uring it does not wait: it unmaps the guest's pages while storage
+//! still reads or writes them, which gntdev does not survive (seen with Linux 6.1 as a PV domain 0: an oops of domain 0).
+//! Memory of our own, into which grants are copied, stays until the last request on it has ended.
 
 use uring::{Cache, EngineKind, ImageFile};
 
@@ -11,28 +16,48 @@ pub struct Choice {
     pub note: Option<String>,
 }
 
-/// What matters about the files of a chain.
-#[derive(Clone, Copy, Debug, Default)]
-struct Files<'a> {
-    /// One on which io_uring needs a thread for every request.
-    slow: Option<&'a ImageFile>,
-    /// Whether one is open through the page cache, where Linux AIO blocks.
+/// Whose memory the storage reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// Ours, or what a peer shares with us as a file.
+    Own,
+    /// Pages of a Xen guest, if they are mapped.
+    Granted,
+}
+
+/// What matters about a disk.
+#[derive(Clone, Copy, Debug)]
+struct Seen<'a> {
+    /// A file on which io_uring needs a thread for every request.
+    slow: Option<&'a str>,
+    /// Whether a file is open through the page cache, where Linux AIO blocks, and where no storage sees the data's memory.
     cached: bool,
+    data: Data,
 }
 
 /// Chooses for `files`. A named engine is taken as it is.
-pub fn choose(named: Option<EngineKind>, files: &[ImageFile]) -> Choice {
-    let seen = Files {
-        slow: files.iter().find(|file| file.uring_needs_workers()),
-        cached: files.iter().any(|file| file.options().cache == Cache::Writeback),
-    };
-    let path = seen.slow.map(|file| file.path().display().to_string());
-    decide(named, path.as_deref(), seen.cached)
+pub fn choose(named: Option<EngineKind>, files: &[ImageFile], data: Data) -> Choice {
+    let slow = files.iter().find(|file| file.uring_needs_workers());
+    let path = slow.map(|file| file.path().display().to_string());
+    let cached = files.iter().any(|file| file.options().cache == Cache::Writeback);
+    decide(named, Seen { slow: path.as_deref(), cached, data })
 }
 
-fn decide(named: Option<EngineKind>, slow: Option<&str>, cached: bool) -> Choice {
+fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> Choice {
+    let unsafe_to_kill = data == Data::Granted && !cached;
     let (kind, note) = match (named, slow) {
-        (Some(EngineKind::Aio), _) | (_, None) => (named.unwrap_or(EngineKind::Uring), None),
+        (Some(EngineKind::Aio), _) => (EngineKind::Aio, None),
+        (None, _) if unsafe_to_kill => {
+            let note = "Linux AIO is used: if a process is killed, the kernel unmaps the guest's pages under an io_uring's \
+                        requests (--grants copy or --io-engine uring overrides this)";
+            (EngineKind::Aio, Some(note.to_owned()))
+        }
+        (Some(EngineKind::Uring), _) if unsafe_to_kill => {
+            let note =
+                "io_uring is used on pages that are the guest's: if this process is killed, domain 0 may go down";
+            (EngineKind::Uring, Some(note.to_owned()))
+        }
+        (_, None) => (EngineKind::Uring, None),
         (None, Some(path)) if !cached => {
             let note = format!(
                 "Linux AIO is used: on the file system of {path}, io_uring would need a kernel thread for every \
@@ -54,29 +79,45 @@ fn decide(named: Option<EngineKind>, slow: Option<&str>, cached: bool) -> Choice
 mod test {
     use super::*;
 
+    fn seen(slow: Option<&str>, cached: bool) -> Seen<'_> {
+        Seen { slow, cached, data: Data::Own }
+    }
+
+    #[test]
+    fn granted_pages_go_by_aio_unless_the_page_cache_is_between() {
+        let direct = Seen { slow: None, cached: false, data: Data::Granted };
+        let choice = decide(None, direct);
+        assert_eq!(choice.kind, EngineKind::Aio);
+        assert!(choice.note.unwrap().contains("--grants copy"));
+        let choice = decide(Some(EngineKind::Uring), direct);
+        assert_eq!(choice.kind, EngineKind::Uring);
+        assert!(choice.note.unwrap().contains("domain 0 may go down"));
+        assert_eq!(decide(None, Seen { cached: true, ..direct }).kind, EngineKind::Uring);
+    }
+
     #[test]
     fn io_uring_is_the_default_and_says_nothing() {
-        let choice = decide(None, None, false);
+        let choice = decide(None, seen(None, false));
         assert_eq!((choice.kind, choice.note), (EngineKind::Uring, None));
     }
 
     #[test]
     fn where_io_uring_is_slow_aio_is_chosen_and_reported() {
-        let choice = decide(None, Some("/dev/shm/a"), false);
+        let choice = decide(None, seen(Some("/dev/shm/a"), false));
         assert_eq!(choice.kind, EngineKind::Aio);
         assert!(choice.note.unwrap().contains("/dev/shm/a"));
     }
 
     #[test]
     fn a_named_engine_is_obeyed_with_a_word_of_warning() {
-        let choice = decide(Some(EngineKind::Uring), Some("/dev/shm/a"), false);
+        let choice = decide(Some(EngineKind::Uring), seen(Some("/dev/shm/a"), false));
         assert_eq!(choice.kind, EngineKind::Uring);
         assert!(choice.note.is_some());
-        assert_eq!(decide(Some(EngineKind::Aio), Some("/dev/shm/a"), true).kind, EngineKind::Aio);
+        assert_eq!(decide(Some(EngineKind::Aio), seen(Some("/dev/shm/a"), true)).kind, EngineKind::Aio);
     }
 
     #[test]
     fn aio_is_never_chosen_for_files_in_the_page_cache() {
-        assert_eq!(decide(None, Some("/dev/shm/a"), true).kind, EngineKind::Uring);
+        assert_eq!(decide(None, seen(Some("/dev/shm/a"), true)).kind, EngineKind::Uring);
     }
 }

@@ -9,7 +9,7 @@ use disk::{Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span
 use memory::Segments;
 use uring::{Engine, EngineKind};
 
-use crate::engine_choice::choose;
+use crate::engine_choice::{Data, choose};
 use crate::failure::Failure;
 use crate::image_name::ImageName;
 use crate::layers::Layers;
@@ -43,7 +43,7 @@ impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
         let Layers { name, files, images, .. } = layers;
-        let choice = choose(kind, &files);
+        let choice = choose(kind, &files, Data::Own);
         if let Some(note) = &choice.note {
             say(note);
         }

@@ -19,8 +19,8 @@ use disk::{Disk, Geometry, Image};
 use transport::{nbd, vhost_user};
 use uring::{Engine, EngineKind};
 
-use crate::cli::{PrintFor, Serve};
-use crate::engine_choice::choose;
+use crate::cli::{GrantPolicy, PrintFor, Serve};
+use crate::engine_choice::{Data, choose};
 use crate::failure::{Exit, Failure};
 use crate::image_name::ImageName;
 use crate::layers::{Layers, explain};
@@ -49,7 +49,11 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
     let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!read_only))?;
     let Layers { name, files, images, .. } = layers;
-    let choice = choose(serve.access.engine(), &files);
+    let data = match serve.grants {
+        GrantPolicy::Map if guest.is_some() => Data::Granted,
+        _ => Data::Own,
+    };
+    let choice = choose(serve.access.engine(), &files, data);
     if let Some(note) = &choice.note {
         say(note);
     }

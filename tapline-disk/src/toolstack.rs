@@ -40,6 +40,10 @@ use vdev::Vdev;
 /// How long a block script of xl may wait for the disk's process: libxl gives it 40 s.
 const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long a guest has to let a disk go that is taken from it by force. One that runs needs milliseconds; if it has not
+/// closed its end, its requests without answer stay so, and its driver waits for them for ever.
+const BEFORE_FORCE: Duration = Duration::from_secs(2);
+
 /// Runs the command.
 pub fn run(xen: &Xen) -> Result<Exit, Failure> {
     let mut store = connect()?;
@@ -215,8 +219,11 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
     let device = detach::find(store, own, guest, words.vdev)?;
     detach::refuse_xls(store, &device)?;
     detach::ask(store, &device)?;
+    let patience = if words.force { words.timeout.min(BEFORE_FORCE) } else { words.timeout };
+    let closed = detach::wait_closed(store, &device, patience, |states| say(format_args!("{device}: {states}")));
+    // By force it goes in any case; a store that does not answer says so again at once.
     if !words.force {
-        detach::wait_closed(store, &device, words.timeout, |states| say(format_args!("{device}: {states}")))?;
+        closed?;
     }
     finish(store, places, &device)?;
     say(format_args!("{device} is detached"));

@@ -99,7 +99,8 @@ pub struct Detach {
     pub domain: String,
     /// The disk
     pub vdev: Vdev,
-    /// Without the guest's consent: what it has not flushed is lost to it, as if the disk were pulled
+    /// Without the guest's consent, which is waited for at most 2 seconds: what it has not flushed is lost to it, as if the
+    /// disk were pulled
     #[arg(long)]
     pub force: bool,
     /// How long the guest may take

@@ -130,6 +130,8 @@ struct Backend {
     store: Box<dyn Store>,
     guest: Guest,
     leaving: bool,
+    /// xl's configuration has named the disk, and xl has a node of its own for it.
+    is_xls: bool,
 }
 
 /// What is known of the guest.
@@ -139,7 +141,7 @@ enum Guest {
     Awaited,
     /// It is there.
     Seen,
-    /// It dies, or is dead, or its nodes are gone.
+    /// It dies, or is dead, or its nodes are gone, or xl has taken the disk from it.
     Gone,
 }
 
@@ -155,7 +157,14 @@ impl Backend {
         let device = device.ok_or_else(|| Failure::new("serve a guest's disk", "its node has no such path"))?;
         let leaving = config.on_stop == OnStop::Leave;
         let server = blkif::Server::new(config, server, grants, channels).map_err(Failure::said)?;
-        Ok(Backend { server, device, store, guest: Guest::Awaited, leaving })
+        let mut backend = Backend { server, device, store, guest: Guest::Awaited, leaving, is_xls: false };
+        backend.is_xls = backend.xl_has_it()?;
+        Ok(backend)
+    }
+
+    fn xl_has_it(&mut self) -> Result<bool, Failure> {
+        let theirs = text(&mut *self.store, None, &format!("{}/backend", self.device.of_xl()))?;
+        Ok(theirs.is_some_and(|backend| backend == self.device.backend()))
     }
 
     /// Has domains reported that come and go. A guest that is destroyed dies before its nodes go, and cannot be dead before
@@ -195,7 +204,8 @@ impl Backend {
 
     fn found(&mut self) -> Result<Guest, Failure> {
         let node = format!("/local/domain/{}", self.device.guest);
-        if self.guest == Guest::Gone || text(&mut *self.store, None, &node)?.is_none() {
+        let gone = self.guest == Guest::Gone || text(&mut *self.store, None, &node)?.is_none();
+        if gone || (self.is_xls && !self.xl_has_it()?) {
             return Ok(Guest::Gone);
         }
         Ok(match (self.guest, self.store.is_introduced(self.device.guest).map_err(store_failed)?) {

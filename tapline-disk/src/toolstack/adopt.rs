@@ -31,7 +31,10 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
         let mode = value("mode")?.unwrap_or_default();
         let images = images(&params)?;
         let guest = theirs.states(store, within)?.1;
-        if guest != Some(State::INITIALISING) {
+        // libxl gives a new domain its disks first and its console then. The driver of one that runs has the kernel's backend in
+        // mind by now, and says so too late.
+        let console = format!("/local/domain/{}/console/ring-ref", theirs.guest);
+        if guest != Some(State::INITIALISING) || text(store, within, &console)?.is_some() {
             let why = format!("its guest runs: its end is {}", described(guest));
             return Err(Failure::new(format!("take {theirs} over from xl"), why)
                 .advise(format!("give a guest that runs its disk by: tapline xen attach {} {params}", theirs.guest)));
@@ -116,6 +119,14 @@ mod test {
         say(&mut store, &theirs.frontend(), "3");
         let failure = adopt(&mut store, &theirs.backend(), "tapline").unwrap_err();
         assert!(failure.what().contains("its guest runs: its end is Initialised"), "{failure}");
+        assert!(store.read(None, &theirs.backend()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_guest_whose_driver_has_not_said_anything_yet_is_known_by_its_console() {
+        let (_host, mut store, theirs) = of_xl();
+        store.write(None, "/local/domain/7/console/ring-ref", b"1").unwrap();
+        assert!(adopt(&mut store, &theirs.backend(), "tapline").unwrap_err().what().contains("its guest runs"));
         assert!(store.read(None, &theirs.backend()).unwrap().is_some());
     }
 

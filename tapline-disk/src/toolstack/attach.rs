@@ -8,7 +8,7 @@ use std::time::Duration;
 use xen::{Store, Transaction};
 
 use super::both_ends::BothEnds;
-use super::device::{Device, State, described, store_failed, text, together, write_all};
+use super::device::{Device, State, described, remove_own_end, store_failed, text, together, write_all};
 use super::domain;
 use crate::failure::Failure;
 use crate::output::printable;
@@ -68,7 +68,7 @@ pub fn make_own_end(store: &mut dyn Store, device: &Device, wish: Wish) -> Resul
 pub fn withdraw(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
     together(store, |store, within| {
         store.remove(within, &device.frontend()).map_err(store_failed)?;
-        store.remove(within, &device.backend()).map_err(store_failed)
+        remove_own_end(store, within, device)
     })
 }
 

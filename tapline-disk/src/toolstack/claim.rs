@@ -23,6 +23,11 @@ const TO_END: Duration = Duration::from_secs(10);
 /// How long the kernel may take to end a process that was killed: it waits for its I/O.
 const TO_DIE: Duration = Duration::from_secs(10);
 
+/// How often, and how long apart, a claim is tried that another process has: a second, in which one that was just killed
+/// comes to its end on any healthy storage.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Where processes on this host leave what others must find.
 #[derive(Clone, Debug)]
 pub struct Places {
@@ -60,10 +65,16 @@ impl Claim {
                 .advise("disks of Xen guests are served by root, which may write there")
         };
         fs::create_dir_all(&places.run).map_err(failed)?;
+        let mut attempts = 0;
         loop {
             let mut file =
                 File::options().create(true).read(true).write(true).truncate(false).open(&path).map_err(failed)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if attempts < ATTEMPTS => {
+                    attempts += 1;
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
                 Err(Errno::WOULDBLOCK) => return Err(served_already(device, said_in(&mut file))),
                 locked => locked.map_err(|errno| failed(errno.into()))?,
             }

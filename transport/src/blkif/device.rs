@@ -33,6 +33,8 @@ pub struct Device {
     coming: Vec<Load<Coming>>,
     /// Requests popped and not yet completed.
     in_flight: usize,
+    /// Nothing new is taken.
+    finishing: bool,
 }
 
 /// A request that was done, on the way to its ring.
@@ -58,7 +60,7 @@ impl Device {
     /// A device with these queues.
     pub fn new(queues: Vec<Queue>, data: Data, segments_max: u16, epoch: u32) -> Device {
         let (ready, answers, coming) = Default::default();
-        Device { queues, data, segments_max, epoch, ready, answers, coming, in_flight: 0 }
+        Device { queues, data, segments_max, epoch, ready, answers, coming, in_flight: 0, finishing: false }
     }
 
     /// The next request.
@@ -246,6 +248,30 @@ impl Device {
             }
         }
         empty
+    }
+
+    /// Takes nothing that the front end announces from now on. `false`: something is still to be answered.
+    pub fn finish(&mut self, log: &mut Log) -> bool {
+        if !std::mem::replace(&mut self.finishing, true) {
+            for index in 0..self.queues.len() {
+                if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::close) {
+                    self.break_off(index, why, log);
+                }
+            }
+        }
+        self.is_finished()
+    }
+
+    /// Whether nothing new is taken.
+    pub fn is_finishing(&self) -> bool {
+        self.finishing
+    }
+
+    /// Whether nothing new is taken and all is answered.
+    pub fn is_finished(&mut self) -> bool {
+        let idle = self.in_flight == 0 && self.ready.is_empty() && self.answers.is_empty();
+        // One that is broken is empty.
+        self.finishing && idle && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
     }
 
     fn break_off(&mut self, index: usize, why: Broken, log: &mut Log) {

@@ -3,7 +3,8 @@
 //! [`Server`] serves one device, whose front end it finds in the store, and is the [`disk::Transport`] of the disk. It knows
 //! nothing about the disk behind it, and waits for nothing but answers of the store, each for a bounded time.
 //!
-//! Invariant: a front end is connected only when the requests of the one before are all completed, so that no late write of
+//! Invariants: one that closes has its answers before its rings are let go, since its driver waits for them; a front end is
+//! connected only when the requests of the one before are all completed, so that no late write of
 //! the old falls into what the new one does.
 //!
 //! | file | knows |
@@ -212,7 +213,7 @@ impl Server {
 
     /// Whether the front end is connected.
     pub fn is_connected(&self) -> bool {
-        self.session.device.is_some()
+        self.session.device.as_ref().is_some_and(|device| !device.is_finishing())
     }
 
     /// Stopping will not tell the front end, whatever was configured: another process takes its rings over, or the guest is
@@ -328,6 +329,9 @@ impl Transport for Server {
     fn publish(&mut self) -> Result<(), Disconnected> {
         if let Some(device) = &mut self.session.device {
             device.publish(&mut *self.machine.grants, &mut *self.machine.channels, &mut self.log);
+            if device.is_finished() {
+                self.machine.wake();
+            }
         }
         // A front end that is gone is no news for the disk: it may come again.
         Ok(())

@@ -143,6 +143,11 @@ impl Queue {
         }
     }
 
+    /// Takes nothing that is announced from now on.
+    pub fn close(&mut self) -> Result<(), Broken> {
+        if self.broken { Ok(()) } else { self.ring.close() }
+    }
+
     /// Gives the ring up.
     pub fn break_off(&mut self) {
         self.broken = true;

@@ -75,6 +75,8 @@ pub struct Ring {
     told: u32,
     /// Nothing was signalled yet: the front end may be waiting for what another process answered.
     fresh: bool,
+    /// Requests that are announced from now on are not looked at.
+    closed: bool,
     /// The number of the request in each slot.
     seats: Vec<u16>,
     /// The slot of each request, by number.
@@ -89,7 +91,8 @@ impl Ring {
         let (seats, places) = (vec![0; count], vec![0; count]);
         let answered = shared.load_u32(RSP_PROD).ok_or(Broken::Unreachable)?;
         let (next, seen, told) = (answered, answered, answered);
-        let mut ring = Ring { shared, layout, slots, next, seen, answered, told, fresh: true, seats, places };
+        let mut ring =
+            Ring { shared, layout, slots, next, seen, answered, told, fresh: true, closed: false, seats, places };
         ring.finish_noted()?;
         ring.look()?;
         Ok(ring)
@@ -102,7 +105,7 @@ impl Ring {
 
     /// The next request; it has the number `number` until it is answered. There are never more than `slots` of them.
     pub fn take(&mut self, number: u16) -> Result<Option<Entry>, Broken> {
-        if self.next == self.seen && !self.look()? {
+        if self.is_empty()? {
             return Ok(None);
         }
         let slot = self.slot(self.next);
@@ -219,7 +222,14 @@ impl Ring {
 
     /// Whether there is nothing to take.
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
-        Ok(self.next == self.seen && !self.look()?)
+        Ok(self.next == self.seen && (self.closed || !self.look()?))
+    }
+
+    /// Takes in what has been announced, for the last time.
+    pub fn close(&mut self) -> Result<(), Broken> {
+        self.look()?;
+        self.closed = true;
+        Ok(())
     }
 
     fn slot(&self, index: u32) -> u32 {

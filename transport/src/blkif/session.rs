@@ -189,6 +189,7 @@ impl Session {
                     self.refused = true;
                 }
             },
+            Step::Finish => return Ok(self.device.as_mut().is_none_or(|device| device.finish(log))),
             Step::Disconnect(why) => self.disconnect(why, machine, log),
             Step::Say(state) => {
                 if self.nodes.say(&mut *machine.store, seen.ours, state)? && state == State::Closed {
@@ -214,8 +215,21 @@ impl Session {
         self.settled |= connected && theirs == Some(State::Connected);
         // One that has left the states in which it wants to be connected has begun anew.
         self.refused &= matches!(theirs, Some(State::Initialised | State::Connected));
+        let finishing = self.device.as_ref().is_some_and(Device::is_finishing);
+        let unanswered = self.device.as_mut().is_some_and(|device| !device.is_finished());
         let (settled, announced, refused) = (self.settled, self.announced, self.refused);
-        Ok(Seen { ours, theirs, online, connected, settled, draining: self.orphans > 0, announced, refused })
+        Ok(Seen {
+            ours,
+            theirs,
+            online,
+            connected,
+            finishing,
+            unanswered,
+            settled,
+            draining: self.orphans > 0,
+            announced,
+            refused,
+        })
     }
 
     fn offer(&self) -> Offer {

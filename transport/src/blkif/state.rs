@@ -87,6 +87,10 @@ pub struct Seen {
     pub online: bool,
     /// Whether we hold the front end's rings.
     pub connected: bool,
+    /// It has closed since: nothing new is taken.
+    pub finishing: bool,
+    /// Some of its requests are without answer, or may be.
+    pub unanswered: bool,
     /// Whether it was seen to be connected since we hold them.
     pub settled: bool,
     /// Requests of a front end that is gone are under way.
@@ -109,6 +113,8 @@ pub enum Step {
         /// Write that we are connected.
         say: bool,
     },
+    /// Answer what the rings hold, and take nothing new.
+    Finish,
     /// Let the rings go.
     Disconnect(&'static str),
     /// Say this.
@@ -118,10 +124,12 @@ pub enum Step {
 impl Seen {
     /// The next step. Each brings the device nearer to where there is nothing to be done.
     pub fn next(&self) -> Step {
-        let Some(ours) = self.ours else { return self.without("our node is gone", Step::Wait) };
+        let Some(ours) = self.ours else { return self.after_answers("our node is gone", Step::Wait) };
         let Some(theirs) = self.theirs else { return self.closed(ours, "the front end's node is gone") };
         match theirs {
             State::Initialising | State::InitWait => self.without("the front end begins anew", self.begin(ours)),
+            // Whatever it says now, it has closed.
+            _ if self.connected && self.finishing => self.after_answers("the front end has closed", Step::Wait),
             State::Initialised | State::Connected => self.connect(ours, theirs),
             State::Closing => match ours {
                 State::Closing | State::Closed => Step::Wait,
@@ -138,6 +146,15 @@ impl Seen {
             (true, _) => Step::Disconnect(why),
             (false, true) => Step::Wait,
             (false, false) => step,
+        }
+    }
+
+    /// The same; but a driver that lets its device go waits for the answers to what it has asked before. One that begins anew
+    /// has forgotten them, and the pages in which they would be.
+    fn after_answers(&self, why: &'static str, step: Step) -> Step {
+        match self.connected && self.unanswered {
+            true => Step::Finish,
+            false => self.without(why, step),
         }
     }
 
@@ -168,7 +185,7 @@ impl Seen {
 
     fn closed(&self, ours: State, why: &'static str) -> Step {
         let step = if ours == State::Closed { Step::Wait } else { Step::Say(State::Closed) };
-        self.without(why, step)
+        self.after_answers(why, step)
     }
 }
 
@@ -193,6 +210,8 @@ mod test {
         theirs: Some(State::Initialising),
         online: true,
         connected: false,
+        finishing: false,
+        unanswered: false,
         settled: false,
         draining: false,
         announced: false,
@@ -209,7 +228,10 @@ mod test {
                     seen.connected = true;
                     seen.ours = if say { Some(State::Connected) } else { seen.ours };
                 }
-                Step::Disconnect(_) => (seen.connected, seen.settled, seen.announced) = (false, false, false),
+                Step::Finish => (seen.finishing, seen.unanswered) = (true, false),
+                Step::Disconnect(_) => {
+                    (seen.connected, seen.settled, seen.announced, seen.finishing) = (false, false, false, false);
+                }
                 Step::Say(state) => seen.ours = Some(state),
             }
         }
@@ -247,19 +269,31 @@ mod test {
         let mut count = 0;
         let states = || ALL.into_iter().map(Some).chain([None]);
         for (ours, theirs) in states().flat_map(|ours| states().map(move |theirs| (ours, theirs))) {
-            for flags in 0..64u8 {
-                let [online, connected, settled, draining, announced, refused] =
-                    [1, 2, 4, 8, 16, 32].map(|bit| flags & bit != 0);
-                let seen = Seen { ours, theirs, online, connected, settled, draining, announced, refused };
+            for flags in 0..=u8::MAX {
+                let [online, connected, settled, draining, announced, refused, unanswered, finishing] =
+                    [1, 2, 4, 8, 16, 32, 64, 128].map(|bit| flags & bit != 0);
+                let (finishing, unanswered) = (finishing && connected, unanswered && connected);
+                let seen = Seen {
+                    ours,
+                    theirs,
+                    online,
+                    connected,
+                    finishing,
+                    unanswered,
+                    settled,
+                    draining,
+                    announced,
+                    refused,
+                };
                 let (end, steps) = settle(seen);
-                assert!(steps <= 3, "{seen:?} takes {steps} steps");
+                assert!(steps <= 4, "{seen:?} takes {steps} steps");
                 assert!(!end.connected || connected || !(refused || draining), "{seen:?}");
                 let gone = matches!(theirs, None | Some(State::Closed | State::Initialising | State::InitWait));
                 assert!(!end.connected || !gone, "{seen:?} stays connected");
                 count += 1;
             }
         }
-        assert_eq!(count, 6400);
+        assert_eq!(count, 25600);
     }
 
     #[test]
@@ -268,6 +302,19 @@ mod test {
         assert_eq!(settle(seen).0.ours, Some(State::Closed));
         let used = Seen { connected: true, theirs: Some(State::Connected), ..seen };
         assert!(settle(used).0.connected, "one in use is let go by its front end");
+    }
+
+    #[test]
+    fn what_a_front_end_that_closes_has_asked_is_answered_first_and_not_what_one_has_forgotten() {
+        let used = Seen { connected: true, unanswered: true, ours: Some(State::Connected), ..NEW };
+        for theirs in [Some(State::Closed), None] {
+            assert_eq!(Seen { theirs, ..used }.next(), Step::Finish);
+            assert!(matches!(Seen { theirs, unanswered: false, ..used }.next(), Step::Disconnect(_)));
+        }
+        assert_eq!(Seen { ours: None, ..used }.next(), Step::Finish);
+        assert!(matches!(used.next(), Step::Disconnect(_)), "it begins anew");
+        let back = Seen { theirs: Some(State::Connected), finishing: true, unanswered: false, ..used };
+        assert!(matches!(back.next(), Step::Disconnect(_)), "what has closed is not served any more");
     }
 
     #[test]

@@ -219,7 +219,7 @@ impl Bed {
         })
     }
 
-    /// Has dom0 run `script`, with all of `testbed/xen` and `programs` beside it in /drop.
+    /// Has dom0 run `script`, with all of `testbed/xen` and `tools/xen`, and `programs`, beside it in /drop.
     fn run_script(
         &self,
         script: &str,
@@ -230,8 +230,8 @@ impl Bed {
     ) -> Result<machine::Ended, BedError> {
         let drop = work.join("drop");
         fs::create_dir_all(&drop).map_err(at("create", &drop))?;
-        let scripts = root().join("testbed/xen");
-        tool::text(std::process::Command::new("cp").arg("-r").arg(scripts.join(".")).arg(&drop))?;
+        let scripts = ["testbed/xen/.", "tools/xen/."].map(|place| root().join(place));
+        tool::text(std::process::Command::new("cp").arg("-r").args(scripts).arg(&drop))?;
         for program in programs {
             let target = drop.join(programs::name_of(program));
             fs::copy(program, &target).map_err(at("copy to", &target))?;

@@ -78,13 +78,27 @@ const OURS: [(&str, &[Guest]); 2] = [("idle", &[Guest::Pvh]), ("upgrade", &[Gues
 /// Scripts with a front end of our own.
 const HOSTILE: [&str; 4] = ["hostile-requests", "hostile-handshake", "hostile-pressure", "cycles"];
 
+/// Scripts about the life of a disk: what only our backend and its toolstack do.
+const LIFE: [(&str, &[Guest]); 9] = [
+    ("restart", &[Guest::Pvh]),
+    ("late", &[Guest::Pvh]),
+    ("unplug", &[Guest::Pvh]),
+    ("script", &[Guest::Pvh, Guest::Pv]),
+    ("reboot", &[Guest::Pvh]),
+    ("reconnect", &[Guest::Pvh]),
+    ("destroyed", &[Guest::Pvh]),
+    ("driver", &[Guest::Pvh]),
+    ("refused", &[Guest::Pvh]),
+];
+
 impl Test {
     /// The tests of `backends`, after those that need none.
     pub fn all(backends: &[Backend]) -> Vec<Self> {
         let mut tests = vec![Self { script: "crate", subject: Subject::Crate }];
         for &backend in backends {
-            let ours = if backend == Backend::Tapline { OURS.as_slice() } else { &[] };
-            for (script, guests) in DISKS.iter().chain(ours) {
+            let ours =
+                if backend == Backend::Tapline { [OURS.as_slice(), LIFE.as_slice()].concat() } else { Vec::new() };
+            for (script, guests) in DISKS.into_iter().chain(ours) {
                 tests.extend(guests.iter().map(|&guest| Self { script, subject: Subject::Disks(backend, guest) }));
             }
             if backend == Backend::Tapline {

@@ -13,7 +13,7 @@ use xen::fake::{Access, Counts, Guest, Host, Page, Tree};
 
 use super::*;
 use crate::cli::{Arguments, Command};
-use crate::engine_choice::choose;
+use crate::engine_choice::{Data, choose};
 use crate::layers::Layers;
 use crate::signals::Signal;
 use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
@@ -45,7 +45,7 @@ fn served_until(host: &Host, device: &Device, directory: &Path, leave: Signal) -
         let serve = words(&image);
         let Layers { files, images, .. } =
             Layers::open(&serve.image, &serve.parents, serve.access.options(true)).unwrap();
-        let kind = choose(serve.access.engine(), &files).kind;
+        let kind = choose(serve.access.engine(), &files, Data::Granted).kind;
         let disk = Disk::new(images, disk::Options::default()).unwrap();
         let engine = Engine::open(kind, files, 16).unwrap();
         let mut store = host.store(DomId(0)).unwrap();

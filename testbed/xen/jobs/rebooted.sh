@@ -1,0 +1,16 @@
+# Reads a disk, writes to it, and says what it holds then; goes on writing, or boots anew when a line comes on the console.
+all() {
+    set -- $(dd if=/dev/xvda bs=256k iflag=direct 2>/dev/null | md5sum)
+    echo "$1"
+}
+disk=/dev/xvda
+wait_for_disk
+before=$(all)
+dd if=/dev/urandom of=$disk bs=64k count=32 oflag=direct 2>/dev/null || fail "write"
+say "after=$(all)"
+say "before=$before"
+say written=yes
+if read -r _; then
+    reboot -f
+    sleep 60
+fi

@@ -17,7 +17,9 @@ for each in $disks; do
         --thinktime=3000 --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --eta=never --output=/tmp/"$each" &
     loads="$loads $!"
 done
-(read -r _ && : >/tmp/enough) &
+# What runs in the background has another input.
+exec 3<&0
+(read -r _ <&3 && : >/tmp/enough) &
 n=1
 until [ -f /tmp/enough ]; do
     for each in $disks; do

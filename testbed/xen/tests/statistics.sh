@@ -16,9 +16,9 @@ counts() {
     set -- $(numbers)
     echo "discards $1 flushes $2 oom $3 reads $4 $5 sectors $6 writes $9 ${10} sectors ${11} flags ${14}"
 }
-# ours KEY: its count, bytes and those under way, as `tapline disk … stats` tells.
+# ours KEY: its bytes, count and those under way, as `tapline disk … stats` tells.
 ours() {
-    control a xvda stats --json | sed "s/.*\"$1\":{\([^}]*\)}.*/\1/" | tr , '\n' | sed -n 's/^"\(count\|bytes\|in_flight\)":/\1 /p' | tr '\n' ' '
+    control a xvda stats --json | sed "s/.*\"$1\":{\([^}]*\)}.*/\1/" | tr , '\n' | sed -n 's/^"\(count\|bytes\|in_flight\)":/\1 /p' | sort | tr '\n' ' '
 }
 # at POINT: waits until the guest is there.
 at() { wait_said a "ask=$1" 100; }
@@ -50,9 +50,9 @@ set -- $(numbers)
 [ "$7" -ge 100 ] && [ "$8" -gt 0 ] && [ "$8" -le "$7" ] && [ "$7" -lt 60000000 ] || fail "reads took $7 us, at most $8"
 [ "${12}" -ge 40 ] && [ "${13}" -gt 0 ] && [ "${13}" -le "${12}" ] || fail "writes took ${12} us, at most ${13}"
 last=$*
-expect "our own count of reads" "$(ours reads)" "count $4 bytes $(($6 * 512)) in_flight 0 "
-expect "our own count of writes" "$(ours writes)" "count $9 bytes $((${11} * 512)) in_flight 0 "
-expect "our own count of flushes" "$(ours flushes | cut -d ' ' -f 1,2)" "count $2"
+expect "our own count of reads" "$(ours reads)" "bytes $(($6 * 512)) count $4 in_flight 0 "
+expect "our own count of writes" "$(ours writes)" "bytes $((${11} * 512)) count $9 in_flight 0 "
+expect "our own count of flushes" "$(ours flushes)" "bytes 0 count $2 in_flight 0 "
 answer a
 at idle
 expect "the numbers of a disk that does nothing" "$(numbers)" "$last"

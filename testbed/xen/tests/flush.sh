@@ -6,6 +6,10 @@ null_disk nullb0 16 512 64
 null_disk nullb1 16 512 64
 guest a flush "disks='xvda xvdb'" /dev/nullb0 /dev/nullb1
 wait_said a unflushed=yes 300
+node=$(xenstore-read "/local/domain/$(xl domid a)/device/vbd/51712/backend") || fail "no backend in the store"
+expect "feature-flush-cache" "$(xenstore-read "$node/feature-flush-cache")" 1
+# QEMU has none.
+[ "$backend" = qdisk ] || expect "feature-barrier" "$(xenstore-read "$node/feature-barrier")" 1
 cut_power nullb0 nullb1
 xl destroy a || fail "xl destroy"
 wait_gone a 60

@@ -171,7 +171,7 @@ impl Bed {
             progress.detail("building the tests of the crate xen, static");
             programs.extend(programs::tests()?);
         }
-        if tests.iter().any(|test| matches!(test.subject, Subject::Disks(Backend::Tapline, _))) {
+        if tests.iter().any(Test::uses_tapline) {
             progress.detail("building tapline and tapline-disk, static");
             programs.extend(programs::tapline()?);
         }

@@ -45,7 +45,8 @@ give_power() {
     done
 }
 
-# cut_power NAME...: the devices are gone at once, and what was in their caches for ever.
+# cut_power NAME...: the devices are gone at once, and what was in their caches for ever. Before that the kernel syncs a file system
+# that is mounted from one, but not one that a loop device between keeps out of its sight.
 cut_power() {
     for each in "$@"; do echo 0 >$null_disks/"$each"/power || fail "cut the power of $each"; done
 }

@@ -3,7 +3,7 @@
 . /drop/storage.sh
 . /drop/power.sh
 null_disk nullb0 96 512 160
-# A device whose file system is mounted is synced before its power goes; one below a loop device is not.
+# By a loop device, so that losing power does not sync the file system first (storage.sh).
 device=$(looped /dev/nullb0)
 file_system "$device" /images
 image create qcow2:/images/a.qcow2 --size 16M

@@ -13,8 +13,9 @@ one() {
     [ "$full" -ge $((24 * mib)) ] || fail "the image takes $full bytes before the test"
     answer "$1"
     wait_said "$1" ask=odd 60
-    expect "the bytes that a discard of 8 MiB gives back" $((full - $(taken "$2"))) $((8 * mib))
     odd=$(taken "$2")
+    # The file system may need a block of its own to tell of the hole.
+    [ $((full - odd)) = $((8 * mib)) ] || [ $((full - odd)) = $((8 * mib - 4096)) ] || fail "a discard of 8 MiB gives back $((full - odd)) bytes"
     answer "$1"
     wait_said "$1" ask=discarded 60
     # Those of its units that it covers whole.

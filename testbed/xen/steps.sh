@@ -33,26 +33,65 @@ hash_of() {
 # xvd NUMBER: its name in a guest; 0 is xvda.
 xvd() { printf "xvd\\$(printf %o $((97 + $1)))"; }
 
-# Disks are devices of dom0, /dev/ram0, served by $backend; or by another: qdisk:/dev/ram0.
-backend_of() {
+# A disk is [WORD+WORD…:]PATH[,FORMAT:PATH…], with the parents of an image behind it, from the top down. The words, in any order:
+# a backend, without which it is $backend; a format, without which it is raw; `r` for a disk that the guest may only read;
+# `writeback` for files that our backend reaches through the page cache. So /dev/ram0, r:/dev/ram0, qdisk+qcow2:/images/disk.qcow2,
+# vhd:/images/child.vhd,vhd:/images/base.vhd.
+
+# word_of DISK DEFAULT WORD...: the one of these words that the disk has.
+word_of() {
     case $1 in
-    *:*) echo "${1%%:*}" ;;
-    *) echo "$backend" ;;
+    /*) words= ;;
+    *) words="+${1%%:*}+" ;;
+    esac
+    found=$2
+    shift 2
+    for each in "$@"; do
+        case $words in
+        *+"$each"+*) found=$each ;;
+        esac
+    done
+    echo "$found"
+}
+
+backend_of() { word_of "$1" "$backend" blkback qdisk tapline; }
+format_of() { word_of "$1" raw raw vhd qcow2; }
+mode_of() { word_of "$1" w r; }
+cache_of() { word_of "$1" none writeback; }
+
+path_of() {
+    path=${1%%,*}
+    echo "/${path#*/}"
+}
+
+# parents_of DISK: as words.
+parents_of() {
+    case $1 in
+    *,*) echo "${1#*,}" | tr , ' ' ;;
     esac
 }
 
 # spec DISK NAME: how a toolstack names a disk of the peers' backends.
 spec() {
     case $(backend_of "$1") in
-    blkback) echo "phy:${1#*:},$2,w" ;;
-    qdisk) echo "format=raw,vdev=$2,access=rw,backendtype=qdisk,target=${1#*:}" ;;
+    blkback) echo "phy:$(path_of "$1"),$2,$(mode_of "$1")" ;;
+    qdisk) echo "format=$(format_of "$1"),vdev=$2,access=$(mode_of "$1"),backendtype=qdisk,target=$(path_of "$1")" ;;
     esac
 }
 
 # serve GUEST DISK NAME: our own backend, until the guest or the disk goes.
 serve() {
-    /drop/tapline xen attach "$(xl domid "$1")" "raw:${2#*:}" --vdev "$3" --log "/out/serve-$1-$3.log" \
-        || fail "tapline xen attach $3"
+    # Parents are words.
+    # shellcheck disable=SC2046
+    /drop/tapline xen attach "$(xl domid "$1")" "$(format_of "$2"):$(path_of "$2")" $(parents_of "$2") --vdev "$3" \
+        --mode "$(mode_of "$2")" --cache "$(cache_of "$2")" --log "/out/serve-$1-$3.log" || fail "tapline xen attach $3"
+}
+
+# control GUEST NAME VERB...: asks our backend's disk for something.
+control() {
+    socket=/run/tapline/xen-$(xl domid "$1")-$2.sock
+    shift 2
+    /drop/tapline disk "$socket" "$@"
 }
 
 # guest NAME JOB VARIABLES DISK...: a guest that runs a job on the disks. VARIABLES are assignments for the job.
@@ -134,6 +173,12 @@ wait_said() {
         left=$((left - 1))
         sleep 1
     done
+}
+
+# answer GUEST: what its job has asked for (`ask`) is done.
+answer() {
+    console=$(xenstore-read "/local/domain/$(xl domid "$1")/console/tty") || fail "no console of $1"
+    echo >"$console"
 }
 
 # said GUEST KEY: the last value. A program's progress may stand before it on the line.

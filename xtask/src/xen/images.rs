@@ -32,10 +32,13 @@ const FORMAT: u32 = 1;
 const FIRST_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 const FIRST_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
-/// dom0's: grants and channels for us, a backend to compare with, and disks in memory. The latter are loaded by the tests.
-const DOM0_MODULES: [&str; 8] =
-    ["xen_evtchn", "xen_gntdev", "xen_gntalloc", "xen_privcmd", "xenfs", "xen_blkback", "brd", "loop"];
-const DOM0_REQUIRED: [&str; 5] = ["xen_evtchn", "xen_gntdev", "xen_privcmd", "xen_blkback", "brd"];
+/// dom0's: grants and channels for us, a backend to compare with, and disks in memory, of which null_blk's have a cache that is
+/// lost with the power.
+const DOM0_MODULES: [&str; 9] =
+    ["xen_evtchn", "xen_gntdev", "xen_gntalloc", "xen_privcmd", "xenfs", "xen_blkback", "loop", "brd", "null_blk"];
+const DOM0_REQUIRED: [&str; 7] = ["xen_evtchn", "xen_gntdev", "xen_privcmd", "xen_blkback", "loop", "brd", "null_blk"];
+/// Loaded by the tests, which say how many disks there are.
+const LOADED_LATER: [&str; 2] = ["brd", "null_blk"];
 
 const GUEST_MODULES: [&str; 4] = ["xen_blkfront", "crc32c_generic", "crc32c_intel", "ext4"];
 const GUEST_REQUIRED: [&str; 2] = ["xen_blkfront", "ext4"];
@@ -106,7 +109,7 @@ impl Images {
         let mut order = String::new();
         for (module, content) in kernel.modules(&DOM0_MODULES, &DOM0_REQUIRED)? {
             put(&root.join(format!("modules/{module}.ko")), &content)?;
-            if module != "brd" {
+            if !LOADED_LATER.contains(&module.as_str()) {
                 order.push_str(&format!("{module}.ko\n"));
             }
         }

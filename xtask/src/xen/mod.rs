@@ -14,6 +14,7 @@ mod suite;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -22,6 +23,7 @@ use self::images::Images;
 use self::machine::Saved;
 use self::packages::{PackageError, Packages};
 use self::suite::{Backend, Subject, Test};
+use crate::demo::guest::kernel::entries;
 use crate::demo::guest::{GuestError, at};
 use crate::demo::progress::Progress;
 use crate::demo::tool::{self, ToolError};
@@ -173,7 +175,7 @@ impl Bed {
             progress.detail("building the front end of our own, static");
             programs.extend(programs::front_end()?);
         }
-        if tests.iter().any(Test::needs_tapline) {
+        if tests.iter().any(Test::uses_tapline) {
             progress.detail("building tapline and tapline-disk, static");
             programs.extend(programs::tapline()?);
         }
@@ -212,7 +214,7 @@ impl Bed {
         let script = format!(". /drop/steps.sh\n{}. /drop/tests/{}.sh\nfinish\n", test.parameters(), test.script);
         let ended = self.run_script(&script, programs, work, Duration::from_secs(TEST_SECONDS_MAX), |_| ());
         Ok(match ended {
-            Ok(ended) if ended.code == Some(0) => Ok(()),
+            Ok(ended) if ended.code == Some(0) => judged_by_qemu(&work.join("out/images"))?,
             Ok(ended) => Err(ended.console),
             Err(BedError::Late { said }) => Err(format!("{said}\n(not finished after {TEST_SECONDS_MAX} s)")),
             Err(error) => return Err(error),
@@ -231,7 +233,7 @@ impl Bed {
         let drop = work.join("drop");
         fs::create_dir_all(&drop).map_err(at("create", &drop))?;
         let scripts = ["testbed/xen/.", "tools/xen/."].map(|place| root().join(place));
-        tool::text(std::process::Command::new("cp").arg("-r").args(scripts).arg(&drop))?;
+        tool::text(Command::new("cp").arg("-r").args(scripts).arg(&drop))?;
         for program in programs {
             let target = drop.join(programs::name_of(program));
             fs::copy(program, &target).map_err(at("copy to", &target))?;
@@ -242,6 +244,22 @@ impl Bed {
         fs::remove_dir_all(&drop).map_err(at("remove", &drop))?;
         Ok(ended)
     }
+}
+
+/// What QEMU's own tool says of the qcow2 images that a test has left in `directory`; the test has passed if it finds them sound.
+fn judged_by_qemu(directory: &Path) -> Result<Result<(), String>, BedError> {
+    if !directory.exists() {
+        return Ok(Ok(()));
+    }
+    for image in entries(directory)? {
+        let checked = tool::text(Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(&image));
+        match checked {
+            Ok(_) => {}
+            Err(error @ ToolError::Failed { .. }) => return Ok(Err(chain(&error))),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Ok(()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,49 @@
+# On each of $disks a file system on which files are written and verified again and again, and markers made durable, until dom0
+# says that it is enough.
+mkdir -p /data
+for each in $disks; do
+    disk=/dev/$each
+    wait_for_disk
+    make_filesystem
+    mnt=/data/$each
+    mkdir -p "$mnt"
+    mount_disk
+    mkdir "$mnt"/markers
+    : >"$mnt"/counter
+done
+loads=
+for each in $disks; do
+    /tools/fio --name="$each" --filename=/data/"$each"/load --rw=randwrite --bsrange=4k-32k --iodepth=8 --size=3m --time_based --runtime=900 \
+        --thinktime=3000 --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --eta=never --output=/tmp/"$each" &
+    loads="$loads $!"
+done
+# What runs in the background has another input.
+exec 3<&0
+(read -r _ <&3 && : >/tmp/enough) &
+n=1
+until [ -f /tmp/enough ]; do
+    for each in $disks; do
+        mnt=/data/$each
+        mark $n
+    done
+    say "marked=$n"
+    n=$((n + 1))
+    usleep 200000
+done
+for load in $loads; do
+    kill -0 "$load" || fail "a load has ended: $(cat /tmp/xvd?)"
+    kill -INT "$load"
+    wait "$load"
+    code=$?
+    # fio ends with 128 when it was told to end, and with 1 when it found something wrong.
+    [ $code = 0 ] || [ $code = 128 ] || { cat /tmp/xvd?; fail "fio ended with $code"; }
+done
+forget
+for each in $disks; do
+    mnt=/data/$each
+    disk=/dev/$each
+    expect_markers $((n - 1))
+    unmount_and_check
+    set -- $(dd if="$disk" bs=256k iflag=direct 2>/dev/null | md5sum)
+    say "$each=$1"
+done

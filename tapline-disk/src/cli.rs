@@ -110,7 +110,7 @@ pub struct Access {
     /// fdatasync for flushes
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: CacheMode,
-    /// Which interface of the kernel carries the I/O [default: uring; aio for pages of Xen guests that are mapped, and
+    /// Which interface of the kernel carries the I/O [default: uring; aio with --grants map, and
     /// for files on which uring would need a thread for every request]
     #[arg(long, value_name = "ENGINE")]
     pub io_engine: Option<IoEngine>,

@@ -1,10 +1,10 @@
 //! Which I/O engine carries a disk: the one that was named, or the one that suits the files and the memory. What was
 //! not asked for is reported, never silent.
 //!
-//! Pages of a Xen guest that are mapped go together with Linux AIO. When a process is killed, the kernel first waits for
+//! Pages of a Xen guest that the storage itself reads and writes (`--grants map`) go together with Linux AIO. When a process is killed, the kernel first waits for
 //! its AIO and then unmaps what it had mapped. For an io_uring it does not wait: it unmaps the guest's pages while storage
 //! still reads or writes them, which gntdev does not survive (seen with Linux 6.1 as a PV domain 0: an oops of domain 0).
-//! Memory of our own, into which grants are copied, stays until the last request on it has ended.
+//! Memory of our own, which is in between otherwise, stays until the last request on it has ended.
 
 use uring::{Cache, EngineKind, ImageFile};
 
@@ -49,7 +49,7 @@ fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> C
         (Some(EngineKind::Aio), _) => (EngineKind::Aio, None),
         (None, _) if unsafe_to_kill => {
             let note = "Linux AIO is used: if a process is killed, the kernel unmaps the guest's pages under an io_uring's \
-                        requests (--grants copy or --io-engine uring overrides this)";
+                        requests (other --grants, or --io-engine uring, override this)";
             (EngineKind::Aio, Some(note.to_owned()))
         }
         (Some(EngineKind::Uring), _) if unsafe_to_kill => {
@@ -88,7 +88,7 @@ mod test {
         let direct = Seen { slow: None, cached: false, data: Data::Granted };
         let choice = decide(None, direct);
         assert_eq!(choice.kind, EngineKind::Aio);
-        assert!(choice.note.unwrap().contains("--grants copy"));
+        assert!(choice.note.unwrap().contains("--grants"));
         let choice = decide(Some(EngineKind::Uring), direct);
         assert_eq!(choice.kind, EngineKind::Uring);
         assert!(choice.note.unwrap().contains("domain 0 may go down"));

@@ -58,6 +58,7 @@ backend_of() { word_of "$1" "$backend" blkback qdisk tapline; }
 format_of() { word_of "$1" raw raw vhd qcow2; }
 mode_of() { word_of "$1" w r; }
 cache_of() { word_of "$1" none writeback; }
+grants_of() { word_of "$1" auto copy map persistent; }
 
 path_of() {
     path=${1%%,*}
@@ -84,7 +85,7 @@ serve() {
     # Parents are words.
     # shellcheck disable=SC2046
     /drop/tapline xen attach "$(xl domid "$1")" "$(format_of "$2"):$(path_of "$2")" $(parents_of "$2") --vdev "$3" \
-        --mode "$(mode_of "$2")" --cache "$(cache_of "$2")" --log "/out/serve-$1-$3.log" || fail "tapline xen attach $3"
+        --mode "$(mode_of "$2")" --cache "$(cache_of "$2")" --grants "$(grants_of "$2")" --log "/out/serve-$1-$3.log" || fail "tapline xen attach $3"
 }
 
 # control GUEST NAME VERB...: asks our backend's disk for something.
@@ -117,7 +118,7 @@ guest() {
         echo "tsc_mode='native'"
         echo "kernel='/guest/vmlinux'"
         echo "ramdisk='$place/initrd'"
-        echo "extra='console=hvc0 quiet panic=-1 mitigations=off'"
+        echo "extra='console=hvc0 quiet panic=-1 mitigations=off ${kernel_words:-}'"
         echo "on_poweroff='destroy'"
         echo "on_reboot='destroy'"
         echo "on_crash='destroy'"

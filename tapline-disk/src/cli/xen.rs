@@ -161,7 +161,7 @@ pub enum GrantPolicy {
     Copy,
     /// Pages are mapped for each request.
     Map,
-    /// Pages are mapped once and stay.
+    /// Pages are mapped once and stay; we copy from and to them.
     Persistent,
 }
 

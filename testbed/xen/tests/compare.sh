@@ -12,6 +12,8 @@ done
 # Words of a list.
 # shellcheck disable=SC2086
 guest a compare "backends='$backends' rounds=$rounds requests=$requests" $disks
+# Looking costs instructions too.
+nap=5
 n=1
 while [ $n -le "$rounds" ]; do
     wait_said a "round=$n" 1000

@@ -15,31 +15,52 @@ use crate::demo::progress::Progress;
 use crate::demo::{chain, tool};
 
 const USAGE: &str =
-    "usage: cargo xtask bench xen [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--json]";
+    "usage: cargo xtask bench xen [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--ring-order N] [--segments N] [--json]
+  --backend NAME  blkback, qdisk or tapline, or ours with a way to reach the guest's pages: tapline+copy, tapline+map, tapline+persistent
+  --ring-order N  the guest asks for rings of 2^N pages (0 to 4) instead of one
+  --segments N    the guest uses so many segments in a request (11 to 256) instead of 32";
 
 /// The names in `testbed/xen/jobs/compare.sh`, in order.
-const CASES: [(&str, &str); 6] = [
+const CASES: [(&str, &str); 8] = [
     ("rr4k1", "randread 4k qd1"),
     ("rr4k32", "randread 4k qd32"),
     ("sr64k1", "read 64k qd1"),
     ("sr64k8", "read 64k qd8"),
+    ("sr1m2", "read 1m qd2"),
     ("rw4k1", "randwrite 4k qd1"),
     ("rw4k32", "randwrite 4k qd32"),
+    ("sw64k8", "write 64k qd8"),
 ];
 
+/// Of `tapline xen attach --grants`.
+const WAYS: [&str; 3] = ["copy", "map", "persistent"];
+
 const SECONDS_MAX: u64 = 3600;
+
+/// The machine's clock counts instructions, of which these are a second (`-icount shift=2`).
+const INSTRUCTIONS_A_SECOND: f64 = 250e6;
 
 struct Options {
     rounds: usize,
     requests: u32,
     guest: Guest,
-    backends: Vec<Backend>,
+    /// By name, with what is wished of ours.
+    backends: Vec<String>,
+    /// Parameters of the guest's driver.
+    front_end: Vec<String>,
     json: bool,
 }
 
 impl Options {
     fn parse(arguments: &[String]) -> Option<Self> {
-        let mut options = Self { rounds: 3, requests: 600, guest: Guest::Pvh, backends: Vec::new(), json: false };
+        let mut options = Self {
+            rounds: 3,
+            requests: 600,
+            guest: Guest::Pvh,
+            backends: Vec::new(),
+            front_end: Vec::new(),
+            json: false,
+        };
         let mut words = arguments.iter();
         while let Some(word) = words.next() {
             match word.as_str() {
@@ -53,29 +74,43 @@ impl Options {
                             words.next();
                         })?
                 }
-                "--backend" => options.backends.push(Backend::of_name(words.next()?)?),
+                "--backend" => options.backends.push(words.next().filter(|name| is_contender(name))?.clone()),
+                "--ring-order" => {
+                    let order: u8 = words.next()?.parse().ok().filter(|&order| order <= 4)?;
+                    options.front_end.push(format!("xen_blkfront.max_ring_page_order={order}"));
+                }
+                "--segments" => {
+                    let segments: u16 = words.next()?.parse().ok().filter(|segments| (11..=256).contains(segments))?;
+                    options.front_end.push(format!("xen_blkfront.max_indirect_segments={segments}"));
+                }
                 "--json" => options.json = true,
                 _ => return None,
             }
         }
         if options.backends.is_empty() {
-            options.backends = vec![Backend::Blkback, Backend::Qdisk];
+            options.backends = Backend::ALL.map(|backend| backend.name().to_owned()).into();
         }
         Some(options)
     }
 }
 
+/// A backend, or ours with a way to reach the guest's pages.
+fn is_contender(name: &str) -> bool {
+    let (backend, way) = name.split_once('+').map_or((name, None), |(backend, way)| (backend, Some(way)));
+    let way_is_known = way.is_none_or(|way| backend == Backend::Tapline.name() && WAYS.contains(&way));
+    Backend::of_name(backend).is_some() && way_is_known
+}
+
 /// Requests a second of the machine's time, by case and backend: one a round.
-type Figures = BTreeMap<(String, &'static str), Vec<f64>>;
+type Figures = BTreeMap<(String, String), Vec<f64>>;
 
 /// Runs the comparison.
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let options = Options::parse(arguments).ok_or(USAGE)?;
     let figures = measure(&options).map_err(|error| chain(&error))?;
-    let complete = CASES.iter().all(|(case, _)| {
-        let of = |backend: &Backend| figures.get(&((*case).to_owned(), backend.name())).map_or(0, Vec::len);
-        options.backends.iter().all(|backend| of(backend) == options.rounds)
-    });
+    let complete = CASES
+        .iter()
+        .all(|(case, _)| options.backends.iter().all(|backend| of(&figures, case, backend).len() == options.rounds));
     if !complete {
         return Err("the guest did not say every figure; see the console in build".to_owned());
     }
@@ -91,21 +126,26 @@ fn measure(options: &Options) -> Result<Figures, BedError> {
     let progress = Progress::start();
     let bed = Bed::prepare(&progress)?;
     let mut binaries = Vec::new();
-    if options.backends.contains(&Backend::Tapline) {
+    if options.backends.iter().any(|name| name.starts_with(Backend::Tapline.name())) {
         progress.detail("building tapline and tapline-disk, static");
         binaries = programs::tapline()?;
     }
-    let names: Vec<&str> = options.backends.iter().map(|backend| backend.name()).collect();
     let script = format!(
-        ". /drop/steps.sh\nbackends='{}'\nguest_type={}\nrounds={}\nrequests={}\n. /drop/tests/compare.sh\nfinish\n",
-        names.join(" "),
+        ". /drop/steps.sh\nbackends='{}'\nkernel_words='{}'\nguest_type={}\nrounds={}\nrequests={}\n. /drop/tests/compare.sh\nfinish\n",
+        options.backends.join(" "),
+        options.front_end.join(" "),
         options.guest.name(),
         options.rounds,
         options.requests
     );
     let work = bed.build.join(format!("xen-compare-{}", std::process::id()));
     let mut figures = Figures::new();
-    progress.step(&format!("{} in a {} guest, {} rounds", names.join(", "), options.guest.name(), options.rounds));
+    progress.step(&format!(
+        "{} in a {} guest, {} rounds",
+        options.backends.join(", "),
+        options.guest.name(),
+        options.rounds
+    ));
     let ended = bed.run_script(&script, &binaries, &work, Duration::from_secs(SECONDS_MAX), |line| {
         if let Some((backend, case, rate)) = figure_in(line, &options.backends) {
             figures.entry((case, backend)).or_default().push(rate);
@@ -122,10 +162,10 @@ fn measure(options: &Options) -> Result<Figures, BedError> {
 }
 
 /// `TAPLINE figure=BACKEND CASE MICROSECONDS REQUESTS`: from the time, as fio's own rate is cut to whole numbers.
-fn figure_in(line: &str, backends: &[Backend]) -> Option<(&'static str, String, f64)> {
+fn figure_in(line: &str, backends: &[String]) -> Option<(String, String, f64)> {
     let mut words = line.strip_prefix("TAPLINE figure=")?.split_whitespace();
-    let backend = backends.iter().map(|backend| backend.name()).find(|name| Some(*name) == words.clone().next())?;
-    let case = words.nth(1)?.to_owned();
+    let backend = words.next().filter(|name| backends.iter().any(|backend| backend == name))?.to_owned();
+    let case = words.next()?.to_owned();
     let rate = words.next()?.parse().ok()?;
     Some((backend, case, rate))
 }
@@ -141,23 +181,24 @@ fn spread(values: &[f64]) -> f64 {
     if high > 0.0 { (high / low - 1.0) * 100.0 } else { 0.0 }
 }
 
-fn of<'a>(figures: &'a Figures, case: &str, backend: Backend) -> &'a [f64] {
-    figures.get(&(case.to_owned(), backend.name())).map_or(&[], Vec::as_slice)
+fn of<'a>(figures: &'a Figures, case: &str, backend: &str) -> &'a [f64] {
+    figures.get(&(case.to_owned(), backend.to_owned())).map_or(&[], Vec::as_slice)
 }
 
 fn print_table(options: &Options, figures: &Figures) {
     println!(
-        "\nrequests a second of the machine's time (250 instructions are a microsecond), ratio to the first, spread of rounds"
+        "\nthousands of instructions a request, of guest, Xen, dom0 and backend; speed as a ratio to the first; spread of rounds"
     );
     print!("{:<20}", "");
-    options.backends.iter().for_each(|backend| print!("{:>24}", backend.name()));
+    options.backends.iter().for_each(|backend| print!("{backend:>24}"));
     println!();
     for (case, title) in CASES {
         print!("{title:<20}");
-        let base = options.backends.first().map_or(0.0, |&first| median(of(figures, case, first)));
-        for &backend in &options.backends {
+        let base = options.backends.first().map_or(0.0, |first| median(of(figures, case, first)));
+        for backend in &options.backends {
             let values = of(figures, case, backend);
-            print!("{:>10.0} {:>6.2}x {:>4.1}%", median(values), median(values) / base, spread(values));
+            let thousands = INSTRUCTIONS_A_SECOND / median(values) / 1e3;
+            print!("{thousands:>10.1} {:>6.2}x {:>4.1}%", median(values) / base, spread(values));
         }
         println!();
     }
@@ -165,9 +206,10 @@ fn print_table(options: &Options, figures: &Figures) {
 
 fn print_json(options: &Options, figures: &Figures) {
     let rows = CASES.iter().flat_map(|(case, title)| {
-        options.backends.iter().map(move |&backend| {
+        options.backends.iter().map(move |backend| {
             let values = of(figures, case, backend);
-            serde_json::json!({ "case": title, "backend": backend.name(), "iops": median(values), "rounds": values })
+            let instructions = INSTRUCTIONS_A_SECOND / median(values);
+            serde_json::json!({ "case": title, "backend": backend, "instructions": instructions, "iops": median(values), "rounds": values })
         })
     });
     println!("{}", serde_json::Value::Array(rows.collect()));
@@ -179,11 +221,18 @@ mod test {
 
     #[test]
     fn a_figure_is_read_from_its_line_only() {
-        let both = [Backend::Blkback, Backend::Qdisk];
+        let both = ["blkback", "tapline+copy"].map(str::to_owned);
+        let read = |figure: &str| figure_in(&format!("TAPLINE figure={figure}"), &both);
 
-        assert_eq!(figure_in("TAPLINE figure=qdisk rr4k1 1724.5", &both), Some(("qdisk", "rr4k1".to_owned(), 1724.5)));
-        assert_eq!(figure_in("TAPLINE figure=tapline rr4k1 1724.5", &both), None);
+        assert_eq!(read("tapline+copy rr4k1 1724.5"), Some(("tapline+copy".to_owned(), "rr4k1".to_owned(), 1724.5)));
+        assert_eq!(read("tapline rr4k1 1724.5"), None);
         assert_eq!(figure_in("TAPLINE end=0", &both), None);
+    }
+
+    #[test]
+    fn only_ours_is_told_how_to_reach_pages() {
+        assert!(is_contender("blkback") && is_contender("tapline+copy"));
+        assert!(!is_contender("blkback+copy") && !is_contender("tapline+fast") && !is_contender("vbd3"));
     }
 
     #[test]

@@ -105,6 +105,7 @@ guest() {
     rm -rf "$place"
     mkdir -p "$place/job"
     cp "/drop/jobs/$job.sh" "$place/job/job.sh"
+    [ ! -e /drop/mark ] || cp /drop/mark "$place/job/"
     printf 'disk=/dev/xvda\n%s\n' "$variables" >"$place/job/parameters"
     # The kernel unpacks every archive that it finds.
     (cat /guest/initrd && cd "$place" && find job | cpio -o -H newc 2>/dev/null) >"$place/initrd" || fail "initrd of $name"

@@ -7,25 +7,52 @@ one() { # backend device name pattern bytes depth count
     rate=$(awk -F';' -v kib=${5%k} 'NF > 80 { if ($6 > 0) printf "%.1f", $6 / kib / $9 * 1000; else printf "%.1f", $47 / kib / $50 * 1000 }' /tmp/fio)
     [ "$3" = warm ] || say "figure=$1 $3 $rate"
 }
+# load BACKEND DEVICE CASE REQUESTS
+load() {
+    case $3 in
+    rr4k1) one $1 $2 $3 randread 4k 1 $4 ;;
+    rr4k32) one $1 $2 $3 randread 4k 32 $4 ;;
+    sr64k1) one $1 $2 $3 read 64k 1 $4 ;;
+    sr64k8) one $1 $2 $3 read 64k 8 $4 ;;
+    sr1m2) one $1 $2 $3 read 1024k 2 $4 ;;
+    rw4k1) one $1 $2 $3 randwrite 4k 1 $4 ;;
+    rw4k32) one $1 $2 $3 randwrite 4k 32 $4 ;;
+    sw64k8) one $1 $2 $3 write 64k 8 $4 ;;
+    esac
+}
+# How many requests of a case take about as long as $requests of 4 KiB one after the other.
+many() {
+    case $1 in
+    *4k32) echo $((requests * 4)) ;;
+    sr64k1) echo $((requests / 2)) ;;
+    sr1m2) echo $((requests / 8)) ;;
+    *) echo $requests ;;
+    esac
+}
+cases="rr4k1 rr4k32 sr64k1 sr64k8 sr1m2 rw4k1 rw4k32 sw64k8"
+# Each once more for its caches, and for the counter: with a mark before each of three runs, and one at the end.
+count() { # backend device
+    for each in $cases; do
+        load $1 $2 $each $(many $each)
+        for times in 1 1 3; do
+            /job/mark
+            load $1 $2 $each $(($(many $each) * times))
+        done
+        /job/mark
+    done
+}
 round() { # backend device
     one $1 $2 warm randread 4k 1 200
-    one $1 $2 rr4k1 randread 4k 1 $requests
-    one $1 $2 rr4k32 randread 4k 32 $((requests * 4))
-    one $1 $2 sr64k1 read 64k 1 $((requests / 2))
-    one $1 $2 sr64k8 read 64k 8 $requests
-    one $1 $2 sr1m2 read 1024k 2 $((requests / 8))
-    one $1 $2 rw4k1 randwrite 4k 1 $requests
-    one $1 $2 rw4k32 randwrite 4k 32 $((requests * 4))
-    one $1 $2 sw64k8 write 64k 8 $requests
+    for each in $cases; do load $1 $2 $each $(many $each); done
 }
 n=1
 while [ $n -le "$rounds" ]; do
     letter=97
-    for each in $backends; do
+    for backend in $backends; do
         device=xvd$(printf "\\$(printf %o $letter)")
         disk=/dev/$device
         [ $n -gt 1 ] || wait_for_disk
-        round "$each" "$device"
+        if [ -e /job/mark ]; then count "$backend" "$device"; else round "$backend" "$device"; fi
         letter=$((letter + 1))
     done
     say "round=$n"

@@ -10,12 +10,13 @@ use std::sync::Arc;
 
 use memory::{Buffer, PAGE, Segments};
 
-/// Pages of the staging, one bit each: eight requests of 64 KiB, or a ring of three pages full of small ones.
-const STAGED: u32 = u128::BITS;
+/// Pages of the staging, one bit each: four requests of 64 KiB, or two rings of a page full of small ones. It stays while the
+/// disk is idle.
+const STAGED: u32 = u64::BITS;
 
 /// Bytes of the staging.
-pub const STAGING_LEN: usize = PAGE * 128;
-const _: () = assert!(STAGED == 128);
+pub const STAGING_LEN: usize = PAGE * 64;
+const _: () = assert!(STAGED == 64);
 
 /// Sizes of buffers of their own: 1, 2, 4, … 256 pages, the last for the largest request.
 const CLASSES: usize = 9;
@@ -33,7 +34,7 @@ pub struct Loan {
     at: usize,
     len: usize,
     /// Its pages of the staging; none of a buffer of its own.
-    pages: u128,
+    pages: u64,
 }
 
 impl Loan {
@@ -57,7 +58,7 @@ impl Loan {
 pub struct Pool {
     staging: Arc<Buffer>,
     /// Pages of the staging that are lent.
-    lent_pages: u128,
+    lent_pages: u64,
     /// Buffers of their own, by size.
     free: [Vec<Arc<Buffer>>; CLASSES],
     /// Bytes of those.
@@ -121,7 +122,7 @@ impl Pool {
 }
 
 /// The first `count` bits in a row that are set: the number of the first, and all of them.
-fn run(set: u128, count: usize) -> Option<(usize, u128)> {
+fn run(set: u64, count: usize) -> Option<(usize, u64)> {
     if count == 1 {
         // Nearly always.
         return (set != 0).then(|| (usize::try_from(set.trailing_zeros()).unwrap_or(0), set & set.wrapping_neg()));
@@ -135,7 +136,7 @@ fn run(set: u128, count: usize) -> Option<(usize, u128)> {
         have = have.saturating_add(more);
     }
     let first = starts.trailing_zeros();
-    let bits = u128::MAX.checked_shr(STAGED.saturating_sub(count))?;
+    let bits = u64::MAX.checked_shr(STAGED.saturating_sub(count))?;
     let pages = bits.checked_shl(first).filter(|_| starts != 0)?;
     Some((usize::try_from(first).ok()?, pages))
 }
@@ -158,10 +159,10 @@ mod test {
         assert_eq!(run(0b0110_1110, 2), Some((1, 0b110)));
         assert_eq!(run(0b0110_1110, 3), Some((1, 0b1110)));
         assert_eq!(run(0b0110_1110, 4), None);
-        assert_eq!(run(u128::MAX, 128), Some((0, u128::MAX)));
-        assert_eq!(run(u128::MAX << 1, 127), Some((1, u128::MAX << 1)));
-        assert_eq!(run(u128::MAX << 1, 128), None);
-        assert_eq!(run(u128::MAX, 129), None);
+        assert_eq!(run(u64::MAX, 64), Some((0, u64::MAX)));
+        assert_eq!(run(u64::MAX << 1, 63), Some((1, u64::MAX << 1)));
+        assert_eq!(run(u64::MAX << 1, 64), None);
+        assert_eq!(run(u64::MAX, 65), None);
         assert_eq!(run(0, 1), None);
     }
 

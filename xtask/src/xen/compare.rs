@@ -6,8 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::counted::{Costs, Counter, Counts, MARKS, Who};
 use super::suite::{Backend, Guest};
 use super::{Bed, BedError, LAST_LINES, programs};
 use crate::demo::guest::at;
@@ -15,10 +17,12 @@ use crate::demo::progress::Progress;
 use crate::demo::{chain, tool};
 
 const USAGE: &str =
-    "usage: cargo xtask bench xen [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--ring-order N] [--segments N] [--json]
+    "usage: cargo xtask bench xen [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--ring-order N] [--segments N] [--count [--functions N]] [--json]
   --backend NAME  blkback, qdisk or tapline, or ours with a way to reach the guest's pages: tapline+copy, tapline+map, tapline+persistent
   --ring-order N  the guest asks for rings of 2^N pages (0 to 4) instead of one
-  --segments N    the guest uses so many segments in a request (11 to 256) instead of 32";
+  --segments N    the guest uses so many segments in a request (11 to 256) instead of 32
+  --count         one round, in which every instruction is counted: whose they are, a request
+  --functions N   with --count: the N functions that take most of it, but the guest's";
 
 /// The names in `testbed/xen/jobs/compare.sh`, in order.
 const CASES: [(&str, &str); 8] = [
@@ -48,6 +52,8 @@ struct Options {
     backends: Vec<String>,
     /// Parameters of the guest's driver.
     front_end: Vec<String>,
+    count: bool,
+    functions: usize,
     json: bool,
 }
 
@@ -60,6 +66,8 @@ impl Options {
             backends: Vec::new(),
             front_end: Vec::new(),
             json: false,
+            count: false,
+            functions: 0,
         };
         let mut words = arguments.iter();
         while let Some(word) = words.next() {
@@ -83,6 +91,8 @@ impl Options {
                     let segments: u16 = words.next()?.parse().ok().filter(|segments| (11..=256).contains(segments))?;
                     options.front_end.push(format!("xen_blkfront.max_indirect_segments={segments}"));
                 }
+                "--count" => options.count = true,
+                "--functions" => options.functions = words.next()?.parse().ok()?,
                 "--json" => options.json = true,
                 _ => return None,
             }
@@ -91,6 +101,18 @@ impl Options {
             options.backends = Backend::ALL.map(|backend| backend.name().to_owned()).into();
         }
         Some(options)
+    }
+}
+
+impl Options {
+    /// As `many` in `testbed/xen/jobs/compare.sh`.
+    fn requests_of(&self, case: &str) -> u32 {
+        match case {
+            "rr4k32" | "rw4k32" => self.requests * 4,
+            "sr64k1" => self.requests / 2,
+            "sr1m2" => self.requests / 8,
+            _ => self.requests,
+        }
     }
 }
 
@@ -106,7 +128,11 @@ type Figures = BTreeMap<(String, String), Vec<f64>>;
 
 /// Runs the comparison.
 pub fn run(arguments: &[String]) -> Result<(), String> {
-    let options = Options::parse(arguments).ok_or(USAGE)?;
+    let mut options = Options::parse(arguments).ok_or(USAGE)?;
+    if options.count {
+        options.rounds = 1;
+        return count(&options).map_err(|error| chain(&error));
+    }
     let figures = measure(&options).map_err(|error| chain(&error))?;
     let complete = CASES
         .iter()
@@ -125,11 +151,36 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
 fn measure(options: &Options) -> Result<Figures, BedError> {
     let progress = Progress::start();
     let bed = Bed::prepare(&progress)?;
-    let mut binaries = Vec::new();
-    if options.backends.iter().any(|name| name.starts_with(Backend::Tapline.name())) {
-        progress.detail("building tapline and tapline-disk, static");
-        binaries = programs::tapline()?;
+    let work = bed.build.join(format!("xen-compare-{}", std::process::id()));
+    let mut figures = Figures::new();
+    let ours = ours(options, &progress)?;
+    perform(options, &bed, &ours, &work, None, &progress, |line| {
+        if let Some((backend, case, rate)) = figure_in(line, &options.backends) {
+            figures.entry((case, backend)).or_default().push(rate);
+        }
+    })?;
+    Ok(figures)
+}
+
+/// Our programs, if they take part.
+fn ours(options: &Options, progress: &Progress) -> Result<Vec<PathBuf>, BedError> {
+    if !options.backends.iter().any(|name| name.starts_with(Backend::Tapline.name())) {
+        return Ok(Vec::new());
     }
+    progress.detail("building tapline and tapline-disk, static");
+    programs::tapline()
+}
+
+/// Runs the load. A guest that did not come to its end is shown, and its directory kept.
+fn perform(
+    options: &Options,
+    bed: &Bed,
+    programs: &[PathBuf],
+    work: &Path,
+    plugin: Option<&str>,
+    progress: &Progress,
+    mut heard: impl FnMut(&str),
+) -> Result<(), BedError> {
     let script = format!(
         ". /drop/steps.sh\nbackends='{}'\nkernel_words='{}'\nguest_type={}\nrounds={}\nrequests={}\n. /drop/tests/compare.sh\nfinish\n",
         options.backends.join(" "),
@@ -138,27 +189,76 @@ fn measure(options: &Options) -> Result<Figures, BedError> {
         options.rounds,
         options.requests
     );
-    let work = bed.build.join(format!("xen-compare-{}", std::process::id()));
-    let mut figures = Figures::new();
     progress.step(&format!(
         "{} in a {} guest, {} rounds",
         options.backends.join(", "),
         options.guest.name(),
         options.rounds
     ));
-    let ended = bed.run_script(&script, &binaries, &work, Duration::from_secs(SECONDS_MAX), |line| {
-        if let Some((backend, case, rate)) = figure_in(line, &options.backends) {
-            figures.entry((case, backend)).or_default().push(rate);
-        } else if let Some(round) = line.strip_prefix("TAPLINE round=") {
+    let ended = bed.run_script(&script, programs, work, Duration::from_secs(SECONDS_MAX), plugin, |line| {
+        heard(line);
+        if let Some(round) = line.strip_prefix("TAPLINE round=") {
             progress.detail(&format!("round {} is done", round.trim()));
         }
     })?;
     if ended.code != Some(0) {
         println!("{}\nconsole and /out are kept in {}", tool::last_lines(&ended.console, LAST_LINES), work.display());
-    } else {
-        fs::remove_dir_all(&work).map_err(at("remove", &work))?;
+    } else if plugin.is_none() {
+        fs::remove_dir_all(work).map_err(at("remove", work))?;
     }
-    Ok(figures)
+    Ok(())
+}
+
+/// Counts every instruction and prints whose they are.
+fn count(options: &Options) -> Result<(), BedError> {
+    let progress = Progress::start();
+    let bed = Bed::prepare(&progress)?;
+    let work = bed.build.join(format!("xen-count-{}", std::process::id()));
+    fs::create_dir_all(&work).map_err(at("create", &work))?;
+    let counter = Counter::make(&work.join("count"))?;
+    let ours = ours(options, &progress)?;
+    let programs = [ours.as_slice(), std::slice::from_ref(&counter.mark)].concat();
+    let dumps = work.join("dump");
+    let plugin = format!("{},out={}", counter.plugin.display(), dumps.display());
+    perform(options, &bed, &programs, &work, Some(&plugin), &progress, |_| ())?;
+    let disk = ours.iter().find(|program| program.ends_with("tapline-disk"));
+    let counts = Counts::read(&work.join("out"), disk.map(PathBuf::as_path), dumps)?;
+    println!("\ninstructions a request");
+    for (case, (name, title)) in CASES.iter().enumerate() {
+        let mut columns = Vec::new();
+        for backend in 0..options.backends.len() {
+            let first = (backend * CASES.len() + case) * MARKS;
+            // The third run has three times as many requests.
+            columns.push(counts.costs(first, 2 * options.requests_of(name))?);
+        }
+        print_costs(title, options, &columns);
+    }
+    fs::remove_dir_all(&work).map_err(at("remove", &work))?;
+    Ok(())
+}
+
+fn print_costs(title: &str, options: &Options, columns: &[Costs]) {
+    let print = |name: &str, figure: &dyn Fn(&Costs) -> f64| {
+        print!("{name:<20}");
+        columns.iter().for_each(|costs| print!("{:>20.0}", figure(costs)));
+        println!();
+    };
+    print!("\n{title:<20}");
+    options.backends.iter().for_each(|backend| print!("{backend:>20}"));
+    println!();
+    for who in Who::ALL {
+        print(who.name(), &|costs| costs.iter().filter(|((of, _), _)| *of == who).map(|(_, cost)| cost).sum());
+    }
+    print("all", &|costs| costs.values().sum());
+    for (backend, costs) in options.backends.iter().zip(columns).filter(|_| options.functions > 0) {
+        println!("  {backend}:");
+        let mut functions: Vec<_> =
+            costs.iter().filter(|((who, _), _)| !matches!(who, Who::Guest | Who::Programs)).collect();
+        functions.sort_by(|a, b| b.1.total_cmp(a.1));
+        for ((who, function), cost) in functions.into_iter().take(options.functions) {
+            println!("{cost:>10.0}  {:<20} {function}", who.name());
+        }
+    }
 }
 
 /// `TAPLINE figure=BACKEND CASE MICROSECONDS REQUESTS`: from the time, as fio's own rate is cut to whole numbers.

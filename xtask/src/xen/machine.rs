@@ -114,12 +114,13 @@ impl Saved {
     }
 
     /// Starts the machine, has dom0 run `run.sh` of the directory `given`, and puts what it left in /out into `work`/out.
-    /// `heard` is given every line of the console.
+    /// `heard` is given every line of the console; `plugin` is a word for QEMU.
     pub fn run(
         &self,
         given: &Path,
         work: &Path,
         most: Duration,
+        plugin: Option<&str>,
         mut heard: impl FnMut(&str),
     ) -> Result<Ended, BedError> {
         let deadline = Instant::now() + most;
@@ -136,6 +137,9 @@ impl Saved {
         blank(&out, OUT_MIB)?;
         let mut command = qemu(&self.images, &root, &archive, &out);
         command.arg("-incoming").arg(format!("exec:cat '{}'", self.directory.join(STATE).display()));
+        if let Some(plugin) = plugin {
+            command.args(["-plugin", plugin]);
+        }
         let mut running = Running::start(command, &work.join("console"))?;
         let followed = running.follow(deadline, |line| {
             heard(line);

@@ -4,6 +4,7 @@
 //! same saved machine. A test that failed keeps its directory; so does every one with `--keep`.
 
 pub mod compare;
+mod counted;
 mod images;
 mod machine;
 mod packages;
@@ -212,7 +213,7 @@ impl Bed {
     /// One test: passed, or what the console said.
     fn perform_one(&self, test: &Test, programs: &[PathBuf], work: &Path) -> Result<Result<(), String>, BedError> {
         let script = format!(". /drop/steps.sh\n{}. /drop/tests/{}.sh\nfinish\n", test.parameters(), test.script);
-        let ended = self.run_script(&script, programs, work, Duration::from_secs(TEST_SECONDS_MAX), |_| ());
+        let ended = self.run_script(&script, programs, work, Duration::from_secs(TEST_SECONDS_MAX), None, |_| ());
         Ok(match ended {
             Ok(ended) if ended.code == Some(0) => judged_by_qemu(&work.join("out/images"))?,
             Ok(ended) => Err(ended.console),
@@ -221,13 +222,14 @@ impl Bed {
         })
     }
 
-    /// Has dom0 run `script`, with all of `testbed/xen` and `tools/xen`, and `programs`, beside it in /drop.
+    /// Has dom0 run `script`, under a plugin of QEMU if one is named, with all of `testbed/xen` and `tools/xen`, and `programs`, beside it in /drop.
     fn run_script(
         &self,
         script: &str,
         programs: &[PathBuf],
         work: &Path,
         most: Duration,
+        plugin: Option<&str>,
         heard: impl FnMut(&str),
     ) -> Result<machine::Ended, BedError> {
         let drop = work.join("drop");
@@ -240,7 +242,7 @@ impl Bed {
         }
         let file = drop.join("run.sh");
         fs::write(&file, script).map_err(at("write", &file))?;
-        let ended = self.saved.run(&drop, work, most, heard)?;
+        let ended = self.saved.run(&drop, work, most, plugin, heard)?;
         fs::remove_dir_all(&drop).map_err(at("remove", &drop))?;
         Ok(ended)
     }

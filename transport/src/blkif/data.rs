@@ -211,7 +211,12 @@ impl Data {
         self.pool.give_back(loan);
     }
 
-    /// Nothing is under way: what is kept for the next request may be less.
+    /// Whether more is kept for the next requests than an idle disk should.
+    pub fn keeps_much(&self) -> bool {
+        self.pool.keeps_much()
+    }
+
+    /// What is kept for the next requests may be less.
     pub fn rest(&mut self) {
         self.pool.trim();
     }

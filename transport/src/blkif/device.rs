@@ -226,9 +226,7 @@ impl Device {
         if !self.ready.is_empty() || !self.answers.is_empty() {
             return false;
         }
-        if self.in_flight == 0 {
-            self.data.rest();
-        } else if !self.data.has_room(0) {
+        if self.in_flight > 0 && !self.data.has_room(0) {
             // Nothing can be taken before something is done.
             return true;
         }
@@ -272,6 +270,16 @@ impl Device {
         let idle = self.in_flight == 0 && self.ready.is_empty() && self.answers.is_empty();
         // One that is broken is empty.
         self.finishing && idle && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
+    }
+
+    /// Whether it keeps memory that an idle disk should not have.
+    pub fn keeps_much(&self) -> bool {
+        self.data.keeps_much()
+    }
+
+    /// Gives that up.
+    pub fn rest(&mut self) {
+        self.data.rest();
     }
 
     fn break_off(&mut self, index: usize, why: Broken, log: &mut Log) {

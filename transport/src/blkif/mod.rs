@@ -34,10 +34,14 @@ mod state;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use disk::{Disconnected, Geometry, Request, Status, Transport};
 use memory::Buffer;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use xen::{DomId, EventChannels, Grants, Port, Store};
 
 use crate::{Interest, Watch, WatchKey};
@@ -46,6 +50,7 @@ pub use event::Event;
 pub use request::SEGMENTS_MAX;
 pub use ring::Broken;
 
+use device::Device;
 use event::Log;
 use session::Session;
 
@@ -58,6 +63,10 @@ pub const QUEUES_MAX: u16 = 64;
 const STORE: WatchKey = WatchKey(0);
 const CHANNELS: WatchKey = WatchKey(1);
 const WAKE: WatchKey = WatchKey(2);
+const REST: WatchKey = WatchKey(3);
+
+/// How long memory that only large requests need is kept for the next of them.
+const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// Ports, or events of the store, taken in before others have their turn.
 const TURN: usize = 64;
@@ -127,6 +136,9 @@ pub enum SetUpError {
     /// The system did not let us.
     #[error("cannot make an eventfd")]
     Eventfd(#[source] io::Error),
+    /// Likewise.
+    #[error("cannot make a timerfd")]
+    Timer(#[source] io::Error),
     /// The store did not say where the front end is.
     #[error("cannot find the front end of {backend}")]
     Store {
@@ -155,6 +167,9 @@ pub struct Server {
     staging: Arc<Buffer>,
     /// Ports that were reported and are to be unmasked before we sleep.
     masked: Vec<Port>,
+    /// Runs out when memory that is kept may be given up; runs only while there is such, so that an idle disk wakes once.
+    rest: OwnedFd,
+    resting: bool,
     hearing: Patience,
     unmasking: Patience,
     looking: Patience,
@@ -199,11 +214,25 @@ impl Server {
         let nodes = nodes.map_err(failed)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| SetUpError::Eventfd(errno.into()))?;
+        let rest = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .map_err(|errno| SetUpError::Timer(errno.into()))?;
         let machine = Machine { store, grants, channels, wake };
         let staging = Buffer::zeroed(pool::STAGING_LEN);
         let session = Session::new(config, nodes, staging.clone());
         let (masked, log, hearing, unmasking, looking) = Default::default();
-        Ok(Server { machine, session, staging, masked, hearing, unmasking, looking, stopped: false, log })
+        Ok(Server {
+            machine,
+            session,
+            staging,
+            rest,
+            resting: false,
+            masked,
+            hearing,
+            unmasking,
+            looking,
+            stopped: false,
+            log,
+        })
     }
 
     /// What has happened since the last call, for the log.
@@ -265,6 +294,29 @@ impl Server {
         self.session.examine(&mut self.machine, &mut self.log);
         if more {
             self.machine.wake();
+        }
+    }
+
+    /// Has the timer run if there is memory to be given up.
+    fn begin_rest(&mut self) {
+        if self.resting || !self.session.device.as_ref().is_some_and(Device::keeps_much) {
+            return;
+        }
+        let once = Timespec { tv_sec: i64::try_from(REST_AFTER.as_secs()).unwrap_or(1), tv_nsec: 0 };
+        let never = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let time = Itimerspec { it_interval: never, it_value: once };
+        match timerfd_settime(&self.rest, TimerfdTimerFlags::empty(), &time) {
+            Ok(_) => self.resting = true,
+            Err(errno) => self.log.failed("cannot set a timer", &errno),
+        }
+    }
+
+    fn take_rest(&mut self) {
+        // What is read is how often it ran out, and that it is read has it wait for the next time.
+        rustix::io::read(&self.rest, &mut [0; 8]).ok();
+        self.resting = false;
+        if let Some(device) = &mut self.session.device {
+            device.rest();
         }
     }
 
@@ -344,6 +396,7 @@ impl crate::Server for Server {
         watch.watch(self.machine.wake.as_fd(), Interest::Read, WAKE)?;
         watch.watch(self.machine.channels.fd(), Interest::Read, CHANNELS)?;
         watch.watch(self.machine.store.fd(), Interest::Read, STORE)?;
+        watch.watch(self.rest.as_fd(), Interest::Read, REST)?;
         self.machine.wake();
         Ok(())
     }
@@ -355,6 +408,7 @@ impl crate::Server for Server {
         match key {
             CHANNELS => self.hear(),
             STORE => self.look(),
+            REST => self.take_rest(),
             WAKE => {
                 self.hear();
                 self.look();
@@ -374,6 +428,7 @@ impl crate::Server for Server {
         };
         if may {
             self.unmask();
+            self.begin_rest();
         }
         may
     }
@@ -388,7 +443,7 @@ impl crate::Server for Server {
 
     fn stop(&mut self, watch: &mut dyn Watch) {
         self.stopped = true;
-        [WAKE, CHANNELS, STORE].into_iter().for_each(|key| watch.forget(key));
+        [WAKE, CHANNELS, STORE, REST].into_iter().for_each(|key| watch.forget(key));
         self.session.stop(&mut self.machine, &mut self.log);
     }
 }

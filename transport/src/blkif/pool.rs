@@ -110,7 +110,12 @@ impl Pool {
         self.lent
     }
 
-    /// The disk is idle: the large ones go.
+    /// Whether there is something to trim.
+    pub fn keeps_much(&self) -> bool {
+        self.kept > KEPT_IDLE
+    }
+
+    /// The large ones go.
     pub fn trim(&mut self) {
         for free in self.free.iter_mut().rev() {
             while self.kept > KEPT_IDLE {
@@ -188,7 +193,8 @@ mod test {
         let lent: Vec<Loan> = (0..8).map(|_| pool.lend(1 << 20)).collect();
         lent.into_iter().for_each(|loan| pool.give_back(loan));
         assert_eq!((pool.kept, pool.lent()), (KEPT, 0));
+        assert!(pool.keeps_much());
         pool.trim();
-        assert!(pool.kept <= KEPT_IDLE);
+        assert!(!pool.keeps_much());
     }
 }

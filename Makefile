@@ -8,7 +8,7 @@ WITH_CARGO = PATH="$$(tools/prepare --cargo):$$PATH"
 help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; about 3 minutes'
 	@echo 'make test      the whole gate: format, clippy, tidy, tests, crash exploration, a guest'
-	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; about 15 minutes'
+	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
 	@echo 'make build     target/release/tapline and target/release/tapline-disk'
 	@echo 'make install   build, then copy both to $(PREFIX)/bin, and the manual pages'
 	@echo 'make prepare   install what the others need (packages and, if need be, cargo)'

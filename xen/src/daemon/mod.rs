@@ -10,11 +10,13 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use self::connection::{Connection, Silence, rubbish};
 use crate::wire::{Kind, Message};
@@ -274,9 +276,25 @@ impl Store for Daemon {
     }
 }
 
+/// Connects to a socket, in bounded time: a daemon that hangs lets only so many wait for it, and the next would wait for them.
+fn connect(place: &Path, patience: Duration) -> io::Result<OwnedFd> {
+    let until = Instant::now() + patience;
+    let address = SocketAddrUnix::new(place)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    loop {
+        match net::connect(&socket, &address) {
+            // Nothing tells when there is room.
+            Err(Errno::AGAIN) if Instant::now() < until => thread::sleep(Duration::from_millis(20)),
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            connected => return connected.map(|()| socket).map_err(io::Error::from),
+        }
+    }
+}
+
 fn open(place: &Path) -> io::Result<OwnedFd> {
     if fs::metadata(place)?.file_type().is_socket() {
-        return UnixStream::connect(place).map(OwnedFd::from);
+        return connect(place, PATIENCE);
     }
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).map_err(io::Error::other)?;
     Ok(OpenOptions::new().read(true).write(true).custom_flags(flags).open(place)?.into())
@@ -289,6 +307,7 @@ fn unreachable_store(tried: impl ToString, source: io::Error) -> StoreError {
         }
         io::ErrorKind::PermissionDenied => "only root may use it",
         io::ErrorKind::ConnectionRefused => "its daemon does not run any more",
+        io::ErrorKind::TimedOut => "its daemon hangs: it lets nobody in, in 5 s",
         _ => "it cannot be used",
     };
     StoreError::Unreachable { tried: tried.to_string(), advice, source }
@@ -314,5 +333,23 @@ fn if_there<T>(answer: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
         Ok(value) => Ok(Some(value)),
         Err(StoreError::NoEntry { .. }) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_store_that_lets_nobody_in_is_waited_for_a_bounded_time() {
+        let place = env::temp_dir().join(format!("tapline-store-{}", std::process::id()));
+        let listener = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        net::bind(&listener, &SocketAddrUnix::new(&place).unwrap()).unwrap();
+        net::listen(&listener, 0).unwrap();
+        let patience = Duration::from_millis(50);
+        let _waits = connect(&place, patience).unwrap();
+        let refused = connect(&place, patience);
+        fs::remove_file(&place).unwrap();
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 }

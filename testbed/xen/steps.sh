@@ -172,8 +172,8 @@ wait_said() {
             tail -n 20 "$(console_of "$1")"
             fail "guest $1 does not say $2 within $3 s"
         fi
-        left=$((left - 1))
-        sleep 1
+        left=$((left - ${nap:-1}))
+        sleep "${nap:-1}"
     done
 }
 

@@ -169,20 +169,28 @@ fn a_flood_of_nonsense_is_answered_a_ring_at_a_time() {
 
 #[test]
 fn more_than_the_memory_for_it_waits_in_the_ring() {
-    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings { order: 2, ..Rings::default() });
-    let (_, page) = front.page(9);
-    let list = front.guest.page().unwrap();
-    let one = [&page.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat();
-    front.guest.write(list, 0, &one.repeat(256)).unwrap();
-    let list = front.guest.grant(list, Access::ReadOnly);
-    machine.file.hold = true;
-    (0..128).for_each(|id| front.put(0, &indirect(READ, id, 0, list, 256)));
-    front.push(0);
-    machine.settle();
-    assert!(machine.seen.len() <= 33, "{} MiB under way", machine.seen.len());
-    machine.file.hold = false;
-    machine.settle();
-    assert_eq!(front.answers(0).len(), 128);
+    // One queue or several: they have the memory of one disk.
+    for (order, queues, each) in [(2, 1, 128), (0, 4, 32)] {
+        let rings = Rings { order, queues, ..Rings::default() };
+        let queues = queues as usize;
+        let (mut machine, mut front) = connected(GrantsPolicy::Copy, rings);
+        let (_, page) = front.page(9);
+        let list = front.guest.page().unwrap();
+        let one = [&page.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat();
+        front.guest.write(list, 0, &one.repeat(256)).unwrap();
+        let list = front.guest.grant(list, Access::ReadOnly);
+        machine.file.hold = true;
+        for queue in 0..queues {
+            (0..each).for_each(|id| front.put(queue, &indirect(READ, id, 0, list, 256)));
+            front.push(queue);
+        }
+        machine.settle();
+        assert!(machine.seen.len() <= 33, "{} MiB under way", machine.seen.len());
+        machine.file.hold = false;
+        machine.settle();
+        let answers: usize = (0..queues).map(|queue| front.answers(queue).len()).sum();
+        assert_eq!(answers, 128);
+    }
 }
 
 #[test]

@@ -50,11 +50,6 @@ impl<T> Load<T> {
         Load { what, pieces, write, memory: None, loan: None }
     }
 
-    /// Bytes at most.
-    pub fn len_max(&self) -> usize {
-        self.pieces.len().saturating_mul(PAGE)
-    }
-
     fn len(&self) -> usize {
         self.pieces.iter().map(|piece| usize::from(piece.len)).fold(0, usize::saturating_add)
     }

@@ -76,8 +76,9 @@ impl Device {
     /// Takes what is in the rings: first all entries, then all descriptors, then all data.
     fn pass(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) {
         let mut coming = std::mem::take(&mut self.coming);
+        let mut bytes = 0;
         for queue in 0..self.queues.len() {
-            self.take(queue, geometry, &mut coming, log);
+            self.take(queue, geometry, &mut coming, &mut bytes, log);
         }
         if !coming.is_empty() {
             self.resolve(&mut coming, grants);
@@ -89,11 +90,17 @@ impl Device {
         self.coming = coming;
     }
 
-    /// Takes the entries of one queue. What needs no data is done with at once.
-    fn take(&mut self, index: usize, geometry: &Geometry, coming: &mut Vec<Load<Coming>>, log: &mut Log) {
-        let mut bytes = coming.iter().map(Load::len_max).fold(0, usize::saturating_add);
+    /// Takes the entries of one queue; `bytes` is what those of the pass have at most. What needs no data is done with at once.
+    fn take(
+        &mut self,
+        index: usize,
+        geometry: &Geometry,
+        coming: &mut Vec<Load<Coming>>,
+        bytes: &mut usize,
+        log: &mut Log,
+    ) {
         for _ in 0..TURN {
-            if !self.data.has_room(bytes) {
+            if !self.data.has_room(*bytes) {
                 return;
             }
             let Some(queue) = self.queues.get_mut(index) else { return };
@@ -109,7 +116,7 @@ impl Device {
                 }
                 Ok(Ask::Discard(span)) => self.ask(token, Operation::Discard, span, Segments::empty(), geometry),
                 Ok(Ask::Transfer(Transfer { at, kind, memory })) => {
-                    bytes = bytes.saturating_add(memory.len_max());
+                    *bytes = bytes.saturating_add(memory.len_max());
                     let (pieces, told) = match memory {
                         Memory::Direct(pieces) => (pieces, None),
                         Memory::Indirect { page, count } => (Pieces::new(), Some(Descriptors { page, count })),

@@ -4,12 +4,15 @@
 //! that nobody listens on, or our own.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Connections that may wait to be taken in.
@@ -137,6 +140,10 @@ fn listen(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
+/// How long a socket that takes connections may belong to a process that is gone: while it watches a socket through
+/// io_uring, the kernel closes it in its own time after a kill.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Removes a socket that refuses connections, which says that nobody has it open.
 fn remove_stale(path: &Path) -> Result<(), BindError> {
     let failed = |what| move |source| BindError::Failed { what, path: path.into(), source };
@@ -147,19 +154,39 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     if !meta.file_type().is_socket() {
         return Err(BindError::NotASocket(path.into()));
     }
-    match probe(path) {
-        Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed("remove the stale")),
-        Err(rustix::io::Errno::NOENT) => Ok(()),
-        // EAGAIN: so many are waiting for it already.
-        Ok(()) | Err(rustix::io::Errno::AGAIN) => Err(BindError::InUse(path.into())),
-        Err(errno) => Err(failed("probe")(errno.into())),
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match probe(path) {
+            Err(Errno::CONNREFUSED) => return std::fs::remove_file(path).map_err(failed("remove the stale")),
+            Err(Errno::NOENT) => return Ok(()),
+            Ok(connection) => match until.checked_duration_since(Instant::now()) {
+                Some(left) if ends_unanswered(&connection, left).map_err(|errno| failed("probe")(errno.into()))? => {}
+                _ => return Err(BindError::InUse(path.into())),
+            },
+            // So many are waiting for it already.
+            Err(Errno::AGAIN) => return Err(BindError::InUse(path.into())),
+            Err(errno) => return Err(failed("probe")(errno.into())),
+        }
     }
 }
 
-fn probe(path: &Path) -> rustix::io::Result<()> {
+fn probe(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Whether a connection ends within `patience` without a word, as it does when the listening socket goes before it was
+/// taken in. A server that is there greets, or keeps it.
+fn ends_unanswered(connection: &OwnedFd, patience: Duration) -> rustix::io::Result<bool> {
+    let mut watched = [PollFd::new(connection, PollFlags::IN)];
+    let patience = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
+    match rustix::event::poll(&mut watched, Some(&patience)) {
+        Ok(_) => Ok(watched[0].revents().contains(PollFlags::HUP)),
+        Err(Errno::INTR) => Ok(true),
+        Err(errno) => Err(errno),
+    }
 }
 
 #[cfg(test)]
@@ -177,6 +204,20 @@ mod test {
         assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_that_closes_a_moment_after_its_process_is_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.sock");
+        let dying = UnixListener::bind(&path).unwrap();
+        let closes = std::thread::spawn(move || {
+            std::thread::sleep(PATIENCE / 10);
+            drop(dying);
+        });
+        let listener = Listener::bind(&path);
+        closes.join().unwrap();
+        assert!(listener.is_ok(), "{}", listener.err().unwrap());
     }
 
     #[test]

@@ -64,14 +64,16 @@ impl Shared {
         (address.addr() % 4 == 0).then(|| unsafe { AtomicU32::from_ptr(address.cast()) })
     }
 
+    fn u64_at(&self, at: usize) -> Option<&AtomicU64> {
+        let address = self.at(at, 8)?;
+        // SAFETY: the eight bytes lie in the piece, mapped while `owner` lives, and are aligned as checked
+        // here; an atomic tolerates any concurrent access.
+        (address.addr() % 8 == 0).then(|| unsafe { AtomicU64::from_ptr(address.cast()) })
+    }
+
     /// Stores a 64-bit number as this machine has it, for a reader on it that must not see half of one.
     pub fn store_u64_native(&self, at: usize, value: u64) -> Option<()> {
-        let address = self.at(at, 8)?;
-        // SAFETY: the eight bytes lie in the piece, mapped while `owner` lives, and are aligned as checked here; an atomic
-        // tolerates any concurrent access.
-        let place: Option<&AtomicU64> =
-            (address.addr() % 8 == 0).then(|| unsafe { AtomicU64::from_ptr(address.cast()) });
-        place.map(|place| place.store(value, Ordering::Relaxed))
+        self.u64_at(at).map(|place| place.store(value, Ordering::Relaxed))
     }
 
     /// Loads a little-endian 32-bit number; what the peer wrote before it stored the number is visible after.

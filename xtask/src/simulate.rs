@@ -331,7 +331,7 @@ fn one_workload(arguments: &Arguments, workload: &[Op]) -> Result<Findings, Stri
         let given = arguments.schedule.clone();
         let starts = given.map_or(Pace::ALL.map(Schedule::undisturbed).to_vec(), |schedule| vec![schedule]);
         for first in starts {
-            let mut next = Some(first).filter(|_| failure.is_none());
+            let mut next = failure.is_none().then_some(first);
             while let Some(schedule) = next {
                 let mut case = Case::new(subject, workload.to_vec(), schedule);
                 (case.setup.bug, case.setup.fault) = (bug, arguments.fault);

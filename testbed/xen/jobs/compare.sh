@@ -12,6 +12,7 @@ load() {
     case $3 in
     rr4k1) one $1 $2 $3 randread 4k 1 $4 ;;
     rr4k32) one $1 $2 $3 randread 4k 32 $4 ;;
+    rr4k128) one $1 $2 $3 randread 4k 128 $4 ;;
     sr64k1) one $1 $2 $3 read 64k 1 $4 ;;
     sr64k8) one $1 $2 $3 read 64k 8 $4 ;;
     sr1m2) one $1 $2 $3 read 1024k 2 $4 ;;
@@ -23,13 +24,13 @@ load() {
 # How many requests of a case take about as long as $requests of 4 KiB one after the other.
 many() {
     case $1 in
-    *4k32) echo $((requests * 4)) ;;
+    *4k32 | rr4k128) echo $((requests * 4)) ;;
     sr64k1) echo $((requests / 2)) ;;
     sr1m2) echo $((requests / 8)) ;;
     *) echo $requests ;;
     esac
 }
-cases="rr4k1 rr4k32 sr64k1 sr64k8 sr1m2 rw4k1 rw4k32 sw64k8"
+cases="rr4k1 rr4k32 rr4k128 sr64k1 sr64k8 sr1m2 rw4k1 rw4k32 sw64k8"
 # Each once more for its caches, and for the counter: with a mark before each of three runs, and one at the end.
 count() { # backend device
     for each in $cases; do

@@ -25,9 +25,11 @@ const USAGE: &str =
   --functions N   with --count: the N functions that take most of it, but the guest's";
 
 /// The names in `testbed/xen/jobs/compare.sh`, in order.
-const CASES: [(&str, &str); 8] = [
+const CASES: [(&str, &str); 9] = [
     ("rr4k1", "randread 4k qd1"),
     ("rr4k32", "randread 4k qd32"),
+    // Four rings of one page.
+    ("rr4k128", "randread 4k qd128"),
     ("sr64k1", "read 64k qd1"),
     ("sr64k8", "read 64k qd8"),
     ("sr1m2", "read 1m qd2"),
@@ -108,7 +110,7 @@ impl Options {
     /// As `many` in `testbed/xen/jobs/compare.sh`.
     fn requests_of(&self, case: &str) -> u32 {
         match case {
-            "rr4k32" | "rw4k32" => self.requests * 4,
+            "rr4k32" | "rr4k128" | "rw4k32" => self.requests * 4,
             "sr64k1" => self.requests / 2,
             "sr1m2" => self.requests / 8,
             _ => self.requests,

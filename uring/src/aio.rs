@@ -1,4 +1,4 @@
-//! The Linux AIO engine: for machines where io_uring is forbidden, and files on which it would need worker threads.
+//! The Linux AIO engine: for machines where io_uring is forbidden, and files on which it would need a thread for every transfer.
 //!
 //! Requests that were pushed go to the kernel in one `io_submit`; completions are read from the ring that the kernel
 //! shares. On files whose I/O completes inside `io_submit` (tmpfs) a request thus costs that one call. What AIO cannot

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use disk::Allocation;
 use rustix::fs::{OFlags, SeekFrom};
@@ -49,7 +50,8 @@ impl OpenOptions {
 /// An open image file.
 #[derive(Debug)]
 pub struct ImageFile {
-    file: File,
+    /// Shared with the engine's threads that are at work on it.
+    file: Arc<File>,
     path: PathBuf,
     options: OpenOptions,
     alignment: Alignment,
@@ -110,7 +112,7 @@ impl ImageFile {
             Cache::None => Alignment::of_direct(file.as_fd(), block_device).map_err(|why| direct_refused(path, why))?,
             Cache::Writeback => Alignment::NONE,
         };
-        let opened = ImageFile { file, path: path.to_owned(), options, alignment, device_len };
+        let opened = ImageFile { file: Arc::new(file), path: path.to_owned(), options, alignment, device_len };
         if options.lock {
             opened.lock()?;
         }
@@ -125,7 +127,7 @@ impl ImageFile {
         alignment: Alignment,
         device_len: Option<u64>,
     ) -> ImageFile {
-        ImageFile { file, path, options, alignment, device_len }
+        ImageFile { file: Arc::new(file), path, options, alignment, device_len }
     }
 
     fn lock(&self) -> Result<(), FileOpenError> {
@@ -169,11 +171,16 @@ impl ImageFile {
         &self.file
     }
 
+    /// The file, to be kept open beyond this.
+    pub(crate) fn share(&self) -> Arc<File> {
+        self.file.clone()
+    }
+
     /// What the file system holds at `at`; see [`disk::Io::allocated`].
     pub fn allocated(&self, at: u64, len: u64) -> Allocation {
-        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+        match rustix::fs::seek(&*self.file, SeekFrom::Data(at)) {
             Ok(data) if data > at => Allocation::Hole(len.min(data.saturating_sub(at))),
-            Ok(_) => match rustix::fs::seek(&self.file, SeekFrom::Hole(at)) {
+            Ok(_) => match rustix::fs::seek(&*self.file, SeekFrom::Hole(at)) {
                 Ok(hole) if hole > at => Allocation::Data(len.min(hole.saturating_sub(at))),
                 _ => Allocation::Data(len),
             },
@@ -183,13 +190,13 @@ impl ImageFile {
         }
     }
 
-    /// Whether io_uring would hand every request on this file to a worker thread of the kernel, because the file
-    /// system cannot do I/O without blocking its caller (tmpfs). Linux AIO is the faster engine then.
+    /// Whether every transfer on this file would go by a thread with io_uring, because the file system cannot do I/O
+    /// without blocking its caller (tmpfs). Linux AIO is the faster engine then.
     pub fn uring_needs_workers(&self) -> bool {
         let buffer = memory::Buffer::zeroed(memory::PAGE);
         // SAFETY: the page was allocated above, is initialised, and nobody else knows of it until it is dropped.
         let page = unsafe { std::slice::from_raw_parts_mut(buffer.base(), buffer.capacity()) };
-        let read = rustix::io::preadv2(&self.file, &mut [io::IoSliceMut::new(page)], 0, ReadWriteFlags::NOWAIT);
+        let read = rustix::io::preadv2(&*self.file, &mut [io::IoSliceMut::new(page)], 0, ReadWriteFlags::NOWAIT);
         // preadv2(2): a file without non-blocking I/O refuses the flag; one with it answers EAGAIN, or reads.
         read == Err(Errno::OPNOTSUPP)
     }

@@ -10,6 +10,9 @@ use disk::FileId;
 
 use crate::file_table::FILES_MAX;
 
+/// A file, and whether it is written.
+pub(crate) type Transfer = (FileId, bool);
+
 /// The most transfers that go by without an offer.
 const SKIP_MAX: u8 = 63;
 
@@ -32,21 +35,23 @@ struct Place {
 /// What was learned of all files of an engine.
 pub(crate) struct Nowait {
     places: Box<[Place; FILES_MAX]>,
-    /// Nothing was ever refused: the common case, in one look.
-    unspoiled: bool,
+    has_learned: bool,
 }
 
 impl Nowait {
     pub(crate) fn new() -> Nowait {
-        Nowait { places: Box::new([Place::default(); FILES_MAX]), unspoiled: true }
+        Nowait { places: Box::new([Place::default(); FILES_MAX]), has_learned: false }
+    }
+
+    /// Whether anything was ever refused. Most often not, and then there is nothing to ask or to tell.
+    #[inline]
+    pub(crate) fn has_learned(&self) -> bool {
+        self.has_learned
     }
 
     /// Whether to offer a transfer to the kernel.
-    pub(crate) fn offers(&mut self, file: FileId, write: bool) -> bool {
-        if self.unspoiled {
-            return true;
-        }
-        let Some(learned) = self.learned(file, write) else { return true };
+    pub(crate) fn offers(&mut self, (file, write): Transfer) -> bool {
+        let Some(learned) = self.learned((file, write)) else { return true };
         let offers = learned.left == 0;
         learned.left = learned.left.saturating_sub(1);
         offers
@@ -54,12 +59,12 @@ impl Nowait {
 
     /// The kernel would have had to block. A read that was refused for now has begun what it would wait for (the page
     /// cache reads ahead), so that the offer was worth it: nothing is learned.
-    pub(crate) fn refused(&mut self, file: FileId, write: bool, errno: i32) {
+    pub(crate) fn refused(&mut self, (file, write): Transfer, errno: i32) {
         if !write && errno == libc::EAGAIN {
             return;
         }
-        self.unspoiled = false;
-        let Some(learned) = self.learned(file, write) else { return };
+        self.has_learned = true;
+        let Some(learned) = self.learned((file, write)) else { return };
         // Those that were offered together are refused together, which says no more than one of them.
         if learned.left == 0 {
             learned.skip = learned.skip.saturating_mul(2).saturating_add(1).min(SKIP_MAX);
@@ -68,11 +73,8 @@ impl Nowait {
     }
 
     /// The kernel has taken a transfer.
-    pub(crate) fn accepted(&mut self, file: FileId, write: bool) {
-        if self.unspoiled {
-            return;
-        }
-        if let Some(learned) = self.learned(file, write) {
+    pub(crate) fn accepted(&mut self, transfer: Transfer) {
+        if let Some(learned) = self.learned(transfer) {
             *learned = Learned::default();
         }
     }
@@ -84,7 +86,7 @@ impl Nowait {
         }
     }
 
-    fn learned(&mut self, file: FileId, write: bool) -> Option<&mut Learned> {
+    fn learned(&mut self, (file, write): Transfer) -> Option<&mut Learned> {
         let place = self.places.get_mut(usize::from(file.0))?;
         Some(if write { &mut place.writes } else { &mut place.reads })
     }
@@ -98,7 +100,7 @@ mod test {
 
     /// How many transfers go by until the next is offered.
     fn skipped(nowait: &mut Nowait, write: bool) -> usize {
-        (0..).find(|_| nowait.offers(FILE, write)).unwrap()
+        (0..).find(|_| nowait.offers((FILE, write))).unwrap()
     }
 
     #[test]
@@ -106,20 +108,20 @@ mod test {
         let mut nowait = Nowait::new();
         let seen: Vec<usize> = (0..9)
             .map(|_| {
-                nowait.refused(FILE, true, libc::EAGAIN);
+                nowait.refused((FILE, true), libc::EAGAIN);
                 skipped(&mut nowait, true)
             })
             .collect();
         assert_eq!(seen, [1, 3, 7, 15, 31, 63, 63, 63, 63]);
         assert_eq!(skipped(&mut nowait, false), 0);
-        assert!(nowait.offers(FileId(4), true));
+        assert!(nowait.offers((FileId(4), true)));
     }
 
     #[test]
     fn refusals_of_what_was_offered_together_count_once() {
         let mut nowait = Nowait::new();
         for _ in 0..32 {
-            nowait.refused(FILE, true, libc::EAGAIN);
+            nowait.refused((FILE, true), libc::EAGAIN);
         }
         assert_eq!(skipped(&mut nowait, true), 1);
     }
@@ -127,24 +129,24 @@ mod test {
     #[test]
     fn one_that_is_accepted_ends_the_pause() {
         let mut nowait = Nowait::new();
-        nowait.refused(FILE, true, libc::EOPNOTSUPP);
-        nowait.accepted(FILE, true);
+        nowait.refused((FILE, true), libc::EOPNOTSUPP);
+        nowait.accepted((FILE, true));
         assert_eq!(skipped(&mut nowait, true), 0);
     }
 
     #[test]
     fn a_read_that_waits_for_the_page_cache_is_offered_again() {
         let mut nowait = Nowait::new();
-        nowait.refused(FILE, false, libc::EAGAIN);
+        nowait.refused((FILE, false), libc::EAGAIN);
         assert_eq!(skipped(&mut nowait, false), 0);
-        nowait.refused(FILE, false, libc::EOPNOTSUPP);
+        nowait.refused((FILE, false), libc::EOPNOTSUPP);
         assert_eq!(skipped(&mut nowait, false), 1);
     }
 
     #[test]
     fn a_new_file_begins_anew() {
         let mut nowait = Nowait::new();
-        nowait.refused(FILE, true, libc::EAGAIN);
+        nowait.refused((FILE, true), libc::EAGAIN);
         nowait.forget(FILE);
         assert_eq!(skipped(&mut nowait, true), 0);
     }

@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use io_uring::types::Fd;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use memory::Buffer;
@@ -50,15 +50,12 @@ const READABLE: u32 = libc::EPOLLIN.unsigned_abs();
 /// A place without a file in the kernel's table (io_uring_register(2), "sparse").
 const NOTHING: RawFd = -1;
 
-/// What is to be done next.
+/// What becomes of a watch.
 #[derive(Clone, Copy)]
-enum Queued {
-    /// By the ring, or else by a thread.
-    Step(Slot),
-    /// By a thread: the ring has refused it.
-    Refused(Slot),
+enum Change {
     Arm(PollId),
     Disarm(PollId),
+    /// That of the threads' event.
     ArmWorkers,
 }
 
@@ -69,7 +66,11 @@ pub struct Uring {
     flights: Flights,
     /// Memory whose pages the kernel keeps at hand.
     registered: Option<Arc<Buffer>>,
-    queue: VecDeque<Queued>,
+    /// For the ring, or else for a thread.
+    steps: VecDeque<Slot>,
+    /// For a thread: the ring does not do these, or has refused them.
+    blocking: VecDeque<Slot>,
+    changes: VecDeque<Change>,
     in_kernel: usize,
     workers: Workers,
     nowait: Nowait,
@@ -92,14 +93,14 @@ impl Uring {
         }
         let ring = ring::open(slots.max(ENTRIES_MIN).next_power_of_two(), &fds)?;
         let workers = Workers::new(depth).map_err(|cause| EngineError::failed("create an eventfd", cause))?;
-        let mut queue = VecDeque::with_capacity(depth);
-        queue.push_back(Queued::ArmWorkers);
         Ok(Uring {
             ring,
             files,
             flights: Flights::new(slots),
             registered: None,
-            queue,
+            steps: VecDeque::with_capacity(depth),
+            blocking: VecDeque::new(),
+            changes: VecDeque::from([Change::ArmWorkers]),
             in_kernel: 0,
             workers,
             nowait: Nowait::new(),
@@ -117,14 +118,14 @@ impl Uring {
         let fd = fd.try_clone_to_owned()?;
         self.forget(key);
         let id = self.polls.add(fd, write, key);
-        self.queue.push_back(Queued::Arm(id));
+        self.changes.push_back(Change::Arm(id));
         Ok(())
     }
 
     /// No more reports for `key`.
     pub fn forget(&mut self, key: u64) {
         if let Some(id) = self.polls.remove(key) {
-            self.queue.push_back(Queued::Disarm(id));
+            self.changes.push_back(Change::Disarm(id));
             self.ready.retain(|&ready| ready != key);
         }
     }
@@ -187,52 +188,51 @@ impl Uring {
 
     /// Moves what is queued into the ring, or to the threads.
     fn fill(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        while !self.queue.is_empty() {
-            if self.ring.submission().is_full() {
+        while !self.is_filled() {
+            let had_room = self.fill_ring();
+            while let Some(slot) = self.blocking.pop_front() {
+                self.hand_over(slot, done);
+            }
+            if !had_room {
                 self.enter(0)?;
                 if self.ring.submission().is_full() {
                     return Ok(());
                 }
             }
-            let Some(queued) = self.queue.pop_front() else { break };
-            let entry = match queued {
-                Queued::Step(slot) => match self.offer(slot) {
-                    None => {
-                        self.hand_over(slot, done);
-                        continue;
-                    }
-                    entry => {
-                        self.in_kernel = self.in_kernel.saturating_add(1);
-                        entry
-                    }
-                },
-                Queued::Refused(slot) => {
-                    self.hand_over(slot, done);
-                    continue;
-                }
-                Queued::Arm(id) => self.polls.get(id).map(|(fd, events)| poll(fd, events).user_data(POLL | id)),
-                Queued::Disarm(id) => Some(opcode::PollRemove::new(POLL | id).build().user_data(IGNORED)),
-                Queued::ArmWorkers => Some(poll(self.workers.event().as_raw_fd(), READABLE).user_data(WORKERS)),
-            };
-            let Some(entry) = entry else { continue };
-            // SAFETY: the parts and the memory of a step lie in the slab until its completion was taken out of the
-            // ring (`flights`), and the slab outlives the ring's use of them (`drop`). Polls have no memory.
-            let pushed = unsafe { self.ring.submission().push(&entry) };
-            if pushed.is_err() {
-                unreachable!("there was a place a moment ago");
-            }
         }
         Ok(())
     }
 
-    /// The entry for the step of `slot`, if it is one for the ring.
-    fn offer(&mut self, slot: Slot) -> Option<squeue::Entry> {
-        let op = self.flights.get(slot).op();
-        let write = matches!(op.action, Action::Write { .. });
-        if !self.nowait.offers(op.file, write) {
-            return None;
+    /// Moves what is for the ring into it. Whether there was room.
+    fn fill_ring(&mut self) -> bool {
+        let mut entries = self.ring.submission();
+        let mut room = entries.capacity().saturating_sub(entries.len());
+        while room > 0 {
+            let entry = if let Some(slot) = self.steps.pop_front() {
+                let entry = match self.nowait.has_learned() && !self.nowait.offers(self.flights.transfer(slot)) {
+                    true => None,
+                    false => entry::of(&self.flights, slot, self.registered.as_deref()),
+                };
+                match entry {
+                    Some(_) => self.in_kernel = self.in_kernel.saturating_add(1),
+                    None => self.blocking.push_back(slot),
+                }
+                entry
+            } else if let Some(change) = self.changes.pop_front() {
+                watch_entry(change, &self.polls, &self.workers)
+            } else {
+                return true;
+            };
+            let Some(entry) = entry else { continue };
+            // SAFETY: the parts and the memory of a step lie in the slab until its completion was taken out of the
+            // ring (`flights`), and the slab outlives the ring's use of them (`drop`). Polls have no memory.
+            let pushed = unsafe { entries.push(&entry) };
+            if pushed.is_err() {
+                unreachable!("there was room");
+            }
+            room = room.saturating_sub(1);
         }
-        entry::of(&self.flights, slot, self.registered.as_deref())
+        self.steps.is_empty() && self.changes.is_empty()
     }
 
     /// Has a thread do the step of `slot`.
@@ -248,9 +248,8 @@ impl Uring {
     }
 
     fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) {
-        match self.flights.settle(slot, result) {
-            Settled::Done(ended) => done.push(ended),
-            Settled::Again => self.queue.push_back(Queued::Step(slot)),
+        if self.flights.settle(slot, result, done) == Settled::Again {
+            self.steps.push_back(slot);
         }
     }
 
@@ -266,6 +265,39 @@ impl Uring {
         }
         self.outcomes = outcomes;
         taken.map_err(|cause| EngineFailed { what: "io_getevents", errno: cause.raw_os_error().unwrap_or(libc::EIO) })
+    }
+
+    /// Whether there is nothing to do: the common case for who looks often.
+    #[inline]
+    fn is_quiet(&mut self) -> bool {
+        if !self.is_filled() || self.workers.are_at_work() {
+            return false;
+        }
+        let entries = self.ring.submission();
+        let quiet = entries.is_empty() && !entries.taskrun() && !entries.cq_overflow();
+        drop(entries);
+        quiet && self.ring.completion().is_empty()
+    }
+
+    /// Submits what is queued, and takes what has come.
+    #[inline(never)]
+    fn turn(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        let before = done.len();
+        loop {
+            self.fill(done)?;
+            let sleep = until == Until::Any && done.len() == before && self.may_sleep();
+            let undisturbed = self.enter(usize::from(sleep))?;
+            self.harvest(done);
+            self.collect(done)?;
+            if until == Until::Now || done.len() > before || !self.ready.is_empty() || !undisturbed {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether nothing waits for a place in the ring, or for a thread.
+    fn is_filled(&self) -> bool {
+        self.steps.is_empty() && self.changes.is_empty() && self.blocking.is_empty()
     }
 
     /// Submits the ring, and sleeps until there are `want` completions. Without a system call where there is nothing
@@ -310,7 +342,7 @@ impl Uring {
             if name == WORKERS {
                 // What they have done is taken in any case.
                 if !cqueue::more(completion.flags()) {
-                    self.queue.push_back(Queued::ArmWorkers);
+                    self.changes.push_back(Change::ArmWorkers);
                 }
                 continue;
             }
@@ -321,31 +353,42 @@ impl Uring {
                     self.ready.push(fired.key);
                 }
                 if fired.ended {
-                    self.queue.push_back(Queued::Arm(id));
+                    self.changes.push_back(Change::Arm(id));
                 }
                 continue;
             }
             let Ok(slot) = Slot::try_from(name) else { unreachable!("user data is a slot, or has the bit of a watch") };
             self.in_kernel = self.in_kernel.saturating_sub(1);
-            let op = self.flights.get(slot).op();
-            let (file, write) = (op.file, matches!(op.action, Action::Write { .. }));
             if let Some(errno) = refusal(result) {
-                self.nowait.refused(file, write, errno);
-                self.queue.push_back(Queued::Refused(slot));
+                self.nowait.refused(self.flights.transfer(slot), errno);
+                self.blocking.push_back(slot);
                 continue;
             }
-            self.nowait.accepted(file, write);
-            match self.flights.settle(slot, result) {
-                Settled::Done(ended) => done.push(ended),
-                Settled::Again => self.queue.push_back(Queued::Step(slot)),
+            if self.nowait.has_learned() {
+                self.nowait.accepted(self.flights.transfer(slot));
+            }
+            if self.flights.settle(slot, result, done) == Settled::Again {
+                self.steps.push_back(slot);
             }
         }
+    }
+}
+
+/// The entry for a change, unless the watch was removed meanwhile.
+fn watch_entry(change: Change, polls: &Polls, workers: &Workers) -> Option<squeue::Entry> {
+    match change {
+        Change::Arm(id) => polls.get(id).map(|(fd, events)| poll(fd, events).user_data(POLL | id)),
+        Change::Disarm(id) => Some(opcode::PollRemove::new(POLL | id).build().user_data(IGNORED)),
+        Change::ArmWorkers => Some(poll(workers.event().as_raw_fd(), READABLE).user_data(WORKERS)),
     }
 }
 
 /// Why the kernel does not do a transfer without blocking, if that is what a result says. Some of these have other causes
 /// as well, which the thread that tries again will find.
 fn refusal(result: i32) -> Option<i32> {
+    if result >= 0 {
+        return None;
+    }
     let errno = result.saturating_neg();
     matches!(errno, libc::EAGAIN | libc::EOPNOTSUPP | libc::EINVAL).then_some(errno)
 }
@@ -363,22 +406,16 @@ impl Io for Uring {
         let terms = self.files.get(op.file).map(Terms::of);
         let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };
         let slot = self.flights.board(op, terms)?;
-        self.queue.push_back(Queued::Step(slot));
+        self.steps.push_back(slot);
         Ok(())
     }
 
     /// Returns also when a watched descriptor is ready, and early when a signal was handled.
+    #[inline]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        let before = done.len();
-        loop {
-            self.fill(done)?;
-            let sleep = until == Until::Any && done.len() == before && self.may_sleep();
-            let undisturbed = self.enter(usize::from(sleep))?;
-            self.harvest(done);
-            self.collect(done)?;
-            if until == Until::Now || done.len() > before || !self.ready.is_empty() || !undisturbed {
-                return Ok(());
-            }
+        match until == Until::Now && self.is_quiet() {
+            true => Ok(()),
+            false => self.turn(until, done),
         }
     }
 
@@ -391,7 +428,8 @@ impl Drop for Uring {
     /// Waits for what the kernel has, and frees the files; what the kernel has not seen yet is dropped unseen.
     fn drop(&mut self) {
         let mut ended = Vec::new();
-        self.queue.retain(|queued| matches!(queued, Queued::Refused(_)));
+        self.steps.clear();
+        self.changes.clear();
         while self.in_kernel > 0 {
             if self.enter(1).is_err() {
                 // The kernel may still write into the slab: it stays for ever, and the files stay locked.
@@ -401,10 +439,8 @@ impl Drop for Uring {
             }
             self.harvest(&mut ended);
         }
-        for queued in std::mem::take(&mut self.queue) {
-            if let Queued::Refused(slot) = queued {
-                self.hand_over(slot, &mut ended);
-            }
+        while let Some(slot) = self.blocking.pop_front() {
+            self.hand_over(slot, &mut ended);
         }
         self.workers.finish();
         // The kernel takes a closed ring apart in its own time. The files, and with them their locks and devices,

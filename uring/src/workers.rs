@@ -23,7 +23,7 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -157,7 +157,7 @@ impl Workers {
         let job = Job { slot, call: Call::of(file.as_fd().as_raw_fd(), step), submitter };
         let mut state = self.shared.lock();
         let place = state.lane(lane);
-        let enough = place.queue.len() < place.idle || place.threads >= lane.threads_max();
+        let enough = place.queue.len() < place.idle || place.threads >= lane.threads_max(job.submitter.is_none());
         if !enough {
             match start(&self.shared, lane) {
                 Ok(()) => place.threads = place.threads.saturating_add(1),
@@ -254,12 +254,12 @@ impl LaneId {
         }
     }
 
-    /// As many as there may be. Reads that are waited for are those of the page cache, each for another page. Writes that
-    /// block do so for a lock of the file: more threads only wait in line.
-    fn threads_max(self) -> usize {
+    /// As many as there may be. Direct transfers are not waited for, and where their submission blocks it is mostly for
+    /// a lock of the file: more threads would only wait in line. Reads through the page cache each wait for another page.
+    fn threads_max(self, waits: bool) -> usize {
         match self {
-            LaneId::Reads => 16,
-            LaneId::Writes | LaneId::Syncs | LaneId::Deallocations => 4,
+            LaneId::Reads if waits => 16,
+            LaneId::Reads | LaneId::Writes | LaneId::Syncs | LaneId::Deallocations => 4,
         }
     }
 
@@ -367,8 +367,20 @@ impl Shared {
     }
 }
 
+/// Has all threads allocate from one heap. What they allocate is next to nothing; a heap for each would be 8 KiB a thread,
+/// which stay when it has ended.
+fn share_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Starts a thread. It gets no signals: those are for the thread that sleeps in the engine, which they are to wake.
 fn start(shared: &Arc<Shared>, lane: LaneId) -> io::Result<()> {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(share_heap);
     let shared = shared.clone();
     let builder = thread::Builder::new().name(lane.thread_name().to_owned()).stack_size(STACK);
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
@@ -382,4 +394,41 @@ fn start(shared: &Arc<Shared>, lane: LaneId) -> io::Result<()> {
     // SAFETY: the set was filled above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     started.map(drop)
+}
+
+#[cfg(test)]
+mod test {
+    use crate::OpenOptions;
+
+    use super::*;
+
+    #[test]
+    fn threads_are_bounded_and_each_step_is_done_once() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("image");
+        std::fs::write(&path, [1; 4096]).unwrap();
+        let options = OpenOptions { write: true, cache: Cache::None, lock: true };
+        let file = ImageFile::open(&path, options).unwrap();
+        let mut workers = Workers::new(200).unwrap();
+        for slot in 0..100 {
+            // SAFETY: neither step points to memory.
+            unsafe {
+                assert!(workers.give(slot, &file, &Step::SyncData).is_none());
+                let free = Step::Deallocate { at: 0, len: 4096 };
+                assert!(workers.give(100 + slot, &file, &free).is_none());
+            }
+            let state = workers.shared.lock();
+            assert!(state.syncs.threads <= 4 && state.deallocations.threads <= 4);
+        }
+        drop(file);
+        let mut outcomes = Vec::new();
+        while workers.are_at_work() {
+            workers.take(&mut outcomes).unwrap();
+        }
+        let mut slots: Vec<Slot> = outcomes.iter().map(|outcome| outcome.slot).collect();
+        slots.sort();
+        assert_eq!(slots, (0..200).collect::<Vec<Slot>>());
+        assert!(outcomes.iter().all(|outcome| outcome.result == 0));
+        assert!(ImageFile::open(&path, options).is_ok(), "a thread still has the file, and its lock");
+    }
 }

@@ -112,7 +112,7 @@ impl ImageFile {
             Cache::None => Alignment::of_direct(file.as_fd(), block_device).map_err(|why| direct_refused(path, why))?,
             Cache::Writeback => Alignment::NONE,
         };
-        let opened = ImageFile { file: Arc::new(file), path: path.to_owned(), options, alignment, device_len };
+        let opened = ImageFile::of_parts(file, path.to_owned(), options, alignment, device_len);
         if options.lock {
             opened.lock()?;
         }
@@ -127,6 +127,7 @@ impl ImageFile {
         alignment: Alignment,
         device_len: Option<u64>,
     ) -> ImageFile {
+        forgo_access_time(&file);
         ImageFile { file: Arc::new(file), path, options, alignment, device_len }
     }
 
@@ -242,6 +243,14 @@ fn set_direct(file: &File, path: &Path) -> Result<(), FileOpenError> {
         Errno::INVAL => direct_refused(path, "its file system does not support it"),
         cause => FileOpenError::failed("set O_DIRECT on", path, cause),
     })
+}
+
+/// Nobody asks when a disk was last read, and for each read the kernel would look at the clock and at the inode. Only the
+/// owner of a file may say so (EPERM); for others it is as it was.
+fn forgo_access_time(file: &File) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
+        rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).ok();
+    }
 }
 
 /// `_IOR(0x12, 114, size_t)` of linux/fs.h: the length of a block device in bytes.

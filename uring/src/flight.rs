@@ -70,7 +70,7 @@ impl Flight {
     }
 
     /// Takes `op` in, and prepares it for its first step.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(&mut self, op: FileOp, terms: Terms, pool: &mut BouncePool) {
         let admitted = match &op.action {
             Action::Read { into: memory, .. } | Action::Write { from: memory, .. } => terms.alignment.admits(memory),
@@ -85,7 +85,7 @@ impl Flight {
     }
 
     /// Gives the operation back, when it has ended.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(&mut self) -> FileOp {
         match self.op.take() {
             Some(op) => op,

@@ -37,7 +37,7 @@ impl Flights {
 
     /// Takes `op` in, or hands it back when there is no room.
     #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `disk::Io::push`")]
-    #[inline]
+    #[inline(always)]
     pub(crate) fn board(&mut self, op: FileOp, terms: Terms) -> Result<Slot, FileOp> {
         let Some(slot) = self.free.pop() else { return Err(op) };
         match usize::try_from(slot).ok().and_then(|slot| self.slots.get_mut(slot)) {
@@ -76,7 +76,7 @@ impl Flights {
     }
 
     /// Takes the kernel's result for `slot`; an operation that has ended goes to `done`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) -> Settled {
         let Some(flight) = usize::try_from(slot).ok().and_then(|slot| self.slots.get_mut(slot)) else {
             unreachable!("a result for slot {slot}, which does not exist")

@@ -402,6 +402,7 @@ fn count_of(number: usize) -> u32 {
 }
 
 impl Io for Uring {
+    #[inline(always)]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         let terms = self.files.get(op.file).map(Terms::of);
         let Some(terms) = terms else { unreachable!("an operation on file {}, which does not exist", op.file.0) };

@@ -60,14 +60,14 @@ fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> C
         (_, None) => (EngineKind::Uring, None),
         (None, Some(path)) if !cached => {
             let note = format!(
-                "Linux AIO is used: on the file system of {path}, io_uring would need a kernel thread for every \
-                 request (--io-engine uring overrides this)"
+                "Linux AIO is used: on the file system of {path}, io_uring would need a thread for every request \
+                 (--io-engine uring overrides this)"
             );
             (EngineKind::Aio, Some(note))
         }
         (_, Some(path)) => {
             let note = format!(
-                "io_uring is used, although the file system of {path} makes it need a kernel thread for every request"
+                "io_uring is used, although the file system of {path} makes it need a thread for every request"
             );
             (EngineKind::Uring, Some(note))
         }

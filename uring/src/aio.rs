@@ -1,4 +1,4 @@
-//! The Linux AIO engine: for machines where io_uring is forbidden, and files on which it would need worker threads.
+//! The Linux AIO engine: for machines where io_uring is forbidden, and files on which it would need a thread for every transfer.
 //!
 //! Requests that were pushed go to the kernel in one `io_submit`; completions are read from the ring that the kernel
 //! shares. On files whose I/O completes inside `io_submit` (tmpfs) a request thus costs that one call. What AIO cannot
@@ -256,9 +256,8 @@ impl Aio {
     }
 
     fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) {
-        match self.flights.settle(slot, result) {
-            Settled::Done(ended) => done.push(ended),
-            Settled::Again => self.queue.push_back(slot),
+        if self.flights.settle(slot, result, done) == Settled::Again {
+            self.queue.push_back(slot);
         }
     }
 
@@ -275,9 +274,9 @@ impl Aio {
                 return;
             }
             *in_kernel = in_kernel.saturating_sub(1);
-            match flights.settle(slot, i32::try_from(event.res).unwrap_or(i32::MAX)) {
-                Settled::Done(ended) => done.push(ended),
-                Settled::Again => queue.push_back(slot),
+            let result = i32::try_from(event.res).unwrap_or(i32::MAX);
+            if flights.settle(slot, result, done) == Settled::Again {
+                queue.push_back(slot);
             }
         };
         let harvested = if sleep { self.context.wait(take) } else { self.context.harvest(take) };
@@ -332,6 +331,7 @@ impl Io for Aio {
     }
 
     /// Returns also when a watched descriptor is ready, and early when a signal was handled.
+    #[inline(never)]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         let before = done.len();
         loop {

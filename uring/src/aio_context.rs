@@ -47,6 +47,11 @@ impl Iocb {
     pub(crate) fn new(opcode: u16, fd: RawFd, data: u64) -> Iocb {
         Iocb { opcode, fd: fd.unsigned_abs(), data, ..Iocb::default() }
     }
+
+    /// Also signals an eventfd when it has ended (IOCB_FLAG_RESFD).
+    pub(crate) fn signalling(self, event: RawFd) -> Iocb {
+        Iocb { flags: 1, event_fd: event.unsigned_abs(), ..self }
+    }
 }
 
 /// `struct io_event`.
@@ -79,6 +84,25 @@ const INCOMPAT_FEATURES: u32 = 0;
 /// Events fetched by one system call.
 const BATCH: usize = 32;
 
+/// The right to submit to a context, for other threads than the one that takes completions.
+#[derive(Clone, Copy)]
+pub(crate) struct Submitter {
+    id: libc::c_ulong,
+}
+
+impl Submitter {
+    /// Submits one request, however long that takes.
+    ///
+    /// # Safety
+    /// The context lives, and what the request points to stays valid until its completion was taken. A list of parts may
+    /// go when this returns.
+    pub(crate) unsafe fn submit(self, mut request: Iocb) -> io::Result<()> {
+        let mut requests = [&raw mut request];
+        // SAFETY: the kernel copies the request and its list during the call; the rest is the contract of this function.
+        check(unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1, requests.as_mut_ptr()) }).map(drop)
+    }
+}
+
 /// A context.
 pub(crate) struct AioContext {
     id: libc::c_ulong,
@@ -101,6 +125,11 @@ impl AioContext {
             #[cfg(test)]
             submits: 0,
         })
+    }
+
+    /// For other threads.
+    pub(crate) fn submitter(&self) -> Submitter {
+        Submitter { id: self.id }
     }
 
     /// Behaves as on a kernel whose ring has another layout.

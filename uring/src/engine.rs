@@ -24,17 +24,17 @@ pub enum EngineKind {
 /// One of the engines. It belongs to the thread that opened it.
 pub enum Engine {
     /// Over io_uring.
-    Uring(Uring),
+    Uring(Box<Uring>),
     /// Over Linux AIO.
-    Aio(Aio),
+    Aio(Box<Aio>),
 }
 
 impl Engine {
     /// Opens an engine of this kind, and no other, for `depth` operations at once on `files` (leaf first).
     pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
         match kind {
-            EngineKind::Uring => Uring::open(files, depth).map(Engine::Uring),
-            EngineKind::Aio => Aio::open(files, depth).map(Engine::Aio),
+            EngineKind::Uring => Uring::open(files, depth).map(|uring| Engine::Uring(Box::new(uring))),
+            EngineKind::Aio => Aio::open(files, depth).map(|aio| Engine::Aio(Box::new(aio))),
         }
     }
 

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use disk::Allocation;
 use rustix::fs::{OFlags, SeekFrom};
@@ -49,7 +50,8 @@ impl OpenOptions {
 /// An open image file.
 #[derive(Debug)]
 pub struct ImageFile {
-    file: File,
+    /// Shared with the engine's threads that are at work on it.
+    file: Arc<File>,
     path: PathBuf,
     options: OpenOptions,
     alignment: Alignment,
@@ -110,7 +112,7 @@ impl ImageFile {
             Cache::None => Alignment::of_direct(file.as_fd(), block_device).map_err(|why| direct_refused(path, why))?,
             Cache::Writeback => Alignment::NONE,
         };
-        let opened = ImageFile { file, path: path.to_owned(), options, alignment, device_len };
+        let opened = ImageFile::of_parts(file, path.to_owned(), options, alignment, device_len);
         if options.lock {
             opened.lock()?;
         }
@@ -125,7 +127,8 @@ impl ImageFile {
         alignment: Alignment,
         device_len: Option<u64>,
     ) -> ImageFile {
-        ImageFile { file, path, options, alignment, device_len }
+        forgo_access_time(&file);
+        ImageFile { file: Arc::new(file), path, options, alignment, device_len }
     }
 
     fn lock(&self) -> Result<(), FileOpenError> {
@@ -169,11 +172,16 @@ impl ImageFile {
         &self.file
     }
 
+    /// The file, to be kept open beyond this.
+    pub(crate) fn share(&self) -> Arc<File> {
+        self.file.clone()
+    }
+
     /// What the file system holds at `at`; see [`disk::Io::allocated`].
     pub fn allocated(&self, at: u64, len: u64) -> Allocation {
-        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+        match rustix::fs::seek(&*self.file, SeekFrom::Data(at)) {
             Ok(data) if data > at => Allocation::Hole(len.min(data.saturating_sub(at))),
-            Ok(_) => match rustix::fs::seek(&self.file, SeekFrom::Hole(at)) {
+            Ok(_) => match rustix::fs::seek(&*self.file, SeekFrom::Hole(at)) {
                 Ok(hole) if hole > at => Allocation::Data(len.min(hole.saturating_sub(at))),
                 _ => Allocation::Data(len),
             },
@@ -183,13 +191,13 @@ impl ImageFile {
         }
     }
 
-    /// Whether io_uring would hand every request on this file to a worker thread of the kernel, because the file
-    /// system cannot do I/O without blocking its caller (tmpfs). Linux AIO is the faster engine then.
+    /// Whether every transfer on this file would go by a thread with io_uring, because the file system cannot do I/O
+    /// without blocking its caller (tmpfs). Linux AIO is the faster engine then.
     pub fn uring_needs_workers(&self) -> bool {
         let buffer = memory::Buffer::zeroed(memory::PAGE);
         // SAFETY: the page was allocated above, is initialised, and nobody else knows of it until it is dropped.
         let page = unsafe { std::slice::from_raw_parts_mut(buffer.base(), buffer.capacity()) };
-        let read = rustix::io::preadv2(&self.file, &mut [io::IoSliceMut::new(page)], 0, ReadWriteFlags::NOWAIT);
+        let read = rustix::io::preadv2(&*self.file, &mut [io::IoSliceMut::new(page)], 0, ReadWriteFlags::NOWAIT);
         // preadv2(2): a file without non-blocking I/O refuses the flag; one with it answers EAGAIN, or reads.
         read == Err(Errno::OPNOTSUPP)
     }
@@ -235,6 +243,14 @@ fn set_direct(file: &File, path: &Path) -> Result<(), FileOpenError> {
         Errno::INVAL => direct_refused(path, "its file system does not support it"),
         cause => FileOpenError::failed("set O_DIRECT on", path, cause),
     })
+}
+
+/// Nobody asks when a disk was last read, and for each read the kernel would look at the clock and at the inode. Only the
+/// owner of a file may say so (EPERM); for others it is as it was.
+fn forgo_access_time(file: &File) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
+        rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).ok();
+    }
 }
 
 /// `_IOR(0x12, 114, size_t)` of linux/fs.h: the length of a block device in bytes.

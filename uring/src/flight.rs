@@ -52,38 +52,67 @@ enum Window {
     Bounced(Bounce),
 }
 
-/// An operation in flight.
+/// A place for an operation in flight. An operation is large: it is moved in once and out once.
 pub(crate) struct Flight {
-    op: FileOp,
+    op: Option<FileOp>,
     terms: Terms,
     /// Bytes of the operation's memory that are done.
     moved: usize,
+    /// Holds a bounce only while there is an operation.
     window: Window,
 }
 
 impl Flight {
-    /// Prepares `op` for its first step.
-    pub(crate) fn new(op: FileOp, terms: Terms, pool: &mut BouncePool) -> Flight {
-        let mut flight = Flight { op, terms, moved: 0, window: Window::Whole };
-        flight.aim(pool);
-        flight
+    /// Without an operation.
+    pub(crate) fn vacant() -> Flight {
+        let terms = Terms { alignment: Alignment::NONE, device_len: None };
+        Flight { op: None, terms, moved: 0, window: Window::Whole }
     }
 
-    /// The operation, when it has ended.
-    pub(crate) fn into_op(self) -> FileOp {
-        self.op
+    /// Takes `op` in, and prepares it for its first step.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, op: FileOp, terms: Terms, pool: &mut BouncePool) {
+        let admitted = match &op.action {
+            Action::Read { into: memory, .. } | Action::Write { from: memory, .. } => terms.alignment.admits(memory),
+            Action::SyncData | Action::Deallocate { .. } => true,
+        };
+        self.op = Some(op);
+        self.terms = terms;
+        self.moved = 0;
+        if !admitted {
+            self.aim(pool);
+        }
     }
 
-    /// The operation.
-    pub(crate) fn op(&self) -> &FileOp {
-        &self.op
+    /// Gives the operation back, when it has ended.
+    #[inline(always)]
+    pub(crate) fn end(&mut self) -> FileOp {
+        match self.op.take() {
+            Some(op) => op,
+            None => unreachable!("nothing is in flight here"),
+        }
+    }
+
+    /// The operation, if there is one.
+    #[inline]
+    pub(crate) fn op(&self) -> Option<&FileOp> {
+        self.op.as_ref()
+    }
+
+    #[inline]
+    fn action(&self) -> &Action {
+        match &self.op {
+            Some(op) => &op.action,
+            None => unreachable!("nothing is in flight here"),
+        }
     }
 
     /// What to submit. The parts stay where they are until the flight is settled.
+    #[inline]
     pub(crate) fn step(&self) -> Step<'_> {
         // No file reaches that far, and io_uring takes an offset of -1 for the file's own position.
         let after = |at: u64| at.saturating_add(as_u64(self.moved)).min(i64::MAX.unsigned_abs());
-        match &self.op.action {
+        match self.action() {
             Action::Read { at, into } => Step::Read { at: after(*at), parts: self.parts(into) },
             Action::Write { at, from } => Step::Write { at: after(*at), parts: self.parts(from) },
             Action::SyncData => Step::SyncData,
@@ -104,7 +133,7 @@ impl Flight {
     /// again.
     pub(crate) fn settle(&mut self, result: i32, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
         let ended = match usize::try_from(result) {
-            Ok(count) => match self.op.action {
+            Ok(count) => match self.action() {
                 Action::Read { .. } => self.filled(count, pool),
                 Action::Write { .. } => self.stored(count, pool),
                 Action::SyncData | Action::Deallocate { .. } => Some(Ok(())),
@@ -119,23 +148,27 @@ impl Flight {
 
     /// `count` bytes were read.
     fn filled(&mut self, count: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
-        let Action::Read { into, .. } = &self.op.action else { return None };
+        let Some(FileOp { action: Action::Read { into, .. }, .. }) = &self.op else { return None };
         if let Window::Bounced(bounce) = &mut self.window {
             bounce.unload(&into.slice(self.moved, count));
         }
         self.moved = self.moved.saturating_add(count);
         let left = into.len().saturating_sub(self.moved);
+        if left == 0 {
+            return Some(Ok(()));
+        }
         // Direct I/O stops between blocks only at the end of the file, and could not be continued from there.
         if count == 0 || self.moved % self.terms.alignment.offset != 0 {
             into.slice(self.moved, left).fill_zero();
             return Some(Ok(()));
         }
-        self.go_on(left, pool)
+        self.aim(pool);
+        None
     }
 
     /// `count` bytes were written.
     fn stored(&mut self, count: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
-        let Action::Write { from, .. } = &self.op.action else { return None };
+        let Action::Write { from, .. } = self.action() else { return None };
         let left = from.len().saturating_sub(self.moved).saturating_sub(count);
         if left == 0 {
             return Some(Ok(()));
@@ -147,13 +180,6 @@ impl Flight {
             return Some(Err(FileError::Failed(libc::EIO)));
         }
         self.moved = self.moved.saturating_add(whole);
-        self.go_on(left, pool)
-    }
-
-    fn go_on(&mut self, left: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
-        if left == 0 {
-            return Some(Ok(()));
-        }
         self.aim(pool);
         None
     }
@@ -172,14 +198,16 @@ impl Flight {
     /// fallocate(2) refuses an empty range, and one behind the end of a block device (not of a file): there is
     /// nothing to free in either.
     fn frees_nothing(&self) -> bool {
-        let Action::Deallocate { at, len } = self.op.action else { return false };
+        let Action::Deallocate { at, len } = *self.action() else { return false };
         len == 0 || self.terms.device_len.is_some_and(|end| at >= end)
     }
 
-    /// Chooses the memory of the next step.
+    /// Chooses the memory of the next step: all that is left, as it is or through a bounce.
+    #[cold]
     fn aim(&mut self, pool: &mut BouncePool) {
         self.release(pool);
-        let (Action::Read { into: memory, .. } | Action::Write { from: memory, .. }) = &self.op.action else { return };
+        let Some(FileOp { action, .. }) = &self.op else { return };
+        let (Action::Read { into: memory, .. } | Action::Write { from: memory, .. }) = action else { return };
         let left = memory.len().saturating_sub(self.moved);
         let admits = |memory: &Segments| self.terms.alignment.admits(memory);
         self.window = match self.moved {
@@ -188,7 +216,7 @@ impl Flight {
                 rest if admits(&rest) => Window::Rest(Box::new(rest)),
                 rest => {
                     let mut bounce = pool.take(left);
-                    if matches!(self.op.action, Action::Write { .. }) {
+                    if matches!(action, Action::Write { .. }) {
                         bounce.load(&rest.slice(0, bounce.memory().len()));
                     }
                     Window::Bounced(bounce)
@@ -197,7 +225,11 @@ impl Flight {
         };
     }
 
+    #[inline]
     fn release(&mut self, pool: &mut BouncePool) {
+        if matches!(self.window, Window::Whole) {
+            return;
+        }
         if let Window::Bounced(bounce) = std::mem::replace(&mut self.window, Window::Whole) {
             pool.give(bounce);
         }
@@ -220,7 +252,9 @@ mod test {
     fn flight(action: Action, terms: Terms) -> (Flight, BouncePool) {
         let mut pool = BouncePool::default();
         let op = FileOp { id: OpId(1), file: FileId(0), action };
-        (Flight::new(op, terms, &mut pool), pool)
+        let mut flight = Flight::vacant();
+        flight.begin(op, terms, &mut pool);
+        (flight, pool)
     }
 
     fn read_into(memory: &Segments) -> Action {

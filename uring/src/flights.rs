@@ -3,26 +3,27 @@
 //! Invariant: an operation stays in its slot, at the same address, from [`Flights::board`] until the
 //! [`Flights::settle`] that ends it.
 
-use disk::{FileDone, FileId, FileOp};
+use disk::{Action, FileDone, FileId, FileOp};
 
 use crate::bounce::BouncePool;
 use crate::flight::{Flight, Step, Terms};
+use crate::nowait::Transfer;
 
 /// The number of a slot, which the kernel carries as the name of a request.
 pub(crate) type Slot = u32;
 
 /// All operations in flight of one engine.
 pub(crate) struct Flights {
-    slots: Box<[Option<Flight>]>,
+    slots: Box<[Flight]>,
     free: Vec<Slot>,
     pool: BouncePool,
 }
 
 /// What a result has led to.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
     /// The operation has ended and its slot is free.
-    Done(FileDone),
+    Done,
     /// The next step is to be submitted.
     Again,
 }
@@ -30,52 +31,59 @@ pub(crate) enum Settled {
 impl Flights {
     /// Room for `depth` operations.
     pub(crate) fn new(depth: Slot) -> Flights {
-        let slots = (0..depth).map(|_| None).collect();
+        let slots = (0..depth).map(|_| Flight::vacant()).collect();
         Flights { slots, free: (0..depth).rev().collect(), pool: BouncePool::default() }
     }
 
     /// Takes `op` in, or hands it back when there is no room.
     #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `disk::Io::push`")]
+    #[inline(always)]
     pub(crate) fn board(&mut self, op: FileOp, terms: Terms) -> Result<Slot, FileOp> {
         let Some(slot) = self.free.pop() else { return Err(op) };
-        let flight = Flight::new(op, terms, &mut self.pool);
         match usize::try_from(slot).ok().and_then(|slot| self.slots.get_mut(slot)) {
-            Some(place) => *place = Some(flight),
+            Some(place) => place.begin(op, terms, &mut self.pool),
             None => unreachable!("the free list holds numbers of slots"),
         }
         Ok(slot)
     }
 
-    /// The operation in `slot`, which must be one in flight.
-    pub(crate) fn get(&self, slot: Slot) -> &Flight {
-        match usize::try_from(slot).ok().and_then(|slot| self.slots.get(slot)) {
-            Some(Some(flight)) => flight,
-            _ => unreachable!("slot {slot} has nothing in flight"),
+    /// The operation in `slot`, which must be one in flight, and its next step.
+    #[inline]
+    fn get(&self, slot: Slot) -> (&FileOp, &Flight) {
+        let place = usize::try_from(slot).ok().and_then(|slot| self.slots.get(slot));
+        match place.and_then(|flight| Some((flight.op()?, flight))) {
+            Some(found) => found,
+            None => unreachable!("slot {slot} has nothing in flight"),
         }
     }
 
     /// What to submit for `slot`.
+    #[inline]
     pub(crate) fn step(&self, slot: Slot) -> (FileId, Step<'_>) {
-        let flight = self.get(slot);
-        (flight.op().file, flight.step())
+        let (op, flight) = self.get(slot);
+        (op.file, flight.step())
+    }
+
+    /// The file of the operation in `slot`, and whether it is a write.
+    pub(crate) fn transfer(&self, slot: Slot) -> Transfer {
+        let (op, _) = self.get(slot);
+        (op.file, matches!(op.action, Action::Write { .. }))
     }
 
     /// Whether an operation on `file` is in flight.
     pub(crate) fn uses(&self, file: FileId) -> bool {
-        self.slots.iter().flatten().any(|flight| flight.op().file == file)
+        self.slots.iter().filter_map(Flight::op).any(|op| op.file == file)
     }
 
-    /// Takes the kernel's result for `slot`.
-    pub(crate) fn settle(&mut self, slot: Slot, result: i32) -> Settled {
-        let place = match usize::try_from(slot).ok().and_then(|slot| self.slots.get_mut(slot)) {
-            Some(place) => place,
-            None => unreachable!("a result for slot {slot}, which does not exist"),
+    /// Takes the kernel's result for `slot`; an operation that has ended goes to `done`.
+    #[inline(always)]
+    pub(crate) fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) -> Settled {
+        let Some(flight) = usize::try_from(slot).ok().and_then(|slot| self.slots.get_mut(slot)) else {
+            unreachable!("a result for slot {slot}, which does not exist")
         };
-        let Some(flight) = place else { unreachable!("a result for slot {slot}, which has nothing in flight") };
-        // Where it lies: a flight is large, and most end here.
         let Some(result) = flight.settle(result, &mut self.pool) else { return Settled::Again };
-        let Some(ended) = place.take() else { unreachable!("it was there a moment ago") };
+        done.push(FileDone { op: flight.end(), result });
         self.free.push(slot);
-        Settled::Done(FileDone { op: ended.into_op(), result })
+        Settled::Done
     }
 }

@@ -1,8 +1,8 @@
 //! File I/O engines: what turns a [`disk::FileOp`] into system calls, and the files that it works on.
 //!
 //! Two engines do the same work by the same rules (`flight`): [`Uring`] over io_uring, and [`Aio`] over Linux AIO
-//! for machines where io_uring is forbidden and for files on which io_uring would hand every request to a worker
-//! thread of the kernel. Either is the one wait of its thread: it also watches file descriptors.
+//! for machines where io_uring is forbidden and for files on which every request would need a thread with io_uring.
+//! Either is the one wait of its thread: it also watches file descriptors.
 //!
 //! Invariant: memory, iovec and operation belong to the slab of the engine from `push` until the operation is
 //! handed back; the kernel never holds an address of anything that may be freed or moved.
@@ -18,8 +18,10 @@ mod aio;
 mod aio_context;
 mod alignment;
 mod bounce;
+mod call;
 mod engine;
 mod engine_error;
+mod entry;
 mod epoll;
 mod file;
 mod file_error;
@@ -27,11 +29,13 @@ mod file_table;
 mod flight;
 mod flights;
 mod lock;
+mod nowait;
 mod offline;
 mod polls;
 mod reopen;
 mod ring;
 mod uring;
+mod workers;
 
 pub use aio::Aio;
 pub use alignment::Alignment;

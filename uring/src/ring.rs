@@ -1,7 +1,7 @@
 //! Setting up an io_uring: the best mode that the kernel has, restricted to what an engine needs.
 //!
 //! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled.
-//! From then on it accepts ten opcodes, and of `io_uring_register` only changing the table of files, since a chain
+//! From then on it accepts eight opcodes, and of `io_uring_register` only changing the table of files, since a chain
 //! changes while it is served, letting it go, and taking in memory of our own: neither opening nor sending is possible through it, whatever becomes
 //! of this process (seccomp does not see what goes through a ring), and what can be put into the table is what the
 //! process has open anyway. `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every
@@ -37,15 +37,13 @@ const REGISTER_BUFFERS: u8 = 0;
 const COMPLETIONS_MIN: u32 = 256;
 
 /// All that a ring is needed for.
-const OPCODES: [(u8, &str); 10] = [
+const OPCODES: [(u8, &str); 8] = [
     (opcode::Read::CODE, "IORING_OP_READ (Linux 5.6)"),
     (opcode::Readv::CODE, "IORING_OP_READV (Linux 5.1)"),
     (opcode::Write::CODE, "IORING_OP_WRITE (Linux 5.6)"),
     (opcode::ReadFixed::CODE, "IORING_OP_READ_FIXED (Linux 5.1)"),
     (opcode::WriteFixed::CODE, "IORING_OP_WRITE_FIXED (Linux 5.1)"),
     (opcode::Writev::CODE, "IORING_OP_WRITEV (Linux 5.1)"),
-    (opcode::Fsync::CODE, "IORING_OP_FSYNC (Linux 5.1)"),
-    (opcode::Fallocate::CODE, "IORING_OP_FALLOCATE (Linux 5.6)"),
     (opcode::PollAdd::CODE, "IORING_OP_POLL_ADD (Linux 5.1)"),
     (opcode::PollRemove::CODE, "IORING_OP_POLL_REMOVE (Linux 5.1)"),
 ];

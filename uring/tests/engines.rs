@@ -321,3 +321,46 @@ fn there_are_as_many_files_as_an_engine_has_places() {
         assert!(matches!(bed.engine.add(spare.try_clone().unwrap()), Err(EngineError::TooManyFiles)));
     });
 }
+
+/// A write that allocates is with a thread when its file is replaced; it must not go to what then has the number of the
+/// old descriptor.
+#[test]
+fn an_operation_in_flight_ends_by_the_file_it_began_with() {
+    everywhere(&[], 32, |bed| {
+        let bytes = pattern(64 * KIB, 4);
+        let memory = Segments::copy_of(&bytes);
+        for block in 0..32 {
+            let action = Action::Write { at: block * 64 * KIB as u64, from: memory.clone() };
+            bed.engine.push(FileOp { id: OpId(block), file: FileId(0), action }).unwrap();
+        }
+        let mut done: Vec<FileDone> = Vec::new();
+        bed.engine.reap(Until::Now, &mut done).unwrap();
+        bed.engine.reap(Until::Now, &mut done).unwrap();
+        let other = bed.engine.file(FileId(0)).unwrap().try_clone().unwrap();
+        drop(bed.engine.replace(FileId(0), other).unwrap());
+        let others: Vec<_> = (0..8).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        while done.len() < 32 {
+            bed.engine.reap(Until::Any, &mut done).unwrap();
+        }
+        drop(others);
+        assert!(done.iter().all(|done| done.result == Ok(())));
+        assert!(bed.content() == bytes.repeat(32));
+    });
+}
+
+/// The kernel answers a read without blocking as far as the page cache goes, and then not at all.
+#[test]
+fn a_read_of_which_a_part_is_cached_gets_the_rest_from_storage() {
+    let content = pattern(4096 * KIB, 5);
+    let mut bed = Bed::on(STORAGES[1], (EngineKind::Uring, bed::BUFFERED), &content, 4);
+    let file = std::fs::File::open(&bed.path).unwrap();
+    file.sync_all().unwrap();
+    for cached in [0, 4 * KIB, 512 * KIB] {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut vec![0; cached], 0).unwrap();
+        let memory = Segments::zeroed(4096 * KIB);
+        assert_eq!(bed.run(vec![Action::Read { at: 0, into: memory.clone() }]), [Ok(())]);
+        assert!(memory.to_vec() == content);
+    }
+}

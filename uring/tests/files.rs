@@ -228,3 +228,13 @@ fn a_block_device_is_an_image_of_fixed_length() {
         assert_eq!(&found, b"across blocks");
     }
 }
+
+#[test]
+fn reading_an_image_of_ones_own_leaves_its_access_time_alone() {
+    let directory = tempfile::tempdir_in(STORAGES[1]).unwrap();
+    let path = bed::image(directory.path(), &[1; 4096]);
+    let opened = ImageFile::open(&path, READ_ONLY).unwrap();
+    for file in [opened.try_clone().unwrap(), opened.reopen_read_only().unwrap(), opened] {
+        assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::NOATIME));
+    }
+}

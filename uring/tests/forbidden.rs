@@ -2,8 +2,10 @@
 
 mod bed;
 
-use bed::{DIRECT, STORAGES, image};
-use uring::{Engine, EngineError, EngineKind, ImageFile};
+use bed::{Bed, DIRECT, STORAGES, image, pattern};
+use disk::Action;
+use memory::Segments;
+use uring::{Engine, EngineError, EngineKind, ImageFile, OpenOptions};
 
 /// Makes a system call fail with `errno` on this thread from now on, as a container's seccomp policy does.
 fn forbid(call: libc::c_long, errno: i32) {
@@ -55,4 +57,36 @@ fn an_exhausted_aio_limit_is_named() {
     let refused = open_where_forbidden(EngineKind::Aio, libc::SYS_io_setup, libc::EAGAIN);
     assert!(matches!(refused, EngineError::AioExhausted { wanted: 5, .. }));
     assert!(refused.to_string().contains("fs.aio-max-nr"), "{refused}");
+}
+
+/// All that needs threads, where a call that they need is forbidden after the engine was opened.
+fn work_where_forbidden(options: OpenOptions, calls: &'static [libc::c_long]) {
+    let thread = std::thread::spawn(move || {
+        for storage in STORAGES {
+            let mut bed = Bed::on(storage, (EngineKind::Uring, options), &[], 16);
+            calls.iter().for_each(|&call| forbid(call, libc::EPERM));
+            let bytes = pattern(64 << 10, 8);
+            let write = |block: u64| Action::Write { at: block << 16, from: Segments::copy_of(&bytes) };
+            let last = || [Action::Deallocate { at: 0, len: 64 << 10 }, Action::SyncData];
+            assert_eq!(bed.run((0..48).map(write).chain(last()).collect()), [Ok(()); 50]);
+            let memory = Segments::zeroed(64 << 10);
+            assert_eq!(bed.run(vec![Action::Read { at: 1 << 16, into: memory.clone() }]), [Ok(())]);
+            assert!(memory.to_vec() == bytes);
+        }
+    });
+    thread.join().unwrap();
+}
+
+#[test]
+fn io_uring_works_where_no_thread_can_be_started() {
+    for options in [DIRECT, bed::BUFFERED] {
+        work_where_forbidden(options, &[libc::SYS_clone, libc::SYS_clone3]);
+    }
+}
+
+#[test]
+fn io_uring_works_where_aio_is_forbidden() {
+    for call in [&[libc::SYS_io_setup], &[libc::SYS_io_submit]] {
+        work_where_forbidden(DIRECT, call);
+    }
 }

@@ -225,3 +225,25 @@ fn steady_completions_do_not_hide_a_signal() {
         assert_eq!(ready, [7]);
     });
 }
+
+/// A signal is to interrupt the thread that sleeps in the engine, and so must not go to another.
+#[test]
+fn threads_of_an_engine_get_no_signals() {
+    let mut bed = Bed::on(STORAGES[1], (EngineKind::Uring, DIRECT), &[1; 4096], 4);
+    let masked = loop {
+        assert_eq!(bed.run(vec![Action::SyncData]), [Ok(())]);
+        let statuses = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
+            // One may end while it is looked at.
+            std::fs::read_to_string(task.unwrap().path().join("status")).ok()
+        });
+        let thread = statuses.into_iter().find(|status| status.starts_with("Name:\tsyncs"));
+        // On a slow machine it may have ended already.
+        let mask = thread.and_then(|status| Some(status.split_once("SigBlk:\t")?.1.get(..16)?.to_owned()));
+        if let Some(mask) = mask {
+            break u64::from_str_radix(&mask, 16).unwrap();
+        }
+    };
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGHUP] {
+        assert_ne!(masked & (1 << (signal - 1)), 0, "signal {signal} may interrupt it");
+    }
+}

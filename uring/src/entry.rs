@@ -1,0 +1,58 @@
+//! A step of an operation as an entry of the submission ring.
+//!
+//! Invariant: every entry has RWF_NOWAIT, so that the kernel answers EAGAIN where it would otherwise have a worker of
+//! its own do the transfer.
+
+use io_uring::types::Fixed;
+use io_uring::{opcode, squeue};
+use memory::{Buffer, Part};
+
+use crate::flight::Step;
+use crate::flights::{Flights, Slot};
+
+/// A single READ or WRITE has a length of 32 bits, and moves less than 2 GiB anyway; the rest follows.
+const LEN_MAX: usize = 1 << 30;
+
+/// The entry for the step of `slot`, if it is a transfer. Parts in the `registered` memory need no looking up.
+pub(crate) fn of(flights: &Flights, slot: Slot, registered: Option<&Buffer>) -> Option<squeue::Entry> {
+    let (file, step) = flights.step(slot);
+    let file = Fixed(u32::from(file.0));
+    let entry = match step {
+        Step::Read { at, parts: [part] } if holds(registered, part) => {
+            opcode::ReadFixed::new(file, part.base(), len(part), 0).offset(at).rw_flags(libc::RWF_NOWAIT).build()
+        }
+        Step::Write { at, parts: [part] } if holds(registered, part) => {
+            opcode::WriteFixed::new(file, part.base(), len(part), 0).offset(at).rw_flags(libc::RWF_NOWAIT).build()
+        }
+        Step::Read { at, parts: [part] } => {
+            opcode::Read::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
+        }
+        Step::Write { at, parts: [part] } => {
+            opcode::Write::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
+        }
+        Step::Read { at, parts } => {
+            opcode::Readv::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
+        }
+        Step::Write { at, parts } => {
+            opcode::Writev::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
+        }
+        Step::SyncData | Step::Deallocate { .. } => return None,
+    };
+    Some(entry.user_data(u64::from(slot)))
+}
+
+/// Whether a part lies in the registered memory.
+fn holds(registered: Option<&Buffer>, part: &Part) -> bool {
+    registered.is_some_and(|buffer| {
+        let from = part.base().addr().wrapping_sub(buffer.base().addr());
+        from < buffer.capacity() && part.len() <= buffer.capacity().saturating_sub(from)
+    })
+}
+
+fn len(part: &Part) -> u32 {
+    u32::try_from(part.len().min(LEN_MAX)).unwrap_or(u32::MAX)
+}
+
+fn count(parts: &[Part]) -> u32 {
+    u32::try_from(parts.len()).unwrap_or(u32::MAX)
+}

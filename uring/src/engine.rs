@@ -80,11 +80,19 @@ impl Engine {
         }
     }
 
-    /// Makes ready for a buffer that much I/O will go through, where the engine has a way to; once. Without it the same is
-    /// done, at a higher price.
+    /// Makes ready for a buffer that much I/O will go through, where the engine has a way to. Without it the same is done, at a
+    /// higher price.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
         match self {
             Engine::Uring(uring) => uring.register_memory(buffer),
+            Engine::Aio(_) => Ok(()),
+        }
+    }
+
+    /// Little will go through it from now on.
+    pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
+        match self {
+            Engine::Uring(uring) => uring.forget_memory(buffer),
             Engine::Aio(_) => Ok(()),
         }
     }

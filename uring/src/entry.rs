@@ -5,31 +5,34 @@
 
 use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
-use memory::{Buffer, Part};
+use memory::Part;
 
 use crate::flight::Step;
 use crate::flights::{Flights, Slot};
+use crate::registered::Registered;
 
 /// A single READ or WRITE has a length of 32 bits, and moves less than 2 GiB anyway; the rest follows.
 const LEN_MAX: usize = 1 << 30;
 
 /// The entry for the step of `slot`, if it is a transfer. Parts in the `registered` memory need no looking up.
-pub(crate) fn of(flights: &Flights, slot: Slot, registered: Option<&Buffer>) -> Option<squeue::Entry> {
+pub(crate) fn of(flights: &Flights, slot: Slot, registered: &Registered) -> Option<squeue::Entry> {
     let (file, step) = flights.step(slot);
     let file = Fixed(u32::from(file.0));
     let entry = match step {
-        Step::Read { at, parts: [part] } if holds(registered, part) => {
-            opcode::ReadFixed::new(file, part.base(), len(part), 0).offset(at).rw_flags(libc::RWF_NOWAIT).build()
-        }
-        Step::Write { at, parts: [part] } if holds(registered, part) => {
-            opcode::WriteFixed::new(file, part.base(), len(part), 0).offset(at).rw_flags(libc::RWF_NOWAIT).build()
-        }
-        Step::Read { at, parts: [part] } => {
-            opcode::Read::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
-        }
-        Step::Write { at, parts: [part] } => {
-            opcode::Write::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
-        }
+        Step::Read { at, parts: [part] } => match registered.place_of(part) {
+            Some(place) => opcode::ReadFixed::new(file, part.base(), len(part), place)
+                .offset(at)
+                .rw_flags(libc::RWF_NOWAIT)
+                .build(),
+            None => opcode::Read::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build(),
+        },
+        Step::Write { at, parts: [part] } => match registered.place_of(part) {
+            Some(place) => opcode::WriteFixed::new(file, part.base(), len(part), place)
+                .offset(at)
+                .rw_flags(libc::RWF_NOWAIT)
+                .build(),
+            None => opcode::Write::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build(),
+        },
         Step::Read { at, parts } => {
             opcode::Readv::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
         }
@@ -39,14 +42,6 @@ pub(crate) fn of(flights: &Flights, slot: Slot, registered: Option<&Buffer>) -> 
         Step::SyncData | Step::Deallocate { .. } => return None,
     };
     Some(entry.user_data(u64::from(slot)))
-}
-
-/// Whether a part lies in the registered memory.
-fn holds(registered: Option<&Buffer>, part: &Part) -> bool {
-    registered.is_some_and(|buffer| {
-        let from = part.base().addr().wrapping_sub(buffer.base().addr());
-        from < buffer.capacity() && part.len() <= buffer.capacity().saturating_sub(from)
-    })
 }
 
 fn len(part: &Part) -> u32 {

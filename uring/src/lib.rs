@@ -32,6 +32,7 @@ mod lock;
 mod nowait;
 mod offline;
 mod polls;
+mod registered;
 mod reopen;
 mod ring;
 mod uring;

@@ -2,9 +2,9 @@
 //!
 //! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled.
 //! From then on it accepts eight opcodes, and of `io_uring_register` only changing the table of files, since a chain
-//! changes while it is served, letting it go, and taking in memory of our own: neither opening nor sending is possible through it, whatever becomes
-//! of this process (seccomp does not see what goes through a ring), and what can be put into the table is what the
-//! process has open anyway. `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every
+//! changes while it is served, letting it go, and taking in memory of our own: neither opening nor sending is possible
+//! through it, whatever becomes of this process (seccomp does not see what goes through a ring), and what can be put into
+//! the table is what the process has open anyway. `IORING_RESTRICTION_SQE_FLAGS_REQUIRED` could also demand a registered file of every
 //! request, polls included. As any descriptor can be registered that wins nothing, so requests on files use registered
 //! files by our own choice and polls name plain descriptors.
 //!
@@ -31,6 +31,9 @@ const REGISTER_FILES_UPDATE: u8 = 6;
 
 /// `IORING_REGISTER_BUFFERS` of linux/io_uring.h.
 const REGISTER_BUFFERS: u8 = 0;
+
+/// `IORING_REGISTER_BUFFERS_UPDATE` of linux/io_uring.h.
+const REGISTER_BUFFERS_UPDATE: u8 = 16;
 
 /// Completions of watches come beside those of operations. One that finds no place is kept by the kernel, at a price:
 /// it ends the multishot, which is then armed again. 4 KiB avoid that for all but a storm.
@@ -59,6 +62,7 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
     restrictions.push(Restriction::register_op(UNREGISTER_FILES));
     restrictions.push(Restriction::register_op(REGISTER_FILES_UPDATE));
     restrictions.push(Restriction::register_op(REGISTER_BUFFERS));
+    restrictions.push(Restriction::register_op(REGISTER_BUFFERS_UPDATE));
     submitter
         .register_restrictions(&mut restrictions)
         .map_err(|cause| EngineError::failed("restrict the io_uring", cause))?;

@@ -28,6 +28,7 @@ use crate::flight::Terms;
 use crate::flights::{Flights, Settled, Slot};
 use crate::nowait::Nowait;
 use crate::polls::{PollId, Polls};
+use crate::registered::Registered;
 use crate::workers::{Outcome, Workers};
 use crate::{EngineError, ImageFile, entry, ring};
 
@@ -64,8 +65,7 @@ pub struct Uring {
     ring: IoUring,
     files: FileTable,
     flights: Flights,
-    /// Memory whose pages the kernel keeps at hand.
-    registered: Option<Arc<Buffer>>,
+    registered: Registered,
     /// For the ring, or else for a thread.
     steps: VecDeque<Slot>,
     /// For a thread: the ring does not do these, or has refused them.
@@ -97,7 +97,7 @@ impl Uring {
             ring,
             files,
             flights: Flights::new(slots),
-            registered: None,
+            registered: Registered::default(),
             steps: VecDeque::with_capacity(depth),
             blocking: VecDeque::new(),
             changes: VecDeque::from([Change::ArmWorkers]),
@@ -168,15 +168,17 @@ impl Uring {
         self.files.put(id, None).ok_or(EngineError::NoSuchFile(id))
     }
 
-    /// Has the kernel keep the pages of a buffer at hand: reads into it and writes from it need not look them up. Once; the
-    /// buffer is kept as long as the engine.
+    /// Has the kernel keep the pages of a buffer at hand: reads into it and writes from it need not look them up. The buffer
+    /// is kept until it is to be forgotten, or as long as the engine.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
-        let parts = [libc::iovec { iov_base: buffer.base().cast(), iov_len: buffer.capacity() }];
-        // SAFETY: the buffer lives as long as the ring knows it: it is dropped with the engine, after the ring.
-        let registered = unsafe { self.ring.submitter().register_buffers(&parts) };
-        registered.map_err(|cause| EngineError::failed("register memory with io_uring", cause))?;
-        self.registered = Some(buffer);
-        Ok(())
+        let registered = self.registered.add(&self.ring, buffer);
+        registered.map_err(|cause| EngineError::failed("register memory with io_uring", cause))
+    }
+
+    /// Lets go of such a buffer.
+    pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
+        let removed = self.registered.remove(&self.ring, buffer);
+        removed.map_err(|cause| EngineError::failed("take memory from io_uring", cause))
     }
 
     /// Changes a place of the kernel's own table of files.
@@ -211,7 +213,7 @@ impl Uring {
             let entry = if let Some(slot) = self.steps.pop_front() {
                 let entry = match self.nowait.has_learned() && !self.nowait.offers(self.flights.transfer(slot)) {
                     true => None,
-                    false => entry::of(&self.flights, slot, self.registered.as_deref()),
+                    false => entry::of(&self.flights, slot, &self.registered),
                 };
                 match entry {
                     Some(_) => self.in_kernel = self.in_kernel.saturating_add(1),

@@ -195,6 +195,11 @@ pub trait Format {
     /// Size and limits.
     fn geometry(&self) -> Geometry;
 
+    /// Whether each byte of the disk stands at the same offset of the file, now and always.
+    fn is_flat(&self) -> bool {
+        false
+    }
+
     /// Where the first bytes of `span` live. What is `Data` in an image that can be written to is overwritten in place,
     /// without a reservation.
     fn map(&mut self, span: Span) -> Result<Place, Wait>;

@@ -73,6 +73,10 @@ impl Format for Image {
         each!(self, image => image.geometry())
     }
 
+    fn is_flat(&self) -> bool {
+        each!(self, image => image.is_flat())
+    }
+
     fn map(&mut self, span: Span) -> Result<Place, Wait> {
         each!(self, image => image.map(span))
     }

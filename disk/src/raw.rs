@@ -29,6 +29,10 @@ impl Format for Raw {
         self.geometry
     }
 
+    fn is_flat(&self) -> bool {
+        true
+    }
+
     fn map(&mut self, span: Span) -> Result<Place, Wait> {
         Ok(Place::Data { at: span.at, len: span.len })
     }

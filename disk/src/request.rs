@@ -3,8 +3,6 @@
 //! A [`Request`] that exists has been checked against the disk's geometry; nothing below checks it again. It is
 //! answered exactly once: [`Request::retire`] takes it by value, and dropping an unanswered one panics.
 
-use std::time::Duration;
-
 use memory::Segments;
 
 /// Bytes `at..at + len` of a virtual disk.
@@ -133,8 +131,8 @@ pub struct Request {
     token: Token,
     /// Filled by the disk for [`Operation::Extents`], in order, covering the span from its start.
     pub extents: Vec<Extent>,
-    /// When it was taken in, by the clock of whoever serves the disk: theirs to set and to read.
-    pub taken: Duration,
+    /// When it was taken in, in nanoseconds of the clock of whoever serves the disk: theirs to set and to read.
+    pub taken: u64,
     open: bool,
 }
 
@@ -162,13 +160,13 @@ impl Request {
         if !aligned || !inside || !memory_fits {
             return Err(Status::Unsupported);
         }
-        Ok(Request { operation, span, memory, token, extents: Vec::new(), taken: Duration::ZERO, open: true })
+        Ok(Request { operation, span, memory, token, extents: Vec::new(), taken: 0, open: true })
     }
 
     /// What the disk asks of itself: nobody waits for an answer.
     pub(crate) fn internal(operation: Operation, span: Span) -> Request {
         let (memory, extents) = (Segments::empty(), Vec::new());
-        Request { operation, span, memory, token: Token(0), extents, taken: Duration::ZERO, open: false }
+        Request { operation, span, memory, token: Token(0), extents, taken: 0, open: false }
     }
 
     /// What is asked.
@@ -184,6 +182,16 @@ impl Request {
     /// Where the bytes come from or go to.
     pub fn memory(&self) -> &Segments {
         &self.memory
+    }
+
+    /// Lends the memory to the operation that is all of the request; [`Request::give_back`] follows.
+    pub(crate) fn lend(&mut self) -> Segments {
+        std::mem::take(&mut self.memory)
+    }
+
+    /// The operation has ended.
+    pub(crate) fn give_back(&mut self, memory: Segments) {
+        self.memory = memory;
     }
 
     /// The transport's name for it.

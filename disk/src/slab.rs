@@ -14,20 +14,21 @@ impl<T> Slab<T> {
     }
 
     /// Keeps `value`; its number.
+    #[inline(always)]
     pub fn insert(&mut self, value: T) -> u32 {
-        match self.free.pop() {
-            Some(number) => {
-                if let Some(place) = self.values.get_mut(place(number)) {
-                    *place = Some(value);
-                }
-                number
-            }
-            None => {
-                let number = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
-                self.values.push(Some(value));
-                number
-            }
+        let Some(number) = self.free.pop() else { return self.append(value) };
+        // It is free; said so that nothing is seen to be dropped there, for which the value would be copied once more.
+        if let Some(place @ None) = self.values.get_mut(place(number)) {
+            *place = Some(value);
         }
+        number
+    }
+
+    #[cold]
+    fn append(&mut self, value: T) -> u32 {
+        let number = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
+        self.values.push(Some(value));
+        number
     }
 
     /// The value under `number`.
@@ -42,9 +43,11 @@ impl<T> Slab<T> {
 
     /// Gives the value back and frees its number.
     pub fn remove(&mut self, number: u32) -> Option<T> {
-        let value = self.values.get_mut(place(number))?.take()?;
-        self.free.push(number);
-        Some(value)
+        let place = self.values.get_mut(place(number))?;
+        if place.is_some() {
+            self.free.push(number);
+        }
+        place.take()
     }
 
     /// Number of values.

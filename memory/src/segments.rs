@@ -29,13 +29,14 @@ impl Part {
     }
 }
 
-/// Address ranges, in order, and the owner that keeps them mapped.
+/// Address ranges, in order, and the owner that keeps them mapped. By default none at all.
 ///
 /// The bytes may be guest memory, which the guest can change at any time: they are only ever copied, never
 /// referenced. A copy seen here is one snapshot, not a promise that a second look finds the same.
-#[derive(Clone)]
+#[derive(Default)]
 pub struct Segments {
-    owner: Arc<dyn Any + Send + Sync>,
+    /// None where there are no parts.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
     parts: SmallVec<[Part; 2]>,
     len: usize,
 }
@@ -58,7 +59,7 @@ impl Segments {
         let parts: SmallVec<[Part; 2]> =
             parts.into_iter().filter(|&(_, len)| len > 0).map(|(base, len)| Part { base, len }).collect();
         let len = parts.iter().map(|part| part.len).sum();
-        Segments { owner, parts, len }
+        Segments { owner: Some(owner), parts, len }
     }
 
     /// The bytes of all of these, one behind the other.
@@ -67,16 +68,13 @@ impl Segments {
             pieces.iter().flat_map(|piece| piece.parts.iter().map(|part| Part { base: part.base, len: part.len }));
         let parts: SmallVec<[Part; 2]> = parts.collect();
         let len = pieces.iter().map(|piece| piece.len).sum();
-        let owners: Vec<_> = pieces.into_iter().map(|piece| piece.owner).collect();
-        Segments { owner: Arc::new(owners), parts, len }
+        let owners: Vec<_> = pieces.into_iter().filter_map(|piece| piece.owner).collect();
+        Segments { owner: Some(Arc::new(owners)), parts, len }
     }
 
     /// No bytes at all: the memory of a flush or a discard.
     pub fn empty() -> Segments {
-        thread_local! {
-            static NOTHING: Arc<()> = Arc::new(());
-        }
-        Segments { owner: NOTHING.with(|nothing| nothing.clone()), parts: SmallVec::new(), len: 0 }
+        Segments::default()
     }
 
     /// A new page-aligned buffer of `len` zero bytes.
@@ -104,7 +102,7 @@ impl Segments {
             parts.push(Part { base, len: part });
             left -= part;
         }
-        Segments { owner: buffer, parts, len }
+        Segments { owner: Some(buffer), parts, len }
     }
 
     /// Bytes in all parts together.
@@ -222,6 +220,13 @@ impl Segments {
 
 /// Large enough that a block of 2 MiB is 32 parts, small enough to stay in cache.
 const ZEROES_PART: usize = 64 << 10;
+
+impl Clone for Segments {
+    fn clone(&self) -> Segments {
+        // Derived, it would copy the parts one by one.
+        Segments { owner: self.owner.clone(), parts: SmallVec::from_slice(&self.parts), len: self.len }
+    }
+}
 
 impl std::fmt::Debug for Segments {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use disk::Operation;
 use serde::Serialize;
@@ -79,9 +79,9 @@ impl Stats {
         self.started
     }
 
-    /// The time since the start, to be read once for a batch of requests.
-    pub fn clock(&self) -> Duration {
-        self.started.elapsed()
+    /// Nanoseconds since the start, to be read once for a batch of requests.
+    pub fn clock(&self) -> u64 {
+        narrow(self.started.elapsed().as_nanos())
     }
 
     /// Requests that have come so far.
@@ -90,19 +90,19 @@ impl Stats {
     }
 
     /// A request was taken from its peer.
-    pub fn came(&mut self, operation: Operation, at: Duration) {
+    pub fn came(&mut self, operation: Operation, at: u64) {
         if let Some(kind) = self.kind(operation) {
             kind.come += 1;
-            kind.come_ns += at.as_nanos();
+            kind.come_ns += u128::from(at);
         }
     }
 
     /// A request was answered.
-    pub fn answered(&mut self, operation: Operation, bytes: u64, at: Duration) {
+    pub fn answered(&mut self, operation: Operation, bytes: u64, at: u64) {
         if let Some(kind) = self.kind(operation) {
             kind.answered += 1;
             kind.bytes = kind.bytes.saturating_add(bytes);
-            kind.answered_ns += at.as_nanos();
+            kind.answered_ns += u128::from(at);
         }
     }
 
@@ -116,7 +116,7 @@ impl Stats {
     pub fn line(&self, hits: u64, misses: u64, broken: bool) -> String {
         let now = self.clock();
         let line = Line {
-            elapsed_ns: narrow(now.as_nanos()),
+            elapsed_ns: now,
             reads: self.reads.line(now),
             writes: self.writes.line(now),
             flushes: self.flushes.line(now),
@@ -142,9 +142,9 @@ impl Stats {
 }
 
 impl Kind {
-    fn line(&self, now: Duration) -> KindLine {
+    fn line(&self, now: u64) -> KindLine {
         let in_flight = self.come.saturating_sub(self.answered);
-        let until_now = u128::from(in_flight) * now.as_nanos();
+        let until_now = u128::from(in_flight) * u128::from(now);
         let sum = (self.answered_ns + until_now).saturating_sub(self.come_ns);
         KindLine { count: self.answered, bytes: self.bytes, sum_ns: narrow(sum), in_flight }
     }
@@ -168,21 +168,21 @@ mod test {
         let mut kind = Kind { come: 2, come_ns: 100 + 200, ..Kind::default() };
         kind.answered = 2;
         kind.answered_ns = 250 + 500;
-        assert_eq!(kind.line(Duration::from_secs(1)).sum_ns, (250 - 100) + (500 - 200));
+        assert_eq!(kind.line(1_000_000_000).sum_ns, (250 - 100) + (500 - 200));
     }
 
     #[test]
     fn what_is_in_flight_counts_until_now() {
         let kind = Kind { come: 1, come_ns: 100, ..Kind::default() };
-        let line = kind.line(Duration::from_nanos(700));
+        let line = kind.line(700);
         assert_eq!((line.count, line.in_flight, line.sum_ns), (0, 1, 600));
     }
 
     #[test]
     fn the_line_is_json_with_every_kind() {
         let mut stats = Stats::new();
-        stats.came(Operation::Write { durable: true }, Duration::from_nanos(5));
-        stats.answered(Operation::Write { durable: true }, 4096, Duration::from_nanos(9));
+        stats.came(Operation::Write { durable: true }, 5);
+        stats.answered(Operation::Write { durable: true }, 4096, 9);
         let line: serde_json::Value = serde_json::from_str(&stats.line(3, 4, false)).unwrap();
         assert_eq!(line["writes"]["bytes"], 4096);
         assert_eq!(line["writes"]["sum_ns"], 4);

@@ -228,12 +228,13 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Takes note of which layers can be written to.
+    /// Takes note of which layers can be written to, and of whether bytes have to be looked for.
     pub(super) fn layers_changed(&mut self) {
         let writable =
             |(depth, layer): (usize, &Layer<F>)| (!layer.frozen && !layer.format.geometry().read_only).then_some(depth);
         self.writers = self.layers.iter().enumerate().filter_map(writable).collect();
         self.reclaim_due = true;
+        self.flat = self.layers.first().filter(|leaf| leaf.format.is_flat()).map(|leaf| leaf.file);
     }
 
     /// A layer that lies on coarser storage than the disk promises its guest cannot take the guest's requests.

@@ -9,21 +9,25 @@
 //!   after waits for them;
 //! - after a failed sync no write is begun any more.
 //!
-//! `learn` finds where bytes live and waits for metadata, `transfer` has reads and writes, `fill` what is written around
-//! a write, `packed` compressed clusters, `budget` the memory for both, `clear` discards, zeroes and reports of
-//! allocation, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become one, `piece` one
-//! grain of that.
+//! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live and
+//! waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed clusters,
+//! `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that are under way,
+//! `held` those that wait for others, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become
+//! one, `piece` one grain of that.
 
+mod active;
 mod budget;
 mod chain;
 mod clear;
 mod fill;
 mod flush;
+mod held;
 mod learn;
 mod merge;
 mod packed;
 mod piece;
 mod transfer;
+mod whole;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -35,7 +39,9 @@ use crate::{
     Action, FileDone, FileError, FileId, FileOp, Geometry, ImageError, ImageErrorKind, Io, OpId, Operation, Request,
     Span, Status,
 };
+use active::{Active, Requests};
 use fill::Fills;
+use held::is_exclusive;
 use learn::Lessons;
 use merge::Merge;
 use packed::Packed;
@@ -69,34 +75,6 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options { requests: 128, dirty_max: 1024, map_bytes: 22 << 20, flight_bytes: 16 << 20 }
-    }
-}
-
-/// A request on its way.
-#[derive(Debug)]
-struct Active {
-    request: Request,
-    /// Pieces under way, and one while it is being split into them.
-    left: u32,
-    /// What is to be split when fewer pieces are under way; counts as a piece.
-    rest: Option<Span>,
-    status: Status,
-    /// A piece of a merge.
-    of_merge: bool,
-    /// The target of the merge has no space for it.
-    crowded_out: bool,
-    /// [`Disk::epoch`] when it began.
-    epoch: u64,
-}
-
-impl Active {
-    /// Pieces that may be under way at once.
-    fn pieces_max(&self) -> u32 {
-        if self.of_merge { piece::COPIES_MAX } else { PIECES_MAX }
-    }
-
-    fn new(request: Request, epoch: u64) -> Active {
-        Active { request, left: 1, rest: None, status: Status::Done, of_merge: false, crowded_out: false, epoch }
     }
 }
 
@@ -165,7 +143,9 @@ pub struct Disk<F: Format> {
     geometry: Geometry,
     options: Options,
     fold: Fold,
-    active: Slab<Active>,
+    /// The file of the leaf, if each byte of the disk stands there at the same offset.
+    flat: Option<FileId>,
+    active: Requests,
     /// Of `active`, those that nothing may overlap.
     exclusive: usize,
     ops: Slab<Op>,
@@ -205,7 +185,6 @@ pub struct Disk<F: Format> {
     /// How often it was begun anew to decide where writes go.
     epoch: u64,
     broken: bool,
-    answers: VecDeque<(Request, Status)>,
 }
 
 impl<F: Format> Disk<F> {
@@ -225,7 +204,8 @@ impl<F: Format> Disk<F> {
             geometry,
             options,
             fold: Fold::new(geometry.len, options.map_bytes),
-            active: Slab::with_capacity(options.requests),
+            flat: None,
+            active: Requests::with_capacity(options.requests),
             exclusive: 0,
             ops: Slab::with_capacity(options.requests),
             fills: Fills::new(options.flight_bytes / 2),
@@ -250,7 +230,6 @@ impl<F: Format> Disk<F> {
             merge: None,
             epoch: 0,
             broken: false,
-            answers: VecDeque::new(),
         };
         for (depth, layer) in disk.layers.iter().enumerate() {
             disk.check_block(layer.format.geometry(), &format!("layer {depth}"))?;
@@ -277,7 +256,7 @@ impl<F: Format> Disk<F> {
     /// Requests that were submitted and have not been handed back by [`Disk::answer`].
     pub fn in_flight(&self) -> usize {
         let active = self.active.len().saturating_sub(usize::from(self.has_piece()));
-        active.saturating_add(self.held.len()).saturating_add(self.answers.len())
+        active.saturating_add(self.held.len()).saturating_add(self.active.answers())
     }
 
     /// Whether no file operation is under way either.
@@ -287,13 +266,17 @@ impl<F: Format> Disk<F> {
 
     /// Starts a request.
     pub fn submit<I: Io>(&mut self, request: Request, io: &mut I) {
-        self.begin_reclaim(io);
+        if self.reclaim_due {
+            self.begin_reclaim(io);
+        }
         if let Some(merge) = &mut self.merge {
             merge.guest_now = true;
         }
         let refused = self.broken && (request.operation().is_write() || request.operation() == Operation::Flush);
         if refused {
-            self.answers.push_back((request, Status::Refused));
+            let number = self.active.insert(Active::new(request, self.epoch));
+            self.fail(number, Status::Refused);
+            self.active.end(number);
         } else if self.must_wait(&request) {
             self.held.push_back(request);
         } else {
@@ -304,6 +287,15 @@ impl<F: Format> Disk<F> {
 
     /// Takes a finished file operation in.
     pub fn settle<I: Io>(&mut self, done: FileDone, io: &mut I) {
+        match whole::number_of(done.op.id) {
+            Some(number) => self.whole_ended(number, done, io),
+            None => self.op_ended(done, io),
+        }
+        self.begin_waiting_reads(io);
+        self.start_held(io);
+    }
+
+    fn op_ended<I: Io>(&mut self, done: FileDone, io: &mut I) {
         let file = done.op.file;
         let op = u32::try_from(done.op.id.0).ok().and_then(|id| self.ops.remove(id));
         match op {
@@ -324,8 +316,6 @@ impl<F: Format> Disk<F> {
             // An engine that invents completions is broken beyond what we could mend.
             None => debug_assert!(false, "a completion of an operation that was never pushed"),
         }
-        self.begin_waiting_reads(io);
-        self.start_held(io);
     }
 
     /// Pushes again what a full engine has handed back. To be called after reaping.
@@ -340,10 +330,21 @@ impl<F: Format> Disk<F> {
 
     /// The next request that has ended, to be completed by its transport.
     pub fn answer(&mut self) -> Option<(Request, Status)> {
-        self.answers.pop_front()
+        self.active.answer()
     }
 
+    /// Starts a request that need not wait.
+    #[inline(always)]
     fn start<I: Io>(&mut self, request: Request, io: &mut I) {
+        match self.only_place(&request) {
+            Some(place) => self.start_whole(request, place, io),
+            None => self.start_in_pieces(request, io),
+        }
+    }
+
+    // Inlined, it would be most of `start`.
+    #[inline(never)]
+    fn start_in_pieces<I: Io>(&mut self, request: Request, io: &mut I) {
         let operation = request.operation();
         let span = request.span();
         if is_exclusive(operation) {
@@ -385,7 +386,7 @@ impl<F: Format> Disk<F> {
         if active.status == Status::Done {
             active.status = status;
         }
-        if active.left <= active.pieces_max() / 2 {
+        if active.left <= pieces_max(active) / 2 {
             if let Some(rest) = active.rest.take() {
                 self.run(number, rest, io);
                 return self.piece_ended(number, Status::Done, io);
@@ -397,6 +398,14 @@ impl<F: Format> Disk<F> {
         if active.of_merge {
             return self.piece_quiet(number, io);
         }
+        self.quiet(number);
+        self.begin_round(io);
+    }
+
+    /// Nothing of a request is under way any more: it has ended, unless it is to be durable first.
+    #[inline(always)]
+    fn quiet(&mut self, number: u32) {
+        let Some(active) = self.active.get(number) else { return };
         let durable = match active.request.operation() {
             Operation::Flush => true,
             Operation::Write { durable } | Operation::WriteZeroes { durable, .. } => durable,
@@ -407,7 +416,6 @@ impl<F: Format> Disk<F> {
         } else {
             self.end(number);
         }
-        self.begin_round(io);
     }
 
     /// Nothing of a merge's piece is under way any more.
@@ -425,7 +433,7 @@ impl<F: Format> Disk<F> {
     /// Whether enough pieces of a request are under way: then `rest` is split later.
     fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
         match self.active.get_mut(number) {
-            Some(active) if active.left > active.pieces_max() => {
+            Some(active) if active.left > pieces_max(active) => {
                 active.left = active.left.saturating_add(1);
                 active.rest = Some(rest);
                 true
@@ -435,18 +443,16 @@ impl<F: Format> Disk<F> {
     }
 
     /// Answers a request.
+    #[inline(always)]
     fn end(&mut self, number: u32) {
-        let Some(active) = self.active.remove(number) else { return };
+        let Some(active) = self.active.get(number) else { return };
         if is_exclusive(active.request.operation()) {
             self.exclusive = self.exclusive.saturating_sub(1);
         }
-        if active.of_merge {
-            self.end_piece(active.status);
-        } else if active.crowded_out && active.status == Status::NoSpace {
-            self.begin_draining();
-            self.held.push_back(active.request);
+        if active.of_merge || (active.crowded_out && active.status == Status::NoSpace) {
+            self.leave_unanswered(number);
         } else {
-            self.answers.push_back((active.request, active.status));
+            self.active.end(number);
         }
         if self.merge.is_some() {
             self.leave_merge();
@@ -454,38 +460,15 @@ impl<F: Format> Disk<F> {
         self.ended = !self.held.is_empty() || self.waiting_piece().is_some();
     }
 
-    /// Starts the held requests that need not wait any more. A loop and not part of `end`, since a request may
-    /// end as soon as it is started.
-    fn start_held<I: Io>(&mut self, io: &mut I) {
-        while !self.held_back && std::mem::take(&mut self.ended) {
-            self.start_piece(io);
-            for request in std::mem::take(&mut self.held) {
-                if self.must_wait(&request) {
-                    self.held.push_back(request);
-                } else {
-                    self.start(request, io);
-                }
-            }
+    /// A merge's piece has ended; or a request for which a merge's target has no space, and which is done again.
+    fn leave_unanswered(&mut self, number: u32) {
+        let Some(active) = self.active.remove(number) else { return };
+        if active.of_merge {
+            self.end_piece(active.status);
+        } else {
+            self.begin_draining();
+            self.held.push_back(active.request);
         }
-    }
-
-    /// Whether the request overlaps, in flight or ahead of it in the queue, something that it must not.
-    fn must_wait(&self, request: &Request) -> bool {
-        if self.held_back || self.draining {
-            return true;
-        }
-        let exclusive = is_exclusive(request.operation());
-        let piece = self.waiting_piece();
-        if !exclusive && self.exclusive == 0 && self.held.is_empty() && piece.is_none() {
-            return false;
-        }
-        if piece.is_some_and(|grain| grain.overlaps(request.span())) {
-            return true;
-        }
-        let ahead = self.active.iter().map(|active| &active.request).chain(&self.held);
-        ahead
-            .filter(|other| exclusive || is_exclusive(other.operation()))
-            .any(|other| other.span().overlaps(request.span()))
     }
 
     /// Pushes an operation of a request, which has one piece more under way.
@@ -496,7 +479,12 @@ impl<F: Format> Disk<F> {
 
     fn push<I: Io>(&mut self, op: Op, file: FileId, action: Action, io: &mut I) {
         let id = OpId(u64::from(self.ops.insert(op)));
-        let op = FileOp { id, file, action };
+        self.push_op(FileOp { id, file, action }, io);
+    }
+
+    /// Hands an operation to the engine, behind those that it had no room for.
+    #[inline(always)]
+    fn push_op<I: Io>(&mut self, op: FileOp, io: &mut I) {
         if !self.backlog.is_empty() {
             self.backlog.push_back(op);
         } else if let Err(op) = io.push(op) {
@@ -514,9 +502,9 @@ impl<F: Format> Disk<F> {
     }
 }
 
-/// Whether nothing may overlap it while it is in flight.
-fn is_exclusive(operation: Operation) -> bool {
-    matches!(operation, Operation::Discard | Operation::WriteZeroes { .. })
+/// Pieces of a request that may be under way at once.
+fn pieces_max(active: &Active) -> u32 {
+    if active.of_merge { piece::COPIES_MAX } else { PIECES_MAX }
 }
 
 /// A file error as the status of the request it failed.

@@ -15,6 +15,7 @@ mod model;
 mod random;
 mod throttling;
 mod waiting;
+mod whole;
 
 use std::collections::VecDeque;
 

@@ -8,7 +8,6 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use disk::{Operation, Request};
 use memory::{Mapping, Shared};
@@ -29,6 +28,8 @@ const ANSWERED: usize = 1;
 const SECTORS: usize = 2;
 const SUM_MICROSECONDS: usize = 3;
 const MAX_MICROSECONDS: usize = 4;
+/// Bits of the numbers that an answer changes, from the first one on.
+const BY_ANSWER: u32 = (1 << ANSWERED) | (1 << SECTORS) | (1 << SUM_MICROSECONDS) | (1 << MAX_MICROSECONDS);
 
 /// Bytes of the file.
 const LEN: usize = FIELDS * 8;
@@ -38,8 +39,8 @@ pub struct BlkbackStats {
     directory: PathBuf,
     page: Shared,
     fields: [u64; FIELDS],
-    /// Something has changed since readers were told.
-    changed: bool,
+    /// Which of them have changed since readers were told: a bit each.
+    changed: u32,
 }
 
 impl BlkbackStats {
@@ -55,40 +56,43 @@ impl BlkbackStats {
         let file = File::options().read(true).write(true).create_new(true).open(&path)?;
         file.set_len(u64::try_from(LEN).map_err(io::Error::other)?)?;
         let page = Shared::of(Mapping::of_file(file.as_fd(), 0, LEN)?);
-        Ok(BlkbackStats { directory, page, fields: [0; FIELDS], changed: false })
+        Ok(BlkbackStats { directory, page, fields: [0; FIELDS], changed: 0 })
     }
 
     /// A request was taken from its ring.
     pub fn came(&mut self, request: &Request) {
-        match direction(request.operation()) {
-            Some(first) => self.fields[first + ASKED] += 1,
-            None => match request.operation() {
-                Operation::Flush => self.fields[FLUSHES] += 1,
-                _ => self.fields[DISCARDS] += 1,
-            },
-        }
-        self.changed = true;
+        let field = match request.operation() {
+            Operation::Read => READS + ASKED,
+            Operation::Write { .. } => WRITES + ASKED,
+            Operation::Flush => FLUSHES,
+            Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => DISCARDS,
+        };
+        self.fields[field] += 1;
+        self.changed |= 1 << field;
     }
 
-    /// A request is answered.
-    pub fn answered(&mut self, request: &Request, at: Duration) {
-        let Some(first) = direction(request.operation()) else { return };
-        let took = u64::try_from(at.saturating_sub(request.taken).as_micros()).unwrap_or(u64::MAX);
+    /// A request is answered, at this moment of the clock by which it was taken in.
+    pub fn answered(&mut self, request: &Request, at: u64) {
+        let first = match request.operation() {
+            Operation::Read => READS,
+            Operation::Write { .. } => WRITES,
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => return,
+        };
+        let took = at.saturating_sub(request.taken) / 1000;
         let fields = &mut self.fields;
         fields[first + ANSWERED] += 1;
         fields[first + SECTORS] = fields[first + SECTORS].wrapping_add(request.span().len / 512);
         fields[first + SUM_MICROSECONDS] = fields[first + SUM_MICROSECONDS].wrapping_add(took);
         fields[first + MAX_MICROSECONDS] = fields[first + MAX_MICROSECONDS].max(took);
-        self.changed = true;
+        self.changed |= BY_ANSWER << first;
     }
 
     /// Lets readers see what has changed.
     pub fn publish(&mut self) {
-        if !std::mem::take(&mut self.changed) {
-            return;
-        }
-        for (at, value) in (0..).step_by(8).zip(self.fields) {
-            let stored = self.page.store_u64_native(at, value);
+        while self.changed != 0 {
+            let field = usize::try_from(self.changed.trailing_zeros()).unwrap_or(0);
+            self.changed &= self.changed - 1;
+            let stored = self.page.store_u64_native(field * 8, self.fields[field]);
             debug_assert!(stored.is_some(), "the file is as long as the structure");
         }
     }
@@ -99,15 +103,6 @@ impl Drop for BlkbackStats {
         // What stays is replaced by the next disk of this name, and tells readers of a disk that does nothing.
         fs::remove_file(self.directory.join("statistics")).unwrap_or_default();
         fs::remove_dir(&self.directory).unwrap_or_default();
-    }
-}
-
-/// Where the numbers of reads or writes begin; nothing for the rest.
-fn direction(operation: Operation) -> Option<usize> {
-    match operation {
-        Operation::Read => Some(READS),
-        Operation::Write { .. } => Some(WRITES),
-        Operation::Flush | Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => None,
     }
 }
 
@@ -142,7 +137,7 @@ mod test {
         let place = tempfile::tempdir().unwrap();
         let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
         assert_eq!(read(place.path()), [0; 14]);
-        let at = Duration::from_micros;
+        let at = |micros: u64| micros * 1000;
         let mut requests =
             [request(Operation::Read, 4096, 1), request(Operation::Read, 8192, 2), request(WRITE, 512, 3)];
         for request in &mut requests {
@@ -178,6 +173,9 @@ mod test {
         assert_eq!(read(place.path())[8], 0);
         stats.publish();
         assert_eq!(read(place.path())[8], 1);
+        stats.answered(&request_kept(WRITE, 2), 7000);
+        stats.publish();
+        assert_eq!(read(place.path())[8..], [1, 1, 1, 7, 7, 0]);
         drop(stats);
         assert!(!place.path().join("vbd3-7-51728").exists());
     }

@@ -92,8 +92,21 @@ pub struct EventLoop<S> {
     stopping: bool,
     /// It was said that a sync has failed.
     said_broken: bool,
+    /// The control socket is to have its turn: something of it is ready, or it has not come to an end.
+    control_due: bool,
     ready: Vec<u64>,
     done: Vec<FileDone>,
+    /// The time, if nothing that takes long has been done since it was read.
+    time: Option<u64>,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Turn {
+    /// Requests came, operations ended or answers were given.
+    found: bool,
+    /// More of that may be there already.
+    more: bool,
 }
 
 impl<S: Server + Disclose> EventLoop<S> {
@@ -134,20 +147,23 @@ impl<S: Server + Disclose> EventLoop<S> {
             flush: Flush::default(),
             stopping: false,
             said_broken: false,
+            control_due: true,
             ready: Vec::new(),
             done: Vec::new(),
+            time: None,
         })
     }
 
     /// Serves until a signal ends it.
     pub fn run(mut self) -> Result<Exit, Failure> {
         while !self.stopping {
-            let busy = self.turn()? || self.look_again()?;
+            let busy = self.turn()?.more || self.look_again()?;
             let asleep = !busy && !self.stopping && !self.is_asked() && self.server.may_sleep();
             if asleep {
-                let begun = self.stats.clock();
+                let begun = self.time();
                 self.reap(Until::Any)?;
-                self.polling.slept(self.stats.clock().saturating_sub(begun));
+                let ended = self.time();
+                self.polling.slept(ended.saturating_sub(begun));
             }
             self.stats.round(asleep);
         }
@@ -157,31 +173,40 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Looks for more to do, for as long as that has been worth it. Whether something was found.
     fn look_again(&mut self) -> Result<bool, Failure> {
         let budget = self.polling.budget();
-        if budget.is_zero() || self.stopping {
+        if budget == 0 || self.stopping {
             return Ok(false);
         }
-        let until = self.stats.clock().saturating_add(budget);
-        while !self.stopping && self.stats.clock() < until {
-            if self.turn()? {
+        let until = self.time().saturating_add(budget);
+        while !self.stopping && self.time() < until {
+            if self.turn()?.found {
                 self.polling.hit();
                 return Ok(true);
             }
             std::hint::spin_loop();
+            self.time = None;
         }
         self.polling.missed();
         Ok(false)
     }
 
-    /// Everything that can be done now. Whether something was.
-    fn turn(&mut self) -> Result<bool, Failure> {
+    /// Everything that can be done now.
+    fn turn(&mut self) -> Result<Turn, Failure> {
         self.hear();
         let came = self.take_in();
         self.reap(Until::Now)?;
+        if came > 0 {
+            // What was begun may have taken its time.
+            self.time = None;
+        }
         let settled = self.settle();
-        let answered = self.answer();
-        self.control();
-        // What a verb has let go, or asked for itself, may have its answer already.
-        let answered = self.answer() || answered;
+        let mut answered = self.answer();
+        self.publish();
+        if self.control_due {
+            self.control();
+            // What a verb has let go, or asked for itself, may have its answer already.
+            answered += self.answer();
+            self.publish();
+        }
         for event in self.server.take_events() {
             self.log.caused(event);
         }
@@ -189,7 +214,19 @@ impl<S: Server + Disclose> EventLoop<S> {
             stats.publish();
         }
         self.stopping |= self.server.is_over();
-        Ok(came || settled || answered)
+        let found = came + settled + answered > 0;
+        if found {
+            self.time = None;
+        }
+        // A peer with one request at a time has another when it has heard of the answer to the last, not before; any other
+        // may have more already. A verb may have waited for what was found.
+        let one_by_one = came.max(answered).max(self.disk.in_flight()) <= 1;
+        Ok(Turn { found, more: found && (!one_by_one || self.control_due) })
+    }
+
+    /// The time, to be read once for all that happens at once.
+    fn time(&mut self) -> u64 {
+        *self.time.get_or_insert_with(|| self.stats.clock())
     }
 
     /// Tells the server, and ourselves, what is ready.
@@ -205,7 +242,7 @@ impl<S: Server + Disclose> EventLoop<S> {
                 }
                 LEAVE => {}
                 REPORT => report |= self.report.take(),
-                key if self.control.as_mut().is_some_and(|control| control.ready(key)) => {}
+                key if self.control.as_mut().is_some_and(|control| control.ready(key)) => self.control_due = true,
                 key => self.server.ready(key, &mut EngineWatch(&mut self.engine)),
             }
         }
@@ -214,23 +251,28 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
     }
 
-    fn take_in(&mut self) -> bool {
-        let mut now = None;
-        for _ in 0..BATCH {
-            let Some(mut request) = self.server.pop(&self.geometry) else { break };
-            let now = *now.get_or_insert_with(|| self.stats.clock());
+    /// Takes a batch of requests in; how many.
+    fn take_in(&mut self) -> usize {
+        for came in 0..BATCH {
+            let Some(mut request) = self.server.pop(&self.geometry) else { return came };
+            let now = self.time();
+            if came == 0 {
+                self.pause.came(Duration::from_nanos(now));
+            }
             request.taken = now;
             self.stats.came(request.operation(), now);
             if let Some(stats) = &mut self.blkback_stats {
                 stats.came(&request);
             }
-            self.pause.came(now);
             self.disk.submit(request, &mut self.engine);
         }
-        now.is_some()
+        BATCH
     }
 
     fn reap(&mut self, until: Until) -> Result<(), Failure> {
+        if until == Until::Any {
+            self.time = None;
+        }
         self.engine.reap(until, &mut self.done).map_err(|error| {
             // Nothing will come back any more, and the requests in the disk can never be answered: the end of the
             // process tells the guest.
@@ -239,58 +281,71 @@ impl<S: Server + Disclose> EventLoop<S> {
         })
     }
 
-    fn settle(&mut self) -> bool {
-        let any = !self.done.is_empty();
+    /// Takes in what has ended; how much.
+    fn settle(&mut self) -> usize {
+        let count = self.done.len();
+        if count == 0 {
+            return 0;
+        }
         for done in self.done.drain(..) {
             self.disk.settle(done, &mut self.engine);
         }
-        if any {
-            self.disk.retry(&mut self.engine);
-            if self.disk.is_broken() && !self.said_broken {
-                self.said_broken = true;
-                say("a sync has FAILED: what was not flushed may be lost, and nothing is written from now on");
-                say("see the kernel's log for the reason; the disk accepts writes again when it is served anew");
-            }
+        self.disk.retry(&mut self.engine);
+        if self.disk.is_broken() && !self.said_broken {
+            self.said_broken = true;
+            say("a sync has FAILED: what was not flushed may be lost, and nothing is written from now on");
+            say("see the kernel's log for the reason; the disk accepts writes again when it is served anew");
         }
-        any
+        count
     }
 
-    fn answer(&mut self) -> bool {
-        let mut now = None;
-        let mut any = false;
+    /// Hands answers to the server; how many.
+    fn answer(&mut self) -> usize {
+        let (mut count, mut to_guest) = (0, false);
         while let Some((request, status)) = self.disk.answer() {
-            any = true;
+            count += 1;
             if request.token() == FLUSH {
                 request.retire();
                 self.flush = Flush::Answered(status);
                 continue;
             }
-            let now = *now.get_or_insert_with(|| self.stats.clock());
+            let now = self.time();
+            to_guest = true;
             self.stats.answered(request.operation(), request.span().len, now);
             if let Some(stats) = &mut self.blkback_stats {
                 stats.answered(&request, now);
             }
-            self.pause.answered(now);
             if let Some(why) = worth_a_line(status) {
                 let Span { at, len } = request.span();
                 self.log.caused(format_args!("{} of {len} bytes at {at} failed{why}", in_words(request.operation())));
             }
             self.server.complete(request, status);
         }
+        if to_guest {
+            let now = self.time();
+            self.pause.answered(Duration::from_nanos(now));
+        }
+        count
+    }
+
+    /// Lets the server's peers see their answers.
+    fn publish(&mut self) {
         if let Err(gone) = self.server.publish() {
             self.log.caused(gone);
         }
-        any
     }
 
     /// Whether the control socket has something to do without being woken.
     fn is_asked(&self) -> bool {
-        self.control.as_ref().is_some_and(Control::is_awake)
+        self.control_due && self.control.as_ref().is_some_and(Control::is_awake)
     }
 
     /// Gives the control socket its turn.
     fn control(&mut self) {
         self.with_control(|control, work, stats| control.turn(work, stats));
+        self.control_due = self.control.as_ref().is_some_and(|control| control.is_awake() || control.is_working());
+        // A verb may open files, and measures by a clock of its own.
+        self.time = None;
     }
 
     fn with_control(&mut self, act: impl FnOnce(&mut Control, &mut Work<'_>, &dyn Fn() -> String)) {
@@ -315,9 +370,10 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Brings what the control socket has begun to its end.
     fn leave_control(&mut self) -> Result<(), Failure> {
         self.with_control(|control, work, _| control.stop(work));
+        self.control_due = true;
         while self.control.as_ref().is_some_and(Control::is_working) {
-            let busy = self.turn()?;
-            if !busy && !self.is_asked() && self.control.as_ref().is_some_and(Control::is_working) {
+            let turn = self.turn()?;
+            if !turn.more && !self.is_asked() && self.control.as_ref().is_some_and(Control::is_working) {
                 self.reap(Until::Any)?;
             }
         }
@@ -356,6 +412,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.reap(Until::Now)?;
             self.settle();
             self.answer();
+            self.publish();
             if self.disk.is_idle() {
                 return Ok(());
             }

@@ -10,13 +10,13 @@
 use std::time::Duration;
 
 /// The first budget, and the one below which looking is given up: less than a sleep and a wake-up cost.
-const LEAST: Duration = Duration::from_micros(4);
+const LEAST: u64 = 4_000;
 
-/// The budget, and what became of it.
+/// The budget, and what became of it. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Polling {
-    most: Duration,
-    budget: Duration,
+    most: u64,
+    budget: u64,
     /// Looks that found something, and that did not.
     pub hits: u64,
     /// See [`Polling::hits`].
@@ -26,11 +26,11 @@ pub struct Polling {
 impl Polling {
     /// Looks for at most `most`; zero: never.
     pub fn new(most: Duration) -> Polling {
-        Polling { most, budget: Duration::ZERO, hits: 0, misses: 0 }
+        Polling { most: u64::try_from(most.as_nanos()).unwrap_or(u64::MAX), budget: 0, hits: 0, misses: 0 }
     }
 
     /// For how long to look now.
-    pub fn budget(&self) -> Duration {
+    pub fn budget(&self) -> u64 {
         self.budget
     }
 
@@ -45,12 +45,12 @@ impl Polling {
     }
 
     /// After a look that missed, or none, the thread has slept for so long.
-    pub fn slept(&mut self, time: Duration) {
+    pub fn slept(&mut self, time: u64) {
         if time <= self.most {
-            self.budget = (self.budget * 2).clamp(LEAST.min(self.most), self.most);
+            self.budget = self.budget.saturating_mul(2).clamp(LEAST.min(self.most), self.most);
         } else {
             let half = self.budget / 2;
-            self.budget = if half < LEAST { Duration::ZERO } else { half };
+            self.budget = if half < LEAST { 0 } else { half };
         }
     }
 }
@@ -64,27 +64,27 @@ mod test {
     #[test]
     fn short_sleeps_make_it_look_longer_up_to_the_most() {
         let mut polling = Polling::new(MOST);
-        let budgets: Vec<u128> = (0..6)
+        let budgets: Vec<u64> = (0..6)
             .map(|_| {
-                polling.slept(Duration::from_micros(10));
-                polling.budget().as_micros()
+                polling.slept(10_000);
+                polling.budget()
             })
             .collect();
-        assert_eq!(budgets, [4, 8, 16, 32, 50, 50]);
+        assert_eq!(budgets, [4_000, 8_000, 16_000, 32_000, 50_000, 50_000]);
     }
 
     #[test]
     fn long_sleeps_end_it() {
         let mut polling = Polling::new(MOST);
-        (0..6).for_each(|_| polling.slept(Duration::ZERO));
-        (0..4).for_each(|_| polling.slept(Duration::from_secs(1)));
-        assert_eq!(polling.budget(), Duration::ZERO);
+        (0..6).for_each(|_| polling.slept(0));
+        (0..4).for_each(|_| polling.slept(1_000_000_000));
+        assert_eq!(polling.budget(), 0);
     }
 
     #[test]
     fn a_most_of_zero_never_looks() {
         let mut polling = Polling::new(Duration::ZERO);
-        polling.slept(Duration::ZERO);
-        assert_eq!(polling.budget(), Duration::ZERO);
+        polling.slept(0);
+        assert_eq!(polling.budget(), 0);
     }
 }

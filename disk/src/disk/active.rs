@@ -1,0 +1,138 @@
+//! The requests of a disk, from their start until their answers are fetched.
+//!
+//! Knows nothing of what is done for them. A request is large, and moving it is a good part of what it costs: it stays in its
+//! place until its answer is fetched, though it is no longer under way. Keeps: under its number a request is found as long as it is under
+//! way, and only then; answers are fetched in the order in which the requests have ended.
+
+use std::collections::VecDeque;
+
+use crate::slab::Slab;
+use crate::{Request, Span, Status};
+
+/// A request on its way.
+#[derive(Debug)]
+pub(super) struct Active {
+    pub request: Request,
+    /// Pieces under way, and one while it is being split into them.
+    pub left: u32,
+    /// What is to be split when fewer pieces are under way; counts as a piece.
+    pub rest: Option<Span>,
+    pub status: Status,
+    /// A piece of a merge.
+    pub of_merge: bool,
+    /// The target of the merge has no space for it.
+    pub crowded_out: bool,
+    /// It has its answer: for [`Requests`] to say.
+    pub ended: bool,
+    /// [`Disk::epoch`](super::Disk::epoch) when it began.
+    pub epoch: u64,
+}
+
+impl Active {
+    pub fn new(request: Request, epoch: u64) -> Active {
+        let (of_merge, crowded_out, ended) = (false, false, false);
+        Active { request, left: 1, rest: None, status: Status::Done, of_merge, crowded_out, ended, epoch }
+    }
+}
+
+/// Requests that are under way, and those that have ended.
+#[derive(Debug)]
+pub(super) struct Requests {
+    all: Slab<Active>,
+    /// The numbers of those that have ended, in this order.
+    ended: VecDeque<u32>,
+}
+
+impl Requests {
+    /// No requests, and room for so many.
+    pub fn with_capacity(size: usize) -> Requests {
+        Requests { all: Slab::with_capacity(size), ended: VecDeque::with_capacity(size) }
+    }
+
+    /// A request is under way; its number.
+    #[inline(always)]
+    pub fn insert(&mut self, request: Active) -> u32 {
+        self.all.insert(request)
+    }
+
+    /// The request under way that has this number.
+    pub fn get(&self, number: u32) -> Option<&Active> {
+        self.all.get(number).filter(|active| !active.ended)
+    }
+
+    /// The same, to be changed.
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut Active> {
+        self.all.get_mut(number).filter(|active| !active.ended)
+    }
+
+    /// A request is under way no more, and does not want to be answered.
+    pub fn remove(&mut self, number: u32) -> Option<Active> {
+        self.get(number)?;
+        self.all.remove(number)
+    }
+
+    /// A request is under way no more, and its status is its answer.
+    #[inline(always)]
+    pub fn end(&mut self, number: u32) {
+        if let Some(active) = self.get_mut(number) {
+            active.ended = true;
+            self.ended.push_back(number);
+        }
+    }
+
+    /// The next request that has ended.
+    pub fn answer(&mut self) -> Option<(Request, Status)> {
+        let number = self.ended.pop_front()?;
+        self.all.remove(number).map(|active| (active.request, active.status))
+    }
+
+    /// Number of those under way.
+    pub fn len(&self) -> usize {
+        self.all.len().saturating_sub(self.ended.len())
+    }
+
+    /// Number of those that have ended.
+    pub fn answers(&self) -> usize {
+        self.ended.len()
+    }
+
+    /// Those under way.
+    pub fn iter(&self) -> impl Iterator<Item = &Active> {
+        self.all.iter().filter(|active| !active.ended)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::{Operation, Token};
+
+    fn flush(token: u64) -> Active {
+        let geometry =
+            crate::Geometry { len: 512, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
+        let nothing = Span { at: 0, len: 0 };
+        let request = Request::new(Operation::Flush, nothing, memory::Segments::empty(), Token(token), &geometry);
+        Active::new(request.unwrap(), 0)
+    }
+
+    #[test]
+    fn what_has_ended_is_not_under_way_and_keeps_its_number_until_it_is_answered() {
+        let mut requests = Requests::with_capacity(2);
+        let (first, second) = (requests.insert(flush(1)), requests.insert(flush(2)));
+        requests.end(second);
+        requests.end(second);
+        assert!(
+            requests.get(second).is_none() && requests.get_mut(second).is_none() && requests.remove(second).is_none()
+        );
+        assert_eq!((requests.len(), requests.answers(), requests.iter().count()), (1, 1, 1));
+        let third = requests.insert(flush(3));
+        assert!(third != second);
+        requests.end(first);
+        let tokens: Vec<u64> =
+            std::iter::from_fn(|| requests.answer()).map(|(request, _)| request.retire().0).collect();
+        assert_eq!(tokens, [2, 1]);
+        assert_eq!(requests.insert(flush(4)), first);
+        [third, first].into_iter().for_each(|number| requests.end(number));
+        assert_eq!(std::iter::from_fn(|| requests.answer()).map(|(request, _)| request.retire().0).sum::<u64>(), 3 + 4);
+    }
+}

@@ -1,0 +1,87 @@
+//! Requests that are one operation on one file, as nearly all of them are: begun and ended in few steps.
+//!
+//! Knows when a request is of this kind, and nothing of how the others are taken apart. Keeps: it makes no difference to
+//! anybody but in time. Such a request stands among the active ones with one piece under way, so that others wait for it
+//! and a merge finds it, and ends as they do.
+//!
+//! What is `inline(always)` here, in `disk` and in what they use, is on the way of these requests: calls would be a tenth of
+//! its instructions.
+
+use super::{Active, Disk};
+use crate::fold::Where;
+use crate::format::Format;
+use crate::{Action, FileDone, FileId, FileOp, Io, OpId, Operation, Request};
+
+/// In the name of an operation that is all of a request: the rest is the number of the request, not one of `ops`.
+const WHOLE: u64 = 1 << 32;
+
+/// The request that the operation of this name is all of, if it is.
+pub(super) fn number_of(id: OpId) -> Option<u32> {
+    id.0.checked_sub(WHOLE).and_then(|number| u32::try_from(number).ok())
+}
+
+impl<F: Format> Disk<F> {
+    /// The one place in a file where all bytes of a read or a write live, if that is known and they stay there: nothing has
+    /// to be loaded, reserved or committed. Of a request that need not wait for others.
+    pub(super) fn only_place(&self, request: &Request) -> Option<(FileId, u64)> {
+        let span = request.span();
+        let write = match request.operation() {
+            Operation::Read => false,
+            // A merge decides where writes go, and a broken disk refuses them.
+            Operation::Write { .. } if self.merge.is_some() || self.broken => return None,
+            Operation::Write { .. } => true,
+            _ => return None,
+        };
+        if span.len == 0 {
+            return None;
+        }
+        if let Some(file) = self.flat {
+            return Some((file, span.at));
+        }
+        match self.fold.lookup(span.at)? {
+            (Where::Data { file, at }, len) if len >= span.len && (!write || file == self.leaf_file()) => {
+                Some((file, at))
+            }
+            _ => None,
+        }
+    }
+
+    /// Starts a request whose bytes live at `place`. Its memory goes with the operation, and comes back with it.
+    #[inline(always)]
+    pub(super) fn start_whole<I: Io>(&mut self, mut request: Request, place: (FileId, u64), io: &mut I) {
+        let (file, at) = place;
+        let memory = request.lend();
+        let action = match request.operation() {
+            Operation::Read => Action::Read { at, into: memory },
+            _ => Action::Write { at, from: memory },
+        };
+        let number = self.active.insert(Active::new(request, self.epoch));
+        self.push_op(FileOp { id: OpId(WHOLE | u64::from(number)), file, action }, io);
+    }
+
+    /// The operation that is all of a request has ended.
+    pub(super) fn whole_ended<I: Io>(&mut self, number: u32, done: FileDone, io: &mut I) {
+        let FileOp { file, action, .. } = done.op;
+        let (memory, wrote) = match action {
+            Action::Read { into, .. } => (into, false),
+            Action::Write { from, .. } => (from, true),
+            Action::SyncData | Action::Deallocate { .. } => {
+                return debug_assert!(false, "an operation of this name was never pushed");
+            }
+        };
+        if let Some(active) = self.active.get_mut(number) {
+            active.request.give_back(memory);
+        }
+        if done.result.is_err() {
+            return self.transferred(number, file, None, wrote, done.result, io);
+        }
+        if wrote {
+            self.touched(file);
+        }
+        self.quiet(number);
+        // No metadata has changed, which would be the other reason for a round.
+        if !self.flushes.is_empty() {
+            self.begin_round(io);
+        }
+    }
+}

@@ -10,8 +10,6 @@ use memory::Buffer;
 use rustc_hash::{FxHashMap, FxHashSet};
 use xen::{DomId, GrantRef, Granted, Grants, PAGE, Piece};
 
-use super::pool::Loan;
-
 /// Pages that are kept: 32 MiB. Linux's front end keeps 1056 for a ring of one page.
 const PAGES_MAX: usize = 8192;
 
@@ -54,41 +52,43 @@ impl Pages {
         !full
     }
 
-    /// Copies the pieces to the loan. `None` if one of their grants is bad.
-    pub fn copy_out(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece], loan: &Loan) -> Option<()> {
-        self.copy(grants, domain, pieces, loan, Granted::copy_out)
+    /// Whether every page is mapped.
+    #[inline]
+    pub fn have(&self, pieces: &[Piece]) -> bool {
+        pieces.iter().all(|piece| self.mapped.contains_key(&piece.page))
     }
 
-    /// Copies the loan to the pieces. `None` if one of their grants is bad.
-    pub fn copy_in(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece], loan: &Loan) -> Option<()> {
-        self.copy(grants, domain, pieces, loan, Granted::copy_in)
-    }
-
-    /// Whether every page is mapped, or can be. A bad grant of another request may have kept them from being mapped, or they
-    /// were given up for others; and what is brought may itself have others given up, once.
-    pub fn has(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece]) -> bool {
+    /// Maps what is not mapped of these pages, those of one request; whether all are then. A bad grant of another request may have
+    /// kept them from being mapped, or they were given up for others; and what is brought may itself have others given up, once.
+    pub fn get(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece]) -> bool {
         (0..2).any(|_| self.bring(grants, domain, pieces.iter().map(|piece| piece.page)))
     }
 
+    /// Copies the pieces to memory of ours. `None` if one of their pages is not mapped.
+    #[inline]
+    pub fn copy_out(&self, pieces: &[Piece], ours: (&Buffer, usize)) -> Option<()> {
+        self.copy(pieces, ours, Granted::copy_out)
+    }
+
+    /// Copies memory of ours to the pieces. `None` if one of their pages is not mapped.
+    #[inline]
+    pub fn copy_in(&self, pieces: &[Piece], ours: (&Buffer, usize)) -> Option<()> {
+        self.copy(pieces, ours, Granted::copy_in)
+    }
+
+    #[inline]
     fn copy(
-        &mut self,
-        grants: &mut dyn Grants,
-        domain: DomId,
+        &self,
         pieces: &[Piece],
-        loan: &Loan,
+        (buffer, mut at): (&Buffer, usize),
         one: impl Fn(&Granted, usize, usize, &Buffer, usize) -> Option<()>,
     ) -> Option<()> {
-        let all = |pages: &Pages| {
-            let mut ours = loan.at();
-            for piece in pieces {
-                let (place, len) = (pages.mapped.get(&piece.page)?, usize::from(piece.len));
-                one(&place.granted, place.at.checked_add(usize::from(piece.from))?, len, loan.buffer(), ours)?;
-                ours = ours.checked_add(len)?;
-            }
-            Some(())
-        };
-        // They nearly always are there. What was copied before one is missed is copied again.
-        all(self).or_else(|| self.has(grants, domain, pieces).then(|| all(self)).flatten())
+        for piece in pieces {
+            let (place, len) = (self.mapped.get(&piece.page)?, usize::from(piece.len));
+            one(&place.granted, place.at.checked_add(usize::from(piece.from))?, len, buffer, at)?;
+            at = at.checked_add(len)?;
+        }
+        Some(())
     }
 }
 
@@ -96,7 +96,6 @@ impl Pages {
 mod test {
     use xen::fake::{Access, Host};
 
-    use super::super::pool::{Pool, STAGING_LEN};
     use super::*;
 
     const DOMAIN: DomId = DomId(3);
@@ -116,10 +115,12 @@ mod test {
             assert!(kept.mapped.len() <= PAGES_MAX);
         }
         assert!(!kept.mapped.contains_key(&refs[0]), "it was given up with the others");
-        let mut pool = Pool::new(Buffer::zeroed(STAGING_LEN));
-        let loan = pool.lend(5);
-        kept.copy_out(&mut grants, DOMAIN, &[Piece { page: refs[0], from: 7, len: 5 }], &loan).unwrap();
-        assert_eq!(loan.segments().to_vec(), b"first");
+        let buffer = Buffer::zeroed(5);
+        let first = [Piece { page: refs[0], from: 7, len: 5 }];
+        assert!(!kept.have(&first) && kept.copy_out(&first, (&buffer, 0)).is_none());
+        assert!(kept.get(&mut grants, DOMAIN, &first));
+        kept.copy_out(&first, (&buffer, 0)).unwrap();
+        assert_eq!(buffer.segments(5).to_vec(), b"first");
         drop(kept);
         assert_eq!(host.counts().mapped, 0);
     }
@@ -135,7 +136,7 @@ mod test {
             let bad = part.iter().copied().chain([GrantRef(u32::MAX)]);
             assert!(!kept.bring(&mut grants, DOMAIN, bad));
             let pieces: Vec<Piece> = part.iter().map(|&page| Piece { page, from: 0, len: 512 }).collect();
-            assert!(kept.has(&mut grants, DOMAIN, &pieces));
+            assert!(kept.get(&mut grants, DOMAIN, &pieces) && kept.have(&pieces));
             assert!(kept.mapped.len() <= PAGES_MAX);
         }
     }
@@ -148,15 +149,15 @@ mod test {
         let refs: Vec<GrantRef> = pages.iter().map(|&page| guest.grant(page, Access::ReadWrite)).collect();
         let pieces = [Piece { page: refs[1], from: 4094, len: 2 }, Piece { page: refs[0], from: 0, len: 3 }];
         let (mut grants, mut kept) = (host.grants(), Pages::default());
-        let mut pool = Pool::new(Buffer::zeroed(STAGING_LEN));
-        let loan = pool.lend(5);
-        loan.segments().copy_from(b"hello");
-        kept.copy_in(&mut grants, DOMAIN, &pieces, &loan).unwrap();
-        loan.segments().fill_zero();
-        kept.copy_out(&mut grants, DOMAIN, &pieces, &loan).unwrap();
-        assert_eq!(loan.segments().to_vec(), b"hello");
+        let (buffer, at) = (Buffer::zeroed(4096), 4000);
+        buffer.range(at, 5).copy_from(b"hello");
+        assert!(kept.get(&mut grants, DOMAIN, &pieces));
+        kept.copy_in(&pieces, (&buffer, at)).unwrap();
+        buffer.range(at, 5).fill_zero();
+        kept.copy_out(&pieces, (&buffer, at)).unwrap();
+        assert_eq!(buffer.range(at, 5).to_vec(), b"hello");
         let bad = Piece { page: GrantRef(u32::MAX), from: 0, len: 1 };
-        assert!(!kept.has(&mut grants, DOMAIN, &[pieces[0], bad]));
-        assert!(kept.copy_in(&mut grants, DOMAIN, &[bad], &loan).is_none());
+        assert!(!kept.get(&mut grants, DOMAIN, &[pieces[0], bad]) && !kept.have(&[pieces[0], bad]));
+        assert!(kept.copy_in(&[bad], (&buffer, at)).is_none());
     }
 }

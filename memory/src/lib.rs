@@ -19,4 +19,4 @@ pub use buffer::{Buffer, PAGE};
 pub use guest::{GuestAddr, GuestMemory, Region};
 pub use mapping::Mapping;
 pub use segments::{Part, Segments};
-pub use shared::Shared;
+pub use shared::{Shared, Window};

@@ -3,6 +3,7 @@
 //! Knows nothing of what is in it. Keeps: each access is checked against the piece, and reads or writes exactly once.
 
 use std::any::Any;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -121,49 +122,123 @@ impl Shared {
         Some(())
     }
 
-    /// Copies bytes out to where they are wanted, each read once.
-    pub fn read_into(&self, at: usize, bytes: &mut [u8]) -> Option<()> {
-        let from = self.at(at, bytes.len())?;
-        // SAFETY: as many bytes lie in the piece, and the slice is ours alone.
-        unsafe { copy_once(from, bytes.as_mut_ptr(), bytes.len()) };
-        Some(())
+    /// `LEN` bytes from `at` on, which lie at a multiple of `ALIGN`: 4 or 8.
+    #[inline]
+    pub fn window<const LEN: usize, const ALIGN: usize>(&self, at: usize) -> Option<Window<'_, LEN, ALIGN>> {
+        const { assert!(ALIGN == 4 || ALIGN == 8) };
+        let base = self.at(at, LEN)?;
+        (base.addr() % ALIGN == 0).then_some(Window { base, piece: PhantomData })
+    }
+}
+
+/// A part of a piece that was checked to lie in it. Where an access lies in the part is known when we are compiled, mostly,
+/// and its check then costs nothing.
+#[derive(Clone, Copy)]
+pub struct Window<'a, const LEN: usize, const ALIGN: usize> {
+    base: *mut u8,
+    piece: PhantomData<&'a Shared>,
+}
+
+impl<const LEN: usize, const ALIGN: usize> Window<'_, LEN, ALIGN> {
+    #[inline(always)]
+    fn u32_at(&self, at: usize) -> Option<&AtomicU32> {
+        let inside = at % 4 == 0 && at.checked_add(4)? <= LEN;
+        // SAFETY: the four bytes lie in the window, and so in a piece that is mapped while it is borrowed; they are aligned,
+        // as the window is. An atomic tolerates any concurrent access of the guest.
+        inside.then(|| unsafe { AtomicU32::from_ptr(self.base.add(at).cast()) })
     }
 
-    /// Copies bytes in from where they are, each written once.
-    pub fn write_from(&self, at: usize, bytes: &[u8]) -> Option<()> {
-        let to = self.at(at, bytes.len())?;
-        // SAFETY: as many bytes lie in the piece, which is no memory of Rust's.
-        unsafe { copy_once(bytes.as_ptr(), to, bytes.len()) };
+    #[inline(always)]
+    fn u64_at(&self, at: usize) -> Option<&AtomicU64> {
+        let inside = ALIGN == 8 && at % 8 == 0 && at.checked_add(8)? <= LEN;
+        // SAFETY: as above, with eight bytes.
+        inside.then(|| unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) })
+    }
+
+    /// As [`Shared::load_u32`].
+    #[inline(always)]
+    pub fn load_u32(&self, at: usize) -> Option<u32> {
+        self.u32_at(at).map(|value| u32::from_le(value.load(Ordering::Acquire)))
+    }
+
+    /// As [`Shared::store_u32`].
+    #[inline(always)]
+    pub fn store_u32(&self, at: usize, value: u32) -> Option<()> {
+        self.u32_at(at).map(|place| place.store(value.to_le(), Ordering::Release))
+    }
+
+    /// Loads a little-endian 64-bit number; in two halves where it cannot be had at once.
+    #[inline(always)]
+    pub fn load_u64(&self, at: usize) -> Option<u64> {
+        if let Some(value) = self.u64_at(at) {
+            return Some(u64::from_le(value.load(Ordering::Acquire)));
+        }
+        let (low, high) = (self.load_u32(at)?, self.load_u32(at.checked_add(4)?)?);
+        Some(u64::from(low) | u64::from(high) << 32)
+    }
+
+    /// Stores a little-endian 64-bit number; the low half and then the high one where that cannot be done at once.
+    #[inline(always)]
+    pub fn store_u64(&self, at: usize, value: u64) -> Option<()> {
+        if let Some(place) = self.u64_at(at) {
+            place.store(value.to_le(), Ordering::Release);
+            return Some(());
+        }
+        let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+        let high = self.u32_at(at.checked_add(4)?)?;
+        self.store_u32(at, u32::from_le_bytes([a, b, c, d]))?;
+        high.store(u32::from_ne_bytes([e, f, g, h]), Ordering::Release);
         Some(())
     }
 }
 
-/// Copies bytes between memory of ours and a piece, each accessed once and in words where both ends allow it: a ring's entry
-/// is 14 of them. Not inlined: taken apart byte by byte at its caller's it is ten times as long.
-///
-/// # Safety
-/// `len` bytes can be read at `from` and written at `to`, and do not overlap.
-#[inline(never)]
-unsafe fn copy_once(from: *const u8, to: *mut u8, len: usize) {
-    let aligned = |to: usize| from.addr() % to == 0;
-    let mut done = 0;
-    if aligned(8) && to.addr() % 8 == 0 {
-        while len - done >= 8 {
-            // SAFETY: the word lies in both, as the caller says, and is aligned.
-            unsafe { to.add(done).cast::<u64>().write_volatile(from.add(done).cast::<u64>().read_volatile()) };
-            done += 8;
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const WORD: u64 = 0x0807_0605_0403_0201;
+
+    fn piece() -> Shared {
+        Shared::of(Mapping::anonymous(4096).unwrap())
+    }
+
+    #[test]
+    fn numbers_are_their_bytes_at_every_multiple_of_four() {
+        for at in [0, 4, 8, 20] {
+            let piece = piece();
+            piece.window::<32, 8>(64).unwrap().store_u64(at, WORD).unwrap();
+            piece.window::<32, 4>(164).unwrap().store_u64(at, WORD).unwrap();
+            for base in [64, 164] {
+                assert_eq!(piece.read::<8>(base + at), Some([1, 2, 3, 4, 5, 6, 7, 8]), "{base} and {at}");
+                assert_eq!(piece.read::<8>(base + at + 8), Some([0; 8]), "{base} and {at}");
+            }
+            assert_eq!(piece.window::<32, 8>(64).unwrap().load_u64(at), Some(WORD));
+            let narrow = piece.window::<32, 4>(164).unwrap();
+            assert_eq!((narrow.load_u64(at), narrow.load_u32(at + 4)), (Some(WORD), Some(0x0807_0605)));
         }
     }
-    if aligned(4) && to.addr() % 4 == 0 {
-        while len - done >= 4 {
-            // SAFETY: as above.
-            unsafe { to.add(done).cast::<u32>().write_volatile(from.add(done).cast::<u32>().read_volatile()) };
-            done += 4;
+
+    #[test]
+    fn a_window_lies_in_its_piece_and_is_aligned() {
+        let piece = piece();
+        assert!(piece.window::<16, 8>(4080).is_some() && piece.window::<16, 4>(4076).is_some());
+        for at in [4084, 4088, 4096, usize::MAX - 7, usize::MAX - 15] {
+            assert!(piece.window::<16, 4>(at).is_none() && piece.window::<16, 8>(at).is_none(), "{at}");
         }
+        assert!(piece.window::<16, 8>(4).is_none() && piece.window::<16, 4>(2).is_none());
     }
-    while done < len {
-        // SAFETY: as above; a byte is always aligned.
-        unsafe { to.add(done).write_volatile(from.add(done).read_volatile()) };
-        done += 1;
+
+    #[test]
+    fn an_access_lies_in_its_window_and_is_aligned() {
+        let piece = piece();
+        let window = piece.window::<16, 8>(0).unwrap();
+        assert_eq!((window.load_u32(12), window.load_u64(8)), (Some(0), Some(0)));
+        for at in [16, 13, 2, usize::MAX - 3] {
+            assert_eq!((window.load_u32(at), window.store_u32(at, 1)), (None, None), "{at}");
+        }
+        for at in [12, 9, 2, usize::MAX - 3, usize::MAX - 7] {
+            assert_eq!((window.load_u64(at), window.store_u64(at, 1)), (None, None), "{at}");
+        }
+        assert_eq!(piece.read::<32>(0), Some([0; 32]), "nothing of what was refused is there");
     }
 }

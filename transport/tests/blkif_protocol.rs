@@ -70,6 +70,22 @@ fn what_is_offered_can_be_read_before_the_front_end_begins() {
 }
 
 #[test]
+fn answers_that_come_backwards_are_given_in_the_order_of_their_requests() {
+    for (policy, rings) in every_way() {
+        let (mut machine, mut front) = connected(policy, rings);
+        machine.file.backwards = true;
+        let (_, page) = front.page(1);
+        for id in 0..5 {
+            front.put(0, &transfer(READ, id, id * 8, &[(page, 0, 7)]));
+        }
+        front.push(0);
+        machine.settle();
+        let order: Vec<u64> = front.answers(0).iter().map(|answer| answer.0).collect();
+        assert_eq!(order, [0, 1, 2, 3, 4], "{policy:?}");
+    }
+}
+
+#[test]
 fn data_go_both_ways_in_every_layout_and_by_every_way() {
     for (policy, rings) in every_way() {
         let (mut machine, mut front) = connected(policy, rings);

@@ -5,11 +5,7 @@
 //!
 //! Specification: Xen's public header io/blkif.h, `struct blkif_request` and those beside it.
 
-/// Bytes of the longest entry.
-pub const ENTRY_MAX: usize = 112;
-
-/// Bytes of the shorter one.
-const ENTRY_SHORT: usize = 108;
+use memory::{Shared, Window};
 
 /// Segments that an entry itself has room for (`BLKIF_MAX_SEGMENTS_PER_REQUEST`).
 pub const SEGMENTS_DIRECT: usize = 11;
@@ -17,45 +13,34 @@ pub const SEGMENTS_DIRECT: usize = 11;
 /// Bytes of one segment, in an entry and in an indirect page (`struct blkif_request_segment`).
 pub const SEGMENT_LEN: usize = 8;
 
-/// Segments in whose place other kinds of requests have what is theirs: the length of a discard, the page of an indirect one.
-const SEGMENTS_MIN: usize = 2;
-
 /// Bytes before the first entry of a ring (io/ring.h, `DEFINE_RING_TYPES`).
 pub const HEADER_LEN: usize = 64;
+
+/// Bytes from one entry to the next.
+const WIDE_LEN: usize = 112;
+const NARROW_LEN: usize = 108;
+
+/// How a compiler aligns 64-bit numbers, and so where `id` lies. Behind it are, for each, 64 bits each: `sector_number`, and
+/// the segments. In place of the first of these a discard has its `nr_sectors`, and an indirect request its `handle`, two
+/// bytes that mean nothing, and the first of its `indirect_grefs`.
+const WIDE: usize = 8;
+const NARROW: usize = 4;
+
+// The sizes that io/blkif.h comes to: the last segment ends where the entry does.
+const _: () = assert!(WIDE + 16 + SEGMENTS_DIRECT * SEGMENT_LEN == WIDE_LEN);
+const _: () = assert!(NARROW + 16 + SEGMENTS_DIRECT * SEGMENT_LEN == NARROW_LEN);
 
 /// The compiler's layout of a front end.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes from one entry to the next.
-    pub entry_len: usize,
-    /// Bytes of a response.
-    pub response_len: usize,
-    id: usize,
-    sector: usize,
-    segments: usize,
-    /// Of a discard.
-    sector_count: usize,
-    /// Of an indirect request.
-    pages: usize,
+    wide: bool,
 }
 
 /// 64-bit x86, and what is native where we run.
-pub static X86_64: Layout =
-    Layout { entry_len: ENTRY_MAX, response_len: 16, id: 8, sector: 16, segments: 24, sector_count: 24, pages: 28 };
+pub static X86_64: Layout = Layout { wide: true };
 
 /// 32-bit x86.
-pub static X86_32: Layout =
-    Layout { entry_len: ENTRY_SHORT, response_len: 12, id: 4, sector: 12, segments: 20, sector_count: 20, pages: 24 };
-
-// The sizes that io/blkif.h comes to: the last segment, or the last of eight pages, ends inside of the entry.
-const _: () = assert!(X86_64.segments + SEGMENTS_DIRECT * SEGMENT_LEN == X86_64.entry_len);
-const _: () = assert!(X86_32.segments + SEGMENTS_DIRECT * SEGMENT_LEN == X86_32.entry_len);
-const _: () = assert!(X86_64.sector_count + 8 <= X86_64.segments + SEGMENTS_MIN * SEGMENT_LEN);
-const _: () = assert!(X86_64.pages + 4 <= X86_64.segments + SEGMENTS_MIN * SEGMENT_LEN);
-const _: () = assert!(X86_32.sector_count + 8 <= X86_32.segments + SEGMENTS_MIN * SEGMENT_LEN);
-const _: () = assert!(X86_32.pages + 4 <= X86_32.segments + SEGMENTS_MIN * SEGMENT_LEN);
-const _: () = assert!(X86_64.entry_len == ENTRY_MAX && X86_64.pages + 8 * 4 <= X86_64.entry_len);
-const _: () = assert!(X86_32.pages + 8 * 4 <= X86_32.entry_len);
+pub static X86_32: Layout = Layout { wide: false };
 
 impl Layout {
     /// The layout that a front end's key `protocol` names. `None`: one that nobody knows.
@@ -68,9 +53,14 @@ impl Layout {
         }
     }
 
+    /// Bytes from one entry to the next.
+    pub fn entry_len(&self) -> usize {
+        if self.wide { WIDE_LEN } else { NARROW_LEN }
+    }
+
     /// Entries of a ring of so many bytes: the power of two that fits (io/ring.h, `__RING_SIZE`).
     pub fn slots(&self, ring_len: usize) -> u32 {
-        let fit = ring_len.saturating_sub(HEADER_LEN).checked_div(self.entry_len).unwrap_or(0);
+        let fit = ring_len.saturating_sub(HEADER_LEN).checked_div(self.entry_len()).unwrap_or(0);
         let fit = u32::try_from(fit).unwrap_or(0);
         fit.checked_ilog2().map_or(0, |order| 1u32.checked_shl(order).unwrap_or(0))
     }
@@ -78,83 +68,135 @@ impl Layout {
     /// Where the entry of a slot lies in its ring.
     pub fn at(&self, slot: u32) -> usize {
         let slot = usize::try_from(slot).unwrap_or(usize::MAX);
-        slot.saturating_mul(self.entry_len).saturating_add(HEADER_LEN)
+        slot.saturating_mul(self.entry_len()).saturating_add(HEADER_LEN)
+    }
+
+    /// Copies the entry in a slot out of its ring, as far as it says that it goes; each byte is read once.
+    #[inline(always)]
+    pub fn read(&self, ring: &Shared, slot: u32, entry: &mut Entry) -> Option<()> {
+        let at = self.at(slot);
+        match self.wide {
+            true => entry.read(ring.window::<WIDE_LEN, WIDE>(at)?),
+            false => entry.read(ring.window::<NARROW_LEN, NARROW>(at)?),
+        }
+    }
+
+    /// Writes an entry into another slot of its ring.
+    pub fn write(&self, ring: &Shared, slot: u32, entry: &Entry) -> Option<()> {
+        let at = self.at(slot);
+        match self.wide {
+            true => entry.write(ring.window::<WIDE_LEN, WIDE>(at)?),
+            false => entry.write(ring.window::<NARROW_LEN, NARROW>(at)?),
+        }
+    }
+
+    /// Writes an answer into a slot (`struct blkif_response`): its `id`, and behind it what else there is. For a 32-bit
+    /// front end the latter is four bytes less, and those behind mean nothing.
+    #[inline]
+    pub fn respond(&self, ring: &Shared, slot: u32, id: u64, result: u64) -> Option<()> {
+        let at = self.at(slot);
+        if self.wide {
+            let response = ring.window::<16, WIDE>(at)?;
+            return response.store_u64(0, id).and_then(|()| response.store_u64(8, result));
+        }
+        let response = ring.window::<16, NARROW>(at)?;
+        response.store_u64(0, id).and_then(|()| response.store_u64(8, result))
     }
 }
 
-/// The bytes of one entry, copied out of the ring.
+/// 64-bit numbers of an entry: its `id`, its `sector_number` and what is in the place of its segments.
+const WORDS_MAX: usize = 2 + SEGMENTS_DIRECT;
+
+/// Those that every kind of request has, and most requests nothing else.
+const WORDS_MIN: usize = 3;
+
+/// One entry, copied out of the ring, or room for one: most of it is not touched for a short one.
+#[derive(Default)]
 pub struct Entry {
-    layout: &'static Layout,
-    bytes: [u8; ENTRY_MAX],
+    operation: u8,
+    second: u8,
+    third: u16,
+    words: [u64; WORDS_MAX],
+    /// How many of them were copied. Those behind are of an entry before.
+    count: usize,
 }
 
 impl Entry {
-    /// An entry whose bytes are those; where the layout's are fewer, the rest is not looked at.
-    pub fn new(layout: &'static Layout, bytes: [u8; ENTRY_MAX]) -> Entry {
-        Entry { layout, bytes }
+    #[inline(always)]
+    fn read<const LEN: usize, const ALIGN: usize>(&mut self, from: Window<'_, LEN, ALIGN>) -> Option<()> {
+        let [operation, second, low, high] = from.load_u32(0)?.to_le_bytes();
+        let more = usize::from(second).clamp(1, SEGMENTS_DIRECT) - 1;
+        (self.operation, self.second, self.third) = (operation, second, u16::from_le_bytes([low, high]));
+        self.count = WORDS_MIN + more;
+        let [id, sector, first, others @ ..] = &mut self.words;
+        (*id, *sector, *first) = (from.load_u64(ALIGN)?, from.load_u64(ALIGN + 8)?, from.load_u64(ALIGN + 16)?);
+        for (index, word) in others.iter_mut().take(more).enumerate() {
+            *word = from.load_u64(ALIGN + 24 + 8 * index)?;
+        }
+        Some(())
     }
 
-    /// The bytes, to be filled.
-    pub fn bytes_mut(&mut self) -> &mut [u8; ENTRY_MAX] {
-        &mut self.bytes
-    }
-
-    /// The bytes before the segments, and those of as many segments as the former announce.
-    pub fn parts_mut(&mut self) -> (&mut [u8], &mut [u8]) {
-        let count = usize::from(self.second()).clamp(SEGMENTS_MIN, SEGMENTS_DIRECT);
-        let (head, segments) = self.bytes.split_at_mut_checked(self.layout.segments).unwrap_or_default();
-        (head, segments.get_mut(..count.saturating_mul(SEGMENT_LEN)).unwrap_or_default())
+    #[inline(always)]
+    fn write<const LEN: usize, const ALIGN: usize>(&self, to: Window<'_, LEN, ALIGN>) -> Option<()> {
+        let [low, high] = self.third.to_le_bytes();
+        to.store_u32(0, u32::from_le_bytes([self.operation, self.second, low, high]))?;
+        for (index, &word) in self.words.iter().take(self.count).enumerate() {
+            to.store_u64(ALIGN + 8 * index, word)?;
+        }
+        Some(())
     }
 
     /// `operation`.
     pub fn operation(&self) -> u8 {
-        u8::from_le_bytes(self.take(0))
+        self.operation
     }
 
     /// `nr_segments`; of a discard its `flag`; of an indirect request its `indirect_op`.
     pub fn second(&self) -> u8 {
-        u8::from_le_bytes(self.take(1))
+        self.second
     }
 
     /// `nr_segments` of an indirect request.
     pub fn indirect_count(&self) -> u16 {
-        u16::from_le_bytes(self.take(2))
+        self.third
     }
 
     /// `id`.
     pub fn id(&self) -> u64 {
-        u64::from_le_bytes(self.take(self.layout.id))
+        let [id, ..] = self.words;
+        id
     }
 
     /// `sector_number`.
     pub fn sector(&self) -> u64 {
-        u64::from_le_bytes(self.take(self.layout.sector))
+        let [_, sector, ..] = self.words;
+        sector
     }
 
     /// `nr_sectors` of a discard.
     pub fn sector_count(&self) -> u64 {
-        u64::from_le_bytes(self.take(self.layout.sector_count))
+        let [_, _, count, ..] = self.words;
+        count
     }
 
     /// The first of `indirect_grefs`, which is the only one where no more segments are allowed than it has room for.
     pub fn indirect_page(&self) -> u32 {
-        u32::from_le_bytes(self.take(self.layout.pages))
+        let [_, _, first, ..] = self.words;
+        let [_, _, _, _, a, b, c, d] = first.to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
     }
 
-    /// The bytes of the segments.
-    pub fn segments(&self) -> &[u8] {
-        let end = self.layout.segments.saturating_add(SEGMENTS_DIRECT * SEGMENT_LEN);
-        self.bytes.get(self.layout.segments..end).unwrap_or_default()
-    }
-
-    fn take<const N: usize>(&self, at: usize) -> [u8; N] {
-        // Every place in a table above lies inside of the entry, as asserted there.
-        self.bytes.get(at..).and_then(|rest| rest.first_chunk::<N>()).copied().unwrap_or([0; N])
+    /// As many segments as it says that it has, as they lie in the ring. `None` if there is no room for as many.
+    pub fn segments(&self) -> Option<&[u64]> {
+        let [_, _, segments @ ..] = &self.words;
+        segments.get(..usize::from(self.second))
     }
 }
 
 #[cfg(test)]
 mod test {
+    use memory::Mapping;
+
     use super::*;
 
     #[test]
@@ -166,18 +208,55 @@ mod test {
         assert_eq!(X86_64.slots(0), 0);
     }
 
-    #[test]
-    fn the_layouts_find_the_same_in_different_places() {
-        let mut wide = [0; ENTRY_MAX];
-        wide[8..16].copy_from_slice(&7u64.to_le_bytes());
-        wide[16..24].copy_from_slice(&9u64.to_le_bytes());
-        wide[24..32].copy_from_slice(&11u64.to_le_bytes());
-        let mut narrow = [0; ENTRY_MAX];
-        narrow[4..12].copy_from_slice(&7u64.to_le_bytes());
-        narrow[12..20].copy_from_slice(&9u64.to_le_bytes());
-        narrow[20..28].copy_from_slice(&11u64.to_le_bytes());
-        for entry in [Entry::new(&X86_64, wide), Entry::new(&X86_32, narrow)] {
-            assert_eq!((entry.id(), entry.sector(), entry.sector_count()), (7, 9, 11));
+    /// An entry whose bytes are numbered, with so many segments, and the ring that it lies in.
+    fn numbered(layout: &Layout, segments: u8) -> (Shared, Entry) {
+        let ring = Shared::of(Mapping::anonymous(4096).unwrap());
+        let byte = |at: usize| if at == 1 { segments } else { u8::try_from(at).unwrap() };
+        for at in 0..layout.entry_len() {
+            ring.write(layout.at(1) + at, [byte(at)]).unwrap();
         }
+        let mut entry = Entry { words: [u64::MAX; WORDS_MAX], ..Entry::default() };
+        layout.read(&ring, 1, &mut entry).unwrap();
+        (ring, entry)
+    }
+
+    #[test]
+    fn the_fields_are_found_where_the_header_has_them() {
+        let number = |at: u8| u64::from_le_bytes(std::array::from_fn(|index| at + u8::try_from(index).unwrap()));
+        for (layout, id, sector, segments, page) in [(&X86_64, 8, 16, 24, 28), (&X86_32, 4, 12, 20, 24)] {
+            let (_, entry) = numbered(layout, 11);
+            assert_eq!((entry.operation(), entry.second(), entry.indirect_count()), (0, 11, 0x0302));
+            assert_eq!((entry.id(), entry.sector()), (number(id), number(sector)));
+            assert_eq!(entry.sector_count(), number(segments));
+            assert_eq!(entry.indirect_page().to_le_bytes(), [page, page + 1, page + 2, page + 3]);
+            let all: Vec<u64> = (0..11).map(|index| number(segments + 8 * index)).collect();
+            assert_eq!(entry.segments(), Some(all.as_slice()));
+        }
+    }
+
+    #[test]
+    fn an_entry_is_read_as_far_as_it_says_and_written_as_it_was_read() {
+        for layout in [&X86_64, &X86_32] {
+            for (says, read) in [(0, 1), (1, 1), (2, 2), (11, 11), (12, 11), (255, 11)] {
+                let (ring, entry) = numbered(layout, says);
+                assert_eq!(entry.count, 2 + read, "{says}");
+                layout.write(&ring, 3, &entry).unwrap();
+                let id = if layout.wide { WIDE } else { NARROW };
+                let end = id + 16 + 8 * read;
+                let byte = |slot: u32, at: usize| ring.read::<1>(layout.at(slot) + at).unwrap();
+                // Between the head and `id` nothing means anything.
+                let meant = (0..4).chain(id..end);
+                assert!(meant.into_iter().all(|at| byte(3, at) == byte(1, at)), "{says}");
+                assert!((end..layout.entry_len()).all(|at| byte(3, at) == [0]), "{says}");
+                assert_eq!(byte(4, 0), [0], "nothing goes into the next slot");
+            }
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_not_in_its_ring_is_none() {
+        let ring = Shared::of(Mapping::anonymous(4096).unwrap());
+        let mut entry = Entry::default();
+        assert_eq!([35, 36, u32::MAX].map(|slot| X86_64.read(&ring, slot, &mut entry)), [Some(()), None, None]);
     }
 }

@@ -3,8 +3,8 @@
 //! Knows nothing of rings. Invariants: data are handed out as memory only after every grant behind them was seen to be good;
 //! what was read goes to the guest only if the disk filled all of it; nothing stays mapped for a front end that is gone.
 //!
-//! Three ways. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from and to pages that
-//! stay mapped, new ones in one call a pass. *Map*: the pages themselves, mapped for each request. In the first two the
+//! Three ways. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from and to pages
+//! that stay mapped, new ones in one call a pass. *Map*: the pages themselves, mapped for each request. In the first two the
 //! storage never sees a guest's page, so one that does not answer keeps no dead guest's memory.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use xen::{Copied, CopyBatch, Direction, DomId, GrantRef, Grants, PAGE, Piece};
 use super::abi::SEGMENT_LEN;
 use super::persistent::Pages;
 use super::pool::{Loan, Pool};
-use super::request::Pieces;
+use super::request::Descriptors;
 
 /// Bytes of buffers that one disk may have under way. Beyond that its requests wait in the ring.
 const LENT_MAX: usize = 32 << 20;
@@ -25,54 +25,41 @@ pub enum Way {
     /// By copies of the hypervisor's.
     Copy,
     /// By mappings that stay.
-    Persistent(Pages),
+    Persistent(Box<Pages>),
     /// By a mapping for each request.
     Map,
 }
 
-/// Data of one request.
-pub struct Load<T> {
-    /// Which.
-    pub what: T,
-    /// Where they are in the guest's pages.
-    pub pieces: Pieces,
-    /// They go to the disk.
-    pub write: bool,
-    /// The memory for the disk, once it is there.
-    pub memory: Option<Segments>,
-    /// What is behind it, to be given back; none if it is the guest's own.
-    pub loan: Option<Loan>,
+/// Memory that the data of a request lie in while the disk has it.
+pub enum Lent {
+    /// Ours, to be given back.
+    Loan(Loan),
+    /// The guest's own, for the disk alone; gone when that has it.
+    Mapped(Option<Box<Segments>>),
 }
 
-impl<T> Load<T> {
-    /// Data in these pieces, to be written or read.
-    pub fn new(what: T, pieces: Pieces, write: bool) -> Load<T> {
-        Load { what, pieces, write, memory: None, loan: None }
-    }
-
-    fn len(&self) -> usize {
-        self.pieces.iter().map(|piece| usize::from(piece.len)).fold(0, usize::saturating_add)
+impl Lent {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        let len = match self {
+            Lent::Loan(loan) => loan.len(),
+            Lent::Mapped(memory) => memory.as_ref().map_or(0, |memory| memory.len()),
+        };
+        u64::try_from(len).unwrap_or(u64::MAX)
     }
 }
 
-/// A page of descriptors, and how many there are.
-#[derive(Clone, Copy)]
-pub struct Descriptors {
-    /// The page.
-    pub page: GrantRef,
-    /// How many.
-    pub count: u16,
-}
-
-/// Where what was read is on its way to the guest.
-#[derive(Clone, Copy)]
-pub enum Sent {
-    /// There is nothing to bring, or it is there.
+/// How it stands with data that are to go from or to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// There is nothing to move, or it is there.
     There,
-    /// It cannot be brought.
+    /// They cannot be moved.
     Lost,
-    /// It is in the batch under this number.
-    InBatch(usize),
+    /// They are in the batch of their direction under this number.
+    InBatch(u32),
+    /// A call is needed before: their pages are not mapped, or it is not known where they are.
+    Later,
 }
 
 /// What moves data for one front end.
@@ -96,86 +83,149 @@ impl Data {
         self.pool.lent().saturating_add(coming) < LENT_MAX
     }
 
-    /// The descriptors in those pages, copied once; none of a page that cannot be had.
+    /// The descriptors in those pages, copied once; none of a page that cannot be had. What else was noted is gathered in
+    /// the same call.
     pub fn fetch(&mut self, grants: &mut dyn Grants, wanted: &[Descriptors]) -> Vec<Option<Vec<u8>>> {
-        if wanted.is_empty() {
-            return Vec::new();
-        }
-        let mut loads: Vec<Load<()>> = wanted.iter().map(descriptor_load).collect();
-        self.lend(grants, &mut loads);
-        let taken = loads.into_iter().map(|mut load| {
-            let bytes = load.memory.take().map(|memory| memory.to_vec());
-            if let Some(loan) = load.loan {
-                self.pool.give_back(loan);
-            }
+        let pieces: Vec<Piece> = wanted.iter().map(Descriptors::piece).collect();
+        self.bring(grants, pieces.iter());
+        let mut lend = |piece: &Piece| {
+            let mut lent = None;
+            // As if they were to be written: they come from the guest.
+            let pieces = (std::slice::from_ref(piece), usize::from(piece.len));
+            let moved = self.lend_at_last(grants, pieces, true, &mut lent);
+            (lent, moved)
+        };
+        let lent: Vec<_> = pieces.iter().map(&mut lend).collect();
+        self.gather(grants);
+        let taken = lent.into_iter().map(|(lent, moved)| {
+            let mut lent = lent?;
+            let bytes = (self.gathered(moved) == Moved::There).then(|| self.memory(&mut lent).to_vec());
+            self.give_back(lent);
             bytes
         });
         taken.collect()
     }
 
-    /// Lends memory for each load; what is to be written is in it. None to those whose grants are bad.
-    pub fn lend<T>(&mut self, grants: &mut dyn Grants, loads: &mut [Load<T>]) {
-        match &mut self.way {
-            Way::Copy => self.lend_copies(grants, loads),
-            Way::Persistent(pages) => {
-                let named = loads.iter().flat_map(|load| load.pieces.iter().map(|piece| piece.page));
-                let all = pages.bring(grants, self.domain, named);
-                for load in loads {
-                    let loan = self.pool.lend(load.len());
-                    let good = match load.write {
-                        true => pages.copy_out(grants, self.domain, &load.pieces, &loan).is_some(),
-                        false => all || pages.has(grants, self.domain, &load.pieces),
-                    };
-                    match good {
-                        true => (load.memory, load.loan) = (Some(loan.segments()), Some(loan)),
-                        false => self.pool.give_back(loan),
-                    }
-                }
-            }
-            Way::Map => loads.iter_mut().for_each(|load| load.memory = map(grants, self.domain, load)),
+    /// Maps, in one call, the pages of these pieces that are to stay mapped and are not.
+    pub fn bring<'a>(&mut self, grants: &mut dyn Grants, pieces: impl Iterator<Item = &'a Piece>) {
+        if let Way::Persistent(pages) = &mut self.way {
+            pages.bring(grants, self.domain, pieces.map(|piece| piece.page));
         }
     }
 
-    fn lend_copies<T>(&mut self, grants: &mut dyn Grants, loads: &mut [Load<T>]) {
-        for load in &mut *loads {
-            let loan = self.pool.lend(load.len());
-            let memory = loan.segments();
-            let pushed = !load.write || self.inward.push(Direction::FromGuest, memory.clone(), &load.pieces).is_some();
-            match pushed {
-                true => (load.memory, load.loan) = (Some(memory), Some(loan)),
-                false => self.pool.give_back(loan),
-            }
-        }
-        if self.inward.is_empty() {
-            return;
-        }
-        // An error is one of all copies, and each says so.
-        grants.copy(self.domain, &mut self.inward).ok();
-        let written = loads.iter_mut().filter(|load| load.write && load.loan.is_some());
-        for (number, load) in written.enumerate() {
-            if self.inward.copied(number) != Copied::All {
-                load.memory = None;
-                if let Some(loan) = load.loan.take() {
-                    self.pool.give_back(loan);
+    /// Lends memory for the data in these pieces, so many bytes. How it stands with what is to be written; lost are also
+    /// data whose grants are seen to be bad.
+    #[inline(always)]
+    pub fn lend(
+        &mut self,
+        grants: &mut dyn Grants,
+        (pieces, len): (&[Piece], usize),
+        write: bool,
+        lent: &mut Option<Lent>,
+    ) -> Moved {
+        match &self.way {
+            Way::Persistent(pages) => {
+                if !write && !pages.have(pieces) {
+                    return Moved::Later;
                 }
+                let loan = self.pool.lend(len);
+                if write && pages.copy_out(pieces, (&**self.pool.buffer(&loan), loan.at())).is_none() {
+                    // What was copied before one was missed is copied again.
+                    self.pool.give_back(loan);
+                    return Moved::Later;
+                }
+                *lent = Some(Lent::Loan(loan));
+                Moved::There
+            }
+            Way::Copy => self.lend_copy((pieces, len), write, lent),
+            Way::Map => {
+                *lent = map(grants, self.domain, pieces, write).map(|memory| Lent::Mapped(Some(Box::new(memory))));
+                if lent.is_some() { Moved::There } else { Moved::Lost }
             }
         }
+    }
+
+    #[inline(never)]
+    fn lend_copy(&mut self, (pieces, len): (&[Piece], usize), write: bool, lent: &mut Option<Lent>) -> Moved {
+        let loan = self.pool.lend(len);
+        let moved = match write {
+            true => in_batch(self.inward.push(Direction::FromGuest, self.pool.segments(&loan), pieces)),
+            false => Moved::There,
+        };
+        *lent = Some(Lent::Loan(loan));
+        moved
+    }
+
+    /// The same for those for which there is no later: what could not be mapped with others may be alone, or is lost.
+    pub fn lend_at_last(
+        &mut self,
+        grants: &mut dyn Grants,
+        (pieces, len): (&[Piece], usize),
+        write: bool,
+        lent: &mut Option<Lent>,
+    ) -> Moved {
+        for last in [false, true] {
+            let moved = self.lend(grants, (pieces, len), write, lent);
+            let Moved::Later = moved else { return moved };
+            let Way::Persistent(pages) = &mut self.way else { break };
+            if last || !pages.get(grants, self.domain, pieces) {
+                break;
+            }
+        }
+        Moved::Lost
+    }
+
+    /// Copies everything that is to be written and was noted, in one call.
+    pub fn gather(&mut self, grants: &mut dyn Grants) {
+        if !self.inward.is_empty() {
+            // An error is one of all copies, and each says so.
+            grants.copy(self.domain, &mut self.inward).ok();
+        }
+    }
+
+    /// Whether what was noted is not yet handed on.
+    pub fn has_noted(&self) -> bool {
+        !self.inward.is_empty()
+    }
+
+    /// How it stands with data once all that were noted are gathered.
+    pub fn gathered(&self, moved: Moved) -> Moved {
+        match moved {
+            Moved::InBatch(_) if is_moved(&self.inward, moved) => Moved::There,
+            Moved::InBatch(_) => Moved::Lost,
+            other => other,
+        }
+    }
+
+    /// All that was gathered is handed on.
+    pub fn forget_gathered(&mut self) {
         self.inward.clear();
     }
 
+    /// Memory for the disk.
+    #[inline]
+    pub fn memory(&self, lent: &mut Lent) -> Segments {
+        match lent {
+            Lent::Loan(loan) => self.pool.segments(loan),
+            Lent::Mapped(memory) => memory.take().map_or_else(Segments::empty, |memory| *memory),
+        }
+    }
+
     /// Brings what was read to the guest, or notes that it is to be brought, where it does not lie there already.
-    pub fn send(&mut self, grants: &mut dyn Grants, pieces: &[Piece], loan: Option<&Loan>) -> Sent {
-        let Some(loan) = loan else { return Sent::There };
+    #[inline]
+    pub fn send(&mut self, grants: &mut dyn Grants, pieces: &[Piece], lent: &Lent) -> Moved {
+        let Lent::Loan(loan) = lent else { return Moved::There };
         match &mut self.way {
-            Way::Copy => match self.outward.push(Direction::ToGuest, loan.segments(), pieces) {
-                Some(number) => Sent::InBatch(number),
-                None => Sent::Lost,
-            },
-            Way::Persistent(pages) => match pages.copy_in(grants, self.domain, pieces, loan) {
-                Some(()) => Sent::There,
-                None => Sent::Lost,
-            },
-            Way::Map => Sent::There,
+            Way::Persistent(pages) => {
+                let ours = (&**self.pool.buffer(loan), loan.at());
+                let copied = pages.copy_in(pieces, ours).or_else(|| {
+                    // They were given up meanwhile. What was copied before one is missed is copied again.
+                    pages.get(grants, self.domain, pieces).then(|| pages.copy_in(pieces, ours)).flatten()
+                });
+                copied.map_or(Moved::Lost, |()| Moved::There)
+            }
+            Way::Copy => in_batch(self.outward.push(Direction::ToGuest, self.pool.segments(loan), pieces)),
+            Way::Map => Moved::There,
         }
     }
 
@@ -188,12 +238,9 @@ impl Data {
     }
 
     /// Whether it is with the guest.
-    pub fn delivered(&self, sent: Sent) -> bool {
-        match sent {
-            Sent::There => true,
-            Sent::Lost => false,
-            Sent::InBatch(number) => self.outward.copied(number) == Copied::All,
-        }
+    #[inline]
+    pub fn is_delivered(&self, moved: Moved) -> bool {
+        is_moved(&self.outward, moved)
     }
 
     /// All that was delivered is answered.
@@ -202,8 +249,11 @@ impl Data {
     }
 
     /// The memory of a request is free.
-    pub fn give_back(&mut self, loan: Loan) {
-        self.pool.give_back(loan);
+    #[inline]
+    pub fn give_back(&mut self, lent: Lent) {
+        if let Lent::Loan(loan) = lent {
+            self.pool.give_back(loan);
+        }
     }
 
     /// Whether more is kept for the next requests than an idle disk should.
@@ -217,19 +267,31 @@ impl Data {
     }
 }
 
-fn descriptor_load(wanted: &Descriptors) -> Load<()> {
-    let len = wanted.count.saturating_mul(8);
-    debug_assert_eq!(SEGMENT_LEN, 8);
-    // As if they were to be written: they come from the guest.
-    Load::new((), Pieces::from_iter([Piece { page: wanted.page, from: 0, len }]), true)
+impl Descriptors {
+    fn piece(&self) -> Piece {
+        const _: () = assert!(SEGMENT_LEN == 8);
+        Piece { page: self.page, from: 0, len: self.count.saturating_mul(8) }
+    }
+}
+
+fn in_batch(number: Option<usize>) -> Moved {
+    number.and_then(|number| u32::try_from(number).ok()).map_or(Moved::Lost, Moved::InBatch)
+}
+
+fn is_moved(batch: &CopyBatch, moved: Moved) -> bool {
+    match moved {
+        Moved::There => true,
+        Moved::Lost | Moved::Later => false,
+        Moved::InBatch(number) => usize::try_from(number).is_ok_and(|number| batch.copied(number) == Copied::All),
+    }
 }
 
 /// Maps the pages of one request, each once for each piece, in order.
-fn map<T>(grants: &mut dyn Grants, domain: DomId, load: &Load<T>) -> Option<Segments> {
-    let pages: Vec<GrantRef> = load.pieces.iter().map(|piece| piece.page).collect();
-    let granted = grants.map(domain, &pages, load.write).ok()?;
+fn map(grants: &mut dyn Grants, domain: DomId, pieces: &[Piece], write: bool) -> Option<Segments> {
+    let pages: Vec<GrantRef> = pieces.iter().map(|piece| piece.page).collect();
+    let granted = grants.map(domain, &pages, write).ok()?;
     let place = |(index, piece): (usize, &Piece)| {
         (index.saturating_mul(PAGE).saturating_add(usize::from(piece.from)), usize::from(piece.len))
     };
-    granted.segments(load.pieces.iter().enumerate().map(place))
+    granted.segments(pieces.iter().enumerate().map(place))
 }

@@ -3,17 +3,16 @@
 //! Knows nothing of the store. Invariants: an entry that is taken is answered once; a pass takes a bounded number of them,
 //! and makes a bounded number of calls into the kernel for all; requests of an earlier front end are recognised.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
 use disk::{Geometry, Operation, Request, Span, Status, Token};
 use memory::Segments;
-use xen::{EventChannels, Grants, Port};
+use xen::{EventChannels, Grants, PAGE, Port};
 
-use super::data::{Data, Descriptors, Load, Sent};
+use super::data::{Data, Moved};
 use super::event::{Event, Log};
-use super::queue::Queue;
-use super::request::{self, Ask, ERROR, Kind, Memory, Parsed, Pieces, Transfer};
+use super::queue::{Queue, Record};
+use super::request::{self, Ask, Descriptors, ERROR};
 use super::ring::Broken;
 
 /// Entries taken from one queue before the next has its turn: a ring of one page.
@@ -23,204 +22,277 @@ const TURN: usize = 32;
 pub struct Device {
     queues: Vec<Queue>,
     data: Data,
-    segments_max: u16,
+    limits: Limits,
     /// Tells its requests from those of the one before.
     epoch: u32,
-    /// To be popped.
-    ready: VecDeque<Request>,
+    /// Requests of the last pass.
+    coming: Vec<Coming>,
+    /// How many of them were popped.
+    popped: usize,
+    /// Those whose pieces are told in pages of their own, while it lasts.
+    told: Vec<(Seat, Descriptors)>,
+    /// Some data of the pass could not be had at once.
+    later: bool,
     answers: Vec<Answer>,
-    /// Data of one pass, kept for its room.
-    coming: Vec<Load<Coming>>,
     /// Requests popped and not yet completed.
     in_flight: usize,
     /// Nothing new is taken.
     finishing: bool,
+    /// Nothing was published yet: the front end may have to be told of what another process answered.
+    fresh: bool,
+}
+
+/// What a front end may ask for, beside what the disk allows.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    /// Segments of an indirect request.
+    pub segments_max: u16,
+    /// Nothing is written.
+    pub read_only: bool,
+}
+
+/// A request that was taken: its queue, and its number there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Seat {
+    queue: u16,
+    number: u16,
 }
 
 /// A request that was done, on the way to its ring.
 struct Answer {
-    queue: usize,
-    number: u16,
+    seat: Seat,
     status: i16,
     /// What has to be with the guest before.
-    sent: Sent,
+    sent: Moved,
 }
 
-/// A transfer in the pass.
+/// A request that was taken in the pass.
 struct Coming {
-    queue: usize,
-    number: u16,
-    at: u64,
-    kind: Kind,
-    /// Where its pieces are told, if not in the entry.
-    told: Option<Descriptors>,
+    seat: Seat,
+    /// How it stands with its data, if they are to be written.
+    moved: Moved,
 }
 
 impl Device {
     /// A device with these queues.
-    pub fn new(queues: Vec<Queue>, data: Data, segments_max: u16, epoch: u32) -> Device {
-        let (ready, answers, coming) = Default::default();
-        Device { queues, data, segments_max, epoch, ready, answers, coming, in_flight: 0, finishing: false }
+    pub fn new(queues: Vec<Queue>, data: Data, limits: Limits, epoch: u32) -> Device {
+        let (coming, told, answers) = Default::default();
+        let (popped, later, in_flight, finishing, fresh) = (0, false, 0, false, true);
+        Device { queues, data, limits, epoch, coming, popped, told, later, answers, in_flight, finishing, fresh }
     }
 
-    /// The next request.
+    /// The next request. Where there is none this costs one load a queue: it is asked in each turn of the loop.
+    #[inline]
     pub fn pop(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) -> Option<Request> {
-        if self.ready.is_empty() {
+        match self.popped < self.coming.len() || self.queues.iter().any(Queue::has_news) {
+            true => self.next(geometry, grants, log),
+            false => None,
+        }
+    }
+
+    #[inline(never)]
+    fn next(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) -> Option<Request> {
+        if self.popped == self.coming.len() {
             self.pass(geometry, grants, log);
         }
-        let request = self.ready.pop_front()?;
-        self.in_flight = self.in_flight.saturating_add(1);
-        Some(request)
+        while let Some(&Coming { seat, moved }) = self.coming.get(self.popped) {
+            self.popped = self.popped.saturating_add(1);
+            if let Some(request) = self.ask(seat, moved, geometry) {
+                self.in_flight = self.in_flight.saturating_add(1);
+                return Some(request);
+            }
+        }
+        None
     }
 
-    /// Takes what is in the rings: first all entries, then all descriptors, then all data.
+    /// Takes what is in the rings: first all entries, then all descriptors, then all data for which calls are needed.
+    #[inline(never)]
     fn pass(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) {
-        let mut coming = std::mem::take(&mut self.coming);
+        let read_only = geometry.read_only || self.limits.read_only;
+        let geometry = Geometry { read_only, ..*geometry };
+        self.coming.clear();
+        self.popped = 0;
         let mut bytes = 0;
         for queue in 0..self.queues.len() {
-            self.take(queue, geometry, &mut coming, &mut bytes, log);
+            self.take(queue, &geometry, &mut bytes, grants, log);
         }
-        if !coming.is_empty() {
-            self.resolve(&mut coming, grants);
-            self.data.lend(grants, &mut coming);
-            for load in coming.drain(..) {
-                self.hand_over(load, geometry);
-            }
+        if self.later {
+            self.later = false;
+            self.resolve(grants);
+            self.supply(grants);
         }
-        self.coming = coming;
+        self.data.gather(grants);
+        self.note_gathered();
     }
 
-    /// Takes the entries of one queue; `bytes` is what those of the pass have at most. What needs no data is done with at once.
-    fn take(
-        &mut self,
-        index: usize,
-        geometry: &Geometry,
-        coming: &mut Vec<Load<Coming>>,
-        bytes: &mut usize,
-        log: &mut Log,
-    ) {
+    /// What was to be written and was gathered is there, or lost.
+    fn note_gathered(&mut self) {
+        if self.data.has_noted() {
+            self.coming.iter_mut().for_each(|coming| coming.moved = self.data.gathered(coming.moved));
+            self.data.forget_gathered();
+        }
+    }
+
+    /// Takes the entries of one queue, with the data of those for which no call is needed; `bytes` is what the others have
+    /// at most.
+    fn take(&mut self, index: usize, geometry: &Geometry, bytes: &mut usize, grants: &mut dyn Grants, log: &mut Log) {
+        let Device { queues, data, limits, coming, told, later, answers, .. } = self;
+        let Some(queue) = queues.get_mut(index) else { return };
         for _ in 0..TURN {
-            if !self.data.has_room(*bytes) {
+            if !data.has_room(*bytes) {
                 return;
             }
-            let Some(queue) = self.queues.get_mut(index) else { return };
-            let (number, Parsed { ask, .. }) = match queue.take(self.segments_max, geometry) {
+            let (number, Record { parsed, pieces, lent }) = match queue.take(limits.segments_max, geometry) {
                 Ok(Some(taken)) => taken,
                 Ok(None) => return,
                 Err(why) => return self.break_off(index, why, log),
             };
-            let token = token(self.epoch, index, number);
-            match ask {
-                Ok(Ask::Flush | Ask::Barrier) => {
-                    self.ask(token, Operation::Flush, Span { at: 0, len: 0 }, Segments::empty(), geometry);
+            let seat = Seat { queue: u16::try_from(index).unwrap_or(u16::MAX), number };
+            let moved = match (parsed.ask, parsed.told) {
+                (Ok(ask), None) if ask.has_data() => data.lend(grants, (pieces, pieces.bytes()), ask.is_write(), lent),
+                (Ok(_), None) => Moved::There,
+                (Ok(_), Some(descriptors)) => {
+                    told.push((seat, descriptors));
+                    Moved::Later
                 }
-                Ok(Ask::Discard(span)) => self.ask(token, Operation::Discard, span, Segments::empty(), geometry),
-                Ok(Ask::Transfer(Transfer { at, kind, memory })) => {
-                    *bytes = bytes.saturating_add(memory.len_max());
-                    let (pieces, told) = match memory {
-                        Memory::Direct(pieces) => (pieces, None),
-                        Memory::Indirect { page, count } => (Pieces::new(), Some(Descriptors { page, count })),
-                    };
-                    let what = Coming { queue: index, number, at, kind, told };
-                    coming.push(Load::new(what, pieces, kind.is_write()));
+                (Err(status), _) => {
+                    answers.push(Answer { seat, status, sent: Moved::There });
+                    continue;
                 }
-                Err(status) => self.refuse(index, number, status),
+            };
+            if moved == Moved::Later {
+                *later = true;
+                let pages = parsed.told.map_or(pieces.len(), |told| usize::from(told.count));
+                *bytes = bytes.saturating_add(pages.saturating_mul(PAGE));
             }
+            coming.push(Coming { seat, moved });
         }
     }
 
-    /// Finds the pieces of those that are told in pages of their own. Those that have none are refused and gone.
-    fn resolve(&mut self, coming: &mut Vec<Load<Coming>>, grants: &mut dyn Grants) {
-        let wanted: Vec<Descriptors> = coming.iter().filter_map(|load| load.what.told).collect();
-        if wanted.is_empty() {
+    fn record(&mut self, seat: Seat) -> Option<&mut Record> {
+        self.queues.get_mut(usize::from(seat.queue))?.record_mut(seat.number)
+    }
+
+    /// Finds the pieces of those that are told in pages of their own. Those that have none are lost.
+    fn resolve(&mut self, grants: &mut dyn Grants) {
+        if self.told.is_empty() {
             return;
         }
-        let mut fetched = self.data.fetch(grants, &wanted).into_iter();
-        let mut refused = Vec::new();
-        coming.retain_mut(|load| {
-            if load.what.told.is_none() {
-                return true;
+        let told = std::mem::take(&mut self.told);
+        let wanted: Vec<Descriptors> = told.iter().map(|&(_, descriptors)| descriptors).collect();
+        let fetched = self.data.fetch(grants, &wanted);
+        for (&(seat, _), bytes) in told.iter().zip(fetched) {
+            let Some(record) = self.record(seat) else { continue };
+            let found = bytes.and_then(|bytes| record.pieces.put_told(&bytes).ok());
+            if found.is_none() {
+                record.pieces.clear();
             }
-            match fetched.next().flatten().and_then(|bytes| request::pieces(&bytes).ok()) {
-                Some(pieces) => load.pieces = pieces,
-                None => {
-                    refused.push((load.what.queue, load.what.number));
-                    return false;
+        }
+        self.told = told;
+        self.told.clear();
+        self.note_gathered();
+    }
+
+    /// Lends memory for the data that could not be had at once: those whose pages are to be mapped first, and those whose
+    /// pieces were not known.
+    fn supply(&mut self, grants: &mut dyn Grants) {
+        let Device { queues, data, coming, .. } = self;
+        let later = |coming: &&Coming| coming.moved == Moved::Later;
+        let pieces = |coming: &Coming| {
+            let queue = queues.get(usize::from(coming.seat.queue));
+            queue.and_then(|queue| queue.record(coming.seat.number)).map_or(&[][..], |record| &*record.pieces)
+        };
+        data.bring(grants, coming.iter().filter(later).flat_map(pieces));
+        for Coming { seat, moved } in coming.iter_mut().filter(|coming| coming.moved == Moved::Later) {
+            let queue = queues.get_mut(usize::from(seat.queue));
+            let Some(Record { parsed, pieces, lent }) = queue.and_then(|queue| queue.record_mut(seat.number)) else {
+                continue;
+            };
+            *moved = match pieces.is_empty() {
+                false => {
+                    let pieces = (&**pieces, pieces.bytes());
+                    data.lend_at_last(grants, pieces, parsed.ask.is_ok_and(Ask::is_write), lent)
                 }
-            }
-            true
-        });
-        for (queue, number) in refused {
-            self.refuse(queue, number, ERROR);
+                true => Moved::Lost,
+            };
         }
     }
 
-    /// A transfer becomes a request, if its data could be had.
-    fn hand_over(&mut self, load: Load<Coming>, geometry: &Geometry) {
-        let Load { what: Coming { queue: index, number, at, kind, .. }, pieces, memory, loan, .. } = load;
-        let Some(memory) = memory else { return self.refuse(index, number, ERROR) };
-        if let Some(queue) = self.queues.get_mut(index) {
-            queue.keep(number, pieces, loan);
-        }
-        let span = Span { at, len: u64::try_from(memory.len()).unwrap_or(u64::MAX) };
-        self.ask(token(self.epoch, index, number), kind.operation(), span, memory, geometry);
-    }
-
-    fn ask(&mut self, token: Token, operation: Operation, span: Span, memory: Segments, geometry: &Geometry) {
-        match Request::new(operation, span, memory, token, geometry) {
-            Ok(request) => self.ready.push_back(request),
-            Err(_) => {
-                let (_, index, number) = parts(token);
-                self.refuse(index, number, ERROR);
+    /// A request for the disk, if its data could be had and it may be asked for that.
+    #[inline]
+    fn ask(&mut self, seat: Seat, moved: Moved, geometry: &Geometry) -> Option<Request> {
+        let queue = self.queues.get_mut(usize::from(seat.queue))?;
+        let Record { parsed, lent, .. } = queue.record_mut(seat.number)?;
+        if let (Moved::There, Ok(ask)) = (moved, parsed.ask) {
+            let (len, memory) = match lent {
+                Some(lent) => (lent.len(), self.data.memory(lent)),
+                None => (parsed.span.len, Segments::empty()),
+            };
+            let (span, token) = (Span { at: parsed.span.at, len }, token(self.epoch, seat));
+            if let Ok(request) = Request::new(ask.operation(), span, memory, token, geometry) {
+                return Some(request);
             }
         }
+        self.refuse(seat, ERROR);
+        None
     }
 
-    fn refuse(&mut self, index: usize, number: u16, status: i16) {
-        if let Some(queue) = self.queues.get_mut(index) {
-            queue.done(number);
-            self.answers.push(Answer { queue: index, number, status, sent: Sent::There });
+    #[cold]
+    fn refuse(&mut self, seat: Seat, status: i16) {
+        if let Some(queue) = self.queues.get_mut(usize::from(seat.queue)) {
+            queue.done();
+            self.answers.push(Answer { seat, status, sent: Moved::There });
         }
     }
 
     /// Takes the answer to a request. `false`: it was one of an earlier device.
+    #[inline]
     pub fn complete(&mut self, request: Request, status: Status, grants: &mut dyn Grants) -> bool {
-        let (epoch, index, number) = parts(request.token());
+        let (epoch, seat) = parts(request.token());
+        let read = request.operation() == Operation::Read && status == Status::Done;
+        request.retire();
         if epoch != self.epoch {
-            request.retire();
             return false;
         }
         self.in_flight = self.in_flight.saturating_sub(1);
-        if let Some(queue) = self.queues.get_mut(index) {
-            let (operation, pieces, loan) = queue.done(number);
-            let read = request.operation() == Operation::Read && status == Status::Done;
-            let sent = if read { self.data.send(grants, pieces, loan) } else { Sent::There };
-            self.answers.push(Answer { queue: index, number, status: request::status(status, operation), sent });
+        if let Some(queue) = self.queues.get_mut(usize::from(seat.queue)) {
+            queue.done();
+            let Some(record) = queue.record(seat.number) else { return true };
+            let sent = match &record.lent {
+                Some(lent) if read => self.data.send(grants, &record.pieces, lent),
+                _ => Moved::There,
+            };
+            self.answers.push(Answer { seat, status: request::status(status, record.parsed.operation), sent });
         }
-        request.retire();
         true
     }
 
     /// Brings what was read to the guest, shows it the answers, and signals it where it asked for that.
+    #[inline]
     pub fn publish(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
-        if !self.answers.is_empty() {
-            self.data.deliver(grants);
-            let answers = std::mem::take(&mut self.answers);
-            for &Answer { queue: index, number, status, sent } in &answers {
-                let status = if self.data.delivered(sent) { status } else { ERROR };
-                let Some(queue) = self.queues.get_mut(index) else { continue };
-                let (loan, answered) = queue.answer(number, status);
-                if let Some(loan) = loan {
-                    self.data.give_back(loan);
-                }
-                if let Err(why) = answered {
-                    self.break_off(index, why, log);
-                }
-            }
-            self.data.forget_delivered();
-            self.answers = answers;
-            self.answers.clear();
+        if self.fresh || !self.answers.is_empty() {
+            self.fresh = false;
+            self.show(grants, channels, log);
         }
+    }
+
+    #[inline(never)]
+    fn show(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
+        self.data.deliver(grants);
+        let mut answers = std::mem::take(&mut self.answers);
+        if self.is_backwards(&answers) {
+            answers.reverse();
+        }
+        for Answer { seat, status, sent } in answers.drain(..) {
+            let there = sent == Moved::There || self.data.is_delivered(sent);
+            let status = if there { status } else { ERROR };
+            let Some(queue) = self.queues.get_mut(usize::from(seat.queue)) else { continue };
+            if let Err(why) = queue.answer(seat.number, status, |lent| self.data.give_back(lent)) {
+                self.break_off(usize::from(seat.queue), why, log);
+            }
+        }
+        self.data.forget_delivered();
+        self.answers = answers;
         for index in 0..self.queues.len() {
             if let Some(Err(why)) = self.queues.get_mut(index).map(|queue| queue.tell(channels)) {
                 self.break_off(index, why, log);
@@ -228,9 +300,16 @@ impl Device {
         }
     }
 
+    /// Whether answers come in the reverse order of their requests, as some kernels complete what ends at once. The other way
+    /// round none of these has to be moved in its ring.
+    fn is_backwards(&self, answers: &[Answer]) -> bool {
+        let [_, .., Answer { seat, .. }] = answers else { return false };
+        self.queues.get(usize::from(seat.queue)).is_some_and(|queue| queue.is_next(seat.number))
+    }
+
     /// Asks for signals on all queues, and looks once more. `false`: there is something to take, or to publish.
     pub fn may_sleep(&mut self, log: &mut Log) -> bool {
-        if !self.ready.is_empty() || !self.answers.is_empty() {
+        if self.popped < self.coming.len() || !self.answers.is_empty() {
             return false;
         }
         if self.in_flight > 0 && !self.data.has_room(0) {
@@ -274,7 +353,7 @@ impl Device {
 
     /// Whether nothing new is taken and all is answered.
     pub fn is_finished(&mut self) -> bool {
-        let idle = self.in_flight == 0 && self.ready.is_empty() && self.answers.is_empty();
+        let idle = self.in_flight == 0 && self.popped == self.coming.len() && self.answers.is_empty();
         // One that is broken is empty.
         self.finishing && idle && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
     }
@@ -289,6 +368,7 @@ impl Device {
         self.data.rest();
     }
 
+    #[cold]
     fn break_off(&mut self, index: usize, why: Broken, log: &mut Log) {
         if let Some(queue) = self.queues.get_mut(index) {
             queue.break_off();
@@ -303,29 +383,18 @@ impl Device {
 
     /// Ends the device: nothing more is popped. The answer is the number of requests still to be completed.
     pub fn end(&mut self) -> usize {
-        self.ready.drain(..).for_each(retire);
+        self.popped = self.coming.len();
         self.in_flight
     }
 }
 
-impl Drop for Device {
-    fn drop(&mut self) {
-        self.ready.drain(..).for_each(retire);
-    }
-}
-
-/// Ends a request that the disk has not seen.
-fn retire(request: Request) {
-    request.retire();
-}
-
 /// The epoch, queue and number that a request belongs to, in its token: 32, 16 and 16 bits.
-fn token(epoch: u32, index: usize, number: u16) -> Token {
-    let index = u64::from(u16::try_from(index).unwrap_or(u16::MAX));
-    Token((u64::from(epoch) << 32) | (index << 16) | u64::from(number))
+fn token(epoch: u32, Seat { queue, number }: Seat) -> Token {
+    Token((u64::from(epoch) << 32) | (u64::from(queue) << 16) | u64::from(number))
 }
 
-fn parts(token: Token) -> (u32, usize, u16) {
+fn parts(token: Token) -> (u32, Seat) {
     let [a, b, c, d, e, f, g, h] = token.0.to_be_bytes();
-    (u32::from_be_bytes([a, b, c, d]), usize::from(u16::from_be_bytes([e, f])), u16::from_be_bytes([g, h]))
+    let seat = Seat { queue: u16::from_be_bytes([e, f]), number: u16::from_be_bytes([g, h]) };
+    (u32::from_be_bytes([a, b, c, d]), seat)
 }

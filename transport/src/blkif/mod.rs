@@ -368,8 +368,7 @@ impl Transport for Server {
         if self.stopped {
             return None;
         }
-        let geometry = self.session.restricted(geometry);
-        self.session.device.as_mut()?.pop(&geometry, &mut *self.machine.grants, &mut self.log)
+        self.session.device.as_mut()?.pop(geometry, &mut *self.machine.grants, &mut self.log)
     }
 
     fn complete(&mut self, request: Request, status: Status) {
@@ -381,7 +380,7 @@ impl Transport for Server {
     fn publish(&mut self) -> Result<(), Disconnected> {
         if let Some(device) = &mut self.session.device {
             device.publish(&mut *self.machine.grants, &mut *self.machine.channels, &mut self.log);
-            if device.is_finished() {
+            if device.is_finishing() && device.is_finished() {
                 self.machine.wake();
             }
         }

@@ -4,13 +4,11 @@
 //! copy, so that giving one up waits for nobody. A front end that sees a grant still in use does not free it (io/blkif.h,
 //! `feature-persistent`), so a reference means the same page for as long as we have it mapped.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use memory::Buffer;
-use rustc_hash::{FxHashMap, FxHashSet};
 use xen::{DomId, GrantRef, Granted, Grants, PAGE, Piece};
-
-use super::pool::Loan;
 
 /// Pages that are kept: 32 MiB. Linux's front end keeps 1056 for a ring of one page.
 const PAGES_MAX: usize = 8192;
@@ -18,17 +16,82 @@ const PAGES_MAX: usize = 8192;
 /// Mapped pages, by reference.
 #[derive(Default)]
 pub struct Pages {
-    mapped: FxHashMap<GrantRef, Place>,
+    mapped: Places,
     /// Of one call, kept for its room.
     new: Vec<GrantRef>,
 }
 
 /// Where a page lies.
 struct Place {
-    /// Mapped together with others.
+    page: GrantRef,
+    /// Which of those that were mapped together.
+    index: u32,
     granted: Arc<Granted>,
-    /// The first byte.
-    at: usize,
+}
+
+/// Places by reference: a table at most half full, where each is in the first slot that was free from the one on that its
+/// reference names. Each piece of each request is looked up, twice if it is read, and this is half of what a general map
+/// costs. None is taken out but with all others.
+struct Places {
+    /// A power of two, once there are any.
+    slots: Vec<Option<Place>>,
+    len: usize,
+    /// References are multiplied with this. It is odd, and the guest does not know it: it could choose references that name
+    /// the same slot.
+    factor: u64,
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places { slots: Vec::new(), len: 0, factor: RandomState::new().hash_one(0) | 1 }
+    }
+}
+
+impl Places {
+    #[inline]
+    fn get(&self, page: GrantRef) -> Option<&Place> {
+        let last = self.slots.len().wrapping_sub(1);
+        let mut slot = self.slot(page);
+        loop {
+            let place = self.slots.get(slot & last)?.as_ref()?;
+            if place.page == page {
+                return Some(place);
+            }
+            slot = slot.wrapping_add(1);
+        }
+    }
+
+    /// The slot that a reference names, by its lower bits. They are the upper half of a product, which every bit of the
+    /// reference has a part in.
+    #[inline]
+    fn slot(&self, page: GrantRef) -> usize {
+        usize::try_from(u64::from(page.0).wrapping_mul(self.factor) >> 32).unwrap_or(0)
+    }
+
+    fn insert(&mut self, place: Place) {
+        self.len = self.len.saturating_add(1);
+        if self.len.saturating_mul(2) > self.slots.len() {
+            let slots = self.len.saturating_mul(2).next_power_of_two().max(64);
+            let before = std::mem::replace(&mut self.slots, std::iter::repeat_with(|| None).take(slots).collect());
+            before.into_iter().flatten().for_each(|place| self.put(place));
+        }
+        self.put(place);
+    }
+
+    fn put(&mut self, place: Place) {
+        let last = self.slots.len().wrapping_sub(1);
+        let mut slot = self.slot(place.page);
+        while self.slots.get(slot & last).is_some_and(Option::is_some) {
+            slot = slot.wrapping_add(1);
+        }
+        if let Some(free) = self.slots.get_mut(slot & last) {
+            *free = Some(place);
+        }
+    }
+
+    fn clear(&mut self) {
+        (self.slots, self.len) = (Vec::new(), 0);
+    }
 }
 
 impl Pages {
@@ -36,59 +99,63 @@ impl Pages {
     /// others is left to the copies.
     pub fn bring(&mut self, grants: &mut dyn Grants, domain: DomId, pages: impl Iterator<Item = GrantRef>) -> bool {
         self.new.clear();
-        self.new.extend(pages.filter(|page| !self.mapped.contains_key(page)));
+        self.new.extend(pages.filter(|&page| self.mapped.get(page).is_none()));
         if self.new.is_empty() {
             return true;
         }
-        let mut seen = FxHashSet::default();
-        self.new.retain(|&page| seen.insert(page));
-        let full = self.mapped.len().saturating_add(self.new.len()) > PAGES_MAX;
+        self.new.sort_unstable();
+        self.new.dedup();
+        let full = self.mapped.len.saturating_add(self.new.len()) > PAGES_MAX;
         if full {
             // All at once: rare, and a front end that does this often is better served by copies.
             self.mapped.clear();
         }
         let Ok(granted) = grants.map(domain, &self.new, false) else { return false };
-        for (index, &page) in self.new.iter().enumerate() {
-            self.mapped.insert(page, Place { granted: granted.clone(), at: index.saturating_mul(PAGE) });
+        for (index, &page) in (0..).zip(&self.new) {
+            self.mapped.insert(Place { page, index, granted: granted.clone() });
         }
         !full
     }
 
-    /// Copies the pieces to the loan. `None` if one of their grants is bad.
-    pub fn copy_out(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece], loan: &Loan) -> Option<()> {
-        self.copy(grants, domain, pieces, loan, Granted::copy_out)
+    /// Whether every page is mapped.
+    #[inline]
+    pub fn have(&self, pieces: &[Piece]) -> bool {
+        pieces.iter().all(|piece| self.mapped.get(piece.page).is_some())
     }
 
-    /// Copies the loan to the pieces. `None` if one of their grants is bad.
-    pub fn copy_in(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece], loan: &Loan) -> Option<()> {
-        self.copy(grants, domain, pieces, loan, Granted::copy_in)
-    }
-
-    /// Whether every page is mapped, or can be. A bad grant of another request may have kept them from being mapped, or they
-    /// were given up for others; and what is brought may itself have others given up, once.
-    pub fn has(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece]) -> bool {
+    /// Maps what is not mapped of these pages, those of one request; whether all are then. A bad grant of another request
+    /// may have kept them from being mapped, or they were given up for others; and what is brought may itself have others
+    /// given up, once.
+    pub fn get(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece]) -> bool {
         (0..2).any(|_| self.bring(grants, domain, pieces.iter().map(|piece| piece.page)))
     }
 
+    /// Copies the pieces to memory of ours. `None` if one of their pages is not mapped.
+    #[inline]
+    pub fn copy_out(&self, pieces: &[Piece], ours: (&Buffer, usize)) -> Option<()> {
+        self.copy(pieces, ours, Granted::copy_out)
+    }
+
+    /// Copies memory of ours to the pieces. `None` if one of their pages is not mapped.
+    #[inline]
+    pub fn copy_in(&self, pieces: &[Piece], ours: (&Buffer, usize)) -> Option<()> {
+        self.copy(pieces, ours, Granted::copy_in)
+    }
+
+    #[inline]
     fn copy(
-        &mut self,
-        grants: &mut dyn Grants,
-        domain: DomId,
+        &self,
         pieces: &[Piece],
-        loan: &Loan,
+        (buffer, mut at): (&Buffer, usize),
         one: impl Fn(&Granted, usize, usize, &Buffer, usize) -> Option<()>,
     ) -> Option<()> {
-        let all = |pages: &Pages| {
-            let mut ours = loan.at();
-            for piece in pieces {
-                let (place, len) = (pages.mapped.get(&piece.page)?, usize::from(piece.len));
-                one(&place.granted, place.at.checked_add(usize::from(piece.from))?, len, loan.buffer(), ours)?;
-                ours = ours.checked_add(len)?;
-            }
-            Some(())
-        };
-        // They nearly always are there. What was copied before one is missed is copied again.
-        all(self).or_else(|| self.has(grants, domain, pieces).then(|| all(self)).flatten())
+        for piece in pieces {
+            let (place, len) = (self.mapped.get(piece.page)?, usize::from(piece.len));
+            let theirs = usize::try_from(place.index).ok()?.checked_mul(PAGE)?.checked_add(usize::from(piece.from))?;
+            one(&place.granted, theirs, len, buffer, at)?;
+            at = at.checked_add(len)?;
+        }
+        Some(())
     }
 }
 
@@ -96,10 +163,30 @@ impl Pages {
 mod test {
     use xen::fake::{Access, Host};
 
-    use super::super::pool::{Pool, STAGING_LEN};
     use super::*;
 
     const DOMAIN: DomId = DomId(3);
+
+    #[test]
+    fn places_are_found_wherever_their_references_are_put() {
+        let host = Host::new().unwrap();
+        let guest = host.guest(DOMAIN);
+        let page = guest.grant(guest.page().unwrap(), Access::ReadWrite);
+        let granted = host.grants().map(DOMAIN, &[page], false).unwrap();
+        // At random, and all in one slot.
+        for factor in [Places::default().factor, 0] {
+            let mut places = Places { factor, ..Places::default() };
+            let refs = || (0..300u32).map(|number| (number, GrantRef(number.wrapping_mul(0x0101_0101))));
+            assert!(refs().all(|(_, page)| places.get(page).is_none()));
+            for (index, page) in refs() {
+                places.insert(Place { page, index, granted: granted.clone() });
+            }
+            assert!(refs().all(|(index, page)| places.get(page).is_some_and(|place| place.index == index)));
+            assert!(places.get(GrantRef(7)).is_none());
+            places.clear();
+            assert!(refs().all(|(_, page)| places.get(page).is_none()));
+        }
+    }
 
     #[test]
     fn pages_are_bounded_and_one_that_was_given_up_is_mapped_again() {
@@ -113,13 +200,15 @@ mod test {
         kept.bring(&mut grants, DOMAIN, refs[..1].iter().copied());
         for part in refs[1..].chunks(512) {
             kept.bring(&mut grants, DOMAIN, part.iter().copied());
-            assert!(kept.mapped.len() <= PAGES_MAX);
+            assert!(kept.mapped.len <= PAGES_MAX);
         }
-        assert!(!kept.mapped.contains_key(&refs[0]), "it was given up with the others");
-        let mut pool = Pool::new(Buffer::zeroed(STAGING_LEN));
-        let loan = pool.lend(5);
-        kept.copy_out(&mut grants, DOMAIN, &[Piece { page: refs[0], from: 7, len: 5 }], &loan).unwrap();
-        assert_eq!(loan.segments().to_vec(), b"first");
+        assert!(kept.mapped.get(refs[0]).is_none(), "it was given up with the others");
+        let buffer = Buffer::zeroed(5);
+        let first = [Piece { page: refs[0], from: 7, len: 5 }];
+        assert!(!kept.have(&first) && kept.copy_out(&first, (&buffer, 0)).is_none());
+        assert!(kept.get(&mut grants, DOMAIN, &first));
+        kept.copy_out(&first, (&buffer, 0)).unwrap();
+        assert_eq!(buffer.segments(5).to_vec(), b"first");
         drop(kept);
         assert_eq!(host.counts().mapped, 0);
     }
@@ -135,8 +224,8 @@ mod test {
             let bad = part.iter().copied().chain([GrantRef(u32::MAX)]);
             assert!(!kept.bring(&mut grants, DOMAIN, bad));
             let pieces: Vec<Piece> = part.iter().map(|&page| Piece { page, from: 0, len: 512 }).collect();
-            assert!(kept.has(&mut grants, DOMAIN, &pieces));
-            assert!(kept.mapped.len() <= PAGES_MAX);
+            assert!(kept.get(&mut grants, DOMAIN, &pieces) && kept.have(&pieces));
+            assert!(kept.mapped.len <= PAGES_MAX);
         }
     }
 
@@ -148,15 +237,15 @@ mod test {
         let refs: Vec<GrantRef> = pages.iter().map(|&page| guest.grant(page, Access::ReadWrite)).collect();
         let pieces = [Piece { page: refs[1], from: 4094, len: 2 }, Piece { page: refs[0], from: 0, len: 3 }];
         let (mut grants, mut kept) = (host.grants(), Pages::default());
-        let mut pool = Pool::new(Buffer::zeroed(STAGING_LEN));
-        let loan = pool.lend(5);
-        loan.segments().copy_from(b"hello");
-        kept.copy_in(&mut grants, DOMAIN, &pieces, &loan).unwrap();
-        loan.segments().fill_zero();
-        kept.copy_out(&mut grants, DOMAIN, &pieces, &loan).unwrap();
-        assert_eq!(loan.segments().to_vec(), b"hello");
+        let (buffer, at) = (Buffer::zeroed(4096), 4000);
+        buffer.range(at, 5).copy_from(b"hello");
+        assert!(kept.get(&mut grants, DOMAIN, &pieces));
+        kept.copy_in(&pieces, (&buffer, at)).unwrap();
+        buffer.range(at, 5).fill_zero();
+        kept.copy_out(&pieces, (&buffer, at)).unwrap();
+        assert_eq!(buffer.range(at, 5).to_vec(), b"hello");
         let bad = Piece { page: GrantRef(u32::MAX), from: 0, len: 1 };
-        assert!(!kept.has(&mut grants, DOMAIN, &[pieces[0], bad]));
-        assert!(kept.copy_in(&mut grants, DOMAIN, &[bad], &loan).is_none());
+        assert!(!kept.get(&mut grants, DOMAIN, &[pieces[0], bad]) && !kept.have(&[pieces[0], bad]));
+        assert!(kept.copy_in(&[bad], (&buffer, at)).is_none());
     }
 }

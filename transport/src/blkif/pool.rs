@@ -29,28 +29,26 @@ const KEPT_IDLE: usize = 128 << 10;
 
 /// Memory that is lent for one request.
 pub struct Loan {
-    buffer: Arc<Buffer>,
+    /// A buffer of its own; none where it lies in the staging.
+    own: Option<Arc<Buffer>>,
     /// The first byte of it.
     at: usize,
     len: usize,
     /// Its pages of the staging; none of a buffer of its own.
     pages: u64,
+    /// What it takes of the bounds: whole pages.
+    taken: usize,
 }
 
 impl Loan {
-    /// Where the bytes are.
-    pub fn buffer(&self) -> &Buffer {
-        &self.buffer
-    }
-
     /// The first byte in the buffer.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// The same as memory for the disk.
-    pub fn segments(&self) -> Segments {
-        self.buffer.range(self.at, self.len)
+    /// Bytes lent.
+    pub fn len(&self) -> usize {
+        self.len
     }
 }
 
@@ -74,27 +72,37 @@ impl Pool {
     }
 
     /// So many bytes; what is in them is of no meaning.
+    #[inline(always)]
     pub fn lend(&mut self, len: usize) -> Loan {
-        let count = len.max(1).div_ceil(PAGE);
-        self.lent = self.lent.saturating_add(count.saturating_mul(PAGE));
-        if let Some((first, pages)) = run(!self.lent_pages, count) {
-            self.lent_pages |= pages;
-            return Loan { buffer: self.staging.clone(), at: first.saturating_mul(PAGE), len, pages };
+        let count = pages(len);
+        let taken = count.saturating_mul(PAGE);
+        self.lent = self.lent.saturating_add(taken);
+        match run(!self.lent_pages, count) {
+            Some((first, pages)) => {
+                self.lent_pages |= pages;
+                Loan { own: None, at: first.saturating_mul(PAGE), len, pages, taken }
+            }
+            None => Loan { own: Some(self.buffer_for(len)), at: 0, len, pages: 0, taken },
         }
+    }
+
+    fn buffer_for(&mut self, len: usize) -> Arc<Buffer> {
         let buffer = self.free.get_mut(class(len)).and_then(Vec::pop);
         self.kept = self.kept.saturating_sub(buffer.as_ref().map_or(0, |buffer| buffer.capacity()));
-        let buffer = buffer.unwrap_or_else(|| Buffer::zeroed(len.max(1).next_power_of_two()));
-        Loan { buffer, at: 0, len, pages: 0 }
+        buffer.unwrap_or_else(|| Buffer::zeroed(len.max(1).next_power_of_two()))
     }
 
     /// Takes it back: nobody uses it any more.
+    #[inline]
     pub fn give_back(&mut self, loan: Loan) {
-        let Loan { buffer, len, pages, .. } = loan;
-        self.lent = self.lent.saturating_sub(len.max(1).div_ceil(PAGE).saturating_mul(PAGE));
-        if pages != 0 {
-            self.lent_pages &= !pages;
-            return;
+        self.lent = self.lent.saturating_sub(loan.taken);
+        self.lent_pages &= !loan.pages;
+        if let Some(buffer) = loan.own {
+            self.keep(buffer, loan.len);
         }
+    }
+
+    fn keep(&mut self, buffer: Arc<Buffer>, len: usize) {
         let capacity = buffer.capacity();
         if self.kept.saturating_add(capacity) > KEPT {
             return;
@@ -103,6 +111,18 @@ impl Pool {
             self.kept = self.kept.saturating_add(capacity);
             free.push(buffer);
         }
+    }
+
+    /// Where the bytes of a loan are.
+    #[inline]
+    pub fn buffer<'a>(&'a self, loan: &'a Loan) -> &'a Arc<Buffer> {
+        loan.own.as_ref().unwrap_or(&self.staging)
+    }
+
+    /// The same as memory for the disk.
+    #[inline]
+    pub fn segments(&self, loan: &Loan) -> Segments {
+        self.buffer(loan).range(loan.at, loan.len)
     }
 
     /// Bytes lent.
@@ -126,13 +146,22 @@ impl Pool {
     }
 }
 
+/// Pages for so many bytes: one for none.
+fn pages(len: usize) -> usize {
+    len.max(1).div_ceil(PAGE)
+}
+
 /// The first `count` bits in a row that are set: the number of the first, and all of them.
+#[inline]
 fn run(set: u64, count: usize) -> Option<(usize, u64)> {
     if count == 1 {
         // Nearly always.
         return (set != 0).then(|| (usize::try_from(set.trailing_zeros()).unwrap_or(0), set & set.wrapping_neg()));
     }
-    let count = u32::try_from(count).ok().filter(|&count| count <= STAGED)?;
+    long_run(set, u32::try_from(count).ok().filter(|&count| count <= STAGED)?)
+}
+
+fn long_run(set: u64, count: u32) -> Option<(usize, u64)> {
     // Where a run of `have` begins; two of those beside each other are one of twice as many.
     let (mut starts, mut have) = (set, 1);
     while have < count {
@@ -147,7 +176,7 @@ fn run(set: u64, count: usize) -> Option<(usize, u64)> {
 }
 
 fn class(len: usize) -> usize {
-    let pages = len.max(1).div_ceil(PAGE).next_power_of_two();
+    let pages = pages(len).next_power_of_two();
     usize::try_from(pages.trailing_zeros()).unwrap_or(CLASSES)
 }
 
@@ -177,11 +206,11 @@ mod test {
         let mut seen = std::collections::BTreeSet::new();
         let loans: Vec<Loan> = [5000, 1, 4096, 70_000, 300_000, 512, 600_000, 1 << 20].map(|len| pool.lend(len)).into();
         for loan in &loans {
-            let base = loan.buffer().base().addr() + loan.at();
+            let base = pool.buffer(loan).base().addr() + loan.at();
             for page in 0..loan.len.div_ceil(PAGE) {
                 assert!(seen.insert(base + page * PAGE), "{} bytes", loan.len);
             }
-            assert_eq!(loan.segments().len(), loan.len);
+            assert_eq!(pool.segments(loan).len(), loan.len);
         }
         loans.into_iter().for_each(|loan| pool.give_back(loan));
         assert_eq!((pool.lent(), pool.lent_pages), (0, 0));

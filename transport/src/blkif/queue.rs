@@ -3,9 +3,9 @@
 //! Knows nothing of grants. Invariants: a request is answered once; a barrier is alone; a broken queue is not touched again.
 
 use disk::Geometry;
-use xen::{EventChannels, Piece, Port};
+use xen::{EventChannels, Port};
 
-use super::pool::Loan;
+use super::data::Lent;
 use super::request::{Parsed, Pieces};
 use super::ring::{Broken, Response, Ring};
 
@@ -25,23 +25,35 @@ pub struct Queue {
 }
 
 /// What was taken and has no answer.
-#[derive(Default)]
-struct Record {
-    id: u64,
-    operation: u8,
-    /// Where data go that are read.
-    pieces: Pieces,
+pub struct Record {
+    /// What its entry asks for.
+    pub parsed: Parsed,
+    /// Where its data are in the guest's pages.
+    pub pieces: Pieces,
     /// What they lie in meanwhile.
-    loan: Option<Loan>,
+    pub lent: Option<Lent>,
 }
 
 /// How it stands with a barrier. Nothing is taken while there is one.
 enum Barrier {
     None,
     /// It waits for what came before it.
-    Waits(u16, Parsed),
+    Waits(u16),
     /// It is being done.
     Runs,
+}
+
+impl Barrier {
+    /// Has it begin, once it is alone; its number.
+    fn run(&mut self, open: &mut usize) -> Option<u16> {
+        match *self {
+            Barrier::Waits(number) if *open == 0 => {
+                (*self, *open) = (Barrier::Runs, 1);
+                Some(number)
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Queue {
@@ -53,67 +65,80 @@ impl Queue {
         Queue { ring, port, records, free, open: 0, barrier: Barrier::None, broken: false, answered: true }
     }
 
-    /// The next request, with its number.
-    pub fn take(&mut self, segments_max: u16, geometry: &Geometry) -> Result<Option<(u16, Parsed)>, Broken> {
+    /// Whether there may be something to take, at the price of one load.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        !self.broken && (self.ring.has_news() || !matches!(self.barrier, Barrier::None))
+    }
+
+    /// The next request, with its number. Its record has what its entry tells, and nothing else. One that is to be refused
+    /// is done.
+    #[inline]
+    pub fn take(&mut self, segments_max: u16, geometry: &Geometry) -> Result<Option<(u16, &mut Record)>, Broken> {
         if self.broken {
             return Ok(None);
         }
-        match std::mem::replace(&mut self.barrier, Barrier::None) {
-            Barrier::None => {}
-            Barrier::Waits(number, parsed) if self.open == 0 => {
-                self.open = 1;
-                self.barrier = Barrier::Runs;
-                return Ok(Some((number, parsed)));
-            }
-            still => {
-                self.barrier = still;
-                return Ok(None);
-            }
+        if !matches!(self.barrier, Barrier::None) {
+            let Some(number) = self.barrier.run(&mut self.open) else { return Ok(None) };
+            return Ok(self.records.get_mut(usize::from(number)).map(|record| (number, record)));
         }
         let Some(&number) = self.free.last() else { return Ok(None) };
+        let Some(record) = self.records.get_mut(usize::from(number)) else { return Ok(None) };
         let Some(entry) = self.ring.take(number)? else { return Ok(None) };
         self.free.pop();
-        let parsed = Parsed::of(&entry, segments_max, geometry);
-        if let Some(record) = self.records.get_mut(usize::from(number)) {
-            (record.id, record.operation) = (parsed.id, parsed.operation);
+        record.parsed.look_at(entry, segments_max, geometry, &mut record.pieces);
+        match record.parsed.ask {
+            Ok(ask) if ask.is_barrier() => {
+                self.barrier = Barrier::Waits(number);
+                return Ok(self.barrier.run(&mut self.open).map(|number| (number, record)));
+            }
+            Ok(_) => self.open = self.open.saturating_add(1),
+            Err(_) => {}
         }
-        if parsed.is_barrier() {
-            self.barrier = Barrier::Waits(number, parsed);
-            return self.take(segments_max, geometry);
-        }
-        self.open = self.open.saturating_add(1);
-        Ok(Some((number, parsed)))
+        Ok(Some((number, record)))
     }
 
-    /// Keeps with a request what its answer needs.
-    pub fn keep(&mut self, number: u16, pieces: Pieces, loan: Option<Loan>) {
-        if let Some(record) = self.records.get_mut(usize::from(number)) {
-            (record.pieces, record.loan) = (pieces, loan);
-        }
+    /// What is known of a request.
+    #[inline]
+    pub fn record(&self, number: u16) -> Option<&Record> {
+        self.records.get(usize::from(number))
     }
 
-    /// A request was done; its operation, where data go that it has read, and what they lie in.
-    pub fn done(&mut self, number: u16) -> (u8, &[Piece], Option<&Loan>) {
+    /// The same, to be added to.
+    #[inline]
+    pub fn record_mut(&mut self, number: u16) -> Option<&mut Record> {
+        self.records.get_mut(usize::from(number))
+    }
+
+    /// A request was done.
+    #[inline]
+    pub fn done(&mut self) {
         self.open = self.open.saturating_sub(1);
         if matches!(self.barrier, Barrier::Runs) {
             self.barrier = Barrier::None;
         }
-        let record = self.records.get(usize::from(number));
-        record.map_or((0, &[], None), |record| (record.operation, &record.pieces, record.loan.as_ref()))
+    }
+
+    /// Whether the answer to this request takes its own place, if it is the next.
+    pub fn is_next(&self, number: u16) -> bool {
+        self.ring.is_next(number)
     }
 
     /// Puts the answer to a request that was done into the ring; its memory is free, if it had any.
-    pub fn answer(&mut self, number: u16, status: i16) -> (Option<Loan>, Result<(), Broken>) {
-        let Some(record) = self.records.get_mut(usize::from(number)) else { return (None, Ok(())) };
-        let response = Response { id: record.id, operation: record.operation, status };
-        let loan = record.loan.take();
+    #[inline]
+    pub fn answer(&mut self, number: u16, status: i16, free: impl FnOnce(Lent)) -> Result<(), Broken> {
+        let Some(record) = self.records.get_mut(usize::from(number)) else { return Ok(()) };
+        if let Some(lent) = record.lent.take() {
+            free(lent);
+        }
         record.pieces.clear();
         if self.broken {
-            return (loan, Ok(()));
+            return Ok(());
         }
         self.free.push(number);
         self.answered = true;
-        (loan, self.ring.answer(number, response))
+        let Parsed { id, operation, .. } = record.parsed;
+        self.ring.answer(number, Response { id, operation, status })
     }
 
     /// Tells the front end of the answers, if it wants to know.
@@ -151,5 +176,11 @@ impl Queue {
     /// Gives the ring up.
     pub fn break_off(&mut self) {
         self.broken = true;
+    }
+}
+
+impl Default for Record {
+    fn default() -> Record {
+        Record { parsed: Parsed::nothing(), pieces: Pieces::default(), lent: None }
     }
 }

@@ -1,12 +1,14 @@
 //! What a ring entry asks for.
 //!
-//! Knows nothing of rings and grants. Invariant: a [`Transfer`] names at most as many pages as were offered, and each of its
-//! pieces lies in a page; whether its span lies on the disk is for [`disk::Request`] to say.
+//! Knows nothing of rings and grants. Invariant: a request names at most as many pages as were offered, and each of its
+//! pieces lies in a page; whether its span lies on the disk is for [`disk::Request`] to say. Pieces are put where the caller
+//! keeps them, once.
 //!
 //! Specification: Xen's public header io/blkif.h. Sectors are 512 bytes there, whatever `sector-size` says.
 
+use std::ops::Deref;
+
 use disk::{Geometry, Operation, Span, Status};
-use smallvec::SmallVec;
 use xen::{GrantRef, Piece};
 
 use super::abi::{Entry, SEGMENT_LEN, SEGMENTS_DIRECT};
@@ -34,10 +36,86 @@ const SECURE: u8 = 1;
 const SECTOR: u64 = 512;
 
 /// Pieces of a guest's pages, in order. Those of a direct request need no memory of their own.
-pub type Pieces = SmallVec<[Piece; SEGMENTS_DIRECT]>;
+pub struct Pieces {
+    few: [Piece; SEGMENTS_DIRECT],
+    /// How many of the few.
+    count: usize,
+    /// Bytes of all.
+    len: usize,
+    /// All of an indirect request; empty for others.
+    many: Vec<Piece>,
+}
+
+impl Default for Pieces {
+    fn default() -> Pieces {
+        let few = [Piece { page: GrantRef(0), from: 0, len: 0 }; SEGMENTS_DIRECT];
+        Pieces { few, count: 0, len: 0, many: Vec::new() }
+    }
+}
+
+impl Deref for Pieces {
+    type Target = [Piece];
+
+    #[inline]
+    fn deref(&self) -> &[Piece] {
+        if self.many.is_empty() { self.few.get(..self.count).unwrap_or_default() } else { &self.many }
+    }
+}
+
+impl Pieces {
+    /// Bytes of all pieces together.
+    pub fn bytes(&self) -> usize {
+        self.len
+    }
+
+    /// There are none.
+    #[inline]
+    pub fn clear(&mut self) {
+        (self.count, self.len) = (0, 0);
+        self.many.clear();
+    }
+
+    /// Those of a direct request, which has no more segments than there is room for.
+    #[inline]
+    fn put(&mut self, segments: &[u64]) -> Result<(), i16> {
+        self.clear();
+        let mut len = 0;
+        for (place, &segment) in self.few.iter_mut().zip(segments) {
+            *place = piece(segment).ok_or(ERROR)?;
+            len += usize::from(place.len);
+        }
+        (self.count, self.len) = (segments.len(), len);
+        Ok(())
+    }
+
+    /// Those that descriptors in a page of their own name.
+    pub fn put_told(&mut self, descriptors: &[u8]) -> Result<(), i16> {
+        self.clear();
+        let segments = descriptors.chunks_exact(SEGMENT_LEN).filter_map(|bytes| bytes.first_chunk());
+        for &segment in segments {
+            let piece = piece(u64::from_le_bytes(segment)).ok_or(ERROR)?;
+            self.many.push(piece);
+            self.len = self.len.saturating_add(usize::from(piece.len));
+        }
+        Ok(())
+    }
+}
+
+/// The part of its page that a segment names, from its first to its last sector. `None` if that makes no sense: a page has
+/// eight.
+#[inline]
+fn piece(segment: u64) -> Option<Piece> {
+    let [a, b, c, d, first, last, ..] = segment.to_le_bytes();
+    if first > last || last >= 8 {
+        return None;
+    }
+    // Less than eight, as was just seen: so the compiler sees that nothing overflows.
+    let (before, more) = (u16::from(first) & 7, u16::from(last.saturating_sub(first)) & 7);
+    Some(Piece { page: GrantRef(u32::from_le_bytes([a, b, c, d])), from: before * 512, len: (more + 1) * 512 })
+}
 
 /// An entry that was looked at.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed {
     /// Handed back with the answer.
     pub id: u64,
@@ -45,181 +123,150 @@ pub struct Parsed {
     pub operation: u8,
     /// What is to be done, or the status to answer with.
     pub ask: Result<Ask, i16>,
+    /// Where on the disk. How long a transfer is its pieces tell.
+    pub span: Span,
+    /// Where the pieces of an indirect request are told.
+    pub told: Option<Descriptors>,
 }
 
 /// What is to be done.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
+    /// Bring data from the disk.
+    Read,
+    /// Bring data to the disk.
+    Write,
+    /// The same, and they are durable when that is answered, with everything before it.
+    WriteDurable,
+    /// The same, and nothing else is under way meanwhile.
+    WriteBarrier,
     /// Make durable what was written.
     Flush,
     /// Everything before it is to be done first and durable, and nothing after it begun: a barrier without data.
     Barrier,
     /// Give up space.
-    Discard(Span),
-    /// Move data.
-    Transfer(Transfer),
+    Discard,
 }
 
-/// Data that are to be moved.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Transfer {
-    /// The first byte on the disk.
-    pub at: u64,
-    /// Which way, and what else.
-    pub kind: Kind,
-    /// Where in the guest's pages.
-    pub memory: Memory,
-}
-
-/// Which way data are to be moved.
+/// A page of descriptors, and how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// From the disk.
-    Read,
-    /// To the disk.
-    Write,
-    /// To the disk, and durable when answered, with everything before it.
-    Durable,
-    /// The same, and nothing else is under way meanwhile.
-    Barrier,
+pub struct Descriptors {
+    /// The page.
+    pub page: GrantRef,
+    /// How many.
+    pub count: u16,
 }
 
-/// Where data are in the guest's pages.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// Here.
-    Direct(Pieces),
-    /// As that many descriptors in this page say.
-    Indirect {
-        /// The page with the descriptors.
-        page: GrantRef,
-        /// How many there are.
-        count: u16,
-    },
-}
+impl Ask {
+    /// Whether data go from or to the disk.
+    pub fn has_data(self) -> bool {
+        matches!(self, Ask::Read | Ask::Write | Ask::WriteDurable | Ask::WriteBarrier)
+    }
 
-impl Kind {
-    /// Whether data go to the disk.
+    /// Whether the disk is changed.
     pub fn is_write(self) -> bool {
-        self != Kind::Read
+        matches!(self, Ask::Write | Ask::WriteDurable | Ask::WriteBarrier | Ask::Discard)
+    }
+
+    /// Whether it waits for all before it, and all after it for it.
+    pub fn is_barrier(self) -> bool {
+        matches!(self, Ask::WriteBarrier | Ask::Barrier)
     }
 
     /// In the words of the disk.
     pub fn operation(self) -> Operation {
         match self {
-            Kind::Read => Operation::Read,
-            Kind::Write => Operation::Write { durable: false },
-            Kind::Durable | Kind::Barrier => Operation::Write { durable: true },
+            Ask::Read => Operation::Read,
+            Ask::Write => Operation::Write { durable: false },
+            Ask::WriteDurable | Ask::WriteBarrier => Operation::Write { durable: true },
+            Ask::Flush | Ask::Barrier => Operation::Flush,
+            Ask::Discard => Operation::Discard,
         }
     }
 }
 
-impl Memory {
-    /// Bytes at most.
-    pub fn len_max(&self) -> usize {
-        let pages = match self {
-            Memory::Direct(pieces) => pieces.len(),
-            Memory::Indirect { count, .. } => usize::from(*count),
-        };
-        pages.saturating_mul(xen::PAGE)
-    }
-}
-
 impl Parsed {
-    /// Looks at an entry. Indirect requests have `segments_max` segments at most; zero where they were not offered.
-    pub fn of(entry: &Entry, segments_max: u16, geometry: &Geometry) -> Parsed {
-        let outer = entry.operation();
-        let operation = if outer == INDIRECT { entry.second() } else { outer };
-        let ask = match outer {
-            INDIRECT if segments_max == 0 => Err(UNSUPPORTED),
-            INDIRECT => indirect(entry, operation, segments_max),
-            DISCARD => discard(entry, geometry),
-            _ => direct(entry, operation),
+    /// An entry that nobody has looked at.
+    pub fn nothing() -> Parsed {
+        Parsed { id: 0, operation: 0, ask: Err(UNSUPPORTED), span: Span { at: 0, len: 0 }, told: None }
+    }
+
+    /// Looks at an entry, and puts the pieces that it tells itself into `pieces`. Indirect requests have `segments_max`
+    /// segments at most; zero where they were not offered.
+    #[inline]
+    pub fn look_at(&mut self, entry: &Entry, segments_max: u16, geometry: &Geometry, pieces: &mut Pieces) {
+        (self.id, self.operation, self.told) = (entry.id(), entry.operation(), None);
+        self.span = Span { at: 0, len: 0 };
+        self.ask = match self.operation {
+            INDIRECT => self.indirect(entry, segments_max),
+            DISCARD => self.discard(entry, geometry),
+            _ => self.direct(entry, pieces),
         };
-        let writes = |ask: &Ask| match ask {
-            Ask::Transfer(transfer) => transfer.kind.is_write(),
-            Ask::Discard(_) => true,
-            Ask::Flush | Ask::Barrier => false,
-        };
-        let ask = ask.and_then(|ask| if geometry.read_only && writes(&ask) { Err(ERROR) } else { Ok(ask) });
-        Parsed { id: entry.id(), operation, ask }
+        if geometry.read_only && self.ask.is_ok_and(Ask::is_write) {
+            self.ask = Err(ERROR);
+        }
     }
 
-    /// Whether it waits for all before it, and all after it for it.
-    pub fn is_barrier(&self) -> bool {
-        matches!(self.ask, Ok(Ask::Barrier | Ask::Transfer(Transfer { kind: Kind::Barrier, .. })))
+    /// A request with its segments in the entry.
+    #[inline]
+    fn direct(&mut self, entry: &Entry, pieces: &mut Pieces) -> Result<Ask, i16> {
+        let ask = transfer(self.operation)?;
+        if entry.second() == 0 {
+            return match self.operation {
+                FLUSH_DISKCACHE => Ok(Ask::Flush),
+                WRITE_BARRIER => Ok(Ask::Barrier),
+                _ => Err(ERROR),
+            };
+        }
+        pieces.put(entry.segments().ok_or(ERROR)?)?;
+        self.span.at = place(entry)?;
+        Ok(ask)
+    }
+
+    /// A request with its segments in a page of their own.
+    fn indirect(&mut self, entry: &Entry, segments_max: u16) -> Result<Ask, i16> {
+        self.operation = entry.second();
+        if segments_max == 0 {
+            return Err(UNSUPPORTED);
+        }
+        // The header: only reads and writes can be indirect.
+        let ask =
+            transfer(self.operation).ok().filter(|ask| matches!(ask, Ask::Read | Ask::Write)).ok_or(UNSUPPORTED)?;
+        let count = entry.indirect_count();
+        if count == 0 || count > segments_max {
+            return Err(ERROR);
+        }
+        self.told = Some(Descriptors { page: GrantRef(entry.indirect_page()), count });
+        self.span.at = place(entry)?;
+        Ok(ask)
+    }
+
+    fn discard(&mut self, entry: &Entry, geometry: &Geometry) -> Result<Ask, i16> {
+        if entry.second() & SECURE != 0 {
+            return Err(UNSUPPORTED);
+        }
+        let len = entry.sector_count().checked_mul(SECTOR).filter(|&len| len > 0).ok_or(ERROR)?;
+        self.span = Span { at: place(entry)?, len };
+        let inside = self.span.at.checked_add(len).is_some_and(|end| end <= geometry.len);
+        if inside { Ok(Ask::Discard) } else { Err(ERROR) }
     }
 }
 
-/// A request with its segments in the entry.
-fn direct(entry: &Entry, operation: u8) -> Result<Ask, i16> {
-    let kind = kind_of(operation)?;
-    let count = usize::from(entry.second());
-    if count == 0 {
-        return match operation {
-            FLUSH_DISKCACHE => Ok(Ask::Flush),
-            WRITE_BARRIER => Ok(Ask::Barrier),
-            _ => Err(ERROR),
-        };
-    }
-    if count > SEGMENTS_DIRECT {
-        return Err(ERROR);
-    }
-    let pieces = pieces(entry.segments().get(..count * SEGMENT_LEN).unwrap_or_default())?;
-    Ok(Ask::Transfer(Transfer { at: place(entry)?, kind, memory: Memory::Direct(pieces) }))
-}
-
-/// A request with its segments in a page of their own.
-fn indirect(entry: &Entry, operation: u8, segments_max: u16) -> Result<Ask, i16> {
-    // The header: only reads and writes can be indirect.
-    let kind = kind_of(operation).ok().filter(|kind| matches!(kind, Kind::Read | Kind::Write)).ok_or(UNSUPPORTED)?;
-    let count = entry.indirect_count();
-    if count == 0 || count > segments_max {
-        return Err(ERROR);
-    }
-    let memory = Memory::Indirect { page: GrantRef(entry.indirect_page()), count };
-    Ok(Ask::Transfer(Transfer { at: place(entry)?, kind, memory }))
-}
-
-fn discard(entry: &Entry, geometry: &Geometry) -> Result<Ask, i16> {
-    if entry.second() & SECURE != 0 {
-        return Err(UNSUPPORTED);
-    }
-    let len = entry.sector_count().checked_mul(SECTOR).filter(|&len| len > 0).ok_or(ERROR)?;
-    let span = Span { at: place(entry)?, len };
-    let inside = span.at.checked_add(len).is_some_and(|end| end <= geometry.len);
-    if inside { Ok(Ask::Discard(span)) } else { Err(ERROR) }
-}
-
-fn kind_of(operation: u8) -> Result<Kind, i16> {
+/// What moves data.
+#[inline]
+fn transfer(operation: u8) -> Result<Ask, i16> {
     match operation {
-        READ => Ok(Kind::Read),
-        WRITE => Ok(Kind::Write),
-        WRITE_BARRIER => Ok(Kind::Barrier),
+        READ => Ok(Ask::Read),
+        WRITE => Ok(Ask::Write),
+        WRITE_BARRIER => Ok(Ask::WriteBarrier),
         // Linux sends what it wants to be on the storage at once as a flush with data.
-        FLUSH_DISKCACHE => Ok(Kind::Durable),
+        FLUSH_DISKCACHE => Ok(Ask::WriteDurable),
         _ => Err(UNSUPPORTED),
     }
 }
 
 fn place(entry: &Entry) -> Result<u64, i16> {
     entry.sector().checked_mul(SECTOR).ok_or(ERROR)
-}
-
-/// The pieces that descriptors name, each from its first to its last sector.
-pub fn pieces(descriptors: &[u8]) -> Result<Pieces, i16> {
-    descriptors.chunks_exact(SEGMENT_LEN).map(|bytes| piece(bytes).ok_or(ERROR)).collect()
-}
-
-fn piece(bytes: &[u8]) -> Option<Piece> {
-    let &[a, b, c, d, first, last, ..] = bytes else { return None };
-    let sectors = last.checked_sub(first)?.checked_add(1)?;
-    // A page has eight sectors.
-    if last >= 8 {
-        return None;
-    }
-    let page = GrantRef(u32::from_le_bytes([a, b, c, d]));
-    Some(Piece { page, from: u16::from(first).checked_mul(512)?, len: u16::from(sectors).checked_mul(512)? })
 }
 
 /// The status of an answer.
@@ -234,36 +281,62 @@ pub fn status(status: Status, operation: u8) -> i16 {
 
 #[cfg(test)]
 mod test {
-    use super::super::abi::{ENTRY_MAX, X86_64};
+    use memory::{Mapping, Shared};
+
+    use super::super::abi::X86_64;
     use super::*;
 
     const GEOMETRY: Geometry =
         Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
 
+    const CUT: [Piece; 2] =
+        [Piece { page: GrantRef(9), from: 512, len: 1024 }, Piece { page: GrantRef(10), from: 0, len: 4096 }];
+
     fn entry(operation: u8, second: u8, sector: u64, segments: &[(u32, u8, u8)]) -> Entry {
-        let mut bytes = [0; ENTRY_MAX];
-        (bytes[0], bytes[1]) = (operation, second);
-        bytes[16..24].copy_from_slice(&sector.to_le_bytes());
+        let ring = Shared::of(Mapping::anonymous(4096).unwrap());
+        let at = X86_64.at(0);
+        ring.write(at, [operation, second]).unwrap();
+        ring.write(at + 16, sector.to_le_bytes()).unwrap();
         for (index, &(page, first, last)) in segments.iter().enumerate() {
-            let at = 24 + 8 * index;
-            bytes[at..at + 4].copy_from_slice(&page.to_le_bytes());
-            (bytes[at + 4], bytes[at + 5]) = (first, last);
+            ring.write(at + 24 + 8 * index, page.to_le_bytes()).unwrap();
+            ring.write(at + 24 + 8 * index + 4, [first, last]).unwrap();
         }
-        Entry::new(&X86_64, bytes)
+        let mut entry = Entry::default();
+        X86_64.read(&ring, 0, &mut entry).unwrap();
+        entry
+    }
+
+    fn parsed(entry: &Entry, geometry: &Geometry, pieces: &mut Pieces) -> Parsed {
+        // What was there before is gone.
+        let told = Some(Descriptors { page: GrantRef(1), count: 1 });
+        let mut parsed = Parsed { span: Span { at: 1, len: 1 }, told, ..Parsed::nothing() };
+        parsed.look_at(entry, 256, geometry, pieces);
+        parsed
     }
 
     fn ask(operation: u8, second: u8, sector: u64, segments: &[(u32, u8, u8)]) -> Result<Ask, i16> {
-        Parsed::of(&entry(operation, second, sector, segments), 256, &GEOMETRY).ask
+        parsed(&entry(operation, second, sector, segments), &GEOMETRY, &mut Pieces::default()).ask
     }
 
     #[test]
     fn segments_are_cut_by_sectors() {
-        let pieces = smallvec::smallvec![
-            Piece { page: GrantRef(9), from: 512, len: 1024 },
-            Piece { page: GrantRef(10), from: 0, len: 4096 }
-        ];
-        let transfer = Transfer { at: 4096, kind: Kind::Read, memory: Memory::Direct(pieces) };
-        assert_eq!(ask(READ, 2, 8, &[(9, 1, 2), (10, 0, 7)]), Ok(Ask::Transfer(transfer)));
+        let mut pieces = Pieces::default();
+        pieces.put_told(&[8, 0, 0, 0, 0, 7, 0, 0]).unwrap();
+        let parsed = parsed(&entry(READ, 2, 8, &[(9, 1, 2), (10, 0, 7)]), &GEOMETRY, &mut pieces);
+        assert_eq!((&*pieces, pieces.bytes()), (&CUT[..], 5120), "and what was there before is gone");
+        assert_eq!((parsed.ask, parsed.span.at, parsed.told), (Ok(Ask::Read), 4096, None));
+        pieces.clear();
+        assert!(pieces.is_empty());
+    }
+
+    #[test]
+    fn segments_in_a_page_of_their_own_are_cut_by_sectors() {
+        let mut pieces = Pieces::default();
+        pieces.put(&[8, 8]).unwrap();
+        pieces.put_told(&[9, 0, 0, 0, 1, 2, 0xff, 0xff, 10, 0, 0, 0, 0, 7, 0, 0]).unwrap();
+        assert_eq!((&*pieces, pieces.bytes()), (&CUT[..], 5120), "and what was there before is gone");
+        assert_eq!(pieces.put_told(&[9, 0, 0, 0, 0, 8, 0, 0]), Err(ERROR));
+        assert_eq!((pieces.len(), pieces.bytes()), (0, 0));
     }
 
     #[test]
@@ -283,7 +356,8 @@ mod test {
     #[test]
     fn a_discard_lies_on_the_disk_and_is_not_secure() {
         let asked = |flag, sector: u64, count: u32| ask(DISCARD, flag, sector, &[(count, 0, 0)]);
-        assert_eq!(asked(0, 8, 16), Ok(Ask::Discard(Span { at: 4096, len: 8192 })));
+        let parsed = parsed(&entry(DISCARD, 0, 8, &[(16, 0, 0)]), &GEOMETRY, &mut Pieces::default());
+        assert_eq!((parsed.ask, parsed.span), (Ok(Ask::Discard), Span { at: 4096, len: 8192 }));
         assert_eq!(asked(SECURE, 8, 16), Err(UNSUPPORTED));
         assert_eq!(asked(0, 8, 2048), Err(ERROR));
         assert_eq!(asked(0, 8, 0), Err(ERROR));
@@ -293,10 +367,10 @@ mod test {
     fn a_disk_to_be_read_only_is_read_only() {
         let read_only = Geometry { read_only: true, ..GEOMETRY };
         for operation in [WRITE, WRITE_BARRIER, DISCARD] {
-            let parsed = Parsed::of(&entry(operation, 1, 0, &[(9, 0, 7)]), 256, &read_only);
+            let parsed = parsed(&entry(operation, 1, 0, &[(9, 0, 7)]), &read_only, &mut Pieces::default());
             assert!(matches!(parsed.ask, Err(ERROR | UNSUPPORTED)), "{operation}");
         }
-        let parsed = Parsed::of(&entry(FLUSH_DISKCACHE, 0, 0, &[]), 256, &read_only);
+        let parsed = parsed(&entry(FLUSH_DISKCACHE, 0, 0, &[]), &read_only, &mut Pieces::default());
         assert_eq!(parsed.ask, Ok(Ask::Flush));
     }
 }

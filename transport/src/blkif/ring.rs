@@ -10,17 +10,22 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use memory::Shared;
+use memory::{Shared, Window};
 
-use super::abi::{ENTRY_MAX, Entry, Layout};
+use super::abi::{Entry, HEADER_LEN, Layout};
 
 const REQ_PROD: usize = 0;
 const REQ_EVENT: usize = 4;
 const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-// The header has 44 bytes that nobody uses. What an answer is about to overwrite is noted there, for a process that finds
-// us killed half way: which answer, to which slot the other request goes, and the answer itself.
+/// What is before the entries.
+type Header<'a> = Window<'a, HEADER_LEN, 8>;
+
+// The header has 44 bytes that nobody uses. What an answer is about to overwrite is noted there, for a process that finds us
+// killed half way: which answer, to which slot the other request goes, and the answer itself. The note is one as soon as it
+// says that it is about the next answer, and until that is counted; index and slot are stored at once. Whoever finds it may
+// be of another version: neither where these lie nor what makes them a note can change.
 const NOTE_STEP: usize = 20;
 const NOTE_INDEX: usize = 24;
 const NOTE_SLOT: usize = 28;
@@ -60,6 +65,14 @@ pub struct Response {
     pub status: i16,
 }
 
+impl Response {
+    /// What stands in a ring behind `id`. What is not part of an answer is zero: nothing of ours goes to the guest.
+    fn result(self) -> u64 {
+        let [low, high] = self.status.to_le_bytes();
+        u64::from_le_bytes([self.operation, 0, low, high, 0, 0, 0, 0])
+    }
+}
+
 /// One ring that is being served.
 pub struct Ring {
     shared: Shared,
@@ -71,6 +84,8 @@ pub struct Ring {
     seen: u32,
     /// Answers given.
     answered: u32,
+    /// The step of the note, as last stored; zero before that.
+    step: u32,
     /// Answers given when the front end was last signalled, or found not to want it.
     told: u32,
     /// Nothing was signalled yet: the front end may be waiting for what another process answered.
@@ -81,6 +96,8 @@ pub struct Ring {
     seats: Vec<u16>,
     /// The slot of each request, by number.
     places: Vec<u16>,
+    /// The entry that was copied last.
+    entry: Entry,
 }
 
 impl Ring {
@@ -91,9 +108,12 @@ impl Ring {
         let (seats, places) = (vec![0; count], vec![0; count]);
         let answered = shared.load_u32(RSP_PROD).ok_or(Broken::Unreachable)?;
         let (next, seen, told) = (answered, answered, answered);
+        let (step, fresh, closed, entry) = (0, true, false, Entry::default());
         let mut ring =
-            Ring { shared, layout, slots, next, seen, answered, told, fresh: true, closed: false, seats, places };
+            Ring { shared, layout, slots, next, seen, answered, step, told, fresh, closed, seats, places, entry };
         ring.finish_noted()?;
+        // Whatever stands there now, it is not about the next answer.
+        note_about(ring.header()?, ring.answered.wrapping_sub(1), 0)?;
         ring.look()?;
         Ok(ring)
     }
@@ -104,20 +124,33 @@ impl Ring {
     }
 
     /// The next request; it has the number `number` until it is answered. There are never more than `slots` of them.
-    pub fn take(&mut self, number: u16) -> Result<Option<Entry>, Broken> {
+    #[inline]
+    pub fn take(&mut self, number: u16) -> Result<Option<&Entry>, Broken> {
         if self.is_empty()? {
             return Ok(None);
         }
         let slot = self.slot(self.next);
-        let entry = self.copy(slot)?;
+        self.layout.read(&self.shared, slot, &mut self.entry).ok_or(Broken::Unreachable)?;
         self.seat(slot, number);
         self.next = self.next.wrapping_add(1);
-        Ok(Some(entry))
+        Ok(Some(&self.entry))
+    }
+
+    /// Whether there may be something to take, at the price of one load.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        self.next != self.seen || (!self.closed && self.produced() != Ok(self.seen))
+    }
+
+    #[inline]
+    fn produced(&self) -> Result<u32, Broken> {
+        self.header()?.load_u32(REQ_PROD).ok_or(Broken::Unreachable)
     }
 
     /// Reads how many requests were announced. Loading it orders everything that was written before.
+    #[inline]
     fn look(&mut self) -> Result<bool, Broken> {
-        let to = self.shared.load_u32(REQ_PROD).ok_or(Broken::Unreachable)?;
+        let to = self.produced()?;
         let unanswered = to.wrapping_sub(self.answered);
         if unanswered > self.slots || unanswered < self.next.wrapping_sub(self.answered) {
             return Err(Broken::RanAway { from: self.answered, to, slots: self.slots });
@@ -127,11 +160,11 @@ impl Ring {
     }
 
     /// Gives the answer to request `number`. It can be seen from now on; `must_signal` says whether it is to be told of.
+    #[inline]
     pub fn answer(&mut self, number: u16, response: Response) -> Result<(), Broken> {
         let ours = self.slot(self.answered);
         let freed = self.places.get(usize::from(number)).copied().map_or(ours, u32::from);
-        let step = if freed == ours { ANSWERING } else { MOVING };
-        self.note(freed, response, step)?;
+        self.note(freed, response, if freed == ours { ANSWERING } else { MOVING })?;
         if freed != ours {
             let other = self.seats.get(usize::try_from(ours).unwrap_or(0)).copied().unwrap_or(0);
             self.relocate(ours, freed)?;
@@ -140,25 +173,40 @@ impl Ring {
         self.put(ours, response)
     }
 
-    /// Notes what is going to be overwritten: the step last, which makes the note one.
-    fn note(&self, freed: u32, response: Response, step: u32) -> Result<(), Broken> {
-        let [a, b, c, d, e, f, g, h] = response.id.to_le_bytes();
-        let [low, high] = response.status.to_le_bytes();
-        let words = [
-            (NOTE_STEP, 0),
-            (NOTE_INDEX, self.answered),
-            (NOTE_SLOT, freed),
-            (NOTE_ID, u32::from_le_bytes([a, b, c, d])),
-            (NOTE_ID + 4, u32::from_le_bytes([e, f, g, h])),
-            (NOTE_RESULT, u32::from_le_bytes([response.operation, 0, low, high])),
-            (NOTE_STEP, step),
-        ];
-        words.into_iter().try_for_each(|(at, word)| self.shared.store_u32(at, word)).ok_or(Broken::Unreachable)
+    /// Whether the next answer takes the slot of request `number`, so that nothing is moved if it is the answer to that.
+    pub fn is_next(&self, number: u16) -> bool {
+        self.places.get(usize::from(number)).is_some_and(|&place| u32::from(place) == self.slot(self.answered))
+    }
+
+    /// Notes what is going to be overwritten: last what the note is about, which makes it one. The one before is about the
+    /// answer before.
+    #[inline]
+    fn note(&mut self, freed: u32, response: Response, step: u32) -> Result<(), Broken> {
+        self.note_step(step)?;
+        let header = self.header()?;
+        header.store_u64(NOTE_ID, response.id).ok_or(Broken::Unreachable)?;
+        header.store_u64(NOTE_RESULT, response.result()).ok_or(Broken::Unreachable)?;
+        note_about(header, self.answered, freed)
+    }
+
+    #[inline]
+    fn note_step(&mut self, step: u32) -> Result<(), Broken> {
+        if self.step != step {
+            self.header()?.store_u32(NOTE_STEP, step).ok_or(Broken::Unreachable)?;
+            self.step = step;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn header(&self) -> Result<Header<'_>, Broken> {
+        self.shared.window(0).ok_or(Broken::Unreachable)
     }
 
     /// Ends what a process that is gone has begun, if it was about the answer that comes next.
     fn finish_noted(&mut self) -> Result<(), Broken> {
-        let word = |at| self.shared.load_u32(at).ok_or(Broken::Unreachable);
+        let header = self.header()?;
+        let word = |at| header.load_u32(at).ok_or(Broken::Unreachable);
         let (step, index, freed) = (word(NOTE_STEP)?, word(NOTE_INDEX)?, word(NOTE_SLOT)?);
         if !(step == MOVING || step == ANSWERING) || index != self.answered || freed >= self.slots {
             return Ok(());
@@ -175,29 +223,19 @@ impl Ring {
     }
 
     /// Moves a request to a slot whose own has ended.
-    fn relocate(&self, from: u32, to: u32) -> Result<(), Broken> {
-        let mut entry = self.copy(from)?;
-        let (at, bytes) = (self.layout.at(to), entry.bytes_mut());
-        let len = self.layout.entry_len;
-        let written = bytes.get(..len).and_then(|bytes| self.shared.write_from(at, bytes));
-        written.ok_or(Broken::Unreachable)?;
-        self.shared.store_u32(NOTE_STEP, ANSWERING).ok_or(Broken::Unreachable)
+    fn relocate(&mut self, from: u32, to: u32) -> Result<(), Broken> {
+        self.layout.read(&self.shared, from, &mut self.entry).ok_or(Broken::Unreachable)?;
+        self.layout.write(&self.shared, to, &self.entry).ok_or(Broken::Unreachable)?;
+        self.note_step(ANSWERING)
     }
 
-    /// Writes an answer and counts it. What is not part of it is zero: nothing of ours goes to the guest.
+    /// Writes an answer and counts it.
+    #[inline]
     fn put(&mut self, slot: u32, response: Response) -> Result<(), Broken> {
-        let [a, b, c, d, e, f, g, h] = response.id.to_le_bytes();
-        let [low, high] = response.status.to_le_bytes();
-        let at = self.layout.at(slot);
-        let bytes = [a, b, c, d, e, f, g, h, response.operation, 0, low, high];
-        let tail = self.layout.response_len.checked_sub(bytes.len()).filter(|&len| len > 0);
-        let written = self.shared.write_from(at, &bytes).and_then(|()| match tail {
-            Some(_) => self.shared.store_u32(at.saturating_add(bytes.len()), 0),
-            None => Some(()),
-        });
-        written.ok_or(Broken::Unreachable)?;
+        let Response { id, .. } = response;
+        self.layout.respond(&self.shared, slot, id, response.result()).ok_or(Broken::Unreachable)?;
         self.answered = self.answered.wrapping_add(1);
-        self.shared.store_u32(RSP_PROD, self.answered).ok_or(Broken::Unreachable)
+        self.header()?.store_u32(RSP_PROD, self.answered).ok_or(Broken::Unreachable)
     }
 
     /// Whether the front end wants to be signalled of the answers since this was last asked.
@@ -210,17 +248,18 @@ impl Ring {
         // io/ring.h, RING_PUSH_RESPONSES_AND_CHECK_NOTIFY: the count must be visible before we look, or both sides
         // miss each other.
         fence(Ordering::SeqCst);
-        let event = self.shared.load_u32(RSP_EVENT).ok_or(Broken::Unreachable)?;
+        let event = self.header()?.load_u32(RSP_EVENT).ok_or(Broken::Unreachable)?;
         Ok(std::mem::take(&mut self.fresh) || crosses(event, old, new))
     }
 
     /// Asks the front end to signal its next request. To be followed by a full barrier and `is_empty`. Otherwise the event
     /// is left behind, and the front end does not signal while we are busy anyway.
     pub fn ask_for_signal(&mut self) -> Result<(), Broken> {
-        self.shared.store_u32(REQ_EVENT, self.next.wrapping_add(1)).ok_or(Broken::Unreachable)
+        self.header()?.store_u32(REQ_EVENT, self.next.wrapping_add(1)).ok_or(Broken::Unreachable)
     }
 
     /// Whether there is nothing to take.
+    #[inline]
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
         Ok(self.next == self.seen && (self.closed || !self.look()?))
     }
@@ -246,19 +285,13 @@ impl Ring {
             *at = place;
         }
     }
+}
 
-    /// The entry in a slot, as far as it says that it goes; each byte is read once.
-    #[inline]
-    fn copy(&self, slot: u32) -> Result<Entry, Broken> {
-        let at = self.layout.at(slot);
-        let mut entry = Entry::new(self.layout, [0; ENTRY_MAX]);
-        let (head, _) = entry.parts_mut();
-        self.shared.read_into(at, head).ok_or(Broken::Unreachable)?;
-        let at = at.saturating_add(head.len());
-        let (_, segments) = entry.parts_mut();
-        self.shared.read_into(at, segments).ok_or(Broken::Unreachable)?;
-        Ok(entry)
-    }
+/// Has the note be about the answer `index` and the slot that its request has freed, from one store to the next.
+#[inline]
+fn note_about(header: Header<'_>, index: u32, freed: u32) -> Result<(), Broken> {
+    const _: () = assert!(NOTE_SLOT == NOTE_INDEX + 4);
+    header.store_u64(NOTE_INDEX, u64::from(index) | u64::from(freed) << 32).ok_or(Broken::Unreachable)
 }
 
 /// Whether a count that went from `old` to `new` has passed `event` (io/ring.h).

@@ -14,10 +14,9 @@ use rustix::io::Errno;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
 use super::data::{Data, Way};
-use super::device::Device;
+use super::device::{Device, Limits};
 use super::event::{Event, Log};
 use super::node::{self, Nodes, Offer, RingKeys, Rings, Unusable};
-use super::persistent::Pages;
 use super::queue::Queue;
 use super::ring::{Broken, Ring};
 use super::state::{Seen, State, Step};
@@ -114,11 +113,6 @@ impl Session {
     pub fn watch(&self, store: &mut dyn Store) -> Result<(), StoreError> {
         store.watch(&self.nodes.ours(), WATCH)?;
         store.watch(&self.nodes.theirs(), WATCH)
-    }
-
-    /// The geometry as the guest may use it.
-    pub fn restricted(&self, geometry: &Geometry) -> Geometry {
-        Geometry { read_only: geometry.read_only || self.config.read_only, ..*geometry }
     }
 
     /// Whether the device is closed and not wanted any more.
@@ -233,8 +227,9 @@ impl Session {
     }
 
     fn offer(&self) -> Offer {
+        let geometry = self.config.geometry;
         Offer {
-            geometry: self.restricted(&self.config.geometry),
+            geometry: Geometry { read_only: geometry.read_only || self.config.read_only, ..geometry },
             ring_order: self.config.max_ring_pages_order,
             queues: self.config.max_queues,
             segments: self.config.max_segments,
@@ -265,7 +260,8 @@ impl Session {
         log.note(Event::Connected { queues: queues.len(), pages, grants, taken_over });
         self.epoch = self.epoch.wrapping_add(1);
         let data = Data::new(self.config.domain, way, self.staging.clone());
-        self.device = Some(Device::new(queues, data, self.config.max_segments, self.epoch));
+        let limits = Limits { segments_max: self.config.max_segments, read_only: self.config.read_only };
+        self.device = Some(Device::new(queues, data, limits, self.epoch));
         self.settled = false;
         Ok(true)
     }
@@ -290,7 +286,7 @@ impl Session {
         match self.config.grants {
             GrantsPolicy::Map => (Way::Map, "mapping each time"),
             GrantsPolicy::Persistent | GrantsPolicy::Auto if rings.persistent => {
-                (Way::Persistent(Pages::default()), "mappings that stay")
+                (Way::Persistent(Box::default()), "mappings that stay")
             }
             GrantsPolicy::Copy | GrantsPolicy::Persistent | GrantsPolicy::Auto => (Way::Copy, "copies"),
         }

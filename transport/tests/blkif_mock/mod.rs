@@ -46,6 +46,8 @@ pub struct File {
     pub fault: Option<FileError>,
     /// Operations are kept, not done.
     pub hold: bool,
+    /// The newest is done first. Otherwise there is no order in what is done.
+    pub backwards: bool,
     queue: Vec<FileOp>,
 }
 
@@ -71,8 +73,10 @@ impl Io for File {
     }
 
     fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        // The newest first: answers do not come in the order of the requests.
-        while let Some(op) = if self.hold { None } else { self.queue.pop() } {
+        while !self.hold && !self.queue.is_empty() {
+            // One from the middle: answers come neither in the order of the requests nor the other way round.
+            let next = if self.backwards { self.queue.len() - 1 } else { self.queue.len() / 2 };
+            let op = self.queue.swap_remove(next);
             let result = self.execute(&op.action);
             done.push(FileDone { op, result });
         }

@@ -45,9 +45,9 @@ fn answers(shared: &Shared, layout: &Layout, from: u32) -> Vec<u64> {
 fn take_all(ring: &mut Ring, first: u16) -> Vec<u64> {
     let mut number = first;
     std::iter::from_fn(|| {
-        let entry = ring.take(number).unwrap()?;
+        let id = ring.take(number).unwrap()?.id();
         number += 1;
-        Some(entry.id())
+        Some(id)
     })
     .collect()
 }
@@ -141,44 +141,106 @@ fn requests_without_answer_are_found_again_in_whatever_order_the_others_ended() 
     }
 }
 
-/// Every state that the stores of one answer go through, as a process that is killed leaves it: none loses a request.
-#[test]
-fn a_process_killed_while_it_answers_loses_nothing() {
-    let (ours, theirs) = page();
-    ask(&theirs, &X86_64, 0, 100..103);
-    let mut ring = Ring::attach(ours, &X86_64).unwrap();
-    take_all(&mut ring, 0);
-    let before = again(&theirs);
-    ring.answer(2, response(102)).unwrap();
-    let after = again(&theirs);
-    let slot = |n: u32| X86_64.at(n)..X86_64.at(n) + 112;
-    let note = NOTE_INDEX..NOTE_RESULT + 4;
-    // In the order of the stores: the note, its step, the request that moves, the step, the answer, the count.
-    let moving = MOVING.to_le_bytes();
+/// What a process that is killed leaves after each of the stores of one answer, the last one included. `stores` are the
+/// places that they go to, in their order.
+fn left_behind(before: [u8; 4096], after: [u8; 4096], stores: &[std::ops::Range<usize>]) -> Vec<[u8; 4096]> {
     let mut image = before;
-    let mut images = vec![image];
-    image[note.clone()].copy_from_slice(&after[note]);
-    images.push(image);
-    image[NOTE_STEP..NOTE_STEP + 4].copy_from_slice(&moving);
-    images.push(image);
-    image[slot(2)][..40].copy_from_slice(&before[slot(0)][..40]);
-    images.push(image);
-    image[slot(2)].copy_from_slice(&before[slot(0)]);
-    images.push(image);
-    image[NOTE_STEP..NOTE_STEP + 4].copy_from_slice(&ANSWERING.to_le_bytes());
-    images.push(image);
-    image[slot(0)][..12].copy_from_slice(&after[slot(0)][..12]);
-    images.push(image);
-    image[RSP_PROD..RSP_PROD + 4].copy_from_slice(&1u32.to_le_bytes());
-    images.push(image);
+    let mut images = vec![before];
+    for store in stores {
+        image[store.clone()].copy_from_slice(&after[store.clone()]);
+        images.push(image);
+    }
     assert_eq!(image, after, "these are all");
-    for (step, image) in images.into_iter().enumerate() {
+    images
+}
+
+/// Whoever takes the ring over finds all of these ids: without answer, or answered once.
+fn assert_nothing_is_lost(image: [u8; 4096], layout: &'static Layout, ids: std::ops::Range<u64>, when: &str) {
+    let (ours, theirs) = page();
+    theirs.write(0, image).unwrap();
+    let mut found = take_all(&mut Ring::attach(ours, layout).unwrap(), 0);
+    found.extend(answers(&theirs, layout, 0));
+    found.sort_unstable();
+    assert_eq!(found, ids.collect::<Vec<_>>(), "{when}");
+}
+
+const COUNT: std::ops::Range<usize> = RSP_PROD..RSP_PROD + 4;
+const STEP: std::ops::Range<usize> = NOTE_STEP..NOTE_STEP + 4;
+const ABOUT: std::ops::Range<usize> = NOTE_INDEX..NOTE_INDEX + 8;
+
+/// The stores of eight bytes, or of four where that is how they are aligned, that fill such a range.
+fn words(range: std::ops::Range<usize>) -> Vec<std::ops::Range<usize>> {
+    let step = if range.start % 8 == 0 { 8 } else { 4 };
+    range.step_by(step).map(|at| at..at + step).collect()
+}
+
+/// Every state that the stores of answers in the order of the requests go through: none loses a request.
+#[test]
+fn a_process_killed_while_it_answers_in_order_loses_nothing() {
+    for layout in [&X86_64, &X86_32] {
         let (ours, theirs) = page();
-        theirs.write(0, image).unwrap();
-        let mut found = take_all(&mut Ring::attach(ours, &X86_64).unwrap(), 0);
-        found.extend(answers(&theirs, &X86_64, 0));
-        found.sort_unstable();
-        assert_eq!(found, [100, 101, 102], "killed after store {step}");
+        ask(&theirs, layout, 0, 100..103);
+        let mut ring = Ring::attach(ours, layout).unwrap();
+        take_all(&mut ring, 0);
+        for number in 0..3u16 {
+            let before = again(&theirs);
+            ring.answer(number, response(100 + u64::from(number))).unwrap();
+            let answer = layout.at(number.into())..layout.at(number.into()) + 16;
+            // The step is stored by the first only.
+            let stores = [vec![STEP], words(NOTE_ID..NOTE_ID + 16), vec![ABOUT], words(answer), vec![COUNT]].concat();
+            for (store, image) in left_behind(before, again(&theirs), &stores).into_iter().enumerate() {
+                assert_nothing_is_lost(image, layout, 100..103, &format!("{number}, killed after store {store}"));
+            }
+        }
+    }
+}
+
+/// The same where a request moves, before and after other answers, for each way of being killed twice.
+#[test]
+fn a_process_killed_while_it_moves_a_request_loses_nothing() {
+    for layout in [&X86_64, &X86_32] {
+        for first in [2, 0] {
+            let (ours, theirs) = page();
+            ask(&theirs, layout, 0, 100..104);
+            let mut ring = Ring::attach(ours, layout).unwrap();
+            take_all(&mut ring, 0);
+            if first == 0 {
+                // A note of another answer stands there.
+                ring.answer(0, response(100)).unwrap();
+            }
+            let before = again(&theirs);
+            ring.answer(3, response(103)).unwrap();
+            let after = again(&theirs);
+            let slot = |slot: u32, len: usize| layout.at(slot)..layout.at(slot) + len;
+            let ours = if first == 0 { 1 } else { 0 };
+            // The step says first that something moves; that it has moved it says afterwards.
+            let mut moving = after;
+            moving[STEP].copy_from_slice(&MOVING.to_le_bytes());
+            moving[slot(ours, 16)].copy_from_slice(&before[slot(ours, 16)]);
+            moving[COUNT].copy_from_slice(&before[COUNT]);
+            let head = vec![slot(3, 4)];
+            let noting = [vec![STEP], words(NOTE_ID..NOTE_ID + 16), vec![ABOUT], head].concat();
+            let moved = slot(3, layout.entry_len());
+            let moving_stores = [noting, words(moved.start + 4..moved.end)].concat();
+            let answering_stores = [vec![STEP], words(slot(ours, 16)), vec![COUNT]].concat();
+            let mut images = left_behind(before, moving, &moving_stores);
+            images.extend(left_behind(moving, after, &answering_stores));
+            for (store, image) in images.into_iter().enumerate() {
+                assert_nothing_is_lost(image, layout, 100..104, &format!("{first}, killed after store {store}"));
+            }
+        }
+    }
+}
+
+/// What stood in the header before anybody noted anything is not taken for a note once its step is one.
+#[test]
+fn a_header_of_zeroes_is_no_note() {
+    let (ours, theirs) = page();
+    ask(&theirs, &X86_64, 0, 100..102);
+    drop(Ring::attach(ours, &X86_64).unwrap());
+    for step in [MOVING, ANSWERING] {
+        theirs.store_u32(NOTE_STEP, step).unwrap();
+        assert_nothing_is_lost(again(&theirs), &X86_64, 100..102, "with a step and nothing else");
     }
 }
 

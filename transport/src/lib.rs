@@ -41,6 +41,14 @@ pub trait Watch {
     fn forget(&mut self, key: WatchKey);
 }
 
+/// A change of the memory of a server's own that the data of requests lie in. An engine may make itself ready for it.
+pub enum MemoryChange {
+    /// Much goes through this from now on.
+    Comes(Arc<Buffer>),
+    /// Nothing more does.
+    Goes(Arc<Buffer>),
+}
+
 /// A transport that listens for its peers.
 pub trait Server: disk::Transport {
     /// Watches the listening socket.
@@ -50,8 +58,9 @@ pub trait Server: disk::Transport {
     /// peer, not the server.
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch);
 
-    /// Memory of ours that most requests' data will lie in, if there is such: an engine may make itself ready for it.
-    fn staging(&self) -> Option<Arc<Buffer>> {
+    /// The next change of the memory of ours that requests' data lie in, if there is one. Only who does without it knows
+    /// nothing of it.
+    fn memory_change(&mut self) -> Option<MemoryChange> {
         None
     }
 

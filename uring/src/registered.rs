@@ -11,7 +11,7 @@ use io_uring::IoUring;
 use memory::{Buffer, Part};
 
 /// Places of the table.
-pub(crate) const PLACES: usize = 8;
+pub(crate) const PLACES: usize = 40;
 
 /// A place without a buffer.
 const NOTHING: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
@@ -19,7 +19,8 @@ const NOTHING: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_l
 /// The buffers that one ring knows.
 #[derive(Default)]
 pub(crate) struct Registered {
-    places: [Option<Arc<Buffer>>; PLACES],
+    /// Up to the last that was ever used.
+    places: Vec<Option<Arc<Buffer>>>,
     /// The kernel has the table.
     made: bool,
 }
@@ -31,6 +32,9 @@ impl Registered {
             // SAFETY: nothing is in the table.
             unsafe { ring.submitter().register_buffers(&[NOTHING; PLACES]) }?;
             self.made = true;
+        }
+        if self.places.len() < PLACES && self.places.iter().all(Option::is_some) {
+            self.places.push(None);
         }
         let vacant = self.places.iter_mut().zip(0..).find(|(place, _)| place.is_none());
         let (place, number) = vacant.ok_or(io::ErrorKind::StorageFull)?;

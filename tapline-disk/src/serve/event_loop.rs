@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use disk::{Disk, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
-use transport::{Interest, Server, Watch, WatchKey};
+use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use uring::Engine;
 
 use crate::failure::{Exit, Failure};
@@ -123,12 +123,6 @@ impl<S: Server + Disclose> EventLoop<S> {
             control.start(&mut watch).map_err(failed("wait for clients of the control socket"))?;
         }
         server.start(&mut watch).map_err(failed("wait for connections"))?;
-        if let Some(staging) = server.staging() {
-            // Only a price: a limit of locked memory, most likely (RLIMIT_MEMLOCK).
-            engine
-                .register_memory(staging)
-                .unwrap_or_else(|error| say(format_args!("{error}: each request costs more")));
-        }
         Ok(EventLoop {
             server,
             geometry: disk.geometry(),
@@ -193,6 +187,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     fn turn(&mut self) -> Result<Turn, Failure> {
         self.hear();
         let came = self.take_in();
+        self.prepare_memory();
         self.reap(Until::Now)?;
         if came > 0 {
             // What was begun may have taken its time.
@@ -267,6 +262,21 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.disk.submit(request, &mut self.engine);
         }
         BATCH
+    }
+
+    /// Tells the engine which memory data pass through.
+    #[inline]
+    fn prepare_memory(&mut self) {
+        while let Some(change) = self.server.memory_change() {
+            let told = match change {
+                MemoryChange::Comes(buffer) => self.engine.register_memory(buffer),
+                MemoryChange::Goes(buffer) => self.engine.forget_memory(&buffer),
+            };
+            if let Err(error) = told {
+                // Only a price: a limit of locked memory, most likely (RLIMIT_MEMLOCK).
+                self.log.caused(format_args!("{error}: each request costs more"));
+            }
+        }
     }
 
     fn reap(&mut self, until: Until) -> Result<(), Failure> {

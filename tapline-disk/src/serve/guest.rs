@@ -4,12 +4,9 @@
 //! written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no trace;
 //! when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
 
-use std::sync::Arc;
-
 use disk::{Disconnected, Geometry, Request, Status, Transport};
-use memory::Buffer;
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
-use transport::{Interest, Server, Watch, WatchKey};
+use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use xen::kernel::{Evtchn, Gntdev};
 use xen::{EventChannels, Grants, Store, StoreError};
 
@@ -276,8 +273,9 @@ impl Server for Backend {
         }
     }
 
-    fn staging(&self) -> Option<Arc<Buffer>> {
-        self.server.staging()
+    #[inline]
+    fn memory_change(&mut self) -> Option<MemoryChange> {
+        self.server.memory_change()
     }
 
     fn may_sleep(&mut self) -> bool {

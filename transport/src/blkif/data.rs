@@ -16,6 +16,7 @@ use super::abi::SEGMENT_LEN;
 use super::persistent::Pages;
 use super::pool::{Loan, Pool};
 use super::request::Descriptors;
+use crate::MemoryChange;
 
 /// Bytes of buffers that one disk may have under way. Beyond that its requests wait in the ring.
 const LENT_MAX: usize = 32 << 20;
@@ -254,6 +255,17 @@ impl Data {
         if let Lent::Loan(loan) = lent {
             self.pool.give_back(loan);
         }
+    }
+
+    /// What the engine should know of the memory that data pass through, and was not yet told.
+    #[inline]
+    pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
+        self.pool.take_change()
+    }
+
+    /// Gives up memory, but for the staging.
+    pub fn let_memory_go(&mut self) {
+        self.pool.let_go();
     }
 
     /// Whether more is kept for the next requests than an idle disk should.

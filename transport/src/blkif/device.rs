@@ -14,6 +14,7 @@ use super::event::{Event, Log};
 use super::queue::{Queue, Record};
 use super::request::{self, Ask, Descriptors, ERROR};
 use super::ring::Broken;
+use crate::MemoryChange;
 
 /// Entries taken from one queue before the next has its turn: a ring of one page.
 const TURN: usize = 32;
@@ -356,6 +357,18 @@ impl Device {
         let idle = self.in_flight == 0 && self.popped == self.coming.len() && self.answers.is_empty();
         // One that is broken is empty.
         self.finishing && idle && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
+    }
+
+    /// What the engine should know of its memory, and was not yet told.
+    #[inline]
+    pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
+        self.data.take_memory_change()
+    }
+
+    /// Gives up the memory that is its own; what the engine is to be told of that and before.
+    pub fn let_memory_go(&mut self) -> impl Iterator<Item = MemoryChange> + '_ {
+        self.data.let_memory_go();
+        std::iter::from_fn(|| self.take_memory_change())
     }
 
     /// Whether it keeps memory that an idle disk should not have.

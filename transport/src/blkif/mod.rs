@@ -33,7 +33,6 @@ mod state;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use disk::{Disconnected, Geometry, Request, Status, Transport};
@@ -44,7 +43,7 @@ use rustix::time::{
 };
 use xen::{DomId, EventChannels, Grants, Port, Store};
 
-use crate::{Interest, Watch, WatchKey};
+use crate::{Interest, MemoryChange, Watch, WatchKey};
 
 pub use event::Event;
 pub use request::SEGMENTS_MAX;
@@ -163,8 +162,6 @@ struct Machine {
 pub struct Server {
     machine: Machine,
     session: Session,
-    /// What data of requests lie in, most of them.
-    staging: Arc<Buffer>,
     /// Ports that were reported and are to be unmasked before we sleep.
     masked: Vec<Port>,
     /// Runs out when memory that is kept may be given up; runs only while there is such, so that an idle disk wakes once.
@@ -217,22 +214,9 @@ impl Server {
         let rest = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
             .map_err(|errno| SetUpError::Timer(errno.into()))?;
         let machine = Machine { store, grants, channels, wake };
-        let staging = Buffer::zeroed(pool::STAGING_LEN);
-        let session = Session::new(config, nodes, staging.clone());
+        let session = Session::new(config, nodes, Buffer::zeroed(pool::STAGING_LEN));
         let (masked, log, hearing, unmasking, looking) = Default::default();
-        Ok(Server {
-            machine,
-            session,
-            staging,
-            rest,
-            resting: false,
-            masked,
-            hearing,
-            unmasking,
-            looking,
-            stopped: false,
-            log,
-        })
+        Ok(Server { machine, session, rest, resting: false, masked, hearing, unmasking, looking, stopped: false, log })
     }
 
     /// What has happened since the last call, for the log.
@@ -416,8 +400,9 @@ impl crate::Server for Server {
         }
     }
 
-    fn staging(&self) -> Option<Arc<Buffer>> {
-        (self.session.grants() != GrantsPolicy::Map).then(|| self.staging.clone())
+    #[inline]
+    fn memory_change(&mut self) -> Option<MemoryChange> {
+        self.session.take_memory_change()
     }
 
     fn may_sleep(&mut self) -> bool {

@@ -3,41 +3,48 @@
 //! Knows nothing of requests. Invariants: bytes that are lent are nobody else's until they are given back; what is kept is
 //! bounded, and little while nothing happens.
 //!
-//! One piece of memory, the *staging*, is there for as long as the server is: an engine may have it registered, and then
-//! spares itself looking up its pages each time. What it has no room for gets a buffer of its own.
+//! One piece of memory, the *staging*, is there for as long as the server is. What it has no room for comes in pieces of
+//! 1 MiB, which are there while large requests are. An engine is told of all these pieces: it may have them registered, and
+//! then spares itself looking up their pages each time. Only what fits into none of them has a buffer of its own.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use memory::{Buffer, PAGE, Segments};
 
-/// Pages of the staging, one bit each: four requests of 64 KiB, or two rings of a page full of small ones. It stays while the
-/// disk is idle.
-const STAGED: u32 = u64::BITS;
+use crate::MemoryChange;
 
-/// Bytes of the staging.
-pub const STAGING_LEN: usize = PAGE * 64;
-const _: () = assert!(STAGED == 64);
+/// Bytes of the staging: four requests of 64 KiB, or two rings of a page full of small ones. It stays while the disk is idle.
+pub const STAGING_LEN: usize = PAGE * UNITS;
 
-/// Sizes of buffers of their own: 1, 2, 4, … 256 pages, the last for the largest request.
-const CLASSES: usize = 9;
+/// Units of a piece, one bit each.
+const UNITS: usize = 64;
+const _: () = assert!(UNITS as u64 == u64::BITS as u64);
 
-/// Bytes of such buffers that are kept for the next requests: those of a few large ones.
-const KEPT: usize = 4 << 20;
+/// Bytes of a unit of the pieces that come and go: such a piece has room for the largest request.
+const LARGE_UNIT: usize = 16 << 10;
 
-/// Bytes of those that are kept when the disk is idle.
-const KEPT_IDLE: usize = 128 << 10;
+/// Such pieces: for all bytes that a disk may have under way.
+const LARGE_MAX: usize = 32;
 
 /// Memory that is lent for one request.
 pub struct Loan {
-    /// A buffer of its own; none where it lies in the staging.
-    own: Option<Arc<Buffer>>,
-    /// The first byte of it.
+    /// Where it lies.
+    place: Place,
+    /// The first byte of it there.
     at: usize,
     len: usize,
-    /// Its pages of the staging; none of a buffer of its own.
-    pages: u64,
+    /// Its units of the piece; none of a buffer of its own.
+    units: u64,
     /// What it takes of the bounds: whole pages.
     taken: usize,
+}
+
+enum Place {
+    Staging,
+    /// In the large piece of this number.
+    Large(u8),
+    Own(Arc<Buffer>),
 }
 
 impl Loan {
@@ -52,15 +59,23 @@ impl Loan {
     }
 }
 
+/// A piece of memory that comes and goes.
+struct Large {
+    buffer: Arc<Buffer>,
+    /// Units that are lent.
+    lent: u64,
+}
+
 /// What is there to be lent.
 pub struct Pool {
     staging: Arc<Buffer>,
     /// Pages of the staging that are lent.
     lent_pages: u64,
-    /// Buffers of their own, by size.
-    free: [Vec<Arc<Buffer>>; CLASSES],
-    /// Bytes of those.
-    kept: usize,
+    large: [Option<Large>; LARGE_MAX],
+    /// How many of these there are.
+    large_count: usize,
+    /// What an engine has not yet been told.
+    changes: VecDeque<MemoryChange>,
     /// Bytes lent.
     lent: usize,
 }
@@ -68,55 +83,76 @@ pub struct Pool {
 impl Pool {
     /// A pool over this staging, nothing of which is in use.
     pub fn new(staging: Arc<Buffer>) -> Pool {
-        Pool { staging, lent_pages: 0, free: Default::default(), kept: 0, lent: 0 }
+        Pool {
+            staging,
+            lent_pages: 0,
+            large: [const { None }; LARGE_MAX],
+            large_count: 0,
+            changes: VecDeque::new(),
+            lent: 0,
+        }
     }
 
     /// So many bytes; what is in them is of no meaning.
     #[inline(always)]
     pub fn lend(&mut self, len: usize) -> Loan {
-        let count = pages(len);
+        let count = units(len, PAGE);
         let taken = count.saturating_mul(PAGE);
         self.lent = self.lent.saturating_add(taken);
         match run(!self.lent_pages, count) {
-            Some((first, pages)) => {
-                self.lent_pages |= pages;
-                Loan { own: None, at: first.saturating_mul(PAGE), len, pages, taken }
+            Some((first, units)) => {
+                self.lent_pages |= units;
+                Loan { place: Place::Staging, at: first.saturating_mul(PAGE), len, units, taken }
             }
-            None => Loan { own: Some(self.buffer_for(len)), at: 0, len, pages: 0, taken },
+            None => self.lend_large(len, taken),
         }
     }
 
-    fn buffer_for(&mut self, len: usize) -> Arc<Buffer> {
-        let buffer = self.free.get_mut(class(len)).and_then(Vec::pop);
-        self.kept = self.kept.saturating_sub(buffer.as_ref().map_or(0, |buffer| buffer.capacity()));
-        buffer.unwrap_or_else(|| Buffer::zeroed(len.max(1).next_power_of_two()))
+    #[inline(never)]
+    fn lend_large(&mut self, len: usize, taken: usize) -> Loan {
+        let count = units(len, LARGE_UNIT);
+        for (number, place) in (0..).zip(&mut self.large) {
+            // Those that there are come first: one is made when the others have no room.
+            let large = place.get_or_insert_with(|| {
+                let buffer = Buffer::zeroed(LARGE_UNIT * UNITS);
+                self.changes.push_back(MemoryChange::Comes(buffer.clone()));
+                self.large_count = self.large_count.saturating_add(1);
+                Large { buffer, lent: 0 }
+            });
+            if let Some((first, units)) = run(!large.lent, count) {
+                large.lent |= units;
+                return Loan { place: Place::Large(number), at: first.saturating_mul(LARGE_UNIT), len, units, taken };
+            }
+        }
+        Loan { place: Place::Own(Buffer::zeroed(len)), at: 0, len, units: 0, taken }
     }
 
     /// Takes it back: nobody uses it any more.
     #[inline]
     pub fn give_back(&mut self, loan: Loan) {
         self.lent = self.lent.saturating_sub(loan.taken);
-        self.lent_pages &= !loan.pages;
-        if let Some(buffer) = loan.own {
-            self.keep(buffer, loan.len);
-        }
-    }
-
-    fn keep(&mut self, buffer: Arc<Buffer>, len: usize) {
-        let capacity = buffer.capacity();
-        if self.kept.saturating_add(capacity) > KEPT {
-            return;
-        }
-        if let Some(free) = self.free.get_mut(class(len)) {
-            self.kept = self.kept.saturating_add(capacity);
-            free.push(buffer);
+        match loan.place {
+            Place::Staging => self.lent_pages &= !loan.units,
+            Place::Large(number) => {
+                if let Some(Some(large)) = self.large.get_mut(usize::from(number)) {
+                    large.lent &= !loan.units;
+                }
+            }
+            Place::Own(_) => {}
         }
     }
 
     /// Where the bytes of a loan are.
     #[inline]
     pub fn buffer<'a>(&'a self, loan: &'a Loan) -> &'a Arc<Buffer> {
-        loan.own.as_ref().unwrap_or(&self.staging)
+        match &loan.place {
+            Place::Staging => &self.staging,
+            Place::Large(number) => {
+                let large = self.large.get(usize::from(*number)).and_then(Option::as_ref);
+                large.map_or(&self.staging, |large| &large.buffer)
+            }
+            Place::Own(buffer) => buffer,
+        }
     }
 
     /// The same as memory for the disk.
@@ -130,25 +166,40 @@ impl Pool {
         self.lent
     }
 
-    /// Whether there is something to trim.
-    pub fn keeps_much(&self) -> bool {
-        self.kept > KEPT_IDLE
+    /// What an engine should know of this memory, beside the staging, and was not yet told.
+    #[inline]
+    pub fn take_change(&mut self) -> Option<MemoryChange> {
+        self.changes.pop_front()
     }
 
-    /// The large ones go.
+    /// Whether there is something to trim.
+    pub fn keeps_much(&self) -> bool {
+        self.large_count > 0
+    }
+
+    /// Large pieces that are not in use go.
     pub fn trim(&mut self) {
-        for free in self.free.iter_mut().rev() {
-            while self.kept > KEPT_IDLE {
-                let Some(buffer) = free.pop() else { break };
-                self.kept = self.kept.saturating_sub(buffer.capacity());
+        self.drop_large(|large| large.lent == 0);
+    }
+
+    /// They all go: whoever still has something of them keeps it alive.
+    pub fn let_go(&mut self) {
+        self.drop_large(|_| true);
+    }
+
+    fn drop_large(&mut self, which: impl Fn(&Large) -> bool) {
+        for place in &mut self.large {
+            if let Some(large) = place.take_if(|large| which(large)) {
+                self.changes.push_back(MemoryChange::Goes(large.buffer));
+                self.large_count = self.large_count.saturating_sub(1);
             }
         }
     }
 }
 
-/// Pages for so many bytes: one for none.
-fn pages(len: usize) -> usize {
-    len.max(1).div_ceil(PAGE)
+/// Units for so many bytes: one for none.
+fn units(len: usize, unit: usize) -> usize {
+    len.max(1).div_ceil(unit)
 }
 
 /// The first `count` bits in a row that are set: the number of the first, and all of them.
@@ -158,7 +209,7 @@ fn run(set: u64, count: usize) -> Option<(usize, u64)> {
         // Nearly always.
         return (set != 0).then(|| (usize::try_from(set.trailing_zeros()).unwrap_or(0), set & set.wrapping_neg()));
     }
-    long_run(set, u32::try_from(count).ok().filter(|&count| count <= STAGED)?)
+    long_run(set, u32::try_from(count).ok().filter(|&count| count <= u64::BITS)?)
 }
 
 fn long_run(set: u64, count: u32) -> Option<(usize, u64)> {
@@ -170,14 +221,9 @@ fn long_run(set: u64, count: u32) -> Option<(usize, u64)> {
         have = have.saturating_add(more);
     }
     let first = starts.trailing_zeros();
-    let bits = u64::MAX.checked_shr(STAGED.saturating_sub(count))?;
-    let pages = bits.checked_shl(first).filter(|_| starts != 0)?;
-    Some((usize::try_from(first).ok()?, pages))
-}
-
-fn class(len: usize) -> usize {
-    let pages = pages(len).next_power_of_two();
-    usize::try_from(pages.trailing_zeros()).unwrap_or(CLASSES)
+    let bits = u64::MAX.checked_shr(u64::BITS.saturating_sub(count))?;
+    let units = bits.checked_shl(first).filter(|_| starts != 0)?;
+    Some((usize::try_from(first).ok()?, units))
 }
 
 #[cfg(test)]
@@ -216,14 +262,44 @@ mod test {
         assert_eq!((pool.lent(), pool.lent_pages), (0, 0));
     }
 
+    /// What an engine that hears of all changes knows.
+    fn known(pool: &mut Pool, mut known: Vec<*mut u8>) -> Vec<*mut u8> {
+        while let Some(change) = pool.take_change() {
+            match change {
+                MemoryChange::Comes(buffer) => known.push(buffer.base()),
+                MemoryChange::Goes(buffer) => known.retain(|&base| base != buffer.base()),
+            }
+        }
+        known
+    }
+
     #[test]
-    fn an_idle_disk_keeps_little() {
+    fn large_pieces_come_when_they_are_needed_and_go_when_they_are_not() {
         let mut pool = pool();
-        let lent: Vec<Loan> = (0..8).map(|_| pool.lend(1 << 20)).collect();
-        lent.into_iter().for_each(|loan| pool.give_back(loan));
-        assert_eq!((pool.kept, pool.lent()), (KEPT, 0));
-        assert!(pool.keeps_much());
+        let small: Vec<Loan> = (0..64).map(|_| pool.lend(PAGE)).collect();
+        assert!(!pool.keeps_much() && pool.take_change().is_none(), "the staging has room");
+        let large: Vec<Loan> = (0..3).map(|_| pool.lend(1 << 20)).collect();
+        let told = known(&mut pool, Vec::new());
+        assert_eq!(told.len(), 3);
+        assert!(large.iter().all(|loan| told.contains(&pool.buffer(loan).base())));
+        small.into_iter().chain(large).skip(1).for_each(|loan| pool.give_back(loan));
+        let kept = pool.lend(300_000);
         pool.trim();
-        assert!(!pool.keeps_much());
+        let told = known(&mut pool, told);
+        assert_eq!(told, [pool.buffer(&kept).base()], "one is in use");
+        pool.give_back(kept);
+        pool.trim();
+        assert!(!pool.keeps_much() && pool.lent() == PAGE);
+        assert!(known(&mut pool, told).is_empty());
+    }
+
+    #[test]
+    fn what_has_no_room_in_any_piece_has_a_buffer_of_its_own() {
+        let mut pool = pool();
+        let loans: Vec<Loan> = (0..LARGE_MAX + 1).map(|_| pool.lend(1 << 20)).collect();
+        assert_eq!(loans.iter().filter(|loan| matches!(loan.place, Place::Own(_))).count(), 1);
+        assert_eq!(known(&mut pool, Vec::new()).len(), LARGE_MAX);
+        loans.into_iter().for_each(|loan| pool.give_back(loan));
+        assert_eq!(pool.lent(), 0);
     }
 }

@@ -3,6 +3,7 @@
 //! Knows nothing of what is in the rings. Invariants: what was mapped or bound for a front end that then cannot be connected
 //! is given up; each look at the nodes ends, whatever they say; a store that fails is asked again a bounded number of times.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use super::queue::Queue;
 use super::ring::{Broken, Ring};
 use super::state::{Seen, State, Step};
 use super::{Config, GrantsPolicy, Machine, OnStop, Patience};
+use crate::MemoryChange;
 use crate::log::in_full;
 
 /// Steps of one look at the nodes. Three lead from anywhere to rest, unless the nodes change meanwhile.
@@ -40,6 +42,8 @@ pub struct Session {
     pub device: Option<Device>,
     /// Memory that data pass through: that of the present front end, as those before have no requests any more.
     staging: Arc<Buffer>,
+    /// What the engine was not yet told of memory, but for that of the present front end.
+    memory_changes: VecDeque<MemoryChange>,
     /// Requests of front ends that are gone, not yet completed.
     orphans: usize,
     epoch: u32,
@@ -93,11 +97,15 @@ impl NotConnected {
 impl Session {
     /// Of a device nobody is connected to.
     pub fn new(config: Config, nodes: Nodes, staging: Arc<Buffer>) -> Session {
+        // Nothing of ours is between the guest and the storage where pages are mapped for that.
+        let passes = config.grants != GrantsPolicy::Map;
+        let memory_changes = passes.then(|| MemoryChange::Comes(staging.clone())).into_iter().collect();
         Session {
             config,
             nodes,
             device: None,
             staging,
+            memory_changes,
             orphans: 0,
             epoch: 0,
             settled: false,
@@ -106,6 +114,15 @@ impl Session {
             ended: false,
             asking: Patience::default(),
             stuck: Vec::new(),
+        }
+    }
+
+    /// What the engine should know of memory, and was not yet told.
+    #[inline]
+    pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
+        match &mut self.device {
+            Some(device) if self.memory_changes.is_empty() => device.take_memory_change(),
+            _ => self.memory_changes.pop_front(),
         }
     }
 
@@ -132,11 +149,6 @@ impl Session {
         }
         self.orphans = self.orphans.saturating_sub(1);
         self.orphans == 0
-    }
-
-    /// How the guest's pages are to be reached.
-    pub fn grants(&self) -> GrantsPolicy {
-        self.config.grants
     }
 
     /// Looks at both nodes and does what follows.
@@ -296,6 +308,7 @@ impl Session {
         let Some(mut device) = self.device.take() else { return };
         let in_flight = device.end();
         device.ports().for_each(|port| self.unbind(port, machine));
+        self.memory_changes.extend(device.let_memory_go());
         self.orphans = self.orphans.saturating_add(in_flight);
         (self.announced, self.settled) = (false, false);
         log.note(Event::Disconnected { why, in_flight });

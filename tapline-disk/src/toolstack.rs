@@ -13,6 +13,7 @@ pub mod device;
 pub mod domain;
 mod launch;
 mod list;
+mod relics;
 mod upgrade;
 pub mod vdev;
 mod wait;
@@ -114,9 +115,8 @@ fn serve(
     process: &Process<'_>,
     patience: Duration,
 ) -> Result<(), Failure> {
-    let name = format!("xen-{}-{}", device.guest, device.vdev);
-    let control = process.control.clone().unwrap_or_else(|| places.run.join(format!("{name}.sock")));
-    let log = process.log.clone().unwrap_or_else(|| places.log.join(format!("{name}.log")));
+    let control = process.control.clone().unwrap_or_else(|| places.control(device));
+    let log = process.log.clone().unwrap_or_else(|| places.log(device));
     let launched = program_words(device, process, &control).and_then(|words| {
         let program = std::env::current_exe().map_err(|error| Failure::new("find this program", error))?;
         let mut launched = Launch { program, words, directory: None, log: log.clone() }.start()?;
@@ -130,6 +130,7 @@ fn serve(
         Err(failure) => {
             // The first failure is the one to tell; a node that stays is shown by `list`, and `detach` removes it.
             attach::withdraw(store, device).unwrap_or_else(say);
+            relics::remove(places, device, Some(&control), |said| say(said));
             Err(failure)
         }
     }
@@ -231,10 +232,13 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
 }
 
 /// Removes what is left, and ends who serves it: with that process go its mappings of the guest's pages, without which the
-/// guest's domain can end.
+/// guest's domain can end. One that was killed has left more than nodes.
 fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
+    let control = relics::control_of(store, device)?;
     detach::remove(store, device)?;
-    claim::end_holder(places, device, |said| say(said))
+    claim::end_holder(places, device, |said| say(said))?;
+    relics::remove(places, device, control.as_deref(), |said| say(said));
+    Ok(())
 }
 
 /// `list`.
@@ -320,7 +324,7 @@ mod test {
     #[test]
     fn a_disk_that_cannot_be_served_leaves_no_device() {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places { run: directory.path().join("run"), log: directory.path().join("no/\0/such") };
+        let places = Places { log: directory.path().join("no/\0/such"), ..Places::below(directory.path()) };
         let (_host, mut store, device) = machine();
         attach::announce(&mut store, &device, WRITABLE).unwrap();
         let images = ["raw:/none".parse().unwrap()];
@@ -340,7 +344,7 @@ mod test {
     #[test]
     fn what_is_detached_is_gone_whether_served_or_not() {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places { run: directory.path().join("run"), log: directory.path().join("log") };
+        let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
         attach::announce(&mut store, &device, WRITABLE).unwrap();
         let words = |force| cli::Detach { domain: "vm".into(), vdev: device.vdev, force, timeout: Duration::ZERO };
@@ -349,5 +353,20 @@ mod test {
         take(&mut store, &places, &words(true)).unwrap();
         assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
         assert!(take(&mut store, &places, &words(true)).unwrap_err().what().contains("it has no such disk"));
+    }
+
+    #[test]
+    fn a_disk_whose_process_was_killed_is_detached_with_the_socket_that_the_store_names() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places::below(directory.path());
+        let (_host, mut store, device) = machine();
+        attach::announce(&mut store, &device, WRITABLE).unwrap();
+        let socket = directory.path().join("named.sock");
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let named = format!("{}/tapline/control", device.backend());
+        store.write(None, &named, socket.to_str().unwrap().as_bytes()).unwrap();
+        let words = cli::Detach { domain: "7".into(), vdev: device.vdev, force: true, timeout: Duration::ZERO };
+        take(&mut store, &places, &words).unwrap();
+        assert!(!socket.exists());
     }
 }

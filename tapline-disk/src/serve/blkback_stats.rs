@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use disk::{Operation, Request};
 use memory::{Mapping, Shared};
-
-/// Where the directories of all disks are.
-pub const PLACE: &str = "/dev/shm";
+use rustix::fs::{FlockOperation, flock};
 
 /// Numbers in the structure.
 const FIELDS: usize = 14;
@@ -36,6 +34,8 @@ const LEN: usize = FIELDS * 8;
 /// The statistics of one disk. The file goes with it.
 pub struct BlkbackStats {
     directory: PathBuf,
+    #[allow(dead_code, reason = "held for its lock, by which others see that it is somebody's")]
+    file: File,
     page: Shared,
     fields: [u64; FIELDS],
     /// Something has changed since readers were told.
@@ -45,7 +45,7 @@ pub struct BlkbackStats {
 impl BlkbackStats {
     /// Begins to count in a file below `place`. One that a killed process has left is replaced.
     pub fn open(place: &Path, domain: u16, device: u32) -> io::Result<BlkbackStats> {
-        let directory = place.join(format!("vbd3-{domain}-{device}"));
+        let directory = directory(place, domain, device);
         fs::create_dir_all(&directory)?;
         let path = directory.join("statistics");
         match fs::remove_file(&path) {
@@ -53,9 +53,10 @@ impl BlkbackStats {
             _ => {}
         }
         let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.set_len(u64::try_from(LEN).map_err(io::Error::other)?)?;
         let page = Shared::of(Mapping::of_file(file.as_fd(), 0, LEN)?);
-        Ok(BlkbackStats { directory, page, fields: [0; FIELDS], changed: false })
+        Ok(BlkbackStats { directory, file, page, fields: [0; FIELDS], changed: false })
     }
 
     /// A request was taken from its ring.
@@ -97,9 +98,33 @@ impl BlkbackStats {
 impl Drop for BlkbackStats {
     fn drop(&mut self) {
         // What stays is replaced by the next disk of this name, and tells readers of a disk that does nothing.
-        fs::remove_file(self.directory.join("statistics")).unwrap_or_default();
-        fs::remove_dir(&self.directory).unwrap_or_default();
+        remove_file_and_directory(&self.directory).unwrap_or_default();
     }
+}
+
+/// Removes the statistics of a disk that a killed process has left. Those that a process writes stay.
+pub fn remove(place: &Path, domain: u16, device: u32) -> io::Result<()> {
+    let directory = directory(place, domain, device);
+    let opened = File::open(directory.join("statistics"));
+    match opened.and_then(|file| Ok(flock(file, FlockOperation::NonBlockingLockShared)?)) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => remove_file_and_directory(&directory),
+    }
+}
+
+fn directory(place: &Path, domain: u16, device: u32) -> PathBuf {
+    place.join(format!("vbd3-{domain}-{device}"))
+}
+
+fn remove_file_and_directory(directory: &Path) -> io::Result<()> {
+    for removed in [fs::remove_file(directory.join("statistics")), fs::remove_dir(directory)] {
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Where the numbers of reads or writes begin; nothing for the rest.

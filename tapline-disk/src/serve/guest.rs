@@ -13,7 +13,7 @@ use transport::{Interest, Server, Watch, WatchKey};
 use xen::kernel::{Evtchn, Gntdev};
 use xen::{EventChannels, Grants, Store, StoreError};
 
-use super::blkback_stats::{self, BlkbackStats};
+use super::blkback_stats::BlkbackStats;
 use super::event_loop::{Disclose, EventLoop, Serving};
 use crate::cli::{self, GrantPolicy, Serve, XenDisk};
 use crate::failure::{Exit, Failure};
@@ -62,7 +62,7 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
     let watched = Box::new(connect()?);
     let backend =
         Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, watched, grants, channels)?;
-    serving.blkback_stats = open_stats(&device);
+    serving.blkback_stats = open_stats(&Places::of_host(), &device);
     say(format_args!("serving {device}: {}", device.backend()));
     // The loop takes all with it; the claim goes last, when nothing of the guest is mapped any more.
     let ended = EventLoop::new(backend, serving).and_then(EventLoop::run);
@@ -71,10 +71,11 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
 }
 
 /// Statistics for others must not keep a disk from being served.
-fn open_stats(device: &Device) -> Option<BlkbackStats> {
-    let place = blkback_stats::PLACE;
-    let opened = BlkbackStats::open(place.as_ref(), device.guest.0, device.vdev.number());
-    opened.map_err(|error| say(format_args!("no statistics for xsiostat and its like in {place}: {error}"))).ok()
+fn open_stats(places: &Places, device: &Device) -> Option<BlkbackStats> {
+    let place = &places.statistics;
+    let opened = BlkbackStats::open(place, device.guest.0, device.vdev.number());
+    let failed = |error| say(format_args!("no statistics for xsiostat and its like in {}: {error}", place.display()));
+    opened.map_err(failed).ok()
 }
 
 fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -> blkif::Config {

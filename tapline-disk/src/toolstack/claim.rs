@@ -35,12 +35,31 @@ pub struct Places {
     pub run: PathBuf,
     /// Logs.
     pub log: PathBuf,
+    /// Statistics, where tools of old look for them.
+    pub statistics: PathBuf,
 }
 
 impl Places {
     /// Those of this host.
     pub fn of_host() -> Places {
-        Places { run: "/run/tapline".into(), log: "/var/log/tapline".into() }
+        Places { run: "/run/tapline".into(), log: "/var/log/tapline".into(), statistics: "/dev/shm".into() }
+    }
+
+    /// Those of a test.
+    #[cfg(test)]
+    pub fn below(directory: &Path) -> Places {
+        let [run, log, statistics] = ["run", "log", "shm"].map(|place| directory.join(place));
+        Places { run, log, statistics }
+    }
+
+    /// Where a disk's process listens, unless another place is named.
+    pub fn control(&self, device: &Device) -> PathBuf {
+        self.run.join(format!("xen-{}-{}.sock", device.guest, device.vdev))
+    }
+
+    /// Where a disk's process says what happens, likewise.
+    pub fn log(&self, device: &Device) -> PathBuf {
+        self.log.join(format!("xen-{}-{}.log", device.guest, device.vdev))
     }
 
     fn lock(&self, device: &Device) -> PathBuf {
@@ -190,7 +209,7 @@ mod test {
 
     fn places() -> (tempfile::TempDir, Places) {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places { run: directory.path().join("run"), log: directory.path().join("log") };
+        let places = Places::below(directory.path());
         (directory, places)
     }
 

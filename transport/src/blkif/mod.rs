@@ -88,7 +88,7 @@ pub enum GrantsPolicy {
 /// What becomes of a front end when the server stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStop {
-    /// It is asked to let the device go.
+    /// It is asked to let the device go, at the latest when the server stops: [`Server::close`] leaves it time for that.
     #[default]
     Close,
     /// It is not told, and another process takes its rings over.
@@ -249,6 +249,16 @@ impl Server {
     /// gone. Requests that were popped are to be completed and published as ever; those that were not stay in the rings.
     pub fn leave(&mut self) {
         self.session.leave();
+    }
+
+    /// Asks the front end to let the device go, if that is what stopping means. It is served until it has.
+    pub fn close(&mut self) {
+        self.session.close(&mut self.machine, &mut self.log);
+    }
+
+    /// Whether the device was to be closed, and there is nobody to wait for.
+    pub fn is_closed(&self) -> bool {
+        self.session.is_closed()
     }
 
     /// Whether the device has come to its end: it is closed, and not wanted any more.

@@ -266,3 +266,22 @@ fn a_front_end_whose_node_is_gone_has_answers_to_what_it_asked_before_and_to_not
     assert_eq!(front.answers(0), []);
     assert_eq!(machine.host.counts().mapped, 0);
 }
+
+#[test]
+fn a_store_that_is_lost_is_told_of_once_and_the_rings_are_served_on() {
+    let (mut machine, mut front) = machine(config(GrantsPolicy::Copy));
+    front.connect(&mut machine, Rings::default());
+    machine.take_log();
+    machine.host.lose_stores();
+    machine.settle();
+    let (_, page) = front.page(3);
+    assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 8, &[(page, 0, 7)])), OKAY);
+    let calls = machine.host.calls(Part::Store);
+    assert_eq!(front.run(&mut machine, &transfer(WRITE, 2, 16, &[(page, 0, 7)])), OKAY);
+    machine.server.as_mut().unwrap().close();
+    assert!(machine.server.as_ref().unwrap().is_closed(), "nobody can be waited for");
+    machine.stop();
+    assert_eq!(machine.host.calls(Part::Store), calls, "who does not answer is not asked");
+    assert_eq!(machine.log.matches("the store is lost").count(), 1, "{}", machine.log);
+    assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
+}

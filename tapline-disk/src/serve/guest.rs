@@ -208,7 +208,7 @@ impl Backend {
             match self.store.take_event() {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
-                Err(error) => return say(store_failed(error)),
+                Err(error) => return self.store_has_failed(error),
             }
         }
         self.look_for_guest();
@@ -221,6 +221,22 @@ impl Backend {
         let time = Itimerspec { it_interval: at(0), it_value: at(once) };
         let set = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time);
         set.map_err(|errno| say(format_args!("cannot wait for the guest to let the disk go: {errno}"))).is_ok()
+    }
+
+    /// The guest's I/O does not need the store. All else does, and what a new one knows is not known: one that has forgotten
+    /// the disk would end it. So a person has to say that it is to be asked.
+    fn store_has_failed(&mut self, error: StoreError) {
+        if !matches!(error, StoreError::Lost { .. }) {
+            return say(store_failed(error));
+        }
+        let Device { guest, vdev, .. } = &self.device;
+        say(error);
+        say(format_args!(
+            "{} is served as before, but nothing is heard of a detach, nor of its guest's end",
+            self.device
+        ));
+        say(format_args!("when the store is back and knows the disk: tapline xen upgrade {guest} {vdev}"));
+        say(format_args!("to end it, also without a store: tapline xen detach {guest} {vdev} --force"));
     }
 
     fn look_for_guest(&mut self) {
@@ -348,6 +364,8 @@ impl Server for Backend {
             self.store.remove(None, &pid).map_err(store_failed).unwrap_or_else(say);
         }
         self.server.stop(watch);
+        // The loop asks for events as long as it runs.
+        self.server.take_events().iter().for_each(say);
     }
 }
 

@@ -284,6 +284,9 @@ impl Server {
 
     /// Takes in what changed in the store. Whatever it was, both nodes are looked at.
     fn look(&mut self) {
+        if self.session.is_lost() {
+            return;
+        }
         let mut more = true;
         for _ in 0..TURN {
             match self.machine.store.take_event() {
@@ -294,8 +297,9 @@ impl Server {
                     break;
                 }
                 Err(error) => {
-                    self.log.failed("cannot take events from the store", &error);
-                    self.looking.failed(&self.machine);
+                    if self.session.store_failed("cannot take events from the store", &error, &mut self.log) {
+                        self.looking.failed(&self.machine);
+                    }
                     more = false;
                     break;
                 }

@@ -43,6 +43,8 @@ pub struct Session {
     refused: bool,
     ended: bool,
     closing: Closing,
+    /// The connection to the store is gone, and with it all that was watched. The rings are served as they are.
+    lost: bool,
     asking: Patience,
     /// Ports that could not be given up.
     stuck: Vec<Port>,
@@ -111,6 +113,7 @@ impl Session {
             refused: false,
             ended: false,
             closing: Closing::No,
+            lost: false,
             asking: Patience::default(),
             stuck: Vec::new(),
         }
@@ -154,17 +157,34 @@ impl Session {
     /// Looks at both nodes and does what follows.
     pub fn examine(&mut self, machine: &mut Machine, log: &mut Log) {
         self.stuck.retain(|&port| machine.channels.unbind(port).is_err());
+        if self.lost {
+            return;
+        }
         for _ in 0..STEPS {
             match self.step(machine, log) {
                 Ok(true) => {}
                 Ok(false) => return self.asking.worked(),
                 Err(error) => {
-                    log.failed("the store does not answer as it should", &error);
-                    return self.asking.failed(machine);
+                    if self.store_failed("the store does not answer as it should", &error, log) {
+                        self.asking.failed(machine);
+                    }
+                    return;
                 }
             }
         }
         // They change faster than we look; what changed last is reported to us.
+    }
+
+    /// Notes that the store has failed. `false`: it is lost, which is told once, and nothing is asked of it any more.
+    pub fn store_failed(&mut self, what: &'static str, error: &StoreError, log: &mut Log) -> bool {
+        self.lost |= matches!(error, StoreError::Lost { .. });
+        log.failed(what, error);
+        !self.lost
+    }
+
+    /// Whether there is no store to be asked.
+    pub fn is_lost(&self) -> bool {
+        self.lost
     }
 
     /// One step. `false`: there is nothing to be done.
@@ -342,8 +362,8 @@ impl Session {
         if self.config.on_stop == OnStop::Leave || self.closing != Closing::No {
             return;
         }
-        self.closing = Closing::Asked;
-        if self.device.is_some() {
+        self.closing = if self.lost { Closing::Unheard } else { Closing::Asked };
+        if self.closing == Closing::Asked && self.device.is_some() {
             let asked = self.ask_to_close(machine);
             self.heard(asked, log);
         }

@@ -338,6 +338,26 @@ fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() 
 }
 
 #[test]
+fn a_guest_whose_host_has_lost_its_store_keeps_its_disk_and_the_process_can_be_replaced() {
+    for way in [|process: &Process| Process::signal(&process.stop), |process: &Process| Process::signal(&process.leave)]
+    {
+        let (mut machine, process, front) = Machine::in_use();
+        machine.host.lose_stores();
+        assert_eq!(front.read(5), (vec![5; 512], 0));
+        way(&process);
+        assert_eq!(process.end(), Exit::Done);
+        assert_eq!(machine.host.counts().mapped, 0);
+
+        machine.store = machine.host.store(DomId(0)).unwrap();
+        assert_eq!(machine.states(), (Some(State::CONNECTED), Some(State::CONNECTED)));
+        let process = machine.serve();
+        assert_eq!(front.read_as(1, 6), (vec![6; 512], 0));
+        front.guest.die();
+        assert_eq!(process.end(), Exit::Done);
+    }
+}
+
+#[test]
 fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
     let mut machine = Machine::new();
     detach::remove(&mut machine.store, &machine.device).unwrap();

@@ -1,6 +1,7 @@
 //! Statistics of a Xen guest's disk where tools of old look for them: `/dev/shm/vbd3-<domid>-<devid>/statistics`.
 //!
-//! The file holds what tapdisk3 has in `struct blkback_stats` (blktap, include/blktap3.h): fourteen numbers of eight bytes.
+//! The file holds what tapdisk3 has in `struct blkback_stats` (blktap, include/blktap3.h): fourteen numbers of eight bytes. Tools
+//! of today read another file (docs/xen.md).
 //! It is written through memory that readers share, once for a batch of requests; a disk that is idle writes nothing. Knows
 //! nothing of rings. Keeps: a reader never sees half of a number, and what it sees of one request is at most one batch old.
 
@@ -154,7 +155,7 @@ mod test {
         Request::new(operation, Span { at: 0, len }, memory, Token(token), &GEOMETRY).unwrap()
     }
 
-    /// As xsiostat and rrdp-iostat read it: the file from its beginning, numbers as this machine has them.
+    /// As the first xsiostat and rrdp-iostat read it: the file from its beginning, numbers as this machine has them.
     fn read(place: &Path) -> Vec<u64> {
         let bytes = fs::read(place.join("vbd3-7-51728/statistics")).unwrap();
         bytes.chunks_exact(8).map(|number| u64::from_ne_bytes(number.try_into().unwrap())).collect()

@@ -26,14 +26,6 @@ attach() {
     $tapline xen attach "$guest" "$image" --vdev "$vdev" --log "/out/serve-$name.log" --wait "$@" || fail "attach $vdev"
 }
 
-# images MIB: a file system in memory for images, /images, which bears direct I/O.
-images() {
-    ram_disks 1 "$1"
-    /sbin/mkfs.ext4 -q -O ^has_journal /dev/ram0 || fail "mke2fs"
-    mkdir -p /images
-    mount -t ext4 -o noatime /dev/ram0 /images || fail "mount /images"
-}
-
 # refused CODE WORDS COMMAND...: the command ends with that code, and says the words.
 refused() {
     code=$1
@@ -44,12 +36,6 @@ refused() {
     cat /tmp/refused >>/out/refused
     [ $was = "$code" ] || { cat /tmp/refused; fail "«$*» ended with $was and not with $code"; }
     grep -q -e "$words" /tmp/refused || { cat /tmp/refused; fail "«$*» does not say «$words»"; }
-}
-
-# tell GUEST WORD: a line on the console, which a job of the guest reads.
-tell() {
-    console=$(xenstore-read "/local/domain/$(xl domid "$1")/console/tty") || fail "no console of $1"
-    echo "$2" >"$console"
 }
 
 # rounds GUEST: how many its job has said.

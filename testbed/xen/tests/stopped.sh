@@ -19,7 +19,7 @@ ended() { # HOW: the disk's process, with requests of the guest that wait so.
     # Two writes a second; eight are asked for.
     slow) echo "$pid" >/cgroup/slow/cgroup.procs || fail "cgroup.procs" ;;
     esac
-    tell a "$1"
+    answer a "$1"
     wait_said a "asked=$1" 100
     kill -TERM "$pid"
     kill -CONT "$pid"

@@ -43,6 +43,9 @@ pub enum Command {
     Xen(Xen),
 }
 
+/// The transports with which what is said about Xen means nothing; one of all is always named.
+const NOT_XEN: [&str; 2] = ["vhost_user", "nbd"];
+
 /// `serve`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]))]
@@ -61,14 +64,14 @@ pub struct Serve {
     #[arg(long, value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,
     /// The name of that backend in Xen's store
-    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind)]
+    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind, conflicts_with_all = NOT_XEN)]
     pub xen_backend: String,
     /// How pages of a Xen guest are reached. auto: persistent if the guest offers it, copy otherwise
-    #[arg(long, value_name = "POLICY", default_value = "auto")]
+    #[arg(long, value_name = "POLICY", default_value = "auto", conflicts_with_all = NOT_XEN)]
     pub grants: GrantPolicy,
     /// What SIGTERM does to a Xen guest's disk. close: the guest is asked to let go. leave: it waits for the next process,
     /// as after SIGUSR2
-    #[arg(long, value_name = "WHAT", default_value = "close")]
+    #[arg(long, value_name = "WHAT", default_value = "close", conflicts_with_all = NOT_XEN)]
     pub on_stop: OnStop,
     /// Refuse everything that would change the disk
     #[arg(long)]
@@ -180,6 +183,19 @@ mod test {
         assert!(parse("serve vhd:a").unwrap_err().contains("--vhost-user"));
         assert!(parse("serve vhd:a --vhost-user s --nbd t").is_err());
         assert!(parse("serve vhd:a --nbd t --queues 0").is_err());
+    }
+
+    #[test]
+    fn what_is_about_xen_is_refused_with_another_transport() {
+        for option in ["--on-stop leave", "--on-stop close", "--grants map", "--xen-backend vbd3"] {
+            for transport in ["--nbd", "--vhost-user"] {
+                let said = parse(&format!("serve vhd:a {transport} s {option}")).unwrap_err();
+                let word = option.split_once(' ').unwrap().0;
+                assert!(said.contains("cannot be used with"), "{said}");
+                assert!(said.contains(word) && said.contains(transport), "{said}");
+            }
+            assert!(parse(&format!("serve vhd:a --xen 7/xvda {option}")).is_ok(), "{option}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command
 //! line names and says where the disk can be found.
 
-mod blkback_stats;
+pub mod blkback_stats;
 mod control;
 mod event_loop;
 mod guest;
@@ -49,11 +49,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
     let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!read_only))?;
     let Layers { name, files, images, .. } = layers;
-    let data = match serve.grants {
-        GrantPolicy::Map if guest.is_some() => Data::Granted,
-        _ => Data::Own,
-    };
-    let choice = choose(serve.access.engine(), &files, data);
+    let choice = choose(serve.access.engine(), &files, data(serve));
     if let Some(note) = &choice.note {
         say(note);
     }
@@ -69,6 +65,14 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
         (None, Some(address), _) => serve_nbd(serve, address, serving),
         (None, None, Some(guest)) => serve_guest(serve, guest, serving),
         (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
+    }
+}
+
+/// Whose memory the storage is given.
+fn data(serve: &Serve) -> Data {
+    match serve.grants {
+        GrantPolicy::Map if serve.xen.is_some() => Data::Granted,
+        _ => Data::Own,
     }
 }
 

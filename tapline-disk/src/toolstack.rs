@@ -13,6 +13,7 @@ pub mod device;
 pub mod domain;
 mod launch;
 mod list;
+mod relics;
 mod upgrade;
 pub mod vdev;
 mod wait;
@@ -21,8 +22,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use xen::Store;
 use xen::daemon::Daemon;
+use xen::{Store, StoreError};
 
 use crate::cli::{self, Access, CacheMode, GrantPolicy, IoEngine, KIND, Mode, ScriptAction, Xen, XenVerb};
 use crate::failure::{Exit, Failure};
@@ -46,8 +47,13 @@ const BEFORE_FORCE: Duration = Duration::from_secs(2);
 
 /// Runs the command.
 pub fn run(xen: &Xen) -> Result<Exit, Failure> {
-    let mut store = connect()?;
     let places = Places::of_host();
+    let mut store = match (Daemon::connect(), &xen.verb) {
+        (Err(error), XenVerb::Detach(words)) if words.force && is_gone(&error) => {
+            return take_without_store(&places, words, store_failed(error)).map(|()| Exit::Done);
+        }
+        (connected, _) => connected.map_err(store_failed)?,
+    };
     match &xen.verb {
         XenVerb::Attach(words) => give(&mut store, &places, words),
         XenVerb::Detach(words) => take(&mut store, &places, words),
@@ -114,9 +120,8 @@ fn serve(
     process: &Process<'_>,
     patience: Duration,
 ) -> Result<(), Failure> {
-    let name = format!("xen-{}-{}", device.guest, device.vdev);
-    let control = process.control.clone().unwrap_or_else(|| places.run.join(format!("{name}.sock")));
-    let log = process.log.clone().unwrap_or_else(|| places.log.join(format!("{name}.log")));
+    let control = process.control.clone().unwrap_or_else(|| places.control(device));
+    let log = process.log.clone().unwrap_or_else(|| places.log(device));
     let launched = program_words(device, process, &control).and_then(|words| {
         let program = std::env::current_exe().map_err(|error| Failure::new("find this program", error))?;
         let mut launched = Launch { program, words, directory: None, log: log.clone() }.start()?;
@@ -130,6 +135,7 @@ fn serve(
         Err(failure) => {
             // The first failure is the one to tell; a node that stays is shown by `list`, and `detach` removes it.
             attach::withdraw(store, device).unwrap_or_else(say);
+            relics::remove(places, device, Some(&control), |said| say(said));
             Err(failure)
         }
     }
@@ -216,7 +222,11 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
         Ok(number) => xen::DomId(number),
         Err(_) => domain::find(store, &words.domain)?,
     };
-    let device = detach::find(store, own, guest, words.vdev)?;
+    let device = match detach::look_up(store, own, guest, words.vdev)? {
+        Some(device) => device,
+        None if words.force && end_unknown(places, own, guest, words.vdev)? => return Ok(()),
+        None => return Err(detach::unknown(store, guest, words.vdev)),
+    };
     detach::refuse_xls(store, &device)?;
     detach::ask(store, &device)?;
     let patience = if words.force { words.timeout.min(BEFORE_FORCE) } else { words.timeout };
@@ -230,11 +240,41 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
     Ok(())
 }
 
+/// Whether there is no store, or none any more. One that hangs may know the disk when it answers again.
+fn is_gone(error: &StoreError) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    matches!(error, StoreError::Unreachable { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
+}
+
+/// `detach --force` where there is no store: the disk's process can be ended all the same.
+fn take_without_store(places: &Places, words: &cli::Detach, failure: Failure) -> Result<(), Failure> {
+    // Only domain 0 serves disks, and names are in the store.
+    let Ok(guest) = words.domain.parse() else { return Err(failure) };
+    match end_unknown(places, xen::DomId(0), xen::DomId(guest), words.vdev)? {
+        true => Ok(()),
+        false => Err(failure),
+    }
+}
+
+/// Ends who serves a disk that the store does not know: one that was started anew has forgotten all. Whether there was one.
+fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) -> Result<bool, Failure> {
+    let served = claim::served(places, own, guest, vdev)?;
+    for device in &served {
+        say(format_args!("the store does not know {device}; its process is ended"));
+        claim::end_holder(places, device, |said| say(said))?;
+        relics::remove(places, device, None, |said| say(said));
+    }
+    Ok(!served.is_empty())
+}
+
 /// Removes what is left, and ends who serves it: with that process go its mappings of the guest's pages, without which the
-/// guest's domain can end.
+/// guest's domain can end. One that was killed has left more than nodes.
 fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
+    let control = relics::control_of(store, device)?;
     detach::remove(store, device)?;
-    claim::end_holder(places, device, |said| say(said))
+    claim::end_holder(places, device, |said| say(said))?;
+    relics::remove(places, device, control.as_deref(), |said| say(said));
+    Ok(())
 }
 
 /// `list`.
@@ -320,7 +360,7 @@ mod test {
     #[test]
     fn a_disk_that_cannot_be_served_leaves_no_device() {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places { run: directory.path().join("run"), log: directory.path().join("no/\0/such") };
+        let places = Places { log: directory.path().join("no/\0/such"), ..Places::below(directory.path()) };
         let (_host, mut store, device) = machine();
         attach::announce(&mut store, &device, WRITABLE).unwrap();
         let images = ["raw:/none".parse().unwrap()];
@@ -340,7 +380,7 @@ mod test {
     #[test]
     fn what_is_detached_is_gone_whether_served_or_not() {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places { run: directory.path().join("run"), log: directory.path().join("log") };
+        let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
         attach::announce(&mut store, &device, WRITABLE).unwrap();
         let words = |force| cli::Detach { domain: "vm".into(), vdev: device.vdev, force, timeout: Duration::ZERO };
@@ -349,5 +389,41 @@ mod test {
         take(&mut store, &places, &words(true)).unwrap();
         assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
         assert!(take(&mut store, &places, &words(true)).unwrap_err().what().contains("it has no such disk"));
+    }
+
+    #[test]
+    fn a_disk_that_the_store_has_forgotten_is_ended_by_force_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places::below(directory.path());
+        let (_host, mut store, device) = machine();
+        let mut process = claim::test::stand_in(&places, &device);
+        let words =
+            |force| cli::Detach { domain: "7".into(), vdev: device.vdev, force, timeout: Duration::from_secs(60) };
+        assert!(take(&mut store, &places, &words(false)).unwrap_err().what().contains("it has no such disk"));
+        assert_eq!(process.try_wait().unwrap(), None);
+        take(&mut store, &places, &words(true)).unwrap();
+        assert!(!process.wait().unwrap().success());
+        assert_eq!(std::fs::read_dir(&places.run).unwrap().count(), 0);
+
+        let mut process = claim::test::stand_in(&places, &device);
+        take_without_store(&places, &words(true), Failure::told("no store".into())).unwrap();
+        assert!(!process.wait().unwrap().success());
+        let failure = take_without_store(&places, &words(true), Failure::told("no store".into())).unwrap_err();
+        assert_eq!(failure.what(), "no store");
+    }
+
+    #[test]
+    fn a_disk_whose_process_was_killed_is_detached_with_the_socket_that_the_store_names() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places::below(directory.path());
+        let (_host, mut store, device) = machine();
+        attach::announce(&mut store, &device, WRITABLE).unwrap();
+        let socket = directory.path().join("named.sock");
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let named = format!("{}/tapline/control", device.backend());
+        store.write(None, &named, socket.to_str().unwrap().as_bytes()).unwrap();
+        let words = cli::Detach { domain: "7".into(), vdev: device.vdev, force: true, timeout: Duration::ZERO };
+        take(&mut store, &places, &words).unwrap();
+        assert!(!socket.exists());
     }
 }

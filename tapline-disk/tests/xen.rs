@@ -40,9 +40,17 @@ fn without_a_store_every_command_says_so_and_fails() {
 #[test]
 fn words_that_make_no_sense_are_refused_before_the_store_is_asked() {
     let room = Room::new();
-    for words in
-        ["xen", "xen attach vm", "xen detach vm vdb", "serve raw:a --xen 7", "serve raw:a --xen 7/xvda --nbd s"]
-    {
+    let all = [
+        "xen",
+        "xen attach vm",
+        "xen attach vm raw:a --no-serve --grants map",
+        "xen detach vm vdb",
+        "serve raw:a --xen 7",
+        "serve raw:a --xen 7/xvda --nbd s",
+        "serve raw:a --nbd s --on-stop leave",
+        "serve raw:a --vhost-user s --grants map",
+    ];
+    for words in all {
         let (code, said) = run(&room, words);
         assert_eq!(code, Some(64), "{words}: {said}");
         assert!(!said.contains("no-store"), "{words}: {said}");

@@ -65,6 +65,24 @@ load() {
     say "verified=$name"
 }
 
+# end_load PID OUTPUT...: fio that runs until it is told to end is told so, and has found nothing wrong.
+end_load() {
+    pid=$1
+    shift
+    kill -0 "$pid" || fail "a load has ended: $(cat "$@")"
+    kill -INT "$pid"
+    wait "$pid"
+    code=$?
+    # fio ends with 128 when it was told to end, and with 1 when it found something wrong.
+    [ $code = 0 ] || [ $code = 128 ] || { cat "$@"; fail "fio ended with $code"; }
+}
+
+# content_of DEVICE: the MD5 sum of all that it holds, past the cache.
+content_of() {
+    set -- $(dd if="$1" bs=256k iflag=direct 2>/dev/null | md5sum)
+    echo "$1"
+}
+
 # sum FILE: its SHA-256.
 sum() {
     set -- $(sha256sum "$1")

@@ -9,8 +9,9 @@ number_of() {
     echo $((51712 + (letter - 97) * 16))
 }
 
-# end_of GUEST NAME: the node of our end.
-end_of() { echo "/local/domain/0/backend/tapline/$(xl domid "$1")/$(number_of "$2")"; }
+# end_of GUEST NAME: the node of our end. The test's disks are below $kind.
+kind=tapline
+end_of() { echo "/local/domain/0/backend/$kind/$(xl domid "$1")/$(number_of "$2")"; }
 
 # server_of GUEST NAME: the number of the process that serves a disk.
 server_of() { xenstore-read "$(end_of "$1" "$2")/tapline/pid" || fail "nobody serves $2 of $1"; }
@@ -25,14 +26,6 @@ attach() {
     $tapline xen attach "$guest" "$image" --vdev "$vdev" --log "/out/serve-$name.log" --wait "$@" || fail "attach $vdev"
 }
 
-# images MIB: a file system in memory for images, /images, which bears direct I/O.
-images() {
-    ram_disks 1 "$1"
-    /sbin/mkfs.ext4 -q -O ^has_journal /dev/ram0 || fail "mke2fs"
-    mkdir -p /images
-    mount -t ext4 -o noatime /dev/ram0 /images || fail "mount /images"
-}
-
 # refused CODE WORDS COMMAND...: the command ends with that code, and says the words.
 refused() {
     code=$1
@@ -43,12 +36,6 @@ refused() {
     cat /tmp/refused >>/out/refused
     [ $was = "$code" ] || { cat /tmp/refused; fail "«$*» ended with $was and not with $code"; }
     grep -q -e "$words" /tmp/refused || { cat /tmp/refused; fail "«$*» does not say «$words»"; }
-}
-
-# tell GUEST WORD: a line on the console, which a job of the guest reads.
-tell() {
-    console=$(xenstore-read "/local/domain/$(xl domid "$1")/console/tty") || fail "no console of $1"
-    echo "$2" >"$console"
 }
 
 # rounds GUEST: how many its job has said.
@@ -96,7 +83,7 @@ nothing_left() {
         left=$((left - 1))
         sleep 0.2
     done
-    nodes=$(xenstore-ls -f /local/domain/0/backend 2>/dev/null | grep '/backend/tapline/[0-9]')
+    nodes=$(xenstore-ls -f /local/domain/0/backend 2>/dev/null | grep "/backend/$kind/[0-9]")
     [ -z "$nodes" ] || fail "nodes are left: $nodes"
     left=50
     while pids=$(pidof tapline-disk); do
@@ -130,7 +117,7 @@ named() { echo "vdev=$2,access=$3,script=block-tapline,target=raw:$1"; }
 
 # no_disk DOMID NAME: neither end of it, nor xl's own node, is in the store.
 no_disk() {
-    for node in "/local/domain/$1/device/vbd/" "/local/domain/0/backend/tapline/$1/" "/local/domain/0/backend/vbd/$1/" "/libxl/$1/device/vbd/"; do
+    for node in "/local/domain/$1/device/vbd/" "/local/domain/0/backend/$kind/$1/" "/local/domain/0/backend/vbd/$1/" "/libxl/$1/device/vbd/"; do
         ! xenstore-ls "$node$(number_of "$2")" 2>/dev/null || fail "$node$(number_of "$2") is left"
     done
     ! find /run/tapline /dev/shm 2>/dev/null | grep -e "-$1-$2" -e "-$1-$(number_of "$2")" || fail "files of $2 are left"

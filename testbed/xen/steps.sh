@@ -21,6 +21,22 @@ ram_disks() {
     insmod $modules/brd.ko rd_nr="$1" rd_size=$(($2 * 1024)) || fail "brd"
 }
 
+# file_system DEVICE PLACE [OPTION...]: in blocks of 4 KiB, which are what a discard gives back. It bears direct I/O and holes.
+file_system() {
+    device=$1
+    place=$2
+    shift 2
+    /sbin/mkfs.ext4 -q -b 4096 "$@" "$device" || fail "mke2fs $device"
+    mkdir -p "$place"
+    mount -t ext4 -o noatime "$device" "$place" || fail "mount $place"
+}
+
+# images MIB: a file system in memory for images, /images.
+images() {
+    ram_disks 1 "$1"
+    file_system /dev/ram0 /images -O ^has_journal
+}
+
 # fill DISK MIB: random content at its beginning.
 fill() { dd if=/dev/urandom of="$1" bs=1M count="$2" conv=notrunc 2>/dev/null || fail "fill $1"; }
 
@@ -177,10 +193,10 @@ wait_said() {
     done
 }
 
-# answer GUEST: what its job has asked for (`ask`) is done.
+# answer GUEST [WORD]: a line for its job: what that has asked for (`ask`) is done, or a word that it waits for.
 answer() {
     console=$(xenstore-read "/local/domain/$(xl domid "$1")/console/tty") || fail "no console of $1"
-    echo >"$console"
+    echo "${2:-}" >"$console"
 }
 
 # said GUEST KEY: the last value. A program's progress may stand before it on the line.

@@ -1,20 +1,33 @@
-# Storage of dom0 for images, beside steps.sh: a file system in memory, and devices that lose what was not flushed when their
+# Storage of dom0 for images, beside steps.sh: jobs on images, chains of them, and devices that lose what was not flushed when their
 # power is cut. Read by the tests that need it. Programs of which busybox has a lesser one are named by their place.
 
 # image WORDS...: a job on images.
 image() { /drop/tapline image "$@" || fail "tapline image $*"; }
 
-# images MIB: a file system in memory for images, /images, which bears direct I/O and holes.
-images() {
-    ram_disks 1 "$1"
-    file_system /dev/ram0 /images
-}
-
-# file_system DEVICE PLACE: in blocks of 4 KiB, which are what a discard gives back.
-file_system() {
-    /sbin/mkfs.ext4 -q -b 4096 "$1" || fail "mke2fs $1"
-    mkdir -p "$2"
-    mount -t ext4 -o noatime "$1" "$2" || fail "mount $2"
+# verified_chain FORMAT: a guest's verified load on a chain of two images, /images/disk.FORMAT on base.FORMAT: it reads what the
+# base holds, the base stays, and the chain is sound and has what the guest wrote.
+verified_chain() {
+    leaf=$1:/images/disk.$1
+    base=$1:/images/base.$1
+    images 64
+    fill /tmp/content 16
+    before=$(hash_of /tmp/content)
+    image convert raw:/tmp/content "$base" --cache writeback
+    image create "$leaf" --parent "$base"
+    base_before=$(hash_of "${base#*:}")
+    case $backend in
+    # QEMU finds the parent by itself.
+    qdisk) guest a attach "" "$leaf" ;;
+    tapline) guest a attach "" "$leaf,$base" ;;
+    esac
+    wait_end a 300
+    expect "the disk's content as the guest reads it" "$(said a before)" "$before"
+    [ "$(said a after)" != "$before" ] || fail "the guest wrote nothing"
+    expect "the base after the guest" "$(hash_of "${base#*:}")" "$base_before"
+    image check "$leaf" --parent "$base"
+    image convert "$leaf" --parent "$base" raw:/images/flat.raw
+    expect "the disk's content after the guest" "$(hash_of /images/flat.raw)" "$(said a after)"
+    e2fsck -f -n /images/flat.raw || fail "e2fsck in dom0"
 }
 
 # taken FILE: the bytes that it takes on its file system.

@@ -10,7 +10,7 @@ use blkif_mock::{
 use disk::Geometry;
 use transport::Server as _;
 use transport::blkif::{Config, GrantsPolicy};
-use xen::fake::{Counts, Host};
+use xen::fake::{Counts, Host, Part};
 use xen::{DomId, Store as _};
 
 const OKAY: i16 = 0;
@@ -146,4 +146,142 @@ fn a_node_that_is_removed_ends_the_server_and_stays_removed() {
     machine.stop();
     assert_eq!(store.read(None, BACKEND).unwrap(), None);
     assert_eq!(store.list(None, "/local/domain/0/backend/tap/7").unwrap(), Some(Vec::new()));
+}
+
+/// A front end that uses the device, and has asked for five writes which the storage holds back.
+fn waiting() -> (Machine, Front, xen::GrantRef) {
+    let (mut machine, mut front) = machine(config(GrantsPolicy::Copy));
+    front.connect(&mut machine, Rings::default());
+    let (_, page) = front.page(3);
+    machine.file.hold = true;
+    for id in 0..5 {
+        front.ask(0, &transfer(WRITE, id, 8 * id, &[(page, 0, 7)]));
+    }
+    machine.settle();
+    (machine, front, page)
+}
+
+/// The numbers of the requests that are answered, each well.
+fn answered(front: &mut Front) -> Vec<u64> {
+    let answers = front.answers(0);
+    assert!(answers.iter().all(|&(_, _, status)| status == OKAY), "{answers:?}");
+    let mut ids: Vec<u64> = answers.iter().map(|answer| answer.0).collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[test]
+fn a_server_that_is_to_stop_answers_until_its_front_end_has_closed() {
+    let (mut machine, mut front, page) = waiting();
+    let close = |machine: &mut Machine| machine.server.as_mut().unwrap().close();
+    let is_closed = |machine: &Machine| machine.server.as_ref().unwrap().is_closed();
+    close(&mut machine);
+    assert_eq!(front.backend_says(), "5");
+    front.ask(0, &transfer(WRITE, 5, 40, &[(page, 0, 7)]));
+    machine.settle();
+    // Linux's says so while it waits for its answers.
+    front.say(6);
+    front.ask(0, &transfer(WRITE, 6, 48, &[(page, 0, 7)]));
+    machine.settle();
+    assert!(!is_closed(&machine) && front.backend_says() == "5", "{}", machine.log);
+    machine.file.hold = false;
+    machine.settle();
+    assert_eq!(answered(&mut front), [0, 1, 2, 3, 4, 5, 6]);
+    assert!(is_closed(&machine));
+    machine.stop();
+    assert_eq!(front.backend_says(), "6");
+    assert_eq!(machine.host.counts(), Counts::default());
+    assert!(!machine.log.contains("under way") && !machine.log.contains("does not let"), "{}", machine.log);
+}
+
+#[test]
+fn a_server_that_stops_answers_what_it_has_taken_whatever_its_front_end_does() {
+    for closes in [false, true] {
+        let (mut machine, mut front, page) = waiting();
+        let server = machine.server.as_mut().unwrap();
+        server.close();
+        server.stop(&mut machine.watch);
+        if closes {
+            front.say(6);
+        } else {
+            front.ask(0, &transfer(WRITE, 5, 40, &[(page, 0, 7)]));
+        }
+        machine.file.hold = false;
+        machine.settle();
+        assert_eq!(answered(&mut front), [0, 1, 2, 3, 4]);
+        machine.server = None;
+        assert!(machine.log.contains("does not let the device go"), "{}", machine.log);
+        assert_eq!(front.backend_says(), if closes { "6" } else { "5" });
+        assert_eq!(machine.host.counts(), Counts::default());
+        if !closes {
+            machine.start(config(GrantsPolicy::Copy)).unwrap();
+            machine.settle();
+            assert_eq!(answered(&mut front), [5], "what was not taken is the next one's");
+            assert_eq!(front.backend_says(), "4");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_closing_is_not_given_to_another_front_end() {
+    let (mut machine, mut front) = machine(config(GrantsPolicy::Copy));
+    front.connect(&mut machine, Rings::default());
+    machine.server.as_mut().unwrap().close();
+    front.say(1);
+    machine.settle();
+    assert!(machine.server.as_ref().unwrap().is_closed());
+    assert_eq!(front.backend_says(), "5");
+    machine.stop();
+    assert_eq!(front.backend_says(), "6");
+}
+
+#[test]
+fn a_store_that_does_not_take_the_wish_to_close_is_asked_once() {
+    let (mut machine, mut front, _) = waiting();
+    let before = machine.host.calls(Part::Store);
+    machine.host.fail(Part::Store, 1);
+    let server = machine.server.as_mut().unwrap();
+    server.close();
+    assert!(server.is_closed(), "nobody is waited for who was not asked");
+    machine.stop();
+    assert_eq!(machine.host.calls(Part::Store) - before, 1);
+    assert_eq!(answered(&mut front), [0, 1, 2, 3, 4]);
+    assert!(machine.log.contains("cannot close the device"), "{}", machine.log);
+}
+
+/// What a driver asks for when its node is gone it asks of nobody: its rings were let go when it was seen. Before that all is answered.
+#[test]
+fn a_front_end_whose_node_is_gone_has_answers_to_what_it_asked_before_and_to_nothing_after() {
+    let (mut machine, mut front, page) = waiting();
+    remove(&machine.host, FRONTEND);
+    front.ask(0, &transfer(WRITE, 5, 40, &[(page, 0, 7)]));
+    machine.settle();
+    front.ask(0, &transfer(WRITE, 6, 48, &[(page, 0, 7)]));
+    machine.file.hold = false;
+    machine.settle();
+    assert_eq!(answered(&mut front), [0, 1, 2, 3, 4, 5]);
+    assert_eq!((front.backend_says().as_str(), machine.server.as_ref().unwrap().is_connected()), ("6", false));
+    front.ask(0, &transfer(WRITE, 7, 56, &[(page, 0, 7)]));
+    machine.settle();
+    assert_eq!(front.answers(0), []);
+    assert_eq!(machine.host.counts().mapped, 0);
+}
+
+#[test]
+fn a_store_that_is_lost_is_told_of_once_and_the_rings_are_served_on() {
+    let (mut machine, mut front) = machine(config(GrantsPolicy::Copy));
+    front.connect(&mut machine, Rings::default());
+    machine.take_log();
+    machine.host.lose_stores();
+    machine.settle();
+    let (_, page) = front.page(3);
+    assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 8, &[(page, 0, 7)])), OKAY);
+    let calls = machine.host.calls(Part::Store);
+    assert_eq!(front.run(&mut machine, &transfer(WRITE, 2, 16, &[(page, 0, 7)])), OKAY);
+    machine.server.as_mut().unwrap().close();
+    assert!(machine.server.as_ref().unwrap().is_closed(), "nobody can be waited for");
+    machine.stop();
+    assert_eq!(machine.host.calls(Part::Store), calls, "who does not answer is not asked");
+    assert_eq!(machine.log.matches("the store is lost").count(), 1, "{}", machine.log);
+    assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
 }

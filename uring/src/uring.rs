@@ -447,7 +447,8 @@ impl Drop for Uring {
         }
         self.workers.finish();
         // The kernel takes a closed ring apart in its own time. The files, and with them their locks and devices,
-        // are to be free when this returns; if that is refused they are so a moment later.
-        drop(self.ring.submitter().unregister_files());
+        // are to be free when this returns; if that is refused they are so a moment later. A signal is no refusal.
+        let interrupted = |cause: io::Error| cause.kind() == io::ErrorKind::Interrupted;
+        while self.ring.submitter().unregister_files().is_err_and(interrupted) {}
     }
 }

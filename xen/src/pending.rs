@@ -66,6 +66,11 @@ impl Pending {
         &self.watches
     }
 
+    /// Is readable though nothing has happened: whoever listens is to look.
+    pub(crate) fn ring(&mut self) -> io::Result<()> {
+        self.bell.set(true)
+    }
+
     pub(crate) fn watch(&mut self, path: &str, token: &str) {
         self.watches.push((path.to_owned(), token.to_owned()));
     }

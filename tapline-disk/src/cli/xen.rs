@@ -73,7 +73,7 @@ pub struct Attach {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub timeout: Duration,
     /// Only make the nodes in the store: somebody else serves the disk
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["accept_changed_parent", "cache", "io_engine", "grants", "control", "log"])]
     pub no_serve: bool,
     /// Use a parent that was changed after its child was made
     #[arg(long)]
@@ -245,6 +245,18 @@ mod test {
         assert_eq!(attach.images.len(), 2);
         assert_eq!((attach.mode, attach.wait, attach.timeout), (Mode::R, true, Duration::from_secs(5)));
         assert_eq!((attach.vdev, attach.backend_kind.as_str()), ("xvdb".parse().ok(), "tapline"));
+    }
+
+    #[test]
+    fn what_is_meant_for_a_process_is_refused_where_none_is_started() {
+        for words in
+            ["--grants map", "--cache none", "--io-engine aio", "--control s", "--log l", "--accept-changed-parent"]
+        {
+            let said = parse(&format!("xen attach vm vhd:a --no-serve {words}")).unwrap_err();
+            let word = words.split_whitespace().next().unwrap();
+            assert!(said.contains("cannot be used with") && said.contains(word), "{said}");
+        }
+        assert!(parse("xen attach vm vhd:a --no-serve --mode r --wait").is_ok());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Statistics of a Xen guest's disk where tools of old look for them: `/dev/shm/vbd3-<domid>-<devid>/statistics`.
 //!
-//! The file holds what tapdisk3 has in `struct blkback_stats` (blktap, include/blktap3.h): fourteen numbers of eight bytes.
+//! The file holds what tapdisk3 has in `struct blkback_stats` (blktap, include/blktap3.h): fourteen numbers of eight bytes. Tools
+//! of today read another file (docs/xen.md).
 //! It is written through memory that readers share, once for a batch of requests; a disk that is idle writes nothing. Knows
 //! nothing of rings. Keeps: a reader never sees half of a number, and what it sees of one request is at most one batch old.
 
@@ -11,9 +12,7 @@ use std::path::{Path, PathBuf};
 
 use disk::{Operation, Request};
 use memory::{Mapping, Shared};
-
-/// Where the directories of all disks are.
-pub const PLACE: &str = "/dev/shm";
+use rustix::fs::{FlockOperation, flock};
 
 /// Numbers in the structure.
 const FIELDS: usize = 14;
@@ -37,6 +36,8 @@ const LEN: usize = FIELDS * 8;
 /// The statistics of one disk. The file goes with it.
 pub struct BlkbackStats {
     directory: PathBuf,
+    #[allow(dead_code, reason = "held for its lock, by which others see that it is somebody's")]
+    file: File,
     page: Shared,
     fields: [u64; FIELDS],
     /// Which of them have changed since readers were told: a bit each.
@@ -46,7 +47,7 @@ pub struct BlkbackStats {
 impl BlkbackStats {
     /// Begins to count in a file below `place`. One that a killed process has left is replaced.
     pub fn open(place: &Path, domain: u16, device: u32) -> io::Result<BlkbackStats> {
-        let directory = place.join(format!("vbd3-{domain}-{device}"));
+        let directory = directory(place, domain, device);
         fs::create_dir_all(&directory)?;
         let path = directory.join("statistics");
         match fs::remove_file(&path) {
@@ -54,9 +55,10 @@ impl BlkbackStats {
             _ => {}
         }
         let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.set_len(u64::try_from(LEN).map_err(io::Error::other)?)?;
         let page = Shared::of(Mapping::of_file(file.as_fd(), 0, LEN)?);
-        Ok(BlkbackStats { directory, page, fields: [0; FIELDS], changed: 0 })
+        Ok(BlkbackStats { directory, file, page, fields: [0; FIELDS], changed: 0 })
     }
 
     /// A request was taken from its ring.
@@ -101,9 +103,33 @@ impl BlkbackStats {
 impl Drop for BlkbackStats {
     fn drop(&mut self) {
         // What stays is replaced by the next disk of this name, and tells readers of a disk that does nothing.
-        fs::remove_file(self.directory.join("statistics")).unwrap_or_default();
-        fs::remove_dir(&self.directory).unwrap_or_default();
+        remove_file_and_directory(&self.directory).unwrap_or_default();
     }
+}
+
+/// Removes the statistics of a disk that a killed process has left. Those that a process writes stay.
+pub fn remove(place: &Path, domain: u16, device: u32) -> io::Result<()> {
+    let directory = directory(place, domain, device);
+    let opened = File::open(directory.join("statistics"));
+    match opened.and_then(|file| Ok(flock(file, FlockOperation::NonBlockingLockShared)?)) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => remove_file_and_directory(&directory),
+    }
+}
+
+fn directory(place: &Path, domain: u16, device: u32) -> PathBuf {
+    place.join(format!("vbd3-{domain}-{device}"))
+}
+
+fn remove_file_and_directory(directory: &Path) -> io::Result<()> {
+    for removed in [fs::remove_file(directory.join("statistics")), fs::remove_dir(directory)] {
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -124,7 +150,7 @@ mod test {
         Request::new(operation, Span { at: 0, len }, memory, Token(token), &GEOMETRY).unwrap()
     }
 
-    /// As xsiostat and rrdp-iostat read it: the file from its beginning, numbers as this machine has them.
+    /// As the first xsiostat and rrdp-iostat read it: the file from its beginning, numbers as this machine has them.
     fn read(place: &Path) -> Vec<u64> {
         let bytes = fs::read(place.join("vbd3-7-51728/statistics")).unwrap();
         bytes.chunks_exact(8).map(|number| u64::from_ne_bytes(number.try_into().unwrap())).collect()

@@ -66,6 +66,11 @@ pub trait Disclose {
     /// nothing to do.
     fn leave(&mut self) {}
 
+    /// It is to stop. `false`: it lets its peer go first, and `is_over` tells when it has.
+    fn close(&mut self) -> bool {
+        true
+    }
+
     /// Whether there will never be a peer again.
     fn is_over(&self) -> bool {
         false
@@ -230,7 +235,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         let mut report = false;
         for key in self.ready.drain(..) {
             match WatchKey(key) {
-                STOP => self.stopping |= self.stop.take(),
+                STOP => self.stopping |= self.stop.take() && self.server.close(),
                 LEAVE if self.leave.take() => {
                     self.server.leave();
                     self.stopping = true;

@@ -4,13 +4,19 @@
 //! written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no trace;
 //! when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
 
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
 use disk::{Disconnected, Geometry, Request, Status, Transport};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
 use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use xen::kernel::{Evtchn, Gntdev};
 use xen::{EventChannels, Grants, Store, StoreError};
 
-use super::blkback_stats::{self, BlkbackStats};
+use super::blkback_stats::BlkbackStats;
 use super::event_loop::{Disclose, EventLoop, Serving};
 use crate::cli::{self, GrantPolicy, Serve, XenDisk};
 use crate::failure::{Exit, Failure};
@@ -59,7 +65,7 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
     let watched = Box::new(connect()?);
     let backend =
         Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, watched, grants, channels)?;
-    serving.blkback_stats = open_stats(&device);
+    serving.blkback_stats = open_stats(&Places::of_host(), &device);
     say(format_args!("serving {device}: {}", device.backend()));
     // The loop takes all with it; the claim goes last, when nothing of the guest is mapped any more.
     let ended = EventLoop::new(backend, serving).and_then(EventLoop::run);
@@ -68,10 +74,11 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
 }
 
 /// Statistics for others must not keep a disk from being served.
-fn open_stats(device: &Device) -> Option<BlkbackStats> {
-    let place = blkback_stats::PLACE;
-    let opened = BlkbackStats::open(place.as_ref(), device.guest.0, device.vdev.number());
-    opened.map_err(|error| say(format_args!("no statistics for xsiostat and its like in {place}: {error}"))).ok()
+fn open_stats(places: &Places, device: &Device) -> Option<BlkbackStats> {
+    let place = &places.statistics;
+    let opened = BlkbackStats::open(place, device.guest.0, device.vdev.number());
+    let failed = |error| say(format_args!("no statistics for xsiostat and its like in {}: {error}", place.display()));
+    opened.map_err(failed).ok()
 }
 
 fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -> blkif::Config {
@@ -118,6 +125,11 @@ fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(
 
 /// Our own name for what the store says of domains, among those of the server.
 const DOMAINS: WatchKey = WatchKey(1 << 32);
+const TIME_IS_UP: WatchKey = WatchKey((1 << 32) + 1);
+
+/// How long a guest has to let the disk go when the process is to stop. Linux's driver takes milliseconds, and one that waits
+/// for its file systems takes as long as they are mounted.
+const CLOSING_MAX: Duration = Duration::from_secs(1);
 
 /// The server, and whether its guest is still there.
 struct Backend {
@@ -127,6 +139,11 @@ struct Backend {
     store: Box<dyn Store>,
     guest: Guest,
     leaving: bool,
+    /// The guest was asked to let go, since the process is to stop.
+    closing: bool,
+    /// How long it has for that: it runs only then.
+    timer: OwnedFd,
+    time_is_up: bool,
     /// xl's configuration has named the disk, and xl has a node of its own for it.
     is_xls: bool,
 }
@@ -152,9 +169,12 @@ impl Backend {
     ) -> Result<Backend, Failure> {
         let device = Device::of_backend(&config.backend);
         let device = device.ok_or_else(|| Failure::new("serve a guest's disk", "its node has no such path"))?;
-        let leaving = config.on_stop == OnStop::Leave;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK);
+        let timer = timer.map_err(|errno| Failure::new("make a timer", std::io::Error::from(errno)))?;
+        let (guest, leaving) = (Guest::Awaited, config.on_stop == OnStop::Leave);
+        let (closing, time_is_up, is_xls) = (false, false, false);
         let server = blkif::Server::new(config, server, grants, channels).map_err(Failure::said)?;
-        let mut backend = Backend { server, device, store, guest: Guest::Awaited, leaving, is_xls: false };
+        let mut backend = Backend { server, device, store, guest, leaving, closing, timer, time_is_up, is_xls };
         backend.is_xls = backend.xl_has_it()?;
         Ok(backend)
     }
@@ -186,10 +206,35 @@ impl Backend {
             match self.store.take_event() {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
-                Err(error) => return say(store_failed(error)),
+                Err(error) => return self.store_has_failed(error),
             }
         }
         self.look_for_guest();
+    }
+
+    /// Has the timer run. `false`: it does not, and then nothing would end a wait.
+    fn begin_to_wait(&self) -> bool {
+        let at = |tv_sec| Timespec { tv_sec, tv_nsec: 0 };
+        let once = i64::try_from(CLOSING_MAX.as_secs()).unwrap_or(1);
+        let time = Itimerspec { it_interval: at(0), it_value: at(once) };
+        let set = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time);
+        set.map_err(|errno| say(format_args!("cannot wait for the guest to let the disk go: {errno}"))).is_ok()
+    }
+
+    /// The guest's I/O does not need the store. All else does, and what a new one knows is not known: one that has forgotten
+    /// the disk would end it. So a person has to say that it is to be asked.
+    fn store_has_failed(&mut self, error: StoreError) {
+        if !matches!(error, StoreError::Lost { .. }) {
+            return say(store_failed(error));
+        }
+        let Device { guest, vdev, .. } = &self.device;
+        say(error);
+        say(format_args!(
+            "{} is served as before, but nothing is heard of a detach, nor of its guest's end",
+            self.device
+        ));
+        say(format_args!("when the store is back and knows the disk: tapline xen upgrade {guest} {vdev}"));
+        say(format_args!("to end it, also without a store: tapline xen detach {guest} {vdev} --force"));
     }
 
     fn look_for_guest(&mut self) {
@@ -240,8 +285,23 @@ impl Disclose for Backend {
         self.server.leave();
     }
 
+    /// Until the guest has let the disk go all goes on: its driver waits for the answers to what it has asked. Who asks a second
+    /// time does not want to wait.
+    fn close(&mut self) -> bool {
+        if self.leaving || self.guest == Guest::Gone || std::mem::replace(&mut self.closing, true) {
+            return true;
+        }
+        self.server.close();
+        if self.server.is_closed() || !self.begin_to_wait() {
+            return true;
+        }
+        say(format_args!("stopping: the guest is asked to let {} go, and served until it has", self.device.vdev));
+        false
+    }
+
     fn is_over(&self) -> bool {
-        self.guest == Guest::Gone || self.server.has_ended()
+        let closed = self.closing && (self.time_is_up || self.server.is_closed());
+        closed || self.guest == Guest::Gone || self.server.has_ended()
     }
 }
 
@@ -263,12 +323,14 @@ impl Server for Backend {
     fn start(&mut self, watch: &mut dyn Watch) -> std::io::Result<()> {
         self.watch_domains().map_err(|failure| std::io::Error::other(failure.to_string()))?;
         watch.watch(self.store.fd(), Interest::Read, DOMAINS)?;
+        watch.watch(self.timer.as_fd(), Interest::Read, TIME_IS_UP)?;
         self.server.start(watch)
     }
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
         match key {
             DOMAINS => self.hear_of_domains(),
+            TIME_IS_UP => self.time_is_up = true,
             key => self.server.ready(key, watch),
         }
     }
@@ -291,7 +353,7 @@ impl Server for Backend {
     }
 
     fn stop(&mut self, watch: &mut dyn Watch) {
-        watch.forget(DOMAINS);
+        [DOMAINS, TIME_IS_UP].into_iter().for_each(|key| watch.forget(key));
         if self.guest == Guest::Gone {
             // There is nobody who could let the disk go.
             self.server.leave();
@@ -301,6 +363,8 @@ impl Server for Backend {
             self.store.remove(None, &pid).map_err(store_failed).unwrap_or_else(say);
         }
         self.server.stop(watch);
+        // The loop asks for events as long as it runs.
+        self.server.take_events().iter().for_each(say);
     }
 }
 

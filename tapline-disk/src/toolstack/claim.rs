@@ -14,10 +14,16 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use xen::DomId;
+
 use super::device::Device;
+use super::vdev::Vdev;
 use super::wait;
 use crate::failure::Failure;
 
+/// How long a disk's process is given to end by itself, as it does when its nodes are gone. A signal would come in between,
+/// and cost it the moment in which the kernel gives its files back before it has ended.
+const BY_ITSELF: Duration = Duration::from_secs(1);
 /// How long a disk may take to answer and flush what it has, once it was told to end.
 const TO_END: Duration = Duration::from_secs(10);
 /// How long the kernel may take to end a process that was killed: it waits for its I/O.
@@ -35,12 +41,31 @@ pub struct Places {
     pub run: PathBuf,
     /// Logs.
     pub log: PathBuf,
+    /// Statistics, where tools of old look for them.
+    pub statistics: PathBuf,
 }
 
 impl Places {
     /// Those of this host.
     pub fn of_host() -> Places {
-        Places { run: "/run/tapline".into(), log: "/var/log/tapline".into() }
+        Places { run: "/run/tapline".into(), log: "/var/log/tapline".into(), statistics: "/dev/shm".into() }
+    }
+
+    /// Those of a test.
+    #[cfg(test)]
+    pub fn below(directory: &Path) -> Places {
+        let [run, log, statistics] = ["run", "log", "shm"].map(|place| directory.join(place));
+        Places { run, log, statistics }
+    }
+
+    /// Where a disk's process listens, unless another place is named.
+    pub fn control(&self, device: &Device) -> PathBuf {
+        self.run.join(format!("xen-{}-{}.sock", device.guest, device.vdev))
+    }
+
+    /// Where a disk's process says what happens, likewise.
+    pub fn log(&self, device: &Device) -> PathBuf {
+        self.log.join(format!("xen-{}-{}.log", device.guest, device.vdev))
     }
 
     fn lock(&self, device: &Device) -> PathBuf {
@@ -109,6 +134,28 @@ pub fn holder(places: &Places, device: &Device) -> Result<Option<Pid>, Failure> 
     }
 }
 
+/// The back ends that a guest's disk has a process of, whatever the store says.
+pub fn served(places: &Places, own: DomId, guest: DomId, vdev: Vdev) -> Result<Vec<Device>, Failure> {
+    let failed = |error| Failure::new(format!("see who serves disks in {}", places.run.display()), error);
+    let entries = match fs::read_dir(&places.run) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut served = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name();
+        let kind = name.to_str().and_then(|name| {
+            name.strip_prefix("xen-")?.strip_suffix(".pid")?.strip_suffix(&format!("-{guest}-{}", vdev.number()))
+        });
+        let Some(kind) = kind else { continue };
+        let device = Device { own, kind: kind.to_owned(), guest, vdev };
+        if holder(places, &device)?.is_some() {
+            served.push(device);
+        }
+    }
+    Ok(served)
+}
+
 /// A process that serves a disk.
 pub struct Holder {
     /// Its number, as long as it is there.
@@ -148,6 +195,9 @@ impl Holder {
 pub fn end_holder(places: &Places, device: &Device, mut tell: impl FnMut(&str)) -> Result<(), Failure> {
     let Some(holder) = Holder::of(places, device)? else { return Ok(()) };
     let pid = holder.pid.as_raw_nonzero();
+    if wait::readable(&holder.process, BY_ITSELF)? {
+        return Ok(());
+    }
     for (signal, patience) in [(Signal::TERM, TO_END), (Signal::KILL, TO_DIE)] {
         if holder.end(signal, patience)? {
             return Ok(());
@@ -182,15 +232,27 @@ fn served_already(device: &Device, pid: Option<Pid>) -> Failure {
 }
 
 #[cfg(test)]
-mod test {
-    use std::process::Command;
+pub mod test {
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
     use crate::toolstack::attach::test::machine;
 
+    /// Stands in for a disk's process: it says its number in the file that it holds locked.
+    pub fn stand_in(places: &Places, device: &Device) -> Child {
+        fs::create_dir_all(&places.run).unwrap();
+        let script = "exec 9<>\"$0\"; flock 9; echo $$ >\"$0\"; echo ready; exec sleep 1000";
+        let mut command = Command::new("sh");
+        let command = command.arg("-c").arg(script).arg(places.lock(device)).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut ready = [0; 6];
+        child.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+        child
+    }
+
     fn places() -> (tempfile::TempDir, Places) {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places { run: directory.path().join("run"), log: directory.path().join("log") };
+        let places = Places::below(directory.path());
         (directory, places)
     }
 
@@ -210,6 +272,19 @@ mod test {
     }
 
     #[test]
+    fn who_serves_a_disk_is_known_without_the_store() {
+        let (_directory, places) = places();
+        let (_host, _store, device) = machine();
+        let found = || served(&places, device.own, device.guest, device.vdev).unwrap();
+        assert_eq!(found(), []);
+        let odd = Device { kind: "vbd3-b".into(), ..device.clone() };
+        let _claim = Claim::take(&places, &odd).unwrap();
+        let _other = Claim::take(&places, &Device { guest: DomId(17), ..device.clone() }).unwrap();
+        fs::write(places.lock(&device), "1\n").unwrap();
+        assert_eq!(found(), [odd], "what a killed process has left is no process");
+    }
+
+    #[test]
     fn a_claim_that_a_killed_process_has_left_is_free() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
@@ -224,14 +299,7 @@ mod test {
     fn the_process_that_holds_the_claim_is_ended() {
         let (_directory, places) = places();
         let (_host, _store, device) = machine();
-        fs::create_dir_all(&places.run).unwrap();
-        let path = places.lock(&device);
-        // A stand-in: it says its number in the file that it holds locked.
-        let script = "exec 9<>\"$0\"; flock 9; echo $$ >\"$0\"; echo ready; exec sleep 1000";
-        let mut command = Command::new("sh");
-        let mut child = command.arg("-c").arg(script).arg(&path).stdout(std::process::Stdio::piped()).spawn().unwrap();
-        let mut ready = [0; 6];
-        child.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+        let mut child = stand_in(&places, &device);
         end_holder(&places, &device, |_| {}).unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(15));
     }

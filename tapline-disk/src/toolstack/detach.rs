@@ -18,21 +18,34 @@ const XLS_OWN: [&str; 2] = ["vbd", "qdisk"];
 
 /// Finds who serves a guest's disk.
 pub fn find(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Result<Device, Failure> {
+    match look_up(store, own, guest, vdev)? {
+        Some(device) => Ok(device),
+        None => Err(unknown(store, guest, vdev)),
+    }
+}
+
+/// Why there is no such disk.
+pub fn unknown(store: &mut dyn Store, guest: DomId, vdev: Vdev) -> Failure {
+    let no_disk = Failure::new(format!("detach {vdev} of domain {guest}"), "it has no such disk")
+        .advise(format!("see what it has: tapline xen list {guest}"));
+    domain::seen(store, guest).err().unwrap_or(no_disk)
+}
+
+/// The device, if the store knows it.
+pub fn look_up(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Result<Option<Device>, Failure> {
     // The guest may have written there what it likes: it is believed about itself only.
     let said = text(store, None, &format!("{}/backend", frontend(guest, vdev)))?;
     let said = said.as_deref().and_then(Device::of_backend);
     if let Some(device) = said.filter(|said| (said.own, said.guest, said.vdev) == (own, guest, vdev)) {
-        return Ok(device);
+        return Ok(Some(device));
     }
     for kind in children(store, None, &format!("/local/domain/{own}/backend"))? {
         let device = Device { own, kind, guest, vdev };
         if text(store, None, &device.backend())?.is_some() {
-            return Ok(device);
+            return Ok(Some(device));
         }
     }
-    domain::seen(store, guest)?;
-    Err(Failure::new(format!("detach {vdev} of domain {guest}"), "it has no such disk")
-        .advise(format!("see what it has: tapline xen list {guest}")))
+    Ok(None)
 }
 
 /// That the device is not one which xl looks after.

@@ -77,7 +77,7 @@ impl Process {
         let said_to = fs::read_link(place.join("fd/2")).map_err(failed("the log"))?;
         let log = match said_to.is_file() {
             true => said_to,
-            false => places.log.join(format!("xen-{}-{}.log", device.guest, device.vdev)),
+            false => places.log(device),
         };
         let (words, serve) = understood(&line).ok_or_else(|| {
             let why = format!("the process {} was not started by `tapline serve … --xen`", pid.as_raw_nonzero());

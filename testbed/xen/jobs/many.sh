@@ -8,7 +8,4 @@ set --
 for each in $disks; do set -- "$@" --name="$each" --filename="/dev/$each"; done
 /tools/fio --rw=randwrite --bsrange=4k-256k --iodepth=16 --size=8m --ioengine=libaio --direct=1 --verify=crc32c \
     --verify_fatal=1 --thread --eta=never --output=/tmp/fio "$@" || { cat /tmp/fio; fail "four disks"; }
-for each in $disks; do
-    set -- $(dd if="/dev/$each" bs=256k iflag=direct 2>/dev/null | md5sum)
-    say "$each=$1"
-done
+for each in $disks; do say "$each=$(content_of /dev/"$each")"; done

@@ -7,8 +7,7 @@ n=1
 while [ $n -le "$rounds" ]; do
     say "waiting=$n"
     until [ -b /dev/xvdb ]; do usleep 50000; done
-    set -- $(dd if=/dev/xvdb bs=256k iflag=direct 2>/dev/null | md5sum)
-    say "content=$1"
+    say "content=$(content_of /dev/xvdb)"
     /tools/fio --name=second --filename=/dev/xvdb --rw=randwrite --bs=16k --iodepth=8 --size=4m --ioengine=libaio --direct=1 \
         --verify=crc32c --verify_fatal=1 --eta=never --output=/tmp/second || { cat /tmp/second; fail "the plugged disk"; }
     say "plugged=$n"
@@ -16,9 +15,4 @@ while [ $n -le "$rounds" ]; do
     say "gone=$n"
     n=$((n + 1))
 done
-kill -0 $first || fail "the load on the first disk has ended: $(cat /tmp/first)"
-kill -INT $first
-wait $first
-code=$?
-# fio ends with 128 when it was told to end, and with 1 when it found something wrong.
-[ $code = 0 ] || [ $code = 128 ] || { cat /tmp/first; fail "the first disk: fio ended with $code"; }
+end_load $first /tmp/first

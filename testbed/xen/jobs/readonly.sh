@@ -2,8 +2,7 @@
 wait_for_disk
 read -r only </sys/block/xvda/ro
 say "ro=$only"
-set -- $(dd if=$disk bs=256k iflag=direct 2>/dev/null | md5sum)
-say "content=$1"
+say "content=$(content_of $disk)"
 refused() {
     "$@" >/tmp/refused 2>&1 && fail "succeeded: $*"
     tell "$(tail -n 1 /tmp/refused)"

@@ -1,13 +1,9 @@
 # Reads a disk, writes to it, and says what it holds then; goes on writing, or boots anew when a line comes on the console.
-all() {
-    set -- $(dd if=/dev/xvda bs=256k iflag=direct 2>/dev/null | md5sum)
-    echo "$1"
-}
 disk=/dev/xvda
 wait_for_disk
-before=$(all)
+before=$(content_of $disk)
 dd if=/dev/urandom of=$disk bs=64k count=32 oflag=direct 2>/dev/null || fail "write"
-say "after=$(all)"
+say "after=$(content_of $disk)"
 say "before=$before"
 say written=yes
 if read -r _; then

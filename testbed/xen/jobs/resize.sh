@@ -33,15 +33,5 @@ for size in $sizes; do
     from=$size
     n=$((n + 1))
 done
-for load in $loads; do
-    kill -0 "$load" || fail "a load has ended: $(cat /tmp/xvd?)"
-    kill -INT "$load"
-    wait "$load"
-    code=$?
-    # fio ends with 128 when it was told to end, and with 1 when it found something wrong.
-    [ $code = 0 ] || [ $code = 128 ] || { cat /tmp/xvd?; fail "fio ended with $code"; }
-done
-for each in $disks; do
-    set -- $(dd if=/dev/"$each" bs=256k iflag=direct 2>/dev/null | md5sum)
-    say "$each=$1"
-done
+for load in $loads; do end_load "$load" /tmp/xvd?; done
+for each in $disks; do say "$each=$(content_of /dev/"$each")"; done

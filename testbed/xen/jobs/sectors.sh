@@ -15,6 +15,5 @@ for each in $disks; do
     load "$each" file --rw=randwrite --bs=4k --size=2m --ioengine=libaio --iodepth=16
     load "$each" large --rw=write --bs=64k --size=2m --ioengine=libaio --iodepth=4
     unmount_and_check
-    set -- $(dd if="$disk" bs=256k iflag=direct 2>/dev/null | md5sum)
-    say "$each=$1"
+    say "$each=$(content_of "$disk")"
 done

@@ -30,20 +30,12 @@ until [ -f /tmp/enough ]; do
     n=$((n + 1))
     usleep 200000
 done
-for load in $loads; do
-    kill -0 "$load" || fail "a load has ended: $(cat /tmp/xvd?)"
-    kill -INT "$load"
-    wait "$load"
-    code=$?
-    # fio ends with 128 when it was told to end, and with 1 when it found something wrong.
-    [ $code = 0 ] || [ $code = 128 ] || { cat /tmp/xvd?; fail "fio ended with $code"; }
-done
+for load in $loads; do end_load "$load" /tmp/xvd?; done
 forget
 for each in $disks; do
     mnt=/data/$each
     disk=/dev/$each
     expect_markers $((n - 1))
     unmount_and_check
-    set -- $(dd if="$disk" bs=256k iflag=direct 2>/dev/null | md5sum)
-    say "$each=$1"
+    say "$each=$(content_of "$disk")"
 done

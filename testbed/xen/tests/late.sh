@@ -57,7 +57,7 @@ for each in xvda xvdb; do
     xargs -0 setsid <"/tmp/words-$each" >>"/out/serve-a-$each.log" 2>&1 &
 done
 goes_on a
-tell a enough
+answer a enough
 wait_end a 100
 nothing_left
 kernel_is_well

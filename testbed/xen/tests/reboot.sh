@@ -13,7 +13,7 @@ wait_said a written=yes 60
 first=$(server_of a xvda)
 id=$(xl domid a)
 after=$(said a after)
-tell a reboot
+answer a reboot
 wait_said a "before=$after" 300
 second=$(server_of a xvda)
 [ "$first" != "$second" ] && [ "$id" != "$(xl domid a)" ] || fail "it did not reboot"

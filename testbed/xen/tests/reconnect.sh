@@ -46,6 +46,6 @@ grew=$(($(memory_of "$pid") - memory))
 [ $grew -lt 512 ] || fail "the process has grown by $grew kB"
 $tapline xen detach a xvda --force || fail "detach"
 wait_dead "$pid" 10
-tell a enough
+answer a enough
 wait_end a 60
 nothing_left

@@ -60,9 +60,26 @@ timely 40 $tapline xen detach b xvda --force >/tmp/detach 2>&1 || { cat /tmp/det
 cat /tmp/detach
 grep -q "$pid has not ended in 10 s" /tmp/detach || fail "it is not told that the process was killed"
 wait_dead "$pid" 1
-# Killed, it could not remove its files; nothing is meant by them, and the next one takes their places.
-rm -r /run/tapline/xen-tapline-"$id"-51712.pid /run/tapline/xen-"$id"-xvda.sock /dev/shm/vbd3-"$id"-51712
+# Killed, it could not remove its files: detach has.
 no_disk "$id" xvda
+
+# So it is with one that others have killed, and with one that has followed such a one.
+served_by_another() { now=$(xenstore-read "$(end_of b xvda)/tapline/pid") && [ "$now" != "$pid" ]; }
+for followed in no yes; do
+    $tapline xen attach b raw:/dev/ram0 --vdev xvda || fail "attach"
+    pid=$(server_of b xvda)
+    cat "/proc/$pid/cmdline" >/tmp/words
+    kill -9 "$pid"
+    wait_dead "$pid" 5
+    ls /run/tapline /dev/shm >/tmp/left
+    grep -q "vbd3-$id-51712" /tmp/left && grep -q "xen-$id-xvda.sock" /tmp/left || fail "a killed process has left nothing"
+    if [ $followed = yes ]; then
+        xargs -0 setsid </tmp/words >>/out/followed.log 2>&1 &
+        soon "process that follows" 20 served_by_another
+    fi
+    timely 30 $tapline xen detach b xvda --force || fail "detach of a disk whose process was killed"
+    no_disk "$id" xvda
+done
 
 # Without the kernel's devices.
 for device in gntdev evtchn; do

@@ -32,7 +32,7 @@ for _ in 1 2 3 4 5 6; do
     for disk in xvda xvdb xvdc xvdd; do kill_and_follow $disk; done
     goes_on a
 done
-tell a enough
+answer a enough
 wait_end a 100
 nothing_left
 for disk in xvda xvdb xvdc xvdd; do

@@ -42,7 +42,7 @@ wait_said a gone=xvdc 60
 # And ours can take away its own.
 expect "the state of xvda" "$(xenstore-read "$(end_of a xvda)/state")" 4
 
-tell a go
+answer a go
 wait_said a written=yes 60
 xl shutdown -w a || fail "xl shutdown"
 wait_gone a 60

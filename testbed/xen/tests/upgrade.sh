@@ -1,10 +1,7 @@
 # The process of a disk is replaced six times while its guest reads, writes and verifies: by itself, with a layer more than it was
 # started with, by hand, by SIGTERM to one that is to leave, and twice in a row. The guest sees no error, and the image is sound.
 tapline=/drop/tapline
-ram_disks 1 96
-/sbin/mke2fs -t ext4 -q -O ^has_journal /dev/ram0 || fail "mke2fs"
-mkdir -p /images
-mount -t ext4 -o noatime /dev/ram0 /images || fail "mount /images"
+images 96
 $tapline image create qcow2:/images/a.qcow2 --size 16M || fail "create"
 guest a upgrade ""
 $tapline xen attach a qcow2:/images/a.qcow2 --vdev xvda --log /out/disk.log --wait || fail "attach"

@@ -87,7 +87,7 @@ pub enum GrantsPolicy {
 /// What becomes of a front end when the server stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStop {
-    /// It is asked to let the device go.
+    /// It is asked to let the device go, at the latest when the server stops: [`Server::close`] leaves it time for that.
     #[default]
     Close,
     /// It is not told, and another process takes its rings over.
@@ -235,6 +235,16 @@ impl Server {
         self.session.leave();
     }
 
+    /// Asks the front end to let the device go, if that is what stopping means. It is served until it has.
+    pub fn close(&mut self) {
+        self.session.close(&mut self.machine, &mut self.log);
+    }
+
+    /// Whether the device was to be closed, and there is nobody to wait for.
+    pub fn is_closed(&self) -> bool {
+        self.session.is_closed()
+    }
+
     /// Whether the device has come to its end: it is closed, and not wanted any more.
     pub fn has_ended(&self) -> bool {
         self.session.has_ended()
@@ -258,6 +268,9 @@ impl Server {
 
     /// Takes in what changed in the store. Whatever it was, both nodes are looked at.
     fn look(&mut self) {
+        if self.session.is_lost() {
+            return;
+        }
         let mut more = true;
         for _ in 0..TURN {
             match self.machine.store.take_event() {
@@ -268,8 +281,9 @@ impl Server {
                     break;
                 }
                 Err(error) => {
-                    self.log.failed("cannot take events from the store", &error);
-                    self.looking.failed(&self.machine);
+                    if self.session.store_failed("cannot take events from the store", &error, &mut self.log) {
+                        self.looking.failed(&self.machine);
+                    }
                     more = false;
                     break;
                 }

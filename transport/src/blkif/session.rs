@@ -6,11 +6,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use disk::{Geometry, Request, Status};
 use memory::Buffer;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
@@ -27,10 +25,6 @@ use crate::log::in_full;
 
 /// Steps of one look at the nodes. Three lead from anywhere to rest, unless the nodes change meanwhile.
 const STEPS: usize = 8;
-
-/// How long a front end has to let the device go when the server stops. Linux's takes milliseconds; one whose device is in use
-/// does not at all.
-const CLOSING_MAX: Duration = Duration::from_secs(1);
 
 const WATCH: &str = "blkif";
 
@@ -51,9 +45,22 @@ pub struct Session {
     announced: bool,
     refused: bool,
     ended: bool,
+    closing: Closing,
+    /// The connection to the store is gone, and with it all that was watched. The rings are served as they are.
+    lost: bool,
     asking: Patience,
     /// Ports that could not be given up.
     stuck: Vec<Port>,
+}
+
+/// Whether the device is to be closed since the server stops.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    No,
+    /// The front end was asked to let go.
+    Asked,
+    /// The store does not take it; asked once more it would only take time.
+    Unheard,
 }
 
 /// Why the rings could not be taken.
@@ -112,6 +119,8 @@ impl Session {
             announced: false,
             refused: false,
             ended: false,
+            closing: Closing::No,
+            lost: false,
             asking: Patience::default(),
             stuck: Vec::new(),
         }
@@ -154,17 +163,34 @@ impl Session {
     /// Looks at both nodes and does what follows.
     pub fn examine(&mut self, machine: &mut Machine, log: &mut Log) {
         self.stuck.retain(|&port| machine.channels.unbind(port).is_err());
+        if self.lost {
+            return;
+        }
         for _ in 0..STEPS {
             match self.step(machine, log) {
                 Ok(true) => {}
                 Ok(false) => return self.asking.worked(),
                 Err(error) => {
-                    log.failed("the store does not answer as it should", &error);
-                    return self.asking.failed(machine);
+                    if self.store_failed("the store does not answer as it should", &error, log) {
+                        self.asking.failed(machine);
+                    }
+                    return;
                 }
             }
         }
         // They change faster than we look; what changed last is reported to us.
+    }
+
+    /// Notes that the store has failed. `false`: it is lost, which is told once, and nothing is asked of it any more.
+    pub fn store_failed(&mut self, what: &'static str, error: &StoreError, log: &mut Log) -> bool {
+        self.lost |= matches!(error, StoreError::Lost { .. });
+        log.failed(what, error);
+        !self.lost
+    }
+
+    /// Whether there is no store to be asked.
+    pub fn is_lost(&self) -> bool {
+        self.lost
     }
 
     /// One step. `false`: there is nothing to be done.
@@ -177,6 +203,7 @@ impl Session {
                 self.ended |= seen.ours.is_none();
                 return Ok(false);
             }
+            Step::Announce | Step::Connect { .. } if self.closing != Closing::No => return Ok(false),
             Step::Announce => {
                 let next = Some(State::InitWait);
                 if self.nodes.announce(&mut *machine.store, &self.offer(), seen.ours, next)? {
@@ -339,55 +366,74 @@ impl Session {
         self.config.on_stop = OnStop::Leave;
     }
 
-    /// Has the front end let the device go, if it does so in time.
-    pub fn stop(&mut self, machine: &mut Machine, log: &mut Log) {
-        if self.config.on_stop == OnStop::Leave {
+    /// Asks the front end to let the device go. What it asks for is served until it has: its driver waits for the answers.
+    pub fn close(&mut self, machine: &mut Machine, log: &mut Log) {
+        if self.config.on_stop == OnStop::Leave || self.closing != Closing::No {
             return;
         }
-        match self.close(machine, log) {
-            Ok(None) => {}
-            Ok(Some(state)) => log.note(Event::StillUsed { state: state.name() }),
-            Err(error) => log.failed("cannot close the device", &error),
+        self.closing = if self.lost { Closing::Unheard } else { Closing::Asked };
+        if self.closing == Closing::Asked && self.device.is_some() {
+            let asked = self.ask_to_close(machine);
+            self.heard(asked, log);
         }
     }
 
-    /// The state that the front end stays in.
-    fn close(&mut self, machine: &mut Machine, log: &mut Log) -> Result<Option<State>, StoreError> {
-        let Some(ours) = node::state(&mut *machine.store, &self.nodes.ours())? else { return Ok(None) };
-        let until = Instant::now() + CLOSING_MAX;
-        if self.device.is_some() && !matches!(ours, State::Closing | State::Closed) {
-            self.nodes.say(&mut *machine.store, Some(ours), State::Closing)?;
-        }
-        while self.device.is_some() {
-            let theirs = node::state(&mut *machine.store, &self.nodes.theirs())?;
-            let Some(theirs) = theirs.filter(|&theirs| theirs != State::Closed) else { break };
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(Some(theirs));
-            }
-            wait(&*machine.store, left);
-            while machine.store.take_event()?.is_some() {}
-        }
-        self.disconnect("the server stops", machine, log);
+    fn ask_to_close(&self, machine: &mut Machine) -> Result<(), StoreError> {
         let ours = node::state(&mut *machine.store, &self.nodes.ours())?;
-        if self.nodes.say(&mut *machine.store, ours, State::Closed)? {
+        if ours.is_some_and(|ours| !matches!(ours, State::Closing | State::Closed)) {
+            self.nodes.say(&mut *machine.store, ours, State::Closing)?;
+        }
+        Ok(())
+    }
+
+    fn heard(&mut self, said: Result<(), StoreError>, log: &mut Log) {
+        if let Err(error) = said {
+            log.failed("cannot close the device", &error);
+            self.closing = Closing::Unheard;
+        }
+    }
+
+    /// Whether the device was to be closed, and there is nobody to wait for.
+    pub fn is_closed(&self) -> bool {
+        match self.closing {
+            Closing::No => false,
+            Closing::Asked => self.device.is_none(),
+            Closing::Unheard => true,
+        }
+    }
+
+    /// Says how the device is left. Requests that were popped have their answers after that.
+    pub fn stop(&mut self, machine: &mut Machine, log: &mut Log) {
+        self.close(machine, log);
+        if self.closing == Closing::Asked {
+            let said = self.say_how_it_is_left(machine, log);
+            self.heard(said, log);
+        }
+    }
+
+    fn say_how_it_is_left(&mut self, machine: &mut Machine, log: &mut Log) -> Result<(), StoreError> {
+        if self.device.is_some() {
+            let theirs = node::state(&mut *machine.store, &self.nodes.theirs())?;
+            if let Some(state) = theirs.filter(|&theirs| theirs != State::Closed) {
+                log.note(Event::StillUsed { state: state.name() });
+            }
+            return Ok(());
+        }
+        let ours = node::state(&mut *machine.store, &self.nodes.ours())?;
+        let open = ours.is_some_and(|ours| ours != State::Closed);
+        if open && self.nodes.say(&mut *machine.store, ours, State::Closed)? {
             log.note(Event::Closed);
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Gives up everything that is held for a front end.
     pub fn let_go(&mut self, machine: &mut Machine, log: &mut Log) {
+        if self.closing == Closing::Asked && self.device.is_some() {
+            // One that has closed since, or whose answers took longer, has them now.
+            self.examine(machine, log);
+        }
         self.disconnect("the server is gone", machine, log);
         self.stuck.retain(|&port| machine.channels.unbind(port).is_err());
     }
-}
-
-/// Waits until the store has something to tell.
-fn wait(store: &dyn Store, left: Duration) {
-    let fd = store.fd();
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(0), tv_nsec: left.subsec_nanos().into() };
-    // However it ends: the caller looks at the clock and at the nodes.
-    poll(&mut fds, Some(&left)).ok();
 }

@@ -141,6 +141,11 @@ impl Host {
         }
     }
 
+    /// Every connection to the store that there is now is lost, as when its daemon ends. Another may be made.
+    pub fn lose_stores(&self) {
+        self.lock().tree.lose();
+    }
+
     /// Who may read and write a node of the store; kept, and not enforced.
     pub fn permissions(&self, path: &str) -> Option<Vec<String>> {
         self.lock().tree.permissions(path)

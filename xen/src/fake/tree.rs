@@ -25,7 +25,11 @@ struct Client {
     home: String,
     pending: Pending,
     transactions: BTreeMap<Transaction, Begun>,
+    lost: bool,
 }
+
+/// The word for a connection that is lost, which no store says.
+const LOST: &str = "lost";
 
 /// A transaction that has not ended.
 struct Begun {
@@ -64,6 +68,15 @@ impl State {
 
     pub(super) fn transactions(&self) -> usize {
         self.clients.values().map(|client| client.transactions.len()).sum()
+    }
+
+    /// Nobody who is connected now is answered any more; who waits is woken.
+    pub(super) fn lose(&mut self) {
+        for client in self.clients.values_mut() {
+            client.lost = true;
+            let rung = client.pending.ring();
+            debug_assert!(rung.is_ok(), "an eventfd cannot be written");
+        }
     }
 
     pub(super) fn permissions(&self, path: &str) -> Option<Vec<String>> {
@@ -118,6 +131,11 @@ impl Asked<'_> {
         match code {
             "ENOENT" => StoreError::NoEntry { path: self.path.to_owned() },
             "EAGAIN" => StoreError::Again,
+            LOST => StoreError::Lost {
+                what: self.what,
+                path: self.path.to_owned(),
+                source: io::ErrorKind::NotConnected.into(),
+            },
             code => StoreError::Refused { what: self.what, path: self.path.to_owned(), code: code.to_owned() },
         }
     }
@@ -131,13 +149,15 @@ impl Tree {
         state.tree.joined += 1;
         let client = state.tree.joined;
         let home = format!("/local/domain/{domain}/");
-        state.tree.clients.insert(client, Client { home, pending, transactions: BTreeMap::new() });
+        state.tree.clients.insert(client, Client { home, pending, transactions: BTreeMap::new(), lost: false });
         drop(state);
         Ok(Tree { host, client, readable })
     }
 
     fn enter(&self) -> Result<MutexGuard<'_, super::State>, &'static str> {
-        self.host.enter(Part::Store).map_err(|_| "EIO")
+        let state = self.host.enter(Part::Store).map_err(|_| "EIO")?;
+        let lost = state.tree.clients.get(&self.client).is_some_and(|client| client.lost);
+        if lost { Err(LOST) } else { Ok(state) }
     }
 
     /// Looks at a node, in a transaction or without.

@@ -81,7 +81,7 @@ const ALL: &[Backend] = &Backend::ALL;
 const OURS: &[Backend] = &[Backend::Tapline];
 
 /// The scripts, with who must pass them. A peer runs those that it can, which shows that the script is right.
-const SCRIPTS: [Script; 26] = [
+const SCRIPTS: [Script; 29] = [
     Script { name: "attach", backends: ALL, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("depths", ALL),
     Script::new("plug", ALL),
@@ -104,6 +104,9 @@ const SCRIPTS: [Script; 26] = [
     // The life of a disk.
     Script::new("restart", OURS),
     Script::new("late", OURS),
+    Script::new("stopped", OURS),
+    Script::new("vbd3", OURS),
+    Script::new("store", OURS),
     Script::new("unplug", OURS),
     Script { name: "script", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("reboot", OURS),

@@ -1,7 +1,9 @@
 //! A disk served to a guest that a test plays, on a machine without Xen: from attach to detach, and to a guest's death.
 
 use std::fs;
-use std::path::Path;
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,8 +15,9 @@ use xen::fake::{Access, Counts, Guest, Host, Page, Tree};
 
 use super::*;
 use crate::cli::{Arguments, Command};
-use crate::engine_choice::{Data, choose};
+use crate::engine_choice::choose;
 use crate::layers::Layers;
+use crate::serve::data;
 use crate::signals::Signal;
 use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
 use crate::toolstack::attach::{announce, wait_connected};
@@ -29,45 +32,112 @@ fn words(image: &str) -> Serve {
     serve
 }
 
-/// The disk process, in a thread.
-fn served(host: &Host, device: &Device, directory: &Path) -> JoinHandle<Exit> {
-    served_until(host, device, directory, Signal::in_test().0)
+/// A machine with a guest, the disk that the toolstack has made for it, and a place for what its process has and leaves.
+struct Machine {
+    directory: tempfile::TempDir,
+    host: Host,
+    store: Tree,
+    device: Device,
 }
 
-/// Likewise, until it is to leave the disk to another.
-fn served_until(host: &Host, device: &Device, directory: &Path, leave: Signal) -> JoinHandle<Exit> {
-    let image = directory.join("disk.raw");
-    let sectors: Vec<u8> = (0..64u8).flat_map(|sector| [sector; 512]).collect();
-    fs::write(&image, sectors).unwrap();
-    let (host, device, directory) = (host.clone(), device.clone(), directory.to_owned());
-    std::thread::spawn(move || {
-        let image = format!("raw:{}", image.display());
-        let serve = words(&image);
-        let Layers { files, images, .. } =
-            Layers::open(&serve.image, &serve.parents, serve.access.options(true)).unwrap();
-        let kind = choose(serve.access.engine(), &files, Data::Granted).kind;
-        let disk = Disk::new(images, disk::Options::default()).unwrap();
-        let engine = Engine::open(kind, files, 16).unwrap();
-        let mut store = host.store(DomId(0)).unwrap();
-        make_own_end(&mut store, &device, WRITABLE).unwrap();
-        leave_word(&mut store, &device, &serve).unwrap();
-        let config = config(&serve, &device, false, disk.geometry());
-        let watched = Box::new(host.store(DomId(0)).unwrap());
-        let channels = Box::new(host.channels().unwrap());
-        let backend = Backend::new(config, Box::new(store), watched, Box::new(host.grants()), channels).unwrap();
-        let serving = Serving {
-            disk,
-            engine,
-            poll_max: Duration::ZERO,
-            stats_file: None,
-            blkback_stats: Some(BlkbackStats::open(&directory, 7, 51728).unwrap()),
-            stop: Signal::to_stop().unwrap(),
-            leave,
-            report: Signal::to_report().unwrap(),
-            control: None,
-        };
-        EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap()
-    })
+/// The disk's process, in a thread, and what is signalled to it.
+struct Process {
+    thread: JoinHandle<Exit>,
+    stop: UnixStream,
+    leave: UnixStream,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let directory = tempfile::tempdir().unwrap();
+        let sectors: Vec<u8> = (0..64u8).flat_map(|sector| [sector; 512]).collect();
+        fs::write(directory.path().join("disk.raw"), sectors).unwrap();
+        let (host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        Machine { directory, host, store, device }
+    }
+
+    /// One whose disk is served, and whose guest uses it.
+    fn in_use() -> (Machine, Process, Front) {
+        let mut machine = Machine::new();
+        let process = machine.serve();
+        let front = machine.connect();
+        (machine, process, front)
+    }
+
+    fn serve(&self) -> Process {
+        let ((stop, to_stop), (leave, to_leave)) = (Signal::in_test(), Signal::in_test());
+        let (host, device, directory) = (self.host.clone(), self.device.clone(), self.directory.path().to_owned());
+        let thread = std::thread::spawn(move || serve(&host, &device, &directory, stop, leave));
+        Process { thread, stop: to_stop, leave: to_leave }
+    }
+
+    fn connect(&mut self) -> Front {
+        let front = Front::connect(&self.host, &mut self.store, &self.device);
+        wait_connected(&mut self.store, &self.device, PATIENCE, |_| {}).unwrap();
+        front
+    }
+
+    fn states(&mut self) -> (Option<State>, Option<State>) {
+        self.device.states(&mut self.store, None).unwrap()
+    }
+
+    /// The guest says that its end has closed.
+    fn guest_closes(&mut self) {
+        say_state(&mut self.store, &self.device.frontend(), "6");
+    }
+
+    fn of_backend(&mut self, key: &str) -> Option<String> {
+        text(&mut self.store, None, &format!("{}/{key}", self.device.backend())).unwrap()
+    }
+
+    /// The back ends of ours that are in the store.
+    fn backends(&mut self) -> Vec<String> {
+        self.store.list(None, "/local/domain/0/backend/tapline").unwrap().unwrap()
+    }
+
+    fn statistics(&self) -> PathBuf {
+        self.directory.path().join("vbd3-7-51728")
+    }
+}
+
+impl Process {
+    fn signal(mut to: &UnixStream) {
+        to.write_all(b"!").unwrap();
+    }
+
+    /// How it has ended.
+    fn end(self) -> Exit {
+        self.thread.join().unwrap()
+    }
+}
+
+/// What the process does.
+fn serve(host: &Host, device: &Device, directory: &Path, stop: Signal, leave: Signal) -> Exit {
+    let serve = words(&format!("raw:{}", directory.join("disk.raw").display()));
+    let Layers { files, images, .. } = Layers::open(&serve.image, &serve.parents, serve.access.options(true)).unwrap();
+    let kind = choose(serve.access.engine(), &files, data(&serve)).kind;
+    let disk = Disk::new(images, disk::Options::default()).unwrap();
+    let engine = Engine::open(kind, files, 16).unwrap();
+    let mut store = host.store(DomId(0)).unwrap();
+    make_own_end(&mut store, device, WRITABLE).unwrap();
+    leave_word(&mut store, device, &serve).unwrap();
+    let config = config(&serve, device, false, disk.geometry());
+    let watched = Box::new(host.store(DomId(0)).unwrap());
+    let channels = Box::new(host.channels().unwrap());
+    let backend = Backend::new(config, Box::new(store), watched, Box::new(host.grants()), channels).unwrap();
+    let serving = Serving {
+        disk,
+        engine,
+        poll_max: Duration::ZERO,
+        stats_file: None,
+        blkback_stats: Some(BlkbackStats::open(directory, 7, 51728).unwrap()),
+        stop,
+        leave,
+        report: Signal::to_report().unwrap(),
+        control: None,
+    };
+    EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap()
 }
 
 /// The guest's side: one ring of one page, as io/ring.h and io/blkif.h have it on x86_64.
@@ -124,149 +194,174 @@ fn until(mut seen: impl FnMut() -> bool) {
     }
 }
 
-fn counted(directory: &Path) -> Vec<u8> {
-    fs::read(directory.join("vbd3-7-51728/statistics")).unwrap_or_default()
-}
-
 #[test]
 fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
-    let directory = tempfile::tempdir().unwrap();
-    let (host, mut store, device) = machine();
-    announce(&mut store, &device, WRITABLE).unwrap();
-    let process = served(&host, &device, directory.path());
-    let front = Front::connect(&host, &mut store, &device);
-    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    let (mut machine, process, front) = Machine::in_use();
     assert_eq!(front.read(5), (vec![5; 512], 0));
     // One read was asked for and answered, of one sector.
-    until(|| counted(directory.path()).get(24..48).is_some_and(|reads| reads.chunks(8).all(|count| count[0] == 1)));
-    let image = text(&mut store, None, &format!("{}/tapline/image", device.backend())).unwrap().unwrap();
-    assert!(image.ends_with("disk.raw"));
-    assert_eq!(host.permissions(&format!("{}/tapline/image", device.backend())).unwrap(), ["n0"]);
+    let counted = || fs::read(machine.statistics().join("statistics")).unwrap_or_default();
+    until(|| counted().get(24..48).is_some_and(|reads| reads.chunks(8).all(|count| count[0] == 1)));
+    assert!(machine.of_backend("tapline/image").unwrap().ends_with("disk.raw"));
+    let word = format!("{}/tapline/image", machine.device.backend());
+    assert_eq!(machine.host.permissions(&word).unwrap(), ["n0"]);
 
-    detach::ask(&mut store, &device).unwrap();
-    say_state(&mut store, &device.frontend(), "6");
-    detach::wait_closed(&mut store, &device, PATIENCE, |_| {}).unwrap();
-    assert_eq!(process.join().unwrap(), Exit::Done);
-    detach::remove(&mut store, &device).unwrap();
-    assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
-    assert_eq!(host.counts(), Counts::default());
-    assert!(!directory.path().join("vbd3-7-51728").exists());
+    detach::ask(&mut machine.store, &machine.device).unwrap();
+    machine.guest_closes();
+    detach::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
+    assert_eq!(process.end(), Exit::Done);
+    detach::remove(&mut machine.store, &machine.device).unwrap();
+    assert_eq!(machine.states(), (None, None));
+    assert_eq!(machine.host.counts(), Counts::default());
+    assert!(!machine.statistics().exists());
 }
 
 #[test]
 fn a_disk_pulled_without_consent_lets_go_of_the_guest() {
-    let directory = tempfile::tempdir().unwrap();
-    let (host, mut store, device) = machine();
-    announce(&mut store, &device, WRITABLE).unwrap();
-    let process = served(&host, &device, directory.path());
-    let _front = Front::connect(&host, &mut store, &device);
-    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
-    detach::ask(&mut store, &device).unwrap();
-    detach::remove(&mut store, &device).unwrap();
-    assert_eq!(process.join().unwrap(), Exit::Done);
-    assert_eq!(host.counts(), Counts::default());
+    let (mut machine, process, _front) = Machine::in_use();
+    detach::ask(&mut machine.store, &machine.device).unwrap();
+    detach::remove(&mut machine.store, &machine.device).unwrap();
+    assert_eq!(process.end(), Exit::Done);
+    assert_eq!(machine.host.counts(), Counts::default());
+}
+
+#[test]
+fn a_process_that_is_to_end_answers_its_guest_until_that_has_let_go() {
+    let (mut machine, process, front) = Machine::in_use();
+    Process::signal(&process.stop);
+    until(|| machine.states().0 == Some(State::CLOSING));
+    for number in 0..3 {
+        assert_eq!(front.read_as(number, u64::from(number)), (vec![u8::try_from(number).unwrap(); 512], 0));
+    }
+    machine.guest_closes();
+    assert_eq!(process.end(), Exit::Done);
+    assert_eq!(machine.states(), (Some(State::CLOSED), Some(State::CLOSED)));
+    assert_eq!(machine.host.counts(), Counts::default());
+}
+
+#[test]
+fn a_process_that_is_to_end_does_not_wait_for_ever_nor_twice() {
+    for twice in [false, true] {
+        let (mut machine, process, front) = Machine::in_use();
+        assert_eq!(front.read(5), (vec![5; 512], 0));
+        Process::signal(&process.stop);
+        if twice {
+            until(|| machine.states().0 == Some(State::CLOSING));
+            Process::signal(&process.stop);
+        }
+        assert_eq!(process.end(), Exit::Done);
+        assert_eq!(machine.states(), (Some(State::CLOSING), Some(State::CONNECTED)));
+        assert_eq!(machine.host.counts(), Counts::default());
+        // Whoever serves the disk next has a guest that still uses it.
+        let process = machine.serve();
+        assert_eq!(front.read_as(1, 6), (vec![6; 512], 0));
+        assert_eq!(machine.states().0, Some(State::CONNECTED));
+        front.guest.die();
+        assert_eq!(process.end(), Exit::Done);
+    }
+}
+
+#[test]
+fn a_process_that_is_to_end_and_whose_disk_nobody_uses_ends_at_once() {
+    let mut machine = Machine::new();
+    let process = machine.serve();
+    until(|| machine.states().0 == Some(State::INIT_WAIT));
+    Process::signal(&process.stop);
+    assert_eq!(process.end(), Exit::Done);
+    assert_eq!(machine.states().0, Some(State::CLOSED));
 }
 
 #[test]
 fn a_guest_that_is_destroyed_ends_its_disk_and_leaves_no_node() {
-    let directory = tempfile::tempdir().unwrap();
-    let (host, mut store, device) = machine();
-    announce(&mut store, &device, WRITABLE).unwrap();
-    let process = served(&host, &device, directory.path());
-    let front = Front::connect(&host, &mut store, &device);
-    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    let (mut machine, process, front) = Machine::in_use();
     front.guest.die();
-    store.remove(None, "/local/domain/7").unwrap();
-    assert_eq!(process.join().unwrap(), Exit::Done);
-    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
-    assert_eq!(host.counts(), Counts::default());
+    machine.store.remove(None, "/local/domain/7").unwrap();
+    assert_eq!(process.end(), Exit::Done);
+    assert_eq!(machine.backends(), [""; 0]);
+    assert_eq!(machine.host.counts(), Counts::default());
 }
 
 #[test]
 fn a_guest_that_shuts_down_and_is_gone_later_ends_its_disk() {
-    let directory = tempfile::tempdir().unwrap();
-    let (host, mut store, device) = machine();
-    announce(&mut store, &device, WRITABLE).unwrap();
-    let process = served(&host, &device, directory.path());
-    let front = Front::connect(&host, &mut store, &device);
-    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
-    say_state(&mut store, &device.frontend(), "6");
-    detach::wait_closed(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    let (mut machine, process, front) = Machine::in_use();
+    machine.guest_closes();
+    detach::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
     front.guest.die();
-    store.remove(None, "/local/domain/7").unwrap();
-    assert_eq!(process.join().unwrap(), Exit::Done);
-    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
-    assert_eq!(host.counts(), Counts::default());
+    machine.store.remove(None, "/local/domain/7").unwrap();
+    assert_eq!(process.end(), Exit::Done);
+    assert_eq!(machine.backends(), [""; 0]);
+    assert_eq!(machine.host.counts(), Counts::default());
 }
 
 #[test]
 fn a_guest_that_dies_is_let_go_whatever_becomes_of_its_nodes() {
-    let directory = tempfile::tempdir().unwrap();
-    let (host, mut store, device) = machine();
-    announce(&mut store, &device, WRITABLE).unwrap();
-    let process = served(&host, &device, directory.path());
-    let front = Front::connect(&host, &mut store, &device);
-    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
-    host.guest(DomId(9)).die();
+    let (mut machine, process, front) = Machine::in_use();
+    machine.host.guest(DomId(9)).die();
     assert_eq!(front.read(5), (vec![5; 512], 0), "another domain's end is none of its own");
     let begun = Instant::now();
     front.guest.die();
-    assert_eq!(process.join().unwrap(), Exit::Done);
+    assert_eq!(process.end(), Exit::Done);
     assert!(begun.elapsed() < Duration::from_secs(1), "nobody is waited for");
-    assert!(store.read(None, &device.frontend()).unwrap().is_some(), "the toolstack's");
-    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
-    assert_eq!(host.counts(), Counts::default());
+    assert!(machine.states().1.is_some(), "the toolstack's");
+    assert_eq!(machine.backends(), [""; 0]);
+    assert_eq!(machine.host.counts(), Counts::default());
 }
 
 #[test]
 fn a_disk_that_is_made_before_its_guest_waits_for_it() {
-    let directory = tempfile::tempdir().unwrap();
-    let (host, mut store, device) = machine();
-    announce(&mut store, &device, WRITABLE).unwrap();
-    let process = served(&host, &device, directory.path());
-    let state = format!("{}/state", device.backend());
-    until(|| text(&mut store, None, &state).unwrap().as_deref() == Some("2"));
-    host.guest(DomId(9)).die();
-    let front = Front::connect(&host, &mut store, &device);
-    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    let mut machine = Machine::new();
+    let process = machine.serve();
+    until(|| machine.states().0 == Some(State::INIT_WAIT));
+    machine.host.guest(DomId(9)).die();
+    let front = machine.connect();
     assert_eq!(front.read(1), (vec![1; 512], 0));
     front.guest.die();
-    assert_eq!(process.join().unwrap(), Exit::Done);
+    assert_eq!(process.end(), Exit::Done);
 }
 
 #[test]
 fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() {
-    use std::io::Write as _;
-
-    let directory = tempfile::tempdir().unwrap();
-    let (host, mut store, device) = machine();
-    announce(&mut store, &device, WRITABLE).unwrap();
-    let (leave, mut wish) = Signal::in_test();
-    let process = served_until(&host, &device, directory.path(), leave);
-    let front = Front::connect(&host, &mut store, &device);
-    wait_connected(&mut store, &device, PATIENCE, |_| {}).unwrap();
+    let (mut machine, process, front) = Machine::in_use();
     assert_eq!(front.read(5), (vec![5; 512], 0));
-    wish.write_all(b"!").unwrap();
-    assert_eq!(process.join().unwrap(), Exit::Done);
+    Process::signal(&process.leave);
+    assert_eq!(process.end(), Exit::Done);
     let both = (Some(State::CONNECTED), Some(State::CONNECTED));
-    assert_eq!(device.states(&mut store, None).unwrap(), both);
-    assert_eq!(text(&mut store, None, &format!("{}/tapline/pid", device.backend())).unwrap(), None);
-    assert_eq!(host.counts(), Counts::default());
+    assert_eq!(machine.states(), both);
+    assert_eq!(machine.of_backend("tapline/pid"), None);
+    assert_eq!(machine.host.counts(), Counts::default());
 
-    let process = served(&host, &device, directory.path());
+    let process = machine.serve();
     assert_eq!(front.read_as(1, 6), (vec![6; 512], 0));
-    assert_eq!(device.states(&mut store, None).unwrap(), both);
-    detach::ask(&mut store, &device).unwrap();
-    detach::remove(&mut store, &device).unwrap();
-    assert_eq!(process.join().unwrap(), Exit::Done);
+    assert_eq!(machine.states(), both);
+    detach::ask(&mut machine.store, &machine.device).unwrap();
+    detach::remove(&mut machine.store, &machine.device).unwrap();
+    assert_eq!(process.end(), Exit::Done);
+}
+
+#[test]
+fn a_guest_whose_host_has_lost_its_store_keeps_its_disk_and_the_process_can_be_replaced() {
+    for way in [|process: &Process| Process::signal(&process.stop), |process: &Process| Process::signal(&process.leave)]
+    {
+        let (mut machine, process, front) = Machine::in_use();
+        machine.host.lose_stores();
+        assert_eq!(front.read(5), (vec![5; 512], 0));
+        way(&process);
+        assert_eq!(process.end(), Exit::Done);
+        assert_eq!(machine.host.counts().mapped, 0);
+
+        machine.store = machine.host.store(DomId(0)).unwrap();
+        assert_eq!(machine.states(), (Some(State::CONNECTED), Some(State::CONNECTED)));
+        let process = machine.serve();
+        assert_eq!(front.read_as(1, 6), (vec![6; 512], 0));
+        front.guest.die();
+        assert_eq!(process.end(), Exit::Done);
+    }
 }
 
 #[test]
 fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
-    let (_host, mut store, device) = machine();
-    announce(&mut store, &device, WRITABLE).unwrap();
-    detach::remove(&mut store, &device).unwrap();
-    let failure = leave_word(&mut store, &device, &words("raw:/a")).unwrap_err();
+    let mut machine = Machine::new();
+    detach::remove(&mut machine.store, &machine.device).unwrap();
+    let failure = leave_word(&mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
     assert!(failure.what().contains("somebody has removed it meanwhile"), "{failure}");
-    assert_eq!(store.list(None, "/local/domain/0/backend/tapline").unwrap(), Some(Vec::new()));
+    assert_eq!(machine.backends(), [""; 0]);
 }

@@ -1,0 +1,132 @@
+//! What a disk's process leaves that was killed: its claim, its control socket, its statistics.
+//!
+//! Keeps: nothing is taken from a process that lives. The claim is held meanwhile, so none begins to serve the disk; a socket
+//! that somebody listens at stays, and so do statistics that somebody writes, as those of another backend for the same disk.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use transport::vhost_user::{BindError, Listener};
+use xen::Store;
+
+use super::claim::{Claim, Places};
+use super::device::{Device, text};
+use crate::failure::Failure;
+use crate::serve::blkback_stats;
+
+/// Where the store says that the disk's process listens; it has to be asked while the device has its nodes.
+pub fn control_of(store: &mut dyn Store, device: &Device) -> Result<Option<PathBuf>, Failure> {
+    Ok(text(store, None, &format!("{}/tapline/control", device.backend()))?.map(PathBuf::from))
+}
+
+/// Removes what is there of a process that is not. What cannot be removed is told: it means nothing, and is replaced by the next.
+pub fn remove(places: &Places, device: &Device, control: Option<&Path>, mut tell: impl FnMut(&str)) {
+    // Where there is one who has the claim now, all of it is that one's.
+    let Ok(claim) = Claim::take(places, device) else { return };
+    let usual = places.control(device);
+    for socket in control.into_iter().filter(|&named| named != usual).chain([usual.as_path()]) {
+        remove_socket(socket)
+            .unwrap_or_else(|error| tell(&format!("the socket {} is left: {error}", socket.display())));
+    }
+    let left = blkback_stats::remove(&places.statistics, device.guest.0, device.vdev.number());
+    left.unwrap_or_else(|error| tell(&format!("statistics are left in {}: {error}", places.statistics.display())));
+    drop(claim);
+}
+
+/// Removes a socket that nobody listens at.
+fn remove_socket(path: &Path) -> Result<(), BindError> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => {}
+        _ => return Ok(()),
+    }
+    // Who binds it has found that it was nobody's, and takes it away in the end.
+    match Listener::bind_private(path) {
+        Err(BindError::InUse(_)) => Ok(()),
+        bound => bound.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::toolstack::attach::test::machine;
+
+    struct Left {
+        _directory: tempfile::TempDir,
+        places: Places,
+        device: Device,
+        sockets: [PathBuf; 2],
+        pid: PathBuf,
+        statistics: PathBuf,
+    }
+
+    /// What a process leaves that is killed.
+    fn left() -> Left {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places::below(directory.path());
+        let device = machine().2;
+        for place in [&places.run, &places.statistics] {
+            fs::create_dir(place).unwrap();
+        }
+        let sockets = [places.control(&device), directory.path().join("named.sock")];
+        for socket in &sockets {
+            drop(UnixListener::bind(socket).unwrap());
+        }
+        let pid = places.run.join("xen-tapline-7-51728.pid");
+        fs::write(&pid, "1\n").unwrap();
+        let statistics = places.statistics.join("vbd3-7-51728");
+        fs::create_dir(&statistics).unwrap();
+        fs::write(statistics.join("statistics"), [1; 112]).unwrap();
+        Left { _directory: directory, places, device, sockets, pid, statistics }
+    }
+
+    impl Left {
+        fn remove(&self) {
+            remove(&self.places, &self.device, Some(&self.sockets[1]), |said| panic!("{said}"));
+        }
+
+        fn all(&self) -> [&PathBuf; 4] {
+            [&self.sockets[0], &self.sockets[1], &self.pid, &self.statistics]
+        }
+    }
+
+    #[test]
+    fn nothing_stays_of_a_process_that_was_killed() {
+        let left = left();
+        left.remove();
+        assert!(left.all().iter().all(|path| !path.exists()), "{:?}", left.all().map(|path| path.exists()));
+        // Nor is it a fault that there is nothing.
+        left.remove();
+        assert!(left.all().iter().all(|path| !path.exists()));
+    }
+
+    #[test]
+    fn all_is_left_to_a_process_that_serves_the_disk() {
+        let left = left();
+        let _claim = Claim::take(&left.places, &left.device).unwrap();
+        left.remove();
+        assert!(left.all().iter().all(|path| path.exists()));
+    }
+
+    #[test]
+    fn what_another_backend_uses_stays() {
+        let left = left();
+        fs::remove_file(&left.sockets[1]).unwrap();
+        let _listener = UnixListener::bind(&left.sockets[1]).unwrap();
+        let _statistics = blkback_stats::BlkbackStats::open(&left.places.statistics, 7, 51728).unwrap();
+        left.remove();
+        assert_eq!(left.all().map(|path| path.exists()), [false, true, false, true]);
+    }
+
+    #[test]
+    fn what_is_no_socket_is_not_taken_for_one() {
+        let left = left();
+        fs::remove_file(&left.sockets[1]).unwrap();
+        fs::write(&left.sockets[1], "precious").unwrap();
+        left.remove();
+        assert!(left.sockets[1].exists());
+    }
+}

@@ -184,7 +184,8 @@ console_of() { echo "/var/log/xen/console/guest-$1.log"; }
 wait_said() {
     left=$3
     until grep -aq "TAPLINE $2" "$(console_of "$1")"; do
-        if grep -aq "TAPLINE fail=" "$(console_of "$1")" || [ "$left" -le 0 ]; then
+        # A guest that has panicked says nothing more.
+        if grep -aqe "TAPLINE fail=" -e "Kernel panic - not syncing" "$(console_of "$1")" || [ "$left" -le 0 ]; then
             tail -n 20 "$(console_of "$1")"
             fail "guest $1 does not say $2 within $3 s"
         fi

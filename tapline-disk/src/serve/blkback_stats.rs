@@ -1,20 +1,24 @@
-//! Statistics of a Xen guest's disk where tools of old look for them: `/dev/shm/vbd3-<domid>-<devid>/statistics`.
+//! Statistics of a Xen guest's disk where tools look for those of tapdisk3: `/dev/shm/vbd3-<domid>-<devid>/statistics`, and
+//! `/dev/shm/td3-<pid>/vbd-<domid>-<devid>` for those that ask the store who serves the disk.
 //!
-//! The file holds what tapdisk3 has in `struct blkback_stats` (blktap, include/blktap3.h): fourteen numbers of eight bytes. Tools
-//! of today read another file (docs/xen.md).
-//! It is written through memory that readers share, once for a batch of requests; a disk that is idle writes nothing. Knows
+//! The first holds `struct blkback_stats` (blktap, include/blktap3.h), fourteen numbers of eight bytes; the second `struct stats`
+//! (drivers/tapdisk-metrics-stats.h), a version and eleven numbers, most of them the same. They are counted once.
+//! Both are written through memory that readers share, once for a batch of requests; a disk that is idle writes nothing. Knows
 //! nothing of rings. Keeps: a reader never sees half of a number, and what it sees of one request is at most one batch old.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use disk::{Operation, Request};
 use memory::{Mapping, Shared};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Numbers in the structure.
+/// Numbers in `struct blkback_stats`.
 const FIELDS: usize = 14;
 const DISCARDS: usize = 0;
 const FLUSHES: usize = 1;
@@ -30,35 +34,47 @@ const MAX_MICROSECONDS: usize = 4;
 /// Bits of the numbers that an answer changes, from the first one on.
 const BY_ANSWER: u32 = (1 << ANSWERED) | (1 << SECTORS) | (1 << SUM_MICROSECONDS) | (1 << MAX_MICROSECONDS);
 
-/// Bytes of the file.
+/// Bytes of `struct blkback_stats`.
 const LEN: usize = FIELDS * 8;
 
-/// The statistics of one disk. The file goes with it.
+/// Bytes of `struct stats`: a version of four, padding of four, eleven numbers.
+const TD3_LEN: usize = 96;
+const TD3_VERSION: u32 = 1;
+/// Where each number stands in `struct stats`, if it does. What else that has, of requests without memory, of errors and the flags,
+/// stays zero.
+const TD3_AT: [Option<usize>; FIELDS] = {
+    let mut at = [None; FIELDS];
+    let mut field = 0;
+    while field <= SUM_MICROSECONDS {
+        at[READS + field] = Some(16 + field * 8);
+        at[WRITES + field] = Some(48 + field * 8);
+        field += 1;
+    }
+    at
+};
+
+/// The statistics of one disk. The files go with it.
 pub struct BlkbackStats {
-    directory: PathBuf,
-    #[allow(dead_code, reason = "held for its lock, by which others see that it is somebody's")]
-    file: File,
-    page: Shared,
+    // Dropped first: readers that know both take its directory for the sign of a disk.
+    vbd3: Published,
+    td3: Published,
     fields: [u64; FIELDS],
     /// Which of them have changed since readers were told: a bit each.
     changed: u32,
 }
 
 impl BlkbackStats {
-    /// Begins to count in a file below `place`. One that a killed process has left is replaced.
+    /// Begins to count in files below `place`. Those that a killed process has left are replaced.
     pub fn open(place: &Path, domain: u16, device: u32) -> io::Result<BlkbackStats> {
-        let directory = directory(place, domain, device);
-        fs::create_dir_all(&directory)?;
-        let path = directory.join("statistics");
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        file.set_len(u64::try_from(LEN).map_err(io::Error::other)?)?;
-        let page = Shared::of(Mapping::of_file(file.as_fd(), 0, LEN)?);
-        Ok(BlkbackStats { directory, file, page, fields: [0; FIELDS], changed: 0 })
+        // Nobody reads what stays: the store names this process now.
+        remove_td3_left(place, domain, device).unwrap_or_default();
+        let mut begun = [0; TD3_LEN];
+        begun[..4].copy_from_slice(&TD3_VERSION.to_ne_bytes());
+        // The sign comes last; who sees it finds the other.
+        let td3 = place.join(format!("td3-{}", std::process::id()));
+        let td3 = Published::create(td3, &td3_name(domain, device), &begun)?;
+        let vbd3 = Published::create(vbd3_directory(place, domain, device), VBD3_NAME, &[0; LEN])?;
+        Ok(BlkbackStats { vbd3, td3, fields: [0; FIELDS], changed: 0 })
     }
 
     /// A request was taken from its ring.
@@ -94,48 +110,122 @@ impl BlkbackStats {
         while self.changed != 0 {
             let field = usize::try_from(self.changed.trailing_zeros()).unwrap_or(0);
             self.changed &= self.changed - 1;
-            let stored = self.page.store_u64_native(field * 8, self.fields[field]);
-            debug_assert!(stored.is_some(), "the file is as long as the structure");
+            let value = self.fields[field];
+            self.vbd3.store(field * 8, value);
+            if let Some(at) = TD3_AT[field] {
+                self.td3.store(at, value);
+            }
         }
     }
 }
 
-impl Drop for BlkbackStats {
+/// A file of numbers that readers share, in a directory of its own.
+struct Published {
+    #[allow(dead_code, reason = "held for its end")]
+    directory: Directory,
+    #[allow(dead_code, reason = "held for its lock, by which others see that it is somebody's")]
+    file: File,
+    page: Shared,
+}
+
+impl Published {
+    /// The directory is made anew: some readers look at a file again only when that has happened.
+    fn create(directory: PathBuf, name: &str, begun: &[u8]) -> io::Result<Published> {
+        remove_directory(&directory)?;
+        fs::create_dir(&directory)?;
+        let directory = Directory(directory);
+        let mut file = File::options().read(true).write(true).create_new(true).open(directory.0.join(name))?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        // Written, so that it has its memory: where there is none a store through the mapping would be the end of the process.
+        file.write_all(begun)?;
+        let page = Shared::of(Mapping::of_file(file.as_fd(), 0, begun.len())?);
+        Ok(Published { directory, file, page })
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        let stored = self.page.store_u64_native(at, value);
+        debug_assert!(stored.is_some(), "the file is as long as the structure");
+    }
+}
+
+/// A directory that goes when it is dropped.
+struct Directory(PathBuf);
+
+impl Drop for Directory {
     fn drop(&mut self) {
         // What stays is replaced by the next disk of this name, and tells readers of a disk that does nothing.
-        remove_file_and_directory(&self.directory).unwrap_or_default();
+        remove_directory(&self.0).unwrap_or_default();
     }
 }
 
 /// Removes the statistics of a disk that a killed process has left. Those that a process writes stay.
 pub fn remove(place: &Path, domain: u16, device: u32) -> io::Result<()> {
-    let directory = directory(place, domain, device);
-    let opened = File::open(directory.join("statistics"));
-    match opened.and_then(|file| Ok(flock(file, FlockOperation::NonBlockingLockShared)?)) {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => remove_file_and_directory(&directory),
-    }
+    remove_unlocked(&vbd3_directory(place, domain, device), VBD3_NAME)?;
+    remove_td3_left(place, domain, device)
 }
 
-fn directory(place: &Path, domain: u16, device: u32) -> PathBuf {
-    place.join(format!("vbd3-{domain}-{device}"))
-}
-
-fn remove_file_and_directory(directory: &Path) -> io::Result<()> {
-    for removed in [fs::remove_file(directory.join("statistics")), fs::remove_dir(directory)] {
-        match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+/// Removes those whose name has the number of a process that is not. The lock does not tell of a tapdisk3, which has none.
+fn remove_td3_left(place: &Path, domain: u16, device: u32) -> io::Result<()> {
+    let entries = match fs::read_dir(place) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    let name = td3_name(domain, device);
+    for entry in entries {
+        let entry = entry?;
+        let pid = entry.file_name().to_str().and_then(|name| name.strip_prefix("td3-")?.parse().ok());
+        if entry.path().join(&name).exists() && pid.and_then(Pid::from_raw).is_some_and(has_ended) {
+            remove_unlocked(&entry.path(), &name)?;
         }
     }
     Ok(())
 }
 
+/// Whether there is no such process, or one that nobody has asked how it ended. In doubt there is one.
+fn has_ended(pid: Pid) -> bool {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(errno) => errno == Errno::SRCH,
+        Ok(process) => {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&at_once)).is_ok_and(|ended| ended > 0)
+        }
+    }
+}
+
+/// Removes a directory whose file nobody has locked.
+fn remove_unlocked(directory: &Path, name: &str) -> io::Result<()> {
+    let opened = File::open(directory.join(name));
+    match opened.and_then(|file| Ok(flock(file, FlockOperation::NonBlockingLockShared)?)) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => remove_directory(directory),
+    }
+}
+
+const VBD3_NAME: &str = "statistics";
+
+fn vbd3_directory(place: &Path, domain: u16, device: u32) -> PathBuf {
+    place.join(format!("vbd3-{domain}-{device}"))
+}
+
+fn td3_name(domain: u16, device: u32) -> String {
+    format!("vbd-{domain}-{device}")
+}
+
+fn remove_directory(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod test {
+    use std::process::{Child, Command};
+
     use disk::{Geometry, Span, Token};
     use memory::Segments;
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
 
     use super::*;
 
@@ -156,6 +246,22 @@ mod test {
         bytes.chunks_exact(8).map(|number| u64::from_ne_bytes(number.try_into().unwrap())).collect()
     }
 
+    fn td3(place: &Path) -> PathBuf {
+        place.join(format!("td3-{}", std::process::id()))
+    }
+
+    /// As libxenstat, rrdp-iostat and xsiostat of today read it: the whole file.
+    fn read_td3(place: &Path) -> Vec<u8> {
+        fs::read(td3(place).join("vbd-7-51728")).unwrap()
+    }
+
+    /// What stands there: the version, the padding, the numbers, each in the order of the machine.
+    fn td3_bytes(numbers: [u64; 11]) -> Vec<u8> {
+        let mut bytes = [1u32.to_ne_bytes(), [0; 4]].concat();
+        numbers.iter().for_each(|number| bytes.extend(number.to_ne_bytes()));
+        bytes
+    }
+
     const WRITE: Operation = Operation::Write { durable: false };
 
     #[test]
@@ -163,6 +269,7 @@ mod test {
         let place = tempfile::tempdir().unwrap();
         let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
         assert_eq!(read(place.path()), [0; 14]);
+        assert_eq!(read_td3(place.path()), td3_bytes([0; 11]));
         let at = |micros: u64| micros * 1000;
         let mut requests =
             [request(Operation::Read, 4096, 1), request(Operation::Read, 8192, 2), request(WRITE, 512, 3)];
@@ -181,6 +288,9 @@ mod test {
         stats.came(&request_kept(WRITE, 6));
         stats.publish();
         assert_eq!(read(place.path()), [1, 1, 0, 2, 2, 24, 50, 30, 2, 1, 1, 5, 5, 0]);
+        let numbers = read_td3(place.path());
+        assert_eq!(numbers.len(), 96);
+        assert_eq!(numbers, td3_bytes([0, 2, 2, 24, 50, 2, 1, 1, 5, 0, 0]));
         for request in requests {
             request.retire();
         }
@@ -192,26 +302,95 @@ mod test {
     }
 
     #[test]
-    fn a_batch_is_seen_when_it_is_published_and_the_file_goes_with_the_disk() {
+    fn a_batch_is_seen_when_it_is_published_and_the_files_go_with_the_disk() {
         let place = tempfile::tempdir().unwrap();
         let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
         stats.came(&request_kept(WRITE, 1));
         assert_eq!(read(place.path())[8], 0);
+        assert_eq!(read_td3(place.path()), td3_bytes([0; 11]));
         stats.publish();
         assert_eq!(read(place.path())[8], 1);
+        assert_eq!(read_td3(place.path()), td3_bytes([0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]));
         stats.answered(&request_kept(WRITE, 2), 7000);
         stats.publish();
         assert_eq!(read(place.path())[8..], [1, 1, 1, 7, 7, 0]);
         drop(stats);
-        assert!(!place.path().join("vbd3-7-51728").exists());
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn only_what_has_changed_is_stored() {
+        let place = tempfile::tempdir().unwrap();
+        let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
+        // What a test has written shows that nobody else has.
+        fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; LEN]).unwrap();
+        fs::write(td3(place.path()).join("vbd-7-51728"), [0xff; TD3_LEN]).unwrap();
+        stats.publish();
+        assert_eq!(read_td3(place.path()), [0xff; TD3_LEN]);
+        stats.came(&request_kept(WRITE, 1));
+        stats.publish();
+        let mut numbers = [u64::MAX; FIELDS];
+        numbers[8] = 1;
+        assert_eq!(read(place.path()), numbers);
+        let mut bytes = [0xff; TD3_LEN];
+        bytes[48..56].copy_from_slice(&1u64.to_ne_bytes());
+        assert_eq!(read_td3(place.path()), bytes);
+    }
+
+    /// A process that has ended. Until it is waited for its number is its own.
+    fn ended() -> Child {
+        let child = Command::new("true").spawn().unwrap();
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&child)), options).unwrap();
+        child
+    }
+
+    /// What a process of that number has left of the disk, or has there.
+    fn td3_of(place: &Path, pid: u32) -> PathBuf {
+        let directory = place.join(format!("td3-{pid}"));
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("vbd-7-51728"), [0xff; 4096]).unwrap();
+        directory
     }
 
     #[test]
     fn what_a_killed_process_has_left_is_replaced() {
-        let place = tempfile::tempdir().unwrap();
+        let (place, mut child) = (tempfile::tempdir().unwrap(), ended());
         fs::create_dir(place.path().join("vbd3-7-51728")).unwrap();
         fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; 200]).unwrap();
+        // Of the same number as this one, and of another.
+        td3_of(place.path(), std::process::id());
+        let left = td3_of(place.path(), child.id());
         let _stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
         assert_eq!(read(place.path()), [0; 14]);
+        assert_eq!(read_td3(place.path()), td3_bytes([0; 11]));
+        assert!(!left.exists());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn what_is_left_is_removed_and_what_is_of_others_stays() {
+        let (place, mut child) = (tempfile::tempdir().unwrap(), ended());
+        let left = td3_of(place.path(), child.id());
+        // It has no lock, as a tapdisk3 has none.
+        let lives = td3_of(place.path(), std::process::id());
+        remove(place.path(), 7, 51744).unwrap();
+        assert!(left.exists());
+        remove(place.path(), 7, 51728).unwrap();
+        assert_eq!([left.exists(), lives.exists()], [false, true]);
+        child.wait().unwrap();
+        // Nor when the number is nobody's any more.
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("vbd-7-51728"), []).unwrap();
+        remove(place.path(), 7, 51728).unwrap();
+        assert_eq!([left.exists(), lives.exists()], [false, true]);
+    }
+
+    #[test]
+    fn nothing_stays_where_only_one_of_the_files_can_be_made() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("vbd3-7-51728"), "in the way").unwrap();
+        assert!(BlkbackStats::open(place.path(), 7, 51728).is_err());
+        assert!(!td3(place.path()).exists());
     }
 }

@@ -60,12 +60,14 @@ impl Claimed {
 pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit, Failure> {
     let Claimed { device, read_only, mut store, grants, channels, claim } = claimed;
     let read_only = read_only || serve.read_only;
+    // They are there before the store sends readers to them.
+    let blkback_stats = open_stats(&Places::of_host(), &device);
     make_own_end(&mut *store, &device, Wish { read_only })?;
     leave_word(&mut *store, &device, serve)?;
     let watched = Box::new(connect()?);
     let backend =
         Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, watched, grants, channels)?;
-    serving.blkback_stats = open_stats(&Places::of_host(), &device);
+    serving.blkback_stats = blkback_stats;
     say(format_args!("serving {device}: {}", device.backend()));
     // The loop takes all with it; the claim goes last, when nothing of the guest is mapped any more.
     let ended = EventLoop::new(backend, serving).and_then(EventLoop::run);
@@ -104,7 +106,10 @@ fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -
     }
 }
 
-/// Who serves what, for `tapline xen list`. The guest may read the node above, but not this.
+/// In our end's node, who serves it: readers of statistics look for tapdisk3's there. It means a process that lives.
+const KTHREAD_PID: &str = "kthread-pid";
+
+/// Who serves what, for `tapline xen list` and readers of statistics. The guest may read our end's node, but not this.
 fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
     let control = serve.control.as_deref().map(super::absolute).transpose()?;
     let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
@@ -113,8 +118,11 @@ fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(
         if device.states(store, within)?.0.is_none() {
             return Err(Failure::new(format!("serve {device}"), "somebody has removed it meanwhile"));
         }
-        store.write(within, &node, b"").map_err(store_failed)?;
-        store.set_permissions(within, &node, &[&format!("n{}", device.own)]).map_err(store_failed)?;
+        let kthread_pid = format!("{}/{KTHREAD_PID}", device.backend());
+        for (node, value) in [(&node, ""), (&kthread_pid, &pid)] {
+            store.write(within, node, value.as_bytes()).map_err(store_failed)?;
+            store.set_permissions(within, node, &[&format!("n{}", device.own)]).map_err(store_failed)?;
+        }
         write_all(store, within, &node, &[("pid", &pid), ("image", &image)])?;
         match &control {
             Some(control) => write_all(store, within, &node, &[("control", &control.to_string_lossy())]),
@@ -237,6 +245,12 @@ impl Backend {
         say(format_args!("to end it, also without a store: tapline xen detach {guest} {vdev} --force"));
     }
 
+    /// Takes back a word in our end's node.
+    fn forget(&mut self, key: &str) {
+        let path = format!("{}/{key}", self.device.backend());
+        self.store.remove(None, &path).map_err(store_failed).unwrap_or_else(say);
+    }
+
     fn look_for_guest(&mut self) {
         match self.found() {
             Ok(found) => self.guest = found,
@@ -355,12 +369,14 @@ impl Server for Backend {
     fn stop(&mut self, watch: &mut dyn Watch) {
         [DOMAINS, TIME_IS_UP].into_iter().for_each(|key| watch.forget(key));
         if self.guest == Guest::Gone {
-            // There is nobody who could let the disk go.
+            // There is nobody who could let the disk go, and the node goes as a whole.
             self.server.leave();
-        } else if self.leaving {
-            say(format_args!("leaving {} as it is: its guest waits for the next process", self.device));
-            let pid = format!("{}/tapline/pid", self.device.backend());
-            self.store.remove(None, &pid).map_err(store_failed).unwrap_or_else(say);
+        } else {
+            self.forget(KTHREAD_PID);
+            if self.leaving {
+                say(format_args!("leaving {} as it is: its guest waits for the next process", self.device));
+                self.forget("tapline/pid");
+            }
         }
         self.server.stop(watch);
         // The loop asks for events as long as it runs.

@@ -50,6 +50,7 @@ fn remove_socket(path: &Path) -> Result<(), BindError> {
 #[cfg(test)]
 mod test {
     use std::os::unix::net::UnixListener;
+    use std::process::Command;
 
     use super::*;
     use crate::toolstack::attach::test::machine;
@@ -60,7 +61,7 @@ mod test {
         device: Device,
         sockets: [PathBuf; 2],
         pid: PathBuf,
-        statistics: PathBuf,
+        statistics: [PathBuf; 2],
     }
 
     /// What a process leaves that is killed.
@@ -77,9 +78,14 @@ mod test {
         }
         let pid = places.run.join("xen-tapline-7-51728.pid");
         fs::write(&pid, "1\n").unwrap();
-        let statistics = places.statistics.join("vbd3-7-51728");
-        fs::create_dir(&statistics).unwrap();
-        fs::write(statistics.join("statistics"), [1; 112]).unwrap();
+        let mut process = Command::new("true").spawn().unwrap();
+        process.wait().unwrap();
+        let statistics = ["vbd3-7-51728".to_owned(), format!("td3-{}", process.id())];
+        let statistics = statistics.map(|directory| places.statistics.join(directory));
+        for (directory, file) in statistics.iter().zip(["statistics", "vbd-7-51728"]) {
+            fs::create_dir(directory).unwrap();
+            fs::write(directory.join(file), [1; 112]).unwrap();
+        }
         Left { _directory: directory, places, device, sockets, pid, statistics }
     }
 
@@ -88,8 +94,8 @@ mod test {
             remove(&self.places, &self.device, Some(&self.sockets[1]), |said| panic!("{said}"));
         }
 
-        fn all(&self) -> [&PathBuf; 4] {
-            [&self.sockets[0], &self.sockets[1], &self.pid, &self.statistics]
+        fn all(&self) -> [&PathBuf; 5] {
+            [&self.sockets[0], &self.sockets[1], &self.pid, &self.statistics[0], &self.statistics[1]]
         }
     }
 
@@ -118,7 +124,8 @@ mod test {
         let _listener = UnixListener::bind(&left.sockets[1]).unwrap();
         let _statistics = blkback_stats::BlkbackStats::open(&left.places.statistics, 7, 51728).unwrap();
         left.remove();
-        assert_eq!(left.all().map(|path| path.exists()), [false, true, false, true]);
+        assert_eq!(left.all().map(|path| path.exists()), [false, true, false, true, false]);
+        assert!(left.places.statistics.join(format!("td3-{}/vbd-7-51728", std::process::id())).exists());
     }
 
     #[test]

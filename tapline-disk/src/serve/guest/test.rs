@@ -202,17 +202,27 @@ fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
     let counted = || fs::read(machine.statistics().join("statistics")).unwrap_or_default();
     until(|| counted().get(24..48).is_some_and(|reads| reads.chunks(8).all(|count| count[0] == 1)));
     assert!(machine.of_backend("tapline/image").unwrap().ends_with("disk.raw"));
-    let word = format!("{}/tapline/image", machine.device.backend());
-    assert_eq!(machine.host.permissions(&word).unwrap(), ["n0"]);
+    // Readers of today begin with the process, and find the same.
+    let pid = machine.of_backend("kthread-pid").unwrap();
+    assert_eq!(pid, std::process::id().to_string());
+    let td3 = machine.directory.path().join(format!("td3-{pid}"));
+    let counted = || fs::read(td3.join("vbd-7-51728")).unwrap_or_default();
+    until(|| counted().get(16..40).is_some_and(|reads| reads.chunks(8).all(|count| count[0] == 1)));
+    for word in ["tapline/image", "kthread-pid"] {
+        let word = format!("{}/{word}", machine.device.backend());
+        assert_eq!(machine.host.permissions(&word).unwrap(), ["n0"]);
+    }
 
     detach::ask(&mut machine.store, &machine.device).unwrap();
     machine.guest_closes();
     detach::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
     assert_eq!(process.end(), Exit::Done);
+    assert_eq!(machine.of_backend("kthread-pid"), None);
     detach::remove(&mut machine.store, &machine.device).unwrap();
     assert_eq!(machine.states(), (None, None));
     assert_eq!(machine.host.counts(), Counts::default());
     assert!(!machine.statistics().exists());
+    assert!(!td3.exists());
 }
 
 #[test]
@@ -250,6 +260,7 @@ fn a_process_that_is_to_end_does_not_wait_for_ever_nor_twice() {
         }
         assert_eq!(process.end(), Exit::Done);
         assert_eq!(machine.states(), (Some(State::CLOSING), Some(State::CONNECTED)));
+        assert_eq!(machine.of_backend("kthread-pid"), None);
         assert_eq!(machine.host.counts(), Counts::default());
         // Whoever serves the disk next has a guest that still uses it.
         let process = machine.serve();
@@ -326,7 +337,7 @@ fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() 
     assert_eq!(process.end(), Exit::Done);
     let both = (Some(State::CONNECTED), Some(State::CONNECTED));
     assert_eq!(machine.states(), both);
-    assert_eq!(machine.of_backend("tapline/pid"), None);
+    assert_eq!([machine.of_backend("tapline/pid"), machine.of_backend("kthread-pid")], [None, None]);
     assert_eq!(machine.host.counts(), Counts::default());
 
     let process = machine.serve();

@@ -68,11 +68,11 @@ impl Pieces {
         self.len
     }
 
-    /// There are none.
+    /// There are none, and no memory for many: a ring of large requests would keep a megabyte of it.
     #[inline]
     pub fn clear(&mut self) {
         (self.count, self.len) = (0, 0);
-        self.many.clear();
+        self.many = Vec::new();
     }
 
     /// Those of a direct request, which has no more segments than there is room for.
@@ -91,6 +91,7 @@ impl Pieces {
     /// Those that descriptors in a page of their own name.
     pub fn put_told(&mut self, descriptors: &[u8]) -> Result<(), i16> {
         self.clear();
+        self.many.reserve_exact(descriptors.len() / SEGMENT_LEN);
         let segments = descriptors.chunks_exact(SEGMENT_LEN).filter_map(|bytes| bytes.first_chunk());
         for &segment in segments {
             let piece = piece(u64::from_le_bytes(segment)).ok_or(ERROR)?;
@@ -316,6 +317,16 @@ mod test {
 
     fn ask(operation: u8, second: u8, sector: u64, segments: &[(u32, u8, u8)]) -> Result<Ask, i16> {
         parsed(&entry(operation, second, sector, segments), &GEOMETRY, &mut Pieces::default()).ask
+    }
+
+    #[test]
+    fn pieces_of_a_large_request_leave_no_memory_behind() {
+        let mut pieces = Pieces::default();
+        let descriptors = [9, 0, 0, 0, 0, 7, 0, 0].repeat(usize::from(SEGMENTS_MAX));
+        pieces.put_told(&descriptors).unwrap();
+        assert_eq!((pieces.len(), pieces.bytes()), (256, 1 << 20));
+        pieces.clear();
+        assert_eq!((pieces.len(), pieces.many.capacity()), (0, 0));
     }
 
     #[test]

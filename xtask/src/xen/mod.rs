@@ -297,7 +297,7 @@ mod test {
 
         let names: Vec<String> = chosen.iter().map(Test::name).collect();
         assert_eq!(names, ["crate", "tapline-attach-pvh", "tapline-attach-pv"]);
-        assert!(parse(&["vbd3"]).unwrap().chosen().unwrap_err().contains("«vbd3»"));
+        assert!(parse(&["vdb9"]).unwrap().chosen().unwrap_err().contains("«vdb9»"));
         assert!(
             parse(&["--backend", "qdisk", "tapline"]).unwrap().chosen().is_err(),
             "of a backend that is not chosen"
@@ -307,6 +307,6 @@ mod test {
     #[test]
     fn an_unknown_option_or_backend_is_refused() {
         assert!(parse(&["--quick"]).is_none());
-        assert!(parse(&["--backend", "vbd3"]).is_none());
+        assert!(parse(&["--backend", "vdb9"]).is_none());
     }
 }

@@ -17,10 +17,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
-use memory::Part;
 use rustix::fs::FallocateFlags;
 
-use crate::aio_context::{AioContext, Event, FDSYNC, Iocb, POLL, PREAD, PREADV, PWRITE, PWRITEV};
+use crate::aio_context::{AioContext, Event, FDSYNC, Iocb, POLL};
 use crate::engine::slots;
 use crate::engine_error::sysctl;
 use crate::epoll::Epoll;
@@ -161,22 +160,17 @@ impl Aio {
     fn prepare(&mut self, slot: Slot) -> Option<i32> {
         let (file, step) = self.flights.step(slot);
         let Some(file) = self.files.get(file) else { unreachable!("`push` has looked the file up") };
-        let (opcode, at, buf, len) = match step {
-            Step::Read { at, parts: [part] } => (PREAD, at, address(part.base()), part.len()),
-            Step::Write { at, parts: [part] } => (PWRITE, at, address(part.base()), part.len()),
-            Step::Read { at, parts } => (PREADV, at, list_address(parts), parts.len()),
-            Step::Write { at, parts } => (PWRITEV, at, list_address(parts), parts.len()),
+        let (fd, data) = (file.as_fd().as_raw_fd(), u64::from(slot));
+        let iocb = match step {
+            Step::Read { at, parts } => Iocb::read(at, parts, fd, data),
+            Step::Write { at, parts } => Iocb::write(at, parts, fd, data),
             Step::SyncData if self.sync_inline => return Some(errno_of(rustix::fs::fdatasync(file))),
-            Step::SyncData => (FDSYNC, 0, 0, 0),
+            Step::SyncData => Iocb::new(FDSYNC, fd, data),
             Step::Deallocate { at, len } => {
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 return Some(errno_of(rustix::fs::fallocate(file, mode, at, len)));
             }
         };
-        let mut iocb = Iocb::new(opcode, file.as_fd().as_raw_fd(), u64::from(slot));
-        iocb.at = i64::try_from(at).unwrap_or(i64::MAX);
-        iocb.buf = buf;
-        iocb.len = u64::try_from(len).unwrap_or(u64::MAX);
         self.put(slot, iocb);
         None
     }
@@ -383,15 +377,6 @@ fn failed(what: &'static str, cause: &io::Error) -> EngineFailed {
 
 fn errno_of(result: rustix::io::Result<()>) -> i32 {
     result.map_or_else(|errno| errno.raw_os_error().saturating_neg(), |()| 0)
-}
-
-fn address(base: *mut u8) -> u64 {
-    u64::try_from(base.expose_provenance()).unwrap_or(u64::MAX)
-}
-
-/// A list of parts is a `struct iovec[]` (memory::Part).
-fn list_address(parts: &[Part]) -> u64 {
-    u64::try_from(parts.as_ptr().expose_provenance()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

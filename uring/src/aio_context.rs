@@ -11,6 +11,8 @@ use std::os::fd::RawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use memory::Part;
+
 /// Requests, as `struct iocb` of linux/aio_abi.h has them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,17 +37,37 @@ pub(crate) struct Iocb {
 const _: () = assert!(size_of::<Iocb>() == 64);
 
 /// IOCB_CMD_*
-pub(crate) const PREAD: u16 = 0;
-pub(crate) const PWRITE: u16 = 1;
+const PREAD: u16 = 0;
+const PWRITE: u16 = 1;
 pub(crate) const FDSYNC: u16 = 3;
 pub(crate) const POLL: u16 = 5;
-pub(crate) const PREADV: u16 = 7;
-pub(crate) const PWRITEV: u16 = 8;
+const PREADV: u16 = 7;
+const PWRITEV: u16 = 8;
 
 impl Iocb {
     /// A request of any kind; `data` comes back with its completion.
     pub(crate) fn new(opcode: u16, fd: RawFd, data: u64) -> Iocb {
         Iocb { opcode, fd: fd.unsigned_abs(), data, ..Iocb::default() }
+    }
+
+    /// A read from offset `at` into `parts`.
+    pub(crate) fn read(at: u64, parts: &[Part], fd: RawFd, data: u64) -> Iocb {
+        Iocb::new(if parts.len() == 1 { PREAD } else { PREADV }, fd, data).moving(at, parts)
+    }
+
+    /// A write of `parts` to offset `at`.
+    pub(crate) fn write(at: u64, parts: &[Part], fd: RawFd, data: u64) -> Iocb {
+        Iocb::new(if parts.len() == 1 { PWRITE } else { PWRITEV }, fd, data).moving(at, parts)
+    }
+
+    fn moving(self, at: u64, parts: &[Part]) -> Iocb {
+        // Exposed: the kernel takes it for a pointer again. A list of parts is a `struct iovec[]` (memory::Part).
+        let (address, len) = match parts {
+            [part] => (part.base().expose_provenance(), part.len()),
+            parts => (parts.as_ptr().expose_provenance(), parts.len()),
+        };
+        let number = |number| u64::try_from(number).unwrap_or(u64::MAX);
+        Iocb { at: i64::try_from(at).unwrap_or(i64::MAX), buf: number(address), len: number(len), ..self }
     }
 
     /// Also signals an eventfd when it has ended (IOCB_FLAG_RESFD).

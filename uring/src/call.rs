@@ -5,7 +5,6 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use crate::aio_context::{Iocb, PREADV, PWRITEV};
 use crate::flight::Step;
 
 /// FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
@@ -46,21 +45,6 @@ impl Call {
             Step::Deallocate { at, len } => What::Deallocate { at: offset(at), len: offset(len) },
         };
         Call { fd, what }
-    }
-
-    /// A transfer as a request to Linux AIO.
-    pub(crate) fn request(&self, data: u64) -> Option<Iocb> {
-        let (opcode, at, parts, count) = match self.what {
-            What::Read { at, parts, count } => (PREADV, at, parts, count),
-            What::Write { at, parts, count } => (PWRITEV, at, parts, count),
-            What::SyncData | What::Deallocate { .. } => return None,
-        };
-        let mut request = Iocb::new(opcode, self.fd, data);
-        request.at = at;
-        // Exposed: the kernel takes it for a pointer again.
-        request.buf = u64::try_from(parts.expose_provenance()).unwrap_or(0);
-        request.len = u64::from(count.unsigned_abs());
-        Some(request)
     }
 
     /// Makes it, however long it takes: a count, or an errno as a negative number.

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::aio_context::{AioContext, Event, Submitter};
+use crate::aio_context::{AioContext, Event, Iocb, Submitter};
 use crate::call::Call;
 use crate::flight::Step;
 use crate::flights::Slot;
@@ -70,8 +70,8 @@ struct Lane {
 struct Job {
     slot: Slot,
     call: Call,
-    /// Where to submit it, if it need not be waited for.
-    submitter: Option<Submitter>,
+    /// As what and where to submit it, if it need not be waited for.
+    submission: Option<(Submitter, Iocb)>,
 }
 
 /// A step that was done.
@@ -151,13 +151,18 @@ impl Workers {
     /// # Safety
     /// What the step points to stays valid and in its place until its result was taken, or was answered here.
     pub(crate) unsafe fn give(&mut self, slot: Slot, file: &ImageFile, step: &Step<'_>) -> Option<i32> {
-        let lane = LaneId::of(step);
-        let direct = file.options().cache == Cache::None && matches!(lane, LaneId::Reads | LaneId::Writes);
-        let submitter = if direct { self.submitter() } else { None };
-        let job = Job { slot, call: Call::of(file.as_fd().as_raw_fd(), step), submitter };
+        let (lane, fd, data) = (LaneId::of(step), file.as_fd().as_raw_fd(), u64::from(slot));
+        let direct = file.options().cache == Cache::None;
+        let request = match *step {
+            Step::Read { at, parts } if direct => Some(Iocb::read(at, parts, fd, data)),
+            Step::Write { at, parts } if direct => Some(Iocb::write(at, parts, fd, data)),
+            _ => None,
+        };
+        let submission = request.and_then(|request| Some((self.submitter()?, request)));
+        let job = Job { slot, call: Call::of(fd, step), submission };
         let mut state = self.shared.lock();
         let place = state.lane(lane);
-        let enough = place.queue.len() < place.idle || place.threads >= lane.threads_max(job.submitter.is_none());
+        let enough = place.queue.len() < place.idle || place.threads >= lane.threads_max(job.submission.is_none());
         if !enough {
             match start(&self.shared, lane) {
                 Ok(()) => place.threads = place.threads.saturating_add(1),
@@ -338,10 +343,10 @@ impl Shared {
 
     /// Does a job; `None`: it was submitted.
     fn run(&self, job: &Job) -> Option<Outcome> {
-        if let Some(submitter) = job.submitter {
-            let request = job.call.request(u64::from(job.slot)).map(|it| it.signalling(self.event.as_raw_fd()));
+        if let Some((submitter, request)) = job.submission {
+            let request = request.signalling(self.event.as_raw_fd());
             // SAFETY: the context lives until nothing is unfinished, the memory by the contract of `Workers::give`.
-            if request.is_some_and(|request| unsafe { submitter.submit(request) }.is_ok()) {
+            if unsafe { submitter.submit(request) }.is_ok() {
                 return None;
             }
         }

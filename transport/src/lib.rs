@@ -9,6 +9,7 @@
 pub mod blkif;
 mod log;
 pub mod nbd;
+mod timer;
 pub mod vhost_user;
 
 use std::io;
@@ -16,6 +17,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use memory::Buffer;
+
+pub use timer::Timer;
 
 /// A server's own name for a file descriptor it watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,15 +4,12 @@
 //! written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no trace;
 //! when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use disk::{Disconnected, Geometry, Request, Status, Transport};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
-};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
-use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
+use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
 use xen::kernel::{Evtchn, Gntdev};
 use xen::{EventChannels, Grants, Store, StoreError};
 
@@ -150,7 +147,7 @@ struct Backend {
     /// The guest was asked to let go, since the process is to stop.
     closing: bool,
     /// How long it has for that: it runs only then.
-    timer: OwnedFd,
+    timer: Timer,
     time_is_up: bool,
     /// xl's configuration has named the disk, and xl has a node of its own for it.
     is_xls: bool,
@@ -177,8 +174,7 @@ impl Backend {
     ) -> Result<Backend, Failure> {
         let device = Device::of_backend(&config.backend);
         let device = device.ok_or_else(|| Failure::new("serve a guest's disk", "its node has no such path"))?;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK);
-        let timer = timer.map_err(|errno| Failure::new("make a timer", std::io::Error::from(errno)))?;
+        let timer = Timer::new().map_err(|error| Failure::new("make a timer", error))?;
         let (guest, leaving) = (Guest::Awaited, config.on_stop == OnStop::Leave);
         let (closing, time_is_up, is_xls) = (false, false, false);
         let server = blkif::Server::new(config, server, grants, channels).map_err(Failure::said)?;
@@ -222,11 +218,8 @@ impl Backend {
 
     /// Has the timer run. `false`: it does not, and then nothing would end a wait.
     fn begin_to_wait(&self) -> bool {
-        let at = |tv_sec| Timespec { tv_sec, tv_nsec: 0 };
-        let once = i64::try_from(CLOSING_MAX.as_secs()).unwrap_or(1);
-        let time = Itimerspec { it_interval: at(0), it_value: at(once) };
-        let set = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time);
-        set.map_err(|errno| say(format_args!("cannot wait for the guest to let the disk go: {errno}"))).is_ok()
+        let set = self.timer.set(CLOSING_MAX);
+        set.map_err(|error| say(format_args!("cannot wait for the guest to let the disk go: {error}"))).is_ok()
     }
 
     /// The guest's I/O does not need the store. All else does, and what a new one knows is not known: one that has forgotten

@@ -38,12 +38,9 @@ use std::time::Duration;
 use disk::{Disconnected, Geometry, Request, Status, Transport};
 use memory::Buffer;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
-};
 use xen::{DomId, EventChannels, Grants, Port, Store};
 
-use crate::{Interest, MemoryChange, Watch, WatchKey};
+use crate::{Interest, MemoryChange, Timer, Watch, WatchKey};
 
 pub use event::Event;
 pub use request::SEGMENTS_MAX;
@@ -165,7 +162,7 @@ pub struct Server {
     /// Ports that were reported and are to be unmasked before we sleep.
     masked: Vec<Port>,
     /// Runs out when memory that is kept may be given up; runs only while there is such, so that an idle disk wakes once.
-    rest: OwnedFd,
+    rest: Timer,
     resting: bool,
     hearing: Patience,
     unmasking: Patience,
@@ -211,8 +208,7 @@ impl Server {
         let nodes = nodes.map_err(failed)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| SetUpError::Eventfd(errno.into()))?;
-        let rest = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
-            .map_err(|errno| SetUpError::Timer(errno.into()))?;
+        let rest = Timer::new().map_err(SetUpError::Timer)?;
         let machine = Machine { store, grants, channels, wake };
         let session = Session::new(config, nodes, Buffer::zeroed(pool::STAGING_LEN));
         let (masked, log, hearing, unmasking, looking) = Default::default();
@@ -300,12 +296,9 @@ impl Server {
         if self.resting || !self.session.device.as_ref().is_some_and(Device::keeps_much) {
             return;
         }
-        let once = Timespec { tv_sec: i64::try_from(REST_AFTER.as_secs()).unwrap_or(1), tv_nsec: 0 };
-        let never = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let time = Itimerspec { it_interval: never, it_value: once };
-        match timerfd_settime(&self.rest, TimerfdTimerFlags::empty(), &time) {
-            Ok(_) => self.resting = true,
-            Err(errno) => self.log.failed("cannot set a timer", &errno),
+        match self.rest.set(REST_AFTER) {
+            Ok(()) => self.resting = true,
+            Err(error) => self.log.failed("cannot set a timer", &error),
         }
     }
 

@@ -4,12 +4,10 @@
 //! meanwhile: a merge then takes half of the storage's time at most. Its timer exists while a merge does.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
-};
+use transport::Timer;
 
 /// After a time without work the rate is not made up for: at most so much of it is.
 const BURST: Duration = Duration::from_millis(100);
@@ -17,7 +15,7 @@ const BURST: Duration = Duration::from_millis(100);
 /// The pace of one merge.
 #[derive(Debug)]
 pub struct Pace {
-    timer: OwnedFd,
+    timer: Timer,
     /// Bytes a second at most.
     rate: Option<u64>,
     /// The piece under way: when it began.
@@ -31,9 +29,7 @@ pub struct Pace {
 impl Pace {
     /// A pace that allows a piece at once.
     pub fn new(rate: Option<u64>, now: Duration) -> io::Result<Pace> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        Ok(Pace { timer, rate, begun: None, due: now, paid: now })
+        Ok(Pace { timer: Timer::new()?, rate, begun: None, due: now, paid: now })
     }
 
     /// A piece begins.
@@ -58,13 +54,7 @@ impl Pace {
         if now >= self.due {
             return Ok(true);
         }
-        let left = self.due.saturating_sub(now);
-        let it_value = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        self.timer.set(self.due.saturating_sub(now))?;
         Ok(false)
     }
 }

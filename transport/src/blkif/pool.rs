@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use memory::{Buffer, PAGE, Segments};
 
+use super::request::SEGMENTS_MAX;
 use crate::MemoryChange;
 
 /// Bytes of the staging: four requests of 64 KiB, or two rings of a page full of small ones. It stays while the disk is idle.
@@ -23,6 +24,7 @@ const _: () = assert!(UNITS as u64 == u64::BITS as u64);
 
 /// Bytes of a unit of the pieces that come and go: such a piece has room for the largest request.
 const LARGE_UNIT: usize = 16 << 10;
+const _: () = assert!(LARGE_UNIT * UNITS >= SEGMENTS_MAX as usize * PAGE);
 
 /// Such pieces: for all bytes that a disk may have under way.
 const LARGE_MAX: usize = 32;
@@ -36,14 +38,12 @@ pub struct Loan {
     len: usize,
     /// Its units of the piece; none of a buffer of its own.
     units: u64,
-    /// What it takes of the bounds: whole pages.
-    taken: usize,
 }
 
 enum Place {
     Staging,
     /// In the large piece of this number.
-    Large(u8),
+    Large(u8, Arc<Buffer>),
     Own(Arc<Buffer>),
 }
 
@@ -97,19 +97,18 @@ impl Pool {
     #[inline(always)]
     pub fn lend(&mut self, len: usize) -> Loan {
         let count = units(len, PAGE);
-        let taken = count.saturating_mul(PAGE);
-        self.lent = self.lent.saturating_add(taken);
+        self.lent = self.lent.saturating_add(count.saturating_mul(PAGE));
         match run(!self.lent_pages, count) {
             Some((first, units)) => {
                 self.lent_pages |= units;
-                Loan { place: Place::Staging, at: first.saturating_mul(PAGE), len, units, taken }
+                Loan { place: Place::Staging, at: first.saturating_mul(PAGE), len, units }
             }
-            None => self.lend_large(len, taken),
+            None => self.lend_large(len),
         }
     }
 
     #[inline(never)]
-    fn lend_large(&mut self, len: usize, taken: usize) -> Loan {
+    fn lend_large(&mut self, len: usize) -> Loan {
         let count = units(len, LARGE_UNIT);
         for (number, place) in (0..).zip(&mut self.large) {
             // Those that there are come first: one is made when the others have no room.
@@ -121,19 +120,20 @@ impl Pool {
             });
             if let Some((first, units)) = run(!large.lent, count) {
                 large.lent |= units;
-                return Loan { place: Place::Large(number), at: first.saturating_mul(LARGE_UNIT), len, units, taken };
+                let place = Place::Large(number, large.buffer.clone());
+                return Loan { place, at: first.saturating_mul(LARGE_UNIT), len, units };
             }
         }
-        Loan { place: Place::Own(Buffer::zeroed(len)), at: 0, len, units: 0, taken }
+        Loan { place: Place::Own(Buffer::zeroed(len)), at: 0, len, units: 0 }
     }
 
     /// Takes it back: nobody uses it any more.
     #[inline]
     pub fn give_back(&mut self, loan: Loan) {
-        self.lent = self.lent.saturating_sub(loan.taken);
+        self.lent = self.lent.saturating_sub(units(loan.len, PAGE).saturating_mul(PAGE));
         match loan.place {
             Place::Staging => self.lent_pages &= !loan.units,
-            Place::Large(number) => {
+            Place::Large(number, _) => {
                 if let Some(Some(large)) = self.large.get_mut(usize::from(number)) {
                     large.lent &= !loan.units;
                 }
@@ -147,11 +147,7 @@ impl Pool {
     pub fn buffer<'a>(&'a self, loan: &'a Loan) -> &'a Arc<Buffer> {
         match &loan.place {
             Place::Staging => &self.staging,
-            Place::Large(number) => {
-                let large = self.large.get(usize::from(*number)).and_then(Option::as_ref);
-                large.map_or(&self.staging, |large| &large.buffer)
-            }
-            Place::Own(buffer) => buffer,
+            Place::Large(_, buffer) | Place::Own(buffer) => buffer,
         }
     }
 

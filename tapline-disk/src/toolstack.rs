@@ -16,7 +16,7 @@ mod list;
 mod relics;
 mod upgrade;
 pub mod vdev;
-mod wait;
+pub mod wait;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -10,13 +10,15 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use disk::{Operation, Request};
 use memory::{Mapping, Shared};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::toolstack::wait::readable;
 
 /// Numbers in `struct blkback_stats`.
 const FIELDS: usize = 14;
@@ -185,10 +187,7 @@ fn remove_td3_left(place: &Path, domain: u16, device: u32) -> io::Result<()> {
 fn has_ended(pid: Pid) -> bool {
     match pidfd_open(pid, PidfdFlags::empty()) {
         Err(errno) => errno == Errno::SRCH,
-        Ok(process) => {
-            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-            poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&at_once)).is_ok_and(|ended| ended > 0)
-        }
+        Ok(process) => readable(&process, Duration::ZERO).is_ok_and(|ended| ended),
     }
 }
 

@@ -26,6 +26,14 @@ attach() {
     $tapline xen attach "$guest" "$image" --vdev "$vdev" --log "/out/serve-$name.log" --wait "$@" || fail "attach $vdev"
 }
 
+# A group of processes whose I/O is slow, once its io.max says so.
+slow_group() {
+    mkdir -p /cgroup
+    mount -t cgroup2 cgroup /cgroup || fail "cgroups"
+    echo +io >/cgroup/cgroup.subtree_control || fail "no control of I/O"
+    mkdir /cgroup/slow
+}
+
 # refused CODE WORDS COMMAND...: the command ends with that code, and says the words.
 refused() {
     code=$1

@@ -3,10 +3,7 @@
 # then others follow, and the guest, whose load is verified, has seen nothing.
 . /drop/life.sh
 ram_disks 2 8
-mkdir -p /cgroup
-mount -t cgroup2 cgroup /cgroup || fail "cgroups"
-echo +io >/cgroup/cgroup.subtree_control || fail "no control of I/O"
-mkdir /cgroup/slow
+slow_group
 
 # What is on the storage, past dom0's page cache.
 content() { dd if="$1" bs=1M iflag=direct 2>/dev/null | md5sum; }

@@ -3,10 +3,7 @@
 # can have another.
 . /drop/life.sh
 ram_disks 2 8
-mkdir -p /cgroup
-mount -t cgroup2 cgroup /cgroup || fail "cgroups"
-echo +io >/cgroup/cgroup.subtree_control || fail "no control of I/O"
-mkdir /cgroup/slow
+slow_group
 echo "$(cat /sys/block/ram0/dev) wiops=2" >/cgroup/slow/io.max || fail "io.max"
 
 guest a asked ""

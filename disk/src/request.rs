@@ -133,6 +133,8 @@ pub struct Request {
     pub extents: Vec<Extent>,
     /// When it was taken in, in nanoseconds of the clock of whoever serves the disk: theirs to set and to read.
     pub taken: u64,
+    /// Set by the disk where a layer's format has no room for it, so that no space of the storage would help.
+    pub at_limit: bool,
     open: bool,
 }
 
@@ -160,13 +162,13 @@ impl Request {
         if !aligned || !inside || !memory_fits {
             return Err(Status::Unsupported);
         }
-        Ok(Request { operation, span, memory, token, extents: Vec::new(), taken: 0, open: true })
+        Ok(Request { operation, span, memory, token, extents: Vec::new(), taken: 0, at_limit: false, open: true })
     }
 
     /// What the disk asks of itself: nobody waits for an answer.
     pub(crate) fn internal(operation: Operation, span: Span) -> Request {
         let (memory, extents) = (Segments::empty(), Vec::new());
-        Request { operation, span, memory, token: Token(0), extents, taken: 0, open: false }
+        Request { operation, span, memory, token: Token(0), extents, taken: 0, at_limit: false, open: false }
     }
 
     /// What is asked.

@@ -3,9 +3,9 @@
 //! It knows how its bytes must be addressed ([`ImageFile::alignment`]) and nothing about what they mean.
 //! Invariant: a file opened with [`Cache::None`] bypasses the page cache, or was not opened at all.
 
-use std::fs::{File, OpenOptions as SystemOptions};
+use std::fs::{File, Metadata, OpenOptions as SystemOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -77,6 +77,15 @@ impl ImageFile {
         ImageFile::adopt(file, path, options)
     }
 
+    /// Takes over a file that somebody else has opened, and calls `path`. Its description is shared with whoever has handed
+    /// it over: O_DIRECT is set or cleared on it, and the lock is its lock.
+    pub fn of_descriptor(file: OwnedFd, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
+        let file = File::from(file);
+        check_mode(&file, path, options.wanted())?;
+        set_cache(&file, path, options.cache)?;
+        ImageFile::adopt(file, path, options)
+    }
+
     /// Creates an empty file at `path`, where nothing may exist, and opens it. Its name is durable only after
     /// [`sync_directory`].
     pub fn create_new(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
@@ -89,11 +98,7 @@ impl ImageFile {
             .map_err(|cause| FileOpenError::refused("create", path, Held::Writing, cause))?;
         // O_DIRECT is set afterwards: open(2) with O_CREAT leaves a file behind even where it refuses the flag.
         let options = OpenOptions { write: true, ..options };
-        let opened = match options.cache {
-            Cache::None => set_direct(&file, path),
-            Cache::Writeback => Ok(()),
-        };
-        opened.and_then(|()| ImageFile::adopt(file, path, options)).inspect_err(|_| {
+        set_cache(&file, path, options.cache).and_then(|()| ImageFile::adopt(file, path, options)).inspect_err(|_| {
             // What failed is told; a file that cannot be removed either is empty and ours.
             drop(std::fs::remove_file(path));
         })
@@ -168,6 +173,17 @@ impl ImageFile {
         }
     }
 
+    /// What the file system knows of the file, wherever its name leads by now.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
+    }
+
+    /// Another descriptor of the same description.
+    pub fn try_clone_descriptor(&self) -> Result<OwnedFd, FileOpenError> {
+        let cloned = self.file.try_clone().map(OwnedFd::from);
+        cloned.map_err(|cause| FileOpenError::failed("duplicate the descriptor of", &self.path, cause))
+    }
+
     pub(crate) fn as_file(&self) -> &File {
         &self.file
     }
@@ -223,7 +239,7 @@ fn direct_refused(path: &Path, why: impl Into<String>) -> FileOpenError {
     FileOpenError::DirectRefused { path: path.to_owned(), why: why.into() }
 }
 
-fn check_kind(path: &Path, metadata: &std::fs::Metadata) -> Result<(), FileOpenError> {
+fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), FileOpenError> {
     let kind = metadata.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
@@ -237,9 +253,37 @@ fn check_kind(path: &Path, metadata: &std::fs::Metadata) -> Result<(), FileOpenE
     Err(FileOpenError::NotAnImage { path: path.to_owned(), found })
 }
 
-fn set_direct(file: &File, path: &Path) -> Result<(), FileOpenError> {
+/// Whether a description that was handed over can do what is wanted of it, and nothing that would surprise.
+fn check_mode(file: &File, path: &Path, wanted: Held) -> Result<(), FileOpenError> {
+    match (open_for(file), wanted) {
+        (Some(Held::Writing), _) | (Some(Held::Reading), Held::Reading) => Ok(()),
+        _ => Err(FileOpenError::NotHanded { path: path.to_owned(), wanted }),
+    }
+}
+
+/// What a description was opened for. `None`: for something that no image can be used with.
+pub fn open_for(file: impl AsFd) -> Option<Held> {
+    let flags = rustix::fs::fcntl_getfl(file).ok()?;
+    match flags & OFlags::RWMODE {
+        // pwrite(2): with O_APPEND the offset does not count.
+        _ if flags.intersects(OFlags::PATH | OFlags::APPEND) => None,
+        OFlags::RDWR => Some(Held::Writing),
+        OFlags::RDONLY => Some(Held::Reading),
+        _ => None,
+    }
+}
+
+/// Sets or clears O_DIRECT on an open description.
+fn set_cache(file: &File, path: &Path, cache: Cache) -> Result<(), FileOpenError> {
     let flags = rustix::fs::fcntl_getfl(file).map_err(|cause| FileOpenError::failed("examine", path, cause))?;
-    rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|cause| match cause {
+    let wanted = match cache {
+        Cache::None => flags | OFlags::DIRECT,
+        Cache::Writeback => flags - OFlags::DIRECT,
+    };
+    if wanted == flags {
+        return Ok(());
+    }
+    rustix::fs::fcntl_setfl(file, wanted).map_err(|cause| match cause {
         Errno::INVAL => direct_refused(path, "its file system does not support it"),
         cause => FileOpenError::failed("set O_DIRECT on", path, cause),
     })

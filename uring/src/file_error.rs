@@ -79,6 +79,20 @@ pub enum FileOpenError {
         /// The path as given.
         path: PathBuf,
     },
+    /// The process works on what it was handed, and this file was not among it, or not for that.
+    #[error("cannot open {path} for {wanted}: it was not handed to this process for that", path = path.display())]
+    NotHanded {
+        /// The path as given.
+        path: PathBuf,
+        /// What was wanted.
+        wanted: Held,
+    },
+    /// What was handed in place of a file is another one.
+    #[error("cannot open {path} again: what was handed under that name is another file", path = path.display())]
+    AnotherFile {
+        /// The path as given.
+        path: PathBuf,
+    },
     /// Anything else.
     #[error("cannot {tried} {path}", path = path.display())]
     Failed {

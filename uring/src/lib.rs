@@ -42,7 +42,7 @@ pub use aio::Aio;
 pub use alignment::Alignment;
 pub use engine::{DEPTH_MAX, Engine, EngineKind};
 pub use engine_error::EngineError;
-pub use file::{Cache, ImageFile, OpenOptions, sync_directory};
+pub use file::{Cache, ImageFile, OpenOptions, open_for, sync_directory};
 pub use file_error::{FileOpenError, Held};
 pub use file_table::FILES_MAX;
 pub use uring::Uring;

@@ -184,6 +184,9 @@ impl<F: Format> Disk<F> {
             }
             Obstacle::Layer(file, Wait::NoSpace) => {
                 self.crowd_out(number, file);
+                if let Some(active) = self.active.get_mut(number) {
+                    active.request.at_limit = true;
+                }
                 self.fail(number, Status::NoSpace);
             }
         }

@@ -462,10 +462,11 @@ impl<F: Format> Disk<F> {
 
     /// A merge's piece has ended; or a request for which a merge's target has no space, and which is done again.
     fn leave_unanswered(&mut self, number: u32) {
-        let Some(active) = self.active.remove(number) else { return };
+        let Some(mut active) = self.active.remove(number) else { return };
         if active.of_merge {
             self.end_piece(active.status);
         } else {
+            active.request.at_limit = false;
             self.begin_draining();
             self.held.push_back(active.request);
         }

@@ -63,6 +63,14 @@ impl Listener {
         Ok(listener)
     }
 
+    /// A Unix socket that listens already, known as `path`, which is somebody else's to remove.
+    pub(super) fn of_socket(socket: OwnedFd, path: &Path) -> Result<Listener, BindError> {
+        let address = Address::Unix(path.to_owned());
+        rustix::io::ioctl_fionbio(&socket, true)
+            .map_err(|errno| failed("make non-blocking the socket", &address, errno.into()))?;
+        Ok(Listener { socket, address, path: None })
+    }
+
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use disk::{Disconnected, Geometry, Request, Status, Transport};
 use rustix::event::{EventfdFlags, eventfd};
@@ -62,19 +63,26 @@ pub struct Server {
 impl Server {
     /// Listens. The socket of a server that is gone is removed; one at which somebody answers is an error.
     pub fn bind(config: Config) -> Result<Server, BindError> {
-        for (what, text) in [("the name", &config.export.name), ("the description", &config.export.description)] {
-            if text.len() > STRING_MAX {
-                return Err(BindError::TextTooLong { what, len: text.len(), max: STRING_MAX });
-            }
-        }
+        check_texts(&config.export)?;
+        let listener = Listener::bind(&config.address)?;
+        Server::on(listener, config.export)
+    }
+
+    /// The same at a Unix socket that listens already, known as `path`; the path is left alone.
+    pub fn on_socket(socket: OwnedFd, path: &Path, export: Export) -> Result<Server, BindError> {
+        check_texts(&export)?;
+        Server::on(Listener::of_socket(socket, path)?, export)
+    }
+
+    fn on(listener: Listener, export: Export) -> Result<Server, BindError> {
         let nudge = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| BindError::Failed {
             doing: "create an eventfd for",
-            on: config.address.to_string(),
+            on: listener.address().to_string(),
             cause: errno.into(),
         })?;
         Ok(Server {
-            listener: Listener::bind(&config.address)?,
-            export: config.export,
+            listener,
+            export,
             nudge,
             nudged: false,
             connections: Vec::new(),
@@ -349,6 +357,16 @@ impl Drop for Server {
             request.retire();
         }
     }
+}
+
+/// Whether what clients are told fits into what they are told it with.
+fn check_texts(export: &Export) -> Result<(), BindError> {
+    for (what, text) in [("the name", &export.name), ("the description", &export.description)] {
+        if text.len() > STRING_MAX {
+            return Err(BindError::TextTooLong { what, len: text.len(), max: STRING_MAX });
+        }
+    }
+    Ok(())
 }
 
 /// What the others leave to `connection`, if all together hold so much.

@@ -79,6 +79,14 @@ impl Listener {
         Listener::bind_with(path, Some(Mode::RUSR | Mode::WUSR))
     }
 
+    /// A socket that listens already, known as `path`, which is somebody else's to remove.
+    pub fn of_socket(socket: OwnedFd, path: &Path) -> Result<Listener, BindError> {
+        let socket = UnixListener::from(socket);
+        let failed = |source| BindError::Failed { what: "make non-blocking", path: path.into(), source };
+        socket.set_nonblocking(true).map_err(failed)?;
+        Ok(Listener { socket, path: path.into(), file: None })
+    }
+
     fn bind_with(path: &Path, mode: Option<Mode>) -> Result<Listener, BindError> {
         let len = path.as_os_str().len();
         if len > MAX_PATH {
@@ -228,6 +236,19 @@ mod test {
         let _listener = Listener::bind_private(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(UnixStream::connect(&path).is_ok());
+    }
+
+    #[test]
+    fn a_socket_that_was_handed_over_is_listened_at_and_its_path_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.sock");
+        let mut listener = Listener::of_socket(UnixListener::bind(&path).unwrap().into(), &path).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        let _client = UnixStream::connect(&path).unwrap();
+        assert!(listener.accept().unwrap().is_some());
+        listener.remove_path();
+        drop(listener);
+        assert!(path.exists());
     }
 
     #[test]

@@ -102,6 +102,12 @@ struct Client {
 impl Server {
     /// Listens at the path of `config`.
     pub fn bind(config: Config) -> Result<Server, BindError> {
+        let listener = Listener::bind(&config.path)?;
+        Server::on(listener, config)
+    }
+
+    /// The same at a socket that listens already.
+    pub fn on(listener: Listener, config: Config) -> Result<Server, BindError> {
         if !(1..=MAX_QUEUES).contains(&config.queues) {
             return Err(BindError::Queues { asked: config.queues });
         }
@@ -110,7 +116,6 @@ impl Server {
             Some(place) => place.copy_from_slice(config.serial.as_bytes()),
             None => return Err(BindError::SerialTooLong(config.serial)),
         }
-        let listener = Listener::bind(&config.path)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| BindError::Failed {
             what: "make an eventfd for",
             path: config.path.clone(),

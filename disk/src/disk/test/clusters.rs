@@ -58,6 +58,8 @@ pub struct Clusters {
     sealed_table: Vec<Entry>,
     /// How often something was hidden, at the price of an entry in the table.
     pub hidden: usize,
+    /// There is no room for another cluster.
+    pub at_limit: bool,
     pub unpacked: std::cell::Cell<usize>,
 }
 
@@ -82,6 +84,7 @@ impl Clusters {
             durable: vec![Entry::Parent; len.div_ceil(CLUSTER) as usize],
             sealed_table: Vec::new(),
             hidden: 0,
+            at_limit: false,
             unpacked: std::cell::Cell::new(0),
         }
     }
@@ -191,6 +194,9 @@ impl Format for Clusters {
         let (within, mut len) = self.inside(span);
         if let Entry::Data(at) = self.table[first as usize] {
             return Ok(Reserved { at: at + within, len, ticket: None, fill: None });
+        }
+        if self.at_limit {
+            return Err(Wait::NoSpace);
         }
         let place = self.take_place();
         let mut count = 1;

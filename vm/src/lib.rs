@@ -1,0 +1,12 @@
+//! Virtual machine monitors: what they want to hear of a disk, and how QEMU is driven.
+//!
+//! Knows nothing of images, storage and daemons; a disk is a socket at which somebody serves it. Everything here blocks, for a
+//! bounded time: callers that must not wait have threads.
+
+#![forbid(unsafe_code)]
+
+pub mod paste;
+pub mod qemu;
+pub mod qmp;
+mod socket;
+pub mod syntax;

@@ -1,0 +1,233 @@
+//! What to paste into the configuration of a virtual machine that others manage, so that it has a disk of ours.
+//!
+//! It only makes text; nothing need be served yet. What a monitor cannot be told is an error that names what can be done instead, never
+//! a text that does not work.
+
+use std::path::Path;
+
+use thiserror::Error;
+
+use crate::syntax::{cloud_hypervisor_value, qemu_value, shell_word, xl_value, xml_value};
+
+/// Who reads the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Monitor {
+    /// Arguments of QEMU.
+    Qemu,
+    /// Elements of libvirt's domain XML.
+    Libvirt,
+    /// Arguments of Cloud Hypervisor.
+    CloudHypervisor,
+}
+
+/// Where a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served<'a> {
+    /// vhost-user-blk at a socket, with so many queues.
+    VhostUser(&'a Path, u16),
+    /// NBD at a socket.
+    NbdUnix(&'a Path),
+    /// NBD at a host and a port.
+    NbdTcp(&'a str, u16),
+}
+
+/// Why there is no such text.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Unspeakable {
+    /// The monitor does not know this way.
+    #[error("{monitor} cannot use a disk that is served by {served}: {instead}")]
+    Way {
+        /// The monitor.
+        monitor: &'static str,
+        /// The way.
+        served: &'static str,
+        /// What to do.
+        instead: &'static str,
+    },
+    /// The monitor's syntax cannot say this word.
+    #[error("{monitor} has no way to write {word:?}: use a name without {without}")]
+    Word {
+        /// The monitor.
+        monitor: &'static str,
+        /// The word.
+        word: String,
+        /// What it must not have.
+        without: &'static str,
+    },
+}
+
+/// The text for a monitor.
+pub fn text(monitor: Monitor, served: Served<'_>, read_only: bool) -> Result<String, Unspeakable> {
+    match monitor {
+        Monitor::Qemu => Ok(qemu(served, read_only)),
+        Monitor::Libvirt => Ok(libvirt(served, read_only)),
+        Monitor::CloudHypervisor => cloud_hypervisor(served, read_only),
+    }
+}
+
+fn qemu(served: Served<'_>, read_only: bool) -> String {
+    match served {
+        Served::VhostUser(socket, queues) => qemu_vhost_user(socket, queues),
+        Served::NbdUnix(socket) => {
+            qemu_nbd(&format!("server.type=unix,server.path={}", qemu_value(&socket.display().to_string())), read_only)
+        }
+        Served::NbdTcp(host, port) => {
+            qemu_nbd(&format!("server.type=inet,server.host={},server.port={port}", qemu_value(host)), read_only)
+        }
+    }
+}
+
+/// The guest's memory must be shared with the disk process, hence the memfd; its size is the guest's own `-m`. With `reconnect`
+/// the guest goes on when the disk process was replaced.
+fn qemu_vhost_user(socket: &Path, queues: u16) -> String {
+    let socket = format!("socket,id=tapline0,path={},reconnect=1", qemu_value(&socket.display().to_string()));
+    let socket = shell_word(&socket);
+    format!(
+        "-m 1G \\\n\
+         -object memory-backend-memfd,id=memory0,size=1G,share=on \\\n\
+         -machine memory-backend=memory0 \\\n\
+         -chardev {socket} \\\n\
+         -device vhost-user-blk-pci,chardev=tapline0,num-queues={queues}\n"
+    )
+}
+
+fn qemu_nbd(server: &str, read_only: bool) -> String {
+    let read_only = if read_only { "on" } else { "off" };
+    let node = format!("driver=nbd,node-name=tapline0,{server},discard=unmap,read-only={read_only}");
+    format!("-blockdev {} \\\n-device virtio-blk-pci,drive=tapline0\n", shell_word(&node))
+}
+
+fn libvirt(served: Served<'_>, read_only: bool) -> String {
+    match served {
+        Served::VhostUser(socket, queues) => libvirt_vhost_user(socket, queues),
+        Served::NbdUnix(socket) => {
+            let socket = xml_value(&socket.display().to_string());
+            libvirt_nbd(&format!("<host transport='unix' socket='{socket}'/>"), read_only)
+        }
+        Served::NbdTcp(host, port) => {
+            libvirt_nbd(&format!("<host name='{}' port='{port}'/>", xml_value(host)), read_only)
+        }
+    }
+}
+
+/// A disk that refuses writes tells the guest so itself.
+fn libvirt_vhost_user(socket: &Path, queues: u16) -> String {
+    let socket = xml_value(&socket.display().to_string());
+    format!(
+        "<!-- in <domain>: the guest's memory is shared with the disk process -->\n\
+         <memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
+         <!-- in <devices> -->\n\
+         <disk type='vhostuser' device='disk'>\n  \
+         <driver name='qemu' type='raw' queues='{queues}'/>\n  \
+         <source type='unix' path='{socket}'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>\n  \
+         <target dev='vda' bus='virtio'/>\n\
+         </disk>\n"
+    )
+}
+
+fn libvirt_nbd(host: &str, read_only: bool) -> String {
+    let read_only = if read_only { "  <readonly/>\n" } else { "" };
+    format!(
+        "<!-- in <devices> -->\n\
+         <disk type='network' device='disk'>\n  \
+         <driver name='qemu' type='raw' discard='unmap'/>\n  \
+         <source protocol='nbd'>\n    {host}\n  </source>\n  \
+         <target dev='vda' bus='virtio'/>\n\
+         {read_only}</disk>\n"
+    )
+}
+
+/// It refuses more queues than the guest has processors, and vhost-user without shared memory; `path` must not be there.
+fn cloud_hypervisor(served: Served<'_>, read_only: bool) -> Result<String, Unspeakable> {
+    const MONITOR: &str = "Cloud Hypervisor";
+    let (socket, queues) = match served {
+        Served::VhostUser(socket, queues) => (socket.display().to_string(), queues),
+        Served::NbdUnix(_) | Served::NbdTcp(..) => {
+            return Err(Unspeakable::Way { monitor: MONITOR, served: "NBD", instead: "serve it with --vhost-user" });
+        }
+    };
+    let value = cloud_hypervisor_value(&socket).ok_or_else(|| Unspeakable::Word {
+        monitor: MONITOR,
+        word: socket.clone(),
+        without: "commas, brackets, quotes and equals signs",
+    })?;
+    let read_only = if read_only { ",readonly=on" } else { "" };
+    let disk = format!("vhost_user=on,socket={value},num_queues={queues},queue_size=128{read_only}");
+    Ok(format!("--cpus boot={queues} \\\n--memory size=1G,shared=on \\\n--disk {}\n", shell_word(&disk)))
+}
+
+/// A line of xl's configuration for an image, behind which stand its parents, `FORMAT:PATH` each. xl knows only backends of its
+/// own, and its `backendtype=standalone` is for virtio disks; so its block script starts the process that serves the image.
+pub fn xl(layers: &[&str], vdev: &str, read_only: bool) -> Result<String, Unspeakable> {
+    for layer in layers {
+        if layer.contains(char::is_whitespace) || xl_value(layer).is_none() {
+            let (word, without) = ((*layer).to_owned(), "blanks and apostrophes");
+            return Err(Unspeakable::Word { monitor: "xl", word, without });
+        }
+    }
+    let access = if read_only { "ro" } else { "rw" };
+    Ok(format!("disk = [ 'vdev={vdev},access={access},script=block-tapline,target={}' ]\n", layers.join(" ")))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn vhost(monitor: Monitor, path: &str, queues: u16, read_only: bool) -> Result<String, Unspeakable> {
+        text(monitor, Served::VhostUser(Path::new(path), queues), read_only)
+    }
+
+    #[test]
+    fn qemu_gets_shared_memory_and_as_many_queues_as_are_served() {
+        let text = vhost(Monitor::Qemu, "/run/a.sock", 4, false).unwrap();
+        assert!(text.contains("memory-backend-memfd,id=memory0,size=1G,share=on"), "{text}");
+        assert!(text.contains("-chardev socket,id=tapline0,path=/run/a.sock,reconnect=1 \\"), "{text}");
+        assert!(text.contains("vhost-user-blk-pci,chardev=tapline0,num-queues=4"), "{text}");
+    }
+
+    #[test]
+    fn odd_paths_survive_every_syntax() {
+        let path = "/run/it's <a>, b.sock";
+        let qemu = text(Monitor::Qemu, Served::NbdUnix(Path::new(path)), true).unwrap();
+        assert!(qemu.contains("server.path=/run/it'\\''s <a>,, b.sock,discard=unmap,read-only=on'"), "{qemu}");
+        let libvirt = vhost(Monitor::Libvirt, path, 1, false).unwrap();
+        assert!(libvirt.contains("path='/run/it&apos;s &lt;a>, b.sock'"), "{libvirt}");
+        let error = vhost(Monitor::CloudHypervisor, path, 1, false).unwrap_err();
+        assert!(error.to_string().contains("use a name without commas"), "{error}");
+    }
+
+    #[test]
+    fn libvirt_gets_a_network_disk_for_nbd() {
+        let text = text(Monitor::Libvirt, Served::NbdTcp("::1", 10809), true).unwrap();
+        assert!(text.contains("<host name='::1' port='10809'/>"), "{text}");
+        assert!(text.contains("<readonly/>"), "{text}");
+    }
+
+    #[test]
+    fn cloud_hypervisor_gets_shared_memory_and_no_more_queues_than_processors() {
+        let text = vhost(Monitor::CloudHypervisor, "/run/a.sock", 2, true).unwrap();
+        assert_eq!(
+            text,
+            "--cpus boot=2 \\\n--memory size=1G,shared=on \\\n\
+             --disk vhost_user=on,socket=/run/a.sock,num_queues=2,queue_size=128,readonly=on\n"
+        );
+    }
+
+    #[test]
+    fn xl_gets_the_image_and_its_parents_as_the_script_takes_them() {
+        let layers = ["vhd:/images/child.vhd", "vhd:/images/base.vhd"];
+        assert_eq!(
+            xl(&layers, "xvdb", false).unwrap(),
+            "disk = [ 'vdev=xvdb,access=rw,script=block-tapline,target=vhd:/images/child.vhd vhd:/images/base.vhd' ]\n"
+        );
+        let error = xl(&["vhd:/my images/a"], "xvda", true).unwrap_err();
+        assert!(error.to_string().contains("use a name without blanks"), "{error}");
+    }
+
+    #[test]
+    fn a_way_that_a_monitor_does_not_know_is_refused_with_one_that_it_does() {
+        let nbd = Served::NbdTcp("::1", 10809);
+        let error = text(Monitor::CloudHypervisor, nbd, false).unwrap_err().to_string();
+        assert_eq!(error, "Cloud Hypervisor cannot use a disk that is served by NBD: serve it with --vhost-user");
+    }
+}

@@ -1,0 +1,162 @@
+//! Who runs the guest's instructions: the processor (KVM) where that really works, else QEMU (TCG).
+//!
+//! A /dev/kvm that can be opened proves nothing, for nested and filtered KVMs exist; so the firmware is run under it to its end. Keeps: the
+//! verdict comes with its reason, in bounded time, and leaves no process behind.
+
+use std::fmt::{self, Display};
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::qmp::shortened;
+
+/// What SeaBIOS says when it has looked for all that it could boot: it has run in every mode of the processor by then.
+const LAST_WORDS: &[u8] = b"No bootable device";
+
+/// What firmware says in all is a few KiB.
+const WORDS_MAX: usize = 1 << 20;
+
+/// Who runs the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Accelerator {
+    /// The processor.
+    Kvm,
+    /// QEMU translates them.
+    Tcg,
+}
+
+/// The verdict, which holds until the machine boots again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// The better one that works.
+    pub accelerator: Accelerator,
+    /// Why, for people.
+    pub reason: String,
+}
+
+impl Accelerator {
+    /// QEMU's words for `-accel` and `-cpu`: the processor as it is, or all that QEMU can translate.
+    pub fn words(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
+}
+
+impl Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kvm => "KVM",
+            Self::Tcg => "TCG",
+        })
+    }
+}
+
+/// Finds out, by trying `program` for at most `patience`; under a KVM that works it takes a second.
+pub fn find(program: &Path, patience: Duration) -> Verdict {
+    let tcg = |reason| Verdict { accelerator: Accelerator::Tcg, reason };
+    if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        return tcg(format!("/dev/kvm cannot be opened: {error}"));
+    }
+    match try_out(program, Accelerator::Kvm, patience) {
+        Ok(()) => Verdict { accelerator: Accelerator::Kvm, reason: "the firmware runs under it".to_owned() },
+        Err(why) => tcg(format!("/dev/kvm is there, but the firmware does not run under it: {why}")),
+    }
+}
+
+/// Whether the firmware runs to its end, or why not.
+fn try_out(program: &Path, accelerator: Accelerator, patience: Duration) -> Result<(), String> {
+    let mut command = Command::new(program);
+    command.args(accelerator.words()).args(["-machine", "pc,hpet=off", "-nodefaults", "-no-user-config"]);
+    command.args(["-display", "none", "-m", "32", "-chardev", "stdio,id=words,signal=off"]);
+    command.args(["-device", "isa-debugcon,iobase=0x402,chardev=words"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+    let heard = hear(&mut child, Instant::now() + patience);
+    let ended = child.kill().and_then(|()| child.wait());
+    match (heard, ended) {
+        (Ok(true), Ok(_)) => Ok(()),
+        (Ok(false), Ok(_)) => Err(last_line(&mut child)),
+        (Err(error), _) | (_, Err(error)) => Err(error.to_string()),
+    }
+}
+
+/// Whether the firmware says its last words before the deadline.
+fn hear(child: &mut Child, deadline: Instant) -> io::Result<bool> {
+    let Some(words) = child.stdout.as_mut() else { return Ok(false) };
+    let mut heard = Vec::new();
+    while heard.len() < WORDS_MAX {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        if left.is_zero() || poll(&mut [PollFd::new(&*words, PollFlags::IN)], Some(&timeout))? == 0 {
+            return Ok(false);
+        }
+        let mut chunk = [0; 4096];
+        let len = words.read(&mut chunk)?;
+        heard.extend_from_slice(chunk.get(..len).unwrap_or_default());
+        if heard.windows(LAST_WORDS.len()).any(|window| window == LAST_WORDS) {
+            return Ok(true);
+        }
+        if len == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(false)
+}
+
+/// What QEMU said at last; it has ended.
+fn last_line(child: &mut Child) -> String {
+    let mut said = Vec::new();
+    let read = child.stderr.as_mut().map_or(Ok(0), |errors| errors.take(1 << 16).read_to_end(&mut said));
+    let text = String::from_utf8_lossy(&said);
+    match (read, text.lines().rfind(|line| !line.trim().is_empty())) {
+        (Ok(_), Some(line)) => shortened(line),
+        (Ok(_), None) => "it hangs".to_owned(),
+        (Err(error), _) => format!("it has ended, and what it said cannot be read: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const QEMU: &str = "qemu-system-x86_64";
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn firmware_that_runs_is_heard() {
+        if Command::new(QEMU).arg("--version").output().is_err() {
+            eprintln!("not run: there is no {QEMU}; install qemu-system-x86");
+            return;
+        }
+        assert_eq!(try_out(Path::new(QEMU), Accelerator::Tcg, PATIENCE), Ok(()));
+        let verdict = find(Path::new(QEMU), Duration::from_secs(20));
+        eprintln!("{}: {}", verdict.accelerator, verdict.reason);
+        assert!(!verdict.reason.is_empty());
+    }
+
+    #[test]
+    fn what_ends_or_hangs_instead_is_told_with_its_last_words() {
+        let room = tempfile::tempdir().unwrap();
+        let script = |text: &str| {
+            let path = room.path().join("qemu");
+            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(&path, mode).unwrap();
+            path
+        };
+        let ended = try_out(&script("echo failed to set MSR >&2"), Accelerator::Kvm, PATIENCE);
+        assert_eq!(ended, Err("failed to set MSR".to_owned()));
+        let hangs = try_out(&script("exec sleep 60"), Accelerator::Kvm, Duration::from_millis(100));
+        assert_eq!(hangs, Err("it hangs".to_owned()));
+        let missing = try_out(Path::new("/no/such/qemu"), Accelerator::Kvm, PATIENCE).unwrap_err();
+        assert!(missing.contains("cannot start /no/such/qemu"), "{missing}");
+    }
+}

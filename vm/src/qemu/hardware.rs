@@ -1,0 +1,312 @@
+//! What a machine is made of, as data: memory, processors, how it boots, its disks, its console, its platform.
+//!
+//! Knows nothing of QEMU's syntax and of running machines. Keeps: hardware that [`Hardware::check`] has passed can be said to QEMU, and
+//! what is refused is refused by name.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::accelerator::Accelerator;
+use super::platform::{Platform, PlatformError, Port};
+use super::slots::{Position, queues_default};
+
+/// Less than any kernel boots in.
+const MEMORY_MIB_MIN: u32 = 16;
+
+/// What the `pc` machine can address with 40 bits.
+const MEMORY_MIB_MAX: u32 = 1 << 20;
+
+/// Processors that the `pc` machine takes.
+const VCPUS_MAX: u16 = 255;
+
+/// Queues of one disk, as our own disk processes serve them at most.
+const QUEUES_MAX: u16 = 64;
+
+/// sockaddr_un.sun_path, without the zero behind it.
+const SOCKET_LEN_MAX: usize = 107;
+
+/// A name longer than this is none.
+const NAME_LEN_MAX: usize = 64;
+
+/// What a machine is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hardware {
+    /// Shown by ps, and in QEMU's messages.
+    pub name: String,
+    /// Memory, shared with the disks' processes.
+    pub memory_mib: u32,
+    /// Processors.
+    pub vcpus: u16,
+    /// Who runs the guest's instructions.
+    pub accelerator: Accelerator,
+    /// What it boots.
+    pub boot: Boot,
+    /// Its disks at the start, in any order.
+    #[serde(default)]
+    pub disks: Vec<Disk>,
+    /// Where the guest's messages go; most guests have no console.
+    #[serde(default)]
+    pub console: Option<Console>,
+    /// What else it emulates.
+    #[serde(default)]
+    pub platform: Platform,
+}
+
+/// What a machine boots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Boot {
+    /// A kernel, without any firmware's help in finding it.
+    Kernel {
+        /// Its image.
+        kernel: PathBuf,
+        /// Its first root file system.
+        initrd: Option<PathBuf>,
+        /// Its command line.
+        command_line: String,
+    },
+    /// What the firmware finds on the first disk that is bootable.
+    Firmware,
+}
+
+/// A disk, served over vhost-user-blk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// Which of the machine's disks; its place follows.
+    pub position: Position,
+    /// Where it is served. Its serial number, by which the guest names it below /dev/disk/by-id, is the answer of who serves it.
+    pub socket: PathBuf,
+    /// Its queues, at most as many as are served; as many as suit the machine if not said.
+    #[serde(default)]
+    pub queues: Option<u16>,
+    /// The firmware may boot from it.
+    #[serde(default)]
+    pub bootable: bool,
+}
+
+/// The guest's console.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Console {
+    /// What the guest writes to.
+    pub device: ConsoleDevice,
+    /// Where it goes.
+    pub to: ConsoleTo,
+}
+
+/// What a guest writes its messages to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConsoleDevice {
+    /// virtio's, `hvc0` in Linux: one interrupt a message, none at rest.
+    Virtio,
+    /// The serial port, `ttyS0`: for firmware and for guests without virtio; an exit for each byte.
+    Serial,
+}
+
+/// Where a guest's messages go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConsoleTo {
+    /// Behind what is in this file, which grows as the guest likes: QEMU sets it no limit.
+    Log(PathBuf),
+    /// To who connects to this Unix socket, and is lost while nobody does.
+    Socket(PathBuf),
+}
+
+/// What hardware cannot be.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum HardwareError {
+    /// A number is out of range.
+    #[error("{what} of {value}: possible are {min} to {max}")]
+    Range {
+        /// Which.
+        what: String,
+        /// The number.
+        value: u32,
+        /// The least.
+        min: u32,
+        /// The most.
+        max: u32,
+    },
+    /// The name is not a name.
+    #[error("the name {0:?} is not possible: up to {NAME_LEN_MAX} letters, digits and any of -_.:+")]
+    Name(String),
+    /// Two disks at one position.
+    #[error("two disks have the position {0}")]
+    Position(u8),
+    /// A path cannot be used.
+    #[error("{what} {}: {why}", path.display())]
+    Path {
+        /// Which.
+        what: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Firmware without a disk to boot from.
+    #[error("there is no disk that is bootable: mark one, or boot a kernel")]
+    NothingToBoot,
+    /// Two users of one port.
+    #[error("the console is at the serial port, and platform:hvm_serial wants it too: give only one of them")]
+    SerialTwice,
+    /// A platform key.
+    #[error(transparent)]
+    Platform(#[from] PlatformError),
+}
+
+impl Hardware {
+    /// Whether there can be such a machine.
+    pub fn check(&self) -> Result<(), HardwareError> {
+        check_name(&self.name)?;
+        within("a memory in MiB", self.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)?;
+        within("a number of processors", self.vcpus.into(), 1, VCPUS_MAX.into())?;
+        self.check_boot()?;
+        let mut positions = BTreeSet::new();
+        for disk in &self.disks {
+            disk.check()?;
+            if !positions.insert(disk.position) {
+                return Err(HardwareError::Position(disk.position.number()));
+            }
+        }
+        if let Some(console) = &self.console {
+            match &console.to {
+                ConsoleTo::Log(path) => check_path("the console's log", path)?,
+                ConsoleTo::Socket(path) => check_socket("the console's socket", path)?,
+            }
+            if console.device == ConsoleDevice::Serial && self.platform.hvm_serial != Port::None {
+                return Err(HardwareError::SerialTwice);
+            }
+        }
+        Ok(self.platform.agree()?)
+    }
+
+    fn check_boot(&self) -> Result<(), HardwareError> {
+        match &self.boot {
+            Boot::Kernel { kernel, initrd, .. } => {
+                check_path("the kernel", kernel)?;
+                initrd.as_ref().map_or(Ok(()), |initrd| check_path("the initrd", initrd))
+            }
+            Boot::Firmware if self.disks.iter().any(|disk| disk.bootable) => Ok(()),
+            Boot::Firmware => Err(HardwareError::NothingToBoot),
+        }
+    }
+}
+
+impl Disk {
+    /// Whether there can be such a disk.
+    pub fn check(&self) -> Result<(), HardwareError> {
+        let what = || format!("disk {}: a number of queues", self.position.number());
+        self.queues.map_or(Ok(()), |queues| within(what(), queues.into(), 1, QUEUES_MAX.into()))?;
+        check_socket("a disk's socket", &self.socket)
+    }
+
+    /// Its queues in a machine with so many processors.
+    pub fn queues_in(&self, vcpus: u16) -> u16 {
+        self.queues.unwrap_or_else(|| queues_default(vcpus))
+    }
+}
+
+fn within(what: impl Into<String>, value: u32, min: u32, max: u32) -> Result<(), HardwareError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(HardwareError::Range { what: what.into(), value, min, max })
+}
+
+fn check_name(name: &str) -> Result<(), HardwareError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:+".contains(&byte);
+    if (1..=NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(plain) {
+        return Ok(());
+    }
+    Err(HardwareError::Name(name.to_owned()))
+}
+
+/// QEMU may have another directory than we, and its words are text.
+fn check_path(what: &'static str, path: &Path) -> Result<(), HardwareError> {
+    let refuse = |why| Err(HardwareError::Path { what, path: path.to_owned(), why });
+    match path.to_str() {
+        None => refuse("not UTF-8, which QEMU cannot be told"),
+        Some(text) if text.contains(char::is_control) => refuse("it has control characters"),
+        Some(_) if !path.is_absolute() => refuse("not an absolute path"),
+        Some(_) => Ok(()),
+    }
+}
+
+fn check_socket(what: &'static str, path: &Path) -> Result<(), HardwareError> {
+    check_path(what, path)?;
+    if path.as_os_str().len() > SOCKET_LEN_MAX {
+        let why = "longer than the 107 bytes that a socket's name may have";
+        return Err(HardwareError::Path { what, path: path.to_owned(), why });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod test {
+    use super::*;
+
+    pub(crate) fn small() -> Hardware {
+        Hardware {
+            name: "small".into(),
+            memory_mib: 128,
+            vcpus: 2,
+            accelerator: Accelerator::Tcg,
+            boot: Boot::Kernel { kernel: "/k".into(), initrd: None, command_line: String::new() },
+            disks: Vec::new(),
+            console: None,
+            platform: Platform::default(),
+        }
+    }
+
+    pub(crate) fn disk(position: u8, socket: &str) -> Disk {
+        let position = Position::new(position).unwrap();
+        Disk { position, socket: socket.into(), queues: None, bootable: false }
+    }
+
+    fn refused(change: impl FnOnce(&mut Hardware)) -> String {
+        let mut hardware = small();
+        change(&mut hardware);
+        hardware.check().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        small().check().unwrap();
+        assert!(refused(|h| h.memory_mib = 1).starts_with("a memory in MiB of 1: possible are 16 to"));
+        assert!(refused(|h| h.vcpus = 0).starts_with("a number of processors of 0: possible are 1 to 255"));
+        assert!(refused(|h| h.name = "a,b".into()).contains("\"a,b\" is not possible"));
+        assert!(refused(|h| h.boot = Boot::Firmware).contains("no disk that is bootable"));
+        assert!(refused(|h| h.disks = vec![disk(3, "/a"), disk(3, "/b")]).contains("two disks have the position 3"));
+        assert!(refused(|h| h.disks = vec![disk(0, "a.sock")]).contains("not an absolute path"));
+        assert!(refused(|h| h.disks = vec![disk(0, &format!("/{}", "x".repeat(107)))]).contains("107 bytes"));
+        assert!(
+            refused(|h| h.disks = vec![Disk { queues: Some(0), ..disk(9, "/a") }])
+                .contains("disk 9: a number of queues")
+        );
+        assert!(refused(|h| h.platform.usb_tablet = true).contains("usb_tablet=true needs"));
+        assert!(
+            refused(|h| {
+                h.console = Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log("/l".into()) });
+                h.platform.hvm_serial = Port::Pty;
+            })
+            .contains("give only one of them")
+        );
+    }
+
+    #[test]
+    fn hardware_is_the_same_after_it_was_stored_and_unknown_fields_are_refused() {
+        let mut hardware = small();
+        hardware.disks = vec![disk(40, "/run/40.sock")];
+        let text = serde_json::to_string(&hardware).unwrap();
+        assert_eq!(serde_json::from_str::<Hardware>(&text).unwrap(), hardware);
+        let more = text.replacen('{', "{\"floppy\":true,", 1);
+        assert!(serde_json::from_str::<Hardware>(&more).unwrap_err().to_string().contains("floppy"));
+    }
+}

@@ -1,0 +1,165 @@
+//! Disks of a running machine: plugged and unplugged one by one.
+//!
+//! Keeps: a plug that fails leaves nothing behind, or says what; an unplug is done when the guest has let go, and not before. Steps of a
+//! plug: the connection (chardev-add), then the device (device_add); of an unplug: the guest is asked (device_del), lets go
+//! (DEVICE_DELETED), and the connection is removed. Who dies between two of them finds with [`Machine::disks`] what there is, and the
+//! next plug removes a connection without a device.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::super::command_line::{RECONNECT_SECONDS, disk_chardev, disk_device, disk_name, position_of};
+use super::super::hardware::Disk;
+use super::super::served;
+use super::super::slots::Position;
+use super::error::{MachineError, monitor};
+use super::{COMMAND, Machine};
+use crate::qmp::{Event, QmpError};
+
+/// A guest that was asked while its system was not up yet has not heard it; QEMU asks again when five seconds have passed.
+const ASK_AGAIN: Duration = Duration::from_secs(6);
+
+/// QEMU's event for a guest that says no.
+const GUEST_REFUSES: &str = "DEVICE_UNPLUG_GUEST_ERROR";
+
+/// For who serves a disk to answer that it does.
+const SERVED: Duration = Duration::from_secs(10);
+
+/// For a device that is gone to let go of its connection.
+const LET_GO: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+impl Machine {
+    /// The positions of the disks that the machine has, those among them that the guest was asked to let go of and has not.
+    pub fn disks(&mut self) -> Result<Vec<Position>, MachineError> {
+        let names = self.children("/machine/peripheral")?;
+        let mut positions: Vec<Position> = names.iter().filter_map(|name| position_of(name)).collect();
+        positions.sort_unstable();
+        Ok(positions)
+    }
+
+    /// Plugs a disk. It must be served and stay so: QEMU, with the guest, stands still until it has agreed with who serves it.
+    pub fn plug(&mut self, disk: &Disk) -> Result<(), MachineError> {
+        disk.check()?;
+        let number = disk.position.number();
+        if self.disks()?.contains(&disk.position) {
+            return Err(MachineError::Taken(number));
+        }
+        let chardev = disk_chardev(disk.position);
+        if self.children("/chardevs")?.contains(&chardev) {
+            // The guest has let go of an earlier disk after it was not waited for any more; its connection is still there.
+            self.remove_chardev(&chardev)?;
+        }
+        see_served(disk)?;
+        let address = json!({ "type": "unix", "data": { "path": disk.socket.to_string_lossy() } });
+        let data = json!({ "addr": address, "server": false, "reconnect": RECONNECT_SECONDS });
+        let arguments = json!({ "id": chardev, "backend": { "type": "socket", "data": data } });
+        self.command(&format!("plug disk {number}"), "chardev-add", &arguments)?;
+        let device: Map<String, Value> =
+            disk_device(disk, self.vcpus).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let Err(refused) = self.client.execute("device_add", &Value::Object(device), COMMAND) else { return Ok(()) };
+        if refused.is_gone() {
+            return Err(self.explained(format!("plug disk {number}"), refused));
+        }
+        match self.client.execute("chardev-remove", &json!({ "id": chardev }), COMMAND) {
+            Ok(_) => Err(monitor(format!("plug disk {number}"))(refused)),
+            Err(undo) => Err(MachineError::HalfPlugged { position: number, undo: undo.to_string(), source: refused }),
+        }
+    }
+
+    /// Asks the guest to let go of a disk and waits for that, for at most `patience`. A disk that is not there is unplugged.
+    pub fn unplug(&mut self, position: Position, patience: Duration) -> Result<(), MachineError> {
+        let began = Instant::now();
+        self.begin_unplug(position)?;
+        while !self.finish_unplug(position)? {
+            let left = patience.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Err(MachineError::Held { position: position.number(), after: patience });
+            }
+            match self.event_about(position, left.min(ASK_AGAIN))? {
+                Some(event) if event.name == GUEST_REFUSES => return Err(MachineError::Refused(position.number())),
+                Some(_) => {}
+                None => self.begin_unplug(position)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the guest to let go of a disk, and does not wait: `finish_unplug` is asked later whether it has.
+    pub fn begin_unplug(&mut self, position: Position) -> Result<(), MachineError> {
+        // What was said of an earlier disk at this position is no answer.
+        while self.event_about(position, Duration::ZERO)?.is_some() {}
+        if !self.disks()?.contains(&position) {
+            return Ok(());
+        }
+        match self.client.execute("device_del", &json!({ "id": disk_name(position) }), COMMAND) {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_refusal("DeviceNotFound") || is_under_way(&error) => Ok(()),
+            Err(error) => Err(self.explained(format!("unplug disk {}", position.number()), error)),
+        }
+    }
+
+    /// Whether the guest has let go of a disk; if so nothing of it is left in QEMU, and who serves it may end.
+    pub fn finish_unplug(&mut self, position: Position) -> Result<bool, MachineError> {
+        if self.disks()?.contains(&position) {
+            let said = self.event_about(position, Duration::ZERO)?;
+            let refused = said.is_some_and(|event| event.name == GUEST_REFUSES);
+            return if refused { Err(MachineError::Refused(position.number())) } else { Ok(false) };
+        }
+        let chardev = disk_chardev(position);
+        if self.children("/chardevs")?.contains(&chardev) {
+            self.remove_chardev(&chardev)?;
+        }
+        Ok(true)
+    }
+
+    /// What the guest does to a disk, within `patience`.
+    fn event_about(&mut self, position: Position, patience: Duration) -> Result<Option<Event>, MachineError> {
+        let name = disk_name(position);
+        let is_about = |event: &Event| {
+            let of_unplug = matches!(event.name.as_str(), "DEVICE_DELETED" | GUEST_REFUSES);
+            of_unplug && event.data.get("device").and_then(Value::as_str) == Some(&name)
+        };
+        let event = self.client.wait_event(patience, is_about);
+        event.map_err(|error| self.explained(format!("unplug disk {}", position.number()), error))
+    }
+
+    /// Removes a connection. The device that had it is not among the machine's any more, and lets go of it when QEMU's last
+    /// reader has (RCU), which is a moment later.
+    fn remove_chardev(&mut self, chardev: &str) -> Result<(), MachineError> {
+        let deadline = Instant::now() + LET_GO;
+        loop {
+            match self.client.execute("chardev-remove", &json!({ "id": chardev }), COMMAND) {
+                Ok(_) => return Ok(()),
+                Err(error) if is_busy(&error) && Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
+                Err(error) => return Err(self.explained(format!("remove the connection {chardev}"), error)),
+            }
+        }
+    }
+
+    /// The names of what is below a path of QEMU's objects.
+    fn children(&mut self, path: &str) -> Result<Vec<String>, MachineError> {
+        let what = format!("list {path}");
+        let listed = self.command(&what, "qom-list", &json!({ "path": path }))?;
+        let children = listed.as_array().into_iter().flatten();
+        let is_child = |child: &&Value| child["type"].as_str().is_some_and(|kind| kind.starts_with("child<"));
+        Ok(children.filter(is_child).filter_map(|child| child["name"].as_str().map(str::to_owned)).collect())
+    }
+}
+
+/// Sees that somebody serves the disk, before QEMU waits for it.
+pub(super) fn see_served(disk: &Disk) -> Result<(), MachineError> {
+    let position = disk.position.number();
+    served::ask(&disk.socket, SERVED).map_err(|source| MachineError::NotServed { position, source })
+}
+
+/// A device holds the connection.
+fn is_busy(error: &QmpError) -> bool {
+    matches!(error, QmpError::Refused { description, .. } if description.ends_with("is busy"))
+}
+
+/// The guest was asked a moment ago; QEMU does not ask again before five seconds have passed.
+fn is_under_way(error: &QmpError) -> bool {
+    matches!(error, QmpError::Refused { description, .. } if description.contains("already in the process of unplug"))
+}

@@ -1,0 +1,286 @@
+//! A running machine: started or found again, asked, told, and seen to its end.
+//!
+//! Knows nothing of who serves its disks. Keeps: the machine is no part of the process that started it, and lives on without; a call ends
+//! in bounded time; a QEMU that has ended is said to have ended, with its last words.
+
+mod disks;
+mod error;
+mod launch;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+pub use self::error::MachineError;
+use self::error::{monitor, process};
+use self::launch::Files;
+use super::command_line::words;
+use super::hardware::Hardware;
+use super::process::{Identity, Process};
+use crate::qmp::{Client, Event, QmpError};
+
+/// For one command. Most take a millisecond; one that plugs a disk waits for who serves it.
+const COMMAND: Duration = Duration::from_secs(30);
+
+/// Between looks at a QEMU that does not listen yet.
+const POLL: Duration = Duration::from_millis(10);
+
+/// For a QEMU that was told to end: it has nothing to wait for but the disks' processes.
+const TO_END: Duration = Duration::from_secs(10);
+
+/// A machine. Dropped, it goes on; a process that has started it should keep it until it has [ended](Machine::ended), for it is its
+/// parent.
+#[derive(Debug)]
+pub struct Machine {
+    process: Process,
+    /// If we have started it.
+    child: Option<Child>,
+    client: Client,
+    files: Files,
+    vcpus: u16,
+}
+
+/// What a machine does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The guest runs.
+    Running,
+    /// The guest stands still: it was told to, or never told to run.
+    Paused,
+    /// The guest cannot go on; QEMU's word for it (`internal-error`, `guest-panicked`, …).
+    Stuck(String),
+}
+
+/// How a machine has come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The guest has powered off.
+    Guest,
+    /// It has not in time, and QEMU was told to end: as if the power had gone.
+    Quit,
+    /// QEMU did not either, and was killed.
+    Killed,
+}
+
+/// A QEMU that has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// How; known only to its parent.
+    pub status: Option<ExitStatus>,
+    /// The last that it said; of one that was found again perhaps what an earlier one has said.
+    pub said: String,
+}
+
+impl Machine {
+    /// Starts a machine, in a directory for its monitor and its messages, and lets the guest run.
+    pub fn start(
+        program: &Path,
+        hardware: &Hardware,
+        directory: &Path,
+        patience: Duration,
+    ) -> Result<Self, MachineError> {
+        hardware.check()?;
+        let mut files = Files::of(directory)?;
+        hardware.disks.iter().try_for_each(disks::see_served)?;
+        let deadline = Instant::now() + patience;
+        let child = files.start(program, &words(hardware, &files.monitor))?;
+        let mut starting = Starting(Some(child));
+        let client = starting.connect(&files, deadline, patience)?;
+        let process = starting.process()?;
+        let child = starting.0.take();
+        let mut machine = Self { process, child, client, files, vcpus: hardware.vcpus };
+        if let Err(error) = machine.resume() {
+            machine.kill()?;
+            return Err(error);
+        }
+        Ok(machine)
+    }
+
+    /// Finds a machine again that was started earlier, by another process perhaps. One that its starter had not let run yet is paused.
+    pub fn adopt(identity: &Identity, directory: &Path, patience: Duration) -> Result<Self, MachineError> {
+        let files = Files::of(directory)?;
+        let found = Process::find(identity).map_err(process("find"))?;
+        let process = found.ok_or_else(|| MachineError::Gone { identity: identity.clone() })?;
+        let client = Client::connect(&files.monitor, patience).map_err(monitor("adopt the machine"))?;
+        let listener = client.peer().map_err(error::process("ask for the number of"))?;
+        if listener != identity.pid {
+            let (path, expected) = (files.monitor, identity.pid);
+            return Err(MachineError::NotIts { path, found: listener, expected });
+        }
+        let mut machine = Self { process, child: None, client, files, vcpus: 0 };
+        let processors = machine.command("count its processors", "query-cpus-fast", &json!({}))?;
+        machine.vcpus = processors.as_array().and_then(|list| u16::try_from(list.len()).ok()).unwrap_or(1);
+        Ok(machine)
+    }
+
+    /// By what it is found again.
+    pub fn identity(&self) -> &Identity {
+        self.process.identity()
+    }
+
+    /// What it does.
+    pub fn status(&mut self) -> Result<Status, MachineError> {
+        let answer = self.command("ask for its status", "query-status", &json!({}))?;
+        Ok(match answer["status"].as_str().unwrap_or("unknown") {
+            "running" => Status::Running,
+            "paused" | "prelaunch" => Status::Paused,
+            other => Status::Stuck(other.to_owned()),
+        })
+    }
+
+    /// Stops the guest's processors; its memory and its disks stay.
+    pub fn pause(&mut self) -> Result<(), MachineError> {
+        self.command("pause the guest", "stop", &json!({})).map(drop)
+    }
+
+    /// Lets the guest's processors run.
+    pub fn resume(&mut self) -> Result<(), MachineError> {
+        self.command("let the guest run", "cont", &json!({})).map(drop)
+    }
+
+    /// Presses the power button and waits for the guest to power off, for at most `patience`; then ends it.
+    pub fn shutdown(&mut self, patience: Duration) -> Result<Ending, MachineError> {
+        match self.command("press the power button", "system_powerdown", &json!({})) {
+            Ok(_) if self.wait_ended(patience)? => return Ok(Ending::Guest),
+            Ok(_) => {}
+            Err(MachineError::Ended { .. }) => return Ok(Ending::Guest),
+            // A QEMU that does not listen has to end as well.
+            Err(_) => {}
+        }
+        self.end()
+    }
+
+    /// Ends the machine at once, whatever the guest does: as if the power had gone.
+    pub fn end(&mut self) -> Result<Ending, MachineError> {
+        // A QEMU that ends before it has answered has done what it was told.
+        let told = self.client.execute("quit", &json!({}), TO_END);
+        let heard = matches!(&told, Ok(_) | Err(QmpError::Gone { .. }));
+        if heard && self.wait_ended(TO_END)? {
+            return Ok(Ending::Quit);
+        }
+        self.kill()?;
+        Ok(Ending::Killed)
+    }
+
+    /// Kills QEMU and waits until it is gone.
+    fn kill(&mut self) -> Result<(), MachineError> {
+        self.process.kill().map_err(process("kill"))?;
+        if self.wait_ended(TO_END)? {
+            return Ok(());
+        }
+        let source = std::io::Error::other("it is killed and does not end: it waits in the kernel for storage");
+        Err(MachineError::Process { what: "kill", source })
+    }
+
+    /// Whether QEMU ends within `patience`.
+    pub fn wait_ended(&mut self, patience: Duration) -> Result<bool, MachineError> {
+        let ended = self.process.wait(patience).map_err(process("wait for"))?;
+        if ended {
+            self.reap()?;
+        }
+        Ok(ended)
+    }
+
+    /// How QEMU has ended, if it has: the guest has powered off, or QEMU was killed or crashed. The machine's descriptor is readable
+    /// from then on.
+    pub fn ended(&mut self) -> Result<Option<Ended>, MachineError> {
+        if !self.process.wait(Duration::ZERO).map_err(process("look after"))? {
+            return Ok(None);
+        }
+        let status = self.reap()?;
+        Ok(Some(Ended { status, said: self.files.last_words() }))
+    }
+
+    /// Has the monitor do what there is no other function for: `command` is QEMU's (docs/interop/qemu-qmp-ref), and so is the answer.
+    pub fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value, MachineError> {
+        self.command(&format!("do {command}"), command, arguments)
+    }
+
+    /// Where QEMU's messages go.
+    pub fn log(&self) -> &Path {
+        &self.files.log
+    }
+
+    /// What QEMU has said unasked.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.client.take_events()
+    }
+
+    fn reap(&mut self) -> Result<Option<ExitStatus>, MachineError> {
+        self.child.as_mut().map(Child::wait).transpose().map_err(process("wait for"))
+    }
+
+    fn command(&mut self, what: &str, command: &str, arguments: &Value) -> Result<Value, MachineError> {
+        self.client.execute(command, arguments, COMMAND).map_err(|error| self.explained(what, error))
+    }
+
+    /// A monitor that is gone means that QEMU has ended, which has more to say about it.
+    fn explained(&mut self, what: impl Into<String>, error: QmpError) -> MachineError {
+        if error.is_gone() && matches!(self.wait_ended(Duration::from_secs(1)), Ok(true)) {
+            return MachineError::Ended { during: what.into(), said: self.files.last_words() };
+        }
+        monitor(what)(error)
+    }
+}
+
+impl AsFd for Machine {
+    /// Readable when QEMU has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+}
+
+/// A QEMU that does not listen yet; killed if it never does.
+struct Starting(Option<Child>);
+
+impl Starting {
+    fn connect(&mut self, files: &Files, deadline: Instant, patience: Duration) -> Result<Client, MachineError> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match Client::connect(&files.monitor, left) {
+                Ok(client) if self.is_its(&client)? => return Ok(client),
+                // An earlier machine's, which has not ended, or has left its socket.
+                Ok(_) | Err(QmpError::Connect { .. }) => {}
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(monitor("start the machine")(error)),
+            }
+            if self.ended()? {
+                return Err(MachineError::Ended { during: "its start".to_owned(), said: files.last_words() });
+            }
+            if left.is_zero() {
+                let source = QmpError::Late { during: "its greeting".to_owned(), after: patience };
+                return Err(monitor("start the machine")(source));
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    fn is_its(&self, client: &Client) -> Result<bool, MachineError> {
+        let peer = client.peer().map_err(process("ask for the number of"))?;
+        Ok(self.0.as_ref().is_some_and(|child| i64::from(child.id()) == i64::from(peer)))
+    }
+
+    fn ended(&mut self) -> Result<bool, MachineError> {
+        let ended = self.0.as_mut().map(Child::try_wait).transpose().map_err(process("look after"))?;
+        Ok(ended.flatten().is_some())
+    }
+
+    fn process(&self) -> Result<Process, MachineError> {
+        let pid = self.0.as_ref().and_then(|child| i32::try_from(child.id()).ok()).unwrap_or(0);
+        Process::with_pid(pid).map_err(process("find"))
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let Some(mut child) = self.0.take() else { return };
+        // One that has ended cannot be killed and needs not; it is waited for in both cases.
+        if let Err(error) = child.kill().and_then(|()| child.wait()) {
+            eprintln!("cannot end QEMU, process {}: {error}", child.id());
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! QEMU: what a machine is made of, the words that make it so, and the running machine.
+
+pub mod accelerator;
+pub mod command_line;
+pub mod hardware;
+pub mod machine;
+pub mod platform;
+pub mod process;
+pub mod served;
+pub mod slots;

@@ -1,0 +1,320 @@
+//! The `platform` keys of a machine, as XenServer's users know them: what it emulates beside disks, everything off unless asked for.
+//!
+//! Knows nothing of QEMU's syntax. Keeps: an unknown key, a bad value and two keys that contradict each other are refused by name, with
+//! what is allowed.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// What is emulated. Each costs wake-ups of an idle guest: docs/decisions/0010-qemu-hardware.md.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Platform {
+    /// A USB controller.
+    pub usb: bool,
+    /// A tablet at it, by which the pointer of a remote screen is where the user's is.
+    pub usb_tablet: bool,
+    /// The parallel port.
+    pub parallel: Port,
+    /// The serial port.
+    pub hvm_serial: Port,
+    /// An IDE DVD drive.
+    pub dvd: Dvd,
+    /// The graphics card.
+    pub vga: Vga,
+    /// A VNC server at this Unix socket, for the graphics card.
+    pub vnc: Option<PathBuf>,
+    /// The high precision event timer.
+    pub hpet: bool,
+    /// The network card.
+    pub nic: Nic,
+}
+
+/// Where what is written to a port goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Port {
+    /// There is no port.
+    #[default]
+    None,
+    /// Nowhere.
+    Null,
+    /// To a new pseudo-terminal.
+    Pty,
+    /// To a file.
+    File(PathBuf),
+    /// To who connects to this Unix socket.
+    Unix(PathBuf),
+}
+
+/// What is in the DVD drive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dvd {
+    /// There is no drive.
+    #[default]
+    None,
+    /// Nothing.
+    Empty,
+    /// An ISO image.
+    File(PathBuf),
+}
+
+/// Graphics cards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vga {
+    /// None.
+    #[default]
+    None,
+    /// The standard one, for everything.
+    Std,
+    /// Cirrus Logic's, for systems of the nineties.
+    Cirrus,
+    /// virtio's.
+    Virtio,
+}
+
+/// How a machine is in a network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Nic {
+    /// Not at all.
+    #[default]
+    None,
+    /// Behind QEMU, which answers in its place.
+    User,
+    /// By a tap interface that is there, with a hardware address.
+    Tap {
+        /// The interface.
+        name: String,
+        /// Six bytes.
+        mac: [u8; 6],
+    },
+}
+
+/// What is wrong with a key.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum PlatformError {
+    /// There is none of this name.
+    #[error("platform:{key} is unknown; there are {}", KEYS.join(", "))]
+    Unknown {
+        /// The key.
+        key: String,
+    },
+    /// Its value means nothing.
+    #[error("platform:{key}={value} is not possible; allowed: {allowed}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// It needs another.
+    #[error("platform:{key} needs platform:{needs}")]
+    Alone {
+        /// The key.
+        key: &'static str,
+        /// The other, with its value.
+        needs: &'static str,
+    },
+}
+
+/// All keys, in the order in which they are told.
+pub const KEYS: [&str; 9] = ["usb", "usb_tablet", "parallel", "hvm_serial", "dvd", "vga", "vnc", "hpet", "nic"];
+
+const BOOL: &str = "true, false";
+const PARALLEL: &str = "none, null, file:PATH";
+const SERIAL: &str = "none, null, pty, file:PATH, unix:PATH";
+const DVD: &str = "none, empty, file:PATH";
+const VGA: &str = "none, std, cirrus, virtio";
+const VNC: &str = "none, unix:PATH";
+const NIC: &str = "none, user, tap:INTERFACE/XX:XX:XX:XX:XX:XX";
+
+/// The longest name of an interface, from linux/if.h.
+const INTERFACE_LEN_MAX: usize = 15;
+
+impl Platform {
+    /// What these keys mean together.
+    pub fn parse<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, PlatformError> {
+        let mut platform = Self::default();
+        for (key, value) in pairs {
+            platform.set(key, value)?;
+        }
+        platform.agree()?;
+        Ok(platform)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), PlatformError> {
+        match key {
+            "usb" => self.usb = flag("usb", value)?,
+            "usb_tablet" => self.usb_tablet = flag("usb_tablet", value)?,
+            "hpet" => self.hpet = flag("hpet", value)?,
+            "parallel" => self.parallel = port("parallel", value, PARALLEL)?,
+            "hvm_serial" => self.hvm_serial = port("hvm_serial", value, SERIAL)?,
+            "dvd" => self.dvd = dvd(value)?,
+            "vga" => self.vga = vga(value)?,
+            "vnc" => self.vnc = vnc(value)?,
+            "nic" => self.nic = nic(value)?,
+            _ => return Err(PlatformError::Unknown { key: key.to_owned() }),
+        }
+        Ok(())
+    }
+
+    /// Whether the keys go together.
+    pub fn agree(&self) -> Result<(), PlatformError> {
+        if self.usb_tablet && !self.usb {
+            return Err(PlatformError::Alone { key: "usb_tablet=true", needs: "usb=true" });
+        }
+        if self.vnc.is_some() && self.vga == Vga::None {
+            return Err(PlatformError::Alone { key: "vnc", needs: "vga=std" });
+        }
+        Ok(())
+    }
+}
+
+fn bad(key: &'static str, value: &str, allowed: &'static str) -> PlatformError {
+    PlatformError::Value { key, value: value.to_owned(), allowed }
+}
+
+fn flag(key: &'static str, value: &str) -> Result<bool, PlatformError> {
+    match value {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(bad(key, value, BOOL)),
+    }
+}
+
+/// The path behind `prefix`, if it is one that means the same for everybody.
+fn path(value: &str, prefix: &str) -> Option<PathBuf> {
+    let path = value.strip_prefix(prefix)?;
+    (path.starts_with('/') && !path.contains(char::is_control)).then(|| PathBuf::from(path))
+}
+
+fn port(key: &'static str, value: &str, allowed: &'static str) -> Result<Port, PlatformError> {
+    let parsed = match value {
+        "none" => Some(Port::None),
+        "null" => Some(Port::Null),
+        "pty" => Some(Port::Pty),
+        _ => path(value, "file:").map(Port::File).or_else(|| path(value, "unix:").map(Port::Unix)),
+    };
+    match parsed {
+        Some(Port::Pty | Port::Unix(_)) if key == "parallel" => Err(bad(key, value, allowed)),
+        Some(port) => Ok(port),
+        None => Err(bad(key, value, allowed)),
+    }
+}
+
+fn dvd(value: &str) -> Result<Dvd, PlatformError> {
+    match value {
+        "none" => Ok(Dvd::None),
+        "empty" => Ok(Dvd::Empty),
+        _ => path(value, "file:").map(Dvd::File).ok_or_else(|| bad("dvd", value, DVD)),
+    }
+}
+
+fn vga(value: &str) -> Result<Vga, PlatformError> {
+    match value {
+        "none" => Ok(Vga::None),
+        "std" => Ok(Vga::Std),
+        "cirrus" => Ok(Vga::Cirrus),
+        "virtio" => Ok(Vga::Virtio),
+        _ => Err(bad("vga", value, VGA)),
+    }
+}
+
+fn vnc(value: &str) -> Result<Option<PathBuf>, PlatformError> {
+    match value {
+        "none" => Ok(None),
+        _ => path(value, "unix:").map(Some).ok_or_else(|| bad("vnc", value, VNC)),
+    }
+}
+
+fn nic(value: &str) -> Result<Nic, PlatformError> {
+    match value {
+        "none" => Ok(Nic::None),
+        "user" => Ok(Nic::User),
+        _ => tap(value).ok_or_else(|| bad("nic", value, NIC)),
+    }
+}
+
+/// `tap:NAME/MAC`; the address is needed, for guests in one network must differ, and must not be one of a group.
+fn tap(value: &str) -> Option<Nic> {
+    let (name, address) = value.strip_prefix("tap:")?.split_once('/')?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > INTERFACE_LEN_MAX || !name.bytes().all(plain) {
+        return None;
+    }
+    let bytes = address.split(':').map(|byte| (byte.len() == 2).then(|| u8::from_str_radix(byte, 16).ok())?);
+    let mac: [u8; 6] = bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()?;
+    let of_a_group = mac.first().is_some_and(|first| first & 1 == 1);
+    (!of_a_group).then(|| Nic::Tap { name: name.to_owned(), mac })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn refused(key: &str, value: &str) -> String {
+        Platform::parse([(key, value)]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn everything_is_off_unless_asked_for() {
+        let quiet = Platform::parse([]).unwrap();
+        assert_eq!(quiet, Platform::default());
+        assert!(!quiet.usb && !quiet.usb_tablet && !quiet.hpet);
+        assert_eq!((&quiet.parallel, &quiet.hvm_serial), (&Port::None, &Port::None));
+        assert_eq!((quiet.dvd, quiet.vga, quiet.nic), (Dvd::None, Vga::None, Nic::None));
+    }
+
+    #[test]
+    fn keys_are_taken_as_xenservers_users_write_them() {
+        let pairs = [("usb", "true"), ("usb_tablet", "true"), ("parallel", "null"), ("hvm_serial", "file:/run/a.log")];
+        let platform = Platform::parse(pairs).unwrap();
+        assert!(platform.usb && platform.usb_tablet);
+        assert_eq!(platform.parallel, Port::Null);
+        assert_eq!(platform.hvm_serial, Port::File("/run/a.log".into()));
+        let nic = Platform::parse([("nic", "tap:tap0/52:54:00:ab:cd:ef")]).unwrap().nic;
+        assert_eq!(nic, Nic::Tap { name: "tap0".into(), mac: [0x52, 0x54, 0, 0xab, 0xcd, 0xef] });
+    }
+
+    #[test]
+    fn unknown_keys_and_bad_values_are_refused_by_name_with_what_is_allowed() {
+        let said = refused("viridian", "true");
+        assert!(said.starts_with("platform:viridian is unknown; there are usb, usb_tablet, parallel"), "{said}");
+        assert_eq!(refused("usb", "yes"), "platform:usb=yes is not possible; allowed: true, false");
+        assert_eq!(refused("parallel", "pty"), "platform:parallel=pty is not possible; allowed: none, null, file:PATH");
+        for (key, value) in [
+            ("dvd", "file:relative.iso"),
+            ("vnc", "unix:"),
+            ("hvm_serial", "tcp:1"),
+            ("vga", "qxl"),
+            ("nic", "tap:tap0"),
+            ("nic", "tap:a,script=x/52:54:00:ab:cd:ef"),
+            ("nic", "tap:tap0/53:54:00:ab:cd:ef"),
+            ("nic", "tap:tap0/52:54:00:ab:cd"),
+            ("nic", "tap:interface-of-16ch/52:54:00:ab:cd:ef"),
+            ("hpet", ""),
+        ] {
+            assert!(refused(key, value).contains("allowed: "), "{key}={value}");
+        }
+    }
+
+    #[test]
+    fn what_needs_another_is_refused_without_it() {
+        assert_eq!(refused("usb_tablet", "true"), "platform:usb_tablet=true needs platform:usb=true");
+        assert_eq!(refused("vnc", "unix:/run/vnc"), "platform:vnc needs platform:vga=std");
+    }
+
+    #[test]
+    fn every_key_that_is_told_is_known() {
+        for key in KEYS {
+            assert!(!matches!(Platform::parse([(key, "?")]), Err(PlatformError::Unknown { .. })), "{key}");
+        }
+    }
+}

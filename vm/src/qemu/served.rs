@@ -1,0 +1,101 @@
+//! Whether somebody serves a disk at a socket and is free for a new client, found out before QEMU asks.
+//!
+//! QEMU 7.2 told to reconnect waits for a socket at which nobody listens for ever, and so it does for a server that does not answer; the
+//! guest, all its processors and the monitor stand still meanwhile. So we ask first, as any front-end begins: VHOST_USER_GET_FEATURES
+//! (QEMU, docs/interop/vhost-user.rst). Keeps: bounded time, and the server is free again.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::socket;
+
+/// GET_FEATURES (1), version 1, no payload.
+const QUESTION: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+
+/// The same with the bit of a reply, and eight bytes of features.
+const ANSWER: [u8; 12] = [1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0];
+
+/// Nobody serves there.
+#[derive(Debug, Error)]
+#[error("no disk is served at {}: {why}", path.display())]
+pub struct NotServed {
+    path: PathBuf,
+    why: String,
+}
+
+/// Whether a disk is served at `path`, to who comes next.
+pub fn ask(path: &Path, patience: Duration) -> Result<(), NotServed> {
+    converse(path, Instant::now() + patience).map_err(|why| NotServed { path: path.to_owned(), why })
+}
+
+fn converse(path: &Path, deadline: Instant) -> Result<(), String> {
+    const BUSY: &str = "it does not answer; another machine may have it";
+    let mut stream = socket::connect(path, deadline).map_err(|error| match error {
+        Errno::AGAIN => BUSY.to_owned(),
+        error => std::io::Error::from(error).to_string(),
+    })?;
+    let told = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => BUSY.to_owned(),
+        _ => error.to_string(),
+    };
+    stream.set_nonblocking(false).and_then(|()| stream.write_all(&QUESTION)).map_err(told)?;
+    let mut answer = Vec::new();
+    while answer.len() < ANSWER.len() {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        stream.set_read_timeout(Some(left)).map_err(told)?;
+        let mut chunk = [0; 20];
+        let len = stream.read(&mut chunk).map_err(told)?;
+        if len == 0 {
+            return Err("it has closed the connection".to_owned());
+        }
+        answer.extend_from_slice(chunk.get(..len).unwrap_or_default());
+    }
+    if answer.starts_with(&ANSWER) { Ok(()) } else { Err("what listens there does not speak vhost-user".to_owned()) }
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    fn asked(answer: &'static [u8]) -> String {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut question = [0; 12];
+            stream.read_exact(&mut question).unwrap();
+            assert_eq!(question, QUESTION);
+            stream.write_all(answer).unwrap();
+        });
+        let said = ask(&path, Duration::from_secs(20)).map_or_else(|error| error.to_string(), |()| "served".to_owned());
+        server.join().unwrap();
+        said
+    }
+
+    #[test]
+    fn only_an_answer_is_one() {
+        assert_eq!(asked(&[1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 64, 1, 0, 0, 0]), "served");
+        assert!(asked(b"HTTP/1.1 400 Bad Request\r\n").contains("does not speak vhost-user"));
+        assert!(asked(&[1, 0]).contains("has closed the connection"));
+    }
+
+    #[test]
+    fn nobody_and_somebody_who_is_silent_are_told_in_time() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("socket");
+        let short = Duration::from_millis(100);
+        let error = ask(&path, short).unwrap_err().to_string();
+        assert!(error.contains("no disk is served at") && error.contains("No such file"), "{error}");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let error = ask(&path, short).unwrap_err().to_string();
+        assert!(error.contains("another machine may have it"), "{error}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Where on the machine's PCI buses a disk is, by its position alone, and how it interrupts.
+//!
+//! Knows nothing of QEMU's syntax. Keeps: a position has one place for ever, so that a disk plugged into a running guest is where it would be
+//! after a boot; and the interrupts of all positions together fit into every guest (docs/decisions/0010-qemu-hardware.md).
+
+use serde::{Deserialize, Serialize};
+
+/// Disks of a machine at most.
+pub const DISKS_MAX: u8 = 255;
+
+/// Bridges that carry them, all there from the beginning: a bridge cannot be plugged with what is behind it.
+pub const BRIDGES: u8 = 9;
+
+/// Slots of a bridge that we use. It has a slot 0 too, which a bridge with a hot-plug controller of its own lacks.
+pub const SLOTS: u8 = 31;
+
+/// The slot of the first bridge on the machine's own bus; below it are the chipset, screen, network and console.
+pub const FIRST_BRIDGE_SLOT: u8 = 0x10;
+
+/// Queues of a disk at most, if nobody says another number: more do not help one thread that serves them.
+const QUEUES_DEFAULT_MAX: u16 = 4;
+
+/// Positions whose queues have interrupts of their own. A processor has some 200 vectors; such a disk takes one of each, and one more.
+const OWN_VECTORS: u8 = 64;
+
+/// From so many processors on the disks behind those share vectors: two a disk, anywhere. With fewer there are not enough.
+const VCPUS_TO_SHARE: u16 = 4;
+
+/// Which of the disks of a machine: 0 to 254.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct Position(u8);
+
+/// A slot behind a bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// 0 to 8.
+    pub bridge: u8,
+    /// 1 to 31.
+    pub slot: u8,
+}
+
+impl Position {
+    /// The position with this number, if a machine has it.
+    pub fn new(number: u8) -> Option<Self> {
+        (number < DISKS_MAX).then_some(Self(number))
+    }
+
+    /// Every position.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..DISKS_MAX).map(Self)
+    }
+
+    /// Its number.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+
+    /// Where its disk is.
+    pub fn place(self) -> Place {
+        Place { bridge: self.0 / SLOTS, slot: self.0 % SLOTS + 1 }
+    }
+
+    /// MSI-X vectors of its disk; none: it interrupts by a line, which it shares.
+    ///
+    /// Linux gives each queue a vector of its own if there is one for each and one more, and reserves those on every processor. With
+    /// two for more than one queue it shares them and takes them where there are some.
+    pub fn vectors(self, vcpus: u16, queues: u16) -> u16 {
+        if self.0 < OWN_VECTORS {
+            queues.saturating_add(1)
+        } else if vcpus >= VCPUS_TO_SHARE && queues > 1 {
+            2
+        } else {
+            0
+        }
+    }
+}
+
+impl From<Position> for u8 {
+    fn from(position: Position) -> u8 {
+        position.0
+    }
+}
+
+impl TryFrom<u8> for Position {
+    type Error = String;
+
+    fn try_from(number: u8) -> Result<Self, String> {
+        Self::new(number).ok_or_else(|| format!("disk {number}: a machine has disks 0 to {}", DISKS_MAX - 1))
+    }
+}
+
+/// Queues of a disk of which nobody has said how many it has.
+pub fn queues_default(vcpus: u16) -> u16 {
+    vcpus.clamp(1, QUEUES_DEFAULT_MAX)
+}
+
+#[cfg(test)]
+mod test {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_position_has_a_place_of_its_own_behind_a_bridge_that_is_there() {
+        let places: Vec<Place> = Position::all().map(Position::place).collect();
+        assert_eq!(places.len(), 255);
+        assert!(places.iter().all(|place| place.bridge < BRIDGES && (1..=SLOTS).contains(&place.slot)));
+        let different: BTreeSet<(u8, u8)> = places.iter().map(|place| (place.bridge, place.slot)).collect();
+        assert_eq!(different.len(), 255);
+        assert_eq!(Position::new(0).unwrap().place(), Place { bridge: 0, slot: 1 });
+        assert_eq!(Position::new(31).unwrap().place(), Place { bridge: 1, slot: 1 });
+        assert_eq!(Position::new(255), None);
+    }
+
+    /// As Linux 6.1 takes them: with a vector for each queue and one more, each queue's are reserved on all processors that it
+    /// serves, which is one of each processor and disk; all others lie on one processor each.
+    #[test]
+    fn the_vectors_of_all_disks_fit_into_every_guest() {
+        for vcpus in 1..=64 {
+            let queues = queues_default(vcpus);
+            let (mut on_each, mut anywhere) = (0, 0);
+            for vectors in Position::all().map(|position| position.vectors(vcpus, queues)) {
+                match vectors {
+                    0 => {}
+                    own if own > queues => (on_each, anywhere) = (on_each + 1, anywhere + 1),
+                    shared => anywhere += shared,
+                }
+            }
+            let busiest = on_each + anywhere.div_ceil(vcpus);
+            assert!(busiest < 190, "{vcpus} processors: {busiest} vectors on one");
+        }
+    }
+
+    #[test]
+    fn queues_follow_the_processors_up_to_four() {
+        assert_eq!([0, 1, 3, 4, 64].map(queues_default), [1, 1, 3, 4, 4]);
+    }
+
+    #[test]
+    fn a_position_is_read_only_if_a_machine_has_it() {
+        assert_eq!(serde_json::from_str::<Position>("254").unwrap().number(), 254);
+        assert!(serde_json::from_str::<Position>("255").unwrap_err().to_string().contains("disks 0 to 254"));
+        assert_eq!(serde_json::to_string(&Position::new(7).unwrap()).unwrap(), "7");
+    }
+}

@@ -1,0 +1,118 @@
+//! Lines of a socket, each by a deadline and none longer than a bound.
+//!
+//! Knows nothing of what they say. A line that was begun when the time was over is finished by the next call.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// The longest answer, of query-pci for 255 disks, has 300 KiB.
+pub const LINE_MAX: usize = 4 << 20;
+
+/// Bytes read at once.
+const CHUNK: usize = 16 << 10;
+
+/// Why there is no line.
+#[derive(Debug)]
+pub enum WireError {
+    /// The time is over.
+    Late,
+    /// The other side has closed.
+    Ended,
+    /// The system's words.
+    Failed(io::Error),
+    /// A line beyond the bound; its beginning.
+    TooLong(String),
+}
+
+/// A socket, which does not block, and what was read of it and not yet handed out.
+#[derive(Debug)]
+pub struct Lines {
+    stream: UnixStream,
+    read: Vec<u8>,
+    /// Bytes of `read` that have no end of a line in them.
+    searched: usize,
+}
+
+impl Lines {
+    pub fn new(stream: UnixStream) -> Self {
+        Self { stream, read: Vec::new(), searched: 0 }
+    }
+
+    /// Sends all of `bytes`.
+    pub fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<(), WireError> {
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(PollFlags::OUT, deadline)?,
+                Err(error) => end_or_failure(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line, without its end.
+    pub fn next(&mut self, deadline: Instant) -> Result<Vec<u8>, WireError> {
+        loop {
+            if let Some(line) = self.buffered() {
+                return Ok(line);
+            }
+            if self.read.len() > LINE_MAX {
+                let beginning = self.read.iter().take(1024).copied().collect::<Vec<u8>>();
+                return Err(WireError::TooLong(String::from_utf8_lossy(&beginning).into_owned()));
+            }
+            let mut chunk = [0; CHUNK];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(WireError::Ended),
+                Ok(len) => self.read.extend_from_slice(chunk.get(..len).unwrap_or_default()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(PollFlags::IN, deadline)?,
+                Err(error) => end_or_failure(error)?,
+            }
+        }
+    }
+
+    fn buffered(&mut self) -> Option<Vec<u8>> {
+        let rest = self.read.get(self.searched..).unwrap_or_default();
+        let Some(end) = rest.iter().position(|&byte| byte == b'\n') else {
+            self.searched = self.read.len();
+            return None;
+        };
+        let mut line: Vec<u8> = self.read.drain(..=self.searched + end).collect();
+        self.searched = 0;
+        while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
+            line.pop();
+        }
+        Some(line)
+    }
+
+    fn wait(&self, flags: PollFlags, deadline: Instant) -> Result<(), WireError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(WireError::Late);
+        }
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(&self.stream, flags)], timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(WireError::Failed(error.into())),
+        }
+    }
+}
+
+impl AsFd for Lines {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// A peer that was killed resets the connection or breaks the pipe, which is its end as well.
+fn end_or_failure(error: io::Error) -> Result<(), WireError> {
+    match error.kind() {
+        ErrorKind::Interrupted => Ok(()),
+        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Err(WireError::Ended),
+        _ => Err(WireError::Failed(error)),
+    }
+}

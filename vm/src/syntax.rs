@@ -1,0 +1,50 @@
+//! How a word is written so that it survives the syntax of those who read it: QEMU, XML, a shell, Cloud Hypervisor.
+//!
+//! Knows nothing of what the words mean. Each function returns text that its reader takes for exactly what went in.
+
+/// A value in QEMU's key=value syntax, where a comma is written twice.
+pub fn qemu_value(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
+/// A value in an attribute of XML between apostrophes, or between tags.
+pub fn xml_value(value: &str) -> String {
+    value.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
+}
+
+/// Quoted for a shell if it needs to be.
+pub fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "=,./_-:%+@".contains(c);
+    if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
+/// A value in Cloud Hypervisor's key=value syntax, which has no agreed way to write what it splits at.
+pub fn cloud_hypervisor_value(value: &str) -> Option<&str> {
+    (!value.contains([',', '[', ']', '"', '='])).then_some(value)
+}
+
+/// A word of xl's configuration between apostrophes, which has no way to write one.
+pub fn xl_value(value: &str) -> Option<&str> {
+    (!value.contains(['\'', '\n'])).then_some(value)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn what_a_syntax_splits_at_is_written_so_that_it_does_not() {
+        assert_eq!(qemu_value("a,b"), "a,,b");
+        assert_eq!(xml_value("it's <a> & b"), "it&apos;s &lt;a> &amp; b");
+        assert_eq!(shell_word("it's"), "'it'\\''s'");
+        assert_eq!(shell_word("path=/run/a.sock"), "path=/run/a.sock");
+    }
+
+    #[test]
+    fn what_a_syntax_cannot_say_is_nothing() {
+        assert_eq!(cloud_hypervisor_value("/run/a"), Some("/run/a"));
+        assert_eq!(cloud_hypervisor_value("/run/a,b"), None);
+        assert_eq!(xl_value("vhd:/a b"), Some("vhd:/a b"));
+        assert_eq!(xl_value("vhd:/it's"), None);
+    }
+}

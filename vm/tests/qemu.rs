@@ -1,0 +1,379 @@
+//! Real QEMUs without a guest: started, asked, killed, adopted; disks plugged into a firmware that never lets go of one.
+//!
+//! The disks are served by QEMU's own storage daemon. With a real guest it is `cargo xtask guest-test`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use vm::qemu::accelerator::Accelerator;
+use vm::qemu::hardware::{Boot, Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
+use vm::qemu::machine::{Ending, Machine, MachineError, Status};
+use vm::qemu::platform::Platform;
+use vm::qemu::process::Identity;
+use vm::qemu::slots::Position;
+
+const QEMU: &str = "qemu-system-x86_64";
+const SOON: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(500);
+
+/// Set for the test that is run as a process of its own: the directory of the machine it starts.
+const STARTER: &str = "VM_TEST_STARTER";
+
+/// A directory with a disk that is served, for a machine that has no system to boot.
+struct Room {
+    room: TempDir,
+    daemons: Vec<Child>,
+}
+
+impl Room {
+    /// None where there is no QEMU, which is said.
+    fn new() -> Option<Self> {
+        for program in [QEMU, "qemu-storage-daemon"] {
+            if Command::new(program).arg("--version").output().is_err() {
+                eprintln!("not run: there is no {program}; `make prepare` installs it");
+                return None;
+            }
+        }
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let mut room = Self { room: directory, daemons: Vec::new() };
+        room.serve("boot");
+        Some(room)
+    }
+
+    fn path(&self) -> &Path {
+        self.room.path()
+    }
+
+    fn serve(&mut self, name: &str) -> PathBuf {
+        let (image, socket) = (self.path().join(name), self.path().join(format!("{name}.sock")));
+        fs::write(&image, vec![0; 1 << 20]).unwrap();
+        let mut command = Command::new("qemu-storage-daemon");
+        command.arg("--blockdev").arg(format!("driver=file,node-name=disk,filename={}", image.display()));
+        command.arg("--export").arg(format!(
+            "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},writable=on,num-queues=4",
+            socket.display()
+        ));
+        self.daemons.push(command.stdin(Stdio::null()).spawn().unwrap());
+        let deadline = Instant::now() + SOON;
+        while !socket.exists() {
+            assert!(Instant::now() < deadline, "qemu-storage-daemon does not listen");
+            thread::sleep(Duration::from_millis(10));
+        }
+        socket
+    }
+
+    fn hardware(&self) -> Hardware {
+        let boot = self.path().join("boot.sock");
+        Hardware {
+            name: "test".into(),
+            memory_mib: 64,
+            vcpus: 2,
+            accelerator: Accelerator::Tcg,
+            boot: Boot::Firmware,
+            disks: vec![Disk { bootable: true, ..disk(0, boot) }],
+            console: None,
+            platform: Platform::default(),
+        }
+    }
+
+    fn start(&self) -> Machine {
+        Machine::start(Path::new(QEMU), &self.hardware(), self.path(), SOON).unwrap()
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // A machine outlives a test that fails; it is known by its directory.
+        for process in fs::read_dir("/proc").unwrap().map_while(Result::ok) {
+            if fs::read_link(process.path().join("cwd")).is_ok_and(|directory| directory == self.room.path()) {
+                let pid = process.file_name().to_string_lossy().parse().unwrap();
+                // Its own end may have come first.
+                kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap_or_default();
+            }
+        }
+        for daemon in &mut self.daemons {
+            daemon.kill().unwrap();
+            daemon.wait().unwrap();
+        }
+    }
+}
+
+fn disk(position: u8, socket: PathBuf) -> Disk {
+    Disk { position: Position::new(position).unwrap(), socket, queues: None, bootable: false }
+}
+
+fn signal(identity: &Identity, signal: Signal) {
+    kill_process(Pid::from_raw(identity.pid).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn a_machine_runs_stands_still_runs_and_ends() {
+    let Some(room) = Room::new() else { return };
+    let mut machine = room.start();
+    assert_eq!(machine.status().unwrap(), Status::Running);
+    machine.pause().unwrap();
+    assert_eq!(machine.status().unwrap(), Status::Paused);
+    machine.resume().unwrap();
+    assert_eq!(machine.status().unwrap(), Status::Running);
+    assert!(machine.ended().unwrap().is_none());
+    let names: Vec<String> = machine.take_events().into_iter().map(|event| event.name).collect();
+    assert!(names.contains(&"STOP".to_owned()) && names.contains(&"RESUME".to_owned()), "{names:?}");
+    assert_eq!(machine.end().unwrap(), Ending::Quit);
+    assert!(machine.ended().unwrap().unwrap().status.unwrap().success());
+}
+
+#[test]
+fn a_session_of_its_own_and_descriptors_for_every_disk() {
+    let Some(room) = Room::new() else { return };
+    let mut machine = room.start();
+    let pid = machine.identity().pid;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let session = stat.rsplit_once(") ").unwrap().1.split(' ').nth(3).unwrap();
+    assert_eq!(session, pid.to_string(), "{stat}");
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let soft: u64 = line.split_whitespace().nth(3).unwrap().parse().unwrap();
+    let hard: u64 = line.split_whitespace().nth(4).unwrap().parse().unwrap();
+    assert_eq!(soft, hard.min(65_536), "{line}");
+    machine.end().unwrap();
+}
+
+#[test]
+fn a_machine_that_is_killed_is_noticed_by_its_descriptor_and_said_to_have_ended() {
+    let Some(room) = Room::new() else { return };
+    let mut machine = room.start();
+    signal(machine.identity(), Signal::KILL);
+    let timeout = Timespec::try_from(SOON).unwrap();
+    assert_eq!(poll(&mut [PollFd::new(&machine, PollFlags::IN)], Some(&timeout)).unwrap(), 1);
+    let ended = machine.ended().unwrap().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status.unwrap()), Some(9));
+    let error = machine.status().unwrap_err();
+    assert!(matches!(error, MachineError::Ended { .. }), "{error:?}");
+    assert!(error.to_string().contains("QEMU has ended during ask for its status"), "{error}");
+    assert_eq!(machine.shutdown(SOON).unwrap(), Ending::Guest);
+}
+
+#[test]
+fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
+    let Some(room) = Room::new() else { return };
+    let mut hardware = room.hardware();
+    hardware.boot = Boot::Kernel { kernel: "/no/such/kernel".into(), initrd: None, command_line: String::new() };
+    let start = |hardware: &Hardware| Machine::start(Path::new(QEMU), hardware, room.path(), SOON).unwrap_err();
+    let error = start(&hardware).to_string();
+    assert!(error.starts_with("QEMU has ended during its start: "), "{error}");
+    assert!(error.contains("/no/such/kernel"), "{error}");
+    // The words of the one before are not taken for its own.
+    let hardware =
+        Hardware { disks: vec![Disk { bootable: true, ..disk(3, "/no/such.sock".into()) }], ..room.hardware() };
+    let error = start(&hardware);
+    assert_eq!(error.to_string(), "cannot give the machine disk 3");
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("/no/such.sock"), "{cause}");
+    // The words of the one before are not taken for its own.
+    let error = start(&Hardware { name: "x".into(), memory_mib: 1 << 20, ..room.hardware() }).to_string();
+    assert!(error.contains("QEMU has ended during its start") && !error.contains("/no/such/kernel"), "{error}");
+    let error = Machine::start(Path::new("/no/such/qemu"), &room.hardware(), room.path(), SOON).unwrap_err();
+    assert!(error.to_string().contains("/no/such/qemu"), "{error}");
+}
+
+#[test]
+fn a_directory_that_others_reach_is_refused() {
+    let Some(room) = Room::new() else { return };
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let error = Machine::start(Path::new(QEMU), &room.hardware(), room.path(), SOON).unwrap_err();
+    assert!(error.to_string().contains("others have access to it"), "{error}");
+}
+
+/// Not a test: what `a_machine_is_adopted_after_its_starter_has_gone` runs as a process of its own.
+#[test]
+fn starter() {
+    let Some(directory) = std::env::var_os(STARTER) else { return };
+    let hardware: Hardware = serde_json::from_str(&std::env::var("VM_TEST_HARDWARE").unwrap()).unwrap();
+    let machine = Machine::start(Path::new(QEMU), &hardware, Path::new(&directory), SOON).unwrap();
+    let identity = serde_json::to_string(machine.identity()).unwrap();
+    fs::write(Path::new(&directory).join("identity"), identity).unwrap();
+    // Without a word to anybody, as a process that is killed.
+    signal(&Identity { pid: std::process::id().try_into().unwrap(), ..machine.identity().clone() }, Signal::KILL);
+}
+
+#[test]
+fn a_machine_is_adopted_after_its_starter_has_gone() {
+    let Some(mut room) = Room::new() else { return };
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "starter"])
+        .env(STARTER, room.path())
+        .env("VM_TEST_HARDWARE", serde_json::to_string(&room.hardware()).unwrap())
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    let identity: Identity = serde_json::from_slice(&fs::read(room.path().join("identity")).unwrap()).unwrap();
+    let mut machine = Machine::adopt(&identity, room.path(), SOON).unwrap();
+    assert_eq!(machine.status().unwrap(), Status::Running);
+    assert_eq!(machine.disks().unwrap(), [Position::new(0).unwrap()]);
+    let socket = room.serve("more");
+    machine.plug(&disk(99, socket)).unwrap();
+    assert_eq!(machine.disks().unwrap().len(), 2);
+    drop(machine);
+    let mut again = Machine::adopt(&identity, room.path(), SOON).unwrap();
+    assert_eq!(again.end().unwrap(), Ending::Quit);
+    let gone = Machine::adopt(&identity, room.path(), SOON).unwrap_err();
+    assert!(matches!(gone, MachineError::Gone { .. }), "{gone:?}");
+}
+
+#[test]
+fn a_machine_whose_monitor_is_anothers_is_not_adopted() {
+    let Some(room) = Room::new() else { return };
+    let machine = room.start();
+    let identity = machine.identity().clone();
+    // A monitor has one client at a time: the first makes room.
+    drop(machine);
+    let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+    let process = vm::qemu::process::Process::with_pid(other.id().try_into().unwrap()).unwrap();
+    let error = Machine::adopt(process.identity(), room.path(), SOON).unwrap_err();
+    assert!(matches!(error, MachineError::NotIts { .. }), "{error:?}");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    Machine::adopt(&identity, room.path(), SOON).unwrap().end().unwrap();
+}
+
+#[test]
+fn the_firmware_boots_the_disk_that_is_marked_wherever_it_is() {
+    let Some(mut room) = Room::new() else { return };
+    // mov dx, 0x3f8; mov al, LETTER; out dx, al; hlt; jmp: writes a letter to the serial port, for ever silent then.
+    let sector = |letter: u8| {
+        let mut sector = vec![0xba, 0xf8, 0x03, 0xb0, letter, 0xee, 0xf4, 0xeb, 0xfd];
+        sector.resize(510, 0);
+        [&sector[..], &[0x55, 0xaa]].concat()
+    };
+    let mut disks = vec![disk(0, room.path().join("boot.sock"))];
+    for (position, letter) in [(1, b'A'), (35, b'B'), (254, b'C')] {
+        let name = format!("disk{position}");
+        let socket = room.serve(&name);
+        let image = fs::OpenOptions::new().write(true).open(room.path().join(&name)).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&image, &sector(letter), 0).unwrap();
+        disks.push(Disk { bootable: position > 1, ..disk(position, socket) });
+    }
+    let log = room.path().join("console");
+    let console = Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(log.clone()) });
+    let hardware = Hardware { disks, console, ..room.hardware() };
+    let mut machine = Machine::start(Path::new(QEMU), &hardware, room.path(), SOON).unwrap();
+    let deadline = Instant::now() + SOON;
+    while fs::read(&log).unwrap().is_empty() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(fs::read_to_string(&log).unwrap(), "B");
+    machine.end().unwrap();
+}
+
+#[test]
+fn qemu_understands_everything_that_a_platform_can_have() {
+    let Some(room) = Room::new() else { return };
+    let file = |name: &str| format!("{}/{name}", room.path().display());
+    fs::write(file("a,b.iso"), vec![0; 1 << 20]).unwrap();
+    let (dvd, serial, vnc) =
+        (format!("file:{}", file("a,b.iso")), format!("unix:{}", file("serial")), format!("unix:{}", file("vnc")));
+    for (vga, parallel, hvm_serial, dvd) in [
+        ("std", "null", serial.as_str(), dvd.as_str()),
+        ("cirrus", "none", "pty", "empty"),
+        ("virtio", "none", "null", "none"),
+    ] {
+        let pairs = [
+            ("usb", "true"),
+            ("usb_tablet", "true"),
+            ("hpet", "true"),
+            ("nic", "user"),
+            ("vga", vga),
+            ("vnc", vnc.as_str()),
+            ("parallel", parallel),
+            ("hvm_serial", hvm_serial),
+            ("dvd", dvd),
+        ];
+        let console = Some(Console { device: ConsoleDevice::Virtio, to: ConsoleTo::Socket(file("console").into()) });
+        let platform = Platform::parse(pairs).unwrap();
+        let hardware = Hardware { platform, console, memory_mib: 256, ..room.hardware() };
+        let mut machine = Machine::start(Path::new(QEMU), &hardware, room.path(), SOON).unwrap();
+        assert_eq!(machine.status().unwrap(), Status::Running);
+        machine.end().unwrap();
+        let said = fs::read_to_string(machine.log()).unwrap();
+        assert!(!said.contains("warning") && !said.contains("error"), "{said}");
+    }
+}
+
+#[test]
+fn a_second_client_of_a_monitor_is_told_that_it_is_held() {
+    let Some(room) = Room::new() else { return };
+    let mut machine = room.start();
+    let error = Machine::adopt(machine.identity(), room.path(), SHORT).unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("another client holds its monitor"), "{cause}");
+    machine.end().unwrap();
+}
+
+#[test]
+fn a_disk_is_plugged_once_and_a_plug_that_fails_leaves_nothing() {
+    let Some(mut room) = Room::new() else { return };
+    let mut machine = room.start();
+    let taken = machine.plug(&disk(0, room.path().join("boot.sock"))).unwrap_err();
+    assert!(matches!(taken, MachineError::Taken(0)), "{taken:?}");
+    let failed = machine.plug(&disk(254, "/no/such.sock".into())).unwrap_err();
+    let cause = std::error::Error::source(&failed).unwrap().to_string();
+    assert!(
+        failed.to_string() == "cannot give the machine disk 254" && cause.contains("/no/such.sock"),
+        "{failed}: {cause}"
+    );
+    let socket = room.serve("last");
+    // More queues than are served: QEMU refuses the device when its connection is there already.
+    let greedy = Disk { queues: Some(64), ..disk(254, socket.clone()) };
+    let refused = machine.plug(&greedy).unwrap_err();
+    let cause = std::error::Error::source(&refused).unwrap().to_string();
+    assert!(refused.to_string() == "cannot plug disk 254" && cause.contains("QEMU refuses device_add"), "{cause}");
+    // Its connection is gone, or the same name could not be used again.
+    machine.plug(&disk(254, socket)).unwrap();
+    let positions: Vec<u8> = machine.disks().unwrap().into_iter().map(Position::number).collect();
+    assert_eq!(positions, [0, 254]);
+    machine.unplug(Position::new(7).unwrap(), SHORT).unwrap();
+    machine.end().unwrap();
+}
+
+#[test]
+fn a_guest_that_does_not_let_go_keeps_the_disk_and_is_named() {
+    let Some(mut room) = Room::new() else { return };
+    let mut machine = room.start();
+    let socket = room.serve("held");
+    machine.plug(&disk(40, socket)).unwrap();
+    let position = Position::new(40).unwrap();
+    for _ in 0..2 {
+        // The second request is refused by QEMU as being under way, which is no other answer.
+        let error = machine.unplug(position, SHORT).unwrap_err();
+        assert!(matches!(error, MachineError::Held { position: 40, .. }), "{error:?}");
+        assert!(error.to_string().contains("has not let go of disk 40"), "{error}");
+    }
+    assert!(machine.disks().unwrap().contains(&position));
+    machine.end().unwrap();
+}
+
+#[test]
+fn a_guest_that_does_not_hear_the_power_button_is_ended() {
+    let Some(room) = Room::new() else { return };
+    let mut machine = room.start();
+    assert_eq!(machine.shutdown(SHORT).unwrap(), Ending::Quit);
+}
+
+#[test]
+fn a_qemu_that_hangs_is_killed() {
+    let Some(room) = Room::new() else { return };
+    let mut machine = room.start();
+    signal(machine.identity(), Signal::STOP);
+    assert_eq!(machine.end().unwrap(), Ending::Killed);
+    let status = machine.ended().unwrap().unwrap().status.unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+}

@@ -84,6 +84,7 @@ fn request(verb: &DiskVerb) -> Result<Map<String, Value>, Failure> {
         DiskVerb::Revert { to, leaf } => json!({ "verb": "revert", "to": to, "leaf": whole(leaf)? }),
         DiskVerb::Clone { of, to } => json!({ "verb": "clone", "of": of, "to": whole(to)? }),
         DiskVerb::Resize { size } => json!({ "verb": "resize", "size": size.0 }),
+        DiskVerb::Space => json!({ "verb": "space" }),
         DiskVerb::Pause => json!({ "verb": "pause" }),
         DiskVerb::Resume => json!({ "verb": "resume" }),
         DiskVerb::Layers => json!({ "verb": "layers" }),

@@ -46,6 +46,17 @@ pub enum Command {
 /// The transports with which what is said about Xen means nothing; one of all is always named.
 const NOT_XEN: [&str; 2] = ["vhost_user", "nbd"];
 
+impl Command {
+    /// Where the command has its files from, where that can be chosen.
+    pub fn handing(&self) -> Option<Handing> {
+        match self {
+            Command::Serve(serve) => Some(serve.handing),
+            Command::Image(command) => command.handing(),
+            Command::Disk(_) | Command::Xen(_) => None,
+        }
+    }
+}
+
 /// `serve`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]))]
@@ -61,7 +72,7 @@ pub struct Serve {
     #[arg(long, value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
-    #[arg(long, value_name = "DOMAIN/VDEV")]
+    #[arg(long, value_name = "DOMAIN/VDEV", conflicts_with = "handed")]
     pub xen: Option<XenDisk>,
     /// The name of that backend in Xen's store
     #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind, conflicts_with_all = NOT_XEN)]
@@ -79,20 +90,40 @@ pub struct Serve {
     /// Queues offered to a virtual machine: one for each of its processors is best
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub queues: u16,
+    /// What the guest is told as the disk's serial number [default: the name of the image's file, as far as it fits]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["nbd", "xen"], value_parser = serial)]
+    pub serial: Option<String>,
     #[command(flatten)]
     pub access: Access,
     /// Look for more work for at most so long before sleeping, as long as that is worth it; 0: sleep at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     pub poll_max: u64,
+    /// A write that finds no space on the storage fails, or waits until there is some, with all behind it that need space
+    #[arg(long, value_name = "WHAT", default_value = "fail")]
+    pub when_full: WhenFull,
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
     pub stats: Option<PathBuf>,
     /// Listen here for requests to snapshot, merge, resize the disk while it is served: see `tapline disk`
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print what to paste into a virtual machine's configuration as well
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,
+}
+
+/// Where the process has its files from.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Handing {
+    /// Take all files and sockets from standard input, as open descriptors, and open no path: for daemons, see
+    /// docs/control.md
+    #[arg(long)]
+    pub handed: bool,
+    /// Then give up all privilege, and every way to a file or socket by its name
+    #[arg(long, requires = "handed")]
+    pub confine: bool,
 }
 
 /// Parents, named by the caller and never by an image.
@@ -119,6 +150,15 @@ pub struct Access {
     pub io_engine: Option<IoEngine>,
 }
 
+/// What fits into the place that virtio has for it (1.2, 5.2.6), and into the names that guests make of it.
+fn serial(word: &str) -> Result<String, String> {
+    if (1..=20).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(word.to_owned())
+    } else {
+        Err("a serial number has 1 to 20 letters, digits and signs, and no blanks".to_owned())
+    }
+}
+
 /// Values of `--cache`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CacheMode {
@@ -126,6 +166,15 @@ pub enum CacheMode {
     None,
     /// Through the page cache.
     Writeback,
+}
+
+/// Values of `--when-full`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WhenFull {
+    /// The guest is told.
+    Fail,
+    /// It waits.
+    Wait,
 }
 
 /// Values of `--io-engine`.
@@ -144,6 +193,18 @@ pub enum PrintFor {
     Qemu,
     /// Elements of libvirt's domain XML.
     Libvirt,
+    /// Arguments of Cloud Hypervisor.
+    CloudHypervisor,
+}
+
+impl From<PrintFor> for vm::paste::Monitor {
+    fn from(target: PrintFor) -> Self {
+        match target {
+            PrintFor::Qemu => Self::Qemu,
+            PrintFor::Libvirt => Self::Libvirt,
+            PrintFor::CloudHypervisor => Self::CloudHypervisor,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -183,6 +244,18 @@ mod test {
         assert!(parse("serve vhd:a").unwrap_err().contains("--vhost-user"));
         assert!(parse("serve vhd:a --vhost-user s --nbd t").is_err());
         assert!(parse("serve vhd:a --nbd t --queues 0").is_err());
+    }
+
+    #[test]
+    fn a_serial_number_is_what_a_guest_over_vhost_user_can_be_told() {
+        let Ok(Command::Serve(serve)) = parse("serve vhd:a --vhost-user s --serial 0123456789abcdef0123") else {
+            panic!("not a serve command")
+        };
+        assert_eq!(serve.serial.as_deref(), Some("0123456789abcdef0123"));
+        let said = parse("serve vhd:a --vhost-user s --serial 0123456789abcdef01234").unwrap_err();
+        assert!(said.contains("1 to 20 letters"), "{said}");
+        assert!(parse("serve vhd:a --vhost-user s --serial \u{e9}").is_err());
+        assert!(parse("serve vhd:a --nbd s --serial a").is_err());
     }
 
     #[test]

@@ -4,8 +4,7 @@
 //! Only files that were named on the command line are ever opened. What an image says of its parent is shown, to
 //! help find the right name, and compared with the parent that was named ([`crate::lineage`]).
 
-use std::fs::{File, Metadata};
-use std::os::fd::AsFd;
+use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
@@ -16,6 +15,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Parents;
 use crate::failure::{Exit, Failure};
+use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::leftovers;
 use crate::lineage;
@@ -115,7 +115,7 @@ impl Layers {
     }
 
     fn add(&mut self, name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<(), Failure> {
-        self.files.push(ImageFile::open(name.path(), options).map_err(Failure::said)?);
+        self.files.push(files::open(name.path(), options).map_err(Failure::said)?);
         let Some(file) = self.files.last_mut() else { return Ok(()) };
         match command {
             Some(command) => self.unfinished = Some(Unfinished::begin(name, command)?),
@@ -131,14 +131,14 @@ impl Layers {
 
     /// Whether the last layer is the parent of the one above it.
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName, accept: bool) -> Result<(), Failure> {
-        let [.., above, below] = self.images.as_slice() else { return Ok(()) };
+        let ([.., above, below], Some(file)) = (self.images.as_slice(), self.files.last()) else { return Ok(()) };
         if let Some(left) = Unfinished::find(parent)? {
             say(format_args!(
                 "{parent} shows what it did, but a command that changes it has not ended; to finish it: {}",
                 left.command()
             ));
         }
-        let modified = lineage::modified(parent)?;
+        let modified = lineage::modified(parent, file)?;
         if let Some(note) = lineage::check((child, above), (parent, below), modified, accept)? {
             say(note);
         }
@@ -184,12 +184,11 @@ impl FileIdentity {
 
     /// That of the file that a path leads to, if there is one.
     pub fn of_path(path: &Path) -> Option<FileIdentity> {
-        std::fs::metadata(path).ok().map(|metadata| FileIdentity::of_metadata(&metadata))
+        files::metadata(path).ok().map(|metadata| FileIdentity::of_metadata(&metadata))
     }
 
     /// That of an open file.
     pub fn of_open(file: &ImageFile) -> Option<FileIdentity> {
-        let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
         file.metadata().ok().map(|metadata| FileIdentity::of_metadata(&metadata))
     }
 

@@ -5,16 +5,18 @@
 use std::path::{Component, Path, PathBuf};
 
 use disk::{Format, Image, Link};
+use uring::ImageFile;
 
 use crate::failure::{Exit, Failure};
+use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::output::printable;
 use crate::target::seconds;
 use crate::unfinished::Unfinished;
 use crate::uuid;
 
-/// What a child of `parent` at the path `child` records.
-pub fn record(child: &Path, parent: &ImageName, image: &Image) -> Result<Link, Failure> {
+/// What a child of `parent`, which is open as `file`, records at the path `child`.
+pub fn record(child: &Path, parent: &ImageName, image: &Image, file: &ImageFile) -> Result<Link, Failure> {
     let (relative, absolute) = paths(child, parent.path())?;
     Ok(Link {
         format: Some(parent.format.word()),
@@ -22,26 +24,26 @@ pub fn record(child: &Path, parent: &ImageName, image: &Image) -> Result<Link, F
         relative,
         absolute,
         len: Some(image.geometry().len),
-        modified: Some(modified(parent)?),
+        modified: Some(modified(parent, file)?),
     })
 }
 
-/// When the file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves what the
+/// When the open file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves what the
 /// image shows as it was, it is not.
-pub fn modified(name: &ImageName) -> Result<u64, Failure> {
+pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
     if let Some(left) = Unfinished::find(name)? {
         return Ok(seconds(left.modified()));
     }
-    let time = std::fs::metadata(name.path()).and_then(|metadata| metadata.modified());
+    let time = file.metadata().and_then(|metadata| metadata.modified());
     time.map(seconds).map_err(|error| Failure::new(format!("find the time of {name}"), error))
 }
 
 /// How a child's metadata names the parent: as seen from its own directory, and from the root.
 fn paths(child: &Path, parent: &Path) -> Result<(String, String), Failure> {
     let failed = |path: &Path, error| Failure::new(format!("find where {} is", path.display()), error);
-    let parent = parent.canonicalize().map_err(|error| failed(parent, error))?;
+    let parent = files::whole(parent).map_err(|error| failed(parent, error))?;
     // A child that is a link stands where the link leads; one that is not there yet, in its directory.
-    let child = match child.canonicalize() {
+    let child = match files::whole(child) {
         Ok(found) => found,
         Err(_) => {
             let directory = child.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -93,16 +95,17 @@ pub fn suggestion(name: &ImageName, link: &Link) -> String {
     let file = recorded.map_or("PATH".into(), |path| printable(path));
     let beside: PathBuf = name.path().parent().unwrap_or(Path::new("")).join(file);
     let beside: PathBuf = beside.components().filter(|part| *part != Component::CurDir).collect();
-    format!("{}:{}", format_of(name, link), beside.display())
+    let format = link.format.or_else(|| format_of(name, link).map(FormatName::word)).unwrap_or("FORMAT");
+    format!("{format}:{}", beside.display())
 }
 
 /// The format that a parent is recorded with. A VHD records none, and no uuid for a raw parent.
-fn format_of(child: &ImageName, link: &Link) -> &'static str {
+pub fn format_of(child: &ImageName, link: &Link) -> Option<FormatName> {
     match (link.format, child.format) {
-        (Some(format), _) => format,
-        (None, FormatName::Vhd) if link.uuid == [0; 16] => FormatName::Raw.word(),
-        (None, FormatName::Vhd) => FormatName::Vhd.word(),
-        (None, _) => "FORMAT",
+        (Some(format), _) => FormatName::of(format),
+        (None, FormatName::Vhd) if link.uuid == [0; 16] => Some(FormatName::Raw),
+        (None, FormatName::Vhd) => Some(FormatName::Vhd),
+        (None, _) => None,
     }
 }
 

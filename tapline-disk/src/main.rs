@@ -7,9 +7,12 @@
 
 mod ask;
 mod cli;
+mod confine;
 mod copy_up;
 mod engine_choice;
 mod failure;
+mod files;
+mod handed;
 mod image_name;
 mod jobs;
 mod layers;
@@ -18,7 +21,6 @@ mod lineage;
 mod log;
 mod ordered;
 mod output;
-mod paste;
 mod presence;
 mod progress;
 mod reflink;
@@ -40,7 +42,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Command, ImageCommand};
+use cli::{Command, Handing, ImageCommand};
 use failure::{Exit, Failure};
 use jobs::snapshot::Verb;
 
@@ -60,12 +62,23 @@ fn main() -> ExitCode {
 
 fn carry_out(command: &Command) -> Result<Exit, Failure> {
     signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
+    if let Some(handing) = command.handing() {
+        receive(handing)?;
+    }
     match command {
         Command::Serve(serve) => serve::run(serve),
         Command::Disk(disk) => ask::run(disk),
         Command::Xen(xen) => toolstack::run(xen),
         Command::Image(command) => run_job(command),
     }
+}
+
+/// Takes what is handed over, and gives up what is not needed then, before anything is looked at.
+fn receive(handing: Handing) -> Result<(), Failure> {
+    if handing.handed {
+        files::replace_file_system(handed::receive(std::io::stdin())?)?;
+    }
+    if handing.confine { confine::enter() } else { Ok(()) }
 }
 
 fn run_job(command: &ImageCommand) -> Result<Exit, Failure> {

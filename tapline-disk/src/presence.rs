@@ -7,6 +7,7 @@ use disk::{Format, Image, MetaBlock, Place, ReadFault, Source, Span, Wait};
 use uring::{ImageFile, OpenOptions};
 
 use crate::failure::Failure;
+use crate::files;
 use crate::image_name::ImageName;
 use crate::layers::open_image;
 
@@ -33,7 +34,7 @@ impl Presence {
     /// past it, as `options` say.
     pub fn of(name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
         let options = OpenOptions { write: false, lock: false, ..options };
-        let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+        let mut file = files::open(name.path(), options).map_err(Failure::said)?;
         let image = open_image(name, &mut file, false)?;
         Ok(Presence { name: name.clone(), file, image })
     }

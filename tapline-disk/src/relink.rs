@@ -1,14 +1,16 @@
 //! Records another parent in an image, or none, while its lock is held elsewhere.
 
-use std::fs::File;
+use std::io::ErrorKind;
 use std::time::SystemTime;
 
 use disk::Link;
-use uring::{Cache, ImageFile, OpenOptions};
+use uring::{Cache, OpenOptions};
 
 use crate::failure::Failure;
+use crate::files;
 use crate::image_name::ImageName;
 use crate::layers::open_as_it_is;
+use crate::log::say;
 use crate::ordered;
 
 /// Makes `link` what the image `name` records of its parent, durably. Whoever calls has locked the image, has nothing in
@@ -19,7 +21,7 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
         None => format!("record in {name} that it has no parent"),
     };
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: false };
-    let mut file = ImageFile::open(name.path(), options).map_err(Failure::said)?;
+    let mut file = files::open(name.path(), options).map_err(Failure::said)?;
     let mut image = open_as_it_is(name, &mut file, true)?;
     image.relink(link).map_err(|error| Failure::new(tried(), error))?;
     ordered::round(&mut file, &mut image).map_err(|error| Failure::new(tried(), error))
@@ -35,7 +37,7 @@ pub struct Time {
 impl Time {
     /// That of `name`, now.
     pub fn of(name: &ImageName) -> Result<Time, Failure> {
-        let modified = std::fs::metadata(name.path()).and_then(|metadata| metadata.modified());
+        let modified = files::metadata(name.path()).and_then(|metadata| metadata.modified());
         let modified = modified.map_err(|error| Failure::new(format!("find the time of {name}"), error))?;
         Ok(Time { name: name.clone(), modified })
     }
@@ -52,7 +54,16 @@ impl Time {
 
     /// Gives it to another file.
     pub fn put_on(&self, name: &ImageName) -> Result<(), Failure> {
-        let set = File::open(name.path()).and_then(|file| file.set_modified(self.modified).and(file.sync_all()));
-        set.map_err(|error| Failure::new(format!("put back the time of {name}"), error))
+        match files::set_modified(name.path(), self.modified) {
+            // Only its owner may, who has handed it, and can.
+            Err(error) if files::are_handed() && error.kind() == ErrorKind::PermissionDenied => {
+                say(format_args!(
+                    "the time of {name} is not put back, since its file is another user's: children of it that were not \
+                     named may need --accept-changed-parent"
+                ));
+                Ok(())
+            }
+            set => set.map_err(|error| Failure::new(format!("put back the time of {name}"), error)),
+        }
     }
 }

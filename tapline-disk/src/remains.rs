@@ -10,6 +10,7 @@ use disk::{Format, Image, Link, Span};
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
+use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{FileIdentity, open_image, to_look_at};
 use crate::presence::{Holds, Presence};
@@ -32,7 +33,7 @@ const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writebac
 impl Layer {
     /// The layer that a file holds, whoever uses it.
     pub fn of(name: &ImageName) -> Result<Layer, Failure> {
-        let mut file = ImageFile::open(name.path(), to_look_at(false)).map_err(Failure::said)?;
+        let mut file = files::open(name.path(), to_look_at(false)).map_err(Failure::said)?;
         let identity = open_image(name, &mut file, false)?.identity();
         Ok(Layer { name: name.clone(), identity })
     }
@@ -65,7 +66,7 @@ pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> 
 }
 
 fn look(name: &ImageName) -> Result<Image, Failure> {
-    let mut file = ImageFile::open(name.path(), to_look_at(true)).map_err(Failure::said)?;
+    let mut file = files::open(name.path(), to_look_at(true)).map_err(Failure::said)?;
     open_image(name, &mut file, false)
 }
 
@@ -76,7 +77,7 @@ impl Remains {
         let mut left = Vec::new();
         let mut below = Some(target.clone());
         for source in sources.iter().rev() {
-            let file = match ImageFile::open(source.path(), TO_REMOVE) {
+            let file = match files::open(source.path(), TO_REMOVE) {
                 Ok(file) => Some(file),
                 Err(FileOpenError::Missing { .. }) => None,
                 Err(error) => return Err(Failure::said(error).advise(ADVICE)),

@@ -7,7 +7,7 @@ mod merge;
 
 use disk::{Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
-use uring::{Engine, EngineKind};
+use uring::{Engine, EngineKind, ImageFile};
 
 use crate::engine_choice::{Data, choose};
 use crate::failure::Failure;
@@ -57,9 +57,10 @@ impl Runner {
         self.geometry
     }
 
-    /// A layer of the chain as it is now.
-    pub fn layer(&self, depth: usize) -> Option<&Image> {
-        self.disk.layers().get(depth).map(|layer| &layer.format)
+    /// A layer of the chain as it is now, and its file.
+    pub fn layer(&self, depth: usize) -> Option<(&Image, &ImageFile)> {
+        let layer = self.disk.layers().get(depth)?;
+        Some((&layer.format, self.engine.file(layer.file)?))
     }
 
     /// Requests submitted and not yet waited for.

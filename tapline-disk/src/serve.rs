@@ -7,10 +7,12 @@
 pub mod blkback_stats;
 mod control;
 mod event_loop;
+mod full;
 mod guest;
 mod polling;
 
 use std::net::ToSocketAddrs;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,20 +20,23 @@ use std::time::Duration;
 use disk::{Disk, Geometry, Image};
 use transport::{nbd, vhost_user};
 use uring::{Engine, EngineKind};
+use vm::paste::{self, Served};
 
-use crate::cli::{GrantPolicy, PrintFor, Serve};
+use crate::cli::{GrantPolicy, PrintFor, Serve, WhenFull};
 use crate::engine_choice::{Data, choose};
 use crate::failure::{Exit, Failure};
+use crate::files;
+use crate::handed::Listens;
 use crate::image_name::ImageName;
 use crate::layers::{Layers, explain};
 use crate::log::say;
 use crate::output;
-use crate::paste::{self, Served};
 use crate::signals::Signal;
 use crate::size::readable;
 use crate::stats;
 
 use event_loop::{Disclose, EventLoop, Serving};
+use full::Full;
 
 /// Operations in flight at most: a few requests of every queue that a guest is likely to have.
 const DEPTH: usize = 256;
@@ -47,7 +52,9 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     }
     let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(serve, disk)).transpose()?;
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
+    let sockets = Sockets::find(serve)?;
     let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!read_only))?;
+    files::forget();
     let Layers { name, files, images, .. } = layers;
     let choice = choose(serve.access.engine(), &files, data(serve));
     if let Some(note) = &choice.note {
@@ -57,14 +64,40 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
     say(describe(&name, &disk, choice.kind));
     let poll_max = Duration::from_micros(serve.poll_max);
-    let control = serve.control.as_deref().map(control::Control::bind).transpose()?;
+    let control = match (&serve.control, sockets.control) {
+        (None, _) => None,
+        (Some(path), None) => Some(control::Control::bind(path)?),
+        (Some(path), Some(socket)) => Some(control::Control::at(socket, path)?),
+    };
     let stats_file = serve.stats.clone();
-    let serving = Serving { disk, engine, poll_max, stats_file, blkback_stats: None, stop, leave, report, control };
+    let full = Full::new(serve.when_full == WhenFull::Wait);
+    let serving =
+        Serving { disk, engine, poll_max, stats_file, blkback_stats: None, stop, leave, report, control, full };
     match (&serve.vhost_user, &serve.nbd, guest) {
-        (Some(socket), _, _) => serve_vhost_user(serve, socket, serving),
-        (None, Some(address), _) => serve_nbd(serve, address, serving),
+        (Some(socket), _, _) => serve_vhost_user(serve, socket, sockets.transport, serving),
+        (None, Some(address), _) => serve_nbd(serve, address, sockets.transport, serving),
         (None, None, Some(guest)) => serve_guest(serve, guest, serving),
         (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
+    }
+}
+
+/// Sockets that were handed over, and are not to be bound.
+struct Sockets {
+    transport: Option<OwnedFd>,
+    control: Option<OwnedFd>,
+}
+
+impl Sockets {
+    fn find(serve: &Serve) -> Result<Sockets, Failure> {
+        let handed = |listens, path: Option<&Path>| path.map_or(Ok(None), |path| files::listener(listens, path));
+        let transport = match (&serve.vhost_user, &serve.nbd) {
+            (Some(path), _) => handed(Listens::VhostUser, Some(path))?,
+            (None, Some(address)) => handed(Listens::Nbd, Some(Path::new(address)))?,
+            (None, None) => None,
+        };
+        let control = handed(Listens::Control, serve.control.as_deref())?;
+        files::no_listener_left()?;
+        Ok(Sockets { transport, control })
     }
 }
 
@@ -91,24 +124,34 @@ fn describe(name: &ImageName, disk: &Disk<Image>, kind: EngineKind) -> String {
     format!("{name}: {}{parents}, {access}, {engine}", readable(geometry.len))
 }
 
-fn serve_vhost_user(serve: &Serve, socket: &Path, serving: Serving) -> Result<Exit, Failure> {
+fn serve_vhost_user(serve: &Serve, socket: &Path, handed: Option<OwnedFd>, serving: Serving) -> Result<Exit, Failure> {
     let config = vhost_user::Config {
         path: socket.to_owned(),
         queues: serve.queues,
-        serial: serial(serve.image.path()),
+        serial: serve.serial.clone().unwrap_or_else(|| serial(serve.image.path())),
         geometry: serving.disk.geometry(),
     };
-    let server = vhost_user::Server::bind(config).map_err(cannot_listen)?;
+    let server = match handed {
+        None => vhost_user::Server::bind(config),
+        Some(handed) => {
+            vhost_user::Listener::of_socket(handed, socket).and_then(|socket| vhost_user::Server::on(socket, config))
+        }
+    };
+    let server = server.map_err(cannot_listen)?;
     announce(serve, Served::VhostUser(&absolute(socket)?, serve.queues))?;
     EventLoop::new(server, serving)?.run()
 }
 
-fn serve_nbd(serve: &Serve, address: &str, serving: Serving) -> Result<Exit, Failure> {
+fn serve_nbd(serve: &Serve, address: &str, handed: Option<OwnedFd>, serving: Serving) -> Result<Exit, Failure> {
     if serve.queues > 1 {
         say("--queues is of no use with --nbd: a client opens as many connections as it likes");
     }
-    let config = nbd::Config { address: nbd_address(address)?, export: export(serve, serving.disk.geometry()) };
-    let server = nbd::Server::bind(config).map_err(cannot_listen)?;
+    let export = export(serve, serving.disk.geometry());
+    let server = match handed {
+        None => nbd::Server::bind(nbd::Config { address: nbd_address(address)?, export }),
+        Some(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
+    };
+    let server = server.map_err(cannot_listen)?;
     match server.address() {
         nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(&absolute(path)?))?,
         // The port may have been the system's choice.
@@ -131,7 +174,7 @@ fn export(serve: &Serve, geometry: Geometry) -> nbd::Export {
 /// Says where the disk is: on stdout what was asked to be printed, on stderr a word for people.
 fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
     if let Some(target) = serve.print {
-        output::print(&paste::text(target, served, serve.read_only))?;
+        output::print(&paste::text(target.into(), served, serve.read_only).map_err(Failure::said)?)?;
     }
     match served {
         Served::VhostUser(socket, queues) => {
@@ -183,7 +226,7 @@ fn cannot_listen(error: impl std::error::Error) -> Failure {
         .advise("end whoever uses it, or name another place: a path of at most 107 bytes that is free to create")
 }
 
-/// What the guest sees as the disk's serial number: the file's name, as far as it fits.
+/// What the guest sees as the disk's serial number if nobody says another: the file's name, as far as it fits.
 fn serial(path: &Path) -> String {
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     name.chars().filter(char::is_ascii_graphic).take(20).collect()

@@ -47,8 +47,19 @@ struct Line {
     sleeps: u64,
     polls_hit: u64,
     polls_missed: u64,
+    #[serde(flatten)]
+    condition: Condition,
+}
+
+/// What keeps a disk from writing, if something does. Names and meanings are part of the interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Condition {
     /// A sync has failed, and nothing is written any more.
-    broken: bool,
+    pub broken: bool,
+    /// Requests wait for space on the storage.
+    pub full: bool,
+    /// So many of them.
+    pub waiting: usize,
 }
 
 #[derive(Serialize)]
@@ -113,7 +124,7 @@ impl Stats {
     }
 
     /// Everything so far, in one line without an end; `hits` and `misses` are those of looks before sleeping.
-    pub fn line(&self, hits: u64, misses: u64, broken: bool) -> String {
+    pub fn line(&self, hits: u64, misses: u64, condition: Condition) -> String {
         let now = self.clock();
         let line = Line {
             elapsed_ns: now,
@@ -125,7 +136,7 @@ impl Stats {
             sleeps: self.sleeps,
             polls_hit: hits,
             polls_missed: misses,
-            broken,
+            condition,
         };
         serde_json::to_string(&line).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
     }
@@ -183,9 +194,11 @@ mod test {
         let mut stats = Stats::new();
         stats.came(Operation::Write { durable: true }, 5);
         stats.answered(Operation::Write { durable: true }, 4096, 9);
-        let line: serde_json::Value = serde_json::from_str(&stats.line(3, 4, false)).unwrap();
+        let line: serde_json::Value =
+            serde_json::from_str(&stats.line(3, 4, Condition { waiting: 2, ..Condition::default() })).unwrap();
         assert_eq!(line["writes"]["bytes"], 4096);
         assert_eq!(line["writes"]["sum_ns"], 4);
         assert_eq!(line["reads"]["count"], 0);
+        assert_eq!((&line["broken"], &line["waiting"]), (&false.into(), &2.into()));
     }
 }

@@ -1,7 +1,7 @@
 //! A new image file: made in full or not at all.
 //!
-//! Order: the file is created (nothing may be there), gets its length and metadata, and is synced; then its name
-//! is made durable by a sync of its directory. Until [`Target::keep`] a failure removes the file again.
+//! Order: the file is created (nothing may be there), gets its length and metadata, and is synced, the sectors by which it is
+//! an image last; then its name is made durable by a sync of its directory. Until [`Target::keep`] a failure removes the file again.
 //!
 //! What replaces another image is made beside it, and takes its name when it is complete: at every moment that name
 //! stands for the whole old image or for the whole new one. The old one is locked meanwhile.
@@ -9,11 +9,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use disk::{Creation, ImageError, Link, qcow2, vhd};
+use disk::{Creation, ImageError, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
+use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 use crate::uuid;
@@ -80,12 +81,12 @@ impl Target {
         };
         // The page cache takes any alignment; what is written here is synced below.
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-        let mut file = ImageFile::create_new(name.path(), options).map_err(Failure::said)?;
+        let mut file = files::create_new(name.path(), options).map_err(Failure::said)?;
         let target = Target { name: name.clone(), old, kept: false };
         fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed)).map_err(|error| {
-            Failure::new(format!("write the new image {name}"), error).advise("the unfinished file has been removed")
+            Failure::new(format!("write the new image {name}"), error).advise(files::what_is_left())
         })?;
-        uring::sync_directory(name.path()).map_err(Failure::said)?;
+        files::sync_directory(name.path()).map_err(Failure::said)?;
         Ok(target)
     }
 
@@ -110,7 +111,7 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         if !self.kept {
-            if let Err(error) = std::fs::remove_file(self.name.path()) {
+            if let Err(error) = files::remove_new(self.name.path()) {
                 say(format_args!("the unfinished image {} could not be removed: {error}", self.name));
             }
         }
@@ -176,13 +177,51 @@ fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::R
     file.sync()
 }
 
-/// Writes a new image into its empty file; nothing is synced.
+/// Writes a new image into its empty file; durable is all but the sectors that make it one ([`Part`]).
 pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
     file.set_len(creation.len)?;
-    for write in &creation.writes {
-        file.write_at(write.at, &write.bytes)?;
+    for part in [Part::Body, Part::Head] {
+        for write in writes_of(creation, part) {
+            file.write_at(write.at, &write.bytes)?;
+        }
+        if part == Part::Body {
+            file.sync()?;
+        }
     }
     Ok(())
+}
+
+/// The two parts of a new image. By its first sector, or its last one, which in a VHD repeats that, a file is taken for
+/// an image: they are written when all else is durable, so that no crash leaves what opens as an image and shows something
+/// else than the new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Body,
+    Head,
+}
+
+/// What is written of one part.
+fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
+    const SECTOR: u64 = 512;
+    let (first, last) = (SECTOR, creation.len.saturating_sub(SECTOR));
+    let mut found = Vec::new();
+    for write in &creation.writes {
+        let mut at = write.at;
+        let mut bytes = write.bytes.as_slice();
+        while !bytes.is_empty() {
+            // Up to the next of the two borders.
+            let border = [first, last].into_iter().filter(|&border| border > at).min().unwrap_or(u64::MAX);
+            let len = usize::try_from(border.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
+            let (piece, rest) = bytes.split_at(len);
+            let part = if at < first || at >= last { Part::Head } else { Part::Body };
+            if part == wanted {
+                found.push(MetaWrite { at, bytes: piece.to_vec() });
+            }
+            at = at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
+            bytes = rest;
+        }
+    }
+    found
 }
 
 /// Locks a regular file that is to be replaced: nobody has it open as an image, nor will while this goes on.
@@ -219,4 +258,132 @@ pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
 /// Seconds since 1970.
 pub fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod test {
+    use disk::{Access, Format, Image, Place, Span, Tail};
+
+    use super::*;
+
+    const LEN: u64 = 64 << 20;
+
+    fn link(format: &'static str) -> Link {
+        Link {
+            format: Some(format),
+            uuid: [7; 16],
+            relative: "a".into(),
+            absolute: "/srv/a".into(),
+            len: Some(LEN),
+            modified: None,
+        }
+    }
+
+    fn creation(format: FormatName, unit: Option<u32>) -> Creation {
+        let identity = Some(Identity { uuid: [9; 16], created: Some(1_000_000_000) });
+        let plan = Plan { len: LEN, shape: Shape::Child(link(format.word())), unit, identity };
+        lay_out(&ImageName { format, path: "/srv/b".into() }, &plan).unwrap()
+    }
+
+    /// What a program that looks at a crashed creation sees: no image, or which.
+    fn look(format: FormatName, bytes: &[u8]) -> Option<Image> {
+        let mut source = bytes;
+        match format {
+            FormatName::Vhd => disk::vhd::Vhd::open(&mut source, Access::ReadOnly, Tail::Zeroes)
+                .ok()
+                .map(|image| Image::Vhd(Box::new(image))),
+            FormatName::Qcow2 => disk::qcow2::Qcow2::open(&mut source, Access::ReadOnly, Tail::Zeroes)
+                .ok()
+                .map(|image| Image::Qcow2(Box::new(image))),
+            FormatName::Raw => None,
+        }
+    }
+
+    /// It stands on the right parent, and all of the disk is the parent's.
+    fn is_the_new_one(format: FormatName, bytes: &[u8], whole: &[u8]) {
+        let mut image = look(format, bytes).unwrap();
+        assert_eq!(image.link(), look(format, whole).unwrap().link());
+        assert_eq!(image.link().unwrap().uuid, [7; 16]);
+        assert_eq!((image.geometry().len, image.identity()), (LEN, [9; 16]));
+        let mut at = 0;
+        while at < LEN {
+            match image.map(Span { at, len: LEN - at }) {
+                Ok(Place::Parent { len }) => at += len,
+                Ok(place) => panic!("{place:?} at {at}"),
+                Err(disk::Wait::Load(block)) => {
+                    let from = usize::try_from(block.at).unwrap();
+                    let to = from + usize::try_from(block.len).unwrap();
+                    image.load(block, &bytes[from..to]).unwrap();
+                }
+                Err(wait) => panic!("{wait:?}"),
+            }
+        }
+    }
+
+    fn put(file: &mut Vec<u8>, write: &MetaWrite) {
+        let from = usize::try_from(write.at).unwrap();
+        file.resize(file.len().max(from + write.bytes.len()), 0);
+        file[from..from + write.bytes.len()].copy_from_slice(&write.bytes);
+    }
+
+    fn sectors(writes: &[MetaWrite]) -> Vec<MetaWrite> {
+        let cut = |write: &MetaWrite| -> Vec<MetaWrite> {
+            let pieces = write.bytes.chunks(512).zip(0..);
+            pieces.map(|(bytes, n)| MetaWrite { at: write.at + n * 512, bytes: bytes.to_vec() }).collect()
+        };
+        writes.iter().flat_map(cut).collect()
+    }
+
+    /// The states that a crash may leave while `unsynced` is written over `before`, and what becomes of each: exhaustive
+    /// over which of the writes have landed whole; over single sectors, each alone, all but each, and each prefix.
+    fn each_crash(before: &[u8], unsynced: &[MetaWrite], judge: &dyn Fn(&[u8])) {
+        let judge = |kept: &[&MetaWrite]| {
+            let mut file = before.to_vec();
+            kept.iter().for_each(|write| put(&mut file, write));
+            judge(&file);
+        };
+        for subset in 0..1u32 << unsynced.len() {
+            let kept = unsynced.iter().enumerate().filter(|(n, _)| subset & (1 << n) != 0);
+            judge(&kept.map(|(_, write)| write).collect::<Vec<_>>());
+        }
+        let sectors = sectors(unsynced);
+        for n in 0..sectors.len() {
+            judge(&[&sectors[n]]);
+            judge(
+                &sectors
+                    .iter()
+                    .enumerate()
+                    .filter(|&(other, _)| other != n)
+                    .map(|(_, write)| write)
+                    .collect::<Vec<_>>(),
+            );
+            judge(&sectors[..n].iter().collect::<Vec<_>>());
+        }
+    }
+
+    /// The file is empty, as who hands it has made it, or has its length already.
+    #[test]
+    fn no_crash_leaves_a_new_image_that_opens_and_is_another() {
+        for (format, unit) in [(FormatName::Vhd, None), (FormatName::Vhd, Some(512 << 10)), (FormatName::Qcow2, None)] {
+            let creation = creation(format, unit);
+            let (body, head) = (writes_of(&creation, Part::Body), writes_of(&creation, Part::Head));
+            assert!(!body.is_empty() && !head.is_empty() && head.iter().all(|write| write.bytes.len() == 512));
+            let full = vec![0; usize::try_from(creation.len).unwrap()];
+            for before in [&[][..], &full] {
+                each_crash(before, &body, &|file| assert!(look(format, file).is_none()));
+            }
+            let mut whole = full.clone();
+            creation.writes.iter().for_each(|write| put(&mut whole, write));
+            is_the_new_one(format, &whole, &whole);
+            let mut made = full;
+            body.iter().for_each(|write| put(&mut made, write));
+            each_crash(&made, &head, &|file| {
+                if look(format, file).is_some() {
+                    is_the_new_one(format, file, &whole);
+                }
+            });
+            head.iter().for_each(|write| put(&mut made, write));
+            assert!(made == whole, "{format}: the parts are not the whole");
+        }
+    }
 }

@@ -21,6 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::files;
 use crate::image_name::ImageName;
 use crate::relink::Time;
 
@@ -65,8 +66,11 @@ impl Unfinished {
         Ok(Unfinished { name: name.clone(), path, note })
     }
 
-    /// The note beside the image `name`, if there is one.
+    /// The note beside the image `name`, if there is one. Whoever hands files looks for notes before.
     pub fn find(name: &ImageName) -> Result<Option<Unfinished>, Failure> {
+        if files::are_handed() {
+            return Ok(None);
+        }
         let (Some(path), metadata) = place(name)? else { return Ok(None) };
         let failed = |why: Box<dyn std::error::Error + Send + Sync>| {
             Failure::new(format!("read {}, a note of what was done to {name}", path.display()), why)

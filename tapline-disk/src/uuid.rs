@@ -15,6 +15,11 @@ pub fn new() -> std::io::Result<[u8; 16]> {
     Ok(uuid)
 }
 
+/// A uuid as text; none, if it is all zeros, which stands for that.
+pub fn known(uuid: &[u8; 16]) -> Option<String> {
+    (*uuid != [0; 16]).then(|| text(uuid))
+}
+
 #[cfg(test)]
 mod test {
     use super::*;

@@ -22,6 +22,45 @@ fn a_new_image_is_thin_clean_and_described() {
     assert!(room.done("image info vhd:a.vhd").contains("kind      dynamic"));
 }
 
+/// Marks a VHD as XenServer's storage manager does: a byte of both footers, behind the one for a saved state.
+fn hide(room: &Room, file: &str) {
+    let mut bytes = room.read(file);
+    for at in [0, bytes.len() - 512] {
+        bytes[at + 85] = 1;
+        bytes[at + 64..at + 68].fill(0);
+        let sum = !bytes[at..at + 512].iter().map(|&byte| u32::from(byte)).sum::<u32>();
+        bytes[at + 64..at + 68].copy_from_slice(&sum.to_be_bytes());
+    }
+    room.write(file, &bytes);
+}
+
+#[test]
+fn info_tells_what_a_scan_needs_in_the_same_words_for_every_format() {
+    let room = Room::new();
+    room.done("image create raw:a.raw --size 1G");
+    room.done("image create vhd:b.vhd --parent raw:a.raw");
+    room.done("image create qcow2:c.qcow2 --parent vhd:b.vhd");
+    room.done("image create vhd:d.vhd --parent vhd:b.vhd");
+    let info = |name: &str| room.json(&format!("image info {name}"))[0].clone();
+    let [a, b, c, d] = ["raw:a.raw", "vhd:b.vhd", "qcow2:c.qcow2", "vhd:d.vhd"].map(info);
+    for (image, format) in [(&a, "raw"), (&b, "vhd"), (&c, "qcow2"), (&d, "vhd")] {
+        assert_eq!((&image["format"], &image["size"]), (&format.into(), &(1u64 << 30).into()), "{image}");
+        assert!(image["file_allocated"].is_u64() && image["hidden"] == false, "{image}");
+        assert_eq!(image["uuid"].is_string(), format != "raw", "{image}");
+    }
+    assert!(a["parent"].is_null());
+    for (child, parent, file, format) in [(&b, &a, "a.raw", "raw"), (&c, &b, "b.vhd", "vhd"), (&d, &b, "b.vhd", "vhd")]
+    {
+        let found = &child["parent"];
+        let path = room.file(file).canonicalize().unwrap();
+        assert_eq!((&found["format"], &found["uuid"]), (&format.into(), &parent["uuid"]), "{child}");
+        assert!(found["relative"].as_str().unwrap().ends_with(file), "{child}");
+        assert!(found["absolute"].is_null() || found["absolute"] == path.to_str().unwrap(), "{child}");
+    }
+    hide(&room, "b.vhd");
+    assert_eq!((&info("vhd:b.vhd")["hidden"], &info("vhd:b.vhd")["vhd"]["hidden"]), (&true.into(), &true.into()));
+}
+
 #[test]
 fn an_image_that_exists_is_never_overwritten() {
     let room = Room::new();

@@ -156,6 +156,15 @@ fn what_to_paste_is_printed_for_the_disk_that_is_served() {
 }
 
 #[test]
+fn what_a_monitor_cannot_be_told_is_refused_with_what_it_can() {
+    let room = Room::new();
+    image(&room);
+    let said = room.tapline("serve vhd:a.vhd --nbd nbd.sock --print cloud-hypervisor");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("Cloud Hypervisor cannot use a disk that is served by NBD"), "{said:?}");
+}
+
+#[test]
 fn statistics_are_appended_on_sigusr1_and_at_the_end() {
     let room = Room::new();
     image(&room);

@@ -16,6 +16,10 @@ pub fn answer(verb: &DiskVerb, answer: &Value) -> String {
         DiskVerb::Revert { .. } => revert(answer),
         DiskVerb::Clone { .. } => clone(answer),
         DiskVerb::Resize { .. } => resize(answer),
+        DiskVerb::Space => vec![match number(answer, "waiting") {
+            0 => "nothing waits for space".into(),
+            waiting => format!("{waiting} requests wait for space, and are tried again"),
+        }],
         DiskVerb::Pause => vec!["the disk stands still; `resume` lets it go on".into()],
         DiskVerb::Resume => vec![with_pause("the disk goes on".into(), answer)],
         DiskVerb::Layers => layers(answer),

@@ -53,6 +53,8 @@ pub enum DiskVerb {
         #[arg(long, value_name = "FORMAT:PATH", num_args = 1..)]
         expect: Vec<ImageName>,
     },
+    /// Try again what waits for space (serve --when-full wait), since there may be some
+    Space,
     /// Tell how far the merge is, or how the last one ended
     MergeStatus,
     /// Stop the merge for a while

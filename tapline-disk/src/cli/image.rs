@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::{Access, Parents};
+use super::{Access, Handing, Parents};
 use crate::image_name::ImageName;
 use crate::size::Size;
 
@@ -37,6 +37,25 @@ pub enum ImageCommand {
     Compact(Compact),
 }
 
+impl ImageCommand {
+    /// Where the command has its files from, where that can be chosen.
+    pub fn handing(&self) -> Option<Handing> {
+        match self {
+            ImageCommand::Create(create) => Some(create.handing),
+            ImageCommand::Info(info) => Some(info.handing),
+            ImageCommand::Check(check) => Some(check.handing),
+            ImageCommand::Map(map) => Some(map.handing),
+            ImageCommand::Convert(convert) => Some(convert.handing),
+            ImageCommand::Compare(compare) => Some(compare.handing),
+            ImageCommand::Merge(merge) => Some(merge.handing),
+            ImageCommand::Resize(resize) => Some(resize.handing),
+            // These replace files or make notes beside them.
+            ImageCommand::Snapshot(_) | ImageCommand::Clone(_) | ImageCommand::Rebase(_) => None,
+            ImageCommand::Flatten(_) | ImageCommand::Compact(_) => None,
+        }
+    }
+}
+
 /// `image create`.
 #[derive(Debug, Args)]
 pub struct Create {
@@ -60,6 +79,8 @@ pub struct Create {
     /// Use a chain in which a parent was changed after its child was made
     #[arg(long, requires = "parent")]
     pub accept_changed_parent: bool,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -72,6 +93,8 @@ pub struct Info {
     pub image: ImageName,
     #[command(flatten)]
     pub parents: Parents,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -87,6 +110,8 @@ pub struct Check {
     /// Repair what can be repaired without loss
     #[arg(long)]
     pub repair: bool,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -101,6 +126,8 @@ pub struct Map {
     pub parents: Parents,
     #[command(flatten)]
     pub access: Access,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -120,7 +147,7 @@ pub struct Convert {
     #[command(flatten)]
     pub access: Access,
     /// Replace the target if it exists, once the conversion is complete; until then it takes space beside it
-    #[arg(long)]
+    #[arg(long, conflicts_with = "handed")]
     pub force: bool,
     /// Allocate the whole target (VHD of the fixed kind)
     #[arg(long)]
@@ -134,6 +161,8 @@ pub struct Convert {
     /// Read both afterwards and compare
     #[arg(long)]
     pub verify: bool,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -155,6 +184,8 @@ pub struct Compare {
     pub other_parent: Vec<ImageName>,
     #[command(flatten)]
     pub access: Access,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -189,10 +220,12 @@ pub struct Merge {
     #[arg(long, value_name = "M")]
     pub into: usize,
     /// Remove the files that were merged, which hold nothing afterwards
-    #[arg(long)]
+    #[arg(long, conflicts_with = "handed")]
     pub delete: bool,
     #[command(flatten)]
     pub access: Access,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -240,6 +273,8 @@ pub struct Resize {
     /// The new size, never less than the present one
     #[arg(long)]
     pub size: Size,
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

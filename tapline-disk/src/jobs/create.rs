@@ -85,7 +85,7 @@ pub fn plan_child(
     if child.format == FormatName::Raw {
         return Err(usage(child, "a raw image cannot stand on a parent").advise("create a qcow2 or vhd image"));
     }
-    let Some(image) = layers.images.first() else {
+    let Some((image, file)) = layers.images.first().zip(layers.files.first()) else {
         return Err(Failure::new(format!("open {parent}"), "it has no layer"));
     };
     let parent_len = image.geometry().len;
@@ -94,7 +94,7 @@ pub fn plan_child(
         let why = format!("its size of {len} bytes is less than that of {parent}, {parent_len} bytes");
         return Err(usage(child, why).advise("leave out --size: a child has the size of its parent, or more"));
     }
-    let link = lineage::record(child.path(), parent, image)?;
+    let link = lineage::record(child.path(), parent, image, file)?;
     let inherited = if child.format == parent.format { unit_of(image) } else { None };
     Ok(Plan { len, shape: Shape::Child(link), unit: unit.or(inherited), identity: None })
 }

@@ -5,7 +5,7 @@ mod vhd_fields;
 
 use std::os::unix::fs::MetadataExt;
 
-use disk::{Format, Image};
+use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::ImageFile;
 
@@ -13,8 +13,10 @@ use crate::cli::Info;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Layers, to_look_at};
+use crate::lineage;
 use crate::output;
 use crate::size::readable;
+use crate::uuid;
 
 use qcow2_fields::Qcow2Fields;
 use vhd_fields::VhdFields;
@@ -29,10 +31,43 @@ struct Layer {
     /// Bytes of the file or of the block device, and those of them that take space.
     file_size: u64,
     file_allocated: u64,
+    /// What its children know it by, where its format has such a thing.
+    uuid: Option<String>,
+    /// Whether XenServer's storage manager takes it for an inner node of a chain, which no guest has.
+    hidden: bool,
+    /// What it stands on, in the same words for all formats.
+    parent: Option<Parent>,
     #[serde(skip_serializing_if = "Option::is_none")]
     vhd: Option<VhdFields>,
     #[serde(skip_serializing_if = "Option::is_none")]
     qcow2: Option<Qcow2Fields>,
+}
+
+/// What an image records of its parent. None of it is ever followed.
+#[derive(Serialize)]
+struct Parent {
+    format: Option<&'static str>,
+    uuid: Option<String>,
+    /// Its path as seen from the image's directory, and from the root, as far as they are recorded.
+    relative: Option<String>,
+    absolute: Option<String>,
+    size: Option<u64>,
+    /// Seconds since 1970.
+    modified: Option<u64>,
+}
+
+impl Parent {
+    fn of(name: &ImageName, link: Link) -> Parent {
+        let path = |path: String| (!path.is_empty()).then_some(path);
+        Parent {
+            format: lineage::format_of(name, &link).map(FormatName::word),
+            uuid: uuid::known(&link.uuid),
+            relative: path(link.relative),
+            absolute: path(link.absolute),
+            size: link.len,
+            modified: link.modified,
+        }
+    }
 }
 
 /// Runs the job. No lock is taken: what is in use may be looked at too.
@@ -57,7 +92,7 @@ pub fn run(info: &Info) -> Result<Exit, Failure> {
 }
 
 fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, Failure> {
-    let metadata = std::fs::metadata(name.path()).map_err(|error| Failure::new(format!("examine {name}"), error))?;
+    let metadata = file.metadata().map_err(|error| Failure::new(format!("examine {name}"), error))?;
     Ok(Layer {
         image: name.to_string(),
         format: name.format,
@@ -66,6 +101,9 @@ fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, 
         file_size: file.device_len().unwrap_or(metadata.len()),
         // stat(2): in units of 512 bytes, whatever the file system's block.
         file_allocated: file.device_len().unwrap_or(metadata.blocks().saturating_mul(512)),
+        uuid: uuid::known(&image.identity()),
+        hidden: matches!(image, Image::Vhd(image) if image.info().hidden),
+        parent: image.link().map(|link| Parent::of(name, link)),
         vhd: match image {
             Image::Vhd(image) => Some(vhd_fields::fields(image.info())),
             Image::Raw(_) | Image::Qcow2(_) => None,

@@ -60,8 +60,8 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     let mut runner = Runner::new(layers, merge.access.engine())?;
     let copied = copy(merge, target, &mut runner, &mut stop)?;
     if let Some(above) = above {
-        let image = runner.layer(merge.from).ok_or_else(|| no_such_layers(merge, chain.names.len()))?;
-        relink(above, Some(&lineage::record(above.path(), target, image)?))?;
+        let (image, file) = runner.layer(merge.from).ok_or_else(|| no_such_layers(merge, chain.names.len()))?;
+        relink(above, Some(&lineage::record(above.path(), target, image, file)?))?;
     }
     if let Some(time) = time {
         time.put_back()?;

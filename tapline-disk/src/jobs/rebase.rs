@@ -39,11 +39,11 @@ struct Moved {
 pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
     let name = &rebase.image;
     let new = open_new(rebase)?;
-    let Some((parent, image)) = rebase.onto.first().zip(new.images.first()) else {
+    let Some((parent, (image, file))) = rebase.onto.first().zip(new.images.first().zip(new.files.first())) else {
         return Err(Failure::new(format!("rebase {name}"), "no new parent is named").exit_as(Exit::Usage));
     };
     check_size(name, parent, image.geometry().len)?;
-    let link = lineage::record(name.path(), parent, image)?;
+    let link = lineage::record(name.path(), parent, image, file)?;
     let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
     let command = words.command(name, &rebase.parents);
     let options = rebase.access.options(true);
@@ -53,7 +53,9 @@ pub fn run(rebase: &Rebase) -> Result<Exit, Failure> {
         finish(name, Some(&link), layers.unfinished.take())?;
         0
     } else {
-        match open(name, &rebase.parents, options, &command, |found| stands_on(name, found, parent, image, &link))? {
+        let modified = lineage::modified(parent, file)?;
+        let is_done = |found: &Image| Ok(stands_on((name, found), (parent, image), modified, &link));
+        match open(name, &rebase.parents, options, &command, is_done)? {
             Some(layers) => {
                 let onto = Some(Runner::new(new, rebase.access.engine())?);
                 move_to(Move { layers, onto, link: Some(&link), title: "rebasing" }, &rebase.access)?
@@ -129,13 +131,12 @@ fn open(
     }
 }
 
-/// Whether `found`, the image `name`, has this very parent on record.
-fn stands_on(name: &ImageName, found: &Image, parent: &ImageName, image: &Image, link: &Link) -> Result<bool, Failure> {
-    let modified = lineage::modified(parent)?;
-    let fits = lineage::check((name, found), (parent, image), modified, false).is_ok();
+/// Whether `child` has this very parent, last changed at `modified`, on record.
+fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: u64, link: &Link) -> bool {
+    let fits = lineage::check(child, parent, modified, false).is_ok();
     // What has no identity fits many.
-    let named = found.link().is_some_and(|found| found.absolute == link.absolute || found.relative == link.relative);
-    Ok(fits && named)
+    let named = child.1.link().is_some_and(|found| found.absolute == link.absolute || found.relative == link.relative);
+    fits && named
 }
 
 /// An image that is to stand elsewhere.

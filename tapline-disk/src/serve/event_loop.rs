@@ -4,14 +4,16 @@
 //! It knows no protocol, no format and no system call. Invariants: it sleeps only when the server has agreed to
 //! be woken for new requests; it ends only when every request is answered and what was written is flushed.
 
+mod ending;
+mod space;
+
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use disk::{Disk, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
-use memory::Segments;
+use disk::{Disk, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Until};
 use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use uring::Engine;
 
@@ -19,14 +21,16 @@ use crate::failure::{Exit, Failure};
 use crate::log::{Log, say};
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
+use crate::serve::full::Full;
 use crate::serve::polling::Polling;
 use crate::signals::Signal;
-use crate::stats::{self, Stats};
+use crate::stats::{self, Condition, Stats};
 
 /// Keys of our own. No server has so many connections or queues that it comes near them.
 const STOP: WatchKey = WatchKey(u64::MAX - 64);
 const REPORT: WatchKey = WatchKey(u64::MAX - 65);
 const LEAVE: WatchKey = WatchKey(u64::MAX - 69);
+const SPACE: WatchKey = WatchKey(u64::MAX - 70);
 
 /// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
 /// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not count.
@@ -52,6 +56,8 @@ pub struct Serving {
     pub report: Signal,
     /// The control socket, if there is one.
     pub control: Option<Control>,
+    /// What waits for space.
+    pub full: Full,
 }
 
 /// A server that tells what happens to it.
@@ -94,9 +100,12 @@ pub struct EventLoop<S> {
     control: Option<Control>,
     pause: Pause,
     flush: Flush,
+    full: Full,
     stopping: bool,
     /// It was said that a sync has failed.
     said_broken: bool,
+    /// It was said that there is no space.
+    said_full: bool,
     /// The control socket is to have its turn: something of it is ready, or it has not come to an end.
     control_due: bool,
     ready: Vec<u64>,
@@ -117,7 +126,7 @@ struct Turn {
 impl<S: Server + Disclose> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
-        let Serving { disk, mut engine, poll_max, stats_file, blkback_stats, stop, leave, report, mut control } =
+        let Serving { disk, mut engine, poll_max, stats_file, blkback_stats, stop, leave, report, mut control, full } =
             serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         let mut watch = EngineWatch(&mut engine);
@@ -144,8 +153,10 @@ impl<S: Server + Disclose> EventLoop<S> {
             control,
             pause: Pause::default(),
             flush: Flush::default(),
+            full,
             stopping: false,
             said_broken: false,
+            said_full: false,
             control_due: true,
             ready: Vec::new(),
             done: Vec::new(),
@@ -199,12 +210,12 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.time = None;
         }
         let settled = self.settle();
-        let mut answered = self.answer();
+        let mut answered = self.answer() + self.see_to_space();
         self.publish();
         if self.control_due {
             self.control();
             // What a verb has let go, or asked for itself, may have its answer already.
-            answered += self.answer();
+            answered += self.answer() + self.see_to_space();
             self.publish();
         }
         for event in self.server.take_events() {
@@ -235,7 +246,12 @@ impl<S: Server + Disclose> EventLoop<S> {
         let mut report = false;
         for key in self.ready.drain(..) {
             match WatchKey(key) {
-                STOP => self.stopping |= self.stop.take() && self.server.close(),
+                STOP if self.stop.take() => {
+                    self.full.stop();
+                    self.stopping |= self.server.close();
+                }
+                STOP => {}
+                SPACE => self.full.stir(),
                 LEAVE if self.leave.take() => {
                     self.server.leave();
                     self.stopping = true;
@@ -256,13 +272,17 @@ impl<S: Server + Disclose> EventLoop<S> {
         for came in 0..BATCH {
             let Some(mut request) = self.server.pop(&self.geometry) else { return came };
             let now = self.time();
-            if came == 0 {
-                self.pause.came(Duration::from_nanos(now));
-            }
             request.taken = now;
             self.stats.came(request.operation(), now);
             if let Some(stats) = &mut self.blkback_stats {
                 stats.came(&request);
+            }
+            if self.full.holds_back(&request) {
+                self.full.keep(request);
+                continue;
+            }
+            if came == 0 {
+                self.pause.came(Duration::from_nanos(now));
             }
             self.disk.submit(request, &mut self.engine);
         }
@@ -308,6 +328,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.disk.retry(&mut self.engine);
         if self.disk.is_broken() && !self.said_broken {
             self.said_broken = true;
+            self.control_due = true;
             say("a sync has FAILED: what was not flushed may be lost, and nothing is written from now on");
             say("see the kernel's log for the reason; the disk accepts writes again when it is served anew");
         }
@@ -324,23 +345,31 @@ impl<S: Server + Disclose> EventLoop<S> {
                 self.flush = Flush::Answered(status);
                 continue;
             }
-            let now = self.time();
+            // Also of one that waits for space: a pause is not what it waits for.
             to_guest = true;
-            self.stats.answered(request.operation(), request.span().len, now);
-            if let Some(stats) = &mut self.blkback_stats {
-                stats.answered(&request, now);
+            if let Some((request, status)) = self.full.judge(request, status) {
+                self.give(request, status);
             }
-            if let Some(why) = worth_a_line(status) {
-                let Span { at, len } = request.span();
-                self.log.caused(format_args!("{} of {len} bytes at {at} failed{why}", in_words(request.operation())));
-            }
-            self.server.complete(request, status);
         }
         if to_guest {
             let now = self.time();
             self.pause.answered(Duration::from_nanos(now));
         }
         count
+    }
+
+    /// Hands one answer to the server.
+    fn give(&mut self, request: Request, status: Status) {
+        let now = self.time();
+        self.stats.answered(request.operation(), request.span().len, now);
+        if let Some(stats) = &mut self.blkback_stats {
+            stats.answered(&request, now);
+        }
+        if let Some(why) = worth_a_line(status) {
+            let Span { at, len } = request.span();
+            self.log.caused(format_args!("{} of {len} bytes at {at} failed{why}", in_words(request.operation())));
+        }
+        self.server.complete(request, status);
     }
 
     /// Lets the server's peers see their answers.
@@ -373,87 +402,20 @@ impl<S: Server + Disclose> EventLoop<S> {
             geometry: &mut self.geometry,
             pause: &mut self.pause,
             flush: &mut self.flush,
+            full: &mut self.full,
             started: self.stats.started(),
             came: self.stats.come(),
             paused,
         };
-        let (stats, polling) = (&self.stats, &self.polling);
-        let broken = work.disk.is_broken();
-        act(control, &mut work, &|| stats.line(polling.hits, polling.misses, broken));
-    }
-
-    /// Brings what the control socket has begun to its end.
-    fn leave_control(&mut self) -> Result<(), Failure> {
-        self.with_control(|control, work, _| control.stop(work));
-        self.control_due = true;
-        while self.control.as_ref().is_some_and(Control::is_working) {
-            let turn = self.turn()?;
-            if !turn.more && !self.is_asked() && self.control.as_ref().is_some_and(Control::is_working) {
-                self.reap(Until::Any)?;
-            }
-        }
-        Ok(())
+        let (stats, polling, condition) = (&self.stats, &self.polling, work.condition());
+        act(control, &mut work, &|| stats.line(polling.hits, polling.misses, condition));
     }
 
     /// The statistics.
     fn line(&self) -> String {
-        self.stats.line(self.polling.hits, self.polling.misses, self.disk.is_broken())
-    }
-
-    /// Answers what was taken in, makes it durable, and leaves.
-    fn shut_down(mut self) -> Result<Exit, Failure> {
-        say("stopping: no more requests are taken");
-        self.server.stop(&mut EngineWatch(&mut self.engine));
-        self.leave_control()?;
-        self.drain()?;
-        let flushed = if self.geometry.read_only { Status::Done } else { self.flush()? };
-        write_stats(&self.line(), self.stats_file.as_ref());
-        let why = match flushed {
-            Status::Done => None,
-            Status::NoSpace => Some("no space is left on the image's storage"),
-            Status::Failed | Status::Refused | Status::Unsupported => Some("the storage failed, or had failed before"),
-        };
-        if let Some(why) = why {
-            return Err(Failure::new("flush the disk before leaving", why)
-                .advise("what the guest was told to be flushed is safe; see the kernel's log"));
-        }
-        say("stopped: everything is answered and flushed");
-        Ok(Exit::Done)
-    }
-
-    /// Waits until nothing is under way.
-    fn drain(&mut self) -> Result<(), Failure> {
-        loop {
-            self.reap(Until::Now)?;
-            self.settle();
-            self.answer();
-            self.publish();
-            if self.disk.is_idle() {
-                return Ok(());
-            }
-            self.reap(Until::Any)?;
-        }
-    }
-
-    /// A flush of our own, on an idle disk.
-    fn flush(&mut self) -> Result<Status, Failure> {
-        let nothing = Span { at: 0, len: 0 };
-        let flush = Request::new(Operation::Flush, nothing, Segments::empty(), Token(u64::MAX), &self.geometry);
-        let flush = match flush {
-            Ok(flush) => flush,
-            Err(status) => return Ok(status),
-        };
-        self.disk.submit(flush, &mut self.engine);
-        let status = loop {
-            if let Some((request, status)) = self.disk.answer() {
-                request.retire();
-                break status;
-            }
-            self.reap(Until::Any)?;
-            self.settle();
-        };
-        self.drain()?;
-        Ok(status)
+        let (full, waiting) = (self.full.is_full(), self.full.waiting());
+        let condition = Condition { broken: self.disk.is_broken(), full, waiting };
+        self.stats.line(self.polling.hits, self.polling.misses, condition)
     }
 }
 

@@ -3,10 +3,13 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use serde_json::{Value, json};
+
+use super::handed::{Handed, send_beside};
 
 /// A connection.
 pub struct Control {
@@ -23,6 +26,37 @@ impl Control {
         let mut request = request.clone();
         request.as_object_mut().unwrap().extend([("version".into(), json!(1))]);
         self.send_raw(format!("{request}\n").as_bytes());
+    }
+
+    /// Sends a request with files beside it.
+    pub fn send_with(&mut self, request: &Value, files: &[Handed]) {
+        let mut request = request.clone();
+        let named: Vec<Value> = files.iter().map(Handed::described).collect();
+        request.as_object_mut().unwrap().extend([("version".into(), json!(1)), ("files".into(), json!(named))]);
+        self.send_beside(&format!("{request}\n"), &files.iter().map(|file| &file.descriptor).collect::<Vec<_>>());
+    }
+
+    /// Sends bytes and descriptors.
+    pub fn send_beside(&mut self, text: &str, descriptors: &[&OwnedFd]) {
+        send_beside(&self.lines.get_ref().as_fd(), text, descriptors);
+    }
+
+    /// What a request with files leads to in the end, which is good.
+    pub fn done_with(&mut self, request: &Value, files: &[Handed]) -> Value {
+        self.send_with(request, files);
+        let line = self.outcome();
+        assert!(line.get("ok").is_some(), "{request}: {line}");
+        line["ok"].clone()
+    }
+
+    /// The answer to what was sent.
+    pub fn outcome(&mut self) -> Value {
+        loop {
+            let line = self.hear().expect("the disk has ended without an answer");
+            if line.get("event").is_none() {
+                return line;
+            }
+        }
     }
 
     pub fn send_raw(&mut self, bytes: &[u8]) {
@@ -42,12 +76,7 @@ impl Control {
     /// What a request leads to in the end.
     pub fn ask(&mut self, request: &Value) -> Value {
         self.send(request);
-        loop {
-            let line = self.hear().expect("the disk has ended without an answer");
-            if line.get("event").is_none() {
-                return line;
-            }
-        }
+        self.outcome()
     }
 
     /// A request that must be done.

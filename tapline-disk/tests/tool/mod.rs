@@ -4,6 +4,7 @@
 
 pub mod control;
 pub mod guest;
+pub mod handed;
 pub mod nbd;
 pub mod served;
 
@@ -125,7 +126,7 @@ impl Room {
 }
 
 impl Said {
-    fn of(output: &Output) -> Said {
+    pub fn of(output: &Output) -> Said {
         Said {
             code: output.status.code(),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -19,14 +19,16 @@ pub struct Disk {
 impl Disk {
     /// Starts it and waits until it listens.
     pub fn serve(room: &Room, words: &str) -> Disk {
-        let mut child = Command::new(TAPLINE)
-            .arg("serve")
-            .args(words.split_whitespace())
-            .current_dir(room.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(TAPLINE);
+        command.arg("serve").args(words.split_whitespace()).current_dir(room.path());
+        Disk::start(command)
+    }
+
+    /// The same for a command that is made already.
+    pub fn start(mut command: Command) -> Disk {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // What it was given to receive from is its own.
+        drop(command);
         let log = BufReader::new(child.stderr.take().unwrap());
         let mut disk = Disk { child, log, said: String::new() };
         disk.wait_for("serving ");

@@ -51,13 +51,13 @@ pub fn fields(info: &Info, link: Option<&Link>) -> Qcow2Fields {
     let parent = info.backing.as_ref().map(|backing| ParentFields {
         name: backing.name.clone(),
         format: backing.format.clone(),
-        uuid: link.and_then(|link| known(&link.uuid)),
+        uuid: link.and_then(|link| uuid::known(&link.uuid)),
         size: link.and_then(|link| link.len),
         modified: link.and_then(|link| link.modified),
     });
     Qcow2Fields {
         version: info.version,
-        uuid: known(&info.uuid),
+        uuid: uuid::known(&info.uuid),
         cluster_size: info.cluster_size,
         refcount_bits: 1u64.checked_shl(info.refcount_order).unwrap_or(0),
         compression: match info.compression {
@@ -75,10 +75,6 @@ pub fn fields(info: &Info, link: Option<&Link>) -> Qcow2Fields {
         bitmaps_valid: info.bitmaps_valid,
         parent,
     }
-}
-
-fn known(uuid: &[u8; 16]) -> Option<String> {
-    (*uuid != [0; 16]).then(|| uuid::text(uuid))
 }
 
 /// The fields as people read them, a line for each.

@@ -9,6 +9,7 @@ use uring::{FileOpenError, ImageFile};
 
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::files;
 use crate::image_name::ImageName;
 use crate::layers::open_image;
 use crate::ordered;
@@ -77,7 +78,7 @@ pub fn raise(layers: Vec<Layer>) -> Result<Vec<Layer>, (Refusal, Lowered)> {
 
 fn raise_one(layer: &Layer) -> Result<ImageFile, Refusal> {
     let Layer { depth, name, file, .. } = layer;
-    file.reopen_writable().map_err(|error| {
+    files::reopen_writable(file).map_err(|error| {
         if !matches!(error, FileOpenError::InUse { .. }) {
             return error.into();
         }
@@ -127,12 +128,12 @@ pub fn forget(image: &mut Image) -> Result<bool, Refusal> {
 
 /// Opens for reading only what was opened for writing in vain.
 pub fn take_back(raised: Vec<Raised>) -> Lowered {
-    raised.into_iter().map(|one| (one.id, one.file.reopen_read_only())).collect()
+    raised.into_iter().map(|one| (one.id, files::reopen_read_only(&one.file))).collect()
 }
 
 /// Opens all of them for reading only.
 pub fn lower(layers: Vec<Layer>) -> Lowered {
-    layers.into_iter().map(|layer| (layer.id, layer.file.reopen_read_only())).collect()
+    layers.into_iter().map(|layer| (layer.id, files::reopen_read_only(&layer.file))).collect()
 }
 
 #[cfg(test)]
@@ -160,7 +161,7 @@ mod test {
             let shape = names.first().map_or(Shape::Thin, |parent| {
                 let mut file = ImageFile::open(parent.path(), READABLE).unwrap();
                 let image = open_image(parent, &mut file, false).unwrap();
-                Shape::Child(lineage::record(name.path(), parent, &image).unwrap())
+                Shape::Child(lineage::record(name.path(), parent, &image, &file).unwrap())
             });
             let plan = Plan { len: 4 << 20, shape, unit: None, identity: None };
             Target::create(&name, &plan, false).unwrap().keep().unwrap();

@@ -2,22 +2,26 @@
 //!
 //! The file is made in full beside its name, synced, renamed and its directory synced: it exists whole or not at all,
 //! and never takes the place of another.
+//!
+//! With `--handed` it was created empty, under its name and durably, by whoever hands it: it is made in place, and the
+//! sectors by which it is an image are written when all others are durable ([`crate::target`]). *Killed before:* the file
+//! opens as no image. *After:* it is the whole one, empty on its parent. On refusal it is left as it is then.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use disk::{Format, Image};
-use rustix::fs::{CWD, RenameFlags};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
+use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::jobs::create::unit_of;
 use crate::layers::open_image;
 use crate::lineage;
 use crate::log::say;
-use crate::target::{self, Plan, Shape, beside};
+use crate::target::{self, Plan, Shape};
 
 /// What to make.
 #[derive(Clone, Debug)]
@@ -48,7 +52,7 @@ impl Wanted {
                 .advise("name a file of another format, as qcow2:PATH or vhd:PATH"));
         }
         let parent = work.name(depth)?;
-        let plan = plan(name, &parent, work.image(depth)?, live)?;
+        let plan = plan(name, &parent, (work.image(depth)?, work.file(depth)?.1), live)?;
         Ok(Wanted { name: name.clone(), plan, options: work.options()? })
     }
 
@@ -66,7 +70,7 @@ impl Wanted {
         let sync = synced.elapsed();
         // The lock of this description would be in the way of the next one's.
         drop(file);
-        let mut file = ImageFile::open(self.name.path(), self.options)?;
+        let mut file = files::open(self.name.path(), self.options)?;
         let image = open_image(&self.name, &mut file, true)?;
         named.keep();
         Ok(Child { file, image, work: begun.elapsed().saturating_sub(sync), sync })
@@ -74,8 +78,13 @@ impl Wanted {
 }
 
 /// What a child records of its parent. The time of a parent that is written to yet is not fixed.
-fn plan(name: &ImageName, parent: &ImageName, image: &Image, live: bool) -> Result<Plan, Refusal> {
-    let mut link = lineage::record(name.path(), parent, image)?;
+fn plan(
+    name: &ImageName,
+    parent: &ImageName,
+    (image, file): (&Image, &ImageFile),
+    live: bool,
+) -> Result<Plan, Refusal> {
+    let mut link = lineage::record(name.path(), parent, image, file)?;
     if live {
         link.modified = None;
     }
@@ -96,27 +105,26 @@ pub struct Named(Unnamed);
 impl Unnamed {
     /// An empty file beside `path`, where nothing may be.
     pub fn create(path: &Path) -> Result<Unnamed, Refusal> {
-        if path.symlink_metadata().is_ok() {
+        if files::is_taken(path) {
             let what = format!("cannot create {}: it exists already", path.display());
             return Err(Refusal::new(Kind::Exists, what).advise("remove it or choose another name"));
         }
-        let beside = beside(path)?;
-        drop(ImageFile::create_new(&beside, THROUGH_CACHE)?);
+        let beside = files::unnamed(path)?;
+        drop(files::create_new(&beside, THROUGH_CACHE)?);
         Ok(Unnamed { path: Some(beside) })
     }
 
     /// The file, open through the page cache, which takes any alignment.
     pub fn file(&self) -> Result<ImageFile, Refusal> {
-        Ok(ImageFile::open(self.path.as_deref().unwrap_or(Path::new("")), THROUGH_CACHE)?)
+        Ok(files::open(self.path.as_deref().unwrap_or(Path::new("")), THROUGH_CACHE)?)
     }
 
     /// Gives it its name, durably.
     pub fn name(mut self, path: &Path) -> Result<Named, Refusal> {
         let Some(beside) = &self.path else { unreachable!("it has a name only once") };
-        let renamed = rustix::fs::renameat_with(CWD, beside, CWD, path, RenameFlags::NOREPLACE);
-        renamed.map_err(|errno| Refusal::failed(format!("create {}", path.display()), &errno.into()))?;
+        files::name_new(beside, path)?;
         self.path = Some(path.to_owned());
-        uring::sync_directory(path)?;
+        files::sync_directory(path)?;
         Ok(Named(self))
     }
 }
@@ -139,8 +147,8 @@ impl Drop for Unnamed {
 /// Removes a file that was made in vain, and makes that durable: were it there after a crash, it would be taken for what
 /// it was to become.
 pub fn remove(path: &Path) {
-    let removed = std::fs::remove_file(path).map_err(|error| error.to_string());
-    let removed = removed.and_then(|()| uring::sync_directory(path).map_err(|error| error.to_string()));
+    let removed = files::remove_new(path).map_err(|error| error.to_string());
+    let removed = removed.and_then(|()| files::sync_directory(path).map_err(|error| error.to_string()));
     if let Err(error) = removed {
         say(format_args!("the unfinished file {} could not be removed: {error}", path.display()));
     }

@@ -2,13 +2,18 @@
 //!
 //! Knows nothing of what the lines say. Invariants: no more than [`LINE_MAX`] bytes of a line are kept; a line is only
 //! handed out when everything said before has been taken by the socket, so what a client does not read is bounded by
-//! what it was promised.
+//! what it was promised; descriptors that no line claims are closed with the line that they can have belonged to last.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvmsg, send};
+
+use super::refusal::{Kind, Refusal};
+use crate::handed::descriptors_of;
 
 /// Bytes of a line, its end not counted: the longest verb has two paths.
 pub const LINE_MAX: usize = 64 << 10;
@@ -18,6 +23,9 @@ const OWED_MAX: usize = 4;
 
 /// Bytes received in one call.
 const PIECE: usize = 16 << 10;
+
+/// Descriptors that may come with a line: a chain has [`disk::LAYERS_MAX`] layers, and a new one may come to them.
+const DESCRIPTORS_MAX: usize = 64;
 
 /// What came of a look at a client.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,6 +54,13 @@ pub struct Client {
     silent: bool,
     gone: bool,
     owed: usize,
+    /// What came beside bytes and is not claimed yet.
+    descriptors: Vec<OwnedFd>,
+    /// Bytes of `input` up to the end of those that they came with: none, and the line that was handed out is the last that
+    /// they can belong to.
+    beside: usize,
+    /// There were too many of them.
+    surplus: bool,
 }
 
 impl Client {
@@ -62,6 +77,9 @@ impl Client {
             silent: false,
             gone: false,
             owed: 0,
+            descriptors: Vec::new(),
+            beside: 0,
+            surplus: false,
         })
     }
 
@@ -93,6 +111,7 @@ impl Client {
                 let rest = self.input.split_off(end.saturating_add(1));
                 let mut line = std::mem::replace(&mut self.input, rest);
                 line.truncate(end);
+                self.beside = self.beside.saturating_sub(end.saturating_add(1));
                 return Heard::Line(line);
             }
             if self.input.len() > LINE_MAX {
@@ -104,7 +123,10 @@ impl Client {
             self.awake = false;
             // A last line without an end is one too.
             return match self.silent && !self.input.is_empty() {
-                true => Heard::Line(std::mem::take(&mut self.input)),
+                true => {
+                    self.beside = 0;
+                    Heard::Line(std::mem::take(&mut self.input))
+                }
                 false => Heard::Nothing,
             };
         }
@@ -112,6 +134,7 @@ impl Client {
 
     fn cut_off(&mut self) -> Heard {
         self.input = Vec::new();
+        self.descriptors = Vec::new();
         self.silent = true;
         Heard::TooLong
     }
@@ -121,19 +144,54 @@ impl Client {
         let before = self.input.len();
         self.input.resize(before.saturating_add(PIECE), 0);
         let room = self.input.get_mut(before..).unwrap_or_default();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let got = loop {
-            match recv(&self.socket, &mut *room, RecvFlags::DONTWAIT) {
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(room)], &mut ancillary, flags) {
                 Err(Errno::INTR) => {}
-                got => break got.map(|(count, _)| count),
+                got => break got,
             }
         };
+        let cut = got.as_ref().is_ok_and(|got| got.flags.contains(ReturnFlags::CTRUNC));
+        let got = got.map(|got| got.bytes);
+        let came = descriptors_of(&mut ancillary);
         self.input.truncate(before.saturating_add(got.unwrap_or(0)));
         match got {
             Ok(0) => self.silent = true,
             Ok(_) | Err(Errno::AGAIN) => {}
             Err(_) => self.gone = true,
         }
+        if cut || !came.is_empty() {
+            self.keep(came, cut);
+        }
         matches!(got, Ok(1..))
+    }
+
+    /// Descriptors came beside the last bytes of the input; some more may have been cut off.
+    fn keep(&mut self, came: Vec<OwnedFd>, cut: bool) {
+        self.beside = self.input.len();
+        self.descriptors.extend(came);
+        if cut || self.descriptors.len() > DESCRIPTORS_MAX {
+            self.descriptors = Vec::new();
+            self.surplus = true;
+        }
+    }
+
+    /// Takes so many descriptors for the line that was handed out. The kernel says beside which bytes they came and not
+    /// with which line, so that those a line leaves may belong to the next, as long as that began in the same bytes.
+    pub fn claim(&mut self, wanted: usize) -> Result<Vec<OwnedFd>, Refusal> {
+        let (came, last) = (self.descriptors.len(), self.beside == 0);
+        let why = match () {
+            () if std::mem::take(&mut self.surplus) => format!("more than {DESCRIPTORS_MAX} descriptors came"),
+            () if came < wanted || (last && came > wanted) => {
+                format!("{came} descriptors came with the line, which names {wanted} files")
+            }
+            () => return Ok(self.descriptors.drain(..wanted).collect()),
+        };
+        self.descriptors = Vec::new();
+        let advice = "send each file with its line, at once, and name it in \"files\"";
+        Err(Refusal::new(Kind::Invalid, why).advise(advice))
     }
 
     /// An answer will follow.
@@ -152,6 +210,11 @@ impl Client {
     pub fn say(&mut self, line: &str) {
         self.output.extend_from_slice(line.as_bytes());
         self.flush();
+    }
+
+    /// Whether it has read all that was said.
+    pub fn is_up_to_date(&self) -> bool {
+        self.output.is_empty()
     }
 
     /// Says something that will not be missed: not to a client that has not read what came before.

@@ -4,12 +4,9 @@
 //! The file system makes the copy while the disk stands still. It is synced and gets its name afterwards, while the guest
 //! goes on: it exists whole or not at all.
 
-use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::Path;
 
 use disk::Image;
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use uring::ImageFile;
@@ -19,6 +16,7 @@ use super::errand::Errand;
 use super::protocol::Method;
 use super::refusal::{Kind, Refusal};
 use super::work::{Hold, Work};
+use crate::files;
 use crate::image_name::{FormatName, ImageName};
 
 /// A copy under way.
@@ -122,23 +120,16 @@ impl Copy {
     }
 }
 
-/// The new file, on a file system that has shown that it can share blocks of the old one's.
+/// The new file, on a file system that has shown, if it could be tried, that it can share blocks of the old one's.
 fn make(from: &ImageName, to: &ImageName) -> Result<(Unnamed, ImageFile), Refusal> {
     let unnamed = Unnamed::create(to.path())?;
     let file = unnamed.file()?;
-    let sample = sample(from.path()).map_err(|error| Refusal::failed(format!("try a copy of {from}"), &error))?;
-    share(&sample, &file, "copy the disk")?;
+    // The disk's own file is left alone: sharing its blocks holds up what is written to it.
+    let sample = files::sample(from.path());
+    if let Some(sample) = sample.map_err(|error| Refusal::failed(format!("try a copy of {from}"), &error))? {
+        share(&sample, &file, "copy the disk")?;
+    }
     Ok((unnamed, file))
-}
-
-/// A small file without a name where `path` is. The disk's own file is left alone: sharing its blocks holds up what is
-/// written to it.
-fn sample(path: &Path) -> std::io::Result<File> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)?);
-    file.set_len(4096)?;
-    Ok(file)
 }
 
 fn share(from: &impl AsFd, to: &ImageFile, tried: &str) -> Result<(), Refusal> {

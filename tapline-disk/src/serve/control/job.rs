@@ -9,6 +9,7 @@ use super::protocol::{self, Method};
 use super::refusal::Refusal;
 use super::work::Work;
 use super::{clone, copy, finish, resize, revert, snapshot, standstill};
+use crate::files::AtHand;
 
 /// A verb that takes time.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub struct Job {
     steps: Steps,
     /// It is done; the answer waits for the figures of the pause.
     answer: Option<Value>,
+    /// The files that came with the request.
+    _at_hand: Option<AtHand>,
 }
 
 /// What a verb does.
@@ -33,8 +36,8 @@ pub enum Steps {
 
 impl Job {
     /// A verb that has begun.
-    pub fn new(steps: Steps) -> Job {
-        Job { steps, answer: None }
+    pub fn new(steps: Steps, at_hand: Option<AtHand>) -> Job {
+        Job { steps, answer: None, _at_hand: at_hand }
     }
 
     /// Goes on; the answer, when it has come to its end.

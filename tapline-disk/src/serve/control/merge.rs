@@ -324,7 +324,8 @@ impl Merge {
     fn link(&self, work: &mut Work<'_>) -> Result<(), Refusal> {
         let Some(above) = self.asked.from.checked_sub(1) else { return Ok(()) };
         let (child, target) = (work.name(above)?, work.name(self.asked.from)?);
-        let mut link = lineage::record(child.path(), &target, work.image(self.asked.from)?)?;
+        let mut link =
+            lineage::record(child.path(), &target, work.image(self.asked.from)?, work.file(self.asked.from)?.1)?;
         link.modified = None;
         let Some(image) = work.disk.layer_mut(above) else { return Ok(()) };
         Ok(image.relink(Some(&link))?)

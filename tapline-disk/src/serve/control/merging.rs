@@ -8,6 +8,7 @@ use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use super::{Asker, Control, TIMER};
+use crate::files::AtHand;
 
 /// The merge that goes on beside the others.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Merging {
     follow: bool,
     /// What was said last.
     percent: u64,
+    /// The files that came with the request.
+    _at_hand: Option<AtHand>,
 }
 
 impl Control {
@@ -46,12 +49,13 @@ impl Control {
     pub(super) fn begin_merging(
         &mut self,
         asked: protocol::Merge,
+        at_hand: Option<AtHand>,
         asker: &Asker,
         work: &mut Work<'_>,
     ) -> Result<(), Refusal> {
         let follow = asked.follow;
         let merge = Box::new(Merge::begin(asked, work)?);
-        self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow, percent: 0 });
+        self.merging = Some(Merging { merge, asker: Some(asker.clone()), follow, percent: 0, _at_hand: at_hand });
         if let Some(client) = self.client(asker) {
             client.owe();
         }
@@ -79,7 +83,10 @@ impl Control {
             Ok(value) => value.clone(),
             Err(refusal) => stopped(&merging.merge, refusal),
         });
-        self.pay(merging.asker.as_ref(), &outcome);
+        // Whoever hears the answer may use what was handed for it, and is not to find it locked.
+        let asker = merging.asker.take();
+        drop(merging);
+        self.pay(asker.as_ref(), &outcome);
     }
 
     /// Says how far the merge is, to who wants to know.

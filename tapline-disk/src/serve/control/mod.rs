@@ -15,6 +15,7 @@ mod copy;
 mod errand;
 mod even;
 mod finish;
+mod handed;
 mod job;
 mod merge;
 mod merging;
@@ -27,10 +28,11 @@ mod resize;
 mod revert;
 mod snapshot;
 mod standstill;
+mod watching;
 mod work;
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use disk::Token;
@@ -43,8 +45,10 @@ use job::{Job, Steps};
 use merging::Merging;
 use protocol::{Id, Verb};
 use refusal::{Kind, Refusal};
+use watching::Watchers;
 
 use crate::failure::Failure;
+use crate::files::{AtHand, Files};
 use crate::log::say;
 
 pub use pause::Pause;
@@ -78,6 +82,7 @@ pub struct Control {
     merging: Option<Merging>,
     /// How the last merge ended.
     merged: Option<Value>,
+    watchers: Watchers,
     paused: bool,
     stopping: bool,
 }
@@ -97,8 +102,17 @@ impl Control {
             Failure::said(error)
                 .advise("name another path for --control: one of at most 107 bytes that is free to create")
         })?;
+        Ok(Control::on(listener))
+    }
+
+    /// The same at a socket that listens already; its mode is whoever's who has made it.
+    pub fn at(socket: OwnedFd, path: &Path) -> Result<Control, Failure> {
+        Listener::of_socket(socket, path).map(Control::on).map_err(Failure::said)
+    }
+
+    fn on(listener: Listener) -> Control {
         let clients = [const { None }; CLIENTS_MAX];
-        Ok(Control {
+        Control {
             listener,
             clients,
             count: 0,
@@ -106,9 +120,10 @@ impl Control {
             job: None,
             merging: None,
             merged: None,
+            watchers: Watchers::default(),
             paused: false,
             stopping: false,
-        })
+        }
     }
 
     /// Watches the socket.
@@ -169,6 +184,7 @@ impl Control {
                 }
             }
         }
+        self.tell_watchers(work.condition());
         self.bury(work);
     }
 
@@ -244,9 +260,12 @@ impl Control {
                 return false;
             }
         };
-        let (id, verb) = protocol::parse(&line);
+        let (id, asked) = protocol::parse(&line);
+        // What came with a line that makes no sense is closed.
+        let came = client.claim(asked.as_ref().map_or(0, |asked| asked.files.len()));
         let asker = Asker { place, number, id };
-        match verb.and_then(|verb| self.obey(verb, &asker, work, stats)) {
+        let asked = asked.and_then(|asked| Ok((asked.verb, handed::files(asked.files, came?)?)));
+        match asked.and_then(|(verb, files)| self.obey(verb, files, &asker, work, stats)) {
             Ok(Some(value)) => self.tell(&asker, Ok(value)),
             Ok(None) => {}
             Err(refusal) => self.tell(&asker, Err(refusal)),
@@ -270,13 +289,22 @@ impl Control {
     fn obey(
         &mut self,
         verb: Verb,
+        files: Files,
         asker: &Asker,
         work: &mut Work<'_>,
         stats: &dyn Fn() -> String,
     ) -> Result<Option<Value>, Refusal> {
+        handed::check(&verb, &files)?;
         match verb {
             Verb::Version => return Ok(Some(report::version())),
-            Verb::Layers => return Ok(Some(report::layers(work.disk, work.engine))),
+            Verb::Layers => {
+                return Ok(Some(report::layers(work.disk, work.engine, work.condition(), work.server.peers())));
+            }
+            Verb::Space => {
+                work.full.stir();
+                return Ok(Some(json!(work.condition())));
+            }
+            Verb::Watch => return Ok(Some(self.watchers.add(asker, work.condition()))),
             Verb::MergeStatus => return Ok(Some(self.merge_status())),
             Verb::MergePause => {
                 return self.running_merge().map(|merge| {
@@ -300,6 +328,7 @@ impl Control {
             _ => {}
         }
         self.must_be_free(&verb)?;
+        let at_hand = handed::takes_files(&verb).then(|| AtHand::these(files));
         let steps = match verb {
             Verb::Pause if self.paused => return Ok(Some(json!({ "paused": true }))),
             Verb::Resume if !self.paused => return Ok(Some(json!({ "paused": false }))),
@@ -315,12 +344,12 @@ impl Control {
             Verb::Resize(asked) => Steps::Resize(resize::Resize::begin(asked.size, work)?),
             Verb::Merge(asked) => match finish::what_is_left(&asked, work)? {
                 Some(finish) => Steps::Finish(finish),
-                None => return self.begin_merging(asked, asker, work).map(|()| None),
+                None => return self.begin_merging(asked, at_hand, asker, work).map(|()| None),
             },
-            Verb::Version | Verb::Stats | Verb::Layers => return Ok(None),
+            Verb::Version | Verb::Stats | Verb::Layers | Verb::Space | Verb::Watch => return Ok(None),
             Verb::MergeStatus | Verb::MergePause | Verb::MergeResume | Verb::MergeCancel => return Ok(None),
         };
-        self.job = Some((Job::new(steps), asker.clone()));
+        self.job = Some((Job::new(steps, at_hand), asker.clone()));
         if let Some(client) = self.client(asker) {
             client.owe();
         }
@@ -381,6 +410,8 @@ impl Control {
         if let (true, Ok(value)) = (job.is_merging(), &outcome) {
             self.merged = Some(value.clone());
         }
+        // Whoever hears the answer may use what was handed for it, and is not to find it locked.
+        drop(job);
         self.pay(Some(&asker), &outcome);
     }
 }

@@ -4,6 +4,7 @@
 //! other, and every path in it is absolute: this process's directory is nobody's business.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -21,6 +22,25 @@ const ID_MAX: usize = 128;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Id(Value);
+
+/// A line that makes sense.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// What is asked.
+    pub verb: Verb,
+    /// The files that come with it.
+    pub files: Vec<FileAsked>,
+}
+
+/// What a line says of a file that comes with it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileAsked {
+    /// Its name.
+    pub path: PathBuf,
+    /// Whether it is open for writing too.
+    pub write: bool,
+}
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,10 +73,14 @@ pub enum Verb {
     Clone(CloneOf),
     /// Makes the disk larger.
     Resize(Resize),
+    /// There may be space again.
+    Space,
+    /// Lines about what keeps the disk from writing, from now on.
+    Watch,
 }
 
 /// The names of the verbs, in the order of the documentation.
-pub const VERBS: [&str; 14] = [
+pub const VERBS: [&str; 16] = [
     "version",
     "layers",
     "stats",
@@ -71,6 +95,8 @@ pub const VERBS: [&str; 14] = [
     "revert",
     "clone",
     "resize",
+    "space",
+    "watch",
 ];
 
 /// `snapshot`.
@@ -156,7 +182,7 @@ pub struct Resize {
 struct Nothing {}
 
 /// Reads a line. The name of the request is told also where the rest makes no sense.
-pub fn parse(line: &[u8]) -> (Id, Result<Verb, Refusal>) {
+pub fn parse(line: &[u8]) -> (Id, Result<Asked, Refusal>) {
     let malformed = |why: String| {
         Refusal::new(Kind::Malformed, why).advise("send one JSON object a line, as docs/control.md shows")
     };
@@ -175,7 +201,16 @@ pub fn parse(line: &[u8]) -> (Id, Result<Verb, Refusal>) {
             );
         }
     };
-    (id, verb(object))
+    let files = object.remove("files").map_or(Ok(Vec::new()), fields::<Vec<FileAsked>>);
+    let asked = files.and_then(whole_paths).and_then(|files| Ok(Asked { verb: verb(object)?, files }));
+    (id, asked)
+}
+
+fn whole_paths(files: Vec<FileAsked>) -> Result<Vec<FileAsked>, Refusal> {
+    match files.iter().find(|file| !file.path.is_absolute()) {
+        Some(file) => Err(invalid(format!("«{}» needs the whole path, from / on", file.path.display()))),
+        None => Ok(files),
+    }
 }
 
 fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
@@ -197,6 +232,8 @@ fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
         "version" => alone(Verb::Version, rest),
         "stats" => alone(Verb::Stats, rest),
         "layers" => alone(Verb::Layers, rest),
+        "space" => alone(Verb::Space, rest),
+        "watch" => alone(Verb::Watch, rest),
         "pause" => alone(Verb::Pause, rest),
         "resume" => alone(Verb::Resume, rest),
         "merge-status" => alone(Verb::MergeStatus, rest),
@@ -323,10 +360,10 @@ mod test {
         let (id, verb) = parse(br#"{"version":1,"id":7,"verb":"merge","from":0,"into":2,"rate":1000,"follow":true}"#);
         assert_eq!(id, Id(7.into()));
         let merge = Merge { from: 0, into: 2, rate: Some(1000), follow: true, delete: false, expect: None };
-        assert_eq!(verb.unwrap(), Verb::Merge(merge));
+        assert_eq!(verb.unwrap(), Asked { verb: Verb::Merge(merge), files: Vec::new() });
         let (_, verb) = parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
         let to = "vhd:/a/b.vhd".parse().unwrap();
-        assert_eq!(verb.unwrap(), Verb::Snapshot(Snapshot { to, method: Method::Auto }));
+        assert_eq!(verb.unwrap().verb, Verb::Snapshot(Snapshot { to, method: Method::Auto }));
     }
 
     #[test]
@@ -366,6 +403,17 @@ mod test {
     }
 
     #[test]
+    fn files_are_named_with_their_use_and_nothing_else() {
+        let line = |file: &str| format!(r#"{{"version":1,"verb":"stats","files":[{file}]}}"#);
+        let (_, asked) = parse(line(r#"{"path":"/a","write":true}"#).as_bytes());
+        assert_eq!(asked.unwrap().files, [FileAsked { path: "/a".into(), write: true }]);
+        assert!(refused(&line(r#"{"path":"a","write":true}"#)).message.contains("the whole path"));
+        assert!(refused(&line(r#"{"path":"/a"}"#)).message.contains("write"));
+        assert!(refused(&line(r#"{"path":"/a","write":true,"mode":1}"#)).message.contains("mode"));
+        assert!(refused(r#"{"version":1,"verb":"stats","files":7}"#).message.contains("sequence"));
+    }
+
+    #[test]
     fn a_merge_goes_downwards_and_ends() {
         assert!(refused(r#"{"version":1,"verb":"merge","from":1,"into":1}"#).message.contains("not above"));
         assert!(refused(r#"{"version":1,"verb":"merge","from":0,"into":1,"rate":0}"#).message.contains("never end"));
@@ -375,7 +423,7 @@ mod test {
     fn the_chain_that_is_expected_has_whole_paths_and_the_layers_that_are_merged() {
         let merge = |chain: &str| format!(r#"{{"version":1,"verb":"merge","from":0,"into":1,"expect":{chain}}}"#);
         let (_, verb) = parse(merge(r#"["vhd:/b","raw:/a"]"#).as_bytes());
-        let Ok(Verb::Merge(Merge { expect: Some(chain), .. })) = verb else { panic!("{verb:?}") };
+        let Ok(Asked { verb: Verb::Merge(Merge { expect: Some(chain), .. }), .. }) = verb else { panic!("{verb:?}") };
         assert_eq!(chain, ["vhd:/b".parse().unwrap(), "raw:/a".parse().unwrap()]);
         assert!(refused(&merge(r#"["vhd:/b"]"#)).message.contains("no layer 1"));
         assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("the whole path"));

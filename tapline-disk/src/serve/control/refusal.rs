@@ -106,6 +106,7 @@ impl From<FileOpenError> for Refusal {
             FileOpenError::Exists { .. } => Kind::Exists,
             FileOpenError::InUse { .. } => Kind::InUse,
             FileOpenError::DirectRefused { .. } => Kind::Unsupported,
+            FileOpenError::NotHanded { .. } | FileOpenError::AnotherFile { .. } => Kind::Invalid,
             FileOpenError::Failed { source, .. } => Kind::of(source),
             _ => Kind::Failed,
         };

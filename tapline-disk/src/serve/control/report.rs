@@ -8,6 +8,7 @@ use uring::Engine;
 
 use super::protocol::{VERBS, VERSION};
 use super::work::format_of;
+use crate::stats::Condition;
 
 /// `version`.
 pub fn version() -> Value {
@@ -15,7 +16,7 @@ pub fn version() -> Value {
 }
 
 /// `layers`.
-pub fn layers(disk: &Disk<Image>, engine: &Engine) -> Value {
+pub fn layers(disk: &Disk<Image>, engine: &Engine, condition: Condition, peers: usize) -> Value {
     let layers = disk.layers().iter().enumerate().map(|(depth, layer)| {
         let file = engine.file(layer.file);
         let path = file.map(|file| file.path());
@@ -32,5 +33,13 @@ pub fn layers(disk: &Disk<Image>, engine: &Engine) -> Value {
         })
     });
     let geometry = disk.geometry();
-    json!({ "size": geometry.len, "read_only": geometry.read_only, "broken": disk.is_broken(), "layers": layers.collect::<Vec<Value>>() })
+    json!({
+        "size": geometry.len,
+        "read_only": geometry.read_only,
+        "broken": condition.broken,
+        "full": condition.full,
+        "waiting": condition.waiting,
+        "peers": peers,
+        "layers": layers.collect::<Vec<Value>>(),
+    })
 }

@@ -10,6 +10,12 @@
 //!    leaf records it with the next round.
 //!
 //! So whoever finds the new file after a crash takes it for the leaf, and whoever does not, the old one.
+//!
+//! With `--handed` the new file has its name before 1, and «finds the new file» is «opens it as an image that stands on the
+//! old leaf». *Killed in 1:* it is no image, and the disk was never switched to it: it may be removed. *Killed after:* it is
+//! whole, empty unless the disk was switched to it (4), and its parent is not on record as unchanged: as the leaf it shows
+//! what the old one does, whatever that was written meanwhile. Nothing more is created for 6: the old leaf's description for
+//! reading only came with the request.
 
 use std::path::PathBuf;
 
@@ -23,6 +29,7 @@ use super::pause::micros;
 use super::protocol::Method;
 use super::refusal::Refusal;
 use super::work::{Hold, Work};
+use crate::files;
 use crate::image_name::ImageName;
 use crate::log::say;
 
@@ -49,6 +56,8 @@ impl Snapshot {
     /// Begins.
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Refusal> {
         work.must_be_writable()?;
+        // What is a parent afterwards is opened for reading only, in the end.
+        files::must_have(work.file(0)?.1.path(), false)?;
         let wanted = Wanted::on(work, 0, &to, true)?;
         let stage = Stage::Making(work.send(move || wanted.make())?);
         Ok(Snapshot { to, stage, made: None })
@@ -133,7 +142,7 @@ impl Snapshot {
             stays("it could not be made durable");
             return None;
         }
-        let errand = work.send(move || handle.reopen_read_only());
+        let errand = work.send(move || files::reopen_read_only(&handle));
         errand.inspect_err(|refusal| stays(&refusal.message)).ok()
     }
 

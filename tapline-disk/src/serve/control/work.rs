@@ -21,7 +21,9 @@ use super::{ERRAND, FLUSH};
 use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
+use crate::serve::full::Full;
 use crate::size::readable;
+use crate::stats::Condition;
 
 /// The hands of a verb.
 pub struct Work<'a> {
@@ -37,6 +39,8 @@ pub struct Work<'a> {
     pub pause: &'a mut Pause,
     /// A flush of our own.
     pub flush: &'a mut Flush,
+    /// What waits for space.
+    pub full: &'a mut Full,
     /// Since when times are counted.
     pub started: Instant,
     /// Requests that have come so far.
@@ -64,6 +68,11 @@ impl Work<'_> {
         let errand = Errand::send(work).map_err(failed)?;
         self.engine.watch(errand.as_fd(), false, ERRAND.0).map_err(failed)?;
         Ok(errand)
+    }
+
+    /// What keeps the disk from writing.
+    pub fn condition(&self) -> Condition {
+        Condition { broken: self.disk.is_broken(), full: self.full.is_full(), waiting: self.full.waiting() }
     }
 
     /// The time since the start.

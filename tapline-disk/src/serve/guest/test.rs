@@ -18,6 +18,7 @@ use crate::cli::{Arguments, Command};
 use crate::engine_choice::choose;
 use crate::layers::Layers;
 use crate::serve::data;
+use crate::serve::full::Full;
 use crate::signals::Signal;
 use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
 use crate::toolstack::attach::{announce, wait_connected};
@@ -136,6 +137,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, stop: Signal, leave: Si
         leave,
         report: Signal::to_report().unwrap(),
         control: None,
+        full: Full::new(false),
     };
     EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap()
 }

@@ -1,0 +1,112 @@
+//! `--confine`: a process that has received all that it works on gives up the right to get at anything else.
+//!
+//! It knows nothing about what the process does. Invariant: when [`enter`] has returned, no path can be opened, made or run
+//! by this process or what it starts, by any privilege; where the kernel cannot see to that, the log has said so. To be
+//! called while there is one thread: what is given up, a thread gives up for itself and those that it starts.
+//!
+//! User and group are the business of whoever starts the process. Descriptors that are open, or come later, work as before:
+//! rights are looked at when something is opened.
+
+mod calls;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, LandlockStatus, RestrictionStatus, Ruleset, RulesetAttr,
+    RulesetError, RulesetStatus, Scope,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities, set_no_new_privs};
+
+use crate::failure::Failure;
+use crate::log::say;
+
+/// The newest version of Landlock that is known here. Of an older kernel's, all that it has is used.
+const NEWEST: ABI = ABI::V10;
+
+/// Gives up all privilege and all ways to files and sockets by name.
+pub fn enter() -> Result<(), Failure> {
+    give_up_privilege().map_err(|error| Failure::new("give up privileges", error))?;
+    let restricted = forbid_names().map_err(|error| Failure::new("confine this process by Landlock", error))?;
+    if restricted.ruleset == RulesetStatus::NotEnforced {
+        let why = match restricted.landlock {
+            LandlockStatus::NotEnabled => "the kernel was booted without it (lsm=)",
+            LandlockStatus::NotImplemented => "the kernel was built without it, or is older than Linux 5.13",
+            _ => "the kernel has refused it",
+        };
+        say(format_args!("not confined by Landlock: {why}"));
+    }
+    // The last: it forbids what the others are done with.
+    if let Err(why) = calls::restrict() {
+        say(format_args!("not confined by seccomp: {why}"));
+    }
+    Ok(())
+}
+
+/// No capability is left, and none can be got by running something.
+fn give_up_privilege() -> std::io::Result<()> {
+    set_no_new_privs(true)?;
+    clear_ambient_capability_set()?;
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    Ok(())
+}
+
+/// A ruleset that handles everything and allows nothing.
+fn forbid_names() -> Result<RestrictionStatus, RulesetError> {
+    let rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?;
+    rules.create()?.restrict_self()
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs::File;
+    use std::io::ErrorKind;
+    use std::net::TcpListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Where the process that confines itself tries what it must not.
+    const ROOM: &str = "TAPLINE_TEST_ROOM";
+
+    #[test]
+    fn nothing_can_be_opened_made_or_run_by_name() {
+        let room = tempfile::tempdir().unwrap();
+        std::fs::write(room.path().join("file"), "here").unwrap();
+        let _listener = UnixListener::bind(room.path().join("socket")).unwrap();
+        // What a process gives up it does not get back, so another one tries.
+        let mut inside = Command::new(std::env::current_exe().unwrap());
+        inside.args(["--exact", "confine::test::inside", "--nocapture"]).env(ROOM, room.path());
+        let said = inside.output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+        assert!(said.status.success() && out.contains("1 passed"), "{out}\n{err}");
+        assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 2);
+    }
+
+    /// The part of the other test that is done in a process of its own: there is nothing to do in this one.
+    #[test]
+    fn inside() {
+        let Some(room) = std::env::var_os(ROOM) else { return };
+        let room = Path::new(&room);
+        let open = File::options().read(true).write(true).open(room.join("file")).unwrap();
+        enter().unwrap();
+        let denied = |tried: &str, kind: ErrorKind| assert_eq!(kind, ErrorKind::PermissionDenied, "{tried}");
+        denied("open", File::open(room.join("file")).unwrap_err().kind());
+        denied("open a device", File::open("/dev/null").unwrap_err().kind());
+        denied("create", File::create(room.join("new")).unwrap_err().kind());
+        denied("remove", std::fs::remove_file(room.join("file")).unwrap_err().kind());
+        denied("make a directory", std::fs::create_dir(room.join("new")).unwrap_err().kind());
+        denied("list", std::fs::read_dir(room).unwrap_err().kind());
+        denied("bind", UnixListener::bind(room.join("new")).unwrap_err().kind());
+        denied("connect", UnixStream::connect(room.join("socket")).unwrap_err().kind());
+        denied("listen at a port", TcpListener::bind("127.0.0.1:0").unwrap_err().kind());
+        denied("run", Command::new("/bin/true").spawn().unwrap_err().kind());
+        // What is open works, and its length can be changed.
+        open.set_len(4096).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&open, b"more", 100).unwrap();
+    }
+}

@@ -1,0 +1,298 @@
+//! What a process that was started with `--handed` is given before it does anything: open files and listening sockets, one
+//! in each message on standard input, which is a socket of the kind SOCK_SEQPACKET.
+//!
+//! It knows nothing about images, and opens nothing. Invariant: each descriptor is what the message beside it says, was
+//! wanted, and is there once; whatever else comes ends the process before it has begun.
+
+use std::fmt::Display;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketType, recvmsg, sockopt,
+};
+use serde::Deserialize;
+use uring::Held;
+
+use crate::failure::{Exit, Failure};
+use crate::files::{Files, HandedFile};
+
+/// Bytes of a message: the longest has one path.
+const MESSAGE_MAX: usize = 64 << 10;
+
+/// Descriptors in all: a chain has [`disk::LAYERS_MAX`] layers, each perhaps for reading and for writing.
+const DESCRIPTORS_MAX: usize = 256;
+
+/// What is listened for at a socket that was handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Listens {
+    /// `--vhost-user`.
+    VhostUser,
+    /// `--nbd`.
+    Nbd,
+    /// `--control`.
+    Control,
+}
+
+/// A message, as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Message {
+    file: Option<PathBuf>,
+    write: Option<bool>,
+    listen: Option<Listens>,
+    path: Option<PathBuf>,
+    end: Option<bool>,
+}
+
+/// A message that makes sense.
+#[derive(Debug, PartialEq, Eq)]
+enum Means {
+    File { path: PathBuf, write: bool },
+    Socket { listens: Listens, path: PathBuf },
+    End,
+}
+
+/// Receives everything up to the message that ends it.
+pub fn receive(socket: impl AsFd) -> Result<Files, Failure> {
+    if sockopt::socket_type(&socket) != Ok(SocketType::SEQPACKET) {
+        return Err(refused("standard input is not a socket of the kind SOCK_SEQPACKET"));
+    }
+    let mut files = Files::default();
+    let mut buffer = vec![0; MESSAGE_MAX];
+    for number in 1..=DESCRIPTORS_MAX {
+        let in_message = |why: String| refused(format!("message {number}: {why}"));
+        let (len, descriptors) = next(&socket, &mut buffer).map_err(in_message)?;
+        let bytes = buffer.get(..len).unwrap_or_default();
+        let means = parse(bytes).map_err(in_message)?;
+        if means == Means::End && descriptors.is_empty() {
+            return Ok(files);
+        }
+        take(&mut files, means, descriptors).map_err(in_message)?;
+    }
+    Err(refused(format!("there were {DESCRIPTORS_MAX} messages, and the last of them was not the end")))
+}
+
+fn refused(why: impl Into<String>) -> Failure {
+    Failure::new("receive the files and sockets", why.into())
+        .advise("whoever starts this with --handed sends them on standard input: see docs/control.md")
+        .exit_as(Exit::Usage)
+}
+
+/// One message: its length, and what came with it.
+fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), String> {
+    // Room for one more than is allowed, so that two are seen to be two.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut into = [IoSliceMut::new(buffer)];
+        match recvmsg(socket, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            received => break received.map_err(|errno| std::io::Error::from(errno).to_string())?,
+        }
+    };
+    let descriptors = descriptors_of(&mut ancillary);
+    match () {
+        () if received.flags.contains(ReturnFlags::TRUNC) => Err(format!("it has more than {MESSAGE_MAX} bytes")),
+        () if received.flags.contains(ReturnFlags::CTRUNC) => Err("more than one descriptor came with it".into()),
+        () if received.bytes == 0 => Err("the connection was closed before the message that ends it".into()),
+        () => Ok((received.bytes, descriptors)),
+    }
+}
+
+/// The descriptors of a message; what else may be beside it is of no interest.
+pub fn descriptors_of(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(came) = message {
+            descriptors.extend(came);
+        }
+    }
+    descriptors
+}
+
+fn parse(bytes: &[u8]) -> Result<Means, String> {
+    let message: Message = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let means = match message {
+        Message { file: Some(path), write: Some(write), listen: None, path: None, end: None } => {
+            Means::File { path, write }
+        }
+        Message { file: None, write: None, listen: Some(listens), path: Some(path), end: None } => {
+            Means::Socket { listens, path }
+        }
+        Message { file: None, write: None, listen: None, path: None, end: Some(true) } => Means::End,
+        _ => return Err("it has neither «file» and «write», nor «listen» and «path», nor «end», which is true".into()),
+    };
+    match &means {
+        Means::File { path, .. } | Means::Socket { path, .. } if !path.is_absolute() => {
+            Err(format!("«{}» needs the whole path, from / on", path.display()))
+        }
+        _ => Ok(means),
+    }
+}
+
+fn take(files: &mut Files, means: Means, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    let wanted = usize::from(means != Means::End);
+    let came = descriptors.len();
+    match (means, descriptors.into_iter().next()) {
+        (Means::File { path, write }, Some(descriptor)) if came == wanted => {
+            files.add(HandedFile::checked(path, write, descriptor)?)
+        }
+        (Means::Socket { listens, path }, Some(descriptor)) if came == wanted => {
+            check_listener(&path, &descriptor)?;
+            files.add_listener(listens, path, descriptor)
+        }
+        _ => Err(format!("{came} descriptors came with it where {wanted} belong")),
+    }
+}
+
+impl HandedFile {
+    /// A file, if the descriptor is one and open for just that.
+    pub fn checked(path: PathBuf, write: bool, descriptor: OwnedFd) -> Result<HandedFile, String> {
+        let name = path.display();
+        let failed = |errno: Errno| format!("cannot examine what is handed as {name}: {}", std::io::Error::from(errno));
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&descriptor).map_err(failed)?.st_mode);
+        if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
+            return Err(format!("what is handed as {name} is neither a file nor a block device"));
+        }
+        let wanted = if write { Held::Writing } else { Held::Reading };
+        match uring::open_for(&descriptor) {
+            Some(found) if found == wanted => Ok(HandedFile { path, write, descriptor }),
+            Some(found) => Err(format!("what is handed as {name} for {wanted} is open for {found}")),
+            None => Err(format!("what is handed as {name} is open for writing only, for appending or for nothing")),
+        }
+    }
+}
+
+fn check_listener(path: &Path, socket: &OwnedFd) -> Result<(), String> {
+    let wanted = sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+        && sockopt::socket_acceptconn(socket) == Ok(true);
+    match wanted {
+        true => Ok(()),
+        false => Err(format!("what is handed as {} is not a Unix stream socket that listens", path.display())),
+    }
+}
+
+/// What is handed twice.
+pub fn twice(what: impl Display) -> String {
+    format!("{what} was handed before")
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs::File;
+    use std::io::IoSlice;
+    use std::os::unix::net::UnixListener;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, sendmsg, socketpair};
+
+    use super::*;
+
+    struct Bed {
+        room: tempfile::TempDir,
+        ours: OwnedFd,
+        theirs: OwnedFd,
+    }
+
+    fn bed() -> Bed {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let room = tempfile::tempdir().unwrap();
+        std::fs::write(room.path().join("image"), [0; 512]).unwrap();
+        Bed { room, ours, theirs }
+    }
+
+    impl Bed {
+        fn open(&self, write: bool) -> OwnedFd {
+            File::options().read(true).write(write).open(self.room.path().join("image")).unwrap().into()
+        }
+
+        fn send(&self, text: &str, descriptors: &[&OwnedFd]) {
+            let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() {
+                assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
+            }
+            sendmsg(&self.theirs, &[IoSlice::new(text.as_bytes())], &mut ancillary, SendFlags::empty()).unwrap();
+        }
+
+        /// What becomes of these messages, and the end behind them.
+        fn outcome(self) -> Result<Files, String> {
+            self.send(r#"{"end":true}"#, &[]);
+            drop(self.theirs);
+            receive(&self.ours).map_err(|failure| {
+                assert_eq!(failure.exit(), Exit::Usage);
+                failure.what().to_owned()
+            })
+        }
+    }
+
+    #[test]
+    fn a_file_may_come_for_reading_and_for_writing_and_a_socket_for_each_use() {
+        let bed = bed();
+        bed.send(r#"{"file":"/a","write":false}"#, &[&bed.open(false)]);
+        bed.send(r#"{"file":"/a","write":true}"#, &[&bed.open(true)]);
+        let listener = OwnedFd::from(UnixListener::bind(bed.room.path().join("socket")).unwrap());
+        bed.send(r#"{"listen":"vhost-user","path":"/s"}"#, &[&listener]);
+        bed.send(r#"{"listen":"control","path":"/s"}"#, &[&listener]);
+        bed.outcome().unwrap();
+    }
+
+    #[test]
+    fn every_message_that_is_not_as_it_should_be_ends_it() {
+        let long = format!(r#"{{"file":"/{}"}}"#, "a".repeat(MESSAGE_MAX));
+        let cases: [(&str, &[bool], &str); 14] = [
+            (r#"{"file":"/a","write":true}"#, &[], "0 descriptors"),
+            (r#"{"file":"/a","write":true}"#, &[true, true], "2 descriptors"),
+            (r#"{"file":"/a","write":true}"#, &[true; 8], "more than one descriptor"),
+            (r#"{"file":"/a","write":true}"#, &[false], "open for reading"),
+            (r#"{"file":"/a","write":false}"#, &[true], "open for writing"),
+            (r#"{"file":"/a"}"#, &[true], "neither"),
+            (r#"{"file":"a","write":true}"#, &[true], "the whole path"),
+            (r#"{"file":"/a","write":true,"cache":"none"}"#, &[true], "cache"),
+            (r#"{"listen":"nbd","path":"/a"}"#, &[true], "not a Unix stream socket"),
+            (r#"{"listen":"http","path":"/a"}"#, &[true], "http"),
+            (r#"{"end":true}"#, &[true], "1 descriptors"),
+            (r#"{"end":false}"#, &[], "neither"),
+            ("{", &[], "EOF"),
+            (&long, &[], "more than 65536 bytes"),
+        ];
+        for (text, descriptors, why) in cases {
+            let bed = bed();
+            let descriptors: Vec<OwnedFd> = descriptors.iter().map(|&write| bed.open(write)).collect();
+            bed.send(text, &descriptors.iter().collect::<Vec<_>>());
+            let said = bed.outcome().unwrap_err();
+            assert!(said.contains("message 1") && said.contains(why), "{text:.60}: {said}");
+        }
+    }
+
+    #[test]
+    fn the_same_file_twice_for_the_same_and_a_connection_that_ends_are_refused() {
+        let one = bed();
+        (0..2).for_each(|_| one.send(r#"{"file":"/a","write":true}"#, &[&one.open(true)]));
+        assert!(one.outcome().unwrap_err().contains("/a for writing was handed before"));
+        let other = bed();
+        drop(other.theirs);
+        assert!(receive(&other.ours).unwrap_err().what().contains("closed before"));
+        let file = other.room.path().join("image");
+        assert!(receive(File::open(file).unwrap()).unwrap_err().what().contains("not a socket"));
+    }
+
+    #[test]
+    fn what_is_open_for_appending_or_for_writing_only_is_refused() {
+        for mut options in [File::options().append(true).to_owned(), File::options().write(true).to_owned()] {
+            let bed = bed();
+            let file = OwnedFd::from(options.open(bed.room.path().join("image")).unwrap());
+            options.create(false);
+            bed.send(r#"{"file":"/a","write":true}"#, &[&file]);
+            assert!(bed.outcome().unwrap_err().contains("for writing only, for appending"));
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Files that come with a request, where the disk opens none by itself (`--handed`).
+//!
+//! It knows which verbs take files, and nothing of what they do with them. Invariant: as many descriptors are taken as the
+//! line names, each for what the line says of it; in every other case all of them are closed.
+
+use std::os::fd::OwnedFd;
+
+use super::protocol::{FileAsked, Verb};
+use super::refusal::{Kind, Refusal};
+use crate::files::{self, Files, HandedFile};
+
+/// The files of a line, and what came with it.
+pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Files, Refusal> {
+    let mut found = Files::default();
+    for (FileAsked { path, write }, descriptor) in asked.into_iter().zip(came) {
+        HandedFile::checked(path, write, descriptor).and_then(|file| found.add(file)).map_err(invalid)?;
+    }
+    Ok(found)
+}
+
+/// Whether a verb may have been given files, and needs nothing that only whoever hands them can do.
+pub fn check(verb: &Verb, given: &Files) -> Result<(), Refusal> {
+    if !given.is_empty() && !files::are_handed() {
+        let refusal = invalid("files came with the line, and this disk opens its files itself".to_owned());
+        return Err(refusal.advise("leave \"files\" out, or start the disk with --handed"));
+    }
+    if !given.is_empty() && !takes_files(verb) {
+        return Err(invalid("files came with a verb that has no use for them".to_owned()));
+    }
+    match verb {
+        Verb::Merge(merge) if merge.delete && files::are_handed() => {
+            let what = "this disk was started with --handed, and removes no files";
+            Err(Refusal::new(Kind::Unsupported, what).advise("leave «delete» out, and remove what «unused» names"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a verb opens files.
+pub fn takes_files(verb: &Verb) -> bool {
+    matches!(verb, Verb::Snapshot(_) | Verb::Revert(_) | Verb::Clone(_) | Verb::Merge(_))
+}
+
+fn invalid(what: String) -> Refusal {
+    Refusal::new(Kind::Invalid, what)
+}

@@ -1,0 +1,119 @@
+//! Clients that want to hear when the disk cannot write, and when it can again (`watch`).
+//!
+//! It knows no disk. Invariants: a client hears of each condition that lasts, and of the present one last; what is said to one
+//! that does not read is bounded, since it is not told of more before it has read what came before.
+
+use serde_json::{Value, json};
+
+use super::{Asker, Control, protocol};
+use crate::stats::Condition;
+
+/// The clients.
+#[derive(Debug, Default)]
+pub struct Watchers(Vec<Watcher>);
+
+#[derive(Debug)]
+struct Watcher {
+    asker: Asker,
+    /// What it knows.
+    told: State,
+}
+
+/// What there is to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Working,
+    Full,
+    Broken,
+}
+
+impl State {
+    fn of(condition: Condition) -> State {
+        match condition {
+            Condition { broken: true, .. } => State::Broken,
+            Condition { full: true, .. } => State::Full,
+            _ => State::Working,
+        }
+    }
+
+    /// The word for that it has become so.
+    fn word(self) -> &'static str {
+        match self {
+            State::Working => "resumed",
+            State::Full => "full",
+            State::Broken => "broken",
+        }
+    }
+}
+
+impl Watchers {
+    /// A client watches from now on; what it is told at once. One that has watched before does so by another name now.
+    pub fn add(&mut self, asker: &Asker, condition: Condition) -> Value {
+        self.0.retain(|other| other.asker.number != asker.number);
+        self.0.push(Watcher { asker: asker.clone(), told: State::of(condition) });
+        json!(condition)
+    }
+}
+
+impl Control {
+    /// Tells those who watch what has changed.
+    pub(super) fn tell_watchers(&mut self, condition: Condition) {
+        let state = State::of(condition);
+        let mut watchers = std::mem::take(&mut self.watchers);
+        watchers.0.retain_mut(|watcher| {
+            let Some(client) = self.client(&watcher.asker) else { return false };
+            if watcher.told != state && client.is_up_to_date() {
+                watcher.told = state;
+                let event = json!({ "state": state.word(), "waiting": condition.waiting });
+                client.say(&protocol::event(&watcher.asker.id, &event));
+            }
+            true
+        });
+        self.watchers = watchers;
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixStream;
+
+    use super::super::client::Client;
+    use super::super::protocol::Id;
+    use super::*;
+
+    const WORKING: Condition = Condition { broken: false, full: false, waiting: 0 };
+    const FULL: Condition = Condition { broken: false, full: true, waiting: 3 };
+    const BROKEN: Condition = Condition { broken: true, ..FULL };
+
+    #[test]
+    fn who_watches_hears_of_each_change_and_who_does_not_read_of_the_last() {
+        let room = tempfile::tempdir().unwrap();
+        let mut control = Control::bind(&room.path().join("socket")).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        control.clients[0] = Some(Client::new(ours, 1).unwrap());
+        let asker = Asker { place: 0, number: 1, id: Id::default() };
+        assert_eq!(control.watchers.add(&asker, WORKING), json!({ "broken": false, "full": false, "waiting": 0 }));
+        let mut lines = BufReader::new(theirs).lines();
+        let mut heard =
+            move || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap()["event"].clone();
+        control.tell_watchers(WORKING);
+        control.tell_watchers(FULL);
+        assert_eq!(heard(), json!({ "state": "full", "waiting": 3 }));
+        control.tell_watchers(WORKING);
+        assert_eq!(heard()["state"], "resumed");
+        // What it is told now it has not read while the rest happens.
+        control.clients[0].as_mut().unwrap().say(&format!("{}\n", json!({ "event": "x".repeat(1 << 20) })));
+        [FULL, WORKING, FULL, BROKEN].into_iter().for_each(|condition| control.tell_watchers(condition));
+        let reader = std::thread::spawn(move || (heard(), heard()));
+        while !control.clients[0].as_mut().unwrap().is_up_to_date() {
+            control.clients[0].as_mut().unwrap().hear();
+            std::thread::yield_now();
+        }
+        control.tell_watchers(BROKEN);
+        assert_eq!(reader.join().unwrap().1["state"], "broken");
+        control.clients[0] = None;
+        control.tell_watchers(WORKING);
+        assert!(control.watchers.0.is_empty(), "it is watched for nobody");
+    }
+}

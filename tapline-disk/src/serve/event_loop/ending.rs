@@ -1,0 +1,85 @@
+//! The end of a served disk: what was taken in is answered, and what was written is durable.
+//!
+//! It knows no protocol and no format. Invariant: it ends only when nothing is under way.
+
+use disk::{Operation, Request, Span, Status, Token, Until};
+use memory::Segments;
+use transport::Server;
+
+use super::{Disclose, EngineWatch, EventLoop, write_stats};
+use crate::failure::{Exit, Failure};
+use crate::log::say;
+use crate::serve::control::Control;
+
+impl<S: Server + Disclose> EventLoop<S> {
+    /// Answers what was taken in, makes it durable, and leaves.
+    pub(super) fn shut_down(mut self) -> Result<Exit, Failure> {
+        say("stopping: no more requests are taken");
+        self.server.stop(&mut EngineWatch(&mut self.engine));
+        self.full.stop();
+        self.see_to_space();
+        self.leave_control()?;
+        self.drain()?;
+        let flushed = if self.geometry.read_only { Status::Done } else { self.flush()? };
+        write_stats(&self.line(), self.stats_file.as_ref());
+        let why = match flushed {
+            Status::Done => None,
+            Status::NoSpace => Some("no space is left on the image's storage"),
+            Status::Failed | Status::Refused | Status::Unsupported => Some("the storage failed, or had failed before"),
+        };
+        if let Some(why) = why {
+            return Err(Failure::new("flush the disk before leaving", why)
+                .advise("what the guest was told to be flushed is safe; see the kernel's log"));
+        }
+        say("stopped: everything is answered and flushed");
+        Ok(Exit::Done)
+    }
+
+    /// Waits until nothing is under way.
+    fn drain(&mut self) -> Result<(), Failure> {
+        loop {
+            self.reap(Until::Now)?;
+            self.settle();
+            self.answer();
+            self.publish();
+            if self.disk.is_idle() {
+                return Ok(());
+            }
+            self.reap(Until::Any)?;
+        }
+    }
+
+    /// A flush of our own, on an idle disk.
+    fn flush(&mut self) -> Result<Status, Failure> {
+        let nothing = Span { at: 0, len: 0 };
+        let flush = Request::new(Operation::Flush, nothing, Segments::empty(), Token(u64::MAX), &self.geometry);
+        let flush = match flush {
+            Ok(flush) => flush,
+            Err(status) => return Ok(status),
+        };
+        self.disk.submit(flush, &mut self.engine);
+        let status = loop {
+            if let Some((request, status)) = self.disk.answer() {
+                request.retire();
+                break status;
+            }
+            self.reap(Until::Any)?;
+            self.settle();
+        };
+        self.drain()?;
+        Ok(status)
+    }
+
+    /// Brings what the control socket has begun to its end.
+    fn leave_control(&mut self) -> Result<(), Failure> {
+        self.with_control(|control, work, _| control.stop(work));
+        self.control_due = true;
+        while self.control.as_ref().is_some_and(Control::is_working) {
+            let turn = self.turn()?;
+            if !turn.more && !self.is_asked() && self.control.as_ref().is_some_and(Control::is_working) {
+                self.reap(Until::Any)?;
+            }
+        }
+        Ok(())
+    }
+}

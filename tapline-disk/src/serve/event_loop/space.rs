@@ -1,0 +1,56 @@
+//! Requests that wait for space ([`Full`]), between the disk and the server.
+//!
+//! It knows no protocol and no format. Invariant: what waits is answered once, by the disk or by the end of the waiting.
+
+use disk::Status;
+use transport::Server;
+
+use super::{Disclose, EngineWatch, EventLoop, SPACE};
+use crate::serve::full::Next;
+
+impl<S: Server + Disclose> EventLoop<S> {
+    /// Sees to the requests that wait for space, until there is nothing more to do at once; how many were answered or
+    /// begun.
+    pub(super) fn see_to_space(&mut self) -> usize {
+        let mut moved = 0;
+        while self.full.needs_care(self.is_alone()) {
+            moved += match self.full.next(self.is_alone()) {
+                Next::Nothing => 0,
+                Next::Submit(requests) => {
+                    let count = requests.len();
+                    requests.into_iter().for_each(|request| self.disk.submit(request, &mut self.engine));
+                    count
+                }
+                Next::Refuse(requests) => {
+                    let count = requests.len();
+                    requests.into_iter().for_each(|request| self.give(request, Status::NoSpace));
+                    count
+                }
+            };
+            if let Err(error) = self.full.mind_timer(&mut EngineWatch(&mut self.engine), SPACE) {
+                self.log.caused(format_args!("cannot wait for space, since there is no timer: {error}"));
+            }
+            moved += self.answer();
+        }
+        self.tell_of_space();
+        moved
+    }
+
+    /// Whether nobody is there any more for whom something waits.
+    fn is_alone(&self) -> bool {
+        self.full.is_full() && self.server.peers() == 0
+    }
+
+    /// Says that the disk is full now, or is not any more.
+    fn tell_of_space(&mut self) {
+        let full = self.full.is_full();
+        if std::mem::replace(&mut self.said_full, full) == full {
+            return;
+        }
+        self.control_due = true;
+        self.log.caused(match full {
+            true => "no space is left on the image's storage: writes wait until there is some, reads go on",
+            false => "no request waits for space any more",
+        });
+    }
+}

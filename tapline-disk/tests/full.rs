@@ -1,0 +1,232 @@
+//! A disk whose storage fills, on a file system that is small and really full: the guest is told, or it waits until there is
+//! space again.
+
+mod tool;
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde_json::{Value, json};
+use tool::Room;
+use tool::control::Control;
+use tool::nbd::{Nbd, Peer};
+use tool::served::Disk;
+
+const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
+const MIB: usize = 1 << 20;
+/// What the guest writes: more than there is room for beside the ballast, less than without it.
+const PIECES: usize = 24;
+
+/// A file system of 48 MiB, most of which is taken by something that can be removed.
+struct Small {
+    room: Room,
+}
+
+impl Small {
+    /// `None`, said aloud, for who may not mount.
+    fn new() -> Option<Small> {
+        let room = Room::new();
+        let place = room.file("small");
+        fs::create_dir(&place).unwrap();
+        if mount("tmpfs", &place, "tmpfs", MountFlags::empty(), Some(c"size=48m")).is_err() {
+            println!("not run: only root mounts a file system to be filled");
+            return None;
+        }
+        let small = Small { room };
+        fs::write(small.ballast(), vec![1; 40 * MIB]).unwrap();
+        Some(small)
+    }
+
+    fn ballast(&self) -> PathBuf {
+        self.room.file("small/ballast")
+    }
+
+    fn serve(&self, format: &str, words: &str) -> (Disk, Control) {
+        self.room.done(&format!("image create {format}:small/a --size 64M"));
+        let words = format!("{format}:small/a --nbd nbd.sock --control control.sock {words}");
+        let disk = Disk::serve(&self.room, &words);
+        (disk, Control::connect(&self.room.file("control.sock")))
+    }
+
+    fn nbd(&self) -> Nbd {
+        Nbd::connect(&self.room.file("nbd.sock")).unwrap()
+    }
+
+    /// A guest that writes until it has written all, or is told that it cannot; and how far it is.
+    fn writer(&self) -> (JoinHandle<io::Result<()>>, mpsc::Receiver<usize>) {
+        let mut nbd = self.nbd();
+        let (tell, told) = mpsc::channel();
+        let writer = std::thread::spawn(move || {
+            for n in 0..PIECES {
+                nbd.write(at(n), &piece(n))?;
+                tell.send(n).ok();
+            }
+            nbd.flush()
+        });
+        (writer, told)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        unmount(self.room.file("small"), UnmountFlags::DETACH).ok();
+    }
+}
+
+fn at(n: usize) -> u64 {
+    u64::try_from(n * 2 * MIB).unwrap()
+}
+
+fn piece(n: usize) -> Vec<u8> {
+    vec![u8::try_from(n + 1).unwrap(); MIB]
+}
+
+/// Whether the process has a timer.
+fn has_timer(disk: &Disk) -> bool {
+    let links = fs::read_dir(format!("/proc/{}/fd", disk.child.id())).unwrap();
+    links.filter_map(|link| fs::read_link(link.unwrap().path()).ok()).any(|to| to.to_string_lossy().contains("timerfd"))
+}
+
+/// The next event.
+fn event(control: &mut Control) -> Value {
+    let line = control.hear().expect("the disk has ended");
+    assert_eq!(line["id"], 7, "{line}");
+    line["event"]["state"].clone()
+}
+
+/// A second client, which has asked to be told.
+fn watcher(small: &Small) -> Control {
+    let mut watcher = Control::connect(&small.room.file("control.sock"));
+    let told = watcher.done(&json!({ "verb": "watch", "id": 7 }));
+    assert_eq!((&told["full"], &told["waiting"], &told["broken"]), (&json!(false), &json!(0), &json!(false)));
+    watcher
+}
+
+#[test]
+fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
+    for format in FORMATS {
+        let Some(small) = Small::new() else { return };
+        let (disk, mut control) = small.serve(format, "--when-full wait");
+        let mut watcher = watcher(&small);
+        assert!(!has_timer(&disk));
+        let (writer, told) = small.writer();
+        assert_eq!(event(&mut watcher), "full");
+        let layers = control.done(&json!({ "verb": "layers" }));
+        assert!(layers["full"] == true && layers["waiting"].as_u64() > Some(0), "{layers}");
+        let stats = control.done(&json!({ "verb": "stats" }));
+        assert!(stats["full"] == true && stats["waiting"].as_u64() > Some(0), "{stats}");
+        assert!(has_timer(&disk));
+        // Reads go on, also of what was written last.
+        let written = told.try_iter().last().unwrap();
+        let mut reader = small.nbd();
+        assert!(reader.read(at(written), MIB).unwrap() == piece(written));
+        // In vain: there is no more space than before.
+        control.done(&json!({ "verb": "space" }));
+        assert!(reader.read(at(0), MIB).unwrap() == piece(0));
+        assert_eq!(control.done(&json!({ "verb": "layers" }))["full"], true);
+        fs::remove_file(small.ballast()).unwrap();
+        control.done(&json!({ "verb": "space" }));
+        assert_eq!(event(&mut watcher), "resumed");
+        writer.join().unwrap().unwrap();
+        for n in 0..PIECES {
+            assert!(reader.read(at(n), MIB).unwrap() == piece(n), "{format}: piece {n}");
+        }
+        let layers = control.done(&json!({ "verb": "layers" }));
+        assert_eq!((&layers["full"], &layers["waiting"]), (&json!(false), &json!(0)));
+        assert!(!has_timer(&disk), "{format}: an idle disk has a timer");
+        drop(reader);
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("writes wait") && said.contains("no request waits"), "{said}");
+        small.room.done(&format!("image check {format}:small/a --json"));
+    }
+}
+
+#[test]
+fn that_there_is_space_is_found_without_being_told() {
+    let Some(small) = Small::new() else { return };
+    let (disk, _control) = small.serve("qcow2", "--when-full wait");
+    let mut watcher = watcher(&small);
+    let (writer, _) = small.writer();
+    assert_eq!(event(&mut watcher), "full");
+    assert!(small.room.done("disk control.sock space").contains("tried again"));
+    fs::remove_file(small.ballast()).unwrap();
+    assert_eq!(event(&mut watcher), "resumed");
+    writer.join().unwrap().unwrap();
+    assert!(small.room.done("disk control.sock space").contains("nothing waits"));
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn who_waits_is_told_that_there_is_no_space_when_the_disk_is_stopped() {
+    for format in FORMATS {
+        let Some(small) = Small::new() else { return };
+        let (disk, _control) = small.serve(format, "--when-full wait");
+        let mut watcher = watcher(&small);
+        let (writer, _) = small.writer();
+        assert_eq!(event(&mut watcher), "full");
+        let (code, said) = disk.stop();
+        assert_eq!(writer.join().unwrap().unwrap_err().kind(), io::ErrorKind::StorageFull, "{said}");
+        // What the guest was told to be written is flushed, or the exit code says that it is not.
+        assert!(code == Some(0) || said.contains("no space is left on the image's storage"), "{code:?}: {said}");
+        assert!(said.contains("stopping"), "{said}");
+        assert_ne!(small.room.tapline(&format!("image check {format}:small/a")).code, Some(2), "{format}");
+    }
+}
+
+#[test]
+fn nothing_waits_for_a_client_that_has_gone() {
+    let Some(small) = Small::new() else { return };
+    let (disk, mut control) = small.serve("vhd", "--when-full wait");
+    let mut watcher = watcher(&small);
+    let path = small.room.file("nbd.sock");
+    let mut writer = std::process::Command::new("qemu-io")
+        .args(["-f", "raw", "-c", "write -P 1 0 32M", &format!("nbd+unix:///?socket={}", path.display())])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    assert_eq!(event(&mut watcher), "full");
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+    assert_eq!(event(&mut watcher), "resumed");
+    let layers = control.done(&json!({ "verb": "layers" }));
+    assert_eq!((&layers["full"], &layers["waiting"]), (&json!(false), &json!(0)));
+    assert!(!has_timer(&disk));
+    fs::remove_file(small.ballast()).unwrap();
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn a_guest_is_told_at_once_where_it_is_not_to_wait() {
+    let Some(small) = Small::new() else { return };
+    let (disk, mut control) = small.serve("raw", "");
+    let (writer, _) = small.writer();
+    assert_eq!(writer.join().unwrap().unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert_eq!(control.done(&json!({ "verb": "layers" }))["full"], false);
+    fs::remove_file(small.ballast()).unwrap();
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+/// The way out that needs no space where the disk is: the guest's writes go elsewhere.
+#[test]
+fn a_snapshot_to_another_file_system_lets_a_full_disk_go_on() {
+    let Some(small) = Small::new() else { return };
+    let (disk, mut control) = small.serve("raw", "--when-full wait");
+    let mut watcher = watcher(&small);
+    let (writer, _) = small.writer();
+    assert_eq!(event(&mut watcher), "full");
+    let to = format!("qcow2:{}", small.room.file("elsewhere").display());
+    control.done(&json!({ "verb": "snapshot", "to": to, "method": "chain" }));
+    control.done(&json!({ "verb": "space" }));
+    assert_eq!(event(&mut watcher), "resumed");
+    writer.join().unwrap().unwrap();
+    let mut reader = small.nbd();
+    assert!((0..PIECES).all(|n| reader.read(at(n), MIB).unwrap() == piece(n)));
+    drop(reader);
+    assert_eq!(disk.stop().0, Some(0));
+}

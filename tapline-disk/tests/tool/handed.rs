@@ -1,0 +1,121 @@
+//! What a daemon does for a disk process: opens its files, listens in its place, and hands it the descriptors.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+};
+use serde_json::{Value, json};
+
+use super::served::Disk;
+use super::{Room, Said, TAPLINE};
+
+/// Where the process believes its files to be. Nothing is there.
+pub const NOWHERE: &str = "/nowhere";
+
+/// A file to be handed over.
+pub struct Handed {
+    pub path: String,
+    pub write: bool,
+    pub descriptor: OwnedFd,
+}
+
+impl Handed {
+    /// A file of the room, under a name that leads nowhere.
+    pub fn open(room: &Room, file: &str, write: bool) -> Handed {
+        let descriptor = File::options().read(true).write(write).open(room.file(file)).unwrap().into();
+        Handed { path: format!("{NOWHERE}/{file}"), write, descriptor }
+    }
+
+    /// A new one, empty, as a daemon makes it.
+    pub fn create(room: &Room, file: &str) -> Handed {
+        File::create_new(room.file(file)).unwrap();
+        Handed::open(room, file, true)
+    }
+
+    pub fn described(&self) -> Value {
+        json!({ "path": self.path, "write": self.write })
+    }
+}
+
+/// Sends bytes and descriptors at once.
+pub fn send_beside(socket: &impl AsFd, text: &str, descriptors: &[&OwnedFd]) {
+    let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(128))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    }
+    // Who has ended already is for the test to find.
+    sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut ancillary, SendFlags::NOSIGNAL).ok();
+}
+
+/// A command, and the daemon's end of what it receives from.
+pub struct Hand {
+    pub command: Command,
+    daemon: OwnedFd,
+}
+
+impl Hand {
+    /// A command with `--handed`.
+    pub fn to(words: &str) -> Hand {
+        let (daemon, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let mut command = Command::new(TAPLINE);
+        command.args(words.split_whitespace()).arg("--handed").stdin(Stdio::from(theirs));
+        Hand { command, daemon }
+    }
+
+    pub fn file(self, file: &Handed) -> Hand {
+        let text = json!({ "file": file.path, "write": file.write }).to_string();
+        self.message(&text, &[&file.descriptor])
+    }
+
+    pub fn files(self, files: &[Handed]) -> Hand {
+        files.iter().fold(self, Hand::file)
+    }
+
+    /// Listens in the room, and hands the socket over as one that is nowhere.
+    pub fn listen(self, room: &Room, what: &str, socket: &str) -> Hand {
+        let listener = OwnedFd::from(UnixListener::bind(room.file(socket)).unwrap());
+        let text = json!({ "listen": what, "path": format!("{NOWHERE}/{socket}") }).to_string();
+        self.message(&text, &[&listener])
+    }
+
+    pub fn message(self, text: &str, descriptors: &[&OwnedFd]) -> Hand {
+        send_beside(&self.daemon, text, descriptors);
+        self
+    }
+
+    /// Runs a job to its end.
+    pub fn run(self) -> Said {
+        let Hand { mut command, daemon } = self.message(r#"{"end":true}"#, &[]);
+        let said = Said::of(&command.output().unwrap());
+        drop(daemon);
+        said
+    }
+
+    /// Runs a job that must succeed; what it printed.
+    pub fn done(self) -> String {
+        let said = self.run();
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.out
+    }
+
+    /// Serves a disk.
+    pub fn serve(self) -> Disk {
+        let Hand { command, daemon } = self.message(r#"{"end":true}"#, &[]);
+        let disk = Disk::start(command);
+        assert!(Path::new(NOWHERE).symlink_metadata().is_err());
+        drop(daemon);
+        disk
+    }
+}

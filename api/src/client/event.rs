@@ -1,0 +1,133 @@
+//! `/events`, followed for as long as one likes: a connection that ends is made again, and goes on behind the last event.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::Method;
+use hyper::body::{Bytes, Incoming};
+
+use super::Client;
+use super::exchange::{Failure, refusal};
+use super::sse::{Message, Reader};
+use super::target::Target;
+use crate::{Code, Event, Problem};
+
+/// How long to rest before a lost daemon is looked for again.
+const REST: Duration = Duration::from_secs(1);
+
+/// The stream of all changes.
+#[derive(Debug)]
+pub struct Events {
+    client: Client,
+    /// The number of the last event that came.
+    last: Option<u64>,
+    stream: Option<Stream>,
+}
+
+/// A connection on which events come.
+#[derive(Debug)]
+struct Stream {
+    body: Incoming,
+    reader: Reader,
+    ready: VecDeque<Message>,
+}
+
+/// What a follower hears.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tiding {
+    /// Something has changed.
+    Change(Box<Event>),
+    /// Events were lost: what is known must be looked at anew.
+    Reset,
+    /// The connection has ended, for this reason; the next question makes it again after a rest.
+    Lost(Problem),
+}
+
+impl Client {
+    /// Every change from now on, or behind the event of a number. The daemon must be there at first; later it may go and
+    /// come again.
+    pub async fn events(&self, behind: Option<u64>) -> Result<Events, Problem> {
+        let mut events = Events { client: self.clone(), last: behind, stream: None };
+        events.stream = Some(events.connect().await?);
+        Ok(events)
+    }
+}
+
+impl Events {
+    /// What comes next.
+    pub async fn next(&mut self) -> Tiding {
+        if self.stream.is_some() {
+            return self.hear().await;
+        }
+        tokio::time::sleep(REST).await;
+        match self.connect().await {
+            Ok(stream) => self.stream = Some(stream),
+            Err(failure) => return Tiding::Lost(failure.into()),
+        }
+        // Without a number to go on behind, nobody knows what has happened meanwhile.
+        if self.last.is_none() { Tiding::Reset } else { self.hear().await }
+    }
+
+    /// The next tiding of the connection that there is.
+    async fn hear(&mut self) -> Tiding {
+        let Some(stream) = &mut self.stream else { return Tiding::Lost(ended("it was not begun")) };
+        loop {
+            let heard = match stream.message().await {
+                Ok(message) => tiding(&message).map(|tiding| (message.id, tiding)),
+                Err(problem) => Err(problem),
+            };
+            match heard {
+                Ok((_, None)) => {}
+                Ok((id, Some(tiding))) => {
+                    self.last = id.or(self.last);
+                    return tiding;
+                }
+                Err(problem) => {
+                    self.stream = None;
+                    return Tiding::Lost(problem);
+                }
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Stream, Failure> {
+        let response = self.client.send(Method::GET, &Target::new("events"), self.last, Bytes::new()).await?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(Stream { body: response.into_body(), reader: Reader::default(), ready: VecDeque::new() });
+        }
+        let body = response.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        Err(Failure::Refused(refusal(status, &body)))
+    }
+}
+
+impl Stream {
+    async fn message(&mut self) -> Result<Message, Problem> {
+        loop {
+            if let Some(message) = self.ready.pop_front() {
+                return Ok(message);
+            }
+            let frame = self.body.frame().await.ok_or_else(|| ended("the daemon ended it"))?.map_err(ended)?;
+            if let Ok(piece) = frame.into_data() {
+                self.reader.take(&piece, &mut self.ready).map_err(|_| ended("an event is too long"))?;
+            }
+        }
+    }
+}
+
+fn ended(why: impl std::fmt::Display) -> Problem {
+    Problem::new(Code::Failed, format!("the stream of events has ended: {why}"))
+}
+
+/// What a message means; nothing if it is of a kind that this version does not know.
+fn tiding(message: &Message) -> Result<Option<Tiding>, Problem> {
+    match (message.name.as_str(), message.id) {
+        ("change", _) => {
+            let event = serde_json::from_str(&message.data).map_err(ended)?;
+            Ok(Some(Tiding::Change(event)))
+        }
+        ("reset", _) => Ok(Some(Tiding::Reset)),
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,200 @@
+//! One request and its answer over a connection of their own.
+//!
+//! It knows HTTP and JSON, and no noun. Whatever goes wrong becomes a [`Problem`] that says at which socket it was.
+
+use std::io;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use super::target::Target;
+use super::{Answer, Client};
+use crate::{Code, Problem};
+
+/// How long an answer may take. What takes longer is a task, and a wait for one is shorter.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum Failure {
+    /// The daemon is not there, or has gone before it answered.
+    Gone(Problem),
+    /// It has refused.
+    Refused(Problem),
+}
+
+impl From<Failure> for Problem {
+    fn from(failure: Failure) -> Problem {
+        match failure {
+            Failure::Gone(problem) | Failure::Refused(problem) => problem,
+        }
+    }
+}
+
+/// A whole answer that is no refusal.
+struct Whole {
+    status: StatusCode,
+    body: Bytes,
+}
+
+impl Client {
+    /// Asks for what there is.
+    pub(super) async fn get<T: DeserializeOwned>(&self, target: &Target) -> Result<T, Problem> {
+        Ok(self.look(target).await?)
+    }
+
+    /// As `get`, and tells apart why there is no answer.
+    pub(super) async fn look<T: DeserializeOwned>(&self, target: &Target) -> Result<T, Failure> {
+        self.read(&self.whole(Method::GET, target, Bytes::new()).await?.body)
+    }
+
+    /// Asks for text.
+    pub(super) async fn text(&self, target: &Target) -> Result<String, Problem> {
+        let whole = self.whole(Method::GET, target, Bytes::new()).await?;
+        String::from_utf8(whole.body.into()).map_err(|error| self.senseless(&error))
+    }
+
+    /// Asks for a change that is done when the answer comes.
+    pub(super) async fn change<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        target: &Target,
+        asked: &impl Serialize,
+    ) -> Result<T, Problem> {
+        let whole = self.whole(method, target, self.json(asked)?).await?;
+        Ok(self.read(&whole.body)?)
+    }
+
+    /// Asks for a change that may take time: 202 (RFC 9110, 15.3.3) says that it has only begun.
+    pub(super) async fn begin<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        target: &Target,
+        asked: &impl Serialize,
+    ) -> Result<Answer<T>, Problem> {
+        let whole = self.whole(method, target, self.json(asked)?).await?;
+        Ok(match whole.status {
+            StatusCode::ACCEPTED => Answer::Begun(self.read(&whole.body)?),
+            _ => Answer::Done(self.read(&whole.body)?),
+        })
+    }
+
+    fn json(&self, asked: &impl Serialize) -> Result<Bytes, Problem> {
+        let text = serde_json::to_vec(asked).map_err(|error| Problem::failed("write a request as JSON", error))?;
+        // What has no fields needs no body.
+        Ok(if text == b"null" { Bytes::new() } else { text.into() })
+    }
+
+    /// No body at all stands for null: what there is to say, the status says.
+    fn read<T: DeserializeOwned>(&self, body: &Bytes) -> Result<T, Failure> {
+        let text: &[u8] = if body.is_empty() { b"null" } else { body };
+        serde_json::from_slice(text).map_err(|error| Failure::Refused(self.senseless(&error)))
+    }
+
+    fn senseless(&self, error: &dyn std::error::Error) -> Problem {
+        let what = format!("the answer at {} makes no sense: {error}", self.socket().display());
+        Problem::new(Code::Failed, what)
+            .advise("see that tapline and taplined are of one version, and restart taplined")
+    }
+
+    async fn whole(&self, method: Method, target: &Target, body: Bytes) -> Result<Whole, Failure> {
+        let all = async {
+            let response = self.send(method, target, None, body).await?;
+            let status = response.status();
+            let body = response.into_body().collect().await.map_err(|error| self.broken(&error))?.to_bytes();
+            if status.is_success() { Ok(Whole { status, body }) } else { Err(Failure::Refused(refusal(status, &body))) }
+        };
+        match tokio::time::timeout(PATIENCE, all).await {
+            Ok(answered) => answered,
+            Err(_) => Err(Failure::Refused(self.silent())),
+        }
+    }
+
+    /// Sends a request; the answer has begun when this returns.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        target: &Target,
+        last_event: Option<u64>,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Failure> {
+        let stream = UnixStream::connect(self.socket()).await.map_err(|error| self.unreachable(&error))?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
+        // It ends with the answer. What goes wrong in it, the answer tells too.
+        tokio::spawn(connection);
+        let mut request = Request::builder().method(method).uri(target.as_str()).header("host", "localhost");
+        if !body.is_empty() {
+            request = request.header("content-type", "application/json");
+        }
+        if let Some(seq) = last_event {
+            request = request.header("last-event-id", seq);
+        }
+        let request = request
+            .body(Full::new(body))
+            .map_err(|error| Failure::Refused(Problem::failed(format_args!("ask for {}", target.as_str()), error)))?;
+        sender.send_request(request).await.map_err(|error| self.broken(&error))
+    }
+
+    /// Nobody listens, or not for us.
+    fn unreachable(&self, error: &io::Error) -> Failure {
+        let socket = self.socket().display();
+        let what = format!("cannot reach taplined at {socket}: {error}");
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            let who = "root may, and the members of the group that api.group names in /etc/tapline/taplined.toml";
+            return Failure::Refused(Problem::new(Code::Forbidden, what).advise(who));
+        }
+        let start = "start it with «systemctl start taplined»; if it listens elsewhere, name its socket \
+                     (--socket PATH or TAPLINE_SOCKET)";
+        Failure::Gone(Problem::new(Code::Failed, what).advise(start))
+    }
+
+    fn broken(&self, error: &hyper::Error) -> Failure {
+        let what = format!("taplined at {} has gone before it answered: {error}", self.socket().display());
+        let look = "whether it was done is not known: look at the object and at «tapline task list»";
+        Failure::Gone(Problem::new(Code::Failed, what).advise(look))
+    }
+
+    fn silent(&self) -> Problem {
+        let seconds = PATIENCE.as_secs();
+        let what = format!("taplined at {} has not answered for {seconds} s", self.socket().display());
+        Problem::new(Code::Timeout, what).advise("see its log: journalctl -u taplined")
+    }
+}
+
+/// What a status that is no success says.
+pub fn refusal(status: StatusCode, body: &[u8]) -> Problem {
+    if let Ok(problem) = serde_json::from_slice::<Problem>(body) {
+        return problem;
+    }
+    // A later version may know codes that this one does not: they are for `failed`.
+    let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let word = |name: &str| value.get(name).and_then(|value| value.as_str()).map(str::to_owned);
+    let message = word("message").unwrap_or_else(|| format!("taplined refused with HTTP status {status}"));
+    Problem { code: Code::Failed, message, field: word("field"), advice: word("advice") }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_refusal_with_an_unknown_code_is_a_failure_with_all_it_says() {
+        let body = br#"{"code":"on-fire","message":"it burns","advice":"put it out"}"#;
+        let problem = refusal(StatusCode::CONFLICT, body);
+        assert_eq!(problem, Problem::new(Code::Failed, "it burns").advise("put it out"));
+    }
+
+    #[test]
+    fn a_refusal_by_something_else_than_the_daemon_names_its_status() {
+        let problem = refusal(StatusCode::BAD_GATEWAY, b"<html>");
+        assert_eq!((problem.code, problem.message.contains("502")), (Code::Failed, true));
+    }
+}

@@ -1,0 +1,19 @@
+//! `/host`.
+
+use hyper::Method;
+
+use super::target::Target;
+use super::{Answer, Client};
+use crate::{Host, HostDrain, Problem};
+
+impl Client {
+    /// The host and its daemon.
+    pub async fn host(&self) -> Result<Host, Problem> {
+        self.get(&Target::new("host")).await
+    }
+
+    /// Unplugs everything, before the host shuts down.
+    pub async fn host_drain(&self, asked: &HostDrain) -> Result<Answer<serde_json::Value>, Problem> {
+        self.begin(Method::POST, &Target::new("host/drain"), asked).await
+    }
+}

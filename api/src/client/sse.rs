@@ -1,0 +1,103 @@
+//! The text of server-sent events (WHATWG HTML, 9.2.6), as it comes in pieces.
+//!
+//! It knows lines and fields, not what an event means. Whatever the pieces are, the messages are the same.
+
+/// Bytes of a message: an object and what it is wrapped in are far smaller.
+const MESSAGE_MAX: usize = 4 << 20;
+
+/// What has come so far of a stream.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// Of a line whose end has not come.
+    rest: Vec<u8>,
+    message: Message,
+}
+
+/// One event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    /// Its name.
+    pub name: String,
+    /// Its number; later ones have higher ones.
+    pub id: Option<u64>,
+    /// What it brings.
+    pub data: String,
+}
+
+/// A message that is longer than any that makes sense.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TooLong;
+
+impl Reader {
+    /// Takes a piece in; adds the messages that are whole with it.
+    pub fn take(&mut self, piece: &[u8], whole: &mut impl Extend<Message>) -> Result<(), TooLong> {
+        let mut lines = piece.split(|byte| *byte == b'\n');
+        let Some(first) = lines.next() else { return Ok(()) };
+        self.rest.extend_from_slice(first);
+        for next in lines {
+            let line = std::mem::replace(&mut self.rest, next.to_vec());
+            let line = String::from_utf8_lossy(&line);
+            whole.extend(self.line(line.strip_suffix('\r').unwrap_or(&line)));
+        }
+        if self.rest.len() + self.message.data.len() > MESSAGE_MAX { Err(TooLong) } else { Ok(()) }
+    }
+
+    /// An empty line ends a message; one that begins with a colon says nothing.
+    fn line(&mut self, line: &str) -> Option<Message> {
+        if line.is_empty() {
+            let message = std::mem::take(&mut self.message);
+            return Some(message).filter(|message| !message.data.is_empty());
+        }
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "event" => value.clone_into(&mut self.message.name),
+            "id" => self.message.id = value.parse().ok(),
+            "data" => {
+                if !self.message.data.is_empty() {
+                    self.message.data.push('\n');
+                }
+                self.message.data.push_str(value);
+            }
+            _ => {}
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const TEXT: &str =
+        ":\n\nevent: change\nid: 7\ndata: {\"a\":\ndata: 1}\n\r\n\r\nid: 8\nevent:reset\ndata: ü\nretry: 3\n\n";
+
+    fn read(pieces: &[&[u8]]) -> Vec<Message> {
+        let (mut reader, mut whole) = (Reader::default(), Vec::new());
+        for piece in pieces {
+            reader.take(piece, &mut whole).unwrap();
+        }
+        whole
+    }
+
+    #[test]
+    fn messages_are_the_same_however_they_are_cut() {
+        let all = read(&[TEXT.as_bytes()]);
+        assert_eq!(all.len(), 2);
+        assert_eq!(all[0], Message { name: "change".into(), id: Some(7), data: "{\"a\":\n1}".into() });
+        assert_eq!(all[1], Message { name: "reset".into(), id: Some(8), data: "ü".into() });
+        for at in 0..=TEXT.len() {
+            let (left, right) = TEXT.as_bytes().split_at(at);
+            assert_eq!(read(&[left, right]), all, "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn a_message_without_an_end_is_given_up() {
+        let mut reader = Reader::default();
+        let piece = vec![b'x'; MESSAGE_MAX / 2];
+        assert_eq!(reader.take(&piece, &mut Vec::new()), Ok(()));
+        assert_eq!(reader.take(&piece, &mut Vec::new()), Ok(()));
+        assert_eq!(reader.take(b"x", &mut Vec::new()), Err(TooLong));
+    }
+}

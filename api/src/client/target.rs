@@ -1,0 +1,74 @@
+//! What is asked for: the path and the query of a request (RFC 3986).
+
+use std::fmt::{Display, Write};
+
+use uuid::Uuid;
+
+/// The version of the API, which every path begins with.
+const ROOT: &str = "/v1/";
+
+/// A path with a query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target(String);
+
+impl Target {
+    /// A path of plain words with slashes between them.
+    pub fn new(path: &str) -> Target {
+        Target(format!("{ROOT}{path}"))
+    }
+
+    /// An object of a collection.
+    pub fn object(collection: &str, uuid: Uuid) -> Target {
+        Target(format!("{ROOT}{collection}/{uuid}"))
+    }
+
+    /// A verb of an object.
+    pub fn verb(collection: &str, uuid: Uuid, verb: &str) -> Target {
+        Target(format!("{ROOT}{collection}/{uuid}/{verb}"))
+    }
+
+    /// The same with one more word of the query, if there is a value for it.
+    pub fn query(mut self, name: &str, value: Option<impl Display>) -> Target {
+        if let Some(value) = value {
+            let mark = if self.0.contains('?') { '&' } else { '?' };
+            self.0.push(mark);
+            self.0.push_str(name);
+            self.0.push('=');
+            escape(&value.to_string(), &mut self.0);
+        }
+        self
+    }
+
+    /// As HTTP has it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Everything but the unreserved characters is percent-encoded.
+fn escape(value: &str, into: &mut String) {
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            into.push(char::from(byte));
+        } else if write!(into, "%{byte:02X}").is_err() {
+            unreachable!("writing to a string does not fail");
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_value_cannot_add_to_the_query() {
+        let target = Target::new("srs").query("match", Some("a b&open=true#ü")).query("sr", None::<Uuid>);
+        assert_eq!(target.as_str(), "/v1/srs?match=a%20b%26open%3Dtrue%23%C3%BC");
+    }
+
+    #[test]
+    fn words_of_a_query_are_joined() {
+        let target = Target::verb("vbds", Uuid::nil(), "connect").query("for", Some("qemu")).query("n", Some(1));
+        assert_eq!(target.as_str(), format!("/v1/vbds/{}/connect?for=qemu&n=1", Uuid::nil()));
+    }
+}

@@ -1,0 +1,57 @@
+//! The host: the machine on which the daemon runs.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// The host and its daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Host {
+    /// Its identity, which stays when the daemon is upgraded.
+    pub uuid: Uuid,
+    /// The host's name.
+    pub name: String,
+    /// The version of the daemon.
+    pub version: String,
+    /// Since when the daemon runs.
+    pub started: Timestamp,
+    /// Processors.
+    pub cpus: u32,
+    /// Memory, in bytes.
+    pub memory: u64,
+    /// What bounds the work done at one time.
+    pub limits: Limits,
+    /// VBDs that are plugged.
+    pub plugged: u64,
+    /// VBDs that are being plugged or unplugged, and those that wait for their turn.
+    pub plugging: u64,
+    /// Tasks that have not ended.
+    pub tasks: u64,
+}
+
+/// Bounds of the work that is done at one time; set in the daemon's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Limits {
+    /// VBDs of one VM that are plugged or unplugged at one time.
+    pub plug_window: u32,
+    /// VBDs of the host that are plugged or unplugged at one time.
+    pub worker_pool_size: u32,
+    /// Bytes of memory which those may need together.
+    pub worker_memory: u64,
+}
+
+/// Unplugs all VBDs: what is done before the host ends.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostDrain {
+    /// How long guests may take to let go, in seconds; then their disks end without them, with everything flushed that was
+    /// answered.
+    #[serde(default = "drain_timeout")]
+    pub timeout: u32,
+}
+
+/// A minute: systemd gives services a minute and a half.
+fn drain_timeout() -> u32 {
+    60
+}

@@ -1,0 +1,73 @@
+//! Task: something that takes time, and survives the daemon.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::{ObjectKind, Problem};
+
+/// Something that takes time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Task {
+    /// Its identity.
+    pub uuid: Uuid,
+    /// The verb: `vdi-snapshot`, `vbd-plug` and so on.
+    pub verb: String,
+    /// What it is at work on, and what it makes.
+    pub about: Vec<About>,
+    /// Whether it has ended, and how.
+    pub state: TaskState,
+    /// How much of it is done, 0 to 1.
+    pub progress: f64,
+    /// The step that it is at, or has ended at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// Whether it can be cancelled, at the step that it is at.
+    pub cancellable: bool,
+    /// What came of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub result: Option<serde_json::Value>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+    /// When it was asked for.
+    pub created: Timestamp,
+    /// When it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Timestamp>,
+}
+
+/// An object that a task is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct About {
+    /// What it is.
+    pub kind: ObjectKind,
+    /// Which.
+    pub uuid: Uuid,
+}
+
+/// How far a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TaskState {
+    /// It waits for its turn.
+    Pending,
+    /// It is being done.
+    Running,
+    /// It was cancelled and undoes what it has done.
+    Cancelling,
+    /// It is done.
+    Done,
+    /// It failed, and has undone what it could.
+    Failed,
+    /// It was cancelled, and has undone what it had done.
+    Cancelled,
+}
+
+impl TaskState {
+    /// Whether nothing more comes of it.
+    pub fn is_over(self) -> bool {
+        matches!(self, TaskState::Done | TaskState::Failed | TaskState::Cancelled)
+    }
+}

@@ -1,0 +1,271 @@
+//! Values that are checked when they are made: nothing behind them checks again.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::path::{Component, Path};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+/// Characters of a name. 128 are more than any table shows, and fewer than any format's limit.
+const NAME_MAX: usize = 128;
+/// Bytes of a description.
+const DESCRIPTION_MAX: usize = 4096;
+/// Bytes of a path (`PATH_MAX` of linux/limits.h, its end not counted).
+const PATH_MAX: usize = 4095;
+
+/// What people call an object: 1 to 128 characters, none of them a control character, no blank at either end. Names need
+/// not be unique; what looks like a UUID is refused, since it would be taken for one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+/// What people note about an object: up to 4096 bytes, without control characters but line feeds and tabs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Description(String);
+
+/// A size in bytes: more than zero, a multiple of 512, at most 2^62.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Size(u64);
+
+/// The path of a file or directory of the host: absolute, without `.` and `..`, without control characters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct AbsolutePath(String);
+
+impl TryFrom<String> for Name {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Name, String> {
+        if text.chars().any(char::is_control) {
+            return Err("a name has no control characters".into());
+        }
+        match text.chars().count() {
+            0 => Err("a name is not empty".into()),
+            count if count > NAME_MAX => Err(format!("a name has at most {NAME_MAX} characters, not {count}")),
+            _ if text.trim() != text => Err("a name neither begins nor ends with a blank".into()),
+            _ if uuid::Uuid::parse_str(&text).is_ok() => Err("a name does not look like a UUID".into()),
+            _ => Ok(Name(text)),
+        }
+    }
+}
+
+impl TryFrom<String> for Description {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Description, String> {
+        if text.chars().any(|char| char.is_control() && !"\n\t".contains(char)) {
+            return Err("a description has no control characters but line feeds and tabs".into());
+        }
+        match text.len() {
+            len if len > DESCRIPTION_MAX => {
+                Err(format!("a description has at most {DESCRIPTION_MAX} bytes, not {len}"))
+            }
+            _ => Ok(Description(text)),
+        }
+    }
+}
+
+impl TryFrom<u64> for Size {
+    type Error = String;
+
+    fn try_from(bytes: u64) -> Result<Size, String> {
+        match bytes {
+            0 => Err("a size is more than zero".into()),
+            bytes if bytes % 512 != 0 => Err(format!("a size is a multiple of 512 bytes; {bytes} is not")),
+            bytes if bytes > 1 << 62 => Err(format!("a size is at most 2^62 bytes; {bytes} is more")),
+            bytes => Ok(Size(bytes)),
+        }
+    }
+}
+
+impl TryFrom<String> for AbsolutePath {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<AbsolutePath, String> {
+        if text.chars().any(char::is_control) {
+            return Err("a path here has no control characters".into());
+        }
+        if text.len() > PATH_MAX {
+            return Err(format!("a path has at most {PATH_MAX} bytes"));
+        }
+        if !text.starts_with('/') {
+            return Err(format!("«{text}» is not absolute: begin it with /"));
+        }
+        // `Path::components` leaves out the dots in the middle, which are as confusing as those it keeps.
+        if text.split('/').any(|part| part == "." || part == "..") {
+            return Err(format!("«{text}» goes by . or ..: write where it leads to"));
+        }
+        let plain: String = Path::new(&text)
+            .components()
+            .filter(|component| *component != Component::RootDir)
+            .flat_map(|component| ["/", component.as_os_str().to_str().unwrap_or_default()])
+            .collect();
+        Ok(AbsolutePath(if plain.is_empty() { "/".into() } else { plain }))
+    }
+}
+
+/// The schema of text of a length, in characters.
+fn text_schema(min: usize, max: usize, pattern: Option<&str>, description: &str) -> RefOr<Schema> {
+    let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
+    text.min_length(Some(min)).max_length(Some(max)).pattern(pattern).into()
+}
+
+impl PartialSchema for Name {
+    fn schema() -> RefOr<Schema> {
+        let pattern = r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$";
+        text_schema(1, NAME_MAX, Some(pattern), "What people call an object; no UUID.")
+    }
+}
+
+impl PartialSchema for Description {
+    fn schema() -> RefOr<Schema> {
+        text_schema(
+            0,
+            DESCRIPTION_MAX,
+            Some(r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"),
+            "What people note about an object: no control characters but line feeds and tabs.",
+        )
+    }
+}
+
+impl PartialSchema for AbsolutePath {
+    fn schema() -> RefOr<Schema> {
+        let pattern = r"^/[^\x00-\x1f\x7f-\x9f]*$";
+        text_schema(
+            1,
+            PATH_MAX,
+            Some(pattern),
+            "The path of a file or directory of the host: absolute, without . and ..",
+        )
+    }
+}
+
+impl PartialSchema for Size {
+    fn schema() -> RefOr<Schema> {
+        let number =
+            ObjectBuilder::new().schema_type(Type::Integer).format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)));
+        let number = number.minimum(Some(512)).maximum(Some(1_i64 << 62)).multiple_of(Some(512));
+        number.description(Some("A size in bytes, a multiple of 512.")).into()
+    }
+}
+
+impl ToSchema for Name {}
+impl ToSchema for Description {}
+impl ToSchema for AbsolutePath {}
+impl ToSchema for Size {}
+
+impl Size {
+    /// In bytes.
+    pub fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+impl From<Size> for u64 {
+    fn from(size: Size) -> u64 {
+        size.0
+    }
+}
+
+impl AbsolutePath {
+    /// As a path.
+    pub fn as_path(&self) -> &Path {
+        Path::new(&self.0)
+    }
+}
+
+/// What the types that hold text have in common.
+macro_rules! text {
+    ($type:ty) => {
+        impl $type {
+            /// As text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(value: $type) -> String {
+                value.0
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<$type, String> {
+                text.to_owned().try_into()
+            }
+        }
+
+        impl Borrow<str> for $type {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+text!(Name);
+text!(Description);
+text!(AbsolutePath);
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_name_is_what_can_be_shown_in_a_table_and_typed_again() {
+        assert!("web root №1".parse::<Name>().is_ok());
+        assert!("x".repeat(NAME_MAX).parse::<Name>().is_ok());
+        for wrong in ["", " a", "a ", "a\nb", "a\u{85}b", "\u{7f}", &"x".repeat(NAME_MAX + 1)] {
+            assert!(wrong.parse::<Name>().is_err(), "{wrong:?}");
+        }
+        assert!("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d".parse::<Name>().unwrap_err().contains("UUID"));
+    }
+
+    #[test]
+    fn a_description_may_have_lines() {
+        assert!("first\n\tsecond".parse::<Description>().is_ok());
+        assert!("a\u{1b}[31m".parse::<Description>().is_err());
+        assert!("x".repeat(DESCRIPTION_MAX + 1).parse::<Description>().is_err());
+    }
+
+    #[test]
+    fn a_size_is_whole_sectors_and_does_not_overflow() {
+        assert_eq!(Size::try_from(1 << 30).unwrap().bytes(), 1 << 30);
+        for wrong in [0, 1, 511, 513, u64::MAX, (1 << 62) + 512] {
+            assert!(Size::try_from(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_path_says_where_it_leads() {
+        assert_eq!("/srv//vms/".parse::<AbsolutePath>().unwrap().as_str(), "/srv/vms");
+        assert_eq!("/".parse::<AbsolutePath>().unwrap().as_str(), "/");
+        for wrong in ["", "srv", "./a", "/srv/../etc", "/srv/./a", "/a/..", "/a\0b", "/a\nb"] {
+            assert!(wrong.parse::<AbsolutePath>().is_err(), "{wrong:?}");
+        }
+        assert!(format!("/{}", "x".repeat(PATH_MAX)).parse::<AbsolutePath>().is_err());
+    }
+
+    #[test]
+    fn what_is_read_from_json_is_checked_too() {
+        assert!(serde_json::from_str::<Name>("\"a\\u0007\"").is_err());
+        assert!(serde_json::from_str::<Size>("1.5").is_err());
+        assert!(serde_json::from_str::<Size>("-512").is_err());
+        assert_eq!(serde_json::to_string(&Size::try_from(512).unwrap()).unwrap(), "512");
+    }
+}

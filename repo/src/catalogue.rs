@@ -1,0 +1,244 @@
+//! What exists on this host, in one SQLite file.
+//!
+//! Readers see a state between two commits; writers go through one thread, which makes one commit of all that wait for it,
+//! so that many small changes cost one sync. A change that was answered survives the loss of power; one that was refused
+//! has left nothing. Every change of an object is told as an event, after its commit and in the order of commits.
+//!
+//! It knows rows, not what they stand for: no file, no process, no time but the one it is asked to record.
+
+mod event;
+mod image;
+mod lease;
+mod row;
+mod sr;
+mod task;
+mod vbd;
+mod vdi;
+mod vm;
+mod writer;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::{Code, ObjectKind, Problem};
+use rusqlite::{Connection, OpenFlags, OptionalExtension};
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+pub use event::{Past, Tidings};
+pub use image::{Image, ImageState};
+pub use lease::Holder;
+pub use task::{Journalled, NewTask};
+pub use vbd::Process;
+pub use vdi::NewVdi;
+pub use vm::VmProcess;
+use writer::Writer;
+
+/// The version of the schema, in the file's `user_version`.
+const VERSION: i64 = 1;
+
+/// `schema.sql` makes version 1; a later version is one more entry, which changes what the one before it has made.
+const MIGRATIONS: [&str; 1] = [include_str!("catalogue/schema.sql")];
+
+/// Connections kept for readers: more would wait for the processors anyway.
+const READERS_KEPT: usize = 4;
+
+/// The catalogue. Cheap to clone; all clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Catalogue {
+    writer: Arc<Writer>,
+    readers: Arc<Readers>,
+    tidings: Arc<Tidings>,
+}
+
+/// What can be asked of a state of the catalogue.
+#[derive(Debug)]
+pub struct View<'a> {
+    connection: &'a Connection,
+    tidings: &'a Tidings,
+}
+
+/// What can be asked and changed within one change, which happens in full or not at all.
+#[derive(Debug)]
+pub struct Tx<'a> {
+    view: View<'a>,
+    touched: Vec<event::Touched>,
+}
+
+impl<'a> std::ops::Deref for Tx<'a> {
+    type Target = View<'a>;
+
+    fn deref(&self) -> &View<'a> {
+        &self.view
+    }
+}
+
+impl Catalogue {
+    /// Opens the catalogue at `path`, or makes it.
+    pub fn open(path: &Path) -> Result<Catalogue, Problem> {
+        let failed = |error: rusqlite::Error| cannot_open(path, error);
+        let mut connection = Connection::open(path).map_err(failed)?;
+        // A reader never waits for the writer, nor the writer for readers; a commit is durable (sqlite.org/wal.html).
+        connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
+        connection.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
+        connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
+        // Another program that looks at the file may hold it for a moment.
+        connection.busy_timeout(Duration::from_secs(10)).map_err(failed)?;
+        migrate(&mut connection, path)?;
+        let starts = count_start(&mut connection).map_err(failed)?;
+        let tidings = Arc::new(Tidings::new(starts));
+        let readers = Arc::new(Readers { path: path.to_owned(), idle: Mutex::new(Vec::new()) });
+        let writer = Arc::new(Writer::start(connection, tidings.clone())?);
+        Ok(Catalogue { writer, readers, tidings })
+    }
+
+    /// Changes the catalogue: `change` in full, durable when this returns, or not at all. `change` runs on the writer's
+    /// thread and must not wait for anything.
+    pub async fn write<T, F>(&self, change: F) -> Result<T, Problem>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send + 'static,
+    {
+        self.writer.write(change).await
+    }
+
+    /// Asks a state of the catalogue.
+    pub async fn read<T, F>(&self, question: F) -> Result<T, Problem>
+    where
+        T: Send + 'static,
+        F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
+    {
+        let (readers, tidings) = (self.readers.clone(), self.tidings.clone());
+        let asked = tokio::task::spawn_blocking(move || {
+            let connection = readers.take()?;
+            let answer = question(&View { connection: &connection, tidings: &tidings });
+            readers.give_back(connection);
+            answer
+        });
+        asked
+            .await
+            .map_err(|error| Problem::new(Code::Internal, format!("a reader of the catalogue ended: {error}")))?
+    }
+
+    /// Events from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<api::Event>> {
+        self.tidings.subscribe()
+    }
+
+    /// Events behind number `seq`, and all from now on.
+    pub fn subscribe_behind(&self, seq: u64) -> Past {
+        self.tidings.subscribe_behind(seq)
+    }
+
+    /// Tells how far a task is, from 0 to 1. Not kept: a task that is begun again begins at nothing.
+    pub fn progress(&self, task: &api::Task, progress: f64) {
+        self.tidings.progress(task, progress);
+    }
+}
+
+/// Connections that wait for readers.
+#[derive(Debug)]
+struct Readers {
+    path: std::path::PathBuf,
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl Readers {
+    fn take(&self) -> Result<Connection, Problem> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.map_or_else(|| self.open().map_err(|error| cannot_open(&self.path, error)), Ok)
+    }
+
+    fn open(&self) -> rusqlite::Result<Connection> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(&self.path, flags)?;
+        connection.busy_timeout(Duration::from_secs(10))?;
+        Ok(connection)
+    }
+
+    fn give_back(&self, connection: Connection) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < READERS_KEPT {
+            idle.push(connection);
+        }
+    }
+}
+
+fn migrate(connection: &mut Connection, path: &Path) -> Result<(), Problem> {
+    let failed = |error: rusqlite::Error| cannot_open(path, error);
+    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
+    if found > VERSION {
+        let what = format!("cannot use the catalogue {}: a newer taplined has written it", path.display());
+        return Err(Problem::new(Code::Unsupported, what).advise("start the newer one again, or restore its backup"));
+    }
+    let missing = usize::try_from(found).unwrap_or(0);
+    let transaction = connection.transaction().map_err(failed)?;
+    for migration in MIGRATIONS.iter().skip(missing) {
+        transaction.execute_batch(migration).map_err(failed)?;
+    }
+    transaction.pragma_update(None, "user_version", VERSION).map_err(failed)?;
+    transaction.commit().map_err(failed)
+}
+
+/// How often the catalogue was opened: events of a later time have higher numbers.
+fn count_start(connection: &mut Connection) -> rusqlite::Result<u64> {
+    let transaction = connection.transaction()?;
+    let starts: Option<String> =
+        transaction.query_row("SELECT value FROM meta WHERE key = 'starts'", [], |row| row.get(0)).optional()?;
+    let starts = starts.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0).saturating_add(1);
+    transaction.execute("INSERT OR REPLACE INTO meta VALUES ('starts', ?1)", [starts.to_string()])?;
+    transaction.commit()?;
+    Ok(starts)
+}
+
+fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
+    Problem::failed(format_args!("open the catalogue {}", path.display()), error)
+        .advise("see that its directory exists and is writable, and that no other taplined uses it")
+}
+
+impl View<'_> {
+    /// What is kept under a key beside the objects.
+    pub fn meta(&self, key: &str) -> Result<Option<String>, Problem> {
+        let found = self.connection.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0));
+        found.optional().map_err(failed)
+    }
+}
+
+impl Tx<'_> {
+    /// Keeps something beside the objects.
+    pub fn set_meta(&mut self, key: &str, value: &str) -> Result<(), Problem> {
+        let kept = self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?1, ?2)", [key, value]);
+        kept.map(drop).map_err(failed)
+    }
+
+    /// Runs a statement that changes something.
+    fn execute(&self, sql: &str, values: impl rusqlite::Params) -> Result<usize, Problem> {
+        self.connection.prepare_cached(sql).and_then(|mut statement| statement.execute(values)).map_err(failed)
+    }
+}
+
+/// What SQLite says when it should not have.
+fn failed(error: rusqlite::Error) -> Problem {
+    let code = match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::DiskFull) => Code::NoSpace,
+        _ => Code::Failed,
+    };
+    Problem::new(code, format!("the catalogue failed: {error}"))
+}
+
+/// There is no such object.
+fn not_found(kind: ObjectKind, uuid: Uuid) -> Problem {
+    let noun = match kind {
+        ObjectKind::Host => "host",
+        ObjectKind::Sr => "SR",
+        ObjectKind::Vdi => "VDI",
+        ObjectKind::Vbd => "VBD",
+        ObjectKind::Vm => "VM",
+        ObjectKind::Task => "task",
+    };
+    Problem::new(Code::NotFound, format!("there is no {noun} {uuid}"))
+}
+
+#[cfg(test)]
+mod test;

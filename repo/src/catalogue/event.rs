@@ -1,0 +1,173 @@
+//! Events: what has changed, told in the order in which it was committed.
+//!
+//! The last few thousand are kept in memory for clients that were away for a moment. A number of the life of a daemon is in
+//! the upper bits of every event's number, so that one from before a restart is never taken for one of now.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::{Change, Event, ObjectKind, Problem};
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use super::Tx;
+
+/// Events that are kept: what a burst of plugs makes in the time of a client's reconnection.
+const KEPT: usize = 8192;
+
+/// Bits for the events of one life of the daemon. Above them 21 bits are left in what JSON can hold exactly (2^53).
+const SEQ_BITS: u32 = 32;
+
+/// An object that a change has touched.
+#[derive(Clone, Copy, Debug)]
+pub struct Touched {
+    kind: ObjectKind,
+    uuid: Uuid,
+    change: Change,
+}
+
+/// What is told, and to whom.
+#[derive(Debug)]
+pub struct Tidings {
+    state: Mutex<State>,
+    sender: broadcast::Sender<Arc<Event>>,
+}
+
+#[derive(Debug)]
+struct State {
+    next: u64,
+    past: VecDeque<Arc<Event>>,
+    /// How far tasks are that have not ended.
+    progress: HashMap<Uuid, f64>,
+}
+
+/// What a client has missed, and what follows.
+#[derive(Debug)]
+pub struct Past {
+    /// What it has missed; none if that is not known any more: then it must look at everything anew.
+    pub missed: Option<Vec<Arc<Event>>>,
+    /// What follows.
+    pub next: broadcast::Receiver<Arc<Event>>,
+    /// The number of the last event before `next`.
+    pub seq: u64,
+}
+
+/// An event without its number.
+pub struct News {
+    kind: ObjectKind,
+    uuid: Uuid,
+    change: Change,
+    object: Option<Value>,
+}
+
+impl Tidings {
+    /// Of a life of the daemon, the number of which is `starts`.
+    pub fn new(starts: u64) -> Tidings {
+        let next = (starts << SEQ_BITS).saturating_add(1);
+        let state = State { next, past: VecDeque::new(), progress: HashMap::new() };
+        Tidings { state: Mutex::new(state), sender: broadcast::channel(KEPT).0 }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells events.
+    pub fn tell(&self, news: Vec<News>) {
+        let mut state = self.state();
+        for News { kind, uuid, change, object } in news {
+            let event = Arc::new(Event { seq: state.next, at: Timestamp::now(), kind, uuid, change, object });
+            state.next = state.next.saturating_add(1);
+            if state.past.len() == KEPT {
+                state.past.pop_front();
+            }
+            state.past.push_back(event.clone());
+            // Nobody may listen.
+            self.sender.send(event).ok();
+        }
+    }
+
+    /// Events from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<Event>> {
+        self.sender.subscribe()
+    }
+
+    /// Events behind number `seq`.
+    pub fn subscribe_behind(&self, seq: u64) -> Past {
+        let state = self.state();
+        let last = state.next.saturating_sub(1);
+        let oldest = state.past.front().map_or(state.next, |event| event.seq);
+        let known = seq.saturating_add(1) >= oldest && seq <= last;
+        let missed = known.then(|| state.past.iter().filter(|event| event.seq > seq).cloned().collect());
+        Past { missed, next: self.sender.subscribe(), seq: last }
+    }
+
+    /// How far a task is.
+    pub fn progress_of(&self, task: Uuid) -> Option<f64> {
+        self.state().progress.get(&task).copied()
+    }
+
+    /// Tells how far a task is, each hundredth once.
+    pub fn progress(&self, task: &api::Task, progress: f64) {
+        let progress = progress.clamp(0.0, 1.0);
+        let before = self.state().progress.insert(task.uuid, progress);
+        let hundredth = |part: f64| (part * 100.0).floor();
+        if before.is_some_and(|before| hundredth(before) == hundredth(progress)) {
+            return;
+        }
+        let object = serde_json::to_value(api::Task { progress, ..task.clone() }).ok();
+        self.tell(vec![News { kind: ObjectKind::Task, uuid: task.uuid, change: Change::Changed, object }]);
+    }
+
+    /// A task has ended.
+    pub fn forget_progress(&self, task: Uuid) {
+        self.state().progress.remove(&task);
+    }
+}
+
+impl Tx<'_> {
+    /// An object is other than before.
+    pub(super) fn touch(&mut self, kind: ObjectKind, uuid: Uuid, change: Change) {
+        self.touched.push(Touched { kind, uuid, change });
+    }
+
+    /// What the change comes to, an event for each object.
+    pub(super) fn events(&self) -> Result<Vec<News>, Problem> {
+        let mut order: Vec<(ObjectKind, Uuid)> = Vec::new();
+        let mut changes: HashMap<(ObjectKind, Uuid), Change> = HashMap::new();
+        for Touched { kind, uuid, change } in &self.touched {
+            let object = (*kind, *uuid);
+            match (changes.get(&object), change) {
+                (None, _) => order.push(object),
+                // What is new and changed at once is new.
+                (Some(Change::Added), Change::Changed) => continue,
+                _ => {}
+            }
+            changes.insert(object, *change);
+        }
+        let news = order.into_iter().map(|(kind, uuid)| {
+            let change = changes.get(&(kind, uuid)).copied().unwrap_or(Change::Changed);
+            let object = match change {
+                Change::Removed => None,
+                Change::Added | Change::Changed => self.object(kind, uuid)?,
+            };
+            Ok(News { kind, uuid, change, object })
+        });
+        news.collect()
+    }
+
+    /// An object as the API shows it, or nothing if it is no more.
+    fn object(&self, kind: ObjectKind, uuid: Uuid) -> Result<Option<Value>, Problem> {
+        let shown = match kind {
+            ObjectKind::Host => None,
+            ObjectKind::Sr => self.find_sr(uuid)?.map(serde_json::to_value),
+            ObjectKind::Vdi => self.find_vdi(uuid)?.map(serde_json::to_value),
+            ObjectKind::Vbd => self.find_vbd(uuid)?.map(serde_json::to_value),
+            ObjectKind::Vm => self.find_vm(uuid)?.map(serde_json::to_value),
+            ObjectKind::Task => self.find_task(uuid)?.map(serde_json::to_value),
+        };
+        shown.transpose().map_err(|error| Problem::failed("show a changed object", error))
+    }
+}

@@ -1,0 +1,174 @@
+//! Images: the files of a repository that hold a disk or a layer of one. The API does not show them; VDIs stand on them.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use api::{Code, ImageFormat, Problem};
+use rusqlite::{Row, named_params};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::row::{Id, Word};
+use super::{Tx, View};
+
+/// A file that holds a disk or a layer of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// Its identity, ours: what the file says of itself may be anything.
+    pub uuid: Uuid,
+    /// The repository.
+    pub sr: Uuid,
+    /// The file's name in the repository.
+    pub file: String,
+    /// Its format.
+    pub format: ImageFormat,
+    /// What it shows, in bytes.
+    pub size: u64,
+    /// What it takes on the file system, when that was last looked at.
+    pub physical: u64,
+    /// The image it stands on.
+    pub parent: Option<Uuid>,
+    /// Whether it can be used.
+    pub state: ImageState,
+}
+
+/// Whether an image can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageState {
+    /// It can.
+    Ready,
+    /// A task is making it; whether it becomes one is in the journal.
+    Making,
+    /// Its file is not there.
+    Missing,
+    /// Its file was found damaged.
+    Damaged,
+}
+
+/// More images than a chain may have (the disk process's limit is lower): a chain of this length is a loop.
+const DEPTH_MAX: u32 = 4096;
+
+const COLUMNS: &str = "uuid, sr, file, format, size, physical, parent, state";
+
+pub(super) fn of_row(row: &Row<'_>) -> rusqlite::Result<Image> {
+    Ok(Image {
+        uuid: row.get::<_, Id>("uuid")?.0,
+        sr: row.get::<_, Id>("sr")?.0,
+        file: row.get("file")?,
+        format: row.get::<_, Word<_>>("format")?.0,
+        size: row.get("size")?,
+        physical: row.get("physical")?,
+        parent: row.get::<_, Option<Id>>("parent")?.map(|id| id.0),
+        state: row.get::<_, Word<_>>("state")?.0,
+    })
+}
+
+fn no_image(uuid: Uuid) -> Problem {
+    Problem::new(Code::NotFound, format!("there is no image {uuid}"))
+}
+
+impl Image {
+    /// Where its file is, in a repository that is at `directory`.
+    pub fn path(&self, directory: &std::path::Path) -> PathBuf {
+        directory.join(&self.file)
+    }
+}
+
+impl View<'_> {
+    /// An image, if there is one.
+    pub fn find_image(&self, uuid: Uuid) -> Result<Option<Image>, Problem> {
+        self.row(&format!("SELECT {COLUMNS} FROM image WHERE uuid = ?1"), [Id(uuid)], of_row)
+    }
+
+    /// An image.
+    pub fn image(&self, uuid: Uuid) -> Result<Image, Problem> {
+        self.find_image(uuid)?.ok_or_else(|| no_image(uuid))
+    }
+
+    /// The image of a VDI and those it stands on, from the top down.
+    pub fn chain(&self, vdi: Uuid) -> Result<Vec<Image>, Problem> {
+        let leaf = self.vdi_image(vdi)?;
+        self.chain_of_image(leaf)
+    }
+
+    /// An image and those it stands on, from the top down.
+    pub fn chain_of_image(&self, image: Uuid) -> Result<Vec<Image>, Problem> {
+        let sql = "WITH RECURSIVE chain (link, depth) AS (
+                       SELECT ?1, 0
+                       UNION ALL
+                       SELECT image.parent, depth + 1 FROM chain JOIN image ON image.uuid = chain.link
+                       WHERE image.parent IS NOT NULL AND depth < ?2
+                   )
+                   SELECT image.* FROM chain JOIN image ON image.uuid = chain.link ORDER BY depth";
+        let chain = self.rows(sql, (Id(image), DEPTH_MAX), of_row)?;
+        if chain.is_empty() { Err(no_image(image)) } else { Ok(chain) }
+    }
+
+    /// The images that stand on an image directly.
+    pub fn children(&self, image: Uuid) -> Result<Vec<Image>, Problem> {
+        self.rows(&format!("SELECT {COLUMNS} FROM image WHERE parent = ?1 ORDER BY uuid"), [Id(image)], of_row)
+    }
+
+    /// The VDI of an image, if it is not hidden.
+    pub fn vdi_of_image(&self, image: Uuid) -> Result<Option<Uuid>, Problem> {
+        self.row("SELECT uuid FROM vdi WHERE image = ?1", [Id(image)], |row| Ok(row.get::<_, Id>(0)?.0))
+    }
+
+    /// The VDIs of a repository by the images they show.
+    pub fn vdis_by_image(&self, sr: Uuid) -> Result<HashMap<Uuid, Uuid>, Problem> {
+        let sql = "SELECT vdi.image, vdi.uuid FROM vdi JOIN image ON vdi.image = image.uuid WHERE image.sr = ?1";
+        let pairs = self.rows(sql, [Id(sr)], |row| Ok((row.get::<_, Id>(0)?.0, row.get::<_, Id>(1)?.0)))?;
+        Ok(pairs.into_iter().collect())
+    }
+
+    /// The VDIs that show an image or one that stands on it, however far above.
+    pub fn vdis_above(&self, image: Uuid) -> Result<Vec<Uuid>, Problem> {
+        let sql = "WITH RECURSIVE above (link) AS (
+                       SELECT ?1 UNION SELECT image.uuid FROM above JOIN image ON image.parent = above.link
+                   )
+                   SELECT vdi.uuid FROM above JOIN vdi ON vdi.image = above.link ORDER BY vdi.uuid";
+        self.rows(sql, [Id(image)], |row| Ok(row.get::<_, Id>(0)?.0))
+    }
+
+    /// All images of a repository.
+    pub fn images_of_sr(&self, sr: Uuid) -> Result<Vec<Image>, Problem> {
+        self.rows(&format!("SELECT {COLUMNS} FROM image WHERE sr = ?1 ORDER BY file"), [Id(sr)], of_row)
+    }
+}
+
+impl Tx<'_> {
+    /// Makes an image known.
+    pub fn add_image(&mut self, image: &Image) -> Result<(), Problem> {
+        self.execute(
+            "INSERT INTO image VALUES (:uuid, :sr, :file, :format, :size, :physical, :parent, :state)",
+            named_params! {
+                ":uuid": Id(image.uuid), ":sr": Id(image.sr), ":file": image.file, ":format": Word(image.format),
+                ":size": image.size, ":physical": image.physical, ":parent": image.parent.map(Id),
+                ":state": Word(image.state),
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Records what has become of an image: all but its identity and its repository.
+    pub fn set_image(&mut self, image: &Image) -> Result<(), Problem> {
+        let changed = self.execute(
+            "UPDATE image SET file = :file, format = :format, size = :size, physical = :physical, parent = :parent,
+             state = :state WHERE uuid = :uuid",
+            named_params! {
+                ":uuid": Id(image.uuid), ":file": image.file, ":format": Word(image.format), ":size": image.size,
+                ":physical": image.physical, ":parent": image.parent.map(Id), ":state": Word(image.state),
+            },
+        )?;
+        if changed == 0 {
+            return Err(no_image(image.uuid));
+        }
+        self.touch_vdi_of(image.uuid)
+    }
+
+    /// Forgets an image, if it is known: a step of a task may be done twice.
+    pub fn remove_image(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        self.execute("DELETE FROM image WHERE uuid = ?1", [Id(uuid)]).map(drop)
+    }
+}

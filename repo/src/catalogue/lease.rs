@@ -1,0 +1,96 @@
+//! Leases: who may use a VDI now; and claims: which task changes what it consists of. One writer, or any number
+//! of readers; the schema itself refuses anything else.
+//!
+//! A lease is taken before a file is opened and given back when nobody has it open any more. It says in the catalogue what
+//! the locks on the files say to everybody: a program that knows nothing of the catalogue is kept out by those.
+
+use api::{Change, Code, Mode, ObjectKind, Problem};
+use uuid::Uuid;
+
+use super::row::{Id, Word};
+use super::{Tx, View, not_found};
+
+/// Who has a lease: a VBD or a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Which.
+    pub holder: Uuid,
+    /// For what.
+    pub mode: Mode,
+}
+
+impl View<'_> {
+    /// Who may use a VDI now.
+    pub fn holders(&self, vdi: Uuid) -> Result<Vec<Holder>, Problem> {
+        self.rows("SELECT holder, mode FROM lease WHERE vdi = ?1 ORDER BY holder", [Id(vdi)], |row| {
+            Ok(Holder { holder: row.get::<_, Id>(0)?.0, mode: row.get::<_, Word<_>>(1)?.0 })
+        })
+    }
+
+    /// The task that has an object to itself, if one has.
+    pub fn claimant(&self, object: Uuid) -> Result<Option<Uuid>, Problem> {
+        self.row("SELECT task FROM claim WHERE object = ?1", [Id(object)], |row| Ok(row.get::<_, Id>(0)?.0))
+    }
+}
+
+impl Tx<'_> {
+    /// Gives `holder` the right to use a VDI. Whoever has it already keeps it.
+    pub fn take_lease(&mut self, vdi: Uuid, holder: Uuid, mode: Mode) -> Result<(), Problem> {
+        if self.find_vdi(vdi)?.is_none() {
+            return Err(not_found(ObjectKind::Vdi, vdi));
+        }
+        let holders = self.holders(vdi)?;
+        if let Some(own) = holders.iter().find(|other| other.holder == holder) {
+            if own.mode == mode {
+                return Ok(());
+            }
+            return Err(Problem::new(Code::InUse, format!("{holder} uses VDI {vdi} already, and otherwise")));
+        }
+        let excluding = |other: &&Holder| other.mode == Mode::ReadWrite || mode == Mode::ReadWrite;
+        if let Some(other) = holders.iter().find(excluding) {
+            return Err(self.leased(vdi, *other)?);
+        }
+        self.execute("INSERT INTO lease VALUES (?1, ?2, ?3)", (Id(vdi), Id(holder), Word(mode)))?;
+        self.touch(ObjectKind::Vdi, vdi, Change::Changed);
+        Ok(())
+    }
+
+    /// Gives back all that `holder` has.
+    pub fn drop_leases(&mut self, holder: Uuid) -> Result<(), Problem> {
+        let vdis =
+            self.rows("SELECT vdi FROM lease WHERE holder = ?1", [Id(holder)], |row| Ok(row.get::<_, Id>(0)?.0))?;
+        self.execute("DELETE FROM lease WHERE holder = ?1", [Id(holder)])?;
+        for vdi in vdis {
+            self.touch(ObjectKind::Vdi, vdi, Change::Changed);
+        }
+        Ok(())
+    }
+
+    /// Gives a task an object to itself. A task may claim what it has already.
+    pub fn claim(&mut self, object: Uuid, task: Uuid) -> Result<(), Problem> {
+        match self.claimant(object)? {
+            Some(other) if other != task => {
+                let verb = self.find_task(other)?.map_or_else(|| "a task".into(), |other| other.verb);
+                let what = format!("{verb} {other} is at work on {object}");
+                Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"))
+            }
+            Some(_) => Ok(()),
+            None => self.execute("INSERT INTO claim VALUES (?1, ?2)", (Id(object), Id(task))).map(drop),
+        }
+    }
+
+    /// Gives back all that a task has to itself.
+    pub(super) fn drop_claims(&mut self, task: Uuid) -> Result<(), Problem> {
+        self.execute("DELETE FROM claim WHERE task = ?1", [Id(task)]).map(drop)
+    }
+
+    /// Why a VDI cannot be had: by whom it is used, and for what.
+    fn leased(&self, vdi: Uuid, by: Holder) -> Result<Problem, Problem> {
+        let doing = if by.mode == Mode::ReadWrite { "written" } else { "read" };
+        let (who, advice) = match self.find_task(by.holder)? {
+            Some(task) => (format!("the task {} {}", task.verb, task.uuid), "wait for that task, or cancel it"),
+            None => (format!("VBD {}", by.holder), "unplug it there first"),
+        };
+        Ok(Problem::new(Code::InUse, format!("VDI {vdi} is being {doing} by {who}")).advise(advice))
+    }
+}

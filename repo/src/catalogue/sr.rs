@@ -1,0 +1,173 @@
+//! Storage repositories.
+
+use api::{Change, Code, ObjectKind, Problem, Space, Sr, SrPatch, SrState, Variant};
+use rusqlite::{Row, named_params};
+use uuid::Uuid;
+
+use super::image::Image;
+use super::row::{Id, Json, Time, Word, text};
+use super::{Tx, View, not_found};
+
+const COLUMNS: &str = "uuid, name, description, source, state, variant, space, reserve, created";
+
+fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
+    Ok(Sr {
+        uuid: row.get::<_, Id>("uuid")?.0,
+        name: text(row, "name")?,
+        description: text(row, "description")?,
+        source: row.get::<_, Json<_>>("source")?.0,
+        state: row.get::<_, Word<_>>("state")?.0,
+        variant: row.get::<_, Option<Json<_>>>("variant")?.map(|json| json.0),
+        space: row.get::<_, Option<Json<_>>>("space")?.map(|json| json.0),
+        reserve: row.get("reserve")?,
+        created: row.get::<_, Time>("created")?.0,
+    })
+}
+
+impl View<'_> {
+    /// All repositories, by name.
+    pub fn srs(&self) -> Result<Vec<Sr>, Problem> {
+        self.rows(&format!("SELECT {COLUMNS} FROM sr ORDER BY name, uuid"), [], of_row)
+    }
+
+    /// A repository, if there is one.
+    pub fn find_sr(&self, uuid: Uuid) -> Result<Option<Sr>, Problem> {
+        self.row(&format!("SELECT {COLUMNS} FROM sr WHERE uuid = ?1"), [Id(uuid)], of_row)
+    }
+
+    /// A repository.
+    pub fn sr(&self, uuid: Uuid) -> Result<Sr, Problem> {
+        self.find_sr(uuid)?.ok_or_else(|| not_found(ObjectKind::Sr, uuid))
+    }
+
+    /// A repository, which must be attached. To be asked in the commit that relies on it.
+    pub fn attached_sr(&self, uuid: Uuid) -> Result<Sr, Problem> {
+        let sr = self.sr(uuid)?;
+        let (why, advice) = match sr.state {
+            SrState::Attached => return Ok(sr),
+            SrState::Detached => ("is not attached", "attach it first"),
+            SrState::Lost => ("is lost: what it lies on has gone", "bring its storage back, then attach it again"),
+        };
+        Err(Problem::new(Code::State, format!("the repository «{}» ({uuid}) {why}", sr.name)).advise(advice))
+    }
+
+    /// Refuses if anybody uses a repository: a VBD that is plugged, or a task that reads or makes images in it.
+    pub fn check_sr_unused(&self, uuid: Uuid) -> Result<(), Problem> {
+        let vbds = "SELECT vbd.uuid FROM vbd JOIN vdi ON vbd.vdi = vdi.uuid JOIN image ON vdi.image = image.uuid
+                    WHERE image.sr = ?1 AND vbd.state <> 'unplugged' LIMIT 1";
+        if let Some(vbd) = self.row(vbds, [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))? {
+            let what = format!("the repository {uuid} is used by VBD {vbd}, which is plugged");
+            return Err(Problem::new(Code::InUse, what).advise("unplug its VBDs first"));
+        }
+        let tasks = "SELECT 1 FROM image WHERE sr = ?1 AND (state = 'making' OR EXISTS (
+                         SELECT 1 FROM vdi JOIN lease ON lease.vdi = vdi.uuid WHERE vdi.image = image.uuid)) LIMIT 1";
+        if self.row(tasks, [Id(uuid)], |_| Ok(()))?.is_some() {
+            let what = format!("a task is at work in the repository {uuid}");
+            return Err(Problem::new(Code::Busy, what).advise("wait for it, or cancel it"));
+        }
+        Ok(())
+    }
+
+    /// Repositories of which a disk may be written now.
+    pub fn srs_written(&self) -> Result<Vec<Uuid>, Problem> {
+        let sql =
+            "SELECT DISTINCT image.sr FROM vbd JOIN vdi ON vbd.vdi = vdi.uuid JOIN image ON vdi.image = image.uuid
+                   WHERE vbd.state <> 'unplugged' AND vbd.mode = 'RW'";
+        self.rows(sql, [], |row| Ok(row.get::<_, Id>(0)?.0))
+    }
+
+    /// The images of a repository that may be written now.
+    pub fn images_written(&self, sr: Uuid) -> Result<Vec<Image>, Problem> {
+        let sql = "SELECT image.* FROM image JOIN vdi ON vdi.image = image.uuid JOIN vbd ON vbd.vdi = vdi.uuid
+                   WHERE image.sr = ?1 AND vbd.state <> 'unplugged' AND vbd.mode = 'RW' GROUP BY image.uuid";
+        self.rows(sql, [Id(sr)], super::image::of_row)
+    }
+
+    /// What the images of a repository take, and what its VDIs would take if they were full; in bytes.
+    pub fn sr_allocation(&self, sr: Uuid) -> Result<(u64, u64), Problem> {
+        let sql = "SELECT image.physical, CASE WHEN vdi.uuid IS NULL THEN 0 ELSE image.size END
+                   FROM image LEFT JOIN vdi ON vdi.image = image.uuid WHERE image.sr = ?1";
+        let images: Vec<(u64, u64)> = self.rows(sql, [Id(sr)], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        // Not added up by SQLite, whose sums overflow.
+        Ok(images.iter().fold((0, 0), |(physical, size): (u64, u64), image| {
+            (physical.saturating_add(image.0), size.saturating_add(image.1))
+        }))
+    }
+}
+
+impl Tx<'_> {
+    /// Makes a repository known.
+    pub fn add_sr(&mut self, sr: &Sr) -> Result<(), Problem> {
+        if self.find_sr(sr.uuid)?.is_some() {
+            let what = format!("the repository {} is known already", sr.uuid);
+            return Err(Problem::new(Code::Exists, what).advise("attach it, or forget it first"));
+        }
+        self.execute(
+            "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created)",
+            named_params! {
+                ":uuid": Id(sr.uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
+                ":source": Json(&sr.source), ":state": Word(sr.state), ":variant": sr.variant.as_ref().map(Json),
+                ":space": sr.space.as_ref().map(Json), ":reserve": sr.reserve, ":created": Time(sr.created),
+            },
+        )?;
+        self.touch(ObjectKind::Sr, sr.uuid, Change::Added);
+        Ok(())
+    }
+
+    /// Changes what people say of a repository.
+    pub fn patch_sr(&mut self, uuid: Uuid, patch: &SrPatch) -> Result<Sr, Problem> {
+        let mut sr = self.sr(uuid)?;
+        sr.name = patch.name.clone().unwrap_or(sr.name);
+        sr.description = patch.description.clone().unwrap_or(sr.description);
+        sr.reserve = patch.reserve.unwrap_or(sr.reserve);
+        self.execute(
+            "UPDATE sr SET name = :name, description = :description, reserve = :reserve WHERE uuid = :uuid",
+            named_params! {
+                ":uuid": Id(uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
+                ":reserve": sr.reserve,
+            },
+        )?;
+        self.touch(ObjectKind::Sr, uuid, Change::Changed);
+        Ok(sr)
+    }
+
+    /// Whether a repository can be used, and what its storage is and can; what it was known to be if that is left out.
+    pub fn set_sr_state(&mut self, uuid: Uuid, state: SrState, variant: Option<&Variant>) -> Result<(), Problem> {
+        self.sr(uuid)?;
+        self.execute(
+            "UPDATE sr SET state = ?2, variant = coalesce(?3, variant) WHERE uuid = ?1",
+            (Id(uuid), Word(state), variant.map(Json)),
+        )?;
+        self.touch(ObjectKind::Sr, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// How full a repository is.
+    pub fn set_sr_space(&mut self, uuid: Uuid, space: &Space) -> Result<(), Problem> {
+        self.sr(uuid)?;
+        self.execute("UPDATE sr SET space = ?2 WHERE uuid = ?1", (Id(uuid), Json(space)))?;
+        self.touch(ObjectKind::Sr, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// Forgets a repository with its VDIs and images, none of which may have a VBD.
+    pub fn remove_sr(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        self.sr(uuid)?;
+        let vbds = "SELECT vbd.uuid FROM vbd JOIN vdi ON vbd.vdi = vdi.uuid JOIN image ON vdi.image = image.uuid
+                    WHERE image.sr = ?1 LIMIT 1";
+        if let Some(vbd) = self.row(vbds, [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))? {
+            let what = format!("the repository {uuid} is used by VBD {vbd}");
+            return Err(Problem::new(Code::InUse, what).advise("destroy its VBDs first"));
+        }
+        for vdi in self.vdis_of_sr(uuid)? {
+            self.touch(ObjectKind::Vdi, vdi.uuid, Change::Removed);
+        }
+        self.execute("DELETE FROM vdi WHERE image IN (SELECT uuid FROM image WHERE sr = ?1)", [Id(uuid)])?;
+        // Children refer to parents; all go in one statement, and references are looked at when it ends.
+        self.execute("UPDATE image SET parent = NULL WHERE sr = ?1", [Id(uuid)])?;
+        self.execute("DELETE FROM image WHERE sr = ?1", [Id(uuid)])?;
+        self.execute("DELETE FROM sr WHERE uuid = ?1", [Id(uuid)])?;
+        self.touch(ObjectKind::Sr, uuid, Change::Removed);
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! Tasks, and the journal of those whose effect must be all or nothing.
+//!
+//! A task that leaves something behind records its *intent* before it does anything: all that is needed to do it or to undo
+//! it, identities of what it will make included. Then, before each step, the step's name. What is not over when the
+//! daemon starts is done or undone from that (P8).
+
+use api::{About, Change, Code, ObjectKind, Problem, Task, TaskState};
+use jiff::Timestamp;
+use rusqlite::{Row, named_params};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::row::{Id, Json, Time, Word};
+use super::{Tx, View, not_found};
+
+/// Tasks that are over are kept for those who ask later, but no more than these.
+const OVER_KEPT: u32 = 2000;
+
+/// A task that is to be.
+#[derive(Clone, Debug)]
+pub struct NewTask {
+    /// Its identity.
+    pub uuid: Uuid,
+    /// The verb.
+    pub verb: &'static str,
+    /// What it is about.
+    pub about: Vec<About>,
+    /// Whether it can be cancelled at once.
+    pub cancellable: bool,
+    /// All that is needed to do it or to undo it; none if it leaves nothing behind.
+    pub intent: Option<Value>,
+}
+
+/// A task of the journal that is not over.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Journalled {
+    /// The task.
+    pub task: Task,
+    /// All that is needed to do it or to undo it.
+    pub intent: Value,
+}
+
+const COLUMNS: &str = "uuid, verb, about, state, step, cancellable, intent, result, problem, created, ended";
+
+impl View<'_> {
+    fn task_of_row(&self, row: &Row<'_>) -> rusqlite::Result<Task> {
+        let uuid = row.get::<_, Id>("uuid")?.0;
+        let state: TaskState = row.get::<_, Word<_>>("state")?.0;
+        let progress = match state {
+            TaskState::Done => 1.0,
+            _ => self.tidings.progress_of(uuid).unwrap_or(0.0),
+        };
+        Ok(Task {
+            uuid,
+            verb: row.get("verb")?,
+            about: row.get::<_, Json<_>>("about")?.0,
+            state,
+            progress,
+            step: row.get("step")?,
+            cancellable: row.get("cancellable")?,
+            result: row.get::<_, Option<Json<_>>>("result")?.map(|json| json.0),
+            problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
+            created: row.get::<_, Time>("created")?.0,
+            ended: row.get::<_, Option<Time>>("ended")?.map(|time| time.0),
+        })
+    }
+
+    /// The tasks, those asked for last first; only those not over if `open`.
+    pub fn tasks(&self, open: bool) -> Result<Vec<Task>, Problem> {
+        let over = "('done', 'failed', 'cancelled')";
+        let only = if open { format!("WHERE state NOT IN {over}") } else { String::new() };
+        self.rows(&format!("SELECT {COLUMNS} FROM task {only} ORDER BY seq DESC"), [], |row| self.task_of_row(row))
+    }
+
+    /// A task, if there is one.
+    pub fn find_task(&self, uuid: Uuid) -> Result<Option<Task>, Problem> {
+        self.row(&format!("SELECT {COLUMNS} FROM task WHERE uuid = ?1"), [Id(uuid)], |row| self.task_of_row(row))
+    }
+
+    /// A task.
+    pub fn task(&self, uuid: Uuid) -> Result<Task, Problem> {
+        self.find_task(uuid)?.ok_or_else(|| not_found(ObjectKind::Task, uuid))
+    }
+
+    /// The tasks of the journal that are not over, in the order in which they were asked for.
+    pub fn journal(&self) -> Result<Vec<Journalled>, Problem> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM task WHERE state NOT IN ('done', 'failed', 'cancelled') AND intent IS NOT NULL
+             ORDER BY seq"
+        );
+        self.rows(&sql, [], |row| {
+            Ok(Journalled { task: self.task_of_row(row)?, intent: row.get::<_, Json<_>>("intent")?.0 })
+        })
+    }
+}
+
+impl Tx<'_> {
+    /// Records a task.
+    pub fn add_task(&mut self, task: &NewTask) -> Result<Task, Problem> {
+        self.execute(
+            "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
+             VALUES (:uuid, :verb, :about, :state, :cancellable, :intent, :created)",
+            named_params! {
+                ":uuid": Id(task.uuid), ":verb": task.verb, ":about": Json(&task.about),
+                ":state": Word(TaskState::Pending), ":cancellable": task.cancellable,
+                ":intent": task.intent.as_ref().map(Json), ":created": Time(Timestamp::now()),
+            },
+        )?;
+        self.execute(
+            "DELETE FROM task WHERE seq IN (SELECT seq FROM task WHERE state IN ('done', 'failed', 'cancelled')
+             ORDER BY seq DESC LIMIT -1 OFFSET ?1)",
+            [OVER_KEPT],
+        )?;
+        self.touch(ObjectKind::Task, task.uuid, Change::Added);
+        self.task(task.uuid)
+    }
+
+    /// A task begins a step, unless it was cancelled.
+    pub fn set_task_step(&mut self, uuid: Uuid, step: &str, cancellable: bool) -> Result<Task, Problem> {
+        if self.task(uuid)?.state == TaskState::Cancelling {
+            return Err(Problem::new(Code::Cancelled, "it was cancelled"));
+        }
+        self.execute(
+            "UPDATE task SET step = ?2, cancellable = ?3, state = CASE state WHEN 'pending' THEN 'running' ELSE state END
+             WHERE uuid = ?1",
+            (Id(uuid), step, cancellable),
+        )?;
+        self.touch(ObjectKind::Task, uuid, Change::Changed);
+        self.task(uuid)
+    }
+
+    /// A task that was cancelled begins to undo what it has done.
+    pub fn set_task_cancelling(&mut self, uuid: Uuid) -> Result<Task, Problem> {
+        let task = self.task(uuid)?;
+        if task.state.is_over() || !task.cancellable {
+            let what = format!("the task {} {uuid} cannot be cancelled now", task.verb);
+            return Err(Problem::new(Code::State, what).advise("wait for it: it is over, or about to be"));
+        }
+        self.execute(
+            "UPDATE task SET state = ?2, cancellable = FALSE WHERE uuid = ?1",
+            (Id(uuid), Word(TaskState::Cancelling)),
+        )?;
+        self.touch(ObjectKind::Task, uuid, Change::Changed);
+        self.task(uuid)
+    }
+
+    /// A task is over. What it held is given back.
+    pub fn end_task(&mut self, uuid: Uuid, outcome: Result<Value, Problem>) -> Result<(), Problem> {
+        let state = match &outcome {
+            Ok(_) => TaskState::Done,
+            Err(problem) if problem.code == Code::Cancelled => TaskState::Cancelled,
+            Err(_) => TaskState::Failed,
+        };
+        let (result, problem) = match &outcome {
+            Ok(value) => (Some(Json(value)), None),
+            Err(problem) => (None, Some(Json(problem))),
+        };
+        self.execute(
+            "UPDATE task SET state = ?2, cancellable = FALSE, result = ?3, problem = ?4, ended = ?5 WHERE uuid = ?1",
+            (Id(uuid), Word(state), result, problem, Time(Timestamp::now())),
+        )?;
+        self.drop_leases(uuid)?;
+        self.drop_claims(uuid)?;
+        self.tidings.forget_progress(uuid);
+        self.touch(ObjectKind::Task, uuid, Change::Changed);
+        Ok(())
+    }
+}

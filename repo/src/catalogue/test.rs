@@ -1,0 +1,411 @@
+//! The catalogue on a file of its own: what it keeps, what it refuses, and what it tells.
+
+use api::{Change, ImageFormat, Mode, Sr, SrSource, SrState, Task, TaskState, Transport, Vbd, VbdState};
+use jiff::Timestamp;
+
+use super::*;
+
+/// A catalogue in a directory of its own.
+struct Room {
+    directory: tempfile::TempDir,
+    catalogue: Catalogue,
+}
+
+fn room() -> Room {
+    let directory = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::open(&directory.path().join("catalogue.db")).unwrap();
+    Room { directory, catalogue }
+}
+
+fn sr() -> Sr {
+    Sr {
+        uuid: Uuid::new_v4(),
+        name: "local".parse().unwrap(),
+        description: api::Description::default(),
+        source: SrSource::Dir { path: "/srv/vms".parse().unwrap() },
+        state: SrState::Attached,
+        variant: None,
+        space: None,
+        reserve: 0,
+        created: Timestamp::now(),
+    }
+}
+
+fn image(sr: Uuid, parent: Option<Uuid>) -> Image {
+    let uuid = Uuid::new_v4();
+    let file = format!("{uuid}.qcow2");
+    Image {
+        uuid,
+        sr,
+        file,
+        format: ImageFormat::Qcow2,
+        size: 1 << 30,
+        physical: 4096,
+        parent,
+        state: ImageState::Ready,
+    }
+}
+
+fn vdi(image: &Image) -> NewVdi {
+    let name = "disk".parse().unwrap();
+    let description = api::Description::default();
+    NewVdi { uuid: Uuid::new_v4(), image: image.uuid, name, description, read_only: false, snapshot: None }
+}
+
+fn vbd(vdi: Uuid) -> Vbd {
+    Vbd {
+        uuid: Uuid::new_v4(),
+        vm: None,
+        vdi,
+        position: 0,
+        mode: Mode::ReadWrite,
+        bootable: false,
+        transport: Transport::VhostUser,
+        queues: 1,
+        state: VbdState::Unplugged,
+        socket: None,
+        pid: None,
+        restarts: 0,
+        waits_for_space: false,
+        problem: None,
+        created: Timestamp::now(),
+    }
+}
+
+impl Room {
+    /// A repository with a VDI on a chain of `depth` images.
+    async fn with_vdi(&self, depth: usize) -> (Sr, Vec<Image>, Uuid) {
+        self.catalogue
+            .write(move |tx| {
+                let sr = sr();
+                tx.add_sr(&sr)?;
+                let mut chain: Vec<Image> = Vec::new();
+                for _ in 0..depth {
+                    let image = image(sr.uuid, chain.first().map(|below| below.uuid));
+                    tx.add_image(&image)?;
+                    chain.insert(0, image);
+                }
+                let new = vdi(&chain[0]);
+                tx.add_vdi(&new)?;
+                Ok((sr, chain, new.uuid))
+            })
+            .await
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn what_was_written_is_there_after_opening_again() {
+    let Room { directory, catalogue } = room();
+    let one = sr();
+    let kept = one.clone();
+    catalogue.write(move |tx| tx.add_sr(&kept)).await.unwrap();
+    drop(catalogue);
+    let again = Catalogue::open(&directory.path().join("catalogue.db")).unwrap();
+    assert_eq!(again.read(|view| view.srs()).await.unwrap(), [one]);
+}
+
+#[tokio::test]
+async fn a_refused_change_leaves_nothing_and_no_event() {
+    let Room { directory: _directory, catalogue } = room();
+    let mut events = catalogue.subscribe();
+    let refused = catalogue.write(|tx| {
+        tx.add_sr(&sr())?;
+        Err::<(), _>(Problem::new(Code::Failed, "on second thoughts"))
+    });
+    assert_eq!(refused.await.unwrap_err().message, "on second thoughts");
+    assert_eq!(catalogue.read(|view| view.srs()).await.unwrap(), []);
+    catalogue.write(|tx| tx.add_sr(&sr())).await.unwrap();
+    assert_eq!(events.recv().await.unwrap().change, Change::Added);
+    assert!(events.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn many_changes_at_one_time_are_all_made_and_a_refused_one_among_them_is_not() {
+    let Room { directory: _directory, catalogue } = room();
+    let changes = (0..200).map(|n| {
+        let catalogue = catalogue.clone();
+        tokio::spawn(async move {
+            catalogue
+                .write(move |tx| {
+                    tx.add_sr(&sr())?;
+                    if n % 10 == 0 { Err(Problem::new(Code::Failed, "no")) } else { Ok(()) }
+                })
+                .await
+                .is_ok()
+        })
+    });
+    let mut made = 0;
+    for change in changes.collect::<Vec<_>>() {
+        made += usize::from(change.await.unwrap());
+    }
+    assert_eq!((made, catalogue.read(|view| view.srs()).await.unwrap().len()), (180, 180));
+}
+
+#[tokio::test]
+async fn a_vdi_has_one_writer_or_readers() {
+    let room = room();
+    let (_, _, vdi) = room.with_vdi(1).await;
+    let (first, second) = (vbd(vdi), vbd(vdi));
+    let (a, b) = (first.uuid, second.uuid);
+    let write = |holder, mode| room.catalogue.write(move |tx| tx.take_lease(vdi, holder, mode));
+    room.catalogue.write(move |tx| tx.add_vbd(&first).and_then(|()| tx.add_vbd(&second))).await.unwrap();
+
+    write(a, Mode::ReadWrite).await.unwrap();
+    write(a, Mode::ReadWrite).await.unwrap();
+    for mode in [Mode::ReadWrite, Mode::ReadOnly] {
+        let refused = write(b, mode).await.unwrap_err();
+        assert_eq!(refused.code, Code::InUse);
+        assert!(refused.message.contains(&a.to_string()), "{}", refused.message);
+    }
+    room.catalogue.write(move |tx| tx.drop_leases(a)).await.unwrap();
+
+    write(a, Mode::ReadOnly).await.unwrap();
+    write(b, Mode::ReadOnly).await.unwrap();
+    assert_eq!(write(Uuid::new_v4(), Mode::ReadWrite).await.unwrap_err().code, Code::InUse);
+    let users = room.catalogue.read(move |view| view.vdi(vdi)).await.unwrap().users;
+    assert_eq!(users.len(), 2);
+}
+
+#[tokio::test]
+async fn the_schema_itself_refuses_a_second_writer() {
+    let room = room();
+    let (_, _, vdi) = room.with_vdi(1).await;
+    let insert = |holder: Uuid| {
+        room.catalogue
+            .write(move |tx| tx.execute("INSERT INTO lease VALUES (?1, ?2, 'RW')", (row::Id(vdi), row::Id(holder))))
+    };
+    insert(Uuid::new_v4()).await.unwrap();
+    assert!(insert(Uuid::new_v4()).await.unwrap_err().message.contains("leased"));
+}
+
+#[tokio::test]
+async fn what_a_task_has_claimed_is_its_own_until_it_is_over() {
+    let Room { directory: _directory, catalogue } = room();
+    let object = Uuid::new_v4();
+    let (first, second) = (new_task(None), new_task(None));
+    let (a, b) = (first.uuid, second.uuid);
+    catalogue.write(move |tx| tx.add_task(&first).and_then(|_| tx.add_task(&second))).await.unwrap();
+    let claim = |task| catalogue.write(move |tx| tx.claim(object, task));
+    claim(a).await.unwrap();
+    claim(a).await.unwrap();
+    let refused = claim(b).await.unwrap_err();
+    assert!(refused.code == Code::Busy && refused.message.contains("vdi-create"), "{refused:?}");
+    catalogue.write(move |tx| tx.end_task(a, Ok(serde_json::Value::Null))).await.unwrap();
+    claim(b).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_chain_is_told_from_the_top_down() {
+    let room = room();
+    let (_, chain, vdi) = room.with_vdi(5).await;
+    assert_eq!(room.catalogue.read(move |view| view.chain(vdi)).await.unwrap(), chain);
+    assert_eq!(room.catalogue.read(move |view| view.vdi(vdi)).await.unwrap().depth, 5);
+}
+
+#[tokio::test]
+async fn the_vdis_above_an_image_are_all_that_stand_on_it() {
+    let room = room();
+    let (sr, chain, vdi) = room.with_vdi(3).await;
+    let other = image(sr.uuid, Some(chain[2].uuid));
+    let shown = super::test::vdi(&other);
+    let second = shown.uuid;
+    room.catalogue.write(move |tx| tx.add_image(&other).and_then(|()| tx.add_vdi(&shown))).await.unwrap();
+    let (base, middle) = (chain[2].uuid, chain[1].uuid);
+    let mut both = vec![vdi, second];
+    both.sort_by_key(ToString::to_string);
+    assert_eq!(room.catalogue.read(move |view| view.vdis_above(base)).await.unwrap(), both);
+    assert_eq!(room.catalogue.read(move |view| view.vdis_above(middle)).await.unwrap(), [vdi]);
+}
+
+#[tokio::test]
+async fn a_repository_in_use_is_not_forgotten_and_one_that_is_not_goes_with_all_it_has() {
+    let room = room();
+    let (sr, _, vdi) = room.with_vdi(3).await;
+    let device = vbd(vdi);
+    let uuid = device.uuid;
+    room.catalogue.write(move |tx| tx.add_vbd(&device)).await.unwrap();
+    let forget = || room.catalogue.write(move |tx| tx.remove_sr(sr.uuid));
+    assert_eq!(forget().await.unwrap_err().code, Code::InUse);
+    room.catalogue.write(move |tx| tx.remove_vbd(uuid)).await.unwrap();
+    forget().await.unwrap();
+    assert_eq!(room.catalogue.read(|view| view.vdis(None)).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_repository_is_used_while_a_vbd_is_plugged_or_a_task_is_at_work() {
+    let room = room();
+    let (sr, chain, vdi) = room.with_vdi(2).await;
+    let (sr, leaf, device, task) = (sr.uuid, chain[0].clone(), vbd(vdi), Uuid::new_v4());
+    let plugged = device.uuid;
+    let used = || room.catalogue.read(move |view| view.check_sr_unused(sr));
+    let written = || room.catalogue.read(move |view| Ok((view.srs_written()?, view.images_written(sr)?.len())));
+    room.catalogue.write(move |tx| tx.add_vbd(&device)).await.unwrap();
+    used().await.unwrap();
+    assert_eq!(written().await.unwrap(), (vec![], 0));
+
+    room.catalogue.write(move |tx| tx.set_vbd_state(plugged, VbdState::Plugging, None)).await.unwrap();
+    assert_eq!(used().await.unwrap_err().code, Code::InUse);
+    assert_eq!(written().await.unwrap(), (vec![sr], 1));
+    room.catalogue.write(move |tx| tx.set_vbd_state(plugged, VbdState::Unplugged, None)).await.unwrap();
+
+    room.catalogue.write(move |tx| tx.take_lease(vdi, task, Mode::ReadOnly)).await.unwrap();
+    assert_eq!(used().await.unwrap_err().code, Code::Busy);
+    room.catalogue.write(move |tx| tx.drop_leases(task)).await.unwrap();
+    used().await.unwrap();
+
+    let making = Image { state: ImageState::Making, ..leaf };
+    room.catalogue.write(move |tx| tx.set_image(&making)).await.unwrap();
+    assert_eq!(used().await.unwrap_err().code, Code::Busy);
+}
+
+#[tokio::test]
+async fn what_stands_below_a_disk_is_allocated_once_and_sums_do_not_overflow() {
+    let room = room();
+    let (sr, mut chain, _) = room.with_vdi(3).await;
+    let allocation = || room.catalogue.read(move |view| view.sr_allocation(sr.uuid));
+    assert_eq!(allocation().await.unwrap(), (3 * 4096, 1 << 30));
+    for image in &mut chain {
+        image.physical = 1 << 62;
+        let image = image.clone();
+        room.catalogue.write(move |tx| tx.set_image(&image)).await.unwrap();
+    }
+    assert_eq!(allocation().await.unwrap().0, 3 << 62);
+}
+
+#[tokio::test]
+async fn only_what_is_attached_can_be_relied_on() {
+    let room = room();
+    let (sr, _, _) = room.with_vdi(1).await;
+    let asked = || room.catalogue.read(move |view| view.attached_sr(sr.uuid));
+    asked().await.unwrap();
+    for state in [SrState::Detached, SrState::Lost] {
+        room.catalogue.write(move |tx| tx.set_sr_state(sr.uuid, state, None)).await.unwrap();
+        let refused = asked().await.unwrap_err();
+        assert!(refused.code == Code::State && refused.advice.is_some(), "{refused}");
+    }
+}
+
+fn new_task(intent: Option<serde_json::Value>) -> NewTask {
+    NewTask { uuid: Uuid::new_v4(), verb: "vdi-create", about: Vec::new(), cancellable: true, intent }
+}
+
+#[tokio::test]
+async fn the_journal_has_what_is_not_over() {
+    let Room { directory, catalogue } = room();
+    let (open, over, passing) =
+        (new_task(Some(serde_json::json!({"image": 1}))), new_task(Some(serde_json::json!({}))), new_task(None));
+    let uuid = open.uuid;
+    catalogue
+        .write(move |tx| {
+            tx.add_task(&open)?;
+            tx.set_task_step(open.uuid, "write", false)?;
+            tx.add_task(&passing)?;
+            tx.add_task(&over)?;
+            tx.end_task(over.uuid, Ok(serde_json::Value::Null))
+        })
+        .await
+        .unwrap();
+    drop(catalogue);
+    let again = Catalogue::open(&directory.path().join("catalogue.db")).unwrap();
+    let journal = again.read(|view| view.journal()).await.unwrap();
+    let [Journalled { task: Task { step, state, .. }, intent }] = journal.as_slice() else { panic!("{journal:?}") };
+    assert_eq!((step.as_deref(), *state), (Some("write"), TaskState::Running));
+    assert_eq!(intent["image"], 1);
+    assert_eq!(again.write(move |tx| tx.set_task_cancelling(uuid)).await.unwrap_err().code, Code::State);
+}
+
+#[tokio::test]
+async fn a_client_that_was_away_hears_what_it_has_missed_or_that_this_is_not_known() {
+    let Room { directory, catalogue } = room();
+    let mut events = catalogue.subscribe();
+    catalogue.write(|tx| tx.add_sr(&sr())).await.unwrap();
+    let seen = events.recv().await.unwrap().seq;
+    let second = sr();
+    let expected = second.uuid;
+    catalogue.write(move |tx| tx.add_sr(&second)).await.unwrap();
+    let missed = catalogue.subscribe_behind(seen).missed.unwrap();
+    assert_eq!(missed.iter().map(|event| event.uuid).collect::<Vec<_>>(), [expected]);
+    assert!(catalogue.subscribe_behind(seen + 1000).missed.is_none());
+    drop(catalogue);
+    // Of an earlier life: whatever has happened since is not known.
+    let again = Catalogue::open(&directory.path().join("catalogue.db")).unwrap();
+    assert!(again.subscribe_behind(seen).missed.is_none());
+}
+
+#[tokio::test]
+async fn progress_is_told_once_a_hundredth_and_forgotten_at_the_end() {
+    let Room { directory: _directory, catalogue } = room();
+    let new = new_task(None);
+    let uuid = new.uuid;
+    let task = catalogue.write(move |tx| tx.add_task(&new)).await.unwrap();
+    let mut events = catalogue.subscribe();
+    for thousandth in 0..100_i32 {
+        catalogue.progress(&task, f64::from(thousandth) / 1000.0);
+    }
+    let mut told = 0;
+    while events.try_recv().is_ok() {
+        told += 1;
+    }
+    assert_eq!(told, 10);
+    assert!(catalogue.read(move |view| view.task(uuid)).await.unwrap().progress > 0.09);
+    catalogue.write(move |tx| tx.end_task(uuid, Ok(serde_json::Value::Null))).await.unwrap();
+    assert!((catalogue.read(move |view| view.task(uuid)).await.unwrap().progress - 1.0).abs() < f64::EPSILON);
+}
+
+#[test]
+fn a_catalogue_of_a_later_version_is_refused() {
+    let Room { directory, catalogue } = room();
+    drop(catalogue);
+    let path = directory.path().join("catalogue.db");
+    Connection::open(&path).unwrap().pragma_update(None, "user_version", VERSION + 1).unwrap();
+    assert_eq!(Catalogue::open(&path).unwrap_err().code, Code::Unsupported);
+}
+
+#[tokio::test]
+async fn a_vbd_has_its_vdi_from_the_beginning_of_its_plug_to_the_end_of_its_unplug() {
+    let room = room();
+    let (_, _, disk) = room.with_vdi(2).await;
+    let (one, other) = (vbd(disk), vbd(disk));
+    let (first, second) = (one.uuid, other.uuid);
+    let write = |change: fn(&mut Tx<'_>, Uuid) -> Result<Vbd, Problem>, uuid: Uuid| {
+        room.catalogue.write(move |tx| change(tx, uuid))
+    };
+    let made = room.catalogue.write(move |tx| tx.add_vbd(&one).and_then(|()| tx.add_vbd(&other)));
+    made.await.unwrap();
+    assert_eq!(write(|tx, uuid| tx.begin_plug(uuid), first).await.unwrap().state, VbdState::Plugging);
+    let busy = write(|tx, uuid| tx.begin_plug(uuid), second).await.unwrap_err();
+    assert!(busy.code == Code::InUse && busy.message.contains(&first.to_string()), "{busy:?}");
+    assert_eq!(write(|tx, uuid| tx.begin_plug(uuid), first).await.unwrap_err().code, Code::Busy);
+    assert_eq!(write(|tx, uuid| tx.end_plug(uuid), first).await.unwrap().state, VbdState::Plugged);
+    assert_eq!(write(|tx, uuid| tx.begin_plug(uuid), first).await.unwrap_err().code, Code::State);
+    write(|tx, uuid| tx.end_unplug(uuid, None), first).await.unwrap();
+    assert_eq!(room.catalogue.read(move |view| view.holders(disk)).await.unwrap(), []);
+    write(|tx, uuid| tx.begin_plug(uuid), second).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_vbd_is_not_made_or_plugged_as_its_vdi_cannot_be_used() {
+    let room = room();
+    let (_, chain, disk) = room.with_vdi(2).await;
+    let refused = |change: fn(&mut Vbd)| {
+        let mut one = vbd(disk);
+        change(&mut one);
+        let made = room.catalogue.write(move |tx| tx.add_vbd(&one));
+        async { made.await.unwrap_err() }
+    };
+    assert_eq!(refused(|vbd| vbd.queues = 0).await.field.as_deref(), Some("queues"));
+    assert_eq!(refused(|vbd| vbd.queues = 65).await.field.as_deref(), Some("queues"));
+    assert_eq!(refused(|vbd| vbd.position = 255).await.field.as_deref(), Some("position"));
+    assert_eq!(refused(|vbd| vbd.transport = Transport::Blkif).await.code, Code::Unsupported);
+    let one = vbd(disk);
+    let uuid = one.uuid;
+    let mut below = chain[1].clone();
+    below.state = ImageState::Damaged;
+    room.catalogue.write(move |tx| tx.add_vbd(&one).and_then(|()| tx.set_image(&below))).await.unwrap();
+    let damaged = room.catalogue.write(move |tx| tx.begin_plug(uuid)).await.unwrap_err();
+    assert!(damaged.code == Code::State && damaged.message.contains("damaged"), "{damaged:?}");
+    let patch = api::VdiPatch { read_only: Some(true), ..api::VdiPatch::default() };
+    room.catalogue.write(move |tx| tx.patch_vdi(disk, &patch)).await.unwrap();
+    assert_eq!(refused(|_| ()).await.code, Code::ReadOnly);
+}

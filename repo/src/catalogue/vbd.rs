@@ -1,0 +1,232 @@
+//! Virtual block devices.
+
+use api::{AbsolutePath, Change, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdState, Vdi};
+use rusqlite::{Row, named_params};
+use uuid::Uuid;
+
+use super::image::ImageState;
+use super::row::{Id, Json, Time, Word, text};
+use super::{Tx, View, not_found};
+
+/// A process: its number, and when it was started, which tells it from a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Clock ticks after the boot of the host (proc_pid_stat(5), field 22).
+    pub started: u64,
+}
+
+fn of_row(row: &Row<'_>) -> rusqlite::Result<Vbd> {
+    let socket: Option<String> = row.get("socket")?;
+    Ok(Vbd {
+        uuid: row.get::<_, Id>("uuid")?.0,
+        vm: row.get::<_, Option<Id>>("vm")?.map(|id| id.0),
+        vdi: row.get::<_, Id>("vdi")?.0,
+        position: row.get("position")?,
+        mode: row.get::<_, Word<_>>("mode")?.0,
+        bootable: row.get("bootable")?,
+        transport: row.get::<_, Word<_>>("transport")?.0,
+        queues: row.get("queues")?,
+        state: row.get::<_, Word<_>>("state")?.0,
+        socket: socket.is_some().then(|| text(row, "socket")).transpose()?,
+        pid: row.get("pid")?,
+        restarts: row.get("restarts")?,
+        waits_for_space: row.get("waits_for_space")?,
+        problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
+        created: row.get::<_, Time>("created")?.0,
+    })
+}
+
+impl View<'_> {
+    /// All VBDs, or those of a VM or of a VDI, by machine and position.
+    pub fn vbds(&self, vm: Option<Uuid>, vdi: Option<Uuid>) -> Result<Vec<Vbd>, Problem> {
+        let sql = "SELECT * FROM vbd WHERE (?1 IS NULL OR vm = ?1) AND (?2 IS NULL OR vdi = ?2)
+                   ORDER BY vm, position, uuid";
+        self.rows(sql, [vm.map(Id), vdi.map(Id)], of_row)
+    }
+
+    /// A VBD, if there is one.
+    pub fn find_vbd(&self, uuid: Uuid) -> Result<Option<Vbd>, Problem> {
+        self.row("SELECT * FROM vbd WHERE uuid = ?1", [Id(uuid)], of_row)
+    }
+
+    /// A VBD.
+    pub fn vbd(&self, uuid: Uuid) -> Result<Vbd, Problem> {
+        self.find_vbd(uuid)?.ok_or_else(|| not_found(ObjectKind::Vbd, uuid))
+    }
+
+    /// The process of a VBD, if it has one.
+    pub fn vbd_process(&self, uuid: Uuid) -> Result<Option<Process>, Problem> {
+        let sql = "SELECT pid, pid_started FROM vbd WHERE uuid = ?1 AND pid IS NOT NULL";
+        self.row(sql, [Id(uuid)], |row| Ok(Process { pid: row.get(0)?, started: row.get(1)? }))
+    }
+
+    /// The first position of a VM that is free.
+    pub fn free_position(&self, vm: Uuid) -> Result<u8, Problem> {
+        let taken: Vec<u8> =
+            self.rows("SELECT position FROM vbd WHERE vm = ?1 ORDER BY position", [Id(vm)], |row| row.get(0))?;
+        let free = (0..=254).find(|position| taken.binary_search(position).is_err());
+        free.ok_or_else(|| Problem::new(Code::Exists, format!("VM {vm} has 255 VBDs, which is as many as it may have")))
+    }
+}
+
+/// Whether a VDI can be used as a VBD asks for, and as what.
+fn check_use(vbd: &Vbd, vdi: &Vdi) -> Result<(), Problem> {
+    if vbd.mode == Mode::ReadWrite && vdi.read_only {
+        let what = format!("VDI {} may only be read, and is not plugged for writing", vdi.uuid);
+        return Err(Problem::new(Code::ReadOnly, what)
+            .field("mode")
+            .advise("ask for RO, or clone it and write to the clone"));
+    }
+    match (vbd.transport, vbd.queues) {
+        (Transport::Blkif, _) => {
+            let what = "the daemon does not serve disks to guests of Xen yet";
+            let advice = "use `tapline xen attach`, which does, or the transport vhost-user or nbd";
+            Err(Problem::new(Code::Unsupported, what).field("transport").advise(advice))
+        }
+        (Transport::Nbd, 2..) => {
+            let what = format!("NBD has no queues, of which {} are asked for", vbd.queues);
+            Err(Problem::new(Code::Invalid, what)
+                .field("queues")
+                .advise("ask for 1: clients may connect several times"))
+        }
+        (_, 1..=64) => Ok(()),
+        (_, queues) => {
+            Err(Problem::new(Code::Invalid, format!("a VBD has 1 to 64 queues, not {queues}")).field("queues"))
+        }
+    }
+}
+
+impl Tx<'_> {
+    /// Makes a VBD, which is not plugged.
+    pub fn add_vbd(&mut self, vbd: &Vbd) -> Result<(), Problem> {
+        let vdi = self.find_vdi(vbd.vdi)?.ok_or_else(|| not_found(ObjectKind::Vdi, vbd.vdi).field("vdi"))?;
+        check_use(vbd, &vdi)?;
+        if vbd.position > 254 {
+            return Err(Problem::new(Code::Invalid, "a position is 0 to 254").field("position"));
+        }
+        if let Some(vm) = vbd.vm {
+            self.vm(vm)?;
+            let taken = "SELECT uuid FROM vbd WHERE vm = ?1 AND position = ?2";
+            let taken = self.row(taken, (Id(vm), vbd.position), |row| Ok(row.get::<_, Id>(0)?.0))?;
+            if let Some(other) = taken {
+                let what = format!("position {} of VM {vm} is taken by VBD {other}", vbd.position);
+                return Err(Problem::new(Code::Exists, what).field("position").advise("name another, or none"));
+            }
+        }
+        self.execute(
+            "INSERT INTO vbd VALUES (:uuid, :vm, :vdi, :position, :mode, :bootable, :transport, :queues, :state,
+             NULL, NULL, NULL, 0, FALSE, NULL, :created)",
+            named_params! {
+                ":uuid": Id(vbd.uuid), ":vm": vbd.vm.map(Id), ":vdi": Id(vbd.vdi), ":position": vbd.position,
+                ":mode": Word(vbd.mode), ":bootable": vbd.bootable, ":transport": Word(vbd.transport),
+                ":queues": vbd.queues, ":state": Word(VbdState::Unplugged), ":created": Time(vbd.created),
+            },
+        )?;
+        self.touch(ObjectKind::Vbd, vbd.uuid, Change::Added);
+        Ok(())
+    }
+
+    /// A VBD that is not served begins to be: it has its VDI from now on, and nobody else whom that excludes.
+    pub fn begin_plug(&mut self, uuid: Uuid) -> Result<Vbd, Problem> {
+        let vbd = self.vbd(uuid)?;
+        let refused = |code, what: &str| Problem::new(code, format!("VBD {uuid} {what}"));
+        match vbd.state {
+            VbdState::Unplugged | VbdState::Restarting => {}
+            VbdState::Plugged => return Err(refused(Code::State, "is plugged already")),
+            VbdState::Plugging => return Err(refused(Code::Busy, "is being plugged already")),
+            VbdState::Unplugging => {
+                return Err(refused(Code::Busy, "is being unplugged").advise("plug it again when that has ended"));
+            }
+        }
+        check_use(&vbd, &self.vdi(vbd.vdi)?)?;
+        for image in self.chain(vbd.vdi)? {
+            let wrong = match image.state {
+                ImageState::Ready => continue,
+                ImageState::Making => "is still being made",
+                ImageState::Missing => "was not there when its repository was last scanned",
+                ImageState::Damaged => "is damaged",
+            };
+            let what = format!("VDI {} cannot be plugged: its file {} {wrong}", vbd.vdi, image.file);
+            return Err(Problem::new(Code::State, what).advise("bring it back and scan the repository"));
+        }
+        self.take_lease(vbd.vdi, uuid, vbd.mode)?;
+        self.set_vbd_state(uuid, VbdState::Plugging, None)?;
+        self.vbd(uuid)
+    }
+
+    /// A VBD is served.
+    pub fn end_plug(&mut self, uuid: Uuid) -> Result<Vbd, Problem> {
+        self.set_vbd_state(uuid, VbdState::Plugged, None)?;
+        self.set_vbd_restarts(uuid, 0)?;
+        self.vbd(uuid)
+    }
+
+    /// A VBD is served by nobody and uses its VDI no more; `problem` tells why, where it was not asked for.
+    pub fn end_unplug(&mut self, uuid: Uuid, problem: Option<&Problem>) -> Result<Vbd, Problem> {
+        self.set_vbd_unserved(uuid)?;
+        self.drop_leases(uuid)?;
+        self.set_vbd_state(uuid, VbdState::Unplugged, problem)?;
+        self.vbd(uuid)
+    }
+
+    /// Records the state of a VBD and why it is so.
+    pub fn set_vbd_state(&mut self, uuid: Uuid, state: VbdState, problem: Option<&Problem>) -> Result<(), Problem> {
+        self.vbd(uuid)?;
+        self.execute(
+            "UPDATE vbd SET state = ?2, problem = ?3 WHERE uuid = ?1",
+            (Id(uuid), Word(state), problem.map(Json)),
+        )?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// Records by which process and where a VBD is served.
+    pub fn set_vbd_served(&mut self, uuid: Uuid, by: Process, at: &AbsolutePath) -> Result<(), Problem> {
+        self.vbd(uuid)?;
+        self.execute(
+            "UPDATE vbd SET pid = ?2, pid_started = ?3, socket = ?4 WHERE uuid = ?1",
+            (Id(uuid), by.pid, by.started, at.as_str()),
+        )?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// A VBD is served by nobody.
+    pub fn set_vbd_unserved(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        self.vbd(uuid)?;
+        let sql =
+            "UPDATE vbd SET pid = NULL, pid_started = NULL, socket = NULL, waits_for_space = FALSE WHERE uuid = ?1";
+        self.execute(sql, [Id(uuid)])?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// How often the process of a VBD has died since it was plugged.
+    pub fn set_vbd_restarts(&mut self, uuid: Uuid, restarts: u32) -> Result<(), Problem> {
+        self.execute("UPDATE vbd SET restarts = ?2 WHERE uuid = ?1", (Id(uuid), restarts))?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// Whether the guest of a VBD waits for space.
+    pub fn set_vbd_waits(&mut self, uuid: Uuid, waits: bool) -> Result<(), Problem> {
+        self.execute("UPDATE vbd SET waits_for_space = ?2 WHERE uuid = ?1", (Id(uuid), waits))?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// Forgets a VBD, which must be unplugged.
+    pub fn remove_vbd(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        let vbd = self.vbd(uuid)?;
+        if vbd.state != VbdState::Unplugged {
+            let what = format!("VBD {uuid} is plugged, or on its way");
+            return Err(Problem::new(Code::State, what).advise("unplug it first"));
+        }
+        self.drop_leases(uuid)?;
+        self.execute("DELETE FROM vbd WHERE uuid = ?1", [Id(uuid)])?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Removed);
+        Ok(())
+    }
+}

@@ -1,0 +1,172 @@
+//! Virtual disks.
+
+use api::{Change, Code, ObjectKind, Problem, Use, Vdi, VdiPatch, VdiState};
+use jiff::Timestamp;
+use rusqlite::{Row, named_params};
+use uuid::Uuid;
+
+use super::image::ImageState;
+use super::row::{Id, Time, Word, text};
+use super::{Tx, View, not_found};
+
+/// What is asked of each VDI. `depth` walks down the chain, which is short.
+const SELECT: &str = "
+    SELECT vdi.*, image.sr, image.size, image.physical, image.format, image.file, image.state AS image_state,
+        (WITH RECURSIVE below (link, depth) AS (
+             SELECT image.uuid, 1
+             UNION ALL
+             SELECT lower.parent, depth + 1 FROM below JOIN image AS lower ON lower.uuid = below.link
+             WHERE lower.parent IS NOT NULL AND depth < 4096
+         ) SELECT max(depth) FROM below) AS depth,
+        (SELECT json_group_array(json_object('vbd', holder, 'mode', mode)) FROM lease
+         WHERE lease.vdi = vdi.uuid AND holder IN (SELECT uuid FROM vbd)) AS users
+    FROM vdi JOIN image ON vdi.image = image.uuid";
+
+fn of_row(row: &Row<'_>) -> rusqlite::Result<Vdi> {
+    Ok(Vdi {
+        uuid: row.get::<_, Id>("uuid")?.0,
+        name: text(row, "name")?,
+        description: text(row, "description")?,
+        sr: row.get::<_, Id>("sr")?.0,
+        virtual_size: row.get("size")?,
+        physical_utilisation: row.get("physical")?,
+        format: row.get::<_, Word<_>>("format")?.0,
+        file: row.get("file")?,
+        depth: row.get("depth")?,
+        read_only: row.get("read_only")?,
+        snapshot_of: row.get::<_, Option<Id>>("snapshot_of")?.map(|id| id.0),
+        snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
+        state: match row.get::<_, Word<ImageState>>("image_state")?.0 {
+            ImageState::Ready | ImageState::Making => VdiState::Ready,
+            ImageState::Missing => VdiState::Missing,
+            ImageState::Damaged => VdiState::Damaged,
+        },
+        users: row.get::<_, super::row::Json<Vec<Use>>>("users")?.0,
+        created: row.get::<_, Time>("created")?.0,
+    })
+}
+
+/// A VDI that is to be.
+#[derive(Clone, Debug)]
+pub struct NewVdi {
+    /// Its identity.
+    pub uuid: Uuid,
+    /// The image it shows.
+    pub image: Uuid,
+    /// Its name.
+    pub name: api::Name,
+    /// Its description.
+    pub description: api::Description,
+    /// Whether it may only be read.
+    pub read_only: bool,
+    /// The VDI whose state it keeps, and the moment of that state.
+    pub snapshot: Option<(Uuid, Timestamp)>,
+}
+
+impl View<'_> {
+    /// All VDIs, or those of one repository, by name.
+    pub fn vdis(&self, sr: Option<Uuid>) -> Result<Vec<Vdi>, Problem> {
+        let sql = format!("{SELECT} WHERE ?1 IS NULL OR image.sr = ?1 ORDER BY vdi.name, vdi.uuid");
+        self.rows(&sql, [sr.map(Id)], of_row)
+    }
+
+    pub(super) fn vdis_of_sr(&self, sr: Uuid) -> Result<Vec<Vdi>, Problem> {
+        self.vdis(Some(sr))
+    }
+
+    /// A VDI, if there is one.
+    pub fn find_vdi(&self, uuid: Uuid) -> Result<Option<Vdi>, Problem> {
+        self.row(&format!("{SELECT} WHERE vdi.uuid = ?1"), [Id(uuid)], of_row)
+    }
+
+    /// A VDI.
+    pub fn vdi(&self, uuid: Uuid) -> Result<Vdi, Problem> {
+        self.find_vdi(uuid)?.ok_or_else(|| not_found(ObjectKind::Vdi, uuid))
+    }
+
+    /// The VDIs that keep states of a VDI, the oldest first.
+    pub fn snapshots_of(&self, vdi: Uuid) -> Result<Vec<Vdi>, Problem> {
+        self.rows(&format!("{SELECT} WHERE snapshot_of = ?1 ORDER BY snapshot_time, vdi.uuid"), [Id(vdi)], of_row)
+    }
+
+    /// The image that a VDI shows.
+    pub fn vdi_image(&self, uuid: Uuid) -> Result<Uuid, Problem> {
+        let found = self.row("SELECT image FROM vdi WHERE uuid = ?1", [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))?;
+        found.ok_or_else(|| not_found(ObjectKind::Vdi, uuid))
+    }
+}
+
+impl Tx<'_> {
+    /// Makes a VDI of an image.
+    pub fn add_vdi(&mut self, vdi: &NewVdi) -> Result<(), Problem> {
+        self.execute(
+            "INSERT INTO vdi VALUES
+             (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created)",
+            named_params! {
+                ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
+                ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
+                ":snapshot_of": vdi.snapshot.map(|(of, _)| Id(of)), ":snapshot_time": vdi.snapshot.map(|(_, at)| Time(at)),
+                ":created": Time(Timestamp::now()),
+            },
+        )?;
+        self.touch(ObjectKind::Vdi, vdi.uuid, Change::Added);
+        Ok(())
+    }
+
+    /// Changes what people say of a VDI, and whether it may be written.
+    pub fn patch_vdi(&mut self, uuid: Uuid, patch: &VdiPatch) -> Result<Vdi, Problem> {
+        let mut vdi = self.vdi(uuid)?;
+        if patch.read_only.is_some_and(|wanted| wanted != vdi.read_only) {
+            if !vdi.users.is_empty() {
+                let what = format!("whether VDI {uuid} may be written cannot change while it is plugged");
+                return Err(Problem::new(Code::InUse, what).field("read_only").advise("unplug it first"));
+            }
+            if vdi.snapshot_of.is_some() {
+                let what = format!("VDI {uuid} is a snapshot, which nobody may write");
+                return Err(Problem::new(Code::State, what)
+                    .field("read_only")
+                    .advise("clone it and write to the clone"));
+            }
+        }
+        vdi.name = patch.name.clone().unwrap_or(vdi.name);
+        vdi.description = patch.description.clone().unwrap_or(vdi.description);
+        vdi.read_only = patch.read_only.unwrap_or(vdi.read_only);
+        self.execute(
+            "UPDATE vdi SET name = ?2, description = ?3, read_only = ?4 WHERE uuid = ?1",
+            (Id(uuid), vdi.name.as_str(), vdi.description.as_str(), vdi.read_only),
+        )?;
+        self.touch(ObjectKind::Vdi, uuid, Change::Changed);
+        Ok(vdi)
+    }
+
+    /// Has a VDI show another image.
+    pub fn set_vdi_image(&mut self, uuid: Uuid, image: Uuid) -> Result<(), Problem> {
+        self.vdi_image(uuid)?;
+        self.execute("UPDATE vdi SET image = ?2 WHERE uuid = ?1", (Id(uuid), Id(image)))?;
+        self.touch(ObjectKind::Vdi, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// Forgets a VDI, which may have no VBD. Its image stays, hidden.
+    pub fn remove_vdi(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        let vbd =
+            self.row("SELECT uuid FROM vbd WHERE vdi = ?1 LIMIT 1", [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))?;
+        if let Some(vbd) = vbd {
+            let what = format!("VDI {uuid} is used by VBD {vbd}");
+            return Err(Problem::new(Code::InUse, what).advise("destroy its VBDs first"));
+        }
+        self.execute("DELETE FROM lease WHERE vdi = ?1", [Id(uuid)])?;
+        if self.execute("DELETE FROM vdi WHERE uuid = ?1", [Id(uuid)])? > 0 {
+            self.touch(ObjectKind::Vdi, uuid, Change::Removed);
+        }
+        Ok(())
+    }
+
+    /// The VDI of an image, if it has one, is other than before.
+    pub(super) fn touch_vdi_of(&mut self, image: Uuid) -> Result<(), Problem> {
+        if let Some(vdi) = self.vdi_of_image(image)? {
+            self.touch(ObjectKind::Vdi, vdi, Change::Changed);
+        }
+        Ok(())
+    }
+}

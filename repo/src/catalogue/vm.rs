@@ -1,0 +1,171 @@
+//! Virtual machines.
+
+use api::{Change, Code, ObjectKind, Power, Problem, Vbd, VbdState, Vm, VmPatch};
+use rusqlite::{Row, named_params};
+use uuid::Uuid;
+
+use super::row::{Id, Json, Time, Word, text};
+use super::vbd::Process;
+use super::{Tx, View, not_found};
+
+/// The process of a VM: it outlives daemons, and must be told from others even behind a boot of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmProcess {
+    /// Its number and its start.
+    pub process: Process,
+    /// Which boot of the host that start counts from.
+    pub boot: String,
+}
+
+fn of_row(row: &Row<'_>) -> rusqlite::Result<Vm> {
+    Ok(Vm {
+        uuid: row.get::<_, Id>("uuid")?.0,
+        name: text(row, "name")?,
+        description: text(row, "description")?,
+        driver: row.get::<_, Word<_>>("driver")?.0,
+        memory: row.get("memory")?,
+        vcpus: row.get("vcpus")?,
+        boot: row.get::<_, Json<_>>("boot")?.0,
+        platform: row.get::<_, Json<_>>("platform")?.0,
+        power: row.get::<_, Word<_>>("power")?.0,
+        pid: row.get("pid")?,
+        handle: row.get("handle")?,
+        problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
+        created: row.get::<_, Time>("created")?.0,
+    })
+}
+
+impl View<'_> {
+    /// All VMs, by name.
+    pub fn vms(&self) -> Result<Vec<Vm>, Problem> {
+        self.rows("SELECT * FROM vm ORDER BY name, uuid", [], of_row)
+    }
+
+    /// A VM, if there is one.
+    pub fn find_vm(&self, uuid: Uuid) -> Result<Option<Vm>, Problem> {
+        self.row("SELECT * FROM vm WHERE uuid = ?1", [Id(uuid)], of_row)
+    }
+
+    /// A VM.
+    pub fn vm(&self, uuid: Uuid) -> Result<Vm, Problem> {
+        self.find_vm(uuid)?.ok_or_else(|| not_found(ObjectKind::Vm, uuid))
+    }
+
+    /// The process of a VM, if it has one.
+    pub fn vm_process(&self, uuid: Uuid) -> Result<Option<VmProcess>, Problem> {
+        let sql = "SELECT pid, pid_started, pid_boot FROM vm WHERE uuid = ?1 AND pid IS NOT NULL";
+        self.row(sql, [Id(uuid)], |row| {
+            Ok(VmProcess { process: Process { pid: row.get(0)?, started: row.get(1)? }, boot: row.get(2)? })
+        })
+    }
+
+    /// Whether a VBD may be plugged by itself: not while its VM is started or ended, which does that with all of them.
+    pub fn check_vm_settled(&self, vbd: &Vbd) -> Result<(), Problem> {
+        let power = vbd.vm.map(|vm| self.vm(vm)).transpose()?.map(|vm| vm.power);
+        let doing = match power {
+            Some(Power::Starting) => "started",
+            Some(Power::Stopping) => "shut down",
+            _ => return Ok(()),
+        };
+        let what = format!("the VM of VBD {} is being {doing}", vbd.uuid);
+        Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"))
+    }
+}
+
+impl Tx<'_> {
+    /// Makes a VM, which does not run.
+    pub fn add_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
+        self.execute(
+            "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
+             NULL, NULL, NULL, NULL, NULL, :created)",
+            named_params! {
+                ":uuid": Id(vm.uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
+                ":driver": Word(vm.driver), ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot),
+                ":platform": Json(&vm.platform), ":power": Word(vm.power), ":created": Time(vm.created),
+            },
+        )?;
+        self.touch(ObjectKind::Vm, vm.uuid, Change::Added);
+        Ok(())
+    }
+
+    /// Changes a VM: its hardware only while it is halted.
+    pub fn patch_vm(&mut self, uuid: Uuid, patch: &VmPatch) -> Result<Vm, Problem> {
+        let mut vm = self.vm(uuid)?;
+        let hardware =
+            patch.memory.is_some() || patch.vcpus.is_some() || patch.boot.is_some() || patch.platform.is_some();
+        if hardware && vm.power != Power::Halted {
+            let what = format!("the hardware of VM {uuid} cannot change while it is not halted");
+            return Err(Problem::new(Code::State, what).advise("shut it down first"));
+        }
+        vm.name = patch.name.clone().unwrap_or(vm.name);
+        vm.description = patch.description.clone().unwrap_or(vm.description);
+        vm.memory = patch.memory.map_or(vm.memory, api::Size::bytes);
+        vm.vcpus = patch.vcpus.map_or(vm.vcpus, u32::from);
+        vm.boot = patch.boot.clone().unwrap_or(vm.boot);
+        vm.platform = patch.platform.clone().unwrap_or(vm.platform);
+        self.execute(
+            "UPDATE vm SET name = :name, description = :description, memory = :memory, vcpus = :vcpus, boot = :boot,
+             platform = :platform WHERE uuid = :uuid",
+            named_params! {
+                ":uuid": Id(uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
+                ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot), ":platform": Json(&vm.platform),
+            },
+        )?;
+        self.touch(ObjectKind::Vm, uuid, Change::Changed);
+        Ok(vm)
+    }
+
+    /// A VM that is halted begins to be started; these are its VBDs. None of them may be half way.
+    pub fn begin_vm_start(&mut self, uuid: Uuid) -> Result<(Vm, Vec<Vbd>), Problem> {
+        let vm = self.vm(uuid)?;
+        if vm.power != Power::Halted {
+            return Err(Problem::new(Code::State, format!("VM {uuid} is not halted")));
+        }
+        let vbds = self.vbds(Some(uuid), None)?;
+        let on_the_way = |vbd: &&Vbd| matches!(vbd.state, VbdState::Plugging | VbdState::Unplugging);
+        if let Some(vbd) = vbds.iter().find(on_the_way) {
+            let what = format!("VBD {} of VM {uuid} is being plugged or unplugged", vbd.uuid);
+            return Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"));
+        }
+        self.set_vm_power(uuid, Power::Starting, None)?;
+        Ok((vm, vbds))
+    }
+
+    /// Records whether a VM runs, and why it does not.
+    pub fn set_vm_power(&mut self, uuid: Uuid, power: Power, problem: Option<&Problem>) -> Result<(), Problem> {
+        self.vm(uuid)?;
+        self.execute(
+            "UPDATE vm SET power = ?2, problem = ?3 WHERE uuid = ?1",
+            (Id(uuid), Word(power), problem.map(Json)),
+        )?;
+        self.touch(ObjectKind::Vm, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// Records by which process a VM is run and where that is spoken to.
+    pub fn set_vm_run_by(&mut self, uuid: Uuid, by: Option<&VmProcess>, handle: Option<&str>) -> Result<(), Problem> {
+        self.vm(uuid)?;
+        let process = by.map(|by| by.process);
+        self.execute(
+            "UPDATE vm SET pid = ?2, pid_started = ?3, pid_boot = ?4, handle = ?5 WHERE uuid = ?1",
+            (Id(uuid), process.map(|by| by.pid), process.map(|by| by.started), by.map(|by| by.boot.as_str()), handle),
+        )?;
+        self.touch(ObjectKind::Vm, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// Forgets a VM that is halted, with its VBDs.
+    pub fn remove_vm(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        let vm = self.vm(uuid)?;
+        if vm.power != Power::Halted {
+            let what = format!("VM {uuid} is not halted");
+            return Err(Problem::new(Code::State, what).advise("shut it down first"));
+        }
+        for vbd in self.vbds(Some(uuid), None)? {
+            self.remove_vbd(vbd.uuid)?;
+        }
+        self.execute("DELETE FROM vm WHERE uuid = ?1", [Id(uuid)])?;
+        self.touch(ObjectKind::Vm, uuid, Change::Removed);
+        Ok(())
+    }
+}

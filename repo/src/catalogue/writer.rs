@@ -1,0 +1,118 @@
+//! The one thread that writes. It takes all changes that wait, makes one commit of them, and then answers each.
+//!
+//! Invariants: a change that is refused leaves nothing, whatever others are in the same commit; nobody is answered, and no
+//! event told, before the commit is durable.
+
+use std::sync::Arc;
+
+use api::{Code, Problem};
+use rusqlite::Connection;
+use tokio::sync::{mpsc, oneshot};
+
+use super::event::Tidings;
+use super::{Tx, View, failed};
+
+/// Changes that may wait; who comes then waits to be let in.
+const WAITING_MAX: usize = 1024;
+
+/// Changes in one commit: beyond this the sync is a small part of its cost.
+const BATCH_MAX: usize = 256;
+
+/// The way to the thread.
+#[derive(Debug)]
+pub struct Writer {
+    changes: mpsc::Sender<Box<dyn Change>>,
+}
+
+/// A change and whoever waits for it.
+trait Change: Send {
+    /// Makes it, within a transaction that may yet fail; tells whether it is to stay.
+    fn make(&mut self, tx: &mut Tx<'_>) -> bool;
+    /// Says what came of it, when the transaction has ended.
+    fn answer(self: Box<Self>, committed: Result<(), Problem>);
+}
+
+struct Asked<T, F> {
+    change: Option<F>,
+    outcome: Option<Result<T, Problem>>,
+    who: oneshot::Sender<Result<T, Problem>>,
+}
+
+impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for Asked<T, F> {
+    fn make(&mut self, tx: &mut Tx<'_>) -> bool {
+        self.outcome = self.change.take().map(|change| change(tx));
+        matches!(self.outcome, Some(Ok(_)))
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), Problem>) {
+        let outcome = match (self.outcome, committed) {
+            (Some(Err(refused)), _) => Err(refused),
+            (Some(Ok(value)), Ok(())) => Ok(value),
+            (_, Err(problem)) => Err(problem),
+            (None, Ok(())) => Err(ended()),
+        };
+        // Whoever has asked may not wait any more; the change stands.
+        self.who.send(outcome).ok();
+    }
+}
+
+impl Writer {
+    /// Starts the thread, which ends when nobody can ask it any more.
+    pub fn start(connection: Connection, tidings: Arc<Tidings>) -> Result<Writer, Problem> {
+        let (changes, waiting) = mpsc::channel(WAITING_MAX);
+        let thread = std::thread::Builder::new().name("catalogue".into());
+        let started = thread.spawn(move || run(connection, waiting, &tidings));
+        started.map(drop).map_err(|error| Problem::failed("start the catalogue's thread", error))?;
+        Ok(Writer { changes })
+    }
+
+    /// Has a change made.
+    pub async fn write<T, F>(&self, change: F) -> Result<T, Problem>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send + 'static,
+    {
+        let (who, answer) = oneshot::channel();
+        let asked = Box::new(Asked { change: Some(change), outcome: None, who });
+        self.changes.send(asked).await.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+}
+
+fn ended() -> Problem {
+    Problem::new(Code::Internal, "the catalogue's thread has ended")
+}
+
+fn run(mut connection: Connection, mut waiting: mpsc::Receiver<Box<dyn Change>>, tidings: &Tidings) {
+    let mut batch = Vec::new();
+    while let Some(first) = waiting.blocking_recv() {
+        batch.push(first);
+        while batch.len() < BATCH_MAX {
+            let Ok(next) = waiting.try_recv() else { break };
+            batch.push(next);
+        }
+        let committed = commit(&mut connection, &mut batch, tidings);
+        for change in batch.drain(..) {
+            change.answer(committed.clone());
+        }
+    }
+}
+
+/// One commit of all changes that are not refused. Those who were are known by their outcome.
+fn commit(connection: &mut Connection, batch: &mut [Box<dyn Change>], tidings: &Tidings) -> Result<(), Problem> {
+    let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(failed)?;
+    let mut tx = Tx { view: View { connection: &transaction, tidings }, touched: Vec::new() };
+    for change in batch {
+        let before = tx.touched.len();
+        tx.execute("SAVEPOINT change", [])?;
+        if !change.make(&mut tx) {
+            tx.execute("ROLLBACK TO change", [])?;
+            tx.touched.truncate(before);
+        }
+        tx.execute("RELEASE change", [])?;
+    }
+    let events = tx.events()?;
+    transaction.commit().map_err(failed)?;
+    tidings.tell(events);
+    Ok(())
+}

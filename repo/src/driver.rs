@@ -1,0 +1,12 @@
+//! Drivers of storage repositories: the places where images lie. They know files by name; what is in them is the disk
+//! process's business.
+
+mod directory;
+pub mod filesystem;
+mod label;
+pub mod mount;
+mod repository;
+
+pub use directory::{Capacity, Directory, Entry, LOCK, UNFINISHED};
+pub use label::{LABEL, Label};
+pub use repository::{Attached, attach, check_empty, make, unmake};

@@ -1,0 +1,365 @@
+//! The directory of an attached repository: files are opened, made, shared and removed in it, by name.
+//!
+//! Invariants: a name never leads out of the directory, through a link or otherwise; what was made or removed is so after
+//! the loss of power too.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use api::{AbsolutePath, Code, Problem};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+/// An open directory.
+#[derive(Debug)]
+pub struct Directory {
+    handle: File,
+    path: AbsolutePath,
+    /// The lock on the repository, which lasts as long as anybody has the directory.
+    lock: Option<File>,
+}
+
+/// A name in a directory, and what has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The name; what is not UTF-8 in it is shown as U+FFFD, and such a name is no image's.
+    pub name: String,
+    /// Whether it is a regular file.
+    pub file: bool,
+    /// What it takes on the file system, in bytes.
+    pub physical: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// It is neither root's nor this daemon's.
+    pub foreign: bool,
+    /// It was written to in the last seconds.
+    pub fresh: bool,
+}
+
+/// Seconds after which a file that nobody has written to is taken for complete.
+const FRESH: i64 = 10;
+
+/// The file that is locked while a repository is attached.
+pub const LOCK: &str = ".tapline-sr.lock";
+
+/// How large a file system is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// All of it.
+    pub size: u64,
+    /// What is used, by whomever.
+    pub used: u64,
+    /// What can still be written.
+    pub available: u64,
+}
+
+/// What a file that is not finished is called beside the name that it is to have.
+pub const UNFINISHED: &str = ".unfinished";
+
+impl Directory {
+    /// Opens the directory at `path`.
+    pub fn open(path: &AbsolutePath) -> Result<Directory, Problem> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let handle = rustix::fs::open(path.as_path(), flags, Mode::empty());
+        let handle = handle.map_err(|errno| Problem::failed(format_args!("open the directory {path}"), errno))?;
+        Ok(Directory { handle: handle.into(), path: path.clone(), lock: None })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.path.as_path()
+    }
+
+    /// Sees what the directory is on ([`super::filesystem`]).
+    pub(super) fn handle(&self) -> &File {
+        &self.handle
+    }
+
+    /// Locks the repository for as long as anybody has this directory: over NFS and SMB by the server's lock. Whoever can
+    /// only read takes part in nothing that could be disturbed, and locks only what is there.
+    pub fn lock(&mut self, read_only: bool) -> Result<(), Problem> {
+        let tried = format!("lock {}", self.path().join(LOCK).display());
+        let (access, operation) = match read_only {
+            true => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
+            false => (OFlags::RDWR | OFlags::CREATE, FlockOperation::NonBlockingLockExclusive),
+        };
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.handle, LOCK, flags, Mode::from_raw_mode(0o600)) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) if read_only => return Ok(()),
+            Err(errno) => return Err(open_failed(&tried, errno)),
+        };
+        match patient_lock(&file, operation) {
+            Ok(()) => self.lock = Some(file),
+            Err(Errno::WOULDBLOCK) => {
+                let what = format!(
+                    "the repository at {} is attached already: by another taplined, or twice by this one",
+                    self.path
+                );
+                return Err(Problem::new(Code::InUse, what).advise("detach it there first"));
+            }
+            Err(errno) => return Err(Problem::failed(tried, errno)),
+        }
+        Ok(())
+    }
+
+    /// The names in it, and what has them.
+    pub fn entries(&self) -> Result<Vec<Entry>, Problem> {
+        let tried = || format!("list {}", self.path);
+        let failed = |errno: Errno| Problem::failed(tried(), errno);
+        let mut entries = Vec::new();
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime).tv_sec;
+        let own = [0, rustix::process::geteuid().as_raw()];
+        for entry in rustix::fs::Dir::read_from(&self.handle).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            if [&b"."[..], b".."].contains(&name.to_bytes()) {
+                continue;
+            }
+            match rustix::fs::statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => entries.push(Entry {
+                    name: name.to_string_lossy().into_owned(),
+                    file: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
+                    physical: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
+                    len: u64::try_from(stat.st_size).unwrap_or(0),
+                    foreign: !own.contains(&stat.st_uid),
+                    fresh: now.saturating_sub(stat.st_mtime) < FRESH,
+                }),
+                // It has gone meanwhile.
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        entries.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(entries)
+    }
+
+    /// What a small file holds, if it is there; one that is longer than `max` is refused.
+    pub fn read_file(&self, name: &str, max: usize) -> Result<Option<Vec<u8>>, Problem> {
+        let file = match self.open_image(name, false) {
+            Err(problem) if problem.code == Code::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let tried = || format!("read {}", self.path().join(name).display());
+        let mut bytes = Vec::new();
+        let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
+        file.take(limit).read_to_end(&mut bytes).map_err(|error| Problem::failed(tried(), error))?;
+        match bytes.len() > max {
+            true => Err(Problem::failed(tried(), format_args!("it has more than {max} bytes"))),
+            false => Ok(Some(bytes)),
+        }
+    }
+
+    /// Makes a small file, in full or not at all; refuses if the name is taken.
+    pub fn write_file(&self, name: &str, bytes: &[u8]) -> Result<(), Problem> {
+        let tried = format!("write {}", self.path().join(name).display());
+        self.finish(name, &tried, |file| {
+            file.write_all(bytes)
+                .map_err(|error| open_failed(&tried, Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+        })
+    }
+
+    /// Opens an image to hand it to a disk process: a regular file, and no link to one.
+    pub fn open_image(&self, name: &str, write: bool) -> Result<File, Problem> {
+        let tried = format!("open {}", self.path().join(name).display());
+        check_name(name).map_err(|why| Problem::failed(&tried, why))?;
+        let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        // A FIFO or a device that has taken the place of the file must not keep us waiting.
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&self.handle, name, flags, Mode::empty());
+        let file = File::from(opened.map_err(|errno| open_failed(&tried, errno))?);
+        let metadata = file.metadata().map_err(|error| Problem::failed(&tried, error))?;
+        if !metadata.is_file() {
+            return Err(Problem::failed(tried, "it is not a regular file"));
+        }
+        Ok(file)
+    }
+
+    /// Makes an empty file where there is none.
+    pub fn create_image(&self, name: &str) -> Result<File, Problem> {
+        let tried = format!("create {}", self.path().join(name).display());
+        check_name(name).map_err(|why| Problem::failed(&tried, why))?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.handle, name, flags, Mode::from_raw_mode(0o640));
+        let file = File::from(made.map_err(|errno| open_failed(&tried, errno))?);
+        self.sync(&tried)?;
+        Ok(file)
+    }
+
+    /// Makes `to` share all blocks of `from`, in full or not at all. Nothing may be writing to `from`.
+    pub fn share_image(&self, from: &str, to: &str) -> Result<(), Problem> {
+        let tried = format!("copy {} to {to} by sharing its blocks", self.path().join(from).display());
+        let source = self.open_image(from, false)?;
+        self.finish(to, &tried, |target| {
+            rustix::fs::ioctl_ficlone(target, &source).map_err(|errno| open_failed(&tried, errno))
+        })
+    }
+
+    /// Makes a file beside the name that it is to have, and gives it that when what is in it is durable.
+    fn finish(
+        &self,
+        name: &str,
+        tried: &str,
+        fill: impl FnOnce(&mut File) -> Result<(), Problem>,
+    ) -> Result<(), Problem> {
+        let beside = format!("{name}{UNFINISHED}");
+        self.remove_image(&beside)?;
+        let mut target = self.create_image(&beside)?;
+        let filled = fill(&mut target);
+        let filled = filled.and_then(|()| target.sync_all().map_err(|error| Problem::failed(tried, error)));
+        let named = filled.and_then(|()| self.name(&beside, name, tried));
+        if let Err(problem) = named {
+            self.remove_image(&beside)?;
+            return Err(problem);
+        }
+        self.sync(tried)
+    }
+
+    /// Gives a file another name, if that is free.
+    fn name(&self, from: &str, to: &str, tried: &str) -> Result<(), Problem> {
+        let here = &self.handle;
+        let named = match rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE) {
+            // NFS cannot: a second name and then none of the first come to the same.
+            Err(Errno::INVAL) => rustix::fs::linkat(here, from, here, to, AtFlags::empty())
+                .and_then(|()| rustix::fs::unlinkat(here, from, AtFlags::empty())),
+            named => named,
+        };
+        named.map_err(|errno| open_failed(tried, errno))
+    }
+
+    /// Removes a file; that it is not there is as good.
+    pub fn remove_image(&self, name: &str) -> Result<(), Problem> {
+        let tried = format!("remove {}", self.path().join(name).display());
+        check_name(name).map_err(|why| Problem::failed(&tried, why))?;
+        match rustix::fs::unlinkat(&self.handle, name, AtFlags::empty()) {
+            Ok(()) => self.sync(&tried),
+            Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(open_failed(&tried, errno)),
+        }
+    }
+
+    /// What a file takes on the file system, in bytes.
+    pub fn physical(&self, name: &str) -> Result<u64, Problem> {
+        let file = self.open_image(name, false)?;
+        let stat = rustix::fs::fstat(&file).map_err(|errno| Problem::failed(format_args!("examine {name}"), errno))?;
+        Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
+    }
+
+    /// Refuses, with the code `state`, if its path leads elsewhere now: it was removed, or something was mounted or unmounted.
+    pub fn still_there(&self) -> Result<(), Problem> {
+        let failed = |errno: Errno| match errno {
+            Errno::NOENT | Errno::NOTDIR | Errno::STALE => self.gone(),
+            _ => Problem::failed(format_args!("look at {}", self.path), errno),
+        };
+        let open = rustix::fs::fstat(&self.handle).map_err(failed)?;
+        let there = rustix::fs::stat(self.path.as_path()).map_err(failed)?;
+        match (open.st_dev, open.st_ino) == (there.st_dev, there.st_ino) {
+            true => Ok(()),
+            false => Err(self.gone()),
+        }
+    }
+
+    fn gone(&self) -> Problem {
+        Problem::new(Code::State, format!("{} is not what it was when it was attached", self.path))
+            .advise("mount what belongs there")
+    }
+
+    /// How large the file system is, and how much of it is left.
+    pub fn capacity(&self) -> Result<Capacity, Problem> {
+        let tried = || format!("see how full {} is", self.path.as_str());
+        let stat = rustix::fs::fstatvfs(&self.handle).map_err(|errno| Problem::failed(tried(), errno))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+        Ok(Capacity {
+            size: bytes(stat.f_blocks),
+            used: bytes(stat.f_blocks.saturating_sub(stat.f_bfree)),
+            // What is kept for root alone is left to it: disk processes are not root.
+            available: bytes(stat.f_bavail),
+        })
+    }
+
+    /// Makes durable which names there are.
+    fn sync(&self, tried: &str) -> Result<(), Problem> {
+        self.handle.sync_all().map_err(|error| Problem::failed(tried, error))
+    }
+}
+
+/// A process that is just being started has our files open until it is another program, locks that were given up a moment ago
+/// among them: it is given the time for that.
+fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
+    for _ in 0..10 {
+        match rustix::fs::flock(file, operation) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
+            locked => return locked,
+        }
+    }
+    rustix::fs::flock(file, operation)
+}
+
+fn open_failed(tried: &str, errno: Errno) -> Problem {
+    let code = match errno {
+        Errno::NOSPC | Errno::DQUOT => Code::NoSpace,
+        Errno::ROFS => Code::ReadOnly,
+        Errno::EXIST => Code::Exists,
+        Errno::NOENT => Code::NotFound,
+        Errno::OPNOTSUPP | Errno::XDEV => Code::Unsupported,
+        _ => Code::Failed,
+    };
+    Problem::new(code, format!("cannot {tried}: {errno}"))
+}
+
+/// A name in the directory and nowhere else.
+fn check_name(name: &str) -> Result<(), &'static str> {
+    match name {
+        "" | "." | ".." => Err("that is no name of a file"),
+        name if name.contains(['/', '\0']) => Err("the name leads elsewhere"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::Write;
+
+    use super::*;
+
+    fn directory() -> (tempfile::TempDir, Directory) {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().to_str().unwrap().parse().unwrap();
+        (room, Directory::open(&path).unwrap())
+    }
+
+    #[test]
+    fn a_name_never_leads_out() {
+        let (room, directory) = directory();
+        std::fs::write(room.path().join("a"), "x").unwrap();
+        std::os::unix::fs::symlink("a", room.path().join("link")).unwrap();
+        for name in ["", ".", "..", "../a", "/etc/passwd", "a/b"] {
+            assert!(directory.open_image(name, false).is_err(), "{name:?}");
+            assert!(directory.create_image(name).is_err(), "{name:?}");
+            assert!(directory.remove_image(name).is_err(), "{name:?}");
+        }
+        assert!(directory.open_image("a", true).is_ok());
+        assert!(directory.open_image("link", false).is_err());
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_does_not_keep_us_waiting() {
+        let (room, directory) = directory();
+        rustix::fs::mkfifoat(rustix::fs::CWD, room.path().join("fifo"), Mode::RWXU).unwrap();
+        std::fs::create_dir(room.path().join("dir")).unwrap();
+        assert!(directory.open_image("fifo", false).unwrap_err().message.contains("regular"));
+        assert!(directory.open_image("dir", false).is_err());
+    }
+
+    #[test]
+    fn nothing_is_overwritten_and_removing_twice_is_as_good_as_once() {
+        let (_room, directory) = directory();
+        directory.create_image("a").unwrap().write_all(b"1").unwrap();
+        assert_eq!(directory.create_image("a").unwrap_err().code, Code::Exists);
+        directory.remove_image("a").unwrap();
+        directory.remove_image("a").unwrap();
+        assert_eq!(directory.open_image("a", false).unwrap_err().code, Code::NotFound);
+    }
+}

@@ -1,0 +1,111 @@
+//! The label of a repository: a small file in its directory that says which one it is.
+//!
+//! Invariant: a label is there in full or not at all, whatever is lost with the power.
+
+use api::{Code, ImageFormat, Name, Problem};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::Directory;
+
+/// The file.
+pub const LABEL: &str = ".tapline-sr.json";
+
+/// The version of the label that this program writes, and the last that it understands.
+const VERSION: u32 = 1;
+
+/// Bytes of the longest label: a name of 128 characters and a little more.
+const LABEL_MAX: usize = 16 << 10;
+
+/// Which repository a directory is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Label {
+    /// The label's own version.
+    version: u32,
+    /// The repository's identity.
+    pub uuid: Uuid,
+    /// The name it was made with.
+    pub name: Name,
+    /// The format of new VDIs for which none is named, if the repository was made with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<ImageFormat>,
+}
+
+/// What is looked at before the rest is.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+impl Label {
+    /// A label of today.
+    pub fn new(uuid: Uuid, name: Name, format: Option<ImageFormat>) -> Label {
+        Label { version: VERSION, uuid, name, format }
+    }
+
+    /// The label of a directory, if it has one.
+    pub fn read(directory: &Directory) -> Result<Option<Label>, Problem> {
+        let Some(bytes) = directory.read_file(LABEL, LABEL_MAX)? else { return Ok(None) };
+        parse(&bytes).map(Some).map_err(|why| {
+            let path = directory.path().join(LABEL);
+            Problem::failed(format_args!("read the label {}", path.display()), why)
+                .advise("if it is damaged, see what it says and write it anew; its images are not touched by that")
+        })
+    }
+
+    /// Gives a directory this label; refuses if it has one.
+    pub fn write(&self, directory: &Directory) -> Result<(), Problem> {
+        let text = serde_json::to_string_pretty(self).map_err(|error| Problem::failed("write a label", error))?;
+        directory.write_file(LABEL, format!("{text}\n").as_bytes()).map_err(|problem| match problem.code {
+            Code::Exists => {
+                let what = format!("{} is a repository already", directory.path().display());
+                Problem::new(Code::Exists, what).field("source").advise("introduce it, or name another directory")
+            }
+            _ => problem,
+        })
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Label, String> {
+    let text = |error: serde_json::Error| error.to_string();
+    match serde_json::from_slice::<Versioned>(bytes).map_err(text)?.version {
+        VERSION => serde_json::from_slice(bytes).map_err(text),
+        version => Err(format!("it is of version {version}, and this taplined knows version {VERSION}")),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn directory() -> (tempfile::TempDir, Directory) {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().to_str().unwrap().parse().unwrap();
+        (room, Directory::open(&path).unwrap())
+    }
+
+    fn label() -> Label {
+        Label::new(Uuid::new_v4(), "disks".parse().unwrap(), Some(ImageFormat::Vhd))
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_never_overwritten() {
+        let (room, directory) = directory();
+        assert_eq!(Label::read(&directory).unwrap(), None);
+        let first = label();
+        first.write(&directory).unwrap();
+        assert_eq!(label().write(&directory).unwrap_err().code, Code::Exists);
+        assert_eq!(Label::read(&directory).unwrap(), Some(first));
+        assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_label_that_is_not_understood_is_none_of_ours() {
+        let (room, directory) = directory();
+        for text in ["", "{", "{\"version\":2}", "{\"version\":1,\"uuid\":\"x\",\"name\":\"a\"}", &"x".repeat(1 << 20)]
+        {
+            std::fs::write(room.path().join(LABEL), text).unwrap();
+            assert!(Label::read(&directory).is_err(), "{text:.40}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! How a server's directory is mounted: the words for mount(8), and what is refused before anything is run.
+//!
+//! The options are the safe ones, whatever the host's defaults are: I/O waits for a server that is away (`hard`) instead of
+//! failing with data half written, nothing on the server is a device or a program of this host, and nothing that this
+//! host has in memory stands for what the server has. It runs nothing.
+
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use api::{Code, Problem, SrSource};
+
+/// Of both: nothing on the server may become a device or a program of this host.
+const COMMON: &str = "hard,nosuid,nodev,noexec,noatime";
+
+/// NFS: over TCP; a request is sent again after 60 s (`timeo` counts tenths), and after two of those the kernel says that
+/// the server is away, and goes on.
+const NFS: &str = "proto=tcp,timeo=600,retrans=2";
+
+/// SMB: nothing is cached here, so that O_DIRECT is what it says; files are this daemon's alone.
+const SMB: &str = "cache=none,uid=0,gid=0,file_mode=0600,dir_mode=0700";
+
+/// The versions of NFS that can be asked for (nfs(5)).
+const NFS_VERSIONS: [&str; 5] = ["3", "4", "4.0", "4.1", "4.2"];
+
+/// What is mounted: as mount(8) takes it, and as the kernel shows it (proc_pid_mountinfo(5)). None for what is not mounted by us.
+pub fn device(source: &SrSource) -> Option<String> {
+    match source {
+        SrSource::Dir { .. } | SrSource::Iso { .. } => None,
+        SrSource::Nfs { server, export, .. } if server.contains(':') => Some(format!("[{server}]:{export}")),
+        SrSource::Nfs { server, export, .. } => Some(format!("{server}:{export}")),
+        SrSource::Smb { server, share, .. } => Some(format!("//{server}/{share}")),
+    }
+}
+
+/// What mount(8) is called with; none for what is not mounted by us.
+pub fn words(source: &SrSource, at: &Path) -> Option<Vec<OsString>> {
+    let (kind, options) = match source {
+        SrSource::Dir { .. } | SrSource::Iso { .. } => return None,
+        SrSource::Nfs { version, .. } => {
+            let version = version.as_ref().map(|version| format!(",vers={version}")).unwrap_or_default();
+            ("nfs", format!("{COMMON},{NFS}{version}"))
+        }
+        SrSource::Smb { credentials, .. } => ("cifs", format!("{COMMON},{SMB},credentials={credentials}")),
+    };
+    let mut words: Vec<OsString> = ["-t", kind, "-o", &options, "--"].map(OsString::from).into();
+    words.extend([device(source)?.into(), at.into()]);
+    Some(words)
+}
+
+/// Refuses a source that would mean something else to mount(8), or one that others can change. Looks at files of the host.
+pub fn check(source: &SrSource) -> Result<(), Problem> {
+    match source {
+        SrSource::Dir { .. } | SrSource::Iso { .. } => Ok(()),
+        SrSource::Nfs { server, version, .. } => {
+            check_server(server)?;
+            match version {
+                Some(version) if !NFS_VERSIONS.contains(&&**version) => {
+                    let what = format!("there is no version «{}» of NFS", version.escape_debug());
+                    Err(invalid("source.version", what).advise("3, 4, 4.0, 4.1 or 4.2"))
+                }
+                _ => Ok(()),
+            }
+        }
+        SrSource::Smb { server, share, credentials } => {
+            check_server(server)?;
+            check_share(share)?;
+            check_credentials(credentials.as_path())
+        }
+    }
+}
+
+fn invalid(field: &str, what: impl Into<String>) -> Problem {
+    Problem::new(Code::Invalid, what).field(field)
+}
+
+/// A host's name or an address: nothing that could be taken for an option or a path.
+fn check_server(server: &str) -> Result<(), Problem> {
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || b".:_-%".contains(&byte);
+    let first = server.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b':');
+    match first && server.len() <= 255 && server.bytes().all(known) {
+        true => Ok(()),
+        false => {
+            Err(invalid("source.server", format!("«{}» is no name or address of a server", server.escape_debug())))
+        }
+    }
+}
+
+fn check_share(share: &str) -> Result<(), Problem> {
+    let wrong =
+        share.is_empty() || share.len() > 1024 || share.contains(|char: char| char.is_control() || char == '\\');
+    match wrong || share.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        true => Err(invalid("source.share", format!("«{}» is no share and directory in it", share.escape_debug()))),
+        false => Ok(()),
+    }
+}
+
+/// The file has a password: it is root's (or ours), and nobody else can read it or put another one in its place.
+fn check_credentials(path: &Path) -> Result<(), Problem> {
+    let field = "source.credentials";
+    let shown = path.display();
+    if path.to_str().is_none_or(|text| text.contains(',')) {
+        return Err(invalid(field, format!("{shown} has a comma, at which an option of mount(8) ends")));
+    }
+    let found = std::fs::symlink_metadata(path);
+    let found = found.map_err(|error| invalid(field, format!("cannot look at {shown}: {error}")))?;
+    let own = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+    match found.is_file() && own && found.mode() & 0o077 == 0 {
+        true => Ok(()),
+        false => Err(invalid(field, format!("{shown} is not a regular file that only root can read and write"))
+            .advise(format!("chown root {shown} && chmod 0600 {shown}"))),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn nfs(server: &str, version: Option<&str>) -> SrSource {
+        let (server, version) = (server.into(), version.map(String::from));
+        SrSource::Nfs { server, export: "/vms".parse().unwrap(), version }
+    }
+
+    fn smb(share: &str, credentials: &str) -> SrSource {
+        SrSource::Smb { server: "nas".into(), share: share.into(), credentials: credentials.parse().unwrap() }
+    }
+
+    fn line(source: &SrSource) -> String {
+        let words = words(source, Path::new("/run/sr/1")).unwrap();
+        words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_server_is_mounted_hard_and_gives_neither_devices_nor_programs() {
+        assert_eq!(
+            line(&nfs("nas", Some("4.2"))),
+            "-t nfs -o hard,nosuid,nodev,noexec,noatime,proto=tcp,timeo=600,retrans=2,vers=4.2 -- nas:/vms /run/sr/1"
+        );
+        assert!(!line(&nfs("nas", None)).contains("vers"));
+        assert!(line(&nfs("fe80::1%eth0", None)).contains(" [fe80::1%eth0]:/vms "));
+        assert_eq!(
+            line(&smb("vms/a", "/etc/nas")),
+            "-t cifs -o hard,nosuid,nodev,noexec,noatime,cache=none,uid=0,gid=0,file_mode=0600,dir_mode=0700,\
+             credentials=/etc/nas -- //nas/vms/a /run/sr/1"
+        );
+    }
+
+    #[test]
+    fn what_would_mean_something_else_to_mount_is_refused_by_field() {
+        check(&nfs("10.0.0.1", Some("3"))).unwrap();
+        for server in ["", "-o", "a b", "a/b", "a,b", "a\nb", "ü", &"x".repeat(256)] {
+            assert_eq!(check(&nfs(server, None)).unwrap_err().field.as_deref(), Some("source.server"), "{server:?}");
+        }
+        for version in ["", "2", "4.2,soft"] {
+            assert_eq!(check(&nfs("nas", Some(version))).unwrap_err().field.as_deref(), Some("source.version"));
+        }
+        for share in ["", "/vms", "a/../b", "a//b", "a\\b", "a\nb"] {
+            assert_eq!(check(&smb(share, "/x")).unwrap_err().field.as_deref(), Some("source.share"), "{share:?}");
+        }
+    }
+
+    #[test]
+    fn credentials_that_others_can_read_or_replace_are_refused() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("credentials");
+        let shown = path.to_str().unwrap();
+        let refused =
+            |path: &str| check(&smb("vms", path)).is_err_and(|why| why.field.as_deref() == Some("source.credentials"));
+        assert!(refused(shown), "it is not there");
+        std::fs::write(&path, "username=u\n").unwrap();
+        for mode in [0o644, 0o640, 0o602] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert!(refused(shown), "{mode:o}");
+        }
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        check(&smb("vms", shown)).unwrap();
+        std::os::unix::fs::symlink(&path, room.path().join("link")).unwrap();
+        assert!(refused(room.path().join("link").to_str().unwrap()));
+        assert!(refused(&format!("{shown},soft")));
+    }
+}

@@ -1,0 +1,164 @@
+//! A repository in a directory: it is made, attached and unmade, and what it is on decides what it can.
+//!
+//! Invariants: nothing is attached that has not the label it should have, nor what somebody else has attached for writing; a
+//! directory that holds anything is never made a repository unless somebody says that its images are to be.
+
+use api::{AbsolutePath, Code, ImageFormat, Problem, SrSource, Variant, Versions};
+use uuid::Uuid;
+
+use super::{Directory, LABEL, LOCK, Label, UNFINISHED, filesystem};
+
+/// What a file system makes by itself.
+const NOBODYS: [&str; 2] = ["lost+found", LOCK];
+
+/// A repository that is attached.
+#[derive(Debug)]
+pub struct Attached {
+    /// Its directory, locked.
+    pub directory: Directory,
+    /// What it is on and can.
+    pub variant: Variant,
+}
+
+/// Attaches the repository `uuid` that is at `path`.
+pub fn attach(path: &AbsolutePath, source: &SrSource, uuid: Uuid) -> Result<Attached, Problem> {
+    let mut directory = Directory::open(path)?;
+    let read_only = filesystem::read_only(directory.handle())?;
+    let format = match source {
+        // A library of images is read and may be shared by anybody: it has neither label nor lock.
+        SrSource::Iso { .. } => None,
+        _ => {
+            let format = check_label(&directory, uuid)?.format;
+            directory.lock(read_only)?;
+            format
+        }
+    };
+    let variant = variant(&directory, path, source, format, read_only)?;
+    Ok(Attached { directory, variant })
+}
+
+fn check_label(directory: &Directory, uuid: Uuid) -> Result<Label, Problem> {
+    let path = directory.path().display();
+    let (what, advice) = match Label::read(directory)? {
+        Some(label) if label.uuid == uuid => return Ok(label),
+        Some(other) => (
+            format!("at {path} is another repository, «{}» ({})", other.name, other.uuid),
+            "mount what belongs there, or introduce the other one",
+        ),
+        None => (format!("at {path} is no repository"), "mount what belongs there"),
+    };
+    Err(Problem::new(Code::State, what).advise(advice))
+}
+
+/// Refuses a directory in which there is anything.
+pub fn check_empty(directory: &Directory) -> Result<(), Problem> {
+    let entries = directory.entries()?;
+    let path = directory.path().display();
+    if entries.iter().any(|entry| entry.name == LABEL) {
+        let what = format!("{path} is a repository already");
+        return Err(Problem::new(Code::Exists, what).field("source").advise("introduce it, or name another directory"));
+    }
+    match entries.iter().find(|entry| !NOBODYS.contains(&&*entry.name)) {
+        None => Ok(()),
+        Some(entry) => {
+            let what = format!("{path} is not empty: it has «{}»", entry.name.escape_debug());
+            let advice = "name an empty directory, or introduce this one with all that is in it";
+            Err(Problem::new(Code::Exists, what).field("source").advise(advice))
+        }
+    }
+}
+
+/// Makes a directory a repository. Done twice with one label, it is as good as done once. The directory is empty, unless what is in
+/// it is to be `kept`.
+pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Problem> {
+    let mut directory = Directory::open(path)?;
+    if filesystem::read_only(directory.handle())? {
+        let what = format!("{path} is for reading only");
+        return Err(Problem::new(Code::ReadOnly, what).field("source").advise("mount it for writing"));
+    }
+    if Label::read(&directory)?.is_some_and(|there| there.uuid == label.uuid) {
+        return Ok(());
+    }
+    if !kept {
+        check_empty(&directory)?;
+    }
+    directory.lock(false)?;
+    // Another one may have been made here before the lock was ours.
+    if !kept {
+        check_empty(&directory)?;
+    }
+    label.write(&directory)
+}
+
+/// Takes the label from the repository `uuid`, and what a killed `make` has left of one. Images stay, and so does a label that
+/// says something else.
+pub fn unmake(path: &AbsolutePath, uuid: Uuid) -> Result<(), Problem> {
+    let directory = Directory::open(path)?;
+    if Label::read(&directory)?.is_some_and(|there| there.uuid != uuid) {
+        return Ok(());
+    }
+    for name in [LABEL, &format!("{LABEL}{UNFINISHED}"), LOCK] {
+        directory.remove_image(name)?;
+    }
+    Ok(())
+}
+
+fn variant(
+    directory: &Directory,
+    path: &AbsolutePath,
+    source: &SrSource,
+    format: Option<ImageFormat>,
+    read_only: bool,
+) -> Result<Variant, Problem> {
+    let filesystem = filesystem::kind(directory.handle())?;
+    let shares =
+        !read_only && matches!(&*filesystem, "xfs" | "btrfs") && filesystem::shares_blocks(directory.handle())?;
+    let iso = matches!(source, SrSource::Iso { .. });
+    let versions = match (read_only || iso, shares) {
+        (true, _) => Versions::None,
+        (false, true) => Versions::Reflink,
+        (false, false) => Versions::Chain,
+    };
+    let usual = if iso || versions == Versions::Reflink { ImageFormat::Raw } else { ImageFormat::Qcow2 };
+    Ok(Variant {
+        versions,
+        format: format.unwrap_or(usual),
+        formats: match iso {
+            true => vec![ImageFormat::Raw],
+            false => vec![ImageFormat::Raw, ImageFormat::Vhd, ImageFormat::Qcow2],
+        },
+        read_only: read_only || iso,
+        path: path.clone(),
+        notes: notes(&filesystem, source, shares, read_only),
+        filesystem,
+    })
+}
+
+/// What is worth knowing of a file system, and what a flush is worth on it.
+fn notes(filesystem: &str, source: &SrSource, shares: bool, read_only: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if read_only {
+        notes.push("It is mounted for reading only: nothing can be made, written or removed in it.");
+    }
+    notes.push(match filesystem {
+        "nfs" | "nfs4" => {
+            "A flush is the server's COMMIT: it is worth what the export is, which must be «sync» and cannot be seen from here."
+        }
+        "cifs" | "smb3" => {
+            "A flush is sent to the server: it is worth what the server makes of it (Samba: «strict sync = yes», its default)."
+        }
+        "tmpfs" | "ramfs" => "It is in the host's memory: all is lost with its power, flushed or not.",
+        filesystem if filesystem.starts_with("fuse") => "What a flush is worth is up to the program that serves this file system.",
+        _ => "A flush reaches the drive's durable storage, as far as the drive is honest.",
+    });
+    if matches!(source, SrSource::Nfs { .. } | SrSource::Smb { .. }) {
+        notes.push("It is mounted hard: I/O waits for a server that is away, for as long as it takes, and fails not.");
+    }
+    if matches!(filesystem, "xfs" | "btrfs") && !read_only && !shares {
+        notes.push("Its files cannot share blocks (XFS: made without reflink), so that states are kept as chains.");
+    }
+    notes.into_iter().map(String::from).collect()
+}
+
+#[cfg(test)]
+mod test;

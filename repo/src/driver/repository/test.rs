@@ -1,0 +1,195 @@
+//! On real file systems: made in a file, mounted over a loop device. Only root can, and where something is missing it is said.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::*;
+
+/// A file system of its own, gone with this value.
+struct Mounted {
+    room: tempfile::TempDir,
+}
+
+/// A file system that `mkfs` makes with `options`, of so many MiB; none, and a word of it, where that cannot be.
+fn mounted(mkfs: &str, options: &[&str], mebibytes: u64) -> Option<Mounted> {
+    let room = tempfile::tempdir().unwrap();
+    let (image, at) = (room.path().join("image"), room.path().join("at"));
+    std::fs::File::create(&image).unwrap().set_len(mebibytes << 20).unwrap();
+    std::fs::create_dir(&at).unwrap();
+    let run = |program: &str, words: &[&std::ffi::OsStr]| {
+        let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap());
+        let ran = Command::new(program).args(words).env("PATH", path).output();
+        ran.is_ok_and(|ran| ran.status.success())
+    };
+    let mut words: Vec<&std::ffi::OsStr> = options.iter().map(|word| word.as_ref()).collect();
+    words.push(image.as_ref());
+    if run(mkfs, &words) && run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), at.as_ref()]) {
+        return Some(Mounted { room });
+    }
+    // Past the capture of what tests print: it is to be seen.
+    std::io::stderr()
+        .write_all(
+            format!("NOT RUN: a test on a file system of {mkfs}: it needs root, {mkfs} and a loop device\n").as_bytes(),
+        )
+        .unwrap();
+    None
+}
+
+impl Mounted {
+    fn at(&self) -> PathBuf {
+        self.room.path().join("at")
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // A process that another test is just starting has our files open for a moment.
+        let unmounted = || Command::new("umount").arg(self.at()).status().is_ok_and(|status| status.success());
+        for _ in 0..100 {
+            if unmounted() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert!(std::thread::panicking(), "{} cannot be unmounted", self.at().display());
+    }
+}
+
+fn path(path: &Path) -> AbsolutePath {
+    path.to_str().unwrap().parse().unwrap()
+}
+
+fn dir(at: &Path) -> SrSource {
+    SrSource::Dir { path: path(at) }
+}
+
+fn label(format: Option<ImageFormat>) -> Label {
+    Label::new(Uuid::new_v4(), "disks".parse().unwrap(), format)
+}
+
+/// What a repository that is made at a place can.
+fn variant_at(at: &Path, format: Option<ImageFormat>) -> Variant {
+    let label = label(format);
+    make(&path(at), &label, false).unwrap();
+    let attached = attach(&path(at), &dir(at), label.uuid).unwrap();
+    unmake(&path(at), label.uuid).unwrap();
+    attached.variant
+}
+
+#[test]
+fn ext4_has_chains_of_qcow2_unless_another_format_was_named() {
+    let Some(mounted) = mounted("mkfs.ext4", &["-q"], 64) else { return };
+    let variant = variant_at(&mounted.at(), None);
+    assert_eq!((&*variant.filesystem, variant.versions, variant.format), ("ext4", Versions::Chain, ImageFormat::Qcow2));
+    assert!(!variant.read_only);
+    assert_eq!(variant_at(&mounted.at(), Some(ImageFormat::Vhd)).format, ImageFormat::Vhd);
+}
+
+#[test]
+fn xfs_shares_blocks_if_it_was_made_so_and_says_if_it_was_not() {
+    let Some(with) = mounted("mkfs.xfs", &["-q", "-m", "reflink=1"], 320) else { return };
+    let variant = variant_at(&with.at(), None);
+    assert_eq!((&*variant.filesystem, variant.versions, variant.format), ("xfs", Versions::Reflink, ImageFormat::Raw));
+    assert_eq!(variant.formats.len(), 3);
+    drop(with);
+    let without = mounted("mkfs.xfs", &["-q", "-m", "reflink=0"], 320).unwrap();
+    let variant = variant_at(&without.at(), None);
+    assert_eq!((variant.versions, variant.format), (Versions::Chain, ImageFormat::Qcow2));
+    assert!(variant.notes.iter().any(|note| note.contains("reflink")), "{:?}", variant.notes);
+}
+
+#[test]
+fn btrfs_shares_blocks() {
+    let Some(mounted) = mounted("mkfs.btrfs", &["-q"], 128) else { return };
+    let variant = variant_at(&mounted.at(), None);
+    assert_eq!((&*variant.filesystem, variant.versions), ("btrfs", Versions::Reflink));
+}
+
+#[test]
+fn the_try_leaves_nothing() {
+    let Some(mounted) = mounted("mkfs.xfs", &["-q", "-m", "reflink=1"], 320) else { return };
+    variant_at(&mounted.at(), None);
+    assert_eq!(std::fs::read_dir(mounted.at()).unwrap().count(), 0);
+}
+
+#[test]
+fn on_a_read_only_mount_a_repository_is_read_and_none_is_made() {
+    let Some(mounted) = mounted("mkfs.ext4", &["-q"], 64) else { return };
+    let at = mounted.at();
+    let label = label(None);
+    make(&path(&at), &label, false).unwrap();
+    let remounted = Command::new("mount").args(["-o", "remount,ro"]).arg(&at).status().unwrap();
+    assert!(remounted.success());
+    let attached = attach(&path(&at), &dir(&at), label.uuid).unwrap();
+    assert!(attached.variant.read_only);
+    assert_eq!(attached.variant.versions, Versions::None);
+    assert_eq!(attached.directory.create_image("a").unwrap_err().code, Code::ReadOnly);
+    let other = super::test::label(None);
+    assert_eq!(make(&path(&at), &other, false).unwrap_err().code, Code::ReadOnly);
+}
+
+#[test]
+fn a_directory_that_has_something_or_is_a_repository_is_refused() {
+    let room = tempfile::tempdir().unwrap();
+    let at = path(room.path());
+    std::fs::create_dir(room.path().join("lost+found")).unwrap();
+    let first = label(None);
+    make(&at, &first, false).unwrap();
+    make(&at, &first, false).unwrap();
+    let twice = make(&at, &label(None), false).unwrap_err();
+    assert_eq!((twice.code, twice.field.as_deref()), (Code::Exists, Some("source")));
+    unmake(&at, first.uuid).unwrap();
+    std::fs::write(room.path().join("disk.vhd"), "").unwrap();
+    let full = make(&at, &label(None), false).unwrap_err();
+    assert!(full.code == Code::Exists && full.message.contains("disk.vhd"), "{full}");
+    // Somebody who wants it with all that is in it can have it.
+    make(&at, &label(None), true).unwrap();
+}
+
+#[test]
+fn what_has_another_label_or_none_is_not_attached() {
+    let room = tempfile::tempdir().unwrap();
+    let at = path(room.path());
+    let (ours, other) = (label(None), label(None));
+    assert_eq!(attach(&at, &dir(room.path()), ours.uuid).unwrap_err().code, Code::State);
+    make(&at, &other, false).unwrap();
+    let refused = attach(&at, &dir(room.path()), ours.uuid).unwrap_err();
+    assert!(refused.message.contains(&other.uuid.to_string()), "{refused}");
+    unmake(&at, ours.uuid).unwrap();
+    attach(&at, &dir(room.path()), other.uuid).unwrap();
+}
+
+#[test]
+fn a_repository_is_attached_once_as_long_as_anybody_has_its_directory() {
+    let room = tempfile::tempdir().unwrap();
+    let (at, source) = (path(room.path()), dir(room.path()));
+    let label = label(None);
+    make(&at, &label, false).unwrap();
+    let first = attach(&at, &source, label.uuid).unwrap();
+    assert_eq!(attach(&at, &source, label.uuid).unwrap_err().code, Code::InUse);
+    drop(first);
+    attach(&at, &source, label.uuid).unwrap();
+}
+
+#[test]
+fn what_a_killed_make_has_left_goes_when_it_is_undone() {
+    let room = tempfile::tempdir().unwrap();
+    let at = path(room.path());
+    std::fs::write(room.path().join(LOCK), "").unwrap();
+    std::fs::write(room.path().join(format!("{LABEL}{UNFINISHED}")), "{").unwrap();
+    unmake(&at, Uuid::new_v4()).unwrap();
+    assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_library_of_images_is_read_has_no_label_and_may_be_had_twice() {
+    let room = tempfile::tempdir().unwrap();
+    let at = path(room.path());
+    let source = SrSource::Iso { path: at.clone() };
+    let first = attach(&at, &source, Uuid::new_v4()).unwrap();
+    attach(&at, &source, Uuid::new_v4()).unwrap();
+    assert!(first.variant.read_only);
+    assert_eq!(first.variant.formats, [ImageFormat::Raw]);
+    assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,11 @@
+//! Storage repositories, disks and machines as data.
+//!
+//! [`catalogue`] knows what exists on this host and keeps it in one SQLite file; [`driver`] knows the directories in which
+//! images lie. Both know files by name only: no image is ever opened here, that is the disk process's.
+
+#![forbid(unsafe_code)]
+
+pub mod catalogue;
+pub mod driver;
+
+pub use catalogue::{Catalogue, Tx, View};

@@ -1,0 +1,190 @@
+//! What all parts of the daemon share.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use api::{Code, Host, Problem, SrState};
+use jiff::Timestamp;
+use repo::Catalogue;
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::disk::tool::Tool;
+use crate::disk::{Disks, place};
+use crate::plug::{self, Plugs};
+use crate::sr::Srs;
+use crate::task::Tasks;
+use crate::vdi;
+use crate::vm::{self, Vms};
+
+/// The daemon. Cheap to clone; all clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Daemon(Arc<Parts>);
+
+/// Its parts.
+#[derive(Debug)]
+pub struct Parts {
+    /// The settings.
+    pub config: Config,
+    /// What exists.
+    pub catalogue: Catalogue,
+    /// What is under way.
+    pub tasks: Tasks,
+    /// How disk processes are started.
+    pub tool: Tool,
+    /// The disks that run.
+    pub disks: Disks,
+    /// What is plugged.
+    pub plugs: Plugs,
+    /// The machines that run.
+    pub vms: Vms,
+    /// The repositories that are attached.
+    pub srs: Srs,
+    /// Repositories in which there is something to tidy up later.
+    pub postponed: vdi::Postponed,
+    host: Uuid,
+    started: Timestamp,
+    /// Held as long as the daemon lives: there is one.
+    _lock: fs::File,
+}
+
+impl std::ops::Deref for Daemon {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl Daemon {
+    /// Opens the catalogue, and brings to an end what a daemon before this one has begun.
+    pub async fn start(config: Config) -> Result<Daemon, Problem> {
+        let own =
+            [&config.state_directory, &config.run_directory, &config.log_directory].map(std::path::PathBuf::clone);
+        let of_disks = [place::all(&config), place::logs(&config), vm::places(&config)];
+        for directory in own.iter().chain(&of_disks) {
+            fs::create_dir_all(directory)
+                .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
+        }
+        allow_many_disks()?;
+        let lock = only_one(&config.state_directory)?;
+        let catalogue = Catalogue::open(&config.catalogue())?;
+        let host = host_identity(&catalogue).await?;
+        let tasks = Tasks::new(catalogue.clone());
+        let tool = Tool::of(&config)?;
+        let srs = Srs::new(&config, catalogue.clone());
+        let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::default());
+        let parts = Parts {
+            config,
+            catalogue,
+            tasks,
+            tool,
+            disks,
+            plugs,
+            vms,
+            srs,
+            postponed: vdi::Postponed::default(),
+            host,
+            started: Timestamp::now(),
+            _lock: lock,
+        };
+        let daemon = Daemon(Arc::new(parts));
+        // Before tasks are done or undone, which need them.
+        Srs::attach_again(&daemon).await?;
+        daemon.tasks.recover(&daemon).await?;
+        // Behind jobs, which may change what a disk consists of.
+        plug::recover(&daemon).await?;
+        // Behind their disks.
+        vm::recover(&daemon).await?;
+        for sr in daemon.catalogue.read(|view| view.srs()).await? {
+            if sr.state == SrState::Attached {
+                vdi::collect(&daemon, sr.uuid);
+            }
+        }
+        tokio::spawn(crate::sr::seek_lost(daemon.clone()));
+        tokio::spawn(crate::sr::watch_space(daemon.clone()));
+        Ok(daemon)
+    }
+
+    /// Ends what is under way as far as it can be ended soon; the journal has the rest. Disks go on.
+    pub async fn stop(&self) -> Result<(), Problem> {
+        self.tasks.stop().await;
+        Ok(())
+    }
+
+    /// The host as the API shows it.
+    pub async fn show_host(&self) -> Result<Host, Problem> {
+        let open = self.catalogue.read(|view| view.tasks(true)).await?;
+        let vbds = self.catalogue.read(|view| view.vbds(None, None)).await?;
+        let of_state = |states: &[api::VbdState]| {
+            u64::try_from(vbds.iter().filter(|vbd| states.contains(&vbd.state)).count()).unwrap_or(u64::MAX)
+        };
+        use api::VbdState::{Plugged, Plugging, Restarting, Unplugging};
+        Ok(Host {
+            uuid: self.host,
+            name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            started: self.started,
+            cpus: std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX)),
+            memory: memory(),
+            limits: self.config.limits(),
+            plugged: of_state(&[Plugged, Restarting]),
+            plugging: of_state(&[Plugging, Unplugging]),
+            tasks: u64::try_from(open.len()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+/// A disk needs two descriptors of ours while it is plugged, and one for each of its files while it is being; the limit that
+/// processes begin with is for programs that use select(2).
+fn allow_many_disks() -> Result<(), Problem> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    setrlimit(Resource::Nofile, raised).map_err(|errno| Problem::failed("raise the limit of open files", errno))?;
+    // The rings of all disks count as one user's locked memory, and 8 MiB are those of some 290 disks. Disks inherit the limit; who
+    // may not raise it is told so by the first disk for which there is none left.
+    if let Err(errno) = setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }) {
+        tracing::info!(
+            "the limit of locked memory (RLIMIT_MEMLOCK) stays as it is, which bounds how many disks there can be: {errno}"
+        );
+    }
+    Ok(())
+}
+
+/// Two daemons with one catalogue would each start the other's disks.
+fn only_one(state_directory: &Path) -> Result<fs::File, Problem> {
+    let path = state_directory.join("lock");
+    let tried = format!("lock {}", path.display());
+    let file = fs::File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(|error| Problem::failed(&tried, error))?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let what = format!("cannot {tried}: another taplined runs with this state directory");
+            Err(Problem::new(Code::InUse, what).advise("stop it first, or name another state-directory"))
+        }
+        Err(errno) => Err(Problem::failed(tried, errno)),
+    }
+}
+
+/// The host's identity, given to it when the catalogue was made.
+async fn host_identity(catalogue: &Catalogue) -> Result<Uuid, Problem> {
+    catalogue
+        .write(|tx| {
+            if let Some(known) = tx.meta("host")?.and_then(|text| text.parse().ok()) {
+                return Ok(known);
+            }
+            let new = Uuid::new_v4();
+            tx.set_meta("host", &new.to_string())?;
+            Ok(new)
+        })
+        .await
+}
+
+/// Memory of the host, in bytes.
+fn memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}

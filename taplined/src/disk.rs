@@ -1,0 +1,53 @@
+//! Disk processes: what they are handed, and how they are started. The daemon opens files for them and never looks inside.
+
+pub mod control;
+pub mod handing;
+pub mod place;
+pub mod process;
+pub mod tool;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::Problem;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::config::Config;
+use control::{Beside, Watch};
+use place::Place;
+
+/// The disks that run, which are asked by their VBDs.
+#[derive(Debug)]
+pub struct Disks {
+    config: Config,
+}
+
+impl Disks {
+    /// Those of a daemon.
+    pub fn of(config: &Config) -> Disks {
+        Disks { config: config.clone() }
+    }
+
+    /// Has the disk of a VBD do a verb of docs/control.md, and waits for the answer, but not longer than `patience`. The verb's
+    /// files go with it; what the disk tells before it answers goes to `told`.
+    pub async fn ask(
+        &self,
+        vbd: Uuid,
+        verb: Value,
+        files: Vec<Beside>,
+        patience: Duration,
+        told: impl FnMut(&Value) + Send,
+    ) -> Result<Value, Problem> {
+        control::ask(&self.socket(vbd), verb, files, patience, told).await
+    }
+
+    /// Hears from now on what the disk tells by itself; how it is now comes first.
+    pub async fn watch(&self, vbd: Uuid) -> Result<(Value, Watch), Problem> {
+        control::watch(&self.socket(vbd)).await
+    }
+
+    fn socket(&self, vbd: Uuid) -> PathBuf {
+        Place::of(&self.config, vbd).control()
+    }
+}

@@ -1,0 +1,244 @@
+//! Asks running disks: the client of the protocol of docs/control.md.
+//!
+//! A connection for each verb, which ends with its answer: a disk that nobody asks anything has none, and is never woken. It
+//! knows lines and descriptors, not what verbs mean.
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::{Code, Problem};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
+use tokio::net::UnixStream;
+
+/// Files beside a line at most (docs/control.md).
+const FILES_MAX: usize = 64;
+
+/// A file that goes with a verb.
+#[derive(Debug)]
+pub struct Beside {
+    /// What the verb calls it.
+    pub path: PathBuf,
+    /// Whether it is open for writing.
+    pub write: bool,
+    /// The file.
+    pub file: File,
+}
+
+/// Has the disk at a control socket do a verb, and waits for the answer, but not longer than `patience`. What it tells
+/// before that goes to `told`.
+pub async fn ask(
+    socket: &Path,
+    verb: Value,
+    files: Vec<Beside>,
+    patience: Duration,
+    told: impl FnMut(&Value) + Send,
+) -> Result<Value, Problem> {
+    let name = verb.get("verb").and_then(Value::as_str).unwrap_or("nothing").to_owned();
+    let answered = tokio::time::timeout(patience, converse(socket, verb, files, told)).await;
+    answered.unwrap_or_else(|_| {
+        let what = format!("the disk at {} has not answered «{name}» in {} s", socket.display(), patience.as_secs());
+        Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on"))
+    })
+}
+
+async fn converse(
+    socket: &Path,
+    verb: Value,
+    files: Vec<Beside>,
+    mut told: impl FnMut(&Value) + Send,
+) -> Result<Value, Problem> {
+    let mut talk = Watch::begin(socket, verb, files).await?;
+    while let Some(mut said) = talk.line().await? {
+        match (said.get("event"), said.get("error")) {
+            (Some(event), _) => told(event),
+            (None, Some(error)) => return Err(refused(error)),
+            (None, None) => return Ok(said["ok"].take()),
+        }
+    }
+    Err(talk.failed(std::io::Error::other("it has ended without an answer")))
+}
+
+/// Asks the disk at a control socket to tell what happens to it, for as long as the connection is kept: how it is now, and
+/// the connection, on which nothing is said while nothing happens.
+pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
+    let mut talk = Watch::begin(socket, json!({ "verb": "watch" }), Vec::new()).await?;
+    while let Some(mut said) = talk.line().await? {
+        match said.get("error") {
+            Some(error) => return Err(refused(error)),
+            None if said.get("ok").is_some() => return Ok((said["ok"].take(), talk)),
+            None => {}
+        }
+    }
+    Err(talk.failed(std::io::Error::other("it has ended without an answer")))
+}
+
+/// A connection to a disk.
+#[derive(Debug)]
+pub struct Watch {
+    socket: PathBuf,
+    lines: Lines<BufReader<UnixStream>>,
+}
+
+impl Watch {
+    async fn begin(socket: &Path, verb: Value, files: Vec<Beside>) -> Result<Watch, Problem> {
+        let failed = |why| cannot_ask(socket, why);
+        let mut stream = UnixStream::connect(socket).await.map_err(failed)?;
+        // The files are closed when they are sent: our copies would keep their locks (docs/control.md).
+        send(&mut stream, &request(verb, &files), &files).await.map_err(failed)?;
+        Ok(Watch { socket: socket.to_owned(), lines: BufReader::new(stream).lines() })
+    }
+
+    /// The next event; none when the disk has ended.
+    pub async fn event(&mut self) -> Result<Option<Value>, Problem> {
+        while let Some(mut said) = self.line().await? {
+            if said.get("event").is_some() {
+                return Ok(Some(said["event"].take()));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn line(&mut self) -> Result<Option<Value>, Problem> {
+        let line = self.lines.next_line().await.map_err(|why| self.failed(why))?;
+        line.map(|line| serde_json::from_str(&line).map_err(|why| self.failed(why.into()))).transpose()
+    }
+
+    fn failed(&self, why: std::io::Error) -> Problem {
+        cannot_ask(&self.socket, why)
+    }
+}
+
+fn cannot_ask(socket: &Path, why: std::io::Error) -> Problem {
+    Problem::failed(format_args!("ask the disk at {}", socket.display()), why)
+}
+
+fn request(mut verb: Value, files: &[Beside]) -> String {
+    verb["version"] = json!(1);
+    verb["id"] = json!(1);
+    if !files.is_empty() {
+        let files = files.iter().map(|file| json!({ "path": file.path, "write": file.write }));
+        verb["files"] = files.collect();
+    }
+    format!("{verb}\n")
+}
+
+/// Sends a line, and its files with the first byte of it.
+async fn send(stream: &mut UnixStream, line: &str, files: &[Beside]) -> std::io::Result<()> {
+    let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.file.as_fd()).collect();
+    let sent = stream.async_io(Interest::WRITABLE, || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(std::io::Error::other(format!("a verb has at most {FILES_MAX} files")));
+        }
+        Ok(sendmsg(&*stream, &[IoSlice::new(line.as_bytes())], &mut beside, SendFlags::NOSIGNAL)?)
+    });
+    let sent = sent.await?;
+    stream.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await
+}
+
+/// What the disk refuses, in the words of the API.
+fn refused(error: &Value) -> Problem {
+    let text = |field: &str| error.get(field).and_then(Value::as_str);
+    let code = match text("kind") {
+        Some("busy") => Code::Busy,
+        Some("state" | "connected") => Code::State,
+        Some("exists") => Code::Exists,
+        Some("in-use") => Code::InUse,
+        Some("no-space") => Code::NoSpace,
+        Some("unsupported") => Code::Unsupported,
+        Some("cancelled") => Code::Cancelled,
+        // The daemon has said something that makes no sense to the disk.
+        Some("malformed" | "version" | "unknown-verb" | "invalid") => Code::Internal,
+        _ => Code::Failed,
+    };
+    let problem = Problem::new(code, text("message").unwrap_or("the disk refused, without a word"));
+    match text("advice") {
+        Some(advice) => problem.advise(advice),
+        None => problem,
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::IoSliceMut;
+    use std::os::unix::net::UnixListener;
+
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+    use super::*;
+
+    /// A disk that answers one request, and what it was asked with how many files.
+    fn disk(answers: &'static str) -> (tempfile::TempDir, PathBuf, std::thread::JoinHandle<(Value, usize)>) {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut bytes = [0; 4096];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut beside = RecvAncillaryBuffer::new(&mut space);
+            let got = recvmsg(&stream, &mut [IoSliceMut::new(&mut bytes)], &mut beside, RecvFlags::empty()).unwrap();
+            let count = |message| if let RecvAncillaryMessage::ScmRights(came) = message { came.count() } else { 0 };
+            let files = beside.drain().map(count).sum();
+            std::io::Write::write_all(&mut &stream, answers.as_bytes()).unwrap();
+            (serde_json::from_slice(&bytes[..got.bytes]).unwrap(), files)
+        });
+        (room, path, thread)
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn events_come_before_the_answer_and_files_with_the_question() {
+        let (_room, path, thread) =
+            disk("{\"id\":1,\"event\":{\"done\":5}}\n{\"id\":1,\"ok\":{\"leaf\":\"raw:/b\"}}\n");
+        let file = Beside { path: "/b".into(), write: true, file: tempfile::tempfile().unwrap() };
+        let mut events = Vec::new();
+        let verb = json!({ "verb": "snapshot", "to": "raw:/b" });
+        let answer = ask(&path, verb, vec![file], PATIENCE, |event| events.push(event.clone())).await.unwrap();
+        assert_eq!((answer, events), (json!({ "leaf": "raw:/b" }), vec![json!({ "done": 5 })]));
+        let (asked, files) = thread.join().unwrap();
+        let expected = json!({
+            "version": 1, "id": 1, "verb": "snapshot", "to": "raw:/b", "files": [{ "path": "/b", "write": true }]
+        });
+        assert_eq!((asked, files), (expected, 1));
+    }
+
+    #[tokio::test]
+    async fn who_watches_hears_how_it_is_and_then_what_happens() {
+        let (_room, path, _thread) =
+            disk("{\"id\":1,\"ok\":{\"full\":true}}\n{\"id\":1,\"event\":{\"state\":\"resumed\"}}\n");
+        let (now, mut watch) = watch(&path).await.unwrap();
+        assert_eq!(now, json!({ "full": true }));
+        assert_eq!(watch.event().await.unwrap(), Some(json!({ "state": "resumed" })));
+        assert_eq!(watch.event().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_a_problem_with_its_advice() {
+        let (_room, path, _thread) =
+            disk("{\"id\":1,\"error\":{\"kind\":\"in-use\",\"message\":\"it is\",\"advice\":\"end it\"}}\n");
+        let refused = ask(&path, json!({ "verb": "resize" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
+        assert_eq!(refused, Problem::new(Code::InUse, "it is").advise("end it"));
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_ends_or_is_silent_keeps_nobody_waiting() {
+        let (_room, path, _thread) = disk("");
+        let ended = ask(&path, json!({ "verb": "version" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
+        assert!(ended.message.contains("ended without an answer"), "{ended}");
+        let room = tempfile::tempdir().unwrap();
+        let silent = room.path().join("silent");
+        let _listener = UnixListener::bind(&silent).unwrap();
+        let patience = Duration::from_millis(10);
+        let late = ask(&silent, json!({ "verb": "version" }), Vec::new(), patience, |_| ()).await.unwrap_err();
+        assert_eq!(late.code, Code::Timeout);
+    }
+}

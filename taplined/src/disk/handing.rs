@@ -1,0 +1,131 @@
+//! What a disk process is handed: open files and listening sockets, over a socket that is its standard input.
+//!
+//! It can then do without any right to open something by itself (`tapline-disk … --handed`). Each message is one packet: a JSON
+//! object that says what the descriptor beside it is.
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::Stdio;
+
+use api::Problem;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+};
+use serde_json::{Value, json};
+
+/// What a socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A virtual machine monitor connects to it.
+    VhostUser,
+    /// NBD clients do.
+    Nbd,
+    /// The daemon does, to ask for verbs.
+    Control,
+}
+
+/// What is to be handed.
+#[derive(Debug, Default)]
+pub struct Handing {
+    messages: Vec<(Value, OwnedFd)>,
+}
+
+/// The daemon's end of the socket, and what goes over it.
+#[derive(Debug)]
+pub struct Ready {
+    messages: Vec<(Value, OwnedFd)>,
+    ours: OwnedFd,
+}
+
+impl Handing {
+    /// The file that the command line names `path`.
+    pub fn file(&mut self, path: &Path, write: bool, file: File) {
+        self.messages.push((json!({ "file": path, "write": write }), file.into()));
+    }
+
+    /// A socket that listens at `path` already.
+    pub fn listener(&mut self, role: Role, path: &Path, socket: OwnedFd) {
+        let role = match role {
+            Role::VhostUser => "vhost-user",
+            Role::Nbd => "nbd",
+            Role::Control => "control",
+        };
+        self.messages.push((json!({ "listen": role, "path": path }), socket));
+    }
+
+    /// What becomes the standard input of the process, and what is sent when it runs.
+    pub fn prepare(self) -> Result<(Stdio, Ready), Problem> {
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (theirs, ours) = pair.map_err(|errno| Problem::failed("make a socket to a disk process", errno))?;
+        Ok((theirs.into(), Ready { messages: self.messages, ours }))
+    }
+}
+
+impl Ready {
+    /// Hands everything over. Waits while the process is slow to take it, and fails when that has ended. The socket, over
+    /// which the process may say how far it is, is given back.
+    pub fn send(self) -> Result<OwnedFd, Problem> {
+        for (said, descriptor) in &self.messages {
+            let bytes = said.to_string();
+            let descriptors = [descriptor.as_fd()];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut beside = SendAncillaryBuffer::new(&mut space);
+            if !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+                return Err(Problem::failed("hand a file to a disk process", "there is no room for one descriptor"));
+            }
+            self.packet(&bytes, &mut beside)?;
+        }
+        self.packet(&json!({ "end": true }).to_string(), &mut SendAncillaryBuffer::default())?;
+        Ok(self.ours)
+    }
+
+    fn packet(&self, said: &str, beside: &mut SendAncillaryBuffer<'_, '_, '_>) -> Result<(), Problem> {
+        let sent = sendmsg(&self.ours, &[IoSlice::new(said.as_bytes())], beside, SendFlags::NOSIGNAL);
+        sent.map(drop).map_err(|errno| Problem::failed("hand its files to a disk process", errno))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::IoSliceMut;
+
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+    use super::*;
+
+    #[test]
+    fn each_descriptor_comes_with_what_it_is() {
+        let mut handing = Handing::default();
+        let file = tempfile::tempfile().unwrap();
+        handing.file(Path::new("/srv/a b.vhd"), true, file.try_clone().unwrap());
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let ready = Ready { messages: handing.messages, ours: pair.0 };
+        let _ours = ready.send().unwrap();
+
+        let mut said = Vec::new();
+        for _ in 0..2 {
+            let mut bytes = [0; 4096];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut beside = RecvAncillaryBuffer::new(&mut space);
+            let got = recvmsg(&pair.1, &mut [IoSliceMut::new(&mut bytes)], &mut beside, RecvFlags::empty()).unwrap();
+            let descriptors: usize = beside
+                .drain()
+                .map(|message| if let RecvAncillaryMessage::ScmRights(rights) = message { rights.count() } else { 0 })
+                .sum();
+            said.push((String::from_utf8(bytes[..got.bytes].to_vec()).unwrap(), descriptors));
+        }
+        assert_eq!(said, [(r#"{"file":"/srv/a b.vhd","write":true}"#.into(), 1), (r#"{"end":true}"#.into(), 0)]);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_told_of() {
+        let mut handing = Handing::default();
+        handing.file(Path::new("/a"), false, tempfile::tempfile().unwrap());
+        let (theirs, ready) = handing.prepare().unwrap();
+        drop(theirs);
+        assert!(ready.send().is_err());
+    }
+}

@@ -1,0 +1,222 @@
+//! Where a served VBD is found: a directory of its own with its sockets, and its log.
+//!
+//! It knows paths, modes and owners, and nothing of processes. Invariant: a socket can be reached only by those who may, from
+//! the moment at which it is there.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use api::{AbsolutePath, Code, Problem, Transport};
+use uuid::Uuid;
+
+use crate::config::Config;
+
+/// Bytes of a log that a problem quotes at most: a message and its advice, and what led to it.
+const LAST_WORDS_MAX: u64 = 2048;
+
+/// The place of a VBD.
+#[derive(Clone, Debug)]
+pub struct Place {
+    directory: PathBuf,
+    log: PathBuf,
+}
+
+/// Sockets that listen.
+#[derive(Debug)]
+pub struct Sockets {
+    /// For the guest's monitor, or for clients.
+    pub transport: OwnedFd,
+    /// For the daemon.
+    pub control: OwnedFd,
+}
+
+/// The directory of the places of all VBDs.
+pub fn all(config: &Config) -> PathBuf {
+    config.run_directory.join("vbd")
+}
+
+/// The directory of their logs.
+pub fn logs(config: &Config) -> PathBuf {
+    config.log_directory.join("vbd")
+}
+
+impl Place {
+    /// Of a VBD.
+    pub fn of(config: &Config, vbd: Uuid) -> Place {
+        let name = vbd.to_string();
+        let log = logs(config).join(format!("{name}.log"));
+        Place { directory: all(config).join(name), log }
+    }
+
+    /// Where the guest's monitor, or clients, connect.
+    pub fn transport(&self, transport: Transport) -> PathBuf {
+        self.directory.join(match transport {
+            Transport::Nbd => "nbd.sock",
+            Transport::VhostUser | Transport::Blkif => "vhost.sock",
+        })
+    }
+
+    /// The same as the API shows it.
+    pub fn shown(&self, transport: Transport) -> Result<AbsolutePath, Problem> {
+        let path = self.transport(transport).to_string_lossy().into_owned();
+        path.try_into().map_err(|why: String| Problem::new(Code::Invalid, format!("run-directory: {why}")))
+    }
+
+    /// Where the daemon asks for verbs.
+    pub fn control(&self) -> PathBuf {
+        self.directory.join("control.sock")
+    }
+
+    /// Listens, in the place of what a process before this one has left. Members of `group` may connect to the transport.
+    pub fn listen(&self, transport: Transport, group: Option<u32>) -> Result<Sockets, Problem> {
+        let listen = || {
+            // Nobody else comes in before all modes are as they should be.
+            match DirBuilder::new().mode(0o700).create(&self.directory) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => made?,
+            }
+            let sockets =
+                Sockets { transport: bind(&self.transport(transport), group)?, control: bind(&self.control(), None)? };
+            if group.is_some() {
+                chown(&self.directory, None, group)?;
+                fs::set_permissions(&self.directory, Permissions::from_mode(0o710))?;
+            }
+            Ok::<_, io::Error>(sockets)
+        };
+        listen().map_err(|error| {
+            Problem::failed(format_args!("listen in {}", self.directory.display()), error)
+                .advise("see that run-directory is short (a socket's path has at most 107 bytes) and writable")
+        })
+    }
+
+    /// Removes the directory; that it is not there is as good.
+    pub fn remove(&self) -> Result<(), Problem> {
+        match fs::remove_dir_all(&self.directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Problem::failed(format_args!("remove {}", self.directory.display()), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The log of the process. Begun anew with a plug, when the one before it is kept; continued by a restart.
+    pub fn open_log(&self, anew: bool) -> Result<File, Problem> {
+        let open = || {
+            if anew {
+                match fs::rename(&self.log, self.log_before()) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            File::options().create(true).append(true).open(&self.log)
+        };
+        open().map_err(|error| Problem::failed(format_args!("write the log {}", self.log.display()), error))
+    }
+
+    fn log_before(&self) -> PathBuf {
+        self.log.with_extension("log.1")
+    }
+
+    /// The end of the log, in whole lines; nothing if there is none.
+    pub fn last_words(&self) -> String {
+        let read = || {
+            let mut file = File::open(&self.log)?;
+            let len = file.metadata()?.len();
+            let from = len.saturating_sub(LAST_WORDS_MAX);
+            file.seek(SeekFrom::Start(from))?;
+            let mut bytes = Vec::new();
+            file.take(LAST_WORDS_MAX).read_to_end(&mut bytes)?;
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            Ok::<_, io::Error>(match (from, text.split_once('\n')) {
+                (1.., Some((_, whole))) => whole.to_owned(),
+                _ => text,
+            })
+        };
+        read().unwrap_or_default().trim_end().to_owned()
+    }
+
+    /// Removes the logs of a VBD that is no more.
+    pub fn remove_logs(&self) -> Result<(), Problem> {
+        for path in [self.log.clone(), self.log_before()] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(Problem::failed(format_args!("remove {}", path.display()), error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A socket for its owner alone, or for a group as well.
+fn bind(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let socket = UnixListener::bind(path)?;
+    chown(path, None, group)?;
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    fs::set_permissions(path, Permissions::from_mode(mode))?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn place() -> (tempfile::TempDir, Place) {
+        let room = tempfile::tempdir().unwrap();
+        let run = room.path().to_owned();
+        let config = Config { run_directory: run.join(""), log_directory: run.join("log"), ..Config::default() };
+        fs::create_dir(all(&config)).unwrap();
+        fs::create_dir_all(logs(&config)).unwrap();
+        (room, Place::of(&config, Uuid::new_v4()))
+    }
+
+    #[test]
+    fn sockets_are_bound_in_the_place_of_those_of_a_dead_process() {
+        let (_room, place) = place();
+        drop(place.listen(Transport::VhostUser, None).unwrap());
+        assert!(UnixStream::connect(place.control()).is_err());
+        let _sockets = place.listen(Transport::VhostUser, None).unwrap();
+        UnixStream::connect(place.control()).unwrap();
+        UnixStream::connect(place.transport(Transport::VhostUser)).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&place.directory), mode(&place.control())), (0o700, 0o600));
+        place.remove().unwrap();
+        place.remove().unwrap();
+    }
+
+    #[test]
+    fn a_group_may_connect_to_the_transport_and_not_ask_for_verbs() {
+        let (_room, place) = place();
+        let group = rustix::process::getegid().as_raw();
+        let _sockets = place.listen(Transport::Nbd, Some(group)).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&place.transport(Transport::Nbd)), mode(&place.control())), (0o660, 0o600));
+    }
+
+    #[test]
+    fn the_log_before_is_kept_and_the_last_words_are_whole_lines() {
+        use std::io::Write;
+        let (_room, place) = place();
+        assert_eq!(place.last_words(), "");
+        place.open_log(true).unwrap().write_all(b"first\n").unwrap();
+        place.open_log(false).unwrap().write_all(b"second\n").unwrap();
+        assert_eq!(place.last_words(), "first\nsecond");
+        let long = format!("{}\nlast\n", "x".repeat(4000));
+        place.open_log(true).unwrap().write_all(long.as_bytes()).unwrap();
+        assert_eq!(place.last_words(), "last");
+        assert_eq!(fs::read_to_string(place.log_before()).unwrap(), "first\nsecond\n");
+        place.remove_logs().unwrap();
+        assert_eq!(place.last_words(), "");
+    }
+}

@@ -1,0 +1,148 @@
+//! A disk process: started or found again, told to end, and waited for without asking again and again.
+//!
+//! It is known by its number and the moment at which it was started, which together are never another's; and held by a pidfd,
+//! which is readable when it has ended and through which no other process can be hit. It outlives the daemon: to drop this
+//! value does nothing to the process.
+
+use std::os::fd::OwnedFd;
+use std::process::Child;
+
+use api::Problem;
+use repo::catalogue::Process;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A disk process.
+#[derive(Debug)]
+pub struct DiskProcess {
+    identity: Process,
+    pidfd: AsyncFd<OwnedFd>,
+    /// If this daemon has started it: then it must be reaped, and its exit status can be known.
+    child: Option<Child>,
+}
+
+impl DiskProcess {
+    /// One that was just started. If it cannot be held, it is ended.
+    pub fn of_child(mut child: Child) -> Result<DiskProcess, Problem> {
+        match hold(child.id()) {
+            Ok(Some((identity, pidfd))) => Ok(DiskProcess { identity, pidfd, child: Some(child) }),
+            held => {
+                let why = held.err().unwrap_or_else(|| Problem::failed("watch a disk process", "it is not there"));
+                // It has nothing yet and does nothing but wait for its files; the kill is not refused, so the wait ends.
+                let ended = child.kill().and_then(|()| child.wait());
+                ended.map_err(|error| Problem::failed(format_args!("end a disk process ({why})"), error))?;
+                Err(why)
+            }
+        }
+    }
+
+    /// One that a daemon before this one has started, if it is still there.
+    pub fn find(identity: Process) -> Result<Option<DiskProcess>, Problem> {
+        let found = hold(identity.pid)?.filter(|(found, _)| *found == identity);
+        Ok(found.map(|(identity, pidfd)| DiskProcess { identity, pidfd, child: None }))
+    }
+
+    /// Its number and when it was started.
+    pub fn identity(&self) -> Process {
+        self.identity
+    }
+
+    /// Waits until it has ended; says how, if that can be known. May be asked again.
+    pub async fn ended(&mut self) -> Result<Ended, Problem> {
+        let wait = |error| Problem::failed(format_args!("wait for the disk process {}", self.identity.pid), error);
+        let readable = self.pidfd.ready(Interest::READABLE).await.map_err(wait)?;
+        drop(readable);
+        let Some(child) = &mut self.child else { return Ok(Ended::Unknown) };
+        // The pidfd has said that this does not wait.
+        let status = child.wait().map_err(wait)?;
+        Ok(if status.success() { Ended::Well } else { Ended::Badly(status.to_string()) })
+    }
+
+    /// Sends a signal; one that has ended already needs none.
+    pub fn signal(&self, signal: Signal) -> Result<(), Problem> {
+        match pidfd_send_signal(self.pidfd.get_ref(), signal) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(errno) => {
+                Err(Problem::failed(format_args!("send a signal to the disk process {}", self.identity.pid), errno))
+            }
+        }
+    }
+
+    /// Kills it and waits until it has ended, which takes as long as storage that does not answer.
+    pub async fn kill(&mut self) -> Result<(), Problem> {
+        self.signal(Signal::KILL)?;
+        self.ended().await.map(drop)
+    }
+}
+
+/// How a process has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// As it was asked to: everything flushed.
+    Well,
+    /// Otherwise: how.
+    Badly(String),
+    /// It was not this daemon's child, and nobody was told.
+    Unknown,
+}
+
+/// A process by its number: when it was started, and a pidfd of that very one.
+fn hold(pid: u32) -> Result<Option<(Process, AsyncFd<OwnedFd>)>, Problem> {
+    let watch = |why: std::io::Error| Problem::failed(format_args!("watch the disk process {pid}"), why);
+    let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+    let pidfd = match pidfd_open(number, PidfdFlags::NONBLOCK) {
+        Ok(pidfd) => pidfd,
+        Err(Errno::SRCH) => return Ok(None),
+        Err(errno) => return Err(watch(errno.into())),
+    };
+    // Asked behind the pidfd: what is there now is what that holds, or it has ended and nothing is there.
+    let Some(started) = started(pid) else { return Ok(None) };
+    // It is deprecated for types that may give another descriptor each time; the new one is unsafe for their sake.
+    #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
+    let pidfd = AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(watch)?;
+    Ok(Some((Process { pid, started }, pidfd)))
+}
+
+/// When a process was started, in clock ticks after the boot of the host (proc_pid_stat(5), field 22).
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program, in parentheses, is field 2 and may hold anything.
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod test {
+    use std::process::Command;
+
+    use super::*;
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("60").spawn().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_process_is_found_again_and_no_other_is_taken_for_it() {
+        let mut child = sleeper();
+        let (identity, _) = hold(child.id()).unwrap().unwrap();
+        let mut found = DiskProcess::find(identity).unwrap().unwrap();
+        let other = Process { started: identity.started + 1, ..identity };
+        assert!(DiskProcess::find(other).unwrap().is_none());
+        child.kill().unwrap();
+        assert_eq!(found.ended().await.unwrap(), Ended::Unknown);
+        child.wait().unwrap();
+        assert!(DiskProcess::find(identity).unwrap().is_none());
+        found.signal(Signal::TERM).unwrap();
+    }
+
+    #[tokio::test]
+    async fn how_a_child_has_ended_is_known_and_may_be_asked_again() {
+        let mut process = DiskProcess::of_child(sleeper()).unwrap();
+        process.kill().await.unwrap();
+        let Ended::Badly(how) = process.ended().await.unwrap() else { panic!("it was killed") };
+        assert!(how.contains('9'), "{how}");
+        let mut well = DiskProcess::of_child(Command::new("true").spawn().unwrap()).unwrap();
+        assert_eq!(well.ended().await.unwrap(), Ended::Well);
+    }
+}

@@ -1,0 +1,18 @@
+//! Where tests kill the daemon: before and after every step of every journalled task.
+
+use std::sync::LazyLock;
+
+/// `VERB:STEP` or `VERB:STEP:after`, in the environment of a daemon that is to die there.
+const VARIABLE: &str = "TAPLINED_ABORT_AT";
+
+static WANTED: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABLE).ok());
+
+/// The daemon is at a point at which it may be killed.
+pub fn point(verb: &str, step: &str, after: bool) {
+    let Some(wanted) = WANTED.as_deref() else { return };
+    let suffix = if after { ":after" } else { "" };
+    if wanted == format!("{verb}:{step}{suffix}") {
+        // As kill -9 would, without a word.
+        std::process::abort();
+    }
+}

@@ -1,0 +1,100 @@
+//! What a request brings: its body, its query, the identities in its path. Refused as a problem that names the field.
+
+use api::{Code, Problem};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+use uuid::Uuid;
+
+use super::Refusal;
+
+/// Bytes of a body: the longest request has a description and a path or two.
+pub const BODY_MAX: usize = 256 << 10;
+
+/// A body of JSON.
+#[derive(Debug)]
+pub struct Body<T>(pub T);
+
+/// The identity in the path.
+#[derive(Clone, Copy, Debug)]
+pub struct Id(pub Uuid);
+
+/// What stands behind the question mark.
+#[derive(Debug)]
+pub struct Asked<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Body<T>, Refusal> {
+        let limited = axum::body::to_bytes(request.into_body(), BODY_MAX).await;
+        let bytes =
+            limited.map_err(|_| Problem::new(Code::Malformed, format!("a body has at most {BODY_MAX} bytes")))?;
+        let _ = state;
+        parse(&bytes)
+    }
+}
+
+/// An empty body stands for an object without fields.
+fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
+    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        let code = if inner.is_data() { Code::Invalid } else { Code::Malformed };
+        let problem = Problem::new(code, format!("the body makes no sense: {inner}"));
+        if path == "." { problem } else { problem.field(path) }
+    })?;
+    json.end().map_err(|_| Problem::new(Code::Malformed, "there is something behind the end of the body"))?;
+    Ok(Body(value))
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Refusal> {
+        let found = Path::<Uuid>::from_request_parts(parts, state).await;
+        let wrong = |_| Problem::new(Code::Invalid, "the path has no UUID where one belongs").field("uuid");
+        Ok(Id(found.map_err(wrong)?.0))
+    }
+}
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Asked<T>, Refusal> {
+        let found = Query::<T>::from_request_parts(parts, state).await;
+        Ok(Asked(found.map_err(|error| Problem::new(Code::Invalid, format!("the query makes no sense: {error}")))?.0))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn refused(body: &'static str) -> Problem {
+        parse::<api::VdiCreate>(&Bytes::from_static(body.as_bytes())).unwrap_err().0
+    }
+
+    #[test]
+    fn a_body_that_makes_no_sense_is_refused_by_field() {
+        assert_eq!(refused("{").code, Code::Malformed);
+        assert_eq!(refused("[]").code, Code::Invalid);
+        let size = refused(r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a","size":7}"#);
+        assert_eq!((size.code, size.field.as_deref()), (Code::Invalid, Some("size")));
+        let unknown = refused(r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a","size":512,"x":1}"#);
+        assert_eq!((unknown.code, unknown.field.as_deref()), (Code::Invalid, Some("x")));
+        let name = refused(r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a\u0000","size":512}"#);
+        assert_eq!(name.field.as_deref(), Some("name"));
+        assert_eq!(refused(r#"{}{}"#).code, Code::Invalid);
+    }
+
+    #[test]
+    fn no_body_is_an_object_without_fields() {
+        assert!(parse::<api::VbdUnplug>(&Bytes::new()).is_ok_and(|body| !body.0.force));
+        let trailing = parse::<api::VbdUnplug>(&Bytes::from_static(b"{} {}")).unwrap_err().0;
+        assert_eq!(trailing.code, Code::Malformed);
+    }
+}

@@ -1,0 +1,38 @@
+//! `/host`.
+
+use std::time::Duration;
+
+use api::{Host, HostDrain, Problem, Task};
+use axum::Json;
+use axum::extract::State;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::extract::Body;
+use super::{Begun, Refusal, begun};
+use crate::daemon::Daemon;
+use crate::plug;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new().routes(routes!(show)).routes(routes!(drain))
+}
+
+/// The host and its daemon.
+#[utoipa::path(
+    get, path = "/host", tag = "host",
+    responses((status = 200, body = Host), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
+    Ok(Json(daemon.show_host().await?))
+}
+
+/// Unplugs all VBDs, in bounded time: for the shutdown of the host. A daemon that is merely stopped leaves disks running.
+#[utoipa::path(
+    post, path = "/host/drain", tag = "host", operation_id = "host_drain", request_body = HostDrain,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Begun {
+    let patience = Duration::from_secs(asked.timeout.into());
+    begun(plug::drain(&daemon, patience).await?)
+}

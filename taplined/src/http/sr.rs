@@ -1,0 +1,267 @@
+//! `/srs`.
+
+use api::{
+    About, Code, ObjectKind, Problem, Sr, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch, SrProbe, SrSource,
+    SrState, Task,
+};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use repo::catalogue::NewTask;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::extract::{Asked, Body, Id};
+use super::{Begun, Refusal, begun};
+use crate::daemon::Daemon;
+use crate::sr::{self, Claim, Create, Destroy, Introduce};
+use crate::task::Context;
+use crate::task::job::Job;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new()
+        .routes(routes!(list, create))
+        .routes(routes!(probe))
+        .routes(routes!(introduce))
+        .routes(routes!(show, patch, destroy))
+        .routes(routes!(attach))
+        .routes(routes!(detach))
+        .routes(routes!(scan))
+        .routes(routes!(forget))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only those with this name, or with a UUID that begins like this.
+    #[serde(rename = "match")]
+    #[param(rename = "match")]
+    like: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Trial {
+    /// Do nothing, and tell what would be done.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// The repositories, by name.
+#[utoipa::path(
+    get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which),
+    responses((status = 200, body = Vec<Sr>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Sr>>, Refusal> {
+    let mut srs = daemon.catalogue.read(|view| view.srs()).await?;
+    if let Some(like) = which.like {
+        let prefix = like.to_lowercase();
+        srs.retain(|sr| sr.name.as_str() == like || (!prefix.is_empty() && sr.uuid.to_string().starts_with(&prefix)));
+    }
+    Ok(Json(srs))
+}
+
+/// A repository.
+#[utoipa::path(
+    get, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_show", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Sr>, Refusal> {
+    Ok(Json(daemon.catalogue.read(move |view| view.sr(uuid)).await?))
+}
+
+/// Makes a repository in an empty directory, and attaches it. The task's result has its `uuid`.
+#[utoipa::path(
+    post, path = "/srs", tag = "sr", operation_id = "sr_create", request_body = SrCreate,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Begun {
+    let SrCreate { name, description, source, reserve, format } = asked;
+    repo::driver::mount::check(&source)?;
+    if matches!(source, SrSource::Iso { .. }) && format.is_some_and(|format| format != api::ImageFormat::Raw) {
+        let what = "a library of ISO images has raw ones only";
+        return Err(Problem::new(Code::Unsupported, what).field("format").advise("leave the format out").into());
+    }
+    let sr = sr::new_sr(Uuid::new_v4(), name, description, source, reserve);
+    let job = Create { sr, format, labelled: false };
+    let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
+    begun(task)
+}
+
+/// Looks which repository is at a place, and changes nothing.
+#[utoipa::path(
+    post, path = "/srs/probe", tag = "sr", operation_id = "sr_probe", request_body = SrProbe,
+    responses((status = 200, body = Vec<SrFound>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Result<Json<Vec<SrFound>>, Refusal> {
+    Ok(Json(daemon.srs.probe(&asked.source).await?))
+}
+
+/// Makes a repository known that exists, or a directory of images that others have made one, and attaches it; a scan then takes in
+/// what is there. The task's result has its `uuid`.
+#[utoipa::path(
+    post, path = "/srs/introduce", tag = "sr", operation_id = "sr_introduce", request_body = SrIntroduce,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>) -> Begun {
+    let SrIntroduce { uuid, name, description, source, reserve } = asked;
+    repo::driver::mount::check(&source)?;
+    let there = match source {
+        SrSource::Iso { .. } => uuid,
+        _ => daemon.srs.label_at(&source).await?,
+    };
+    let uuid = match (uuid, there) {
+        (None, None) => Uuid::new_v4(),
+        (Some(asked), Some(there)) if asked == there => there,
+        (None, Some(there)) => {
+            let what = format!("there is the repository {there}");
+            return Err(Problem::new(Code::Exists, what)
+                .field("uuid")
+                .advise("say that it is the one you mean")
+                .into());
+        }
+        (Some(asked), there) => {
+            let there = there.map_or("no repository".into(), |there| format!("the repository {there}"));
+            let what = format!("there is {there}, and not {asked}");
+            return Err(Problem::new(Code::NotFound, what).field("uuid").advise("see what a probe finds").into());
+        }
+    };
+    let sr = sr::new_sr(uuid, name, description, source, reserve);
+    let job = Introduce { sr, format: None, labelled: there.is_some() };
+    let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
+    begun(task)
+}
+
+/// Changes the name, the description or the reserve of a repository.
+#[utoipa::path(
+    patch, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_patch", params(("uuid" = Uuid, Path)),
+    request_body = SrPatch,
+    responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Result<Json<Sr>, Refusal> {
+    let sr = daemon.catalogue.write(move |tx| tx.patch_sr(uuid, &patch)).await?;
+    if sr.state == SrState::Attached {
+        // What is free depends on the reserve; that it cannot be seen now is no reason to refuse.
+        daemon.srs.measure_now(uuid).await;
+    }
+    Ok(Json(daemon.catalogue.read(move |view| view.sr(uuid)).await?))
+}
+
+/// Removes a repository that has no VDIs, with its files. What is not its own stays in the directory.
+#[utoipa::path(
+    delete, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_destroy", params(("uuid" = Uuid, Path), Trial),
+    responses(
+        (status = 200, body = SrDestroyPlan), (status = 202, body = Task),
+        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Result<Response, Refusal> {
+    let claim = daemon.srs.claim(uuid, "destroyed")?;
+    let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
+    if trial.dry_run {
+        return Ok(Json(job.plan(&daemon.srs).await?).into_response());
+    }
+    let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
+    // From here on nobody can attach it: its state says so, and its label goes.
+    drop(claim);
+    begun(task).map(IntoResponse::into_response)
+}
+
+/// Attaches a repository.
+#[utoipa::path(
+    post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn attach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    let claim = claim(&daemon, uuid, "attached").await?;
+    let at_work = daemon.clone();
+    let work = move |mut context: Context| async move {
+        let _claim = claim;
+        context.step("attach", false).await?;
+        at_work.srs.attach(uuid).await.map(|()| Value::Null)
+    };
+    begin(&daemon, uuid, "sr-attach", work).await
+}
+
+/// Detaches a repository of which no VBD is plugged.
+#[utoipa::path(
+    post, path = "/srs/{uuid}/detach", tag = "sr", operation_id = "sr_detach", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    let claim = claim(&daemon, uuid, "detached").await?;
+    daemon.catalogue.read(move |view| view.check_sr_unused(uuid)).await?;
+    let at_work = daemon.clone();
+    let work = move |mut context: Context| async move {
+        let _claim = claim;
+        context.step("detach", false).await?;
+        at_work.srs.detach(uuid).await.map(|()| Value::Null)
+    };
+    begin(&daemon, uuid, "sr-detach", work).await
+}
+
+/// Brings the catalogue and what is in a repository together. The task's result is a `Scan`.
+#[utoipa::path(
+    post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    let claim = claim(&daemon, uuid, "scanned").await?;
+    daemon.catalogue.read(move |view| view.attached_sr(uuid)).await?;
+    let at_work = daemon.clone();
+    let work = move |mut context: Context| async move {
+        let _claim = claim;
+        let scan = sr::scan(&at_work, uuid, &mut context).await?;
+        serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))
+    };
+    begin(&daemon, uuid, "sr-scan", work).await
+}
+
+/// Forgets a repository that is not attached, with its VDIs. Its files stay: it can be introduced again.
+#[utoipa::path(
+    post, path = "/srs/{uuid}/forget", tag = "sr", operation_id = "sr_forget", params(("uuid" = Uuid, Path)),
+    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+    let _claim = claim(&daemon, uuid, "forgotten").await?;
+    let forgotten = daemon.catalogue.write(move |tx| {
+        if tx.sr(uuid)?.state == SrState::Attached {
+            let what = format!("the repository {uuid} is attached");
+            return Err(Problem::new(Code::State, what).advise("detach it first"));
+        }
+        tx.check_sr_unused(uuid)?;
+        tx.remove_sr(uuid)
+    });
+    forgotten.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A repository that is known becomes one task's.
+async fn claim(daemon: &Daemon, uuid: Uuid, doing: &'static str) -> Result<Claim, Problem> {
+    let claim = daemon.srs.claim(uuid, doing)?;
+    let journal = daemon.catalogue.read(move |view| view.sr(uuid).and_then(|_| view.journal())).await?;
+    let about = |task: &Task| task.about.iter().any(|about| about.uuid == uuid);
+    match journal.iter().find(|entry| entry.task.verb == Destroy::VERB && about(&entry.task)) {
+        Some(_) => Err(Problem::new(Code::Busy, format!("the repository {uuid} is being destroyed"))),
+        None => Ok(claim),
+    }
+}
+
+/// Begins a task that leaves nothing behind.
+async fn begin<W, F>(daemon: &Daemon, sr: Uuid, verb: &'static str, work: W) -> Begun
+where
+    W: FnOnce(Context) -> F + Send + 'static,
+    F: Future<Output = Result<Value, Problem>> + Send + 'static,
+{
+    let about = vec![About { kind: ObjectKind::Sr, uuid: sr }];
+    let new = NewTask { uuid: Uuid::new_v4(), verb, about, cancellable: true, intent: None };
+    begun(daemon.tasks.start(daemon, new, work).await?)
+}

@@ -1,0 +1,74 @@
+//! `/tasks`.
+
+use std::time::Duration;
+
+use api::{Problem, Task};
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::Refusal;
+use super::extract::{Asked, Id};
+use crate::daemon::Daemon;
+
+/// The longest wait in seconds: a proxy or a client's own patience is often not longer.
+const WAIT_MAX: u32 = 60;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(cancel))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only tasks that are not over.
+    #[serde(default)]
+    open: bool,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Patience {
+    /// Answer when the task is over, but not later than after so many seconds.
+    #[serde(default)]
+    #[param(maximum = 60)]
+    wait: u32,
+}
+
+/// The tasks, those asked for last first.
+#[utoipa::path(
+    get, path = "/tasks", tag = "task", operation_id = "task_list", params(Which),
+    responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Task>>, Refusal> {
+    Ok(Json(daemon.catalogue.read(move |view| view.tasks(which.open)).await?))
+}
+
+/// A task.
+#[utoipa::path(
+    get, path = "/tasks/{uuid}", tag = "task", operation_id = "task_show", params(("uuid" = uuid::Uuid, Path), Patience),
+    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn show(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Asked(patience): Asked<Patience>,
+) -> Result<Json<Task>, Refusal> {
+    let patience = Duration::from_secs(patience.wait.min(WAIT_MAX).into());
+    Ok(Json(daemon.tasks.wait(uuid, patience).await?))
+}
+
+/// Asks a task to end and to undo what it has done. The answer does not wait for that.
+#[utoipa::path(
+    post, path = "/tasks/{uuid}/cancel", tag = "task", operation_id = "task_cancel", params(("uuid" = uuid::Uuid, Path)),
+    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
+    Ok(Json(daemon.tasks.cancel(uuid).await?))
+}

@@ -1,0 +1,225 @@
+//! `/vbds`.
+
+use api::{Code, Driver, Mode, Problem, Task, Transport, Vbd, VbdCreate, VbdState, VbdUnplug, Vbds};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use jiff::Timestamp;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::extract::{Asked, Body, Id};
+use super::{Begun, Refusal, begun};
+use crate::daemon::Daemon;
+use crate::disk::place::Place;
+use crate::plug;
+use crate::vm::{self, Reader};
+
+/// Queues that a VBD has if nothing is said: more bring little, and each costs the guest memory.
+const QUEUES_DEFAULT_MAX: u16 = 4;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new()
+        .routes(routes!(list, create))
+        .routes(routes!(show, destroy))
+        .routes(routes!(plug_one))
+        .routes(routes!(unplug_one))
+        .routes(routes!(plug_many))
+        .routes(routes!(unplug_many))
+        .routes(routes!(connect))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct Which {
+    /// Only those of this VM.
+    vm: Option<Uuid>,
+    /// Only those of this VDI.
+    vdi: Option<Uuid>,
+    /// Only those whose UUID begins so.
+    r#match: Option<String>,
+}
+
+/// The VBDs, by VM and position.
+#[utoipa::path(
+    get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which),
+    responses((status = 200, body = Vec<Vbd>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vbd>>, Refusal> {
+    let mut vbds = daemon.catalogue.read(move |view| view.vbds(which.vm, which.vdi)).await?;
+    if let Some(begin) = which.r#match.map(|begin| begin.to_ascii_lowercase()) {
+        vbds.retain(|vbd| vbd.uuid.to_string().starts_with(&begin));
+    }
+    Ok(Json(vbds))
+}
+
+/// A VBD.
+#[utoipa::path(
+    get, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_show", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vbd>, Refusal> {
+    Ok(Json(daemon.catalogue.read(move |view| view.vbd(uuid)).await?))
+}
+
+/// Makes a VBD, which is not plugged.
+#[utoipa::path(
+    post, path = "/vbds", tag = "vbd", operation_id = "vbd_create", request_body = VbdCreate,
+    responses((status = 201, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn create(
+    State(daemon): State<Daemon>,
+    Body(asked): Body<VbdCreate>,
+) -> Result<(StatusCode, Json<Vbd>), Refusal> {
+    let made = daemon.catalogue.write(move |tx| {
+        let vbd = made_of(asked, tx)?;
+        tx.add_vbd(&vbd)?;
+        Ok(vbd)
+    });
+    Ok((StatusCode::CREATED, Json(made.await?)))
+}
+
+/// What is asked for, with what was left out.
+fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
+    let vdi = view.vdi(asked.vdi).map_err(|problem| problem.field("vdi"))?;
+    let vm = asked.vm.map(|vm| view.vm(vm)).transpose().map_err(|problem| problem.field("vm"))?;
+    let position = match (asked.position, &vm) {
+        (Some(position), _) => position,
+        (None, Some(vm)) => view.free_position(vm.uuid)?,
+        (None, None) => 0,
+    };
+    if let (Some(Driver::Qemu), Some(Transport::Nbd)) = (vm.as_ref().map(|vm| vm.driver), asked.transport) {
+        let what = "the driver qemu has its disks by vhost-user, and not by NBD";
+        return Err(Problem::new(Code::Unsupported, what).field("transport").advise("leave the transport out"));
+    }
+    let transport = asked.transport.unwrap_or(match vm.as_ref().map(|vm| vm.driver) {
+        Some(Driver::Xen) => Transport::Blkif,
+        Some(Driver::Qemu) | None => Transport::VhostUser,
+    });
+    let vcpus = vm.as_ref().map_or(1, |vm| u16::try_from(vm.vcpus).unwrap_or(u16::MAX));
+    let queues = if transport == Transport::Nbd { 1 } else { vcpus.clamp(1, QUEUES_DEFAULT_MAX) };
+    Ok(Vbd {
+        uuid: Uuid::new_v4(),
+        vm: asked.vm,
+        vdi: asked.vdi,
+        position,
+        mode: asked.mode.unwrap_or(if vdi.read_only { Mode::ReadOnly } else { Mode::ReadWrite }),
+        bootable: asked.bootable.unwrap_or(vm.is_some() && position == 0),
+        transport,
+        queues: asked.queues.unwrap_or(queues),
+        state: VbdState::Unplugged,
+        socket: None,
+        pid: None,
+        restarts: 0,
+        waits_for_space: false,
+        problem: None,
+        created: Timestamp::now(),
+    })
+}
+
+/// Forgets a VBD, which must be unplugged.
+#[utoipa::path(
+    delete, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_destroy", params(("uuid" = Uuid, Path)),
+    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+    daemon.catalogue.write(move |tx| tx.remove_vbd(uuid)).await?;
+    if let Err(problem) = Place::of(&daemon.config, uuid).remove_logs() {
+        tracing::warn!("{problem}");
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Plugs a VBD: serves its VDI at a socket.
+#[utoipa::path(
+    post, path = "/vbds/{uuid}/plug", tag = "vbd", operation_id = "vbd_plug", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn plug_one(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(plug::plug(&daemon, uuid).await?)
+}
+
+/// Unplugs a VBD when its guest has let go of it, or at once with force. One that is still being plugged is not any more.
+#[utoipa::path(
+    post, path = "/vbds/{uuid}/unplug", tag = "vbd", operation_id = "vbd_unplug", params(("uuid" = Uuid, Path)),
+    request_body = VbdUnplug,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn unplug_one(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VbdUnplug>) -> Begun {
+    begun(plug::unplug(&daemon, uuid, asked.force).await?)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct ConnectFor {
+    /// For whom.
+    r#for: Reader,
+}
+
+/// What to paste into the configuration of a machine that others manage, so that it has this VBD: for QEMU, libvirt and Cloud
+/// Hypervisor it must be plugged; xl serves the image itself, and it must not.
+#[utoipa::path(
+    get, path = "/vbds/{uuid}/connect", tag = "vbd", operation_id = "vbd_connect",
+    params(("uuid" = Uuid, Path), ConnectFor),
+    responses(
+        (status = 200, body = String, content_type = "text/plain"), (status = "4XX", body = Problem),
+        (status = "5XX", body = Problem)
+    )
+)]
+async fn connect(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Asked(asked): Asked<ConnectFor>,
+) -> Result<String, Refusal> {
+    Ok(vm::connect(&daemon, uuid, asked.r#for).await?)
+}
+
+/// Plugs many VBDs: those that are named, or all of a VM that are not plugged. Each that cannot be plugged says why itself.
+#[utoipa::path(
+    post, path = "/vbds/plug", tag = "vbd", operation_id = "vbd_plug_many", request_body = Vbds,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn plug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Begun {
+    let vbds = named(&daemon, &asked, |state| state == VbdState::Unplugged).await?;
+    begun(plug::plug_many(&daemon, vbds).await?)
+}
+
+/// Unplugs many VBDs: those that are named, or all of a VM that are plugged.
+#[utoipa::path(
+    post, path = "/vbds/unplug", tag = "vbd", operation_id = "vbd_unplug_many", request_body = Vbds,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn unplug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Begun {
+    let vbds = named(&daemon, &asked, |state| state != VbdState::Unplugged).await?;
+    begun(plug::unplug_many(&daemon, vbds, asked.force).await?)
+}
+
+/// The VBDs that are named, each of which must exist; or those of a VM whose state is one that is wanted.
+async fn named(daemon: &Daemon, asked: &Vbds, wanted: fn(VbdState) -> bool) -> Result<Vec<Uuid>, Problem> {
+    let (vm, mut vbds) = match (asked.vm, asked.vbds.clone()) {
+        (Some(vm), None) => (Some(vm), Vec::new()),
+        (None, Some(vbds)) => (None, vbds),
+        _ => {
+            let what = "either a VM or VBDs are named, and not both";
+            return Err(Problem::new(Code::Invalid, what).field("vbds"));
+        }
+    };
+    let read = daemon.catalogue.read(move |view| {
+        let Some(vm) = vm else {
+            vbds.sort();
+            vbds.dedup();
+            vbds.iter().try_for_each(|vbd| view.vbd(*vbd).map(drop))?;
+            return Ok(vbds);
+        };
+        view.vm(vm)?;
+        let all = view.vbds(Some(vm), None)?;
+        Ok(all.into_iter().filter(|vbd| wanted(vbd.state)).map(|vbd| vbd.uuid).collect())
+    });
+    read.await
+}

@@ -1,0 +1,188 @@
+//! `/vdis`.
+
+use api::{
+    Problem, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiResize, VdiRevert, VdiSnapshot,
+};
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::extract::{Asked, Body, Id};
+use super::{Begun, Refusal, begun};
+use crate::daemon::Daemon;
+use crate::vdi::begin;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new()
+        .routes(routes!(list, create))
+        .routes(routes!(show, patch, destroy))
+        .routes(routes!(import))
+        .routes(routes!(resize))
+        .routes(routes!(snapshot))
+        .routes(routes!(clone))
+        .routes(routes!(revert))
+        .routes(routes!(copy))
+        .routes(routes!(export))
+        .routes(routes!(merge))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only VDIs of this repository.
+    sr: Option<Uuid>,
+    /// Only VDIs of this name, or whose identity begins so.
+    #[serde(rename = "match")]
+    like: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct DryRun {
+    /// Only say what would be removed.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// The VDIs, by name.
+#[utoipa::path(
+    get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which),
+    responses((status = 200, body = Vec<Vdi>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vdi>>, Refusal> {
+    let mut found = daemon.catalogue.read(move |view| view.vdis(which.sr)).await?;
+    if let Some(like) = which.like {
+        found.retain(|vdi| super::is_like(&like, &vdi.name, vdi.uuid));
+    }
+    Ok(Json(found))
+}
+
+/// A VDI.
+#[utoipa::path(
+    get, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_show", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vdi>, Refusal> {
+    Ok(Json(daemon.catalogue.read(move |view| view.vdi(uuid)).await?))
+}
+
+/// Makes an empty VDI. The task's result names it.
+#[utoipa::path(
+    post, path = "/vdis", tag = "vdi", operation_id = "vdi_create", request_body = VdiCreate,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> Begun {
+    begun(begin::create(&daemon, asked).await?)
+}
+
+/// Changes what people say of a VDI, and whether it may be written.
+#[utoipa::path(
+    patch, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_patch", params(("uuid" = Uuid, Path)),
+    request_body = VdiPatch,
+    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VdiPatch>) -> Result<Json<Vdi>, Refusal> {
+    Ok(Json(daemon.catalogue.write(move |tx| tx.patch_vdi(uuid, &patch)).await?))
+}
+
+/// Destroys a VDI. Its file is removed unless others stand on it; then it goes when they do, or is merged with them. With
+/// `dry_run` nothing is done, and what would be is told.
+#[utoipa::path(
+    delete, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_destroy", params(("uuid" = Uuid, Path), DryRun),
+    responses(
+        (status = 202, body = Task), (status = 200, body = serde_json::Value, description = "what would be removed"),
+        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(dry): Asked<DryRun>) -> Result<Response, Refusal> {
+    if dry.dry_run {
+        return Ok(Json(begin::would_destroy(&daemon, uuid).await?).into_response());
+    }
+    begun(begin::destroy(&daemon, uuid).await?).map(IntoResponse::into_response)
+}
+
+/// Makes a VDI of a file of the host.
+#[utoipa::path(
+    post, path = "/vdis/import", tag = "vdi", operation_id = "vdi_import", request_body = VdiImport,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn import(State(daemon): State<Daemon>, Body(asked): Body<VdiImport>) -> Begun {
+    begun(begin::import(&daemon, asked).await?)
+}
+
+/// Lets a VDI grow; it may be plugged.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/resize", tag = "vdi", operation_id = "vdi_resize", params(("uuid" = Uuid, Path)),
+    request_body = VdiResize,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn resize(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiResize>) -> Begun {
+    begun(begin::resize(&daemon, uuid, asked).await?)
+}
+
+/// Keeps the state of a VDI as another one that is only read; it may be plugged.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/snapshot", tag = "vdi", operation_id = "vdi_snapshot", params(("uuid" = Uuid, Path)),
+    request_body = VdiSnapshot,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiSnapshot>) -> Begun {
+    begun(begin::snapshot(&daemon, uuid, asked).await?)
+}
+
+/// Makes a VDI that begins with the state of another one; that may be plugged.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/clone", tag = "vdi", operation_id = "vdi_clone", params(("uuid" = Uuid, Path)),
+    request_body = VdiClone,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiClone>) -> Begun {
+    begun(begin::clone(&daemon, uuid, asked).await?)
+}
+
+/// Gives a VDI, which must not be plugged, the state of one of its snapshots. What was written since is lost.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/revert", tag = "vdi", operation_id = "vdi_revert", params(("uuid" = Uuid, Path)),
+    request_body = VdiRevert,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiRevert>) -> Begun {
+    begun(begin::revert(&daemon, uuid, asked).await?)
+}
+
+/// Copies a VDI in full.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/copy", tag = "vdi", operation_id = "vdi_copy", params(("uuid" = Uuid, Path)),
+    request_body = VdiCopy,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn copy(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiCopy>) -> Begun {
+    begun(begin::copy(&daemon, uuid, asked).await?)
+}
+
+/// Writes a VDI into a new file of the host.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/export", tag = "vdi", operation_id = "vdi_export", params(("uuid" = Uuid, Path)),
+    request_body = VdiExport,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn export(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiExport>) -> Begun {
+    begun(begin::export(&daemon, uuid, asked).await?)
+}
+
+/// Merges images of a VDI's chain that no VDI shows any more into one; the VDI may be plugged. This happens by itself too.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/merge", tag = "vdi", operation_id = "vdi_merge", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn merge(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(begin::merge(&daemon, uuid).await?)
+}

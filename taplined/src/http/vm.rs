@@ -1,0 +1,160 @@
+//! `/vms`.
+
+use api::{Power, Problem, Task, Vm, VmCreate, VmPatch, VmShutdown};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use jiff::Timestamp;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::extract::{Asked, Body, Id};
+use super::{Begun, Refusal, begun};
+use crate::daemon::Daemon;
+use crate::disk::place::Place;
+use crate::vm;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new()
+        .routes(routes!(list, create))
+        .routes(routes!(show, patch, destroy))
+        .routes(routes!(start))
+        .routes(routes!(shutdown))
+        .routes(routes!(suspend))
+        .routes(routes!(resume))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct Which {
+    /// Only VMs of this name, or whose identity begins so.
+    r#match: Option<String>,
+}
+
+/// The VMs, by name.
+#[utoipa::path(
+    get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which),
+    responses((status = 200, body = Vec<Vm>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vm>>, Refusal> {
+    let mut found = daemon.catalogue.read(|view| view.vms()).await?;
+    if let Some(like) = which.r#match {
+        found.retain(|vm| super::is_like(&like, &vm.name, vm.uuid));
+    }
+    Ok(Json(found))
+}
+
+/// A VM.
+#[utoipa::path(
+    get, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_show", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vm>, Refusal> {
+    Ok(Json(daemon.catalogue.read(move |view| view.vm(uuid)).await?))
+}
+
+/// Makes a VM, which does not run and has no disks.
+#[utoipa::path(
+    post, path = "/vms", tag = "vm", operation_id = "vm_create", request_body = VmCreate,
+    responses((status = 201, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Result<(StatusCode, Json<Vm>), Refusal> {
+    let made = Vm {
+        uuid: Uuid::new_v4(),
+        name: asked.name,
+        description: asked.description,
+        driver: asked.driver,
+        memory: asked.memory.bytes(),
+        vcpus: asked.vcpus.into(),
+        boot: asked.boot,
+        platform: asked.platform,
+        power: Power::Halted,
+        pid: None,
+        handle: None,
+        problem: None,
+        created: Timestamp::now(),
+    };
+    vm::check(&daemon.config, &made)?;
+    let kept = made.clone();
+    daemon.catalogue.write(move |tx| tx.add_vm(&kept)).await?;
+    Ok((StatusCode::CREATED, Json(made)))
+}
+
+/// Changes a VM; its hardware only while it is halted.
+#[utoipa::path(
+    patch, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_patch", params(("uuid" = Uuid, Path)),
+    request_body = VmPatch,
+    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VmPatch>) -> Result<Json<Vm>, Refusal> {
+    let config = daemon.config.clone();
+    let patched = daemon.catalogue.write(move |tx| {
+        let patched = tx.patch_vm(uuid, &patch)?;
+        vm::check(&config, &patched)?;
+        Ok(patched)
+    });
+    Ok(Json(patched.await?))
+}
+
+/// Destroys a VM, which must be halted, and its VBDs with it. Its VDIs stay.
+#[utoipa::path(
+    delete, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_destroy", params(("uuid" = Uuid, Path)),
+    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+    let _operation = daemon.vms.begin(uuid)?;
+    let removed = daemon.catalogue.write(move |tx| {
+        let vbds = tx.vbds(Some(uuid), None)?;
+        tx.remove_vm(uuid)?;
+        Ok(vbds)
+    });
+    for vbd in removed.await? {
+        if let Err(problem) = Place::of(&daemon.config, vbd.uuid).remove_logs() {
+            tracing::warn!("{problem}");
+        }
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Starts a VM: all its VBDs are plugged, and its guest runs. What fails or is cancelled is undone.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/start", tag = "vm", operation_id = "vm_start", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(vm::start(&daemon, uuid).await?)
+}
+
+/// Ends a VM: its guest is asked to power off, and is ended if it does not in time; then its VBDs are unplugged. With force it is
+/// ended at once, as if the power had gone, and so is what else is under way with it.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/shutdown", tag = "vm", operation_id = "vm_shutdown", params(("uuid" = Uuid, Path)),
+    request_body = VmShutdown,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmShutdown>) -> Begun {
+    begun(vm::shutdown(&daemon, uuid, asked).await?)
+}
+
+/// Holds the guest of a VM, in memory.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/suspend", tag = "vm", operation_id = "vm_suspend", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(vm::suspend(&daemon, uuid).await?)
+}
+
+/// Lets the guest of a VM that is held go on.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/resume", tag = "vm", operation_id = "vm_resume", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(vm::resume(&daemon, uuid).await?)
+}

@@ -1,0 +1,131 @@
+//! The daemon's log: text on standard error, or JSON lines in files of a bounded size.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use api::{Code, Problem};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Config, LogTo};
+
+/// Begins the log.
+pub fn start(config: &Config) -> Result<(), Problem> {
+    let filter = EnvFilter::try_new(&config.log.level).map_err(|error| {
+        Problem::new(Code::Invalid, format!("log.level: {error}")).advise("write error, warn, info or debug")
+    })?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    match config.log.to {
+        LogTo::Stderr => builder.with_writer(io::stderr).with_ansi(false).init(),
+        LogTo::File => {
+            let path = config.log_directory.join("taplined.log");
+            let file = Rotating::open(&path, config.log.file_size, config.log.files)
+                .map_err(|error| Problem::failed(format_args!("write the log {}", path.display()), error))?;
+            builder.json().with_writer(Mutex::new(file)).init();
+        }
+    }
+    Ok(())
+}
+
+/// A file that is renamed to `NAME.1` when it is full, `NAME.1` to `NAME.2` and so on; the last is removed.
+#[derive(Debug)]
+struct Rotating {
+    path: PathBuf,
+    file: File,
+    written: u64,
+    size_max: u64,
+    kept: u32,
+}
+
+impl Rotating {
+    fn open(path: &Path, size_max: u64, kept: u32) -> io::Result<Rotating> {
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let file = File::options().create(true).append(true).open(path)?;
+        let written = file.metadata()?.len();
+        Ok(Rotating { path: path.to_owned(), file, written, size_max, kept })
+    }
+
+    fn numbered(&self, number: u32) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(format!(".{number}"));
+        name.into()
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        for number in (1..self.kept).rev() {
+            rename_if_there(&self.numbered(number), &self.numbered(number.saturating_add(1)))?;
+        }
+        if self.kept > 0 {
+            rename_if_there(&self.path, &self.numbered(1))?;
+        } else {
+            fs::remove_file(&self.path)?;
+        }
+        *self = Rotating::open(&self.path, self.size_max, self.kept)?;
+        Ok(())
+    }
+}
+
+fn rename_if_there(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+impl Write for Rotating {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let len = u64::try_from(line.len()).unwrap_or(u64::MAX);
+        if self.written > 0 && self.written.saturating_add(len) > self.size_max {
+            // A log that cannot be rotated is written on: too long is better than lost.
+            if let Err(error) = self.rotate() {
+                eprintln!("taplined: cannot rotate the log {}: {error}", self.path.display());
+                self.written = 0;
+            }
+        }
+        let written = self.file.write(line)?;
+        self.written = self.written.saturating_add(u64::try_from(written).unwrap_or(u64::MAX));
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn files_stay_below_their_size_and_few() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log/taplined.log");
+        let mut log = Rotating::open(&path, 100, 2).unwrap();
+        for number in 0..100 {
+            log.write_all(format!("{number:09}\n").as_bytes()).unwrap();
+        }
+        let mut files: Vec<_> =
+            fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        assert_eq!(files.len(), 3, "{files:?}");
+        let lines: String = [2, 1].iter().map(|n| fs::read_to_string(log.numbered(*n)).unwrap()).collect();
+        let all = lines + &fs::read_to_string(&path).unwrap();
+        assert!(files.iter().all(|file| file.metadata().unwrap().len() <= 100));
+        let kept: Vec<u32> = all.lines().map(|line| line.parse().unwrap()).collect();
+        assert_eq!(kept, (70..100).collect::<Vec<u32>>());
+    }
+
+    #[test]
+    fn a_log_goes_on_where_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.log");
+        fs::write(&path, [b'x'; 99]).unwrap();
+        let mut log = Rotating::open(&path, 100, 1).unwrap();
+        log.write_all(b"more\n").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"more\n");
+        assert_eq!(fs::read(log.numbered(1)).unwrap().len(), 99);
+    }
+}

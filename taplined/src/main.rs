@@ -1,0 +1,115 @@
+//! `taplined`: the daemon. One per host; it keeps the catalogue, runs the tasks, and supervises one disk process per VBD.
+//!
+//! It never parses an image and never touches a guest's memory: that is the disk processes', which have no privilege. They
+//! outlive it, and it finds them again.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod daemon;
+mod disk;
+mod fault;
+mod http;
+mod log;
+mod notify;
+mod plug;
+mod sr;
+mod task;
+mod vdi;
+mod vm;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use api::Problem;
+use clap::Parser;
+
+use config::Config;
+use daemon::Daemon;
+
+/// The exit code of a daemon that could not start, or not go on. As with the other programs of Tapline.
+const FAILED: u8 = 4;
+
+/// How long threads may take that ask the storage when the daemon ends.
+const TO_END: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Where the configuration is looked for if no other place is named; it need not exist.
+const CONFIG: &str = "/etc/tapline/taplined.toml";
+
+/// The daemon of Tapline: storage repositories, disks and machines of this host.
+///
+/// It serves its API at a Unix socket, to `tapline` and to programs (docs/api.md). Settings: docs/taplined.toml.
+#[derive(Debug, Parser)]
+#[command(name = "taplined", version)]
+struct Arguments {
+    /// The configuration [default: /etc/tapline/taplined.toml if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Read the configuration, say what is wrong with it, and end
+    #[arg(long)]
+    check_config: bool,
+    /// Print the OpenAPI document of the API, and end
+    #[arg(long)]
+    openapi: bool,
+    /// Print the JSON schema of the configuration, and end
+    #[arg(long)]
+    config_schema: bool,
+    /// Print the steps of all journalled jobs, for tests that kill the daemon there, and end
+    #[arg(long, hide = true)]
+    steps: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            let advice = problem.advice.as_ref().map(|advice| format!("\n  {advice}")).unwrap_or_default();
+            eprintln!("taplined: {problem}{advice}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Problem> {
+    if arguments.openapi {
+        return print(&http::openapi_text()?);
+    }
+    if arguments.config_schema {
+        return print(&config::schema_text()?);
+    }
+    if arguments.steps {
+        return print(&task::job::steps());
+    }
+    let config = match &arguments.config {
+        Some(path) => Config::read(path)?,
+        None if std::path::Path::new(CONFIG).exists() => Config::read(CONFIG.as_ref())?,
+        None => Config::default(),
+    };
+    if arguments.check_config {
+        return Ok(());
+    }
+    log::start(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Problem::failed("start the daemon's threads", error))?;
+    let outcome = runtime.block_on(serve(config));
+    // A thread that waits for storage that does not answer is not waited for.
+    runtime.shutdown_timeout(TO_END);
+    outcome
+}
+
+async fn serve(config: Config) -> Result<(), Problem> {
+    let daemon = Daemon::start(config).await?;
+    let listener = http::Listener::bind(&daemon.config)?;
+    let stop = http::Stop::on_signals()?;
+    notify::ready();
+    tracing::info!(socket = %daemon.config.socket().display(), "serving");
+    listener.serve(daemon.clone(), stop).await?;
+    notify::stopping();
+    daemon.stop().await
+}
+
+fn print(text: &str) -> Result<(), Problem> {
+    std::io::stdout().write_all(text.as_bytes()).map_err(|error| Problem::failed("print", error))
+}

@@ -1,0 +1,33 @@
+//! What systemd is told (sd_notify(3)): nothing if it did not ask.
+
+use std::os::unix::net::UnixDatagram;
+
+/// The daemon serves.
+pub fn ready() {
+    say("READY=1");
+}
+
+/// The daemon ends.
+pub fn stopping() {
+    say("STOPPING=1");
+}
+
+fn say(state: &str) {
+    let Some(address) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    if let Err(error) = send(&address, state) {
+        tracing::warn!(%error, "systemd could not be told {state}");
+    }
+}
+
+fn send(address: &std::ffi::OsStr, state: &str) -> std::io::Result<()> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::SocketAddr;
+    let socket = UnixDatagram::unbound()?;
+    // A name that begins with @ is in the abstract name space.
+    let to = match address.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(address)?,
+    };
+    socket.send_to_addr(state.as_bytes(), &to).map(drop)
+}

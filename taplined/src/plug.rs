@@ -1,0 +1,78 @@
+//! VBDs: plugged and unplugged in parallel, and their disk processes supervised.
+//!
+//! 1. The VDI's lease is taken and the state is `plugging`, in one commit ([`begin`]). *Killed behind it:* the next daemon gives
+//!    all back.
+//! 2. When its turn comes ([`queue`]), the files are opened, the sockets listen, and a process is started that waits for them.
+//!    It is recorded before anything is handed to it ([`start`]). *Killed before that:* its standard input ends, and so does it,
+//!    with no file open. *Killed behind it:* the next daemon finds it by the record, and ends it.
+//! 3. It answers, and the state is `plugged`. From here on it outlives the daemon, and is found again ([`recover`]).
+//! 4. An unplug waits for the guest to let go, records `unplugging`, and ends the process ([`unplug`]). *Killed behind that:* the
+//!    next daemon goes on with it. Only when the process is no more is the lease given back.
+
+mod begin;
+mod deaths;
+mod drain;
+mod many;
+mod operation;
+mod order;
+mod queue;
+mod recover;
+mod space;
+mod start;
+mod steps;
+mod supervise;
+mod unplug;
+mod workers;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use api::Problem;
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::disk::process::DiskProcess;
+use crate::http::group_id;
+
+pub use begin::plug;
+pub use drain::drain;
+pub use many::{plug_all, plug_many, unplug_all, unplug_many};
+pub use recover::recover;
+pub use unplug::unplug;
+
+use operation::Operations;
+use supervise::Served;
+use workers::Workers;
+
+/// What is known of VBDs beside what the catalogue has: what is under way, and who looks after their processes.
+#[derive(Debug)]
+pub struct Plugs {
+    workers: Workers,
+    operations: Operations,
+    served: Mutex<HashMap<Uuid, Served>>,
+    /// The group that may connect to disks.
+    group: Option<u32>,
+}
+
+impl Plugs {
+    /// Nothing is plugged.
+    pub fn new(config: &Config) -> Result<Plugs, Problem> {
+        let group = config.plug.socket_group.as_deref().map(|name| group_id("plug.socket-group", name)).transpose()?;
+        Ok(Plugs {
+            workers: Workers::new(config.limits()),
+            operations: Operations::default(),
+            served: Mutex::default(),
+            group,
+        })
+    }
+
+    fn served(&self) -> MutexGuard<'_, HashMap<Uuid, Served>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody looks after the VBD's process any more; whoever asks has it now, if there is one.
+    async fn release(&self, vbd: Uuid) -> Option<DiskProcess> {
+        let served = self.served().remove(&vbd)?;
+        served.release().await
+    }
+}

@@ -1,0 +1,129 @@
+//! Plugs a VBD.
+
+use api::{About, Code, ObjectKind, Problem, Task, Vbd, VbdState};
+use repo::catalogue::NewTask;
+use uuid::Uuid;
+
+use super::operation::{Kind, Operation};
+use super::order::Order;
+use super::start::{Log, clear, serve};
+use super::steps::Steps;
+use super::supervise;
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::vm;
+
+/// A plug that has its lease and has not begun otherwise.
+#[derive(Debug)]
+pub struct Begun {
+    /// The VBD.
+    pub vbd: Uuid,
+    operation: Operation,
+    /// Its process had died: a guest that runs has the device still.
+    again: bool,
+}
+
+/// Who asks for a plug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Somebody who means this VBD; not while its VM is started or ended.
+    Itself,
+    /// The start of its VM.
+    ItsVm,
+}
+
+/// Plugs a VBD: a task.
+pub async fn plug(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
+    let begun = begin(daemon, vbd, By::Itself).await?;
+    let about = vec![About { kind: ObjectKind::Vbd, uuid: vbd }];
+    let new = NewTask { uuid: Uuid::new_v4(), verb: "vbd-plug", about, cancellable: true, intent: None };
+    let at_work = daemon.clone();
+    let started = daemon.tasks.start(daemon, new, move |context| async move {
+        let vbd = finish(&at_work, begun, &context, true).await?;
+        serde_json::to_value(vbd).map_err(|error| Problem::failed("show a VBD", error))
+    });
+    match started.await {
+        Ok(task) => Ok(task),
+        Err(problem) => {
+            give_back(daemon, vbd, &problem).await;
+            Err(problem)
+        }
+    }
+}
+
+/// Takes the lease, or says why that cannot be.
+pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem> {
+    let operation = daemon.plugs.operations.begin(vbd, Kind::Plug)?;
+    let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
+    let again = now.state == VbdState::Restarting;
+    if again {
+        // What is asked for now takes the place of what would be tried by itself.
+        if let Some(process) = daemon.plugs.release(vbd).await {
+            supervise::begin(daemon, vbd, Some(process));
+        }
+    }
+    let begun = || {
+        daemon.catalogue.write(move |tx| {
+            if by == By::Itself {
+                tx.check_vm_settled(&tx.vbd(vbd)?)?;
+            }
+            tx.begin_plug(vbd)
+        })
+    };
+    if let Err(problem) = begun().await {
+        if problem.code != Code::InUse {
+            return Err(problem);
+        }
+        // What only tidies up gives way.
+        daemon.tasks.give_way(now.vdi).await?;
+        begun().await?;
+    }
+    Ok(Begun { vbd, operation, again })
+}
+
+/// Does the rest, and undoes all if that fails or is cancelled. `alone`: the task is about this VBD and nothing else.
+pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: bool) -> Result<Vbd, Problem> {
+    let vbd = begun.vbd;
+    let mut process = None;
+    let mut steps = Steps::of("vbd-plug", &daemon.config, alone.then(|| context.clone()));
+    let work = async {
+        let order = Order::of(daemon, vbd).await?;
+        // Before anything is served: a guest that has not let go of what was there would connect to it.
+        if !begun.again {
+            vm::expect_room(daemon, &order.vbd).await?;
+        }
+        let _turn = daemon.plugs.workers.turn(order.request()).await;
+        serve(daemon, &order, Log::Begun, &mut steps, &mut process).await
+    };
+    let served = context.unless_cancelled(begun.operation.unless_cancelled(work)).await;
+    let plugged = match served {
+        // Not given up in the middle: QEMU stands still while it agrees with the disk.
+        Ok(()) => vm::attach(daemon, vbd, begun.again).await,
+        Err(problem) => Err(problem),
+    };
+    let plugged = match plugged {
+        Ok(()) => daemon.catalogue.write(move |tx| tx.end_plug(vbd)).await,
+        Err(problem) => Err(problem),
+    };
+    match &plugged {
+        Ok(_) => supervise::begin(daemon, vbd, process),
+        Err(problem) => {
+            // The lease is given back when nobody has a file open any more, however long that takes.
+            match clear(daemon, vbd, process).await {
+                Ok(()) => give_back(daemon, vbd, problem).await,
+                Err(also) => tracing::error!(%vbd, "what a failed plug has left remains until it is unplugged: {also}"),
+            }
+        }
+    }
+    plugged
+}
+
+/// Records that nothing came of a plug.
+pub async fn give_back(daemon: &Daemon, vbd: Uuid, why: &Problem) {
+    let why = (why.code != Code::Cancelled).then(|| why.clone());
+    let recorded = daemon.catalogue.write(move |tx| tx.end_unplug(vbd, why.as_ref())).await;
+    if let Err(problem) = recorded {
+        // It is still `plugging` there: an unplug or the next daemon tries again.
+        tracing::error!(%vbd, "that it is not plugged could not be recorded: {problem}");
+    }
+}

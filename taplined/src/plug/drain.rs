@@ -1,0 +1,75 @@
+//! Ends all VMs and unplugs everything, in bounded time: for the shutdown of the host.
+
+use std::time::Duration;
+
+use api::{Power, Problem, Task, VbdState, VmShutdown};
+use repo::catalogue::NewTask;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::many::unplug_each;
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::vm;
+
+/// How long a machine may take to end that is ended by force, and its disks to be unplugged.
+const TO_END: Duration = Duration::from_secs(30);
+
+/// Ends all VMs and unplugs all VBDs: a task. Guests have so long to power off, and those of others as long to let go; then their
+/// disks end, with everything flushed that was answered.
+pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem> {
+    let new = NewTask { uuid: Uuid::new_v4(), verb: "host-drain", about: Vec::new(), cancellable: true, intent: None };
+    let at_work = daemon.clone();
+    let work = move |context: Context| async move {
+        end_vms(&at_work, patience).await?;
+        let gently = tokio::time::timeout(patience, async {
+            let vbds = left(&at_work).await?;
+            Ok::<usize, Problem>(unplug_each(&at_work, vbds, false, &context).await.len())
+        });
+        let asked = gently.await;
+        let vbds = left(&at_work).await?;
+        let forced = vbds.len();
+        if asked.is_err() {
+            tracing::warn!(forced, "guests have not let go of their disks in {} s", patience.as_secs());
+        }
+        for (vbd, outcome) in unplug_each(&at_work, vbds, true, &context).await {
+            if let Err(problem) = outcome {
+                tracing::error!(%vbd, "it could not be unplugged: {problem}");
+            }
+        }
+        let remain = left(&at_work).await?;
+        match remain.len() {
+            0 => Ok(json!({ "forced": forced })),
+            count => Err(Problem::failed("unplug all VBDs", format_args!("{count} remain, of which the log tells"))),
+        }
+    };
+    daemon.tasks.start(daemon, new, work).await
+}
+
+/// Ends all VMs, beside each other. One that does not end is told of; its disks end by force.
+async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
+    let vms = daemon.catalogue.read(|view| view.vms()).await?;
+    let timeout = Some(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX));
+    let mut ending = Vec::new();
+    for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted) {
+        // One that is held hears no power button.
+        let asked = VmShutdown { force: patience.is_zero() || vm.power == Power::Suspended, timeout };
+        match vm::shutdown(daemon, vm.uuid, asked).await {
+            Ok(task) => ending.push(task.uuid),
+            Err(problem) => tracing::error!(vm = %vm.uuid, "it could not be ended: {problem}"),
+        }
+    }
+    for task in ending {
+        let task = daemon.tasks.wait(task, patience.saturating_add(TO_END)).await?;
+        if let Some(problem) = task.problem {
+            tracing::error!(task = %task.uuid, "a VM could not be ended: {problem}");
+        }
+    }
+    Ok(())
+}
+
+/// VBDs that are not unplugged.
+async fn left(daemon: &Daemon) -> Result<Vec<Uuid>, Problem> {
+    let vbds = daemon.catalogue.read(|view| view.vbds(None, None)).await?;
+    Ok(vbds.into_iter().filter(|vbd| vbd.state != VbdState::Unplugged).map(|vbd| vbd.uuid).collect())
+}

@@ -1,0 +1,114 @@
+//! Plugs or unplugs many VBDs in one task: for the start and the end of a VM.
+
+use api::{About, Code, ObjectKind, Problem, Task};
+use repo::catalogue::NewTask;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::begin::{By, begin, finish};
+use super::unplug;
+use crate::daemon::Daemon;
+use crate::task::Context;
+
+/// Problems that a task's own problem quotes: the first tell enough, and each VBD has its own.
+const QUOTED_MAX: usize = 3;
+
+/// What came of each VBD.
+type Outcomes = Vec<(Uuid, Result<(), Problem>)>;
+
+/// Plugs VBDs: a task, which is done when all are plugged.
+pub async fn plug_many(daemon: &Daemon, vbds: Vec<Uuid>) -> Result<Task, Problem> {
+    let at_work = daemon.clone();
+    let new = new("vbd-plug", &vbds);
+    let work = move |context: Context| async move { plug_each(&at_work, vbds, By::Itself, &context).await };
+    daemon.tasks.start(daemon, new, work).await
+}
+
+/// Plugs the VBDs of a VM, in the task that starts it.
+pub async fn plug_all(daemon: &Daemon, vbds: Vec<Uuid>, context: &Context) -> Result<(), Problem> {
+    plug_each(daemon, vbds, By::ItsVm, context).await.map(drop)
+}
+
+async fn plug_each(daemon: &Daemon, vbds: Vec<Uuid>, by: By, context: &Context) -> Result<Value, Problem> {
+    let one = |vbd| {
+        let (daemon, context) = (daemon.clone(), context.clone());
+        async move {
+            let begun = begin(&daemon, vbd, by).await?;
+            finish(&daemon, begun, &context, false).await.map(drop)
+        }
+    };
+    sum("plugged", each(vbds, context, one).await)
+}
+
+/// Unplugs the VBDs of a VM that has ended. Those that somebody else is unplugging are left to that.
+pub async fn unplug_all(daemon: &Daemon, vbds: Vec<Uuid>, context: &Context) -> Result<(), Problem> {
+    let mut outcomes = unplug_each(daemon, vbds, false, context).await;
+    outcomes.retain(|(_, outcome)| outcome.as_ref().err().is_none_or(|problem| problem.code != Code::Busy));
+    sum("unplugged", outcomes).map(drop)
+}
+
+/// Unplugs VBDs: a task, which is done when all are unplugged.
+pub async fn unplug_many(daemon: &Daemon, vbds: Vec<Uuid>, force: bool) -> Result<Task, Problem> {
+    let at_work = daemon.clone();
+    let new = new("vbd-unplug", &vbds);
+    let work =
+        move |context: Context| async move { sum("unplugged", unplug_each(&at_work, vbds, force, &context).await) };
+    daemon.tasks.start(daemon, new, work).await
+}
+
+/// Unplugs VBDs, in a task of the caller's.
+pub async fn unplug_each(daemon: &Daemon, vbds: Vec<Uuid>, force: bool, context: &Context) -> Outcomes {
+    let work = |vbd| {
+        let (daemon, context) = (daemon.clone(), context.clone());
+        async move { unplug::run(&daemon, vbd, force, &context, false).await.map(drop) }
+    };
+    each(vbds, context, work).await
+}
+
+fn new(verb: &'static str, vbds: &[Uuid]) -> NewTask {
+    let about = vbds.iter().map(|uuid| About { kind: ObjectKind::Vbd, uuid: *uuid }).collect();
+    NewTask { uuid: Uuid::new_v4(), verb, about, cancellable: true, intent: None }
+}
+
+/// Does all beside each other; the queue bounds them.
+async fn each<W, F>(vbds: Vec<Uuid>, context: &Context, work: W) -> Outcomes
+where
+    W: Fn(Uuid) -> F,
+    F: Future<Output = Result<(), Problem>> + Send + 'static,
+{
+    let mut running = JoinSet::new();
+    for (at, vbd) in vbds.iter().copied().enumerate() {
+        let one = work(vbd);
+        running.spawn(async move { (at, vbd, one.await) });
+    }
+    let mut outcomes = Vec::with_capacity(vbds.len());
+    while let Some(ended) = running.join_next().await {
+        match ended {
+            Ok(outcome) => outcomes.push(outcome),
+            Err(error) => tracing::error!("one of many VBDs was left: {error}"),
+        }
+        let (done, all) = (u32::try_from(outcomes.len()), u32::try_from(vbds.len()));
+        context.progress(f64::from(done.unwrap_or(0)) / f64::from(all.unwrap_or(1)));
+    }
+    outcomes.sort_by_key(|(at, _, _)| *at);
+    outcomes.into_iter().map(|(_, vbd, outcome)| (vbd, outcome)).collect()
+}
+
+/// What a task with many VBDs ends with: what came of each, or what went wrong.
+fn sum(done: &str, outcomes: Outcomes) -> Result<Value, Problem> {
+    let failed: Vec<&Problem> = outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err()).collect();
+    let Some(first) = failed.first() else {
+        let vbds: Vec<Uuid> = outcomes.iter().map(|(vbd, _)| *vbd).collect();
+        return Ok(json!({ done: vbds }));
+    };
+    let quoted: Vec<&str> = failed.iter().take(QUOTED_MAX).map(|problem| problem.message.as_str()).collect();
+    let more = if failed.len() > QUOTED_MAX { "; …" } else { "" };
+    let what = format!("{} of {} VBDs were not {done}: {}{more}", failed.len(), outcomes.len(), quoted.join("; "));
+    let code = if failed.iter().all(|problem| problem.code == first.code) { first.code } else { Code::Failed };
+    let problem = Problem::new(code, what);
+    Err(match &first.advice {
+        Some(advice) => problem.advise(advice.clone()),
+        None => problem,
+    })
+}

@@ -1,0 +1,121 @@
+//! What is under way with VBDs: one operation with each, which another may put an end to.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::{Code, Problem};
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// What is under way.
+#[derive(Clone, Debug, Default)]
+pub struct Operations(Arc<Mutex<HashMap<Uuid, Entry>>>);
+
+#[derive(Debug)]
+struct Entry {
+    kind: Kind,
+    cancel: watch::Sender<bool>,
+}
+
+/// What is done with a VBD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It is being plugged.
+    Plug,
+    /// It is being unplugged, when its guest has let go.
+    Unplug,
+    /// It is being unplugged, whatever its guest does.
+    ForcedUnplug,
+}
+
+/// An operation; over when it is dropped.
+#[derive(Debug)]
+pub struct Operation {
+    vbd: Uuid,
+    operations: Operations,
+    cancelled: watch::Receiver<bool>,
+}
+
+impl Operations {
+    fn entries(&self) -> MutexGuard<'_, HashMap<Uuid, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an operation, if none is under way with the VBD.
+    pub fn begin(&self, vbd: Uuid, kind: Kind) -> Result<Operation, Problem> {
+        let mut entries = self.entries();
+        if let Some(other) = entries.get(&vbd) {
+            let doing = if other.kind == Kind::Plug { "plugged" } else { "unplugged" };
+            let what = format!("VBD {vbd} is being {doing}");
+            return Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"));
+        }
+        let (cancel, cancelled) = watch::channel(false);
+        entries.insert(vbd, Entry { kind, cancel });
+        Ok(Operation { vbd, operations: self.clone(), cancelled })
+    }
+
+    /// Begins an unplug. It puts an end to a plug, and one with force to one without.
+    pub async fn begin_unplug(&self, vbd: Uuid, force: bool) -> Result<Operation, Problem> {
+        let kind = if force { Kind::ForcedUnplug } else { Kind::Unplug };
+        loop {
+            let other = {
+                let entries = self.entries();
+                let other = entries.get(&vbd).map(|entry| (entry.kind, entry.cancel.clone()));
+                other.filter(|(other, _)| *other == Kind::Plug || (force && *other == Kind::Unplug))
+            };
+            match other {
+                None => return self.begin(vbd, kind),
+                Some((_, cancel)) => {
+                    cancel.send_replace(true);
+                    cancel.closed().await;
+                }
+            }
+        }
+    }
+}
+
+impl Operation {
+    /// Waits for `work`, but no longer than until another operation puts an end to this one.
+    pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+        let mut asked = self.cancelled.clone();
+        tokio::select! {
+            done = work => done,
+            Ok(_) = asked.wait_for(|asked| *asked) => {
+                Err(Problem::new(Code::Cancelled, format!("VBD {} was unplugged meanwhile", self.vbd)))
+            }
+        }
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        // Before the receiver goes, for which the next one waits.
+        self.operations.entries().remove(&self.vbd);
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_at_a_time_and_an_unplug_puts_an_end_to_a_plug() {
+        let operations = Operations::default();
+        let vbd = Uuid::new_v4();
+        let plug = operations.begin(vbd, Kind::Plug).unwrap();
+        assert_eq!(operations.begin(vbd, Kind::Plug).unwrap_err().code, Code::Busy);
+        let plugging =
+            tokio::spawn(async move { plug.unless_cancelled(std::future::pending::<Result<(), _>>()).await });
+        let unplug = operations.begin_unplug(vbd, false).await.unwrap();
+        assert_eq!(plugging.await.unwrap().unwrap_err().code, Code::Cancelled);
+        assert_eq!(operations.begin_unplug(vbd, false).await.unwrap_err().code, Code::Busy);
+        let waiting =
+            tokio::spawn(async move { unplug.unless_cancelled(std::future::pending::<Result<(), _>>()).await });
+        let forced = operations.begin_unplug(vbd, true).await.unwrap();
+        assert_eq!(waiting.await.unwrap().unwrap_err().code, Code::Cancelled);
+        assert_eq!(operations.begin(vbd, Kind::Plug).unwrap_err().code, Code::Busy);
+        drop(forced);
+        operations.begin(vbd, Kind::Plug).unwrap();
+    }
+}

@@ -1,0 +1,138 @@
+//! What must be served: a VBD, the files of its VDI, and what the disk process is told of them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{Mode, Problem, Transport, Vbd};
+use repo::catalogue::Image;
+use repo::driver::Directory;
+use uuid::Uuid;
+
+use super::queue::Request;
+use crate::daemon::Daemon;
+use crate::disk::handing::Handing;
+use crate::disk::place::Place;
+
+/// Bytes that a disk process needs whatever it serves, while it starts.
+const MEMORY_BASE: u64 = 4 << 20;
+
+/// Bytes of a disk for each of which a process keeps [`MEMORY_OF_BLOCK`] bytes for each layer: blocks of a VHD.
+const BLOCK: u64 = 2 << 20;
+const MEMORY_OF_BLOCK: u64 = 16;
+
+/// What must be served.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// As what.
+    pub vbd: Vbd,
+    /// From the top down.
+    chain: Vec<Image>,
+    directory: Arc<Directory>,
+    /// How much longer each operation takes than it would; for tests.
+    delay: Duration,
+}
+
+impl Order {
+    /// As the catalogue has it now.
+    pub async fn of(daemon: &Daemon, vbd: Uuid) -> Result<Order, Problem> {
+        let found = daemon.catalogue.read(move |view| {
+            let vbd = view.vbd(vbd)?;
+            let (vdi, chain) = (view.vdi(vbd.vdi)?, view.chain(vbd.vdi)?);
+            Ok((vbd, vdi, chain))
+        });
+        let (vbd, vdi, chain) = found.await?;
+        let directory = daemon.srs.directory(vdi.sr).await?;
+        let delay = if daemon.config.plug.injected_delays { delay_in(vdi.name.as_str()) } else { Duration::ZERO };
+        Ok(Order { vbd, chain, directory, delay })
+    }
+
+    /// What the queue wants to know of it.
+    pub fn request(&self) -> Request {
+        let layers = self.chain.iter().map(|image| (image.size / BLOCK).saturating_mul(MEMORY_OF_BLOCK));
+        let memory = layers.fold(MEMORY_BASE, u64::saturating_add);
+        Request { vbd: self.vbd.uuid, vm: self.vbd.vm, mode: self.vbd.mode, memory }
+    }
+
+    fn path(&self, image: &Image) -> PathBuf {
+        image.path(self.directory.path())
+    }
+
+    /// Opens the files: the top one for writing if the VBD may write, all others for reading.
+    pub async fn open(&self) -> Result<Handing, Problem> {
+        tokio::time::sleep(self.delay).await;
+        let order = self.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            let mut handing = Handing::default();
+            for (depth, image) in order.chain.iter().enumerate() {
+                let write = depth == 0 && order.vbd.mode == Mode::ReadWrite;
+                let file = order.directory.open_image(&image.file, write)?;
+                handing.file(&order.path(image), write, file);
+            }
+            Ok(handing)
+        });
+        opened.await.map_err(|error| Problem::failed("open the files of a VDI", error))?
+    }
+
+    /// The words of the command line.
+    pub fn words(&self, place: &Place) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec!["serve".into()];
+        for (depth, image) in self.chain.iter().enumerate() {
+            if depth > 0 {
+                words.push("--parent".into());
+            }
+            let mut name = OsString::from(format!("{}:", image.format));
+            name.push(self.path(image));
+            words.push(name);
+        }
+        let transport = if self.vbd.transport == Transport::Nbd { "--nbd" } else { "--vhost-user" };
+        words.extend([transport.into(), place.transport(self.vbd.transport).into()]);
+        if self.vbd.transport == Transport::VhostUser {
+            words.extend(["--serial".into(), serial(self.vbd.vdi).into()]);
+        }
+        words.extend(["--control".into(), place.control().into()]);
+        words.extend(["--queues".into(), self.vbd.queues.to_string().into()]);
+        words.extend(["--handed".into(), "--confine".into()]);
+        words.extend(["--when-full".into(), "wait".into()]);
+        if self.vbd.mode == Mode::ReadOnly {
+            words.push("--read-only".into());
+        }
+        words
+    }
+}
+
+/// By what a guest knows the disk, whatever file it is in today: as many digits of the VDI's identity as virtio has room for.
+fn serial(vdi: Uuid) -> String {
+    vdi.simple().to_string().chars().take(20).collect()
+}
+
+/// What the queue wants to know of an unplug: the process has its memory already.
+pub fn to_unplug(vbd: &Vbd) -> Request {
+    Request { vbd: vbd.uuid, vm: vbd.vm, mode: vbd.mode, memory: 1 }
+}
+
+/// The milliseconds at the end of a name like `disk~250ms`.
+fn delay_in(name: &str) -> Duration {
+    let milliseconds = name.rsplit_once('~').and_then(|(_, end)| end.strip_suffix("ms")?.parse().ok());
+    Duration::from_millis(milliseconds.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_serial_number_is_the_beginning_of_the_vdi() {
+        let vdi = Uuid::parse_str("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d").unwrap();
+        assert_eq!(serial(vdi), "9b1deb4d3b7d4bad9bdd");
+    }
+
+    #[test]
+    fn a_delay_stands_at_the_end_of_a_name() {
+        assert_eq!(delay_in("disk~250ms"), Duration::from_millis(250));
+        for none in ["disk", "disk~", "disk~ms", "disk~-1ms", "~250ms disk"] {
+            assert_eq!(delay_in(none), Duration::ZERO, "{none}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Who is next: the order in which VBDs are plugged and unplugged, as a function of what was asked and what has ended.
+//!
+//! A pure state machine: no clock, no thread, no I/O. Whoever owns it asks [`Queue::next`] until it has nothing, after every
+//! change. Invariants, whatever is asked in whatever order:
+//!
+//! - no more requests are under way than there are workers, of one VM no more than its window, of one VBD no more than one;
+//! - those under way need no more memory than there is; one that needs more by itself runs alone;
+//! - within a VM, those that write come before those that read, else they come as they were asked for;
+//! - VMs take turns, so that one with 255 disks does not starve one with a single disk;
+//! - a request for which there is no memory is passed by others at most [`PASSED_MAX`] times: it waits, but not for ever.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use api::{Limits, Mode};
+use uuid::Uuid;
+
+/// How often others may begin before one that waits for memory. Without a limit, small requests that never cease starve a large
+/// one; with none at all, one that is slow while it holds much memory delays everybody.
+const PASSED_MAX: u32 = 16;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The VBD.
+    pub vbd: Uuid,
+    /// Its VM. Those of machines that others manage have none: they take turns as one, and have no window.
+    pub vm: Option<Uuid>,
+    /// Whether it is for writing.
+    pub mode: Mode,
+    /// Bytes of memory that it needs.
+    pub memory: u64,
+}
+
+/// The queue's name for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(u64);
+
+/// Requests that wait and requests that are under way.
+#[derive(Debug)]
+pub struct Queue {
+    limits: Limits,
+    last: u64,
+    machines: HashMap<Option<Uuid>, Machine>,
+    /// Machines of which something waits, in the order of their turns.
+    turns: VecDeque<Option<Uuid>>,
+    under_way: HashMap<Ticket, Request>,
+    /// The VBDs of those.
+    busy: HashSet<Uuid>,
+    memory: u64,
+}
+
+/// A VM.
+#[derive(Debug, Default)]
+struct Machine {
+    writers: VecDeque<Waiting>,
+    readers: VecDeque<Waiting>,
+    under_way: u32,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    request: Request,
+    passed: u32,
+}
+
+/// Whether the first of a machine's requests that could begin does.
+enum Turn {
+    /// It does.
+    Begins(Ticket),
+    /// It could, were there memory for it.
+    NoMemory,
+    /// None could.
+    Nothing,
+}
+
+impl Queue {
+    /// Nothing waits.
+    pub fn new(limits: Limits) -> Queue {
+        Queue {
+            limits,
+            last: 0,
+            machines: HashMap::new(),
+            turns: VecDeque::new(),
+            under_way: HashMap::new(),
+            busy: HashSet::new(),
+            memory: 0,
+        }
+    }
+
+    /// A request waits from now on.
+    pub fn ask(&mut self, request: Request) -> Ticket {
+        self.last = self.last.wrapping_add(1);
+        let ticket = Ticket(self.last);
+        // More than there is it cannot be given: it then has all there is, which is alone. That takes others to need some.
+        let request = Request { memory: request.memory.max(1).min(self.limits.worker_memory), ..request };
+        let machine = self.machines.entry(request.vm).or_default();
+        if machine.waits() == 0 {
+            self.turns.push_back(request.vm);
+        }
+        machine.line(request.mode).push_back(Waiting { ticket, request, passed: 0 });
+        ticket
+    }
+
+    /// The next request that begins now, if one may.
+    pub fn next(&mut self) -> Option<Ticket> {
+        if self.under_way.len() >= usize::try_from(self.limits.worker_pool_size).unwrap_or(usize::MAX) {
+            return None;
+        }
+        let mut first_without_memory = None;
+        for at in 0..self.turns.len() {
+            let vm = *self.turns.get(at)?;
+            match self.turn_of(vm) {
+                Turn::Begins(ticket) => {
+                    self.pass(first_without_memory);
+                    self.turns.remove(at);
+                    self.begin(vm, ticket);
+                    return Some(ticket);
+                }
+                Turn::NoMemory if first_without_memory.is_none() => {
+                    if self.passed(vm) >= PASSED_MAX {
+                        return None;
+                    }
+                    first_without_memory = Some(vm);
+                }
+                Turn::NoMemory | Turn::Nothing => {}
+            }
+        }
+        None
+    }
+
+    /// A request is over: it has ended, or it waits no more.
+    pub fn end(&mut self, ticket: Ticket) {
+        if let Some(request) = self.under_way.remove(&ticket) {
+            self.busy.remove(&request.vbd);
+            self.memory = self.memory.saturating_sub(request.memory);
+            if let Some(machine) = self.machines.get_mut(&request.vm) {
+                machine.under_way = machine.under_way.saturating_sub(1);
+            }
+        } else {
+            for machine in self.machines.values_mut() {
+                machine.writers.retain(|waiting| waiting.ticket != ticket);
+                machine.readers.retain(|waiting| waiting.ticket != ticket);
+            }
+            self.turns.retain(|vm| self.machines.get(vm).is_some_and(|machine| machine.waits() > 0));
+        }
+        self.machines.retain(|_, machine| machine.waits() > 0 || machine.under_way > 0);
+    }
+
+    /// Whether the machine whose turn it is may begin something.
+    fn turn_of(&self, vm: Option<Uuid>) -> Turn {
+        let Some(machine) = self.machines.get(&vm) else { return Turn::Nothing };
+        if vm.is_some() && machine.under_way >= self.limits.plug_window {
+            return Turn::Nothing;
+        }
+        match self.first(machine) {
+            None => Turn::Nothing,
+            Some(waiting) if self.fits(waiting.request.memory) => Turn::Begins(waiting.ticket),
+            Some(_) => Turn::NoMemory,
+        }
+    }
+
+    /// The first request of a machine whose VBD has nothing else under way.
+    fn first<'a>(&self, machine: &'a Machine) -> Option<&'a Waiting> {
+        let mut all = machine.writers.iter().chain(&machine.readers);
+        all.find(|waiting| !self.busy.contains(&waiting.request.vbd))
+    }
+
+    fn fits(&self, memory: u64) -> bool {
+        self.memory.saturating_add(memory) <= self.limits.worker_memory
+    }
+
+    /// How often the machine's first request was passed.
+    fn passed(&self, vm: Option<Uuid>) -> u32 {
+        let first = self.machines.get(&vm).and_then(|machine| self.first(machine));
+        first.map_or(0, |waiting| waiting.passed)
+    }
+
+    /// The machine's first request is passed by another.
+    fn pass(&mut self, vm: Option<Option<Uuid>>) {
+        let Some(machine) = vm.and_then(|vm| self.machines.get_mut(&vm)) else { return };
+        let mut all = machine.writers.iter_mut().chain(&mut machine.readers);
+        if let Some(waiting) = all.find(|waiting| !self.busy.contains(&waiting.request.vbd)) {
+            waiting.passed = waiting.passed.saturating_add(1);
+        }
+    }
+
+    /// A request of a machine that has had its turn begins.
+    fn begin(&mut self, vm: Option<Uuid>, ticket: Ticket) {
+        let Some(machine) = self.machines.get_mut(&vm) else { return };
+        let Some(request) = machine.take(ticket) else { return };
+        machine.under_way = machine.under_way.saturating_add(1);
+        if machine.waits() > 0 {
+            self.turns.push_back(vm);
+        }
+        self.busy.insert(request.vbd);
+        self.memory = self.memory.saturating_add(request.memory);
+        self.under_way.insert(ticket, request);
+    }
+}
+
+impl Machine {
+    fn line(&mut self, mode: Mode) -> &mut VecDeque<Waiting> {
+        match mode {
+            Mode::ReadWrite => &mut self.writers,
+            Mode::ReadOnly => &mut self.readers,
+        }
+    }
+
+    fn waits(&self) -> usize {
+        self.writers.len().saturating_add(self.readers.len())
+    }
+
+    fn take(&mut self, ticket: Ticket) -> Option<Request> {
+        for line in [&mut self.writers, &mut self.readers] {
+            if let Some(at) = line.iter().position(|waiting| waiting.ticket == ticket) {
+                return line.remove(at).map(|waiting| waiting.request);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,278 @@
+//! Invariants checked: those of the queue's head, after every step, against a model that keeps nothing but two lists.
+
+use super::*;
+
+const WINDOW: u32 = 2;
+const WORKERS: u32 = 3;
+const MEMORY: u64 = 4;
+
+fn limits() -> Limits {
+    Limits { plug_window: WINDOW, worker_pool_size: WORKERS, worker_memory: MEMORY }
+}
+
+fn uuid(number: u128) -> Uuid {
+    Uuid::from_u128(number)
+}
+
+fn request(vm: Option<u128>, vbd: u128, mode: Mode, memory: u64) -> Request {
+    Request { vbd: uuid(vbd), vm: vm.map(uuid), mode, memory }
+}
+
+/// What a queue must do, as two lists and what was seen.
+struct Model {
+    queue: Queue,
+    waiting: Vec<(Ticket, Request)>,
+    under_way: Vec<(Ticket, Request)>,
+}
+
+impl Model {
+    fn new(limits: Limits) -> Model {
+        Model { queue: Queue::new(limits), waiting: Vec::new(), under_way: Vec::new() }
+    }
+
+    fn ask(&mut self, request: Request) {
+        let ticket = self.queue.ask(request);
+        self.waiting.push((ticket, request));
+    }
+
+    /// Begins all that may, and checks each and what remains.
+    fn settle(&mut self) -> Vec<Uuid> {
+        let mut begun = Vec::new();
+        while let Some(ticket) = self.queue.next() {
+            let at = self.waiting.iter().position(|(waiting, _)| *waiting == ticket).expect("it waited");
+            let (_, request) = self.waiting.remove(at);
+            self.check_order(at, request);
+            self.under_way.push((ticket, request));
+            self.check_bounds();
+            begun.push(request.vbd);
+        }
+        self.check_nothing_idle();
+        begun
+    }
+
+    fn end(&mut self, at: usize) {
+        let (ticket, _) = self.under_way.remove(at);
+        self.queue.end(ticket);
+    }
+
+    fn cancel(&mut self, at: usize) {
+        let (ticket, _) = self.waiting.remove(at);
+        self.queue.end(ticket);
+    }
+
+    fn limits(&self) -> Limits {
+        self.queue.limits
+    }
+
+    fn memory(&self) -> u64 {
+        self.under_way.iter().map(|(_, request)| request.memory.max(1).min(self.limits().worker_memory)).sum()
+    }
+
+    fn of_vm(&self, vm: Option<Uuid>) -> usize {
+        self.under_way.iter().filter(|(_, other)| other.vm == vm).count()
+    }
+
+    fn is_busy(&self, vbd: Uuid) -> bool {
+        self.under_way.iter().any(|(_, other)| other.vbd == vbd)
+    }
+
+    fn check_bounds(&self) {
+        let limits = self.limits();
+        assert!(self.under_way.len() <= limits.worker_pool_size as usize);
+        assert!(self.memory() <= limits.worker_memory);
+        for (_, request) in &self.under_way {
+            assert!(request.vm.is_none() || self.of_vm(request.vm) <= limits.plug_window as usize);
+            assert_eq!(self.under_way.iter().filter(|(_, other)| other.vbd == request.vbd).count(), 1);
+            assert!(request.memory <= limits.worker_memory || self.under_way.len() == 1, "a large one runs alone");
+        }
+    }
+
+    /// Nothing of the same VM that could have begun is to come before `request`, which was at `at` of those that wait.
+    fn check_order(&self, at: usize, request: Request) {
+        for (place, (_, other)) in self.waiting.iter().enumerate() {
+            let before = match (other.mode, request.mode) {
+                (Mode::ReadWrite, Mode::ReadOnly) => true,
+                (one, another) => one == another && place < at,
+            };
+            let free = !self.is_busy(other.vbd) && other.vbd != request.vbd;
+            assert!(other.vm != request.vm || !before || !free, "{other:?} comes before {request:?}");
+        }
+    }
+
+    /// If something could begin, memory alone has kept it, or one that waits for memory.
+    fn check_nothing_idle(&self) {
+        let limits = self.limits();
+        if self.under_way.len() >= limits.worker_pool_size as usize {
+            return;
+        }
+        let could = self.waiting.iter().filter(|(_, request)| {
+            !self.is_busy(request.vbd) && (request.vm.is_none() || self.of_vm(request.vm) < limits.plug_window as usize)
+        });
+        let mut could = could.peekable();
+        if could.peek().is_some() {
+            let wants = |memory: u64| memory.max(1).min(limits.worker_memory) + self.memory() > limits.worker_memory;
+            assert!(could.any(|(_, request)| wants(request.memory)), "something waits for nothing");
+        }
+    }
+}
+
+/// The actions that a small case is made of.
+const KINDS: usize = 8;
+
+fn apply(model: &mut Model, kind: usize, number: u128) {
+    let (one, other) = (Some(1), Some(2));
+    match kind {
+        0 => model.ask(request(one, number, Mode::ReadWrite, 1)),
+        1 => model.ask(request(one, number, Mode::ReadOnly, 1)),
+        2 => model.ask(request(other, number, Mode::ReadWrite, 3)),
+        3 => model.ask(request(None, number, Mode::ReadWrite, 2)),
+        // The same VBD again, and one that needs more than there is.
+        4 => model.ask(request(one, 1000, Mode::ReadWrite, 1)),
+        5 => model.ask(request(other, number, Mode::ReadOnly, 9)),
+        6 if !model.under_way.is_empty() => model.end(0),
+        7 if !model.waiting.is_empty() => model.cancel(model.waiting.len() - 1),
+        _ => {}
+    }
+}
+
+/// Ends everything, first come first ended: all that was asked for has its turn.
+fn drain(model: &mut Model) {
+    model.settle();
+    while !model.under_way.is_empty() {
+        model.end(0);
+        model.settle();
+    }
+    assert!(model.waiting.is_empty(), "{} wait for ever", model.waiting.len());
+    assert!(model.queue.machines.is_empty() && model.queue.turns.is_empty() && model.queue.busy.is_empty());
+    assert_eq!(model.queue.memory, 0);
+}
+
+/// All sequences of six of eight actions: 262,144.
+#[test]
+fn every_short_sequence_keeps_the_rules() {
+    const LEN: u32 = 6;
+    for case in 0..KINDS.pow(LEN) {
+        let mut model = Model::new(limits());
+        let mut rest = case;
+        for number in 0..LEN {
+            apply(&mut model, rest % KINDS, number.into());
+            rest /= KINDS;
+            model.settle();
+        }
+        drain(&mut model);
+    }
+}
+
+/// A generator that needs no crate (Knuth's MMIX constants).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % bound
+    }
+
+    /// From 1 to `bound`.
+    fn small(&mut self, bound: u64) -> u32 {
+        u32::try_from(self.below(bound) + 1).unwrap()
+    }
+
+    fn place(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).unwrap()
+    }
+}
+
+#[test]
+fn long_random_sequences_keep_the_rules() {
+    for seed in 0..200 {
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let limits = Limits {
+            plug_window: random.small(4),
+            worker_pool_size: random.small(6),
+            worker_memory: 1 + random.below(20),
+        };
+        let mut model = Model::new(limits);
+        for _ in 0..400 {
+            match random.below(10) {
+                0..5 => {
+                    let vm = Some(random.below(4)).filter(|vm| *vm > 0).map(u128::from);
+                    // A VBD has one VM and one mode.
+                    let vbd = u128::from(random.below(12)) * 4 + vm.unwrap_or(0);
+                    let mode = if vbd % 8 < 4 { Mode::ReadWrite } else { Mode::ReadOnly };
+                    model.ask(request(vm, vbd, mode, random.below(12)));
+                }
+                5..9 if !model.under_way.is_empty() => {
+                    let at = random.place(model.under_way.len());
+                    model.end(at);
+                }
+                9 if !model.waiting.is_empty() => {
+                    let at = random.place(model.waiting.len());
+                    model.cancel(at);
+                }
+                _ => {}
+            }
+            model.settle();
+        }
+        drain(&mut model);
+    }
+}
+
+#[test]
+fn a_window_slides_and_a_slow_one_delays_only_itself() {
+    let mut model = Model::new(Limits { plug_window: 10, worker_pool_size: 32, worker_memory: 1000 });
+    (0..50).for_each(|number| model.ask(request(Some(1), number, Mode::ReadWrite, 1)));
+    assert_eq!(model.settle().len(), 10);
+    // The first never ends; each of the others that does lets in the next at once.
+    for begun in 10..50 {
+        model.end(1);
+        assert_eq!(model.settle(), [uuid(begun)]);
+    }
+}
+
+#[test]
+fn machines_take_turns() {
+    let mut model = Model::new(Limits { plug_window: 10, worker_pool_size: 1, worker_memory: 1000 });
+    (0..255).for_each(|number| model.ask(request(Some(1), number, Mode::ReadWrite, 1)));
+    model.settle();
+    model.ask(request(Some(2), 900, Mode::ReadOnly, 1));
+    model.end(0);
+    // Its turn comes behind the one that was waiting before it.
+    model.settle();
+    model.end(0);
+    assert_eq!(model.settle(), [uuid(900)]);
+}
+
+#[test]
+fn writers_come_before_readers_that_came_first() {
+    let mut model = Model::new(Limits { plug_window: 1, worker_pool_size: 1, worker_memory: 1000 });
+    model.ask(request(Some(1), 0, Mode::ReadOnly, 1));
+    model.settle();
+    model.ask(request(Some(1), 1, Mode::ReadOnly, 1));
+    model.ask(request(Some(1), 2, Mode::ReadWrite, 1));
+    model.end(0);
+    assert_eq!(model.settle(), [uuid(2)]);
+}
+
+#[test]
+fn one_that_waits_for_memory_is_passed_but_not_for_ever() {
+    let mut model = Model::new(Limits { plug_window: 10, worker_pool_size: 10, worker_memory: 10 });
+    model.ask(request(Some(1), 0, Mode::ReadWrite, 5));
+    model.settle();
+    model.ask(request(Some(2), 1, Mode::ReadWrite, 10));
+    // Small ones without end, of another VM, beside one that is slow.
+    let mut passed = 0;
+    for number in 2..100 {
+        model.ask(request(Some(3), number, Mode::ReadWrite, 1));
+        passed += model.settle().len();
+        while model.under_way.len() > 1 {
+            model.end(1);
+        }
+        passed += model.settle().len();
+    }
+    assert_eq!(passed, PASSED_MAX as usize);
+    while !model.under_way.is_empty() {
+        model.end(0);
+    }
+    assert_eq!(model.settle(), [uuid(1)]);
+}

@@ -1,0 +1,162 @@
+//! What a daemon finds when it starts: disks that have gone on without one, and what a daemon before it has left half done.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use api::{Code, Problem, Vbd, VbdState};
+use repo::catalogue::Process;
+use rustix::process::Signal;
+use uuid::Uuid;
+
+use super::{space, start, supervise, unplug};
+use crate::daemon::Daemon;
+use crate::disk::place;
+use crate::disk::process::DiskProcess;
+
+/// Under which the catalogue keeps the identity of the host's present life.
+const BOOT: &str = "boot";
+
+/// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done.
+pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
+    tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
+    let rebooted = has_rebooted(daemon).await?;
+    let found = daemon.catalogue.read(|view| {
+        let vbds = view.vbds(None, None)?;
+        vbds.into_iter().map(|vbd| view.vbd_process(vbd.uuid).map(|process| (vbd, process))).collect()
+    });
+    let found: Vec<(Vbd, Option<Process>)> = found.await?;
+    let mut known = HashSet::new();
+    for (vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
+        // After a reboot its number is somebody else's.
+        let process = process.filter(|_| !rebooted);
+        known.insert(vbd.uuid);
+        let process = process.map(DiskProcess::find).transpose()?.flatten();
+        one(daemon, &vbd, process, rebooted).await?;
+    }
+    // Those that were ended just now are gone by themselves.
+    let (config, keep) = (daemon.config.clone(), known);
+    let cleared = tokio::task::spawn_blocking(move || {
+        end_strays(&place::all(&config), &keep);
+        remove_strays(&place::all(&config), &keep)
+    });
+    cleared.await.map_err(|error| Problem::failed("clear away what no VBD has", error))?
+}
+
+/// Whether the host has started since a daemon last did.
+async fn has_rebooted(daemon: &Daemon) -> Result<bool, Problem> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let now = fs::read_to_string(path).map_err(|error| Problem::failed(format_args!("read {path}"), error))?;
+    let now = now.trim().to_owned();
+    daemon
+        .catalogue
+        .write(move |tx| {
+            let before = tx.meta(BOOT)?;
+            tx.set_meta(BOOT, &now)?;
+            Ok(before.is_some_and(|before| before != now))
+        })
+        .await
+}
+
+async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted: bool) -> Result<(), Problem> {
+    let uuid = vbd.uuid;
+    match (vbd.state, process) {
+        (VbdState::Unplugged, _) => {}
+        (_, None) if rebooted => {
+            let what = format!("VBD {uuid} is not plugged any more: the host was started anew");
+            finish(daemon, uuid, Problem::new(Code::State, what).advise("plug it again")).await?;
+        }
+        (VbdState::Plugging, process) => {
+            start::clear(daemon, uuid, process).await?;
+            let what = format!("VBD {uuid} was not plugged: the daemon ended meanwhile");
+            finish(daemon, uuid, Problem::new(Code::Failed, what).advise("plug it again")).await?;
+        }
+        (VbdState::Unplugging, Some(process)) => {
+            process.signal(Signal::TERM)?;
+            supervise::end(daemon, uuid, process);
+        }
+        (VbdState::Unplugging, None) => drop(unplug::clear(daemon, uuid, None).await?),
+        (VbdState::Plugged | VbdState::Restarting, process) => {
+            tracing::info!(vbd = %uuid, found = process.is_some(), "plugged");
+            if process.is_some() && vbd.state == VbdState::Restarting {
+                // It was started again, and the daemon ended before it was heard: start it once more, with nothing in doubt.
+                start::clear(daemon, uuid, process).await?;
+                supervise::begin(daemon, uuid, None);
+            } else {
+                supervise::begin(daemon, uuid, process);
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn finish(daemon: &Daemon, vbd: Uuid, why: Problem) -> Result<(), Problem> {
+    tracing::warn!(%vbd, "{why}");
+    unplug::clear(daemon, vbd, Some(why)).await.map(drop)
+}
+
+/// Removes directories in which nobody serves anything: their VBDs are unplugged, or no more.
+fn remove_strays(places: &Path, known: &HashSet<Uuid>) -> Result<(), Problem> {
+    let tried = || format!("look through {}", places.display());
+    let entries = fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| Problem::failed(tried(), error))?;
+        let vbd = entry.file_name().to_str().and_then(|name| Uuid::parse_str(name).ok());
+        if vbd.is_some_and(|vbd| !known.contains(&vbd)) {
+            tracing::warn!(directory = %entry.path().display(), "nobody is served there; it is removed");
+            fs::remove_dir_all(entry.path()).map_err(|error| Problem::failed(tried(), error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Kills disk processes of ours whose VBDs are unplugged or no more: a catalogue may have been put back from a backup.
+fn end_strays(places: &Path, known: &HashSet<Uuid>) {
+    let Ok(processes) = fs::read_dir("/proc") else { return };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    for pid in pids {
+        let Ok(words) = fs::read(format!("/proc/{pid}/cmdline")) else { continue };
+        let served = words.split(|byte| *byte == 0).filter_map(|word| vbd_of(places, std::str::from_utf8(word).ok()?));
+        let stray = served.into_iter().any(|vbd| !known.contains(&vbd));
+        let Some(pid) = rustix::process::Pid::from_raw(pid).filter(|_| stray) else { continue };
+        tracing::warn!(pid = pid.as_raw_nonzero(), "a disk process whose VBD is not plugged is killed");
+        if let Err(errno) = rustix::process::kill_process(pid, Signal::KILL) {
+            tracing::error!("it cannot be killed: {errno}");
+        }
+    }
+}
+
+/// The VBD that a process serves that has this word on its command line.
+fn vbd_of(places: &Path, word: &str) -> Option<Uuid> {
+    let within = Path::new(word).strip_prefix(places).ok()?;
+    let name = within.parent().filter(|_| within.file_name().is_some_and(|name| name == "control.sock"))?;
+    Uuid::parse_str(name.to_str()?).ok()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_disk_process_is_known_by_its_control_socket() {
+        let vbd = Uuid::new_v4();
+        let places = Path::new("/run/tapline/vbd");
+        assert_eq!(vbd_of(places, &format!("/run/tapline/vbd/{vbd}/control.sock")), Some(vbd));
+        for other in ["serve", "/run/tapline/vbd/x/control.sock", "/run/other/control.sock"] {
+            assert_eq!(vbd_of(places, other), None);
+        }
+        assert_eq!(vbd_of(places, &format!("/run/tapline/vbd/{vbd}/vhost.sock")), None);
+    }
+
+    #[test]
+    fn a_directory_that_no_vbd_has_goes_and_others_stay() {
+        let room = tempfile::tempdir().unwrap();
+        let (known, stray) = (Uuid::new_v4(), Uuid::new_v4());
+        for name in [known.to_string(), stray.to_string(), "other".into()] {
+            fs::create_dir(room.path().join(name)).unwrap();
+        }
+        remove_strays(room.path(), &HashSet::from([known])).unwrap();
+        assert!(room.path().join(known.to_string()).exists() && room.path().join("other").exists());
+        assert!(!room.path().join(stray.to_string()).exists());
+    }
+}

@@ -1,0 +1,106 @@
+//! Hears from a disk that its guest waits for space, and that it goes on: by one connection, on which nothing is said while
+//! nothing happens.
+
+use std::time::Duration;
+
+use api::Problem;
+use serde_json::json;
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+
+/// How long to wait before a disk that runs and was not heard is asked again: it may have had too many clients.
+const AGAIN_AFTER: Duration = Duration::from_secs(15);
+
+/// How long a disk may take to be told something.
+const TO_TELL: Duration = Duration::from_secs(5);
+
+/// Somebody listens, until this is dropped.
+#[derive(Debug)]
+pub struct Listening(JoinHandle<()>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Listens to the disk of a VBD.
+pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
+    let daemon = daemon.clone();
+    Listening(tokio::spawn(async move {
+        loop {
+            // If the disk has ended, so does this.
+            if let Err(problem) = hear(&daemon, vbd).await {
+                tracing::debug!(%vbd, "{problem}");
+            }
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
+    }))
+}
+
+async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    let (now, mut watch) = daemon.disks.watch(vbd).await?;
+    record(daemon, vbd, now["full"].as_bool().unwrap_or(false)).await?;
+    while let Some(event) = watch.event().await? {
+        match event["state"].as_str() {
+            Some("full") => record(daemon, vbd, true).await?,
+            Some("resumed") => record(daemon, vbd, false).await?,
+            Some("broken") => {
+                tracing::error!(%vbd, "its storage has failed to make something durable: it writes nothing more")
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Records whether the guest waits, where that was otherwise; its repository hears of it when it does.
+async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> {
+    let found = daemon.catalogue.read(move |view| {
+        let vbd = view.vbd(vbd)?;
+        Ok((vbd.waits_for_space, view.vdi(vbd.vdi)?.sr))
+    });
+    let (before, sr) = found.await?;
+    if before != waits {
+        tracing::warn!(%vbd, waits, "its guest waits for space in the repository, or does not any more");
+        daemon.catalogue.write(move |tx| tx.set_vbd_waits(vbd, waits)).await?;
+    }
+    if waits { daemon.srs.reported_full(sr).await } else { Ok(()) }
+}
+
+/// Tells disks whose guests wait that there is space again where they lie. Runs as long as the daemon.
+pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uuid>) {
+    loop {
+        let sr = match relieved.recv().await {
+            Ok(sr) => Some(sr),
+            // Some were missed: all are told, and those for whom it is not so wait on.
+            Err(RecvError::Lagged(_)) => None,
+            Err(RecvError::Closed) => return,
+        };
+        if let Err(problem) = tell(&daemon, sr).await {
+            tracing::warn!("disks were not told that there is space again, and will look themselves: {problem}");
+        }
+    }
+}
+
+async fn tell(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
+    let waiting = daemon.catalogue.read(move |view| {
+        let mut waiting = Vec::new();
+        for vbd in view.vbds(None, None)?.into_iter().filter(|vbd| vbd.waits_for_space) {
+            if sr.is_none_or(|sr| view.vdi(vbd.vdi).is_ok_and(|vdi| vdi.sr == sr)) {
+                waiting.push(vbd.uuid);
+            }
+        }
+        Ok(waiting)
+    });
+    for vbd in waiting.await? {
+        let told = daemon.disks.ask(vbd, json!({ "verb": "space" }), Vec::new(), TO_TELL, |_| ()).await;
+        if let Err(problem) = told {
+            tracing::warn!(%vbd, "it was not told that there is space again: {problem}");
+        }
+    }
+    Ok(())
+}

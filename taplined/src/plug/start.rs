@@ -1,0 +1,133 @@
+//! Has a disk process serve a VBD: its files opened, its sockets made, itself started, recorded, handed all that, and heard.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use api::{Code, Problem};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::order::Order;
+use super::steps::Steps;
+use crate::daemon::Daemon;
+use crate::disk::handing::{Handing, Ready, Role};
+use crate::disk::place::Place;
+use crate::disk::process::DiskProcess;
+
+/// Whether a process is the first one of a plug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log {
+    /// It is: it begins a log.
+    Begun,
+    /// It takes the place of one that has died, and goes on with its log.
+    Continued,
+}
+
+/// Has a process serve. It is in `process` from the moment at which it is there: whoever gives this up, at whatever
+/// moment, has to end it.
+pub async fn serve(
+    daemon: &Daemon,
+    order: &Order,
+    log: Log,
+    steps: &mut Steps,
+    process: &mut Option<DiskProcess>,
+) -> Result<(), Problem> {
+    let place = Place::of(&daemon.config, order.vbd.uuid);
+    let handing = steps.step("open", order.open()).await?;
+    let ready = steps.step("start", start(daemon, order, &place, log, handing, process)).await?;
+    steps.step("hand", hand(ready)).await?;
+    let limit = steps_limit(steps);
+    steps.step("answer", answer(daemon, order.vbd.uuid, process.as_mut(), limit)).await?;
+    Ok(())
+}
+
+/// The step has the same limit, and says more clearly what it was.
+fn steps_limit(steps: &Steps) -> Duration {
+    steps.limit().saturating_mul(2)
+}
+
+/// Starts a process, which waits for its files, and records it.
+async fn start(
+    daemon: &Daemon,
+    order: &Order,
+    place: &Place,
+    log: Log,
+    mut handing: Handing,
+    process: &mut Option<DiskProcess>,
+) -> Result<Ready, Problem> {
+    let (transport, group) = (order.vbd.transport, daemon.plugs.group);
+    let sockets = place.listen(transport, group)?;
+    let role = if transport == api::Transport::Nbd { Role::Nbd } else { Role::VhostUser };
+    handing.listener(role, &place.transport(transport), sockets.transport);
+    handing.listener(Role::Control, &place.control(), sockets.control);
+    let (stdin, ready) = handing.prepare()?;
+    let log = place.open_log(log == Log::Begun)?;
+    let mut command = daemon.tool.command(&order.words(place)).into_std();
+    command.stdin(stdin).stdout(Stdio::null()).stderr(log);
+    let started = command.spawn();
+    // Our copy of its end of the socket would keep the socket open behind its end.
+    drop(command);
+    let child = started.map_err(|error| daemon.tool.not_started(error))?;
+    let identity = process.insert(DiskProcess::of_child(child)?).identity();
+    let (vbd, at) = (order.vbd.uuid, place.shown(transport)?);
+    daemon.catalogue.write(move |tx| tx.set_vbd_served(vbd, identity, &at)).await?;
+    Ok(ready)
+}
+
+/// Hands everything over. Nothing of it is open here afterwards.
+async fn hand(ready: Ready) -> Result<(), Problem> {
+    let sent = tokio::task::spawn_blocking(move || ready.send().map(drop));
+    match sent.await.map_err(|error| Problem::failed("hand its files to a disk process", error))? {
+        // A process that takes nothing has ended; it says itself why.
+        Err(problem) => {
+            tracing::debug!("{problem}");
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Waits until it answers: then it serves.
+async fn answer(
+    daemon: &Daemon,
+    vbd: Uuid,
+    process: Option<&mut DiskProcess>,
+    patience: Duration,
+) -> Result<Value, Problem> {
+    let Some(process) = process else { return Err(Problem::new(Code::Internal, "no process was started")) };
+    let place = Place::of(&daemon.config, vbd);
+    tokio::select! {
+        biased;
+        ended = process.ended() => {
+            ended?;
+            Err(ended_at_once(&place))
+        }
+        answer = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), patience, |_| ()) => match answer {
+            Ok(answer) => Ok(answer),
+            // It lets go of the connection when it ends, a moment before it has ended.
+            Err(problem) if problem.code == Code::Failed => {
+                let late = tokio::time::timeout(Duration::from_secs(1), process.ended()).await;
+                Err(if late.is_ok() { ended_at_once(&place) } else { problem })
+            }
+            Err(problem) => Err(problem),
+        },
+    }
+}
+
+/// Why a process has ended before it served, in its own words.
+fn ended_at_once(place: &Place) -> Problem {
+    let words = place.last_words();
+    // In front of them may be those of a process before it.
+    let last = words.rfind("\ntapline: ").map_or(0, |at| at.saturating_add(1));
+    crate::disk::tool::said(words.get(last..).unwrap_or_default())
+}
+
+/// Ends a process that a plug or a restart has given up, and gives back what it had but the lease.
+pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> Result<(), Problem> {
+    if let Some(mut process) = process {
+        process.kill().await?;
+    }
+    let place = Place::of(&daemon.config, vbd);
+    let removed = tokio::task::spawn_blocking(move || place.remove()).await;
+    removed.map_err(|error| Problem::failed("remove the sockets of a VBD", error))?
+}

@@ -1,0 +1,59 @@
+//! The steps of an operation: named, each with its time, and each a point at which tests kill the daemon.
+
+use std::future::Future;
+use std::time::Duration;
+
+use api::{Code, Problem};
+
+use crate::config::Config;
+use crate::fault;
+use crate::task::Context;
+
+/// How steps are done.
+#[derive(Debug)]
+pub struct Steps {
+    verb: &'static str,
+    limit: Duration,
+    /// The task that shows them: the operation's own. One of many, and a restart, have none.
+    task: Option<Context>,
+}
+
+impl Steps {
+    /// Steps of a verb.
+    pub fn of(verb: &'static str, config: &Config, task: Option<Context>) -> Steps {
+        Steps { verb, limit: Duration::from_secs(config.plug.step_timeout.into()), task }
+    }
+
+    /// How long a step may take.
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Does a step that may be given up at any moment.
+    pub async fn step<T>(
+        &mut self,
+        name: &'static str,
+        work: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        self.begin(name, true).await?;
+        let done = tokio::time::timeout(self.limit, work).await.unwrap_or_else(|_| {
+            let what = format!("the step «{name}» of {} has not ended in {} s", self.verb, self.limit.as_secs());
+            Err(Problem::new(Code::Timeout, what).advise("see that the storage answers, or raise plug.step-timeout"))
+        })?;
+        fault::point(self.verb, name, true);
+        Ok(done)
+    }
+
+    /// Begins a step behind which there is no way back.
+    pub async fn last(&mut self, name: &'static str) -> Result<(), Problem> {
+        self.begin(name, false).await
+    }
+
+    async fn begin(&mut self, name: &'static str, cancellable: bool) -> Result<(), Problem> {
+        if let Some(task) = &mut self.task {
+            task.step(name, cancellable).await?;
+        }
+        fault::point(self.verb, name, false);
+        Ok(())
+    }
+}

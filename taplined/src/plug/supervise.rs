@@ -1,0 +1,178 @@
+//! Looks after disk processes: one that dies is started again, in the same place.
+//!
+//! It waits for the end of the process by its pidfd and does nothing meanwhile: a disk that nobody uses costs no wake-up.
+
+use std::time::{Duration, Instant};
+
+use api::{Problem, VbdState};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use super::deaths::Deaths;
+use super::order::Order;
+use super::space;
+use super::start::{Log, clear, serve};
+use super::steps::Steps;
+use super::unplug;
+use crate::daemon::Daemon;
+use crate::disk::place::Place;
+use crate::disk::process::{DiskProcess, Ended};
+
+/// Somebody looks after a VBD's process.
+#[derive(Debug)]
+pub struct Served {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Option<DiskProcess>>,
+}
+
+impl Served {
+    /// Has them cease; gives the process, if there is one.
+    pub async fn release(self) -> Option<DiskProcess> {
+        // Who has ceased already, since the process has ended as it should, hears nothing.
+        self.stop.send(()).ok();
+        self.task.await.ok().flatten()
+    }
+}
+
+/// From now on the process is looked after. Without one, it has died, and is started again.
+pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
+    let (stop, mut stopped) = oneshot::channel();
+    let at_work = daemon.clone();
+    let task = tokio::spawn(async move { look_after(&at_work, vbd, process, &mut stopped).await });
+    daemon.plugs.served().insert(vbd, Served { stop, task });
+}
+
+/// From now on the end of the process, which was told to end, is waited for; then the VBD is unplugged.
+pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
+    let (stop, mut stopped) = oneshot::channel();
+    let at_work = daemon.clone();
+    let task = tokio::spawn(async move {
+        let mut process = process;
+        tokio::select! {
+            biased;
+            _ = &mut stopped => return Some(process),
+            ended = process.ended() => if let Err(problem) = ended {
+                tracing::error!(%vbd, "{problem}");
+                return Some(process);
+            },
+        }
+        if let Err(problem) = unplug::clear(&at_work, vbd, None).await {
+            tracing::error!(%vbd, "its process has ended, and it could not be unplugged: {problem}");
+        }
+        at_work.plugs.served().remove(&vbd);
+        None
+    });
+    daemon.plugs.served().insert(vbd, Served { stop, task });
+}
+
+async fn look_after(
+    daemon: &Daemon,
+    vbd: Uuid,
+    mut process: Option<DiskProcess>,
+    stopped: &mut oneshot::Receiver<()>,
+) -> Option<DiskProcess> {
+    let mut deaths = Deaths::default();
+    let mut failed = None;
+    loop {
+        let died = match (&mut process, failed.take()) {
+            (Some(running), _) => {
+                let _listening = space::listen(daemon, vbd);
+                tokio::select! {
+                    biased;
+                    _ = &mut *stopped => return process,
+                    ended = running.ended() => died(daemon, vbd, ended),
+                }
+            }
+            (None, Some(problem)) => problem,
+            (None, None) => died(daemon, vbd, Ok(Ended::Unknown)),
+        };
+        let pause = deaths.died(Instant::now());
+        if let Err(problem) = record(daemon, vbd, died, pause.is_none()).await {
+            tracing::error!(%vbd, "the death of its process could not be recorded: {problem}");
+        }
+        let Some(pause) = pause else {
+            // Until it is unplugged, or plugged again.
+            stopped.await.ok();
+            return None;
+        };
+        match revive(daemon, vbd, pause, stopped).await {
+            Ok(Some(another)) => process = Some(another),
+            Ok(None) => return None,
+            Err(problem) => (process, failed) = (None, Some(problem)),
+        }
+    }
+}
+
+/// Starts another process after a pause; none if somebody has released the VBD meanwhile.
+async fn revive(
+    daemon: &Daemon,
+    vbd: Uuid,
+    pause: Duration,
+    stopped: &mut oneshot::Receiver<()>,
+) -> Result<Option<DiskProcess>, Problem> {
+    let mut process = None;
+    let work = async {
+        tokio::time::sleep(pause).await;
+        restart(daemon, vbd, &mut process).await
+    };
+    let restarted = tokio::select! {
+        biased;
+        _ = &mut *stopped => None,
+        restarted = work => Some(restarted),
+    };
+    match restarted {
+        Some(Ok(())) => Ok(process),
+        other => {
+            clear(daemon, vbd, process).await?;
+            other.map_or(Ok(None), |failed| failed.map(|()| None))
+        }
+    }
+}
+
+/// What the death of a process is to be told as.
+fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
+    let how = match how {
+        Ok(Ended::Well) => "although nobody has asked it to".into(),
+        Ok(Ended::Badly(how)) => how,
+        Ok(Ended::Unknown) => "nobody knows how".into(),
+        Err(problem) => problem.message,
+    };
+    let words = Place::of(&daemon.config, vbd).last_words();
+    Problem::failed("keep a disk served", format_args!("its process has ended ({how}); its last words: {words}"))
+}
+
+/// Records a death.
+async fn record(daemon: &Daemon, vbd: Uuid, died: Problem, stays_down: bool) -> Result<(), Problem> {
+    let problem = match stays_down {
+        true => died.advise("it has died too often, and stays down: find out why, then plug it again or unplug it"),
+        false => died,
+    };
+    tracing::error!(%vbd, stays_down, "{problem}");
+    let recorded = daemon.catalogue.write(move |tx| {
+        let restarts = tx.vbd(vbd)?.restarts.saturating_add(u32::from(!stays_down));
+        tx.set_vbd_unserved(vbd)?;
+        tx.set_vbd_restarts(vbd, restarts)?;
+        tx.set_vbd_state(vbd, VbdState::Restarting, Some(&problem))
+    });
+    recorded.await
+}
+
+/// Has another process serve in the place of the dead one.
+async fn restart(daemon: &Daemon, vbd: Uuid, process: &mut Option<DiskProcess>) -> Result<(), Problem> {
+    // A task that was at work through the process that died finds out first of which files the disk consists now.
+    let vdi = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.vdi;
+    daemon.tasks.leave(vdi).await?;
+    let order = Order::of(daemon, vbd).await?;
+    let _turn = daemon.plugs.workers.turn(order.request()).await;
+    let mut steps = Steps::of("vbd-restart", &daemon.config, None);
+    serve(daemon, &order, Log::Continued, &mut steps, process).await?;
+    // Why it died last stays to be seen.
+    daemon
+        .catalogue
+        .write(move |tx| {
+            let problem = tx.vbd(vbd)?.problem;
+            tx.set_vbd_state(vbd, VbdState::Plugged, problem.as_ref())
+        })
+        .await
+}

@@ -1,0 +1,150 @@
+//! Unplugs a VBD.
+
+use std::time::Duration;
+
+use api::{About, Code, ObjectKind, Problem, Task, Vbd, VbdState};
+use repo::catalogue::NewTask;
+use rustix::process::Signal;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::steps::Steps;
+use super::supervise;
+use crate::daemon::Daemon;
+use crate::disk::place::Place;
+use crate::disk::process::Ended;
+use crate::task::Context;
+use crate::vm;
+
+/// How often a disk is asked whether its guest has let go, while an unplug waits for that.
+const LOOK_AFTER: Duration = Duration::from_millis(200);
+
+/// How long a disk may take to say who is connected.
+const TO_SAY: Duration = Duration::from_secs(10);
+
+/// Unplugs a VBD: a task. It cancels a plug that is under way.
+pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Problem> {
+    let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
+    if now.state == VbdState::Unplugged {
+        return Err(Problem::new(Code::State, format!("VBD {vbd} is not plugged")));
+    }
+    let about = vec![About { kind: ObjectKind::Vbd, uuid: vbd }];
+    let new = NewTask { uuid: Uuid::new_v4(), verb: "vbd-unplug", about, cancellable: true, intent: None };
+    let at_work = daemon.clone();
+    let work = move |context: Context| async move {
+        let vbd = run(&at_work, vbd, force, &context, true).await?;
+        serde_json::to_value(vbd).map_err(|error| Problem::failed("show a VBD", error))
+    };
+    daemon.tasks.start(daemon, new, work).await
+}
+
+/// Unplugs a VBD. `alone`: the task is about this one and nothing else.
+pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alone: bool) -> Result<Vbd, Problem> {
+    let begun = daemon.plugs.operations.begin_unplug(vbd, force);
+    let operation = context.unless_cancelled(begun).await?;
+    let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
+    let mut steps = Steps::of("vbd-unplug", &daemon.config, alone.then(|| context.clone()));
+    let begun = matches!(now.state, VbdState::Unplugging | VbdState::Plugging);
+    match now.state {
+        // It was being plugged, and is not any more.
+        VbdState::Unplugged => return Ok(now),
+        VbdState::Plugged if !force => {
+            let gone = async {
+                vm::detach(daemon, &now).await?;
+                guest_gone(daemon, &now).await
+            };
+            let wait = steps.step("wait", gone);
+            context
+                .unless_cancelled(operation.unless_cancelled(wait))
+                .await
+                .map_err(|problem| still_there(vbd, problem))?;
+        }
+        VbdState::Plugged | VbdState::Restarting => vm::ask_to_let_go(daemon, &now).await,
+        VbdState::Plugging | VbdState::Unplugging => {}
+    }
+    let turn = async { Ok(daemon.plugs.workers.turn(super::order::to_unplug(&now)).await) };
+    let _turn = context.unless_cancelled(operation.unless_cancelled(turn)).await?;
+    steps.last("stop").await?;
+    let problem = match stop(daemon, vbd, force, begun, steps.limit()).await? {
+        Ended::Badly(how) => Some(ended_badly(daemon, vbd, &how)),
+        Ended::Well | Ended::Unknown => None,
+    };
+    steps.last("clear").await?;
+    let unplugged = clear(daemon, vbd, problem.clone()).await?;
+    problem.map_or(Ok(unplugged), Err)
+}
+
+/// Waits until nobody is connected to a disk.
+async fn guest_gone(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
+    loop {
+        let layers = json!({ "verb": "layers" });
+        let said = daemon.disks.ask(vbd.uuid, layers, Vec::new(), TO_SAY, |_| ()).await?;
+        if said["peers"].as_u64() == Some(0) {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_AFTER).await;
+    }
+}
+
+fn still_there(vbd: Uuid, problem: Problem) -> Problem {
+    if problem.code != Code::Timeout {
+        return problem;
+    }
+    Problem::new(Code::InUse, format!("VBD {vbd} was not unplugged: its guest or a client is still connected"))
+        .advise("have the guest let go of it, or unplug it with force: what it has not flushed may then be lost")
+}
+
+/// Records that it is being unplugged, which no task may begin to work through then. Those at work come to their end first.
+async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    loop {
+        let recorded = daemon.catalogue.write(move |tx| {
+            let vdi = tx.vbd(vbd)?.vdi;
+            if tx.claimant(vdi)?.is_some() {
+                return Ok(Some(vdi));
+            }
+            tx.set_vbd_state(vbd, VbdState::Unplugging, None).map(|()| None)
+        });
+        match recorded.await? {
+            Some(vdi) => daemon.tasks.leave(vdi).await?,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Ends the process. It flushes when it is told to end; how it has ended, if there was one.
+async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Duration) -> Result<Ended, Problem> {
+    if !begun {
+        let begun = tokio::time::timeout(limit, begin(daemon, vbd)).await;
+        begun.unwrap_or_else(|_| {
+            let what = format!("a task is at work through VBD {vbd}, and has not ended in {} s", limit.as_secs());
+            Err(Problem::new(Code::Busy, what).advise("look at the tasks; cancel it, or wait for it"))
+        })?;
+    }
+    let Some(mut process) = daemon.plugs.release(vbd).await else { return Ok(Ended::Unknown) };
+    process.signal(Signal::TERM)?;
+    match tokio::time::timeout(limit, process.ended()).await {
+        Ok(ended) => ended,
+        Err(_) if force => {
+            process.kill().await?;
+            process.ended().await
+        }
+        Err(_) => {
+            supervise::end(daemon, vbd, process);
+            let what = format!("the process of VBD {vbd} has not ended in {} s", limit.as_secs());
+            let advice = "see that the storage answers: it goes when that does; or unplug it with force";
+            Err(Problem::new(Code::Timeout, what).advise(advice))
+        }
+    }
+}
+
+/// Removes what the process has left, and gives the lease back.
+pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Result<Vbd, Problem> {
+    super::start::clear(daemon, vbd, None).await?;
+    daemon.catalogue.write(move |tx| tx.end_unplug(vbd, problem.as_ref())).await
+}
+
+fn ended_badly(daemon: &Daemon, vbd: Uuid, how: &str) -> Problem {
+    let words = Place::of(&daemon.config, vbd).last_words();
+    let what = format!("VBD {vbd} is unplugged, but its process did not end well ({how}): {words}");
+    Problem::new(Code::Failed, what).advise("check its VDI before it is used again")
+}

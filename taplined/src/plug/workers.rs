@@ -1,0 +1,103 @@
+//! The workers: each plug and unplug waits for its turn, as the [`Queue`] has it, and gives it back when it ends however it ends.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::Limits;
+use tokio::sync::oneshot;
+
+use super::queue::{Queue, Request, Ticket};
+
+/// The workers of the host.
+#[derive(Clone, Debug)]
+pub struct Workers(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    /// Who is told that it begins.
+    waiting: HashMap<Ticket, oneshot::Sender<()>>,
+}
+
+/// A worker, or a place in the queue for one; given back when it is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    workers: Workers,
+    ticket: Ticket,
+}
+
+impl Workers {
+    /// All are free.
+    pub fn new(limits: Limits) -> Workers {
+        Workers(Arc::new(Mutex::new(State { queue: Queue::new(limits), waiting: HashMap::new() })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a worker. Whoever waits no more gives up its place.
+    pub async fn turn(&self, request: Request) -> Turn {
+        let (begin, begins) = oneshot::channel();
+        let turn = {
+            let mut state = self.state();
+            let ticket = state.queue.ask(request);
+            state.waiting.insert(ticket, begin);
+            state.advance();
+            Turn { workers: self.clone(), ticket }
+        };
+        // The sender is dropped only with the turn itself.
+        begins.await.ok();
+        turn
+    }
+}
+
+impl State {
+    fn advance(&mut self) {
+        while let Some(ticket) = self.queue.next() {
+            if let Some(begin) = self.waiting.remove(&ticket) {
+                // Who has given up in this moment gives the turn back itself.
+                begin.send(()).ok();
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.workers.state();
+        state.waiting.remove(&self.ticket);
+        state.queue.end(self.ticket);
+        state.advance();
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::time::Duration;
+
+    use api::Mode;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn request() -> Request {
+        Request { vbd: Uuid::new_v4(), vm: None, mode: Mode::ReadWrite, memory: 1 }
+    }
+
+    #[tokio::test]
+    async fn a_turn_is_given_back_by_whoever_has_it_and_by_whoever_waits_no_more() {
+        let workers = Workers::new(Limits { plug_window: 1, worker_pool_size: 1, worker_memory: 10 });
+        let first = workers.turn(request()).await;
+        let waits = tokio::time::timeout(Duration::from_millis(1), workers.turn(request())).await;
+        assert!(waits.is_err());
+        let third = tokio::spawn({
+            let workers = workers.clone();
+            async move { workers.turn(request()).await }
+        });
+        tokio::task::yield_now().await;
+        drop(first);
+        drop(third.await.unwrap());
+        drop(workers.turn(request()).await);
+    }
+}

@@ -1,0 +1,121 @@
+//! Repositories that are attached: where their directories are, and whether there is room in them.
+//!
+//! Everything that asks their storage may wait for it for long; it is asked on threads of its own and for a bounded time
+//! ([`patience`]). What is in an image is the disk processes' business.
+
+mod attach;
+mod destroy;
+mod forecast;
+mod make;
+mod patience;
+mod place;
+mod probe;
+mod scan;
+mod space;
+mod watch;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::{Code, Problem};
+use repo::Catalogue;
+use repo::driver::Directory;
+use uuid::Uuid;
+
+use crate::config::Config;
+use patience::Patience;
+use place::Places;
+use space::Watched;
+
+pub use destroy::Destroy;
+pub use make::{Create, Introduce, new_sr};
+pub use scan::scan;
+pub use watch::{seek_lost, watch_space};
+
+/// The repositories that are attached.
+#[derive(Debug)]
+pub struct Srs {
+    catalogue: Catalogue,
+    /// Their directories.
+    open: Mutex<HashMap<Uuid, Arc<Directory>>>,
+    /// Those that are being attached, detached, scanned or removed.
+    claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
+    patience: Patience,
+    places: Places,
+    watched: Mutex<HashMap<Uuid, Watched>>,
+    intervals: space::Intervals,
+    /// Told which repository has space again.
+    relieved: tokio::sync::broadcast::Sender<Uuid>,
+}
+
+/// A repository is one task's until this is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    sr: Uuid,
+    claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.sr);
+    }
+}
+
+impl Srs {
+    /// None.
+    pub fn new(config: &Config, catalogue: Catalogue) -> Srs {
+        let limit = Duration::from_secs(config.storage.answer_timeout.into());
+        Srs {
+            catalogue,
+            open: Mutex::default(),
+            claimed: Arc::default(),
+            patience: Patience::new(limit),
+            places: Places { directory: config.run_directory.join("sr"), limit },
+            watched: Mutex::default(),
+            intervals: space::Intervals::of(config),
+            relieved: tokio::sync::broadcast::channel(64).0,
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Directory>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a repository one task's, which does `doing` to it.
+    pub fn claim(&self, sr: Uuid, doing: &'static str) -> Result<Claim, Problem> {
+        let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(other) = claimed.get(&sr) {
+            let what = format!("the repository {sr} is being {other}");
+            return Err(Problem::new(Code::Busy, what).advise("wait for that task"));
+        }
+        claimed.insert(sr, doing);
+        Ok(Claim { sr, claimed: self.claimed.clone() })
+    }
+
+    /// The directory of a repository, which must be attached.
+    pub async fn directory(&self, sr: Uuid) -> Result<Arc<Directory>, Problem> {
+        let open = self.open().get(&sr).cloned();
+        if let Some(directory) = open {
+            return Ok(directory);
+        }
+        self.catalogue.read(move |view| view.attached_sr(sr)).await?;
+        let what = format!("the repository {sr} is just being attached or detached");
+        Err(Problem::new(Code::State, what).advise("ask again"))
+    }
+
+    /// Refuses what would take `bytes` of a repository if they are not there beside its reserve.
+    pub async fn room(&self, sr: Uuid, bytes: u64) -> Result<(), Problem> {
+        let directory = self.directory(sr).await?;
+        let reserve = self.catalogue.read(move |view| view.sr(sr)).await?.reserve;
+        let capacity = self.patience.ask(sr, "see how full it is", move || directory.capacity()).await?;
+        let free = capacity.available.saturating_sub(reserve);
+        if bytes <= free {
+            return Ok(());
+        }
+        let what =
+            format!("this takes {bytes} bytes, and the repository {sr} has {free} beside its reserve of {reserve}");
+        let advice = "destroy what nobody needs, let its file system grow, or lower the reserve";
+        Err(Problem::new(Code::NoSpace, what).advise(advice))
+    }
+}

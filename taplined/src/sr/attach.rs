@@ -1,0 +1,153 @@
+//! Repositories are attached and detached, found again when the daemon starts, and looked for while they are lost.
+//!
+//! Invariant: a repository whose directory is open here has the label it should have and is locked; one that is detached is
+//! open nowhere here, not locked, and not mounted by us.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{AbsolutePath, Code, Problem, Sr, SrState};
+use repo::driver::{self, Attached, Directory};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::Srs;
+use crate::daemon::Daemon;
+
+/// How long those who have the directory at a detachment may take to let go: they are about to, since no disk is plugged
+/// and no task at work.
+const TO_LET_GO: Duration = Duration::from_secs(10);
+
+/// How often that is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+impl Srs {
+    /// Opens a repository where it lies. What was mounted for that is unmounted if it fails.
+    pub(super) async fn open_it(&self, sr: &Sr) -> Result<Attached, Problem> {
+        let path = self.places.find(sr.uuid, &sr.source).await?;
+        let (source, uuid) = (sr.source.clone(), sr.uuid);
+        let opened = self.patience.ask(uuid, "attach", move || driver::attach(&path, &source, uuid)).await;
+        if opened.is_err() {
+            self.leave_place(sr).await;
+        }
+        opened
+    }
+
+    /// Unmounts what nobody needs; that it cannot be is told, and it is found again.
+    pub(super) async fn leave_place(&self, sr: &Sr) {
+        if let Err(problem) = self.places.leave(sr.uuid, &sr.source).await {
+            tracing::warn!(sr = %sr.uuid, "its mount is left: {problem}");
+        }
+    }
+
+    /// The directory of an open repository is to be had.
+    pub(super) fn keep(&self, uuid: Uuid, directory: Directory) {
+        self.open().insert(uuid, Arc::new(directory));
+    }
+
+    /// Attaches a repository. Done twice it is as good as once.
+    pub async fn attach(&self, uuid: Uuid) -> Result<(), Problem> {
+        let sr = self.catalogue.read(move |view| view.sr(uuid)).await?;
+        if self.open().contains_key(&uuid) {
+            return Ok(());
+        }
+        let Attached { directory, variant } = self.open_it(&sr).await?;
+        self.keep(uuid, directory);
+        let recorded = self.catalogue.write(move |tx| tx.set_sr_state(uuid, SrState::Attached, Some(&variant))).await;
+        if let Err(problem) = recorded {
+            self.let_go(uuid).await?;
+            return Err(problem);
+        }
+        self.remember_space(&sr);
+        self.measure_now(uuid).await;
+        Ok(())
+    }
+
+    /// Detaches a repository that nobody uses; if it cannot be, it stays attached.
+    pub async fn detach(&self, uuid: Uuid) -> Result<(), Problem> {
+        let sr = self
+            .catalogue
+            .write(move |tx| {
+                tx.check_sr_unused(uuid)?;
+                tx.set_sr_state(uuid, SrState::Detached, None)?;
+                tx.sr(uuid)
+            })
+            .await?;
+        let left = match self.let_go(uuid).await {
+            Ok(()) => self.places.leave(uuid, &sr.source).await,
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = left {
+            if self.open().contains_key(&uuid) {
+                self.catalogue.write(move |tx| tx.set_sr_state(uuid, SrState::Attached, None)).await?;
+            } else {
+                self.attach(uuid).await?;
+            }
+            return Err(problem);
+        }
+        self.forget_space(uuid);
+        Ok(())
+    }
+
+    /// Closes the directory of a repository when all who have it have let go.
+    pub(super) async fn let_go(&self, uuid: Uuid) -> Result<(), Problem> {
+        let Some(mut directory) = self.open().remove(&uuid) else { return Ok(()) };
+        let begun = tokio::time::Instant::now();
+        loop {
+            match Arc::try_unwrap(directory) {
+                Ok(last) => return self.patience.ask(uuid, "close", move || close(last)).await,
+                Err(shared) if begun.elapsed() < TO_LET_GO => directory = shared,
+                Err(shared) => {
+                    self.open().insert(uuid, shared);
+                    let what = format!("the repository {uuid} is still being asked for something");
+                    return Err(Problem::new(Code::Busy, what).advise("see whether its storage answers"));
+                }
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Attaches what was attached when the daemon ended, all at one time. What has gone is lost, and stops nothing.
+    pub async fn attach_again(daemon: &Daemon) -> Result<(), Problem> {
+        let srs = daemon.catalogue.read(|view| view.srs()).await?;
+        let mut attaching = JoinSet::new();
+        for sr in srs.into_iter().filter(|sr| sr.state != SrState::Detached) {
+            let daemon = daemon.clone();
+            attaching.spawn(async move { daemon.srs.attach_or_lose(&sr).await });
+        }
+        while let Some(done) = attaching.join_next().await {
+            done.map_err(|error| Problem::new(Code::Internal, format!("attaching repositories ended: {error}")))??;
+        }
+        Ok(())
+    }
+
+    /// Attaches a repository that should be; one that cannot be is lost.
+    pub(super) async fn attach_or_lose(&self, sr: &Sr) -> Result<(), Problem> {
+        match self.attach(sr.uuid).await {
+            Ok(()) => Ok(()),
+            Err(problem) => self.lose(sr, &problem).await,
+        }
+    }
+
+    /// What a repository lies on has gone.
+    pub(super) async fn lose(&self, sr: &Sr, why: &Problem) -> Result<(), Problem> {
+        let uuid = sr.uuid;
+        self.open().remove(&uuid);
+        if sr.state == SrState::Lost {
+            return Ok(());
+        }
+        tracing::error!(sr = %uuid, name = %sr.name, "the repository is lost: {why}");
+        self.catalogue.write(move |tx| tx.set_sr_state(uuid, SrState::Lost, None)).await
+    }
+
+    /// Where a repository lies, for those who remove it.
+    pub(super) async fn place_of(&self, sr: &Sr) -> Result<AbsolutePath, Problem> {
+        self.places.find(sr.uuid, &sr.source).await
+    }
+}
+
+/// With it goes the lock, which may be a server's.
+fn close(directory: Directory) -> Result<(), Problem> {
+    drop(directory);
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! `sr destroy`: the files of a repository that has no VDIs go, and then it is no more. What is not its own stays.
+//!
+//! 1. With the intent, it is detached: nobody can begin anything in it. There is no way back from the first step on.
+//! 2. `remove`: its images, its label and its lock go. Done twice it is as good as once.
+//! 3. `forget`: it goes from the catalogue, and is unmounted if we had mounted it.
+
+use std::sync::Arc;
+
+use api::{About, Code, ObjectKind, Problem, Sr, SrDestroyPlan, SrSource, SrState};
+use repo::driver::{self, Directory, LABEL, LOCK};
+use repo::{Tx, View};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Srs;
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::task::job::Job;
+
+/// The intent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Destroy {
+    /// The repository as it was.
+    pub sr: Sr,
+    /// The files of its images.
+    pub files: Vec<String>,
+}
+
+impl Destroy {
+    /// Of a repository that may be destroyed.
+    pub fn of(view: &View<'_>, uuid: uuid::Uuid) -> Result<Destroy, Problem> {
+        let sr = view.sr(uuid)?;
+        check(view, &sr)?;
+        let files = view.images_of_sr(uuid)?.into_iter().map(|image| image.file).collect();
+        Ok(Destroy { sr, files })
+    }
+
+    /// Keeps everybody out, in the commit that records the intent.
+    pub fn prepare(&self, tx: &mut Tx<'_>) -> Result<(), Problem> {
+        let now = Destroy::of(tx, self.sr.uuid)?;
+        if now.files != self.files {
+            return Err(Problem::new(Code::Busy, "a task was just at work in it").advise("ask again"));
+        }
+        tx.set_sr_state(self.sr.uuid, SrState::Detached, None)
+    }
+
+    /// What it would remove, and what it would leave.
+    pub async fn plan(&self, srs: &Srs) -> Result<SrDestroyPlan, Problem> {
+        let directory = srs.directory(self.sr.uuid).await?;
+        let entries = srs.patience.ask(self.sr.uuid, "list", move || directory.entries()).await?;
+        let ours = |name: &String| self.files.contains(name) || [LABEL, LOCK].contains(&&**name);
+        let (removes, leaves) = entries.into_iter().map(|entry| entry.name).partition(ours);
+        Ok(SrDestroyPlan { removes, leaves })
+    }
+
+    async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let (srs, uuid) = (&daemon.srs, self.sr.uuid);
+        let path = srs.place_of(&self.sr).await?;
+        let open = srs.open().get(&uuid).cloned();
+        let files = self.files.clone();
+        srs.patience
+            .ask(uuid, "remove", move || {
+                // Not open any more in a daemon that goes on with this.
+                let directory = open.map_or_else(|| Directory::open(&path).map(Arc::new), Ok)?;
+                files.iter().try_for_each(|file| directory.remove_image(file))?;
+                driver::unmake(&path, uuid)
+            })
+            .await
+    }
+
+    async fn forget(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let (srs, uuid) = (&daemon.srs, self.sr.uuid);
+        srs.let_go(uuid).await?;
+        srs.leave_place(&self.sr).await;
+        srs.forget_space(uuid);
+        let forgotten = daemon.catalogue.write(move |tx| match tx.find_sr(uuid)? {
+            Some(_) => tx.remove_sr(uuid),
+            None => Ok(()),
+        });
+        forgotten.await
+    }
+}
+
+/// Whether a repository may be destroyed.
+fn check(view: &View<'_>, sr: &Sr) -> Result<(), Problem> {
+    let uuid = sr.uuid;
+    if matches!(sr.source, SrSource::Iso { .. }) {
+        let what = format!("the library {uuid} is for reading only, and its files are others'");
+        return Err(Problem::new(Code::Unsupported, what).advise("detach it and forget it"));
+    }
+    view.attached_sr(uuid)?;
+    if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
+        let what = format!("nothing can be removed from the repository {uuid}: it is mounted for reading only");
+        return Err(Problem::new(Code::ReadOnly, what).advise("forget it, or mount it for writing"));
+    }
+    let vdis = view.vdis(Some(uuid))?;
+    if let Some(vdi) = vdis.first() {
+        let what = format!("the repository {uuid} has {} VDIs, «{}» ({}) for one", vdis.len(), vdi.name, vdi.uuid);
+        return Err(
+            Problem::new(Code::InUse, what).advise("destroy its VDIs first, or forget it, which keeps its files")
+        );
+    }
+    view.check_sr_unused(uuid)
+}
+
+impl Job for Destroy {
+    const VERB: &'static str = "sr-destroy";
+    const STEPS: &'static [&'static str] = &["remove", "forget"];
+    const NO_RETURN: &'static str = "remove";
+
+    fn about(&self) -> Vec<About> {
+        vec![About { kind: ObjectKind::Sr, uuid: self.sr.uuid }]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _context: &Context) -> Result<(), Problem> {
+        match name {
+            "remove" => self.remove(daemon).await,
+            _ => self.forget(daemon).await,
+        }
+    }
+
+    /// Killed or cancelled before the first step: it is what it was.
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let uuid = self.sr.uuid;
+        if !daemon.srs.open().contains_key(&uuid) {
+            return daemon.srs.attach_or_lose(&self.sr).await;
+        }
+        daemon.catalogue.write(move |tx| tx.set_sr_state(uuid, SrState::Attached, None)).await
+    }
+
+    fn result(&self) -> Value {
+        Value::Null
+    }
+}

@@ -1,0 +1,126 @@
+//! `sr create` and `sr introduce`: a directory becomes a repository, with nothing in it or with all that is there.
+//!
+//! 1. `label`: mounted if need be; the label is written, and the repository opened once to see that it can be. *Undone:* the
+//!    label goes, unless it was there before us.
+//! 2. `record`: it is in the catalogue and attached. No way back: others may use it from then on.
+
+use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, SrState};
+use repo::Tx;
+use repo::driver::{self, Attached, Label};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::task::job::Job;
+
+/// A repository in an empty directory.
+pub type Create = Make<false>;
+/// A repository of what is there.
+pub type Introduce = Make<true>;
+
+/// The intent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Make<const KEPT: bool> {
+    /// As it is to be.
+    pub sr: Sr,
+    /// The format of new VDIs, if one was named.
+    pub format: Option<ImageFormat>,
+    /// It has its label already.
+    pub labelled: bool,
+}
+
+impl<const KEPT: bool> Make<KEPT> {
+    /// Refuses what is known already, in the commit that records the intent.
+    pub fn prepare(&self, tx: &mut Tx<'_>) -> Result<(), Problem> {
+        let known = tx.srs()?;
+        let found = known.iter().find(|other| other.uuid == self.sr.uuid || other.source == self.sr.source);
+        let Some(other) = found else { return Ok(()) };
+        let what = format!("that is the repository «{}» ({}), which is known already", other.name, other.uuid);
+        Err(Problem::new(Code::Exists, what).field("source").advise("attach it, or forget it first"))
+    }
+
+    /// Whether it is given a label: a library never is.
+    fn labels(&self) -> bool {
+        !self.labelled && !matches!(self.sr.source, api::SrSource::Iso { .. })
+    }
+
+    async fn label(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let srs = &daemon.srs;
+        let path = srs.place_of(&self.sr).await?;
+        if self.labels() {
+            let label = Label::new(self.sr.uuid, self.sr.name.clone(), self.format);
+            srs.patience.ask(self.sr.uuid, "make", move || driver::make(&path, &label, KEPT)).await?;
+        }
+        srs.open_it(&self.sr).await.map(drop)
+    }
+
+    async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let (uuid, srs) = (self.sr.uuid, &daemon.srs);
+        let mut sr = self.sr.clone();
+        match srs.open_it(&sr).await {
+            Ok(Attached { directory, variant }) => {
+                srs.keep(uuid, directory);
+                sr.variant = Some(variant);
+            }
+            // It was there a moment ago: it will be looked for.
+            Err(problem) => {
+                tracing::error!(sr = %uuid, "the repository is lost as soon as it is made: {problem}");
+                sr.state = SrState::Lost;
+            }
+        }
+        let recorded = daemon.catalogue.write(move |tx| match tx.find_sr(uuid)? {
+            Some(_) => Ok(()),
+            None => tx.add_sr(&sr),
+        });
+        if let Err(problem) = recorded.await {
+            srs.let_go(uuid).await?;
+            return Err(problem);
+        }
+        srs.measure_now(uuid).await;
+        Ok(())
+    }
+}
+
+impl<const KEPT: bool> Job for Make<KEPT> {
+    const VERB: &'static str = if KEPT { "sr-introduce" } else { "sr-create" };
+    const STEPS: &'static [&'static str] = &["label", "record"];
+    const NO_RETURN: &'static str = "record";
+
+    fn about(&self) -> Vec<About> {
+        vec![About { kind: ObjectKind::Sr, uuid: self.sr.uuid }]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _context: &Context) -> Result<(), Problem> {
+        match name {
+            "label" => self.label(daemon).await,
+            _ => self.record(daemon).await,
+        }
+    }
+
+    /// A place that cannot be reached keeps its label: the directory can be introduced, and nobody waits for a server that has gone.
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let (srs, uuid) = (&daemon.srs, self.sr.uuid);
+        let undone = match srs.place_of(&self.sr).await {
+            Ok(_) if !self.labels() => Ok(()),
+            Ok(path) => srs.patience.ask(uuid, "remove the label of", move || driver::unmake(&path, uuid)).await,
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = undone {
+            tracing::warn!(sr = %uuid, "its label may be left: {problem}");
+        }
+        srs.leave_place(&self.sr).await;
+        Ok(())
+    }
+
+    fn result(&self) -> Value {
+        json!({ "uuid": self.sr.uuid })
+    }
+}
+
+/// What a repository is before it is made.
+pub fn new_sr(uuid: Uuid, name: api::Name, description: api::Description, source: api::SrSource, reserve: u64) -> Sr {
+    let created = jiff::Timestamp::now();
+    Sr { uuid, name, description, source, state: SrState::Attached, variant: None, space: None, reserve, created }
+}

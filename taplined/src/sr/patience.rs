@@ -1,0 +1,121 @@
+//! Storage that may not answer: it is asked on a thread of its own, and not waited for without end.
+//!
+//! A thread that waits in a system call for a server that has gone cannot be ended. It is left behind, told of and counted; and
+//! a repository that has kept too many is asked no more until one of them has come back.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::{Code, Problem};
+use uuid::Uuid;
+
+/// Threads that one repository may keep. All the daemon's blocking calls share 512 of them.
+const STUCK_MAX: usize = 4;
+
+/// Who waits for what.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    limit: Duration,
+    stuck: Arc<Mutex<HashMap<Uuid, usize>>>,
+}
+
+impl Patience {
+    /// With storage that answers within `limit`.
+    pub fn new(limit: Duration) -> Patience {
+        Patience { limit, stuck: Arc::default() }
+    }
+
+    fn stuck(&self) -> MutexGuard<'_, HashMap<Uuid, usize>> {
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the storage of a repository. What is `tried` is said if it does not answer.
+    pub fn ask<T, F>(
+        &self,
+        sr: Uuid,
+        tried: &'static str,
+        question: F,
+    ) -> impl Future<Output = Result<T, Problem>> + Send + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Result<T, Problem> + Send + 'static,
+    {
+        let patience = self.clone();
+        async move {
+            if patience.stuck().get(&sr).is_some_and(|stuck| *stuck >= STUCK_MAX) {
+                return Err(silent(sr, tried, "it has not answered what it was asked before"));
+            }
+            let mut asked = tokio::task::spawn_blocking(question);
+            match tokio::time::timeout(patience.limit, &mut asked).await {
+                Ok(answer) => answer.map_err(ended)?,
+                Err(_) => {
+                    patience.leave(sr, tried, asked);
+                    Err(silent(sr, tried, &format!("it has not answered in {} s", patience.limit.as_secs())))
+                }
+            }
+        }
+    }
+
+    /// Counts a thread until it comes back, if it does.
+    fn leave<T: Send + 'static>(&self, sr: Uuid, tried: &'static str, asked: tokio::task::JoinHandle<T>) {
+        let stuck = {
+            let mut all = self.stuck();
+            let stuck = all.entry(sr).or_default();
+            *stuck = stuck.saturating_add(1);
+            *stuck
+        };
+        tracing::error!(%sr, tried, stuck, "the storage does not answer; a thread is left waiting for it");
+        let patience = self.clone();
+        tokio::spawn(async move {
+            // What it answers so late is of no use to anybody.
+            drop(asked.await);
+            tracing::info!(%sr, tried, "the storage has answered after all");
+            let mut all = patience.stuck();
+            if let Some(stuck) = all.get_mut(&sr) {
+                *stuck = stuck.saturating_sub(1);
+            }
+            all.retain(|_, stuck| *stuck > 0);
+        });
+    }
+}
+
+fn silent(sr: Uuid, tried: &str, why: &str) -> Problem {
+    Problem::new(Code::Timeout, format!("cannot {tried}, the repository {sr}: {why}"))
+        .advise("see whether its server or its disk is well")
+}
+
+fn ended(error: tokio::task::JoinError) -> Problem {
+    Problem::new(Code::Internal, format!("a thread that asked the storage ended: {error}"))
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn storage_that_does_not_answer_is_left_and_counted_until_it_does() {
+        let patience = Patience::new(Duration::from_millis(20));
+        let (one, other) = (Uuid::new_v4(), Uuid::new_v4());
+        let mut locked = Vec::new();
+        for _ in 0..STUCK_MAX {
+            let (release, wait) = mpsc::channel::<()>();
+            locked.push(release);
+            let asked = patience.ask(one, "look", move || {
+                wait.recv().ok();
+                Ok(())
+            });
+            assert_eq!(asked.await.unwrap_err().code, Code::Timeout);
+        }
+        // No further thread is given to it, and others are served.
+        assert!(patience.ask(one, "look", || Ok(())).await.unwrap_err().message.contains("before"));
+        patience.ask(other, "look", || Ok(())).await.unwrap();
+        drop(locked);
+        while patience.stuck().contains_key(&one) {
+            tokio::task::yield_now().await;
+        }
+        patience.ask(one, "look", || Ok(())).await.unwrap();
+    }
+}

@@ -1,0 +1,122 @@
+//! Where the directory of a repository is: where it always was, or where the daemon has mounted it from a server.
+//!
+//! Invariants: what is mounted already is found again and not mounted twice, also by the daemon after this one; nothing is
+//! unmounted lazily, so that what was unmounted is not in use by anybody.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use api::{AbsolutePath, Code, Problem, SrSource};
+use repo::driver::{filesystem, mount};
+use tokio::process::Command;
+use uuid::Uuid;
+
+/// Bytes of a program's last words that are told.
+const WORDS_MAX: usize = 2048;
+
+/// How often a mount that is busy is unmounted again, and after how long.
+const UNMOUNT_AGAIN: u32 = 3;
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// Where repositories of servers are mounted, and how long that may take.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// A directory for mount points.
+    pub directory: PathBuf,
+    /// How long mount(8) and umount(8) may take.
+    pub limit: Duration,
+}
+
+impl Places {
+    /// Where the repository `uuid` is; mounts it if need be.
+    pub async fn find(&self, uuid: Uuid, source: &SrSource) -> Result<AbsolutePath, Problem> {
+        let (SrSource::Dir { path } | SrSource::Iso { path }) = source else {
+            return self.mounted(uuid, source).await;
+        };
+        Ok(path.clone())
+    }
+
+    /// Where the repository of a server is mounted.
+    fn point(&self, uuid: Uuid) -> PathBuf {
+        self.directory.join(uuid.to_string())
+    }
+
+    async fn mounted(&self, uuid: Uuid, source: &SrSource) -> Result<AbsolutePath, Problem> {
+        let point = self.point(uuid);
+        let shown = point.to_string_lossy().into_owned();
+        let path = AbsolutePath::try_from(shown).map_err(|why| Problem::failed("name a mount point", why))?;
+        if let Some(there) = filesystem::mount_at(&point)? {
+            return match mount::device(source) {
+                Some(device) if device == there.source => Ok(path),
+                _ => {
+                    let what = format!("{path} is the mount point of something else: {}", there.source);
+                    Err(Problem::new(Code::State, what).advise(format!("umount {path}")))
+                }
+            };
+        }
+        mount::check(source)?;
+        let tried = format!("make the mount point {path}");
+        std::fs::create_dir_all(&point).map_err(|error| Problem::failed(tried, error))?;
+        let words = mount::words(source, &point).unwrap_or_default();
+        self.run("mount", words).await?;
+        match filesystem::mount_at(&point)? {
+            Some(_) => Ok(path),
+            None => {
+                Err(Problem::failed(format_args!("mount {path}"), "mount(8) says that it has, and nothing is there"))
+            }
+        }
+    }
+
+    /// Unmounts what the daemon has mounted for a repository. That it is not mounted is as good.
+    pub async fn leave(&self, uuid: Uuid, source: &SrSource) -> Result<(), Problem> {
+        let point = self.point(uuid);
+        if mount::device(source).is_none() {
+            return Ok(());
+        }
+        if filesystem::mount_at(&point)?.is_some() {
+            self.unmount(&point).await?;
+        }
+        match std::fs::remove_dir(&point) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Problem::failed(format_args!("remove the mount point {}", point.display()), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A process that is just being started has our files open until it is another program: a mount that is busy for that is not
+    /// in a moment.
+    async fn unmount(&self, point: &Path) -> Result<(), Problem> {
+        let words = || vec!["--".into(), point.into()];
+        for _ in 0..UNMOUNT_AGAIN {
+            match self.run("umount", words()).await {
+                Err(problem) if problem.code == Code::Failed => tokio::time::sleep(AGAIN_AFTER).await,
+                ran => return ran,
+            }
+        }
+        self.run("umount", words()).await
+    }
+
+    /// Runs a program of the host, which may wait for a server that does not answer: it is killed when its time is over, and not
+    /// waited for then.
+    async fn run(&self, program: &str, words: Vec<OsString>) -> Result<(), Problem> {
+        let at = words.last().map(|at| Path::new(at).display().to_string()).unwrap_or_default();
+        let tried = format!("{program} {at}");
+        let mut command = Command::new(program);
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+        let Ok(ran) = tokio::time::timeout(self.limit, command.output()).await else {
+            let what = format!("cannot {tried}: it takes longer than {} s", self.limit.as_secs());
+            return Err(Problem::new(Code::Timeout, what).advise("see whether the server is there and answers"));
+        };
+        let output = ran.map_err(|error| Problem::failed(format_args!("run {program}(8)"), error))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&output.stderr);
+        let words: String = words.trim().chars().take(WORDS_MAX).collect();
+        let why = if words.is_empty() { output.status.to_string() } else { words };
+        Err(Problem::failed(tried, why))
+    }
+}

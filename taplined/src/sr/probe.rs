@@ -1,0 +1,59 @@
+//! `sr probe`: which repository is at a place, if there is one. Nothing is changed there, and what is mounted for it is
+//! unmounted again.
+
+use api::{AbsolutePath, ImageFormat, Problem, SrFound, SrSource};
+use repo::driver::{Directory, Label};
+use uuid::Uuid;
+
+use super::Srs;
+
+/// The formats of files by their names. A name decides which format is expected, never which one a file has.
+pub fn format_of(name: &str) -> Option<ImageFormat> {
+    let (stem, extension) = name.rsplit_once('.')?;
+    match (stem, extension) {
+        ("", _) => None,
+        (_, "vhd") => Some(ImageFormat::Vhd),
+        (_, "qcow2") => Some(ImageFormat::Qcow2),
+        (_, "raw" | "img" | "iso") => Some(ImageFormat::Raw),
+        _ => None,
+    }
+}
+
+impl Srs {
+    /// The repositories at a place.
+    pub async fn probe(&self, source: &SrSource) -> Result<Vec<SrFound>, Problem> {
+        repo::driver::mount::check(source)?;
+        let known = self.catalogue.read(|view| view.srs()).await?;
+        if let Some(sr) = known.iter().find(|sr| sr.source == *source && self.open().contains_key(&sr.uuid)) {
+            let path = self.place_of(sr).await?;
+            return self.look(sr.uuid, path, true).await.map(|found| found.into_iter().collect());
+        }
+        // A mount point of its own, for this look.
+        let uuid = Uuid::new_v4();
+        let path = self.places.find(uuid, source).await?;
+        let found = self.look(uuid, path, false).await;
+        self.places.leave(uuid, source).await?;
+        let found = found?.map(|found| {
+            let known = known.iter().any(|sr| sr.uuid == found.uuid);
+            SrFound { known, ..found }
+        });
+        Ok(found.into_iter().collect())
+    }
+
+    async fn look(&self, uuid: Uuid, path: AbsolutePath, known: bool) -> Result<Option<SrFound>, Problem> {
+        let looked = self.patience.ask(uuid, "look at", move || {
+            let directory = Directory::open(&path)?;
+            let Some(label) = Label::read(&directory)? else { return Ok(None) };
+            let entries = directory.entries()?;
+            let images = entries.iter().filter(|entry| entry.file && format_of(&entry.name).is_some()).count();
+            let images = u64::try_from(images).unwrap_or(u64::MAX);
+            Ok(Some(SrFound { uuid: label.uuid, name: label.name, known, images }))
+        });
+        looked.await
+    }
+
+    /// The label at a place, for those who make a repository known that has one.
+    pub async fn label_at(&self, source: &SrSource) -> Result<Option<Uuid>, Problem> {
+        Ok(self.probe(source).await?.first().map(|found| found.uuid))
+    }
+}

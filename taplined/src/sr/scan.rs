@@ -1,0 +1,94 @@
+//! `sr scan`: what is in a repository and what the catalogue says of it are brought together.
+//!
+//! Images that the catalogue does not know are taken in with the place that they record for themselves; those that have gone are
+//! missing, and come back when they are there again. What has no place is told with the reason. No file is changed. Tasks
+//! may be at work meanwhile: what they make, remove or have in hand is left alone.
+
+mod info;
+mod listing;
+mod place;
+mod record;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use api::{Code, Problem, Scan, Sr, Unplaced};
+use repo::View;
+use repo::catalogue::Image;
+use repo::driver::Directory;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::task::Context;
+use listing::{Candidate, Sorted};
+use place::Found;
+
+/// Scans a repository, which the caller has claimed.
+pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<Scan, Problem> {
+    context.step("list", true).await?;
+    let directory = daemon.srs.directory(uuid).await?;
+    // What a task has in hand when the files are listed or when that is compared, is its own.
+    let mut in_hand = daemon.catalogue.read(intents).await?;
+    let listed = directory.clone();
+    let entries = daemon.srs.patience.ask(uuid, "list", move || {
+        listed.still_there()?;
+        listed.entries()
+    });
+    let entries = entries.await?;
+    let (sr, known, later) =
+        daemon.catalogue.read(move |view| Ok((view.sr(uuid)?, view.images_of_sr(uuid)?, intents(view)?))).await?;
+    in_hand.extend(later);
+    let sorted = listing::sort(&sr, entries, known, &in_hand);
+    let gone = really_gone(daemon, &sr, &directory, sorted.absent.clone()).await?;
+    context.step("examine", true).await?;
+    let (found, unplaced) = examine(daemon, &sr, &directory, &sorted, context).await?;
+    let placement = place::place(found);
+    context.step("record", false).await?;
+    let Sorted { present, counts, unplaced: odd, .. } = sorted;
+    let recorded = daemon.catalogue.write(move |tx| record::record(tx, &sr, present, gone, placement));
+    let mut scan = recorded.await?;
+    daemon.srs.measure_now(uuid).await;
+    scan.counts = counts;
+    scan.unplaced.extend(odd.into_iter().chain(unplaced));
+    scan.unplaced.sort_by(|one, other| one.file.cmp(&other.file));
+    Ok(scan)
+}
+
+/// The intents of tasks, in which the files stand that they make, change or remove.
+fn intents(view: &View<'_>) -> Result<Vec<String>, Problem> {
+    Ok(view.journal()?.into_iter().map(|entry| entry.intent.to_string()).collect())
+}
+
+/// Those of the absent images that are absent still: a task may have made one after the files were listed.
+async fn really_gone(
+    daemon: &Daemon,
+    sr: &Sr,
+    directory: &Arc<Directory>,
+    absent: Vec<Image>,
+) -> Result<Vec<Image>, Problem> {
+    let directory = directory.clone();
+    let looked = daemon.srs.patience.ask(sr.uuid, "look for images in", move || {
+        let gone = |image: &Image| directory.physical(&image.file).is_err_and(|problem| problem.code == Code::NotFound);
+        Ok(absent.into_iter().filter(gone).collect())
+    });
+    looked.await
+}
+
+/// What the files say of themselves: those that have appeared, and, if a VHD is among them, the VHDs that are known, since those are
+/// known to their children by an identity of their own.
+async fn examine(
+    daemon: &Daemon,
+    sr: &Sr,
+    directory: &Arc<Directory>,
+    sorted: &Sorted,
+    context: &Context,
+) -> Result<(Vec<Found>, Vec<Unplaced>), Problem> {
+    let appeared: HashSet<_> = sorted.appeared.iter().map(|candidate| candidate.format).collect();
+    let known = sorted.present.iter().map(|(image, _)| Candidate::known(image));
+    let (asked, told): (Vec<_>, Vec<_>) =
+        known.partition(|known| appeared.contains(&known.format) && known.has_identity());
+    let all: Vec<Candidate> = sorted.appeared.iter().cloned().chain(asked).collect();
+    let (mut found, unplaced) = info::of_all(daemon, sr, directory, all, context).await?;
+    found.extend(told.into_iter().map(Found::of_known));
+    Ok((found, unplaced))
+}

@@ -1,0 +1,222 @@
+//! Where images that have appeared belong: each onto the parent that it records, if that is here and is the one it means. A pure
+//! function.
+//!
+//! Invariant: what is placed stands on an image that is placed or known, down to one that stands on nothing; what could
+//! show a guest the wrong bytes has no place.
+
+use std::collections::{HashMap, HashSet};
+
+use api::{Code, ImageFormat, Problem, Unplaced};
+use uuid::Uuid;
+
+use super::listing::{Candidate, unplaced};
+
+/// An image by what it says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// The file.
+    pub file: Candidate,
+    /// What it shows, in bytes.
+    pub size: u64,
+    /// What its children know it by.
+    pub identity: Option<Uuid>,
+    /// XenServer's storage manager takes it for an inner node of a chain.
+    pub hidden: bool,
+    /// What it says it stands on.
+    pub parent: Option<Recorded>,
+}
+
+/// What an image records of its parent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recorded {
+    /// Its identity.
+    pub identity: Option<Uuid>,
+    /// Its file's name, if that is in this repository.
+    pub file: Option<String>,
+    /// Its format.
+    pub format: Option<ImageFormat>,
+    /// As it stands there, for people.
+    pub shown: String,
+}
+
+/// An image and its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placing {
+    /// The image.
+    pub found: Found,
+    /// The file of the image that it stands on.
+    pub parent: Option<String>,
+    /// Others stand on it.
+    pub below_others: bool,
+}
+
+/// What has a place, parents before their children, and what has none.
+#[derive(Clone, Debug, Default)]
+pub struct Placement {
+    /// What has.
+    pub placed: Vec<Placing>,
+    /// What has not.
+    pub unplaced: Vec<Unplaced>,
+}
+
+impl Found {
+    /// A known image, of which nobody needs to know more.
+    pub fn of_known(file: Candidate) -> Found {
+        Found { size: file.len, file, identity: None, hidden: false, parent: None }
+    }
+
+    fn is_known(&self) -> bool {
+        self.file.known.is_some()
+    }
+}
+
+/// What has become of an image.
+enum Fate {
+    /// Nothing yet: it stands on the file.
+    Waits(String),
+    /// It has a place, on the file if there is one.
+    Placed(Option<String>),
+}
+
+/// Places the images that are not known among all.
+pub fn place(all: Vec<Found>) -> Placement {
+    let mut placement = Placement::default();
+    let mut fates: HashMap<String, Fate> = HashMap::new();
+    let mut order: Vec<String> = Vec::new();
+    let refuse = |placement: &mut Placement, found: &Found, problem| {
+        placement.unplaced.push(unplaced(found.file.file.clone(), problem));
+    };
+    let twins = twins(&all);
+    for found in &all {
+        let name = found.file.file.clone();
+        let fate = match (found.is_known(), twins.get(&*name)) {
+            (true, _) => Ok(Fate::Placed(None)),
+            (false, Some(twin)) => Err(two_alike(twin)),
+            (false, None) => parent_of(found, &all).map(|parent| match parent {
+                None => Fate::Placed(None),
+                Some(parent) => Fate::Waits(parent),
+            }),
+        };
+        match fate {
+            Ok(Fate::Waits(parent)) => drop(fates.insert(name, Fate::Waits(parent))),
+            Ok(placed) => {
+                order.push(name.clone());
+                fates.insert(name, placed);
+            }
+            Err(problem) => refuse(&mut placement, found, problem),
+        }
+    }
+    settle(&mut fates, &mut order);
+    let parents: HashSet<String> = fates
+        .values()
+        .filter_map(|fate| match fate {
+            Fate::Placed(Some(parent)) => Some(parent.clone()),
+            _ => None,
+        })
+        .collect();
+    let mut by_name: HashMap<String, Found> = all.into_iter().map(|found| (found.file.file.clone(), found)).collect();
+    for name in order {
+        let (Some(Fate::Placed(parent)), Some(found)) = (fates.remove(&name), by_name.remove(&name)) else { continue };
+        if !found.is_known() {
+            placement.placed.push(Placing { below_others: parents.contains(&name), found, parent });
+        }
+    }
+    // What still waits, waits for what has no place or for itself.
+    for (name, fate) in &fates {
+        if let (Fate::Waits(parent), Some(found)) = (fate, by_name.get(name)) {
+            let problem = without_end(name, parent, &fates);
+            refuse(&mut placement, found, problem);
+        }
+    }
+    placement.unplaced.sort_by(|one, other| one.file.cmp(&other.file));
+    placement
+}
+
+/// Gives a place to all whose parents have one, until no more can be given.
+fn settle(fates: &mut HashMap<String, Fate>, order: &mut Vec<String>) {
+    let mut children: HashMap<String, Vec<String>> = HashMap::new();
+    for (name, fate) in fates.iter() {
+        if let Fate::Waits(parent) = fate {
+            children.entry(parent.clone()).or_default().push(name.clone());
+        }
+    }
+    let mut at = 0;
+    while let Some(parent) = order.get(at).cloned() {
+        at += 1;
+        let mut ready = children.remove(&parent).unwrap_or_default();
+        ready.sort();
+        for child in ready {
+            fates.insert(child.clone(), Fate::Placed(Some(parent.clone())));
+            order.push(child);
+        }
+    }
+}
+
+/// Those that are not known and have the identity of another: each with one such other.
+fn twins(all: &[Found]) -> HashMap<&str, &str> {
+    let mut by_identity: HashMap<Uuid, Vec<&Found>> = HashMap::new();
+    for found in all {
+        if let Some(identity) = found.identity {
+            by_identity.entry(identity).or_default().push(found);
+        }
+    }
+    let mut twins = HashMap::new();
+    for alike in by_identity.values().filter(|alike| alike.len() > 1) {
+        for found in alike.iter().filter(|found| !found.is_known()) {
+            if let Some(other) = alike.iter().find(|other| other.file.file != found.file.file) {
+                twins.insert(&*found.file.file, &*other.file.file);
+            }
+        }
+    }
+    twins
+}
+
+fn two_alike(twin: &str) -> Problem {
+    Problem::new(Code::Exists, format!("it has the identity of «{twin}»: their children could stand on either"))
+        .advise("remove one of them, or import it, which gives it an identity of its own")
+}
+
+/// The file that an image stands on, if it stands on one.
+fn parent_of(found: &Found, all: &[Found]) -> Result<Option<String>, Problem> {
+    let Some(recorded) = &found.parent else { return Ok(None) };
+    let missing = || {
+        let what = format!("it stands on {}, which is not in this repository", recorded.shown);
+        Problem::new(Code::NotFound, what).advise("put that here too and scan again, or import the image")
+    };
+    let of_format = |other: &&Found| recorded.format.is_none_or(|format| format == other.file.format);
+    let by_identity = recorded
+        .identity
+        .and_then(|identity| all.iter().filter(of_format).find(|other| other.identity == Some(identity)));
+    if let Some(parent) = by_identity {
+        return Ok(Some(parent.file.file.clone()));
+    }
+    let by_name = all.iter().filter(of_format).find(|other| Some(&other.file.file) == recorded.file.as_ref());
+    let parent = by_name.ok_or_else(missing)?;
+    match (recorded.identity, parent.identity) {
+        (Some(meant), Some(there)) if meant != there => {
+            let name = &parent.file.file;
+            let what =
+                format!("it stands on an image {meant}, and «{name}», by the name it knows, is another: {there}");
+            Err(Problem::new(Code::NotFound, what).advise("put the right one here and scan again"))
+        }
+        _ => Ok(Some(parent.file.file.clone())),
+    }
+}
+
+/// Why an image waits without end.
+fn without_end(name: &str, parent: &str, fates: &HashMap<String, Fate>) -> Problem {
+    let mut below = parent;
+    let mut seen = HashSet::from([name]);
+    while let Some(Fate::Waits(next)) = fates.get(below) {
+        if !seen.insert(below) {
+            let what = format!("it stands on «{parent}», which stands on itself in the end");
+            return Problem::new(Code::Invalid, what).advise("one of them records a wrong parent: see image info");
+        }
+        below = next;
+    }
+    let what = format!("it stands on «{below}», which has no place itself");
+    Problem::new(Code::NotFound, what).advise("see why that one has none")
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,158 @@
+//! What a scan has found goes into the catalogue, in one commit; what tasks have changed since it was looked at stays as they have
+//! left it.
+
+use std::collections::HashMap;
+
+use api::{Code, Placed, Problem, Scan, Sr};
+use repo::Tx;
+use repo::catalogue::{Image, ImageState, NewVdi};
+use uuid::Uuid;
+
+use super::place::{Placement, Placing};
+
+/// Characters of a VDI's name ([`api::Name`]).
+const NAME_MAX: usize = 128;
+
+/// Records what was found: images with what they take, images that have gone, and images with their places.
+pub fn record(
+    tx: &mut Tx<'_>,
+    sr: &Sr,
+    present: Vec<(Image, u64)>,
+    gone: Vec<Image>,
+    placement: Placement,
+) -> Result<Scan, Problem> {
+    tx.attached_sr(sr.uuid)?;
+    let mut scan = Scan { unplaced: placement.unplaced, ..Scan::default() };
+    for (image, physical) in present {
+        if set_present(tx, &image, physical)? {
+            scan.returned.extend(tx.vdi_of_image(image.uuid)?);
+        }
+    }
+    for image in gone {
+        if set_missing(tx, &image)? {
+            scan.missing.extend(tx.vdi_of_image(image.uuid)?);
+        }
+    }
+    let mut known: HashMap<String, Uuid> =
+        tx.images_of_sr(sr.uuid)?.into_iter().map(|image| (image.file, image.uuid)).collect();
+    for placing in placement.placed {
+        let file = placing.found.file.file.clone();
+        let parent = match parent(tx, &placing, &known) {
+            Ok(parent) => parent,
+            Err(problem) => {
+                scan.unplaced.push(super::listing::unplaced(file, problem));
+                continue;
+            }
+        };
+        // A task has made it meanwhile.
+        if known.contains_key(&file) {
+            continue;
+        }
+        let (image, vdi) = add(tx, sr, &placing, parent)?;
+        known.insert(file.clone(), image);
+        scan.appeared.push(Placed { file, vdi });
+    }
+    Ok(scan)
+}
+
+/// The image that an image is to stand on, which must keep still.
+fn parent(tx: &Tx<'_>, placing: &Placing, known: &HashMap<String, Uuid>) -> Result<Option<Uuid>, Problem> {
+    let Some(file) = &placing.parent else { return Ok(None) };
+    let Some(image) = known.get(file) else {
+        let what = format!("it stands on «{file}», which has no place or was just removed");
+        return Err(Problem::new(Code::NotFound, what).advise("scan again"));
+    };
+    let vdi = tx.vdi_of_image(*image)?.map(|vdi| tx.vdi(vdi)).transpose()?;
+    match vdi.filter(|vdi| !vdi.read_only) {
+        None => Ok(Some(*image)),
+        Some(vdi) => {
+            let what = format!("it stands on «{file}», which is the disk of VDI {} and may be written", vdi.uuid);
+            Err(Problem::new(Code::InUse, what).advise("make that VDI read-only, if nobody has written to it since"))
+        }
+    }
+}
+
+/// Whether the image was missing.
+fn set_present(tx: &mut Tx<'_>, image: &Image, physical: u64) -> Result<bool, Problem> {
+    let Some(now) = tx.find_image(image.uuid)? else { return Ok(false) };
+    let returned = now.state == ImageState::Missing;
+    let state = if returned { ImageState::Ready } else { now.state };
+    if returned || now.physical != physical {
+        tx.set_image(&Image { state, physical, ..now })?;
+    }
+    Ok(returned)
+}
+
+/// Whether the image was there before.
+fn set_missing(tx: &mut Tx<'_>, image: &Image) -> Result<bool, Problem> {
+    match tx.find_image(image.uuid)? {
+        Some(now) if now.file == image.file && matches!(now.state, ImageState::Ready | ImageState::Damaged) => {
+            tx.set_image(&Image { state: ImageState::Missing, physical: 0, ..now }).map(|()| true)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Takes an image in: one that others stand on, or that XenServer's storage manager has hidden, without a VDI, since whoever wrote to it
+/// would change what those show.
+fn add(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, parent: Option<Uuid>) -> Result<(Uuid, Option<Uuid>), Problem> {
+    let Placing { found, below_others, .. } = placing;
+    let file = found.file.file.clone();
+    let image = Image {
+        uuid: Uuid::new_v4(),
+        sr: sr.uuid,
+        file: file.clone(),
+        format: found.file.format,
+        size: found.size,
+        physical: found.file.physical,
+        parent,
+        state: ImageState::Ready,
+    };
+    tx.add_image(&image)?;
+    if *below_others || found.hidden {
+        return Ok((image.uuid, None));
+    }
+    let fixed = sr.variant.as_ref().is_some_and(|variant| variant.read_only);
+    let vdi = NewVdi {
+        uuid: identity(tx, &file)?,
+        image: image.uuid,
+        name: name(&file)?,
+        description: api::Description::default(),
+        read_only: fixed || file.ends_with(".iso"),
+        snapshot: None,
+    };
+    tx.add_vdi(&vdi)?;
+    Ok((image.uuid, Some(vdi.uuid)))
+}
+
+/// A file that is named by a UUID is the VDI with that identity, as XenServer has it, unless there is one already.
+fn identity(tx: &Tx<'_>, file: &str) -> Result<Uuid, Problem> {
+    let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
+    match Uuid::parse_str(stem) {
+        Ok(uuid) if tx.find_vdi(uuid)?.is_none() => Ok(uuid),
+        _ => Ok(Uuid::new_v4()),
+    }
+}
+
+/// The name of the file without its end, if that can be one.
+fn name(file: &str) -> Result<api::Name, Problem> {
+    let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
+    let short = |text: &str| text.chars().take(NAME_MAX).collect::<String>().trim().to_owned();
+    let tried = [short(stem), short(file), "image".into()];
+    let found = tried.into_iter().find_map(|text| api::Name::try_from(text).ok());
+    found.ok_or_else(|| Problem::failed(format_args!("name the VDI of {file}"), "no part of it is a name"))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_vdi_is_named_like_its_file_as_far_as_that_is_a_name() {
+        assert_eq!(name("web root.vhd").unwrap().as_str(), "web root");
+        let uuid = "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d.vhd";
+        assert_eq!(name(uuid).unwrap().as_str(), uuid);
+        assert_eq!(name(&format!("{}.raw", "x".repeat(200))).unwrap().as_str(), "x".repeat(128));
+        assert_eq!(name(" .raw").unwrap().as_str(), ".raw");
+    }
+}

@@ -1,0 +1,160 @@
+//! How full repositories are, when they will be full, and what becomes of guests that wait for space.
+//!
+//! A disk process that gets no space holds the guest's requests and says so; the repository is *full* then. It is looked at until
+//! there is space again, and all its disks are told to go on. Nothing fails for want of space but what is new.
+
+use std::time::Duration;
+
+use api::{Problem, Space, Sr, SrState};
+use jiff::Timestamp;
+use repo::driver::Capacity;
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use super::Srs;
+use super::forecast::Samples;
+use crate::config::Config;
+
+/// Bytes that must be free for guests to go on, or a hundredth of a small repository: with less they would soon wait again.
+const ENOUGH: u64 = 64 << 20;
+
+/// What is known of the space of a repository.
+#[derive(Debug, Default)]
+pub struct Watched {
+    samples: Samples,
+    /// Guests wait.
+    full: bool,
+}
+
+/// How often repositories are looked at, while a disk of them may be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Intervals {
+    /// Those in which guests do not wait.
+    pub usual: Duration,
+    /// Those in which they do.
+    pub full: Duration,
+    /// Those that are lost.
+    pub lost: Duration,
+}
+
+impl Intervals {
+    /// As the settings say.
+    pub fn of(config: &Config) -> Intervals {
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let storage = &config.storage;
+        Intervals {
+            usual: seconds(storage.measure_interval),
+            full: seconds(storage.full_interval),
+            lost: seconds(storage.lost_interval),
+        }
+    }
+}
+
+impl Srs {
+    fn watched<T>(&self, sr: Uuid, with: impl FnOnce(&mut Watched) -> T) -> T {
+        let mut all = self.watched.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        with(all.entry(sr).or_default())
+    }
+
+    /// What a daemon before this one has known.
+    pub(super) fn remember_space(&self, sr: &Sr) {
+        let full = sr.space.as_ref().is_some_and(|space| space.full);
+        self.watched(sr.uuid, |watched| watched.full = full);
+    }
+
+    pub(super) fn forget_space(&self, sr: Uuid) {
+        self.watched.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&sr);
+    }
+
+    /// Whether guests wait for space in a repository.
+    pub(super) fn is_full(&self, sr: Uuid) -> bool {
+        self.watched(sr, |watched| watched.full)
+    }
+
+    pub(super) fn nobody_waits(&self, sr: Uuid) {
+        self.watched(sr, |watched| watched.full = false);
+    }
+
+    /// A disk of the repository holds requests for want of space.
+    pub async fn reported_full(&self, sr: Uuid) -> Result<(), Problem> {
+        if !self.watched(sr, |watched| std::mem::replace(&mut watched.full, true)) {
+            tracing::error!(%sr, "the repository is full: guests wait for space");
+        }
+        self.measure(sr).await
+    }
+
+    /// The repositories that have space again, as they come by it. Whoever plugs disks listens, and tells each plugged disk of
+    /// them `space`.
+    pub fn relieved(&self) -> broadcast::Receiver<Uuid> {
+        self.relieved.subscribe()
+    }
+
+    /// Looks whether guests that wait can go on.
+    pub(super) async fn relieve(&self, sr: Uuid) -> Result<(), Problem> {
+        let directory = self.directory(sr).await?;
+        let capacity = self.patience.ask(sr, "see how full it is", move || directory.capacity()).await?;
+        if capacity.available < ENOUGH.min(capacity.size / 100) {
+            return Ok(());
+        }
+        tracing::info!(%sr, available = capacity.available, "there is space again: guests go on");
+        self.nobody_waits(sr);
+        // Nobody may listen: then no disk is plugged.
+        self.relieved.send(sr).ok();
+        self.measure(sr).await
+    }
+
+    /// Measures, for those to whom a failure is no reason to fail.
+    pub async fn measure_now(&self, sr: Uuid) {
+        if let Err(problem) = self.measure(sr).await {
+            tracing::warn!(%sr, "how full it is could not be seen: {problem}");
+        }
+    }
+
+    /// Records how full a repository is. One whose directory is not where it was any more is lost.
+    pub async fn measure(&self, uuid: Uuid) -> Result<(), Problem> {
+        let directory = self.directory(uuid).await?;
+        let asked = self.patience.ask(uuid, "see how full it is", move || {
+            directory.still_there()?;
+            directory.capacity()
+        });
+        let (sr, allocation) = self.catalogue.read(move |view| Ok((view.sr(uuid)?, view.sr_allocation(uuid)?))).await?;
+        let capacity = match asked.await {
+            Ok(capacity) => capacity,
+            Err(problem) if problem.code == api::Code::State => return self.lose(&sr, &problem).await,
+            Err(problem) => return Err(problem),
+        };
+        let space = self.space(&sr, capacity, allocation);
+        if sr.state != SrState::Attached || sr.space.as_ref().is_some_and(|before| tells_no_more(before, &space)) {
+            return Ok(());
+        }
+        self.catalogue.write(move |tx| tx.set_sr_space(uuid, &space)).await
+    }
+
+    fn space(&self, sr: &Sr, capacity: Capacity, (images, virtual_allocation): (u64, u64)) -> Space {
+        let measured = Timestamp::now();
+        let free = capacity.available.saturating_sub(sr.reserve);
+        let (full, forecast) = self.watched(sr.uuid, |watched| {
+            watched.samples.note(measured, capacity.used);
+            (watched.full, watched.samples.forecast(free))
+        });
+        Space {
+            physical_size: capacity.size,
+            physical_utilisation: capacity.used,
+            free,
+            images,
+            virtual_allocation,
+            full,
+            forecast,
+            measured,
+        }
+    }
+}
+
+/// Whether a measurement says what the one before has said: it is not recorded then, and no event is told.
+fn tells_no_more(before: &Space, now: &Space) -> bool {
+    let same = Space { measured: now.measured, forecast: now.forecast.clone(), ..before.clone() };
+    same == *now && before.forecast.is_some() == now.forecast.is_some()
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,148 @@
+//! Repositories that fill and empty, on real file systems; a full one is a small one in memory.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use repo::Catalogue;
+use repo::driver::{Label, make};
+
+use super::*;
+
+/// A repository that is attached, in a directory of its own.
+struct Room {
+    _state: tempfile::TempDir,
+    srs: Srs,
+    sr: Uuid,
+}
+
+async fn room(at: &Path) -> Room {
+    let state = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::open(&state.path().join("catalogue.db")).unwrap();
+    let srs = Srs::new(&Config::default(), catalogue);
+    let path: api::AbsolutePath = at.to_str().unwrap().parse().unwrap();
+    let (sr, name) = (Uuid::new_v4(), "vms".parse::<api::Name>().unwrap());
+    make(&path, &Label::new(sr, name.clone(), None), false).unwrap();
+    let new = crate::sr::new_sr(sr, name, api::Description::default(), api::SrSource::Dir { path }, 0);
+    srs.catalogue.write(move |tx| tx.add_sr(&new)).await.unwrap();
+    srs.attach(sr).await.unwrap();
+    Room { _state: state, srs, sr }
+}
+
+impl Room {
+    async fn sr(&self) -> Sr {
+        let sr = self.sr;
+        self.srs.catalogue.read(move |view| view.sr(sr)).await.unwrap()
+    }
+
+    async fn full(&self) -> bool {
+        self.sr().await.space.unwrap().full
+    }
+}
+
+/// A file system of 2 MiB in memory, gone with this value; none where only root can have one.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn mount() -> Option<Small> {
+        let at = tempfile::tempdir().unwrap();
+        let ran = Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "none"]).arg(at.path()).output();
+        if ran.is_ok_and(|ran| ran.status.success()) {
+            return Some(Small(at));
+        }
+        // Past the capture of what tests print: it is to be seen.
+        std::io::stderr().write_all(b"NOT RUN: a test on a full file system: it needs root\n").unwrap();
+        None
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        Command::new("umount").arg(self.0.path()).status().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn guests_that_wait_go_on_when_there_is_space_again_and_not_before() {
+    let Some(small) = Small::mount() else { return };
+    let room = room(small.0.path()).await;
+    let filler = small.0.path().join("filler");
+    // As many bytes as there are: the write ends for want of space.
+    assert!(std::fs::write(&filler, vec![1; 4 << 20]).is_err());
+    let mut relieved = room.srs.relieved();
+    room.srs.reported_full(room.sr).await.unwrap();
+    assert!(room.full().await);
+    room.srs.relieve(room.sr).await.unwrap();
+    assert!(room.full().await && relieved.try_recv().is_err(), "there is no space yet");
+
+    std::fs::remove_file(&filler).unwrap();
+    room.srs.relieve(room.sr).await.unwrap();
+    assert!(!room.full().await);
+    assert_eq!(relieved.try_recv().unwrap(), room.sr);
+    drop(room);
+}
+
+#[tokio::test]
+async fn a_repository_that_was_full_is_so_after_a_restart() {
+    let at = tempfile::tempdir().unwrap();
+    let room = room(at.path()).await;
+    room.srs.reported_full(room.sr).await.unwrap();
+    room.srs.let_go(room.sr).await.unwrap();
+    let next = Srs::new(&Config::default(), room.srs.catalogue.clone());
+    next.attach(room.sr).await.unwrap();
+    assert!(next.is_full(room.sr));
+}
+
+#[tokio::test]
+async fn what_would_take_the_reserve_is_refused() {
+    let at = tempfile::tempdir().unwrap();
+    let room = room(at.path()).await;
+    let sr = room.sr;
+    let free = room.sr().await.space.unwrap().free;
+    room.srs.room(sr, 4096).await.unwrap();
+    assert_eq!(room.srs.room(sr, u64::MAX).await.unwrap_err().code, api::Code::NoSpace);
+    let patch = api::SrPatch { reserve: Some(free.saturating_mul(2)), ..api::SrPatch::default() };
+    room.srs.catalogue.write(move |tx| tx.patch_sr(sr, &patch)).await.unwrap();
+    let refused = room.srs.room(sr, 4096).await.unwrap_err();
+    assert!(refused.code == api::Code::NoSpace && refused.advice.is_some(), "{refused}");
+    room.srs.measure(sr).await.unwrap();
+    assert_eq!(room.sr().await.space.unwrap().free, 0);
+}
+
+#[tokio::test]
+async fn a_measurement_that_says_nothing_new_is_no_event() {
+    let Some(small) = Small::mount() else { return };
+    let room = room(small.0.path()).await;
+    let mut events = room.srs.catalogue.subscribe();
+    room.srs.measure(room.sr).await.unwrap();
+    assert!(events.try_recv().is_err());
+    std::fs::write(small.0.path().join("file"), [1; 8192]).unwrap();
+    room.srs.measure(room.sr).await.unwrap();
+    assert_eq!(events.try_recv().unwrap().uuid, room.sr);
+    drop(room);
+}
+
+#[tokio::test]
+async fn what_is_detached_has_no_directory_and_says_so() {
+    let at = tempfile::tempdir().unwrap();
+    let room = room(at.path()).await;
+    let held = room.srs.directory(room.sr).await.unwrap();
+    drop(held);
+    room.srs.detach(room.sr).await.unwrap();
+    let refused = room.srs.directory(room.sr).await.unwrap_err();
+    assert!(refused.code == api::Code::State && refused.advice.unwrap().contains("attach"));
+    assert_eq!(room.srs.directory(Uuid::new_v4()).await.unwrap_err().code, api::Code::NotFound);
+    // It is open nowhere: another one can have it.
+    room.srs.attach(room.sr).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_repository_is_one_tasks_at_a_time() {
+    let at = tempfile::tempdir().unwrap();
+    let room = room(at.path()).await;
+    let claim = room.srs.claim(room.sr, "scanned").unwrap();
+    let refused = room.srs.claim(room.sr, "detached").unwrap_err();
+    assert!(refused.code == api::Code::Busy && refused.message.contains("scanned"), "{refused}");
+    drop(claim);
+    room.srs.claim(room.sr, "detached").unwrap();
+}

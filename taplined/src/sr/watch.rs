@@ -1,0 +1,179 @@
+//! What looks at repositories by itself: how full they are, while that can change, and where the lost ones are, while any is.
+//!
+//! Invariant: on a host on which no disk is plugged for writing, no task ends and no repository is lost, nothing here wakes up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{Event, ObjectKind, Problem, SrState};
+use repo::catalogue::Image;
+use tokio::sync::broadcast::Receiver;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::Srs;
+use crate::daemon::Daemon;
+
+/// Looks that events bring are no closer together than this, however many events there are.
+const APART: Duration = Duration::from_secs(1);
+
+/// Looks for lost repositories, for as long as the daemon lives.
+pub async fn seek_lost(daemon: Daemon) {
+    let mut events = daemon.catalogue.subscribe();
+    loop {
+        let known = daemon.catalogue.read(|view| view.srs()).await.unwrap_or_default();
+        let lost = known.into_iter().filter(|sr| sr.state == SrState::Lost).collect::<Vec<_>>();
+        if lost.is_empty() {
+            wait_for(&mut events, |event| event.kind == ObjectKind::Sr).await;
+            continue;
+        }
+        tokio::time::sleep(daemon.srs.intervals.lost).await;
+        for sr in lost {
+            let Ok(_claim) = daemon.srs.claim(sr.uuid, "looked for") else { continue };
+            match daemon.srs.attach(sr.uuid).await {
+                Ok(()) => tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is there again"),
+                Err(problem) => tracing::debug!(sr = %sr.uuid, "still lost: {problem}"),
+            }
+        }
+    }
+}
+
+/// Looks how full repositories are: when a task has ended that may have changed it, and from time to time while a disk may be
+/// written.
+pub async fn watch_space(daemon: Daemon) {
+    let mut events = daemon.catalogue.subscribe();
+    let mut due = Instant::now();
+    loop {
+        if let Err(problem) = daemon.srs.let_nobody_wait().await {
+            tracing::warn!("who waits for space could not be seen: {problem}");
+        }
+        let written = daemon.catalogue.read(|view| view.srs_written()).await.unwrap_or_default();
+        let any_full = written.iter().any(|sr| daemon.srs.is_full(*sr));
+        let intervals = daemon.srs.intervals;
+        let interval = if any_full { intervals.full } else { intervals.usual };
+        due = due.min(Instant::now() + interval);
+        tokio::select! {
+            () = tokio::time::sleep_until(due), if !written.is_empty() => {
+                look(&daemon.srs, &written).await;
+                due = Instant::now() + interval;
+            }
+            task = wait_for(&mut events, matters) => {
+                if task {
+                    measure_all(&daemon.srs).await;
+                }
+                tokio::time::sleep(APART).await;
+            }
+        }
+    }
+}
+
+/// Events that may change how full a repository is or how soon that is looked at. Plugs and unplugs are among them, as changes of VBDs.
+fn matters(event: &Event) -> bool {
+    match event.kind {
+        ObjectKind::Vbd => true,
+        ObjectKind::Task => ended(event),
+        ObjectKind::Host | ObjectKind::Sr | ObjectKind::Vdi | ObjectKind::Vm => false,
+    }
+}
+
+fn ended(event: &Event) -> bool {
+    let object = event.object.as_ref();
+    let word =
+        |name: &str| object.and_then(|object| object.get(name)).and_then(|word| word.as_str()).unwrap_or_default();
+    matches!(word("state"), "done" | "failed" | "cancelled") && !word("verb").starts_with("vbd-")
+}
+
+/// Waits for an event that matters, and takes all others that are there with it. Whether a task was among them, or some were
+/// missed, so that one may have been.
+async fn wait_for(events: &mut Receiver<Arc<Event>>, matters: impl Fn(&Event) -> bool) -> bool {
+    let mut found = false;
+    let mut task = false;
+    loop {
+        let next = match found {
+            false => events.recv().await.map_err(|error| error.to_string()),
+            true => match events.try_recv() {
+                Err(tokio::sync::broadcast::error::TryRecvError::Empty) => return task,
+                next => next.map_err(|error| error.to_string()),
+            },
+        };
+        match next {
+            Ok(event) if matters(&event) => {
+                found = true;
+                task |= event.kind == ObjectKind::Task;
+            }
+            Ok(_) => {}
+            // Some were missed: the sender is never gone.
+            Err(_) => (found, task) = (true, true),
+        }
+    }
+}
+
+async fn measure_all(srs: &Srs) {
+    let attached: Vec<Uuid> = srs.open().keys().copied().collect();
+    for sr in attached {
+        srs.measure_now(sr).await;
+    }
+}
+
+async fn look(srs: &Srs, written: &[Uuid]) {
+    for sr in written {
+        let looked = match srs.is_full(*sr) {
+            true => srs.relieve(*sr).await,
+            false => Ok(()),
+        };
+        let looked = match looked {
+            Ok(()) => srs.measure_written(*sr).await,
+            failed => failed,
+        };
+        if let Err(problem) = looked {
+            tracing::warn!(%sr, "how full it is could not be seen: {problem}");
+        }
+    }
+}
+
+impl Srs {
+    /// Where no disk is plugged for writing any more, no guest waits for space. That is asked when it is known who is full: a disk that
+    /// has said so was plugged before.
+    async fn let_nobody_wait(&self) -> Result<(), Problem> {
+        let attached: Vec<Uuid> = self.open().keys().copied().collect();
+        let full: Vec<Uuid> = attached.into_iter().filter(|sr| self.is_full(*sr)).collect();
+        if full.is_empty() {
+            return Ok(());
+        }
+        let written = self.catalogue.read(|view| view.srs_written()).await?;
+        for sr in full.into_iter().filter(|sr| !written.contains(sr)) {
+            self.nobody_waits(sr);
+            self.measure_now(sr).await;
+        }
+        Ok(())
+    }
+
+    /// Records what the images take that are being written, and how full the repository is.
+    async fn measure_written(&self, sr: Uuid) -> Result<(), Problem> {
+        let directory = self.directory(sr).await?;
+        let images = self.catalogue.read(move |view| view.images_written(sr)).await?;
+        let grown = self.patience.ask(sr, "see what its images take", move || {
+            // One that has gone, or cannot be looked at, is the next scan's business.
+            let physical = |image: &Image| directory.physical(&image.file).unwrap_or(image.physical);
+            let looked = images.into_iter().map(|image| (physical(&image), image));
+            Ok(looked.filter(|(physical, image)| *physical != image.physical).collect::<Vec<_>>())
+        });
+        let grown = grown.await?;
+        if !grown.is_empty() {
+            let recorded = self.catalogue.write(move |tx| {
+                for (physical, image) in grown {
+                    // It may be another than it was when it was looked at.
+                    if let Some(now) = tx.find_image(image.uuid)? {
+                        tx.set_image(&Image { physical, ..now })?;
+                    }
+                }
+                Ok(())
+            });
+            recorded.await?;
+        }
+        self.measure(sr).await
+    }
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,235 @@
+//! Tasks: what takes time. Each runs as a task of tokio's; what leaves something behind goes by a journal ([`job`]).
+
+pub mod job;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::{Code, Problem, Task};
+use repo::Catalogue;
+use repo::catalogue::NewTask;
+use serde_json::Value;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use self::job::Job;
+use crate::daemon::Daemon;
+use crate::vdi;
+
+/// How long tasks may take to end when the daemon does. What has not ended by then is in the journal.
+const TO_STOP: Duration = Duration::from_secs(10);
+
+/// What is under way.
+#[derive(Debug)]
+pub struct Tasks {
+    catalogue: Catalogue,
+    running: Mutex<HashMap<Uuid, watch::Sender<bool>>>,
+    /// How many run; for whoever waits for the end.
+    count: watch::Sender<usize>,
+}
+
+/// What a task knows of itself.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The task, as it was when its step began.
+    task: Task,
+    catalogue: Catalogue,
+    cancelled: watch::Receiver<bool>,
+}
+
+impl Tasks {
+    /// None.
+    pub fn new(catalogue: Catalogue) -> Tasks {
+        Tasks { catalogue, running: Mutex::default(), count: watch::channel(0).0 }
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<bool>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a task that leaves nothing behind, or nothing that it does not clear away by itself.
+    pub async fn start<W, F>(&self, daemon: &Daemon, new: NewTask, work: W) -> Result<Task, Problem>
+    where
+        W: FnOnce(Context) -> F + Send + 'static,
+        F: Future<Output = Result<Value, Problem>> + Send + 'static,
+    {
+        let task = self.catalogue.write(move |tx| tx.add_task(&new)).await?;
+        self.run(daemon, task.clone(), None, work);
+        Ok(task)
+    }
+
+    /// Runs a task that is recorded, and sees to the repository that it may have left untidy when it is over.
+    fn run<W, F>(&self, daemon: &Daemon, task: Task, tidies: Option<Uuid>, work: W)
+    where
+        W: FnOnce(Context) -> F + Send + 'static,
+        F: Future<Output = Result<Value, Problem>> + Send + 'static,
+    {
+        let (cancel, cancelled) = watch::channel(false);
+        let uuid = task.uuid;
+        self.running().insert(uuid, cancel);
+        self.count.send_modify(|count| *count = count.saturating_add(1));
+        let verb = task.verb.clone();
+        let context = Context { task, catalogue: self.catalogue.clone(), cancelled };
+        let daemon = daemon.clone();
+        tokio::spawn(async move {
+            let outcome = work(context).await;
+            let done = outcome.is_ok();
+            daemon.tasks.end(uuid, &verb, outcome).await;
+            if let Some(sr) = tidies {
+                vdi::tidy_up(&daemon, sr, done);
+            }
+        });
+    }
+
+    async fn end(&self, uuid: Uuid, verb: &str, outcome: Result<Value, Problem>) {
+        match &outcome {
+            Ok(_) => tracing::info!(task = %uuid, verb, "done"),
+            Err(problem) => tracing::warn!(task = %uuid, verb, code = ?problem.code, "{problem}"),
+        }
+        if let Err(problem) = self.catalogue.write(move |tx| tx.end_task(uuid, outcome)).await {
+            // It is not over in the catalogue, and will be looked at when the daemon starts.
+            tracing::error!(task = %uuid, verb, "its end could not be recorded: {problem}");
+        }
+        self.running().remove(&uuid);
+        self.count.send_modify(|count| *count = count.saturating_sub(1));
+    }
+
+    /// Asks a task to end. It undoes what it has done; the answer does not wait for that.
+    pub async fn cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
+        let task = self.catalogue.write(move |tx| tx.set_task_cancelling(uuid)).await?;
+        if let Some(cancel) = self.running().get(&uuid) {
+            cancel.send_replace(true);
+        }
+        Ok(task)
+    }
+
+    /// Waits until a task is over, but not longer than `patience`; tells how far it is then.
+    pub async fn wait(&self, uuid: Uuid, patience: Duration) -> Result<Task, Problem> {
+        let mut events = self.catalogue.subscribe();
+        let over = async {
+            loop {
+                let task = self.catalogue.read(move |view| view.task(uuid)).await?;
+                if task.state.is_over() {
+                    return Ok::<Task, Problem>(task);
+                }
+                // Whoever lags behind has missed something: what is so now counts.
+                while let Ok(event) = events.recv().await {
+                    if event.uuid == uuid {
+                        break;
+                    }
+                }
+            }
+        };
+        match tokio::time::timeout(patience, over).await {
+            Ok(task) => task,
+            Err(_) => self.catalogue.read(move |view| view.task(uuid)).await,
+        }
+    }
+
+    /// Waits until no task changes what a VDI consists of.
+    pub async fn leave(&self, vdi: Uuid) -> Result<(), Problem> {
+        loop {
+            self.give_way(vdi).await?;
+            match self.catalogue.read(move |view| view.claimant(vdi)).await? {
+                Some(task) => drop(self.wait(task, TO_STOP).await?),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Has a merge end that keeps others from a VDI: any time is as good for it.
+    pub async fn give_way(&self, vdi: Uuid) -> Result<(), Problem> {
+        let merge = self.catalogue.read(move |view| {
+            let holders = view.holders(vdi)?.into_iter().map(|holder| holder.holder);
+            let tasks = view.claimant(vdi)?.into_iter().chain(holders).map(|task| view.find_task(task));
+            let tasks = tasks.collect::<Result<Vec<_>, Problem>>()?;
+            Ok(tasks.into_iter().flatten().find(|task| task.verb == vdi::Merge::VERB))
+        });
+        let Some(merge) = merge.await? else { return Ok(()) };
+        if let Err(problem) = self.cancel(merge.uuid).await {
+            tracing::debug!(task = %merge.uuid, "it is about to end: {problem}");
+        }
+        self.wait(merge.uuid, TO_STOP).await.map(drop)
+    }
+
+    /// Does or undoes what the journal has, before anything else is done.
+    pub async fn recover(&self, daemon: &Daemon) -> Result<(), Problem> {
+        job::recover(daemon).await?;
+        // What leaves nothing behind is over with the daemon that ran it; what is still in the journal goes on.
+        let ended = || Problem::new(Code::Failed, "the daemon ended while this was under way").advise("ask again");
+        self.catalogue
+            .write(move |tx| {
+                let goes_on: Vec<Uuid> = tx.journal()?.iter().map(|entry| entry.task.uuid).collect();
+                for task in tx.tasks(true)?.iter().filter(|task| !goes_on.contains(&task.uuid)) {
+                    tx.end_task(task.uuid, Err(ended()))?;
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    /// Cancels what can be cancelled, and waits for all for a while.
+    pub async fn stop(&self) {
+        for cancel in self.running().values() {
+            cancel.send_replace(true);
+        }
+        let mut count = self.count.subscribe();
+        let ended = tokio::time::timeout(TO_STOP, count.wait_for(|count| *count == 0)).await.is_ok();
+        if !ended {
+            tracing::warn!(tasks = self.running().len(), "ending before all tasks have; the journal has them");
+        }
+    }
+}
+
+impl Context {
+    /// The task.
+    pub fn uuid(&self) -> Uuid {
+        self.task.uuid
+    }
+
+    /// Begins a step, if the task was not cancelled. Its name is durable before this returns; from a step on that is not
+    /// cancellable, nobody can cancel the task any more.
+    pub async fn step(&mut self, name: &'static str, cancellable: bool) -> Result<(), Problem> {
+        let uuid = self.task.uuid;
+        self.task = self.catalogue.write(move |tx| tx.set_task_step(uuid, name, cancellable)).await?;
+        Ok(())
+    }
+
+    /// Tells how far the task is, from 0 to 1.
+    pub fn progress(&self, part: f64) {
+        self.catalogue.progress(&self.task, part);
+    }
+
+    /// Whether to go on.
+    pub fn check(&self) -> Result<(), Problem> {
+        if *self.cancelled.borrow() { Err(cancelled()) } else { Ok(()) }
+    }
+
+    /// The same for what must come to its end though the task was cancelled.
+    pub fn regardless(&self) -> Context {
+        Context { cancelled: watch::channel(false).1, ..self.clone() }
+    }
+
+    /// Waits for `work`, but no longer than until the task is cancelled; `work` is dropped then.
+    pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+        let mut asked = self.cancelled.clone();
+        tokio::select! {
+            done = work => done,
+            Ok(_) = asked.wait_for(|asked| *asked) => Err(cancelled()),
+        }
+    }
+}
+
+/// Runs what may wait for storage or for another program on a thread of its own. What is `tried` is said if that ends.
+pub async fn blocking<T: Send + 'static>(
+    tried: &'static str,
+    work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Problem::failed(tried, error)))
+}
+
+fn cancelled() -> Problem {
+    Problem::new(Code::Cancelled, "it was cancelled")
+}

@@ -1,0 +1,234 @@
+//! Jobs: tasks whose effect is all or nothing, whatever kills the daemon (P8).
+//!
+//! 1. The *intent* is recorded: all that is needed to do the job or to undo it, names and identities of what it will make
+//!    included. *Killed before:* nothing has happened, and nobody was promised anything.
+//! 2. Before each step its name is recorded; each may be done twice. *Killed before the point of no return:* when the
+//!    daemon starts, the job is undone, which removes what any of its steps may have made. *Killed behind it:* it is done from
+//!    the step that was recorded last.
+//! 3. Its end is recorded, in one commit with the leases it had.
+//!
+//! A step that fails before the point of no return is undone at once. One that fails behind it is tried again, by the daemon or
+//! by the one after it, until it is done: there is no way back.
+
+use std::future::Future;
+use std::time::Duration;
+
+use api::{About, Code, Problem, Task, TaskState};
+use repo::catalogue::{Journalled, NewTask};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{Context, Tasks};
+use crate::daemon::Daemon;
+use crate::fault;
+use crate::sr;
+use crate::vdi;
+
+/// How long to wait before a step is tried again that cannot be undone.
+const AGAIN_AFTER: Duration = Duration::from_secs(15);
+
+/// A kind of job: its value is the intent.
+pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// The verb.
+    const VERB: &'static str;
+    /// The steps, in order.
+    const STEPS: &'static [&'static str];
+    /// The first step that is not undone any more.
+    const NO_RETURN: &'static str;
+
+    /// Whether a step behind the point of no return has failed in a way that trying again cannot mend. The job is undone
+    /// then, as far as that goes.
+    fn is_hopeless(&self, _: &Problem) -> bool {
+        false
+    }
+
+    /// The repository in which there may be something to tidy up when it is over.
+    fn tidies(&self) -> Option<Uuid> {
+        None
+    }
+
+    /// What it is about.
+    fn about(&self) -> Vec<About>;
+
+    /// Does a step. It may have been done before, in part or in full.
+    fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> impl Future<Output = Result<(), Problem>> + Send;
+
+    /// Removes all that any step before the point of no return may have left. May itself be done twice.
+    fn undo(&self, daemon: &Daemon) -> impl Future<Output = Result<(), Problem>> + Send;
+
+    /// What came of it.
+    fn result(&self) -> Value;
+}
+
+impl Tasks {
+    /// Begins a job. `prepare` records, in one commit with the intent, what must be so before anything is done: leases,
+    /// places that are taken; it refuses the job if that cannot be.
+    pub async fn start_job<J: Job>(
+        &self,
+        daemon: &Daemon,
+        job: J,
+        prepare: impl FnOnce(&J, Uuid, &mut repo::Tx<'_>) -> Result<(), Problem> + Send + 'static,
+    ) -> Result<Task, Problem> {
+        let intent =
+            serde_json::to_value(&job).map_err(|error| Problem::failed("record the intent of a job", error))?;
+        let (about, kept) = (job.about(), job.clone());
+        let task = self.catalogue.write(move |tx| {
+            let new = NewTask { uuid: Uuid::new_v4(), verb: J::VERB, about, cancellable: true, intent: Some(intent) };
+            let task = tx.add_task(&new)?;
+            prepare(&kept, task.uuid, tx)?;
+            Ok(task)
+        });
+        let task = task.await?;
+        let at_work = daemon.clone();
+        let tidies = job.tidies();
+        self.run(daemon, task.clone(), tidies, move |context| async move { run(job, &at_work, context, 0).await });
+        Ok(task)
+    }
+}
+
+/// Does a job from a step on, and undoes it if that fails.
+async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize) -> Result<Value, Problem> {
+    let no_return = index::<J>(J::NO_RETURN);
+    for (at, name) in J::STEPS.iter().enumerate().skip(from) {
+        let committed = at >= no_return;
+        let recorded = context.step(name, !committed).await;
+        fault::point(J::VERB, name, false);
+        let done = match recorded {
+            Ok(()) => job.step(name, daemon, &context).await,
+            Err(problem) => Err(problem),
+        };
+        match done {
+            Ok(()) => fault::point(J::VERB, name, true),
+            Err(problem) if !committed || job.is_hopeless(&problem) => {
+                undo_until_done(&job, daemon).await;
+                return Err(problem);
+            }
+            Err(problem) => insist(&job, name, daemon, &context, problem).await,
+        }
+    }
+    Ok(job.result())
+}
+
+/// Tries a step again until it is done.
+async fn insist<J: Job>(job: &J, name: &str, daemon: &Daemon, context: &Context, first: Problem) {
+    let mut problem = first;
+    loop {
+        tracing::error!(task = %context.uuid(), verb = J::VERB, step = name, "will be tried again: {problem}");
+        tokio::time::sleep(AGAIN_AFTER).await;
+        match job.step(name, daemon, context).await {
+            Ok(()) => return,
+            Err(again) => problem = again,
+        }
+    }
+}
+
+async fn undo_until_done<J: Job>(job: &J, daemon: &Daemon) {
+    fault::point(J::VERB, "undo", false);
+    while let Err(problem) = job.undo(daemon).await {
+        tracing::error!(
+            verb = J::VERB,
+            "what a failed job has left could not be removed, and will be later: {problem}"
+        );
+        tokio::time::sleep(AGAIN_AFTER).await;
+    }
+    fault::point(J::VERB, "undo", true);
+}
+
+fn index<J: Job>(step: &str) -> usize {
+    J::STEPS.iter().position(|name| *name == step).unwrap_or(0)
+}
+
+/// Brings to an end what the journal has. Jobs that are to be undone are, before this returns; those to be done go on.
+pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
+    for entry in daemon.catalogue.read(|view| view.journal()).await? {
+        let verb = entry.task.verb.clone();
+        if !recover_known(daemon, entry).await? {
+            tracing::error!(verb, "the journal has a job that this version does not know; it is left as it is");
+        }
+    }
+    Ok(())
+}
+
+/// Calls `$with!` with the kinds of jobs there are.
+macro_rules! with_kinds {
+    ($with:ident) => {
+        $with!(
+            sr::Create,
+            sr::Destroy,
+            sr::Introduce,
+            vdi::Clone,
+            vdi::Copy,
+            vdi::Create,
+            vdi::Destroy,
+            vdi::Export,
+            vdi::Import,
+            vdi::Merge,
+            vdi::Reclaim,
+            vdi::Resize,
+            vdi::Revert,
+            vdi::Snapshot
+        )
+    };
+}
+
+/// Whether the job is of a kind that is known.
+async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<bool, Problem> {
+    macro_rules! by_verb {
+        ($($job:ty),+) => {
+            match entry.task.verb.as_str() {
+                $(<$job>::VERB => recover_as::<$job>(daemon, entry).await.map(|()| true),)+
+                _ => Ok(false),
+            }
+        };
+    }
+    with_kinds!(by_verb)
+}
+
+/// All steps of all kinds of jobs, `VERB STEP` a line: where tests kill the daemon.
+pub fn steps() -> String {
+    macro_rules! all {
+        ($($job:ty),+) => { [$((<$job>::VERB, <$job>::STEPS)),+] };
+    }
+    let lines = with_kinds!(all).into_iter().flat_map(|(verb, steps)| steps.iter().map(move |step| (verb, step)));
+    lines.map(|(verb, step)| format!("{verb} {step}\n")).collect()
+}
+
+/// Does or undoes a job of the journal.
+async fn recover_as<J: Job>(daemon: &Daemon, entry: Journalled) -> Result<(), Problem> {
+    let Journalled { task, intent } = entry;
+    let job: J = serde_json::from_value(intent).map_err(|error| {
+        Problem::failed(format_args!("read the intent of the job {} {}", task.verb, task.uuid), error)
+    })?;
+    let reached = task.step.as_deref().map_or(0, index::<J>);
+    if task.step.is_some() && reached >= index::<J>(J::NO_RETURN) {
+        tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "going on with what was begun");
+        let at_work = daemon.clone();
+        let tidies = job.tidies();
+        daemon.tasks.run(
+            daemon,
+            task,
+            tidies,
+            move |context| async move { run(job, &at_work, context, reached).await },
+        );
+        return Ok(());
+    }
+    tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "undoing what was begun");
+    let why = match task.state {
+        TaskState::Cancelling => super::cancelled(),
+        _ => Problem::new(Code::Failed, "the daemon ended while this was under way; it was undone").advise("ask again"),
+    };
+    if let Err(problem) = job.undo(daemon).await {
+        // Its repository may not be there. Whatever else there is to serve does not wait for that; what the job holds does.
+        tracing::error!(task = %task.uuid, verb = J::VERB, "what it has left will be removed later: {problem}");
+        let at_work = daemon.clone();
+        daemon.tasks.run(daemon, task, job.tidies(), move |_| async move {
+            tokio::time::sleep(AGAIN_AFTER).await;
+            undo_until_done(&job, &at_work).await;
+            Err(why)
+        });
+        return Ok(());
+    }
+    daemon.catalogue.write(move |tx| tx.end_task(task.uuid, Err(why))).await
+}

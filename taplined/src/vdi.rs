@@ -1,0 +1,97 @@
+//! Virtual disks: the jobs that make, change, copy and remove them, each of which is done in full or not at all.
+//!
+//! What is in a file is the disk process's business; which files a disk consists of is the catalogue's. A job changes files so
+//! that either reading of the catalogue, the one before and the one after its commit, finds what it names.
+
+pub mod begin;
+mod chain;
+mod copy;
+mod create;
+mod destroy;
+mod leaf;
+mod live;
+mod merge;
+mod resize;
+mod revert;
+mod snapshot;
+mod target;
+
+use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, Vdi, VdiState, Versions};
+use uuid::Uuid;
+
+pub use chain::Chain;
+pub use copy::{Copy, Export, Import};
+pub use create::Create;
+pub use destroy::{Destroy, Reclaim};
+pub use merge::{Merge, Postponed, collect, tidy_up};
+pub use resize::Resize;
+pub use revert::Revert;
+pub use snapshot::{Clone, Snapshot};
+
+/// The file of an image that is to be.
+pub fn file_name(image: Uuid, format: ImageFormat) -> String {
+    format!("{image}.{format}")
+}
+
+/// A VDI that a task is about.
+fn about_vdi(uuid: Uuid) -> About {
+    About { kind: ObjectKind::Vdi, uuid }
+}
+
+/// The format of a new VDI: the one asked for, if the repository has it, or the repository's own choice.
+pub fn format_for(sr: &Sr, asked: Option<ImageFormat>) -> Result<ImageFormat, Problem> {
+    let Some(variant) = &sr.variant else { return Err(not_attached(sr)) };
+    if variant.read_only {
+        let what = format!("SR {} is for reading only", sr.name);
+        return Err(Problem::new(Code::ReadOnly, what).field("sr").advise("name another SR"));
+    }
+    let format = asked.unwrap_or(variant.format);
+    if variant.formats.contains(&format) {
+        return Ok(format);
+    }
+    let possible: Vec<String> = variant.formats.iter().map(ToString::to_string).collect();
+    let what = format!("SR {} on {} has no VDIs of format {format}", sr.name, variant.filesystem);
+    Err(Problem::new(Code::Unsupported, what).field("format").advise(format!("name {}", possible.join(" or "))))
+}
+
+/// How states of an image are kept: the repository's way, if the format can.
+pub fn versions_for(sr: &Sr, vdi: &Vdi) -> Result<Versions, Problem> {
+    let Some(variant) = &sr.variant else { return Err(not_attached(sr)) };
+    if variant.read_only {
+        return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
+    }
+    match (vdi.format, variant.versions) {
+        (ImageFormat::Raw, Versions::Reflink) => Ok(Versions::Reflink),
+        (ImageFormat::Raw, _) => {
+            let what = format!("VDI {} is raw, and {} cannot share blocks between files", vdi.uuid, variant.filesystem);
+            Err(Problem::new(Code::Unsupported, what).advise("copy it into format qcow2, which keeps states anywhere"))
+        }
+        (_, Versions::None) => Err(Problem::new(Code::Unsupported, format!("SR {} keeps no states", sr.name))),
+        (_, Versions::Chain | Versions::Reflink) => Ok(Versions::Chain),
+    }
+}
+
+/// Whether all files of a VDI were there and whole when they were last looked at.
+pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
+    let why = match vdi.state {
+        VdiState::Ready => return Ok(()),
+        VdiState::Missing => "a file of it is missing",
+        VdiState::Damaged => "a file of it is damaged",
+    };
+    Err(Problem::new(Code::State, format!("VDI {} cannot be used: {why}", vdi.uuid)).advise("look at `sr scan`"))
+}
+
+/// A VDI of which no VBD may have the files open.
+pub fn must_be_unplugged(vdi: &Vdi, to: &str) -> Result<(), Problem> {
+    match vdi.users.first() {
+        None => Ok(()),
+        Some(user) => {
+            let what = format!("VDI {} cannot be {to} while VBD {} is plugged", vdi.uuid, user.vbd);
+            Err(Problem::new(Code::InUse, what).advise("unplug it first"))
+        }
+    }
+}
+
+fn not_attached(sr: &Sr) -> Problem {
+    Problem::new(Code::State, format!("SR {} is not attached", sr.name)).field("sr").advise("attach it first")
+}

@@ -1,0 +1,315 @@
+//! From what was asked of a VDI to a job: what must be so is looked at here, and held by leases and claims from the commit on
+//! that records the intent.
+
+use api::{
+    Code, ImageFormat, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport,
+    VdiResize, VdiRevert, VdiSnapshot, Versions,
+};
+use jiff::Timestamp;
+use repo::Tx;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::leaf::{Leaf, writer_of};
+use super::snapshot::{Kept, Own, State};
+use super::target::Target;
+use super::{
+    Chain, Copy, Create, Destroy, Export, Import, Resize, Revert, chain, format_for, must_be_ready, must_be_unplugged,
+    versions_for,
+};
+use crate::daemon::Daemon;
+use crate::task::blocking;
+
+/// What a new image takes before anything is written to it.
+const EMPTY: u64 = 1 << 20;
+
+/// More than this no VHD can hold (decision 0004).
+const VHD_MAX: u64 = 2040 << 30;
+
+/// A VDI, its repository and its image. What only tidies up among its images gives way.
+async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
+    daemon.tasks.give_way(vdi).await?;
+    let found = daemon.catalogue.read(move |view| {
+        let found = view.vdi(vdi)?;
+        let (sr, image) = (view.sr(found.sr)?, view.vdi_image(vdi)?);
+        Ok((found, sr, image))
+    });
+    found.await
+}
+
+fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
+    if format == ImageFormat::Vhd && size > VHD_MAX {
+        let what = format!("a VHD has at most {VHD_MAX} bytes; {size} are more");
+        return Err(Problem::new(Code::Invalid, what).field("size").advise("use format qcow2"));
+    }
+    Ok(())
+}
+
+/// `vdi-create`.
+pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> {
+    let sr = asked.sr;
+    let sr = daemon.catalogue.read(move |view| view.sr(sr)).await.map_err(|problem| problem.field("sr"))?;
+    let format = format_for(&sr, asked.format)?;
+    must_hold(format, asked.size.bytes())?;
+    daemon.srs.room(sr.uuid, EMPTY).await?;
+    let job = Create(Target {
+        vdi: Uuid::new_v4(),
+        image: Uuid::new_v4(),
+        sr: sr.uuid,
+        name: asked.name,
+        description: asked.description,
+        size: asked.size.bytes(),
+        format,
+    });
+    daemon.tasks.start_job(daemon, job, |_, _, _| Ok(())).await
+}
+
+/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
+pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
+    tx.claim(vdi, task)?;
+    // What was seen before must be so still.
+    if writer_of(&tx.vdi(vdi)?) != vbd {
+        return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("ask again"));
+    }
+    let Some(vbd) = vbd else { return tx.take_lease(vdi, task, Mode::ReadWrite) };
+    match tx.vbd(vbd)?.state {
+        VbdState::Plugged => Ok(()),
+        _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("ask again")),
+    }
+}
+
+/// `vdi-resize`.
+pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Task, Problem> {
+    let (vdi, _, _) = find(daemon, uuid).await?;
+    must_be_ready(&vdi)?;
+    let size = asked.size.bytes();
+    if vdi.read_only {
+        let what = format!("VDI {uuid} may only be read");
+        return Err(Problem::new(Code::ReadOnly, what).advise("clone it, and let the clone grow"));
+    }
+    if size < vdi.virtual_size {
+        let what = format!("VDI {uuid} has {} bytes, and a VDI never shrinks", vdi.virtual_size);
+        return Err(Problem::new(Code::Unsupported, what)
+            .field("size")
+            .advise("copy what is in it into a smaller one"));
+    }
+    must_hold(vdi.format, size)?;
+    let vbd = writer_of(&vdi);
+    let job = Resize { vdi: uuid, size, vbd };
+    daemon.tasks.start_job(daemon, job, move |job, task, tx| hold(tx, job.vdi, task, vbd)).await
+}
+
+/// What `vdi-snapshot` and `vdi-clone` have in common: the state, and whether the VDI must get a new leaf for it.
+async fn state(
+    daemon: &Daemon,
+    uuid: Uuid,
+    name: Option<api::Name>,
+    description: api::Description,
+    writable: bool,
+) -> Result<State, Problem> {
+    let (vdi, sr, image) = find(daemon, uuid).await?;
+    must_be_ready(&vdi)?;
+    daemon.srs.room(sr.uuid, EMPTY).await?;
+    let versions = versions_for(&sr, &vdi)?;
+    let vbd = writer_of(&vdi);
+    let chain = versions == Versions::Chain;
+    // What nobody writes to needs no new leaf for others to stand on it.
+    let leaf = (chain && !vdi.read_only).then(|| Leaf {
+        vdi: uuid,
+        sr: sr.uuid,
+        below: image,
+        image: Uuid::new_v4(),
+        format: vdi.format,
+        vbd,
+    });
+    // A snapshot shows the image itself, unless that is the VDI's still.
+    let own = (!chain || writable || leaf.is_none()).then(|| Own { image: Uuid::new_v4(), reflink: !chain });
+    Ok(State {
+        of: uuid,
+        sr: sr.uuid,
+        image,
+        format: vdi.format,
+        size: vdi.virtual_size,
+        vbd,
+        vdi: Uuid::new_v4(),
+        name: name.unwrap_or(vdi.name),
+        description,
+        leaf,
+        own,
+        at: Timestamp::now(),
+    })
+}
+
+/// What is only read may be the base of many clones at one time; what is written is held.
+fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem> {
+    if tx.vdi_image(state.of)? != state.image {
+        return Err(Problem::new(Code::Busy, format!("VDI {} has just been changed", state.of)).advise("ask again"));
+    }
+    if tx.vdi(state.of)?.read_only {
+        return tx.take_lease(state.of, task, Mode::ReadOnly);
+    }
+    hold(tx, state.of, task, state.vbd)
+}
+
+/// `vdi-snapshot`.
+pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result<Task, Problem> {
+    let state = state(daemon, uuid, asked.name, asked.description, false).await?;
+    daemon.tasks.start_job(daemon, Kept::<false>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
+}
+
+/// `vdi-clone`.
+pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task, Problem> {
+    let state = state(daemon, uuid, asked.name, asked.description, true).await?;
+    daemon.tasks.start_job(daemon, Kept::<true>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
+}
+
+/// `vdi-revert`.
+pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Task, Problem> {
+    let (vdi, sr, old) = find(daemon, uuid).await?;
+    let kept = asked.snapshot;
+    let (snapshot, _, state) = find(daemon, kept).await.map_err(|problem| problem.field("snapshot"))?;
+    if snapshot.snapshot_of != Some(uuid) {
+        let what = format!("VDI {kept} is no snapshot of VDI {uuid}");
+        return Err(Problem::new(Code::Invalid, what).field("snapshot").advise("name one of its snapshots"));
+    }
+    must_be_ready(&snapshot)?;
+    must_be_unplugged(&vdi, "reverted")?;
+    daemon.srs.room(sr.uuid, EMPTY).await?;
+    let job = Revert {
+        vdi: uuid,
+        sr: sr.uuid,
+        snapshot: kept,
+        state,
+        size: snapshot.virtual_size,
+        old,
+        new: Uuid::new_v4(),
+        format: snapshot.format,
+        reflink: versions_for(&sr, &snapshot)? == Versions::Reflink,
+    };
+    let held = |job: &Revert, task, tx: &mut Tx<'_>| {
+        hold(tx, job.vdi, task, None)?;
+        tx.take_lease(job.snapshot, task, Mode::ReadOnly)
+    };
+    daemon.tasks.start_job(daemon, job, held).await
+}
+
+/// The target of a copy, for which there is room if it were full of what `takes` says.
+async fn target(
+    daemon: &Daemon,
+    sr: Uuid,
+    name: api::Name,
+    description: api::Description,
+    format: Option<ImageFormat>,
+    (size, takes): (u64, u64),
+) -> Result<Target, Problem> {
+    let sr = daemon.catalogue.read(move |view| view.sr(sr)).await.map_err(|problem| problem.field("sr"))?;
+    let format = format_for(&sr, format)?;
+    must_hold(format, size)?;
+    daemon.srs.room(sr.uuid, takes.saturating_add(EMPTY)).await?;
+    Ok(Target { vdi: Uuid::new_v4(), image: Uuid::new_v4(), sr: sr.uuid, name, description, format, size })
+}
+
+/// What a VDI takes with all that it stands on: a copy takes no more, but for the layout of another format.
+async fn takes(daemon: &Daemon, vdi: Uuid) -> Result<u64, Problem> {
+    let chain = daemon.catalogue.read(move |view| view.chain(vdi)).await?;
+    Ok(chain.iter().fold(0, |sum, image| image.physical.saturating_add(sum)))
+}
+
+/// What is copied must not change meanwhile.
+fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
+    match writer_of(vdi) {
+        None => Ok(()),
+        Some(vbd) => {
+            let what = format!("VDI {} is being written through VBD {vbd}", vdi.uuid);
+            Err(Problem::new(Code::InUse, what).advise("take a snapshot of it, and use that"))
+        }
+    }
+}
+
+/// `vdi-copy`.
+pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, Problem> {
+    let (vdi, _, _) = find(daemon, uuid).await?;
+    must_be_ready(&vdi)?;
+    must_stand_still(&vdi)?;
+    let sizes = (vdi.virtual_size, takes(daemon, uuid).await?);
+    let name = asked.name.unwrap_or(vdi.name);
+    let target = target(daemon, asked.sr, name, vdi.description, asked.format, sizes).await?;
+    let job = Copy { source: uuid, target };
+    daemon.tasks.start_job(daemon, job, |job, task, tx| tx.take_lease(job.source, task, Mode::ReadOnly)).await
+}
+
+/// `vdi-import`.
+pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> {
+    let path = asked.path.clone();
+    let file = blocking("open a file", move || super::copy::open_source(&path)).await?;
+    let (size, takes) = chain::look_at(daemon, &asked.path, asked.source_format, file).await?;
+    let target = target(daemon, asked.sr, asked.name, asked.description, asked.format, (size, takes)).await?;
+    let job = Import { path: asked.path, format: asked.source_format, target };
+    daemon.tasks.start_job(daemon, job, |_, _, _| Ok(())).await
+}
+
+/// `vdi-export`.
+pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Task, Problem> {
+    let (vdi, _, _) = find(daemon, uuid).await?;
+    must_be_ready(&vdi)?;
+    must_stand_still(&vdi)?;
+    must_hold(asked.format, vdi.virtual_size)?;
+    if asked.path.as_path().symlink_metadata().is_ok() {
+        let what = format!("{} exists already", asked.path);
+        return Err(Problem::new(Code::Exists, what).field("path").advise("remove it, or name another"));
+    }
+    let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4() };
+    daemon.tasks.start_job(daemon, job, |job, task, tx| tx.take_lease(job.source, task, Mode::ReadOnly)).await
+}
+
+/// `vdi-merge`: the first run in the chain of a VDI.
+pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
+    let (vdi, sr, _) = find(daemon, uuid).await?;
+    must_be_ready(&vdi)?;
+    let runs = super::merge::runs_of(daemon, sr.uuid).await?;
+    let chain = Chain::of_vdi(daemon, uuid).await?;
+    let own = runs.into_iter().find(|run| chain.images.iter().any(|image| image.uuid == run.target));
+    let Some(run) = own else {
+        let what = format!("the chain of VDI {uuid} has nothing to merge: all of its images are needed");
+        return Err(
+            Problem::new(Code::State, what).advise("destroy snapshots that nobody needs; what they leave is merged")
+        );
+    };
+    super::merge::start(daemon, run).await
+}
+
+/// `vdi-destroy`.
+pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
+    let (vdi, sr, image) = destroyable(daemon, uuid).await?;
+    if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
+        return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
+    }
+    let job = Destroy { vdi: vdi.uuid, sr: sr.uuid, image };
+    let held = |job: &Destroy, task, tx: &mut Tx<'_>| hold(tx, job.vdi, task, None);
+    daemon.tasks.start_job(daemon, job, held).await
+}
+
+/// What `vdi-destroy` would remove.
+pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem> {
+    let (vdi, _, image) = destroyable(daemon, uuid).await?;
+    let children = daemon.catalogue.read(move |view| view.children(image)).await?;
+    let (files, freed) = match children.len() {
+        0 => (vec![vdi.file], vdi.physical_utilisation),
+        // What others stand on stays, hidden, until it can be merged with them.
+        _ => (Vec::new(), 0),
+    };
+    Ok(json!({ "vdi": uuid, "files": files, "freed": freed, "needed_by": children.len() }))
+}
+
+async fn destroyable(daemon: &Daemon, uuid: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
+    let found = find(daemon, uuid).await?;
+    must_be_unplugged(&found.0, "destroyed")?;
+    let vbds = daemon.catalogue.read(move |view| view.vbds(None, Some(uuid))).await?;
+    match vbds.first() {
+        None => Ok(found),
+        Some(vbd) => {
+            let what = format!("VDI {uuid} is used by VBD {}", vbd.uuid);
+            Err(Problem::new(Code::InUse, what).advise("destroy its VBDs first"))
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The files of a VDI, from its own image down, as a disk process is told of them and handed them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use api::{ImageFormat, Problem};
+use repo::catalogue::Image;
+use repo::driver::Directory;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::disk::handing::Handing;
+use crate::task::blocking;
+
+/// Images, each standing on the next, and the directory they lie in.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    /// Where they are.
+    pub directory: Arc<Directory>,
+    /// The images, from the top down.
+    pub images: Vec<Image>,
+}
+
+impl Chain {
+    /// Of a VDI.
+    pub async fn of_vdi(daemon: &Daemon, vdi: Uuid) -> Result<Chain, Problem> {
+        let images = daemon.catalogue.read(move |view| view.chain(vdi)).await?;
+        Chain::of(daemon, images).await
+    }
+
+    /// Of an image.
+    pub async fn of_image(daemon: &Daemon, image: Uuid) -> Result<Chain, Problem> {
+        let images = daemon.catalogue.read(move |view| view.chain_of_image(image)).await?;
+        Chain::of(daemon, images).await
+    }
+
+    async fn of(daemon: &Daemon, images: Vec<Image>) -> Result<Chain, Problem> {
+        let sr = images.first().map_or(Uuid::nil(), |image| image.sr);
+        Ok(Chain { directory: daemon.srs.directory(sr).await?, images })
+    }
+
+    /// `FORMAT:PATH` of an image, as disk processes name it.
+    pub fn name(&self, image: &Image) -> OsString {
+        name(image.format, image.path(self.directory.path()))
+    }
+
+    /// The names of all images, from the top down.
+    pub fn names(&self) -> Vec<OsString> {
+        self.images.iter().map(|image| self.name(image)).collect()
+    }
+
+    /// The first image and `--parent` for each one below it.
+    pub fn words(&self) -> Vec<OsString> {
+        let mut words = Vec::new();
+        for (depth, name) in self.names().into_iter().enumerate() {
+            if depth > 0 {
+                words.push("--parent".into());
+            }
+            words.push(name);
+        }
+        words
+    }
+
+    /// All files, open to be handed over: the first `writable` of them for writing too.
+    pub async fn handing(&self, writable: usize) -> Result<Handing, Problem> {
+        let chain = self.clone();
+        blocking("open files", move || {
+            let mut handing = Handing::default();
+            chain.hand(&mut handing, writable).map(|()| handing)
+        })
+        .await
+    }
+
+    /// Makes `to` share all blocks of the first image.
+    pub async fn share(self, to: String) -> Result<(), Problem> {
+        blocking("share blocks", move || match self.images.first() {
+            Some(image) => self.directory.share_image(&image.file, &to),
+            None => Ok(()),
+        })
+        .await
+    }
+
+    /// Opens all files: the first `writable` of them for writing too.
+    pub fn hand(&self, handing: &mut Handing, writable: usize) -> Result<(), Problem> {
+        for (depth, image) in self.images.iter().enumerate() {
+            let write = depth < writable;
+            let file = self.directory.open_image(&image.file, write)?;
+            handing.file(&image.path(self.directory.path()), write, file);
+        }
+        Ok(())
+    }
+}
+
+/// `FORMAT:PATH`.
+pub fn name(format: ImageFormat, path: PathBuf) -> OsString {
+    let mut name = OsString::from(format!("{format}:"));
+    name.push(path);
+    name
+}
+
+/// What the first image of a chain shows, in bytes, as it says itself.
+pub async fn size(daemon: &Daemon, chain: &Chain) -> Result<u64, Problem> {
+    let info = info(daemon, chain).await?;
+    number(&info, "size").ok_or_else(|| Problem::failed("learn the size of an image", "it was not said"))
+}
+
+/// What the first image of a chain says of itself.
+pub async fn info(daemon: &Daemon, chain: &Chain) -> Result<serde_json::Value, Problem> {
+    let mut words = vec!["info".into()];
+    words.extend(chain.words());
+    daemon.tool.image(words, chain.handing(0).await?).await
+}
+
+/// A number that an image has said of itself.
+fn number(info: &serde_json::Value, key: &str) -> Option<u64> {
+    info.get(0).and_then(|layer| layer.get(key)).and_then(serde_json::Value::as_u64)
+}
+
+/// The size and the space of an image file of the host, which stands on no other.
+pub async fn look_at(
+    daemon: &Daemon,
+    path: &api::AbsolutePath,
+    format: ImageFormat,
+    file: std::fs::File,
+) -> Result<(u64, u64), Problem> {
+    let mut handing = Handing::default();
+    handing.file(path.as_path(), false, file);
+    let words = vec!["info".into(), name(format, path.as_path().to_owned())];
+    let info = daemon.tool.image(words, handing).await?;
+    match (number(&info, "size"), number(&info, "file_allocated")) {
+        (Some(size), Some(allocated)) if size > 0 => Ok((size, allocated)),
+        _ => Err(Problem::new(api::Code::Invalid, format!("{path} holds no disk")).field("path")),
+    }
+}

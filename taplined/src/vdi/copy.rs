@@ -1,0 +1,242 @@
+//! `vdi-copy`, `vdi-import`, `vdi-export`: all that a disk shows, into an image of its own.
+//!
+//! 1. `copy`: a file is made and filled; nobody knows it yet. *Killed:* it is removed.
+//! 2. `record` (or `name`, for an export): it is known by its name. *Killed before:* as above. *After:* done.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use api::{About, AbsolutePath, Code, ImageFormat, Problem};
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::target::Target;
+use super::{Chain, about_vdi, chain, file_name};
+use crate::daemon::Daemon;
+use crate::disk::handing::Handing;
+use crate::task::job::Job;
+use crate::task::{Context, blocking};
+
+/// Copies a VDI.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Copy {
+    /// What is copied.
+    pub source: Uuid,
+    /// Where to.
+    pub target: Target,
+}
+
+/// Makes a VDI of a file of the host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Import {
+    /// The file.
+    pub path: AbsolutePath,
+    /// What it is.
+    pub format: ImageFormat,
+    /// Where to.
+    pub target: Target,
+}
+
+/// Writes a VDI into a new file of the host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Export {
+    /// What is written.
+    pub source: Uuid,
+    /// The file.
+    pub path: AbsolutePath,
+    /// Its format.
+    pub format: ImageFormat,
+    /// Tells the unfinished file from all others.
+    pub token: Uuid,
+}
+
+impl Target {
+    /// Has `source`, which is handed already, written into a new file.
+    async fn fill(&self, daemon: &Daemon, source: Vec<OsString>, mut handing: Handing) -> Result<(), Problem> {
+        let directory = daemon.srs.directory(self.sr).await?;
+        let file = file_name(self.image, self.format);
+        let path = directory.path().join(&file);
+        let name = chain::name(self.format, path.clone());
+        let made = blocking("make a file", move || {
+            handing.file(&path, true, directory.create_image(&file)?);
+            Ok(handing)
+        });
+        convert(daemon, source, name, made.await?).await
+    }
+}
+
+/// `image convert SOURCE… TARGET`.
+async fn convert(daemon: &Daemon, source: Vec<OsString>, target: OsString, handing: Handing) -> Result<(), Problem> {
+    let mut words: Vec<OsString> = vec!["convert".into()];
+    let (first, parents) = source.split_first().map_or((None, &[][..]), |(first, rest)| (Some(first.clone()), rest));
+    words.extend(first);
+    words.push(target);
+    words.extend(parents.iter().cloned());
+    daemon.tool.image(words, handing).await.map(drop)
+}
+
+/// The words and open files of a VDI that is only read.
+async fn source_of(daemon: &Daemon, vdi: Uuid) -> Result<(Vec<OsString>, Handing), Problem> {
+    let chain = Chain::of_vdi(daemon, vdi).await?;
+    let words = chain.words();
+    Ok((words, chain.handing(0).await?))
+}
+
+impl Job for Copy {
+    const VERB: &'static str = "vdi-copy";
+    const STEPS: &'static [&'static str] = &["copy", "record"];
+    const NO_RETURN: &'static str = "record";
+
+    fn about(&self) -> Vec<About> {
+        vec![about_vdi(self.source), about_vdi(self.target.vdi)]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        if name == "record" {
+            return self.target.record(daemon).await;
+        }
+        let (source, handing) = source_of(daemon, self.source).await?;
+        context.unless_cancelled(self.target.fill(daemon, source, handing)).await
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        self.target.undo(daemon).await
+    }
+
+    fn result(&self) -> Value {
+        json!({ "vdi": self.target.vdi })
+    }
+}
+
+impl Job for Import {
+    const VERB: &'static str = "vdi-import";
+    const STEPS: &'static [&'static str] = &["copy", "record"];
+    const NO_RETURN: &'static str = "record";
+
+    fn about(&self) -> Vec<About> {
+        vec![about_vdi(self.target.vdi)]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        if name == "record" {
+            return self.target.record(daemon).await;
+        }
+        let mut handing = Handing::default();
+        let path = self.path.clone();
+        let file = blocking("open a file", move || open_source(&path)).await?;
+        handing.file(self.path.as_path(), false, file);
+        let source = vec![chain::name(self.format, self.path.as_path().to_owned())];
+        context.unless_cancelled(self.target.fill(daemon, source, handing)).await
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        self.target.undo(daemon).await
+    }
+
+    fn result(&self) -> Value {
+        json!({ "vdi": self.target.vdi })
+    }
+}
+
+/// A file of the host that is to be read: what is no file, a FIFO for example, must not keep us waiting.
+pub fn open_source(path: &AbsolutePath) -> Result<File, Problem> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let failed = |error: std::io::Error| {
+        let code = match error.kind() {
+            std::io::ErrorKind::NotFound => Code::NotFound,
+            _ => Code::Failed,
+        };
+        Problem::new(code, format!("cannot open {path}: {error}")).field("path")
+    };
+    let opened = rustix::fs::open(path.as_path(), flags, rustix::fs::Mode::empty());
+    let file = File::from(opened.map_err(|errno| failed(errno.into()))?);
+    match file.metadata().map_err(failed)?.is_file() {
+        true => Ok(file),
+        false => Err(Problem::new(Code::Invalid, format!("{path} is not a regular file")).field("path")),
+    }
+}
+
+impl Export {
+    fn unfinished(&self) -> PathBuf {
+        let mut name = self.path.as_path().as_os_str().to_owned();
+        name.push(format!(".{}.unfinished", self.token));
+        name.into()
+    }
+
+    async fn copy(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let (source, mut handing) = source_of(daemon, self.source).await?;
+        let path = self.unfinished();
+        let name = chain::name(self.format, path.clone());
+        let made = blocking("make a file", move || {
+            let file = File::options().read(true).write(true).create_new(true).open(&path);
+            let file = file.map_err(|error| Problem::failed(format_args!("create {}", path.display()), error))?;
+            handing.file(&path, true, file);
+            Ok(handing)
+        });
+        convert(daemon, source, name, made.await?).await
+    }
+
+    /// Gives the file its name, in the place of nothing, durably.
+    fn name(&self) -> Result<(), Problem> {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        let (from, to) = (self.unfinished(), self.path.as_path());
+        if !from.exists() && to.exists() {
+            // This step was done before.
+            return Ok(());
+        }
+        renameat_with(CWD, &from, CWD, to, RenameFlags::NOREPLACE).map_err(|errno| {
+            let code = if errno == rustix::io::Errno::EXIST { Code::Exists } else { Code::Failed };
+            Problem::new(code, format!("cannot name the exported file {}: {errno}", self.path))
+        })?;
+        sync_parent(to)
+    }
+}
+
+fn sync_parent(path: &Path) -> Result<(), Problem> {
+    let Some(parent) = path.parent() else { return Ok(()) };
+    let synced = File::open(parent).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| Problem::failed(format_args!("sync the directory {}", parent.display()), error))
+}
+
+impl Job for Export {
+    const VERB: &'static str = "vdi-export";
+    const STEPS: &'static [&'static str] = &["copy", "name"];
+    const NO_RETURN: &'static str = "name";
+
+    /// Somebody has taken the name.
+    fn is_hopeless(&self, problem: &Problem) -> bool {
+        problem.code == Code::Exists
+    }
+
+    fn about(&self) -> Vec<About> {
+        vec![about_vdi(self.source)]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        match name {
+            "copy" => context.unless_cancelled(self.copy(daemon)).await,
+            _ => {
+                let job = self.clone();
+                blocking("name a file", move || job.name()).await
+            }
+        }
+    }
+
+    async fn undo(&self, _: &Daemon) -> Result<(), Problem> {
+        let path = self.unfinished();
+        blocking("remove a file", move || match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Problem::failed(format_args!("remove {}", path.display()), error))
+            }
+            _ => Ok(()),
+        })
+        .await
+    }
+
+    fn result(&self) -> Value {
+        json!({ "path": self.path })
+    }
+}

@@ -1,0 +1,110 @@
+//! `vdi-create`: an empty VDI.
+//!
+//! 1. `file`: the image's file is made and written. *Killed:* it is removed; nothing refers to it.
+//! 2. `record`: the image and the VDI are in the catalogue. *Killed before:* as above. *After:* done.
+
+use api::{About, ImageFormat, Problem};
+use repo::catalogue::{Image, ImageState, NewVdi};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::target::Target;
+use super::{about_vdi, chain, file_name};
+use crate::daemon::Daemon;
+use crate::disk::handing::Handing;
+use crate::task::job::Job;
+use crate::task::{Context, blocking};
+
+/// The job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Create(pub Target);
+
+impl Job for Create {
+    const VERB: &'static str = "vdi-create";
+    const STEPS: &'static [&'static str] = &["file", "record"];
+    const NO_RETURN: &'static str = "record";
+
+    fn about(&self) -> Vec<About> {
+        vec![about_vdi(self.0.vdi)]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        let Target { sr, image, format, size, .. } = self.0;
+        let words = vec!["--size".into(), size.to_string().into()];
+        match name {
+            "file" => context.unless_cancelled(make_image(daemon, sr, image, format, words, None)).await,
+            _ => self.0.record(daemon).await,
+        }
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        self.0.undo(daemon).await
+    }
+
+    fn result(&self) -> Value {
+        json!({ "vdi": self.0.vdi })
+    }
+}
+
+/// Makes a file and has an empty image written into it; a child of `parents` if there are any.
+pub async fn make_image(
+    daemon: &Daemon,
+    sr: Uuid,
+    image: Uuid,
+    format: ImageFormat,
+    mut words: Vec<std::ffi::OsString>,
+    parents: Option<&super::Chain>,
+) -> Result<(), Problem> {
+    let directory = daemon.srs.directory(sr).await?;
+    let file = file_name(image, format);
+    let path = directory.path().join(&file);
+    let mut handing = Handing::default();
+    let parents = parents.cloned();
+    let mut all = vec!["create".into(), chain::name(format, path.clone())];
+    for parent in parents.iter().flat_map(super::Chain::names) {
+        words.extend(["--parent".into(), parent]);
+    }
+    all.extend(words);
+    let opened = blocking("make a file", move || {
+        handing.file(&path, true, directory.create_image(&file)?);
+        parents.iter().try_for_each(|parents| parents.hand(&mut handing, 0))?;
+        Ok(handing)
+    });
+    daemon.tool.image(all, opened.await?).await.map(drop)
+}
+
+/// What the catalogue will say of an image that was made.
+pub async fn described(
+    daemon: &Daemon,
+    sr: Uuid,
+    uuid: Uuid,
+    format: ImageFormat,
+    size: u64,
+    parent: Option<Uuid>,
+) -> Result<Image, Problem> {
+    let file = file_name(uuid, format);
+    let physical = physical(daemon, sr, &file).await?;
+    Ok(Image { uuid, sr, file, format, size, physical, parent, state: ImageState::Ready })
+}
+
+/// What a file of a repository takes on the file system, in bytes.
+pub async fn physical(daemon: &Daemon, sr: Uuid, file: &str) -> Result<u64, Problem> {
+    let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
+    blocking("examine a file", move || directory.physical(&file)).await
+}
+
+/// Records an image and its VDI, unless a step that was done before has.
+pub fn record_once(tx: &mut repo::Tx<'_>, image: &Image, vdi: Option<&NewVdi>) -> Result<(), Problem> {
+    if tx.find_image(image.uuid)?.is_some() {
+        return Ok(());
+    }
+    tx.add_image(image)?;
+    vdi.map_or(Ok(()), |vdi| tx.add_vdi(vdi))
+}
+
+/// Removes a file of a repository; that it is not there is as good.
+pub async fn remove_file(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
+    let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
+    blocking("remove a file", move || directory.remove_image(&file)).await
+}

@@ -1,0 +1,111 @@
+//! `vdi-destroy`, and `sr-reclaim` of what nobody needs any more.
+//!
+//! 1. `forget`: the VDI is not in the catalogue any more; its image is hidden. There is no way back from here.
+//! 2. `remove`: the file is removed, if nothing stands on it, and then what the catalogue knows of it. *Killed:* done again.
+
+use api::{About, Code, Problem};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::about_vdi;
+use super::create::remove_file;
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::task::job::Job;
+
+/// The job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Destroy {
+    /// The VDI.
+    pub vdi: Uuid,
+    /// Its repository.
+    pub sr: Uuid,
+    /// Its image.
+    pub image: Uuid,
+}
+
+/// Removes a hidden image that nothing stands on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reclaim {
+    /// Its repository.
+    pub sr: Uuid,
+    /// The image.
+    pub image: Uuid,
+}
+
+impl Job for Destroy {
+    const VERB: &'static str = "vdi-destroy";
+    const STEPS: &'static [&'static str] = &["forget", "remove"];
+    const NO_RETURN: &'static str = "forget";
+
+    fn tidies(&self) -> Option<Uuid> {
+        Some(self.sr)
+    }
+
+    fn about(&self) -> Vec<About> {
+        vec![about_vdi(self.vdi)]
+    }
+
+    /// A VBD was made for it meanwhile.
+    fn is_hopeless(&self, problem: &Problem) -> bool {
+        problem.code == Code::InUse
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match name {
+            "forget" => {
+                let vdi = self.vdi;
+                daemon.catalogue.write(move |tx| tx.remove_vdi(vdi)).await
+            }
+            _ => forget_image(daemon, self.image).await,
+        }
+    }
+
+    async fn undo(&self, _: &Daemon) -> Result<(), Problem> {
+        Ok(())
+    }
+
+    fn result(&self) -> Value {
+        json!({})
+    }
+}
+
+impl Job for Reclaim {
+    const VERB: &'static str = "sr-reclaim";
+    const STEPS: &'static [&'static str] = &["remove"];
+    const NO_RETURN: &'static str = "remove";
+
+    fn tidies(&self) -> Option<Uuid> {
+        Some(self.sr)
+    }
+
+    fn about(&self) -> Vec<About> {
+        vec![About { kind: api::ObjectKind::Sr, uuid: self.sr }]
+    }
+
+    async fn step(&self, _: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        forget_image(daemon, self.image).await
+    }
+
+    async fn undo(&self, _: &Daemon) -> Result<(), Problem> {
+        Ok(())
+    }
+
+    fn result(&self) -> Value {
+        json!({})
+    }
+}
+
+/// Removes an image that no VDI shows and nothing stands on: its file first, so that what is lost with the daemon is
+/// looked for again.
+pub async fn forget_image(daemon: &Daemon, image: Uuid) -> Result<(), Problem> {
+    let found = daemon.catalogue.read(move |view| {
+        let Some(found) = view.find_image(image)? else { return Ok(None) };
+        let needed = !view.children(image)?.is_empty() || view.vdi_of_image(image)?.is_some();
+        Ok((!needed).then_some(found))
+    });
+    let Some(found) = found.await? else { return Ok(()) };
+    remove_file(daemon, found.sr, &found.file).await?;
+    daemon.catalogue.write(move |tx| tx.remove_image(image)).await
+}

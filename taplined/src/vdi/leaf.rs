@@ -1,0 +1,131 @@
+//! A VDI's new leaf: an empty image on the present one, which is not written to any more.
+//!
+//! 1. The file is made.
+//! 2. It becomes the leaf: by the disk process, at a moment, if the VDI is plugged (docs/control.md, `snapshot`); else by
+//!    being written.
+//! 3. The catalogue says so.
+//!
+//! *Killed between 2 and 3:* the file opens as a whole image on the old leaf, and may have data that a guest was promised; or
+//! it does not, and was never the leaf. A process that lives says which. An empty leaf that was not used is as good as none,
+//! so that in doubt it is the leaf.
+
+use std::path::PathBuf;
+
+use api::{ImageFormat, Mode, Problem};
+use repo::catalogue::Image;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use uuid::Uuid;
+
+use super::create::{described, make_image, remove_file};
+use super::{Chain, chain, file_name, live};
+use crate::daemon::Daemon;
+use crate::disk::control::Beside;
+use crate::task::blocking;
+
+/// What is needed to make one, and to find out whether it was made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Leaf {
+    /// The VDI.
+    pub vdi: Uuid,
+    /// Its repository.
+    pub sr: Uuid,
+    /// The present leaf.
+    pub below: Uuid,
+    /// The new one.
+    pub image: Uuid,
+    /// Its format.
+    pub format: ImageFormat,
+    /// The VBD through which the VDI is being written, if there is one.
+    pub vbd: Option<Uuid>,
+}
+
+/// The VBD through which a VDI is being written now. Its disk process makes all changes then.
+pub fn writer_of(vdi: &api::Vdi) -> Option<Uuid> {
+    vdi.users.iter().find(|user| user.mode == Mode::ReadWrite).map(|user| user.vbd)
+}
+
+impl Leaf {
+    /// Makes it.
+    pub async fn make(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let below = Chain::of_image(daemon, self.below).await?;
+        let Some(vbd) = self.vbd else {
+            return make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await;
+        };
+        let (path, opened) = self.open_for_switch(below).await?;
+        let to = chain::name(self.format, path);
+        let verb = json!({ "verb": "snapshot", "to": to.to_string_lossy(), "method": "chain" });
+        live::ask(daemon, vbd, verb, opened).await.map(drop)
+    }
+
+    /// The new file, empty, and the old one for reading only, as the disk process will have it.
+    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<Beside>), Problem> {
+        let new = file_name(self.image, self.format);
+        blocking("open files", move || {
+            let directory = &below.directory;
+            let path = directory.path().join(&new);
+            let mut files = vec![Beside { path: path.clone(), write: true, file: directory.create_image(&new)? }];
+            if let Some(old) = below.images.first() {
+                let file = directory.open_image(&old.file, false)?;
+                files.push(Beside { path: old.path(directory.path()), write: false, file });
+            }
+            Ok((path, files))
+        })
+        .await
+    }
+
+    /// What the catalogue will say of it.
+    pub async fn described(&self, daemon: &Daemon) -> Result<Image, Problem> {
+        let below = self.below;
+        let size = daemon.catalogue.read(move |view| view.image(below)).await?.size;
+        described(daemon, self.sr, self.image, self.format, size, Some(self.below)).await
+    }
+
+    /// Records it as the VDI's image, unless that was done before. The old one is hidden then.
+    pub fn record(&self, tx: &mut repo::Tx<'_>, image: &Image) -> Result<(), Problem> {
+        if tx.find_image(image.uuid)?.is_none() {
+            tx.add_image(image)?;
+        }
+        tx.set_vdi_image(self.vdi, image.uuid)
+    }
+
+    /// Takes it back if it was not made. If it was, by a disk process, it stays: the VDI shows what it did before, and the
+    /// image below, which nobody asked for then, is merged with it in due time.
+    pub async fn settle(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let vdi = self.vdi;
+        if daemon.catalogue.read(move |view| view.vdi_image(vdi)).await? == self.image {
+            return Ok(());
+        }
+        if let Some(vbd) = self.vbd {
+            if self.was_made(daemon, vbd).await? {
+                let (leaf, image) = (self.clone(), self.described(daemon).await?);
+                return daemon.catalogue.write(move |tx| leaf.record(tx, &image)).await;
+            }
+        }
+        remove_file(daemon, self.sr, &file_name(self.image, self.format)).await
+    }
+
+    /// Whether the disk process has it as its leaf, or had when it ended.
+    async fn was_made(&self, daemon: &Daemon, vbd: Uuid) -> Result<bool, Problem> {
+        let directory = daemon.srs.directory(self.sr).await?;
+        let path = directory.path().join(file_name(self.image, self.format));
+        if let Some(leaf) = live::leaf(daemon, vbd).await? {
+            return Ok(path.to_str() == Some(&leaf));
+        }
+        let mut chain = Chain::of_image(daemon, self.below).await?;
+        let image = match self.described(daemon).await {
+            Ok(image) => image,
+            // It was not even there.
+            Err(problem) if problem.code == api::Code::NotFound => return Ok(false),
+            Err(problem) => return Err(problem),
+        };
+        chain.images.insert(0, image);
+        match chain::info(daemon, &chain).await {
+            Ok(_) => Ok(true),
+            Err(problem) => {
+                tracing::info!(image = %self.image, "the new leaf was not finished: {problem}");
+                Ok(false)
+            }
+        }
+    }
+}

@@ -1,0 +1,520 @@
+//! `vdi-merge`: images that no VDI shows any more become part of the ones around them, so that chains stay short.
+//!
+//! A *run* is a hidden image that one image stands on, with the hidden ones above it of which the same holds; what is
+//! above the run, its *head*, is a VDI's image, or has several on it. The run is merged into its lowest image.
+//!
+//! 1. `merge`: the disk process moves what the upper images hold into the lowest, on a live disk or not. *Killed:* the chain
+//!    is as it was, or, at the very end, the image above stands on the lowest one already; asked again, it goes on with what is
+//!    left (docs/control.md). That step is therefore done again until it is done, unless it cannot be: then the files say
+//!    how far it came, and the catalogue follows them.
+//! 2. `record`: the chain is shorter in the catalogue. 3. `remove`: the files that hold nothing are removed.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::{About, Code, Mode, Problem};
+use repo::catalogue::{Image, ImageState};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::create::{physical, remove_file};
+use super::destroy::Reclaim;
+use super::{Chain, about_vdi, live};
+use crate::daemon::Daemon;
+use crate::disk::control::Beside;
+use crate::task::job::Job;
+use crate::task::{Context, blocking};
+
+/// The job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merge {
+    /// The repository.
+    pub sr: Uuid,
+    /// The images that are merged, from the top down.
+    pub sources: Vec<Uuid>,
+    /// The image that takes them in, below the last of them.
+    pub target: Uuid,
+    /// The image that stands on the first of them, if one does.
+    pub above: Option<Uuid>,
+    /// The VDI that shows the first of them, if one does; it shows the target then.
+    pub vdi: Option<Uuid>,
+    /// The VBD through which a VDI above is being written, if there is one: it does the work.
+    pub vbd: Option<Uuid>,
+    /// The VDI that VBD is of.
+    pub live: Option<Uuid>,
+}
+
+impl Job for Merge {
+    const VERB: &'static str = "vdi-merge";
+    const STEPS: &'static [&'static str] = &["merge", "record", "remove"];
+    const NO_RETURN: &'static str = "record";
+
+    fn tidies(&self) -> Option<Uuid> {
+        Some(self.sr)
+    }
+
+    fn about(&self) -> Vec<About> {
+        let vdis = self.vdi.iter().chain(&self.live).copied().map(about_vdi);
+        let mut about = vec![About { kind: api::ObjectKind::Sr, uuid: self.sr }];
+        about.extend(vdis);
+        about.dedup();
+        about
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        match name {
+            "merge" => self.merge(daemon, context).await,
+            "record" => self.record(daemon).await,
+            _ => self.remove(daemon).await,
+        }
+    }
+
+    /// Whatever has been moved shows nothing else than before. Only if the image above stands on the target already, the
+    /// merge is done and must be recorded.
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        if self.is_done(daemon).await? {
+            self.record(daemon).await?;
+            return self.remove(daemon).await;
+        }
+        Ok(())
+    }
+
+    fn result(&self) -> Value {
+        json!({ "merged": self.sources.len() })
+    }
+}
+
+impl Merge {
+    async fn merge(&self, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        let (chain, from, into) = self.layers(daemon).await?;
+        if let Some(vbd) = self.vbd {
+            return self.merge_live(daemon, context, vbd, &chain, from, into).await;
+        }
+        let mut words = vec!["merge".into()];
+        words.extend(chain.words());
+        words.extend(["--from".into(), from.to_string().into(), "--into".into(), into.to_string().into()]);
+        let handing = chain.handing(into.saturating_add(1)).await?;
+        context.unless_cancelled(daemon.tool.image(words, handing)).await.map(drop)
+    }
+
+    async fn merge_live(
+        &self,
+        daemon: &Daemon,
+        context: &Context,
+        vbd: Uuid,
+        chain: &Chain,
+        from: usize,
+        into: usize,
+    ) -> Result<(), Problem> {
+        let mut files = Vec::new();
+        // All of these are open for reading only by now, and each is told what it stands on, or takes what others hold.
+        for depth in 1..=into {
+            let Some(image) = chain.images.get(depth) else { continue };
+            let (directory, file) = (chain.directory.clone(), image.file.clone());
+            let file = blocking("open a file", move || directory.open_image(&file, true)).await?;
+            files.push(Beside { path: image.path(chain.directory.path()), write: true, file });
+        }
+        let expect: Vec<String> = chain.names().iter().map(|name| name.to_string_lossy().into_owned()).collect();
+        let verb = json!({ "verb": "merge", "from": from, "into": into, "follow": true, "expect": expect });
+        let merged = live::follow(daemon, vbd, verb, files, |event| {
+            let number = |key| event.get(key).and_then(Value::as_f64);
+            if let (Some(done), Some(len)) = (number("done"), number("len").filter(|len| *len > 0.0)) {
+                context.progress(done / len);
+            }
+        });
+        match context.unless_cancelled(merged).await {
+            Err(problem) if problem.code == Code::Cancelled => {
+                // It ends by itself when what is in flight is durable; the disk tells when it takes verbs again.
+                live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await?;
+                Err(problem)
+            }
+            other => other.map(drop),
+        }
+    }
+
+    /// The chain from the image above down (of the whole VDI, if it is live), and which layers are merged into which.
+    async fn layers(&self, daemon: &Daemon) -> Result<(Chain, usize, usize), Problem> {
+        let first = self.sources.first().copied().unwrap_or(self.target);
+        let chain = match self.live {
+            Some(vdi) => Chain::of_vdi(daemon, vdi).await?,
+            None => Chain::of_image(daemon, self.above.unwrap_or(first)).await?,
+        };
+        let place = |image| chain.images.iter().position(|other| other.uuid == image);
+        match (place(first), place(self.target)) {
+            (Some(from), Some(into)) if from < into => Ok((chain, from, into)),
+            _ => Err(Problem::new(Code::State, "the chain to merge is another one now")),
+        }
+    }
+
+    /// Whether the image above the sources says that it stands on the target.
+    async fn is_done(&self, daemon: &Daemon) -> Result<bool, Problem> {
+        let Some(above) = self.above else { return Ok(false) };
+        let target = self.target;
+        let chain = daemon.catalogue.read(move |view| {
+            let mut images = view.chain_of_image(target)?;
+            images.insert(0, view.image(above)?);
+            Ok(images)
+        });
+        let images = chain.await?;
+        let chain = Chain { directory: daemon.srs.directory(self.sr).await?, images };
+        // A chain that does not belong together is refused.
+        Ok(super::chain::info(daemon, &chain).await.is_ok())
+    }
+
+    async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let job = self.clone();
+        let target = self.target;
+        let file = daemon.catalogue.read(move |view| view.image(target)).await?.file;
+        let physical = physical(daemon, self.sr, &file).await?;
+        daemon.catalogue.write(move |tx| job.record_in(tx, physical)).await
+    }
+
+    fn record_in(&self, tx: &mut repo::Tx<'_>, physical: u64) -> Result<(), Problem> {
+        let mut target = tx.image(self.target)?;
+        target.physical = physical;
+        if let Some(first) = self.sources.first().and_then(|first| tx.find_image(*first).transpose()) {
+            target.size = target.size.max(first?.size);
+        }
+        tx.set_image(&target)?;
+        if let Some(above) = self.above {
+            let mut above = tx.image(above)?;
+            above.parent = Some(self.target);
+            tx.set_image(&above)?;
+        }
+        if let Some(vdi) = self.vdi {
+            tx.set_vdi_image(vdi, self.target)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing stands on the sources any more but each other: from the top down.
+    async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
+        for source in self.sources.iter().copied() {
+            let Some(image) = daemon.catalogue.read(move |view| view.find_image(source)).await? else { continue };
+            remove_file(daemon, self.sr, &image.file).await?;
+            daemon.catalogue.write(move |tx| tx.remove_image(source)).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the run is one still: it was found in an earlier state of the catalogue.
+    fn is_so(&self, view: &repo::View<'_>) -> Result<bool, Problem> {
+        let mut child = self.above;
+        for (depth, image) in self.sources.iter().chain([&self.target]).enumerate() {
+            let shown_by = if depth == 0 { self.vdi } else { None };
+            let children: Vec<Uuid> = view.children(*image)?.iter().map(|child| child.uuid).collect();
+            let known = view.find_image(*image)?.is_some();
+            if !known || view.vdi_of_image(*image)? != shown_by || children != Vec::from_iter(child) {
+                return Ok(false);
+            }
+            child = Some(*image);
+        }
+        Ok(true)
+    }
+
+    /// The lowest image that a VDI may show: all below it are hidden.
+    fn lowest_shown(&self) -> Uuid {
+        self.sources.first().copied().unwrap_or(self.target)
+    }
+
+    /// What must be so before a merge begins: nobody else changes or uses any of these files, and nobody will.
+    pub fn prepare(&self, task: Uuid, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
+        if !self.is_so(tx)? {
+            let what = "what stands on what has changed meanwhile";
+            return Err(Problem::new(Code::Busy, what).advise("it is looked at again by itself"));
+        }
+        for image in self.sources.iter().chain([&self.target]).chain(&self.above) {
+            tx.claim(*image, task)?;
+        }
+        // The VDI that shows the first of the sources, if one does, and all that stand on it.
+        for vdi in tx.vdis_above(self.lowest_shown())? {
+            if Some(vdi) == self.live {
+                super::begin::hold(tx, vdi, task, self.vbd)?;
+            } else {
+                tx.take_lease(vdi, task, Mode::ReadWrite)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Images of a repository, by what stands on what.
+struct Tree<'a> {
+    by_uuid: HashMap<Uuid, &'a Image>,
+    children: HashMap<Uuid, Vec<Uuid>>,
+    shown_by: &'a HashMap<Uuid, Uuid>,
+}
+
+impl<'a> Tree<'a> {
+    fn of(images: &'a [Image], shown_by: &'a HashMap<Uuid, Uuid>) -> Tree<'a> {
+        let mut children: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
+        for image in images {
+            if let Some(parent) = image.parent {
+                children.entry(parent).or_default().push(image.uuid);
+            }
+        }
+        Tree { by_uuid: images.iter().map(|image| (image.uuid, image)).collect(), children, shown_by }
+    }
+
+    fn children(&self, image: Uuid) -> &[Uuid] {
+        self.children.get(&image).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether it is there for the one image that stands on it, and for nobody else.
+    fn is_passed_through(&self, image: Uuid) -> bool {
+        let ready = self.by_uuid.get(&image).is_some_and(|image| image.state == ImageState::Ready);
+        ready && !self.shown_by.contains_key(&image) && self.children(image).len() == 1
+    }
+
+    /// The run whose lowest image is `target`, if that is one.
+    fn run(&self, target: Uuid) -> Option<Merge> {
+        let image = self.by_uuid.get(&target)?;
+        if !self.is_passed_through(target) || image.parent.is_some_and(|parent| self.is_passed_through(parent)) {
+            return None;
+        }
+        let mut upwards = Vec::new();
+        let mut head = *self.children(target).first()?;
+        while self.is_passed_through(head) {
+            upwards.push(head);
+            head = *self.children(head).first()?;
+        }
+        let (vdi, above) = match self.children(head) {
+            // Several stand on the head, each of which would have to be told: it stays, and stands on the target.
+            [_, _, ..] if upwards.is_empty() => return None,
+            [_, _, ..] => (None, Some(head)),
+            on_head => {
+                upwards.push(head);
+                (self.shown_by.get(&head).copied(), on_head.first().copied())
+            }
+        };
+        upwards.reverse();
+        Some(Merge { sr: image.sr, sources: upwards, target, above, vdi, vbd: None, live: None })
+    }
+}
+
+/// All merges that would make some chain shorter.
+fn runs(images: &[Image], shown_by: &HashMap<Uuid, Uuid>) -> Vec<Merge> {
+    let tree = Tree::of(images, shown_by);
+    images.iter().filter_map(|image| tree.run(image.uuid)).collect()
+}
+
+/// How long to wait before something is tried again that others were in the way of: twice as long each time.
+const AGAIN_AFTER: Duration = Duration::from_secs(30);
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(3600);
+
+/// Repositories in which something could not be done, and will be tried again.
+#[derive(Debug, Default)]
+pub struct Postponed(Mutex<HashMap<Uuid, Pause>>);
+
+#[derive(Debug, Default)]
+struct Pause {
+    last: Duration,
+    /// Somebody waits for its end.
+    waiting: bool,
+}
+
+impl Postponed {
+    fn pauses(&self) -> MutexGuard<'_, HashMap<Uuid, Pause>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long to wait in a repository, if nobody does already.
+    fn begin(&self, sr: Uuid) -> Option<Duration> {
+        let mut pauses = self.pauses();
+        let pause = pauses.entry(sr).or_default();
+        if pause.waiting {
+            return None;
+        }
+        let next = pause.last.saturating_mul(2).clamp(AGAIN_AFTER, AGAIN_AFTER_MAX);
+        *pause = Pause { last: next, waiting: true };
+        Some(next)
+    }
+
+    fn waited(&self, sr: Uuid) {
+        if let Some(pause) = self.pauses().get_mut(&sr) {
+            pause.waiting = false;
+        }
+    }
+
+    /// Something was done: the next wait is a short one.
+    fn done(&self, sr: Uuid) {
+        if let Some(pause) = self.pauses().get_mut(&sr) {
+            pause.last = Duration::ZERO;
+        }
+    }
+}
+
+/// A job is over that may have left something to do in a repository.
+pub fn tidy_up(daemon: &Daemon, sr: Uuid, done: bool) {
+    if done {
+        daemon.postponed.done(sr);
+        collect(daemon, sr);
+    } else {
+        postpone(daemon, sr);
+    }
+}
+
+/// Sees, beside everything else, to what nobody needs any more in a repository.
+pub fn collect(daemon: &Daemon, sr: Uuid) {
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        if !collect_now(&daemon, sr).await {
+            postpone(&daemon, sr);
+        }
+    });
+}
+
+/// Tries again after a while.
+fn postpone(daemon: &Daemon, sr: Uuid) {
+    let Some(pause) = daemon.postponed.begin(sr) else { return };
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(pause).await;
+        daemon.postponed.waited(sr);
+        collect(&daemon, sr);
+    });
+}
+
+/// The images of a repository, and the VDIs that show some of them.
+async fn images(daemon: &Daemon, sr: Uuid) -> Result<(Vec<Image>, HashMap<Uuid, Uuid>), Problem> {
+    let asked = daemon.catalogue.read(move |view| Ok((view.images_of_sr(sr)?, view.vdis_by_image(sr)?)));
+    asked.await
+}
+
+/// All merges that would make the chains of a repository shorter.
+pub async fn runs_of(daemon: &Daemon, sr: Uuid) -> Result<Vec<Merge>, Problem> {
+    let (images, shown_by) = images(daemon, sr).await?;
+    Ok(runs(&images, &shown_by))
+}
+
+/// Begins what there is to do; whether nothing was in the way.
+async fn collect_now(daemon: &Daemon, sr: Uuid) -> bool {
+    begin_all(daemon, sr).await.unwrap_or_else(|problem| {
+        // Its repository is not there, for example: it is looked at again when it is attached.
+        tracing::info!(%sr, "what nobody needs stays for now: {problem}");
+        true
+    })
+}
+
+async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
+    let (images, shown_by) = images(daemon, sr).await?;
+    let tree = Tree::of(&images, &shown_by);
+    let unused = |image: &&Image| {
+        image.state == ImageState::Ready && !shown_by.contains_key(&image.uuid) && tree.children(image.uuid).is_empty()
+    };
+    let mut all = true;
+    for image in images.iter().filter(unused) {
+        let job = Reclaim { sr, image: image.uuid };
+        let started = daemon.tasks.start_job(daemon, job, |job, task, tx| tx.claim(job.image, task)).await;
+        all &= was_begun(sr, started)?;
+    }
+    for merge in runs(&images, &shown_by) {
+        all &= was_begun(sr, start(daemon, merge).await)?;
+    }
+    Ok(all)
+}
+
+/// Whether a job was begun; not if somebody uses what it would change.
+fn was_begun(sr: Uuid, started: Result<api::Task, Problem>) -> Result<bool, Problem> {
+    match started {
+        Ok(_) => Ok(true),
+        Err(problem) if matches!(problem.code, Code::Busy | Code::InUse) => {
+            tracing::debug!(%sr, "not now: {problem}");
+            Ok(false)
+        }
+        Err(problem) => Err(problem),
+    }
+}
+
+/// Begins a merge, through the disk process if a VDI above is being written.
+pub async fn start(daemon: &Daemon, mut merge: Merge) -> Result<api::Task, Problem> {
+    let top = merge.lowest_shown();
+    let users = daemon.catalogue.read(move |view| {
+        let vdis = view.vdis_above(top)?;
+        vdis.into_iter().map(|vdi| view.vdi(vdi)).collect::<Result<Vec<_>, Problem>>()
+    });
+    for vdi in users.await? {
+        if let Some(vbd) = super::leaf::writer_of(&vdi) {
+            if merge.vbd.is_some() {
+                return Err(Problem::new(Code::InUse, "several VDIs that stand on these images are plugged"));
+            }
+            (merge.vbd, merge.live) = (Some(vbd), Some(vdi.uuid));
+        }
+    }
+    daemon.tasks.start_job(daemon, merge, |job, task, tx| job.prepare(task, tx)).await
+}
+
+#[cfg(test)]
+mod test {
+    use api::ImageFormat;
+
+    use super::*;
+
+    /// Images `n` on `m` for each pair, all of one repository; those in `shown` have a VDI of the same number.
+    fn tree(pairs: &[(u128, Option<u128>)], shown: &[u128]) -> (Vec<Image>, HashMap<Uuid, Uuid>) {
+        let image = |(n, parent): &(u128, Option<u128>)| Image {
+            uuid: Uuid::from_u128(*n),
+            sr: Uuid::nil(),
+            file: format!("{n}.qcow2"),
+            format: ImageFormat::Qcow2,
+            size: 1 << 30,
+            physical: 0,
+            parent: parent.map(Uuid::from_u128),
+            state: ImageState::Ready,
+        };
+        let vdi = |n: &u128| (Uuid::from_u128(*n), Uuid::from_u128(1000 + *n));
+        (pairs.iter().map(image).collect(), shown.iter().map(vdi).collect())
+    }
+
+    /// Sources, target, above and VDI of a run.
+    type Plain = (Vec<u128>, u128, Option<u128>, Option<u128>);
+
+    fn found(pairs: &[(u128, Option<u128>)], shown: &[u128]) -> Vec<Plain> {
+        let (images, shown) = tree(pairs, shown);
+        let plain = |merge: Merge| {
+            let sources = merge.sources.iter().map(Uuid::as_u128).collect();
+            (
+                sources,
+                merge.target.as_u128(),
+                merge.above.map(|uuid| uuid.as_u128()),
+                merge.vdi.map(|uuid| uuid.as_u128()),
+            )
+        };
+        runs(&images, &shown).into_iter().map(plain).collect()
+    }
+
+    #[test]
+    fn a_leaf_is_merged_into_the_hidden_images_below_it() {
+        let pairs = [(1, None), (2, Some(1)), (3, Some(2))];
+        assert_eq!(found(&pairs, &[3]), [(vec![3, 2], 1, None, Some(1003))]);
+    }
+
+    #[test]
+    fn what_a_vdi_shows_or_several_stand_on_stays() {
+        assert_eq!(found(&[(1, None), (2, Some(1)), (3, Some(2))], &[1, 2, 3]), []);
+        assert_eq!(found(&[(1, None), (2, Some(1)), (3, Some(1))], &[2, 3]), []);
+    }
+
+    #[test]
+    fn a_run_below_a_snapshot_is_merged_and_what_stands_on_the_snapshot_is_told() {
+        // 2 is a snapshot, 3 the disk on it.
+        let pairs = [(1, None), (2, Some(1)), (3, Some(2))];
+        assert_eq!(found(&pairs, &[2, 3]), [(vec![2], 1, Some(3), Some(1002))]);
+    }
+
+    #[test]
+    fn below_an_image_with_several_on_it_only_the_hidden_ones_are_merged() {
+        let many = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(3))];
+        assert_eq!(found(&many, &[3, 4, 5]), [(vec![2], 1, Some(3), None)]);
+        let one = [(1, None), (3, Some(1)), (4, Some(3)), (5, Some(3))];
+        assert_eq!(found(&one, &[3, 4, 5]), []);
+    }
+
+    #[test]
+    fn runs_in_different_places_are_told_apart() {
+        let pairs = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(4))];
+        assert_eq!(found(&pairs, &[2, 3, 5]), [(vec![2], 1, Some(3), Some(1002)), (vec![5], 4, None, Some(1005))],);
+    }
+}

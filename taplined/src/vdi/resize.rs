@@ -1,0 +1,82 @@
+//! `vdi-resize`: a VDI grows.
+//!
+//! 1. `resize`: the image does, in one step of the disk process that is itself all or nothing. Asked twice for the same
+//!    size, it does nothing the second time. *Killed:* done again; a larger disk loses nothing.
+//! 2. `record`: the catalogue says so.
+
+use api::{About, Problem};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{Chain, about_vdi, live};
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::task::job::Job;
+
+/// The job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Resize {
+    /// The VDI.
+    pub vdi: Uuid,
+    /// Its new size in bytes.
+    pub size: u64,
+    /// The VBD through which it is being written, if there is one: its disk process does the work.
+    pub vbd: Option<Uuid>,
+}
+
+impl Job for Resize {
+    const VERB: &'static str = "vdi-resize";
+    const STEPS: &'static [&'static str] = &["resize", "record"];
+    const NO_RETURN: &'static str = "record";
+
+    fn about(&self) -> Vec<About> {
+        vec![about_vdi(self.vdi)]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match name {
+            "resize" => self.resize(daemon).await,
+            _ => self.record(daemon, self.size).await,
+        }
+    }
+
+    /// What has grown stays so, and the catalogue says how large it is.
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let chain = Chain::of_vdi(daemon, self.vdi).await?;
+        let size = super::chain::size(daemon, &chain).await?;
+        self.record(daemon, size).await
+    }
+
+    fn result(&self) -> Value {
+        json!({ "vdi": self.vdi, "size": self.size })
+    }
+}
+
+impl Resize {
+    async fn resize(&self, daemon: &Daemon) -> Result<(), Problem> {
+        if let Some(vbd) = self.vbd {
+            let verb = json!({ "verb": "resize", "size": self.size });
+            return live::ask(daemon, vbd, verb, Vec::new()).await.map(drop);
+        }
+        let chain = Chain::of_vdi(daemon, self.vdi).await?;
+        // Only its own image grows; what it stands on shows zeroes behind its end.
+        let leaf = Chain { images: chain.images.into_iter().take(1).collect(), ..chain };
+        let mut words = vec!["resize".into()];
+        words.extend(leaf.words());
+        words.extend(["--size".into(), self.size.to_string().into()]);
+        daemon.tool.image(words, leaf.handing(1).await?).await.map(drop)
+    }
+
+    async fn record(&self, daemon: &Daemon, size: u64) -> Result<(), Problem> {
+        let vdi = self.vdi;
+        daemon
+            .catalogue
+            .write(move |tx| {
+                let mut image = tx.image(tx.vdi_image(vdi)?)?;
+                image.size = size;
+                tx.set_image(&image)
+            })
+            .await
+    }
+}

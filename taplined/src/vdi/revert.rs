@@ -1,0 +1,96 @@
+//! `vdi-revert`: a VDI has the state again that one of its snapshots keeps.
+//!
+//! 1. `file`: a new image, which stands on the snapshot's or shares its blocks. *Killed:* it is removed.
+//! 2. `record`: it is the VDI's, in the place of the present one. *Killed before:* as above.
+//! 3. `remove`: the file of the one before is removed, if nothing stands on it. *Killed:* done again.
+
+use api::{About, ImageFormat, Problem};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::create::{described, make_image, remove_file};
+use super::destroy::forget_image;
+use super::{Chain, about_vdi, file_name};
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::task::job::Job;
+
+/// The job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Revert {
+    /// The VDI.
+    pub vdi: Uuid,
+    /// Its repository.
+    pub sr: Uuid,
+    /// The snapshot.
+    pub snapshot: Uuid,
+    /// The snapshot's image.
+    pub state: Uuid,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The VDI's present image.
+    pub old: Uuid,
+    /// The new one.
+    pub new: Uuid,
+    /// Its format.
+    pub format: ImageFormat,
+    /// Whether it shares blocks with the snapshot's image, or stands on it.
+    pub reflink: bool,
+}
+
+impl Job for Revert {
+    const VERB: &'static str = "vdi-revert";
+    const STEPS: &'static [&'static str] = &["file", "record", "remove"];
+    const NO_RETURN: &'static str = "record";
+
+    fn tidies(&self) -> Option<Uuid> {
+        Some(self.sr)
+    }
+
+    fn about(&self) -> Vec<About> {
+        vec![about_vdi(self.vdi), about_vdi(self.snapshot)]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match name {
+            "file" => self.file(daemon).await,
+            "record" => self.record(daemon).await,
+            _ => forget_image(daemon, self.old).await,
+        }
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        remove_file(daemon, self.sr, &file_name(self.new, self.format)).await
+    }
+
+    fn result(&self) -> Value {
+        json!({ "vdi": self.vdi })
+    }
+}
+
+impl Revert {
+    async fn file(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let state = Chain::of_image(daemon, self.state).await?;
+        if !self.reflink {
+            return make_image(daemon, self.sr, self.new, self.format, Vec::new(), Some(&state)).await;
+        }
+        state.share(file_name(self.new, self.format)).await
+    }
+
+    async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let parent = (!self.reflink).then_some(self.state);
+        let image = described(daemon, self.sr, self.new, self.format, self.size, parent).await?;
+        let vdi = self.vdi;
+        daemon
+            .catalogue
+            .write(move |tx| {
+                if tx.find_image(image.uuid)?.is_some() {
+                    return Ok(());
+                }
+                tx.add_image(&image)?;
+                tx.set_vdi_image(vdi, image.uuid)
+            })
+            .await
+    }
+}

@@ -1,0 +1,176 @@
+//! `vdi-snapshot` and `vdi-clone`: a state of a VDI as another VDI, which is only read, or is written from then on.
+//!
+//! By a chain: the VDI gets a new leaf ([`super::leaf`]), and the image that was its own is that of the snapshot, or the one
+//! below the leaf of the clone. By reflink: a file that shares all blocks. Steps:
+//!
+//! 1. `leaf`: the VDI's new leaf, where one is needed. *Killed:* settled: it is taken back, or stays and changes nothing.
+//! 2. `file`: the file of the new VDI, where it has one of its own. *Killed:* it is removed.
+//! 3. `record`: all is in the catalogue, in one commit.
+
+use api::{About, Description, ImageFormat, Name, Problem};
+use jiff::Timestamp;
+use repo::catalogue::NewVdi;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::create::{described, make_image, record_once, remove_file};
+use super::leaf::Leaf;
+use super::{Chain, about_vdi, chain, file_name, live};
+use crate::daemon::Daemon;
+use crate::disk::control::Beside;
+use crate::task::job::Job;
+use crate::task::{Context, blocking};
+
+/// What both have in common.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct State {
+    /// The VDI.
+    pub of: Uuid,
+    /// Its repository.
+    pub sr: Uuid,
+    /// Its image, the state of which is kept.
+    pub image: Uuid,
+    /// Its format.
+    pub format: ImageFormat,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The VBD through which it is being written, if there is one.
+    pub vbd: Option<Uuid>,
+    /// The new VDI.
+    pub vdi: Uuid,
+    /// Its name.
+    pub name: Name,
+    /// Its description.
+    pub description: Description,
+    /// The VDI's new leaf, where one is needed.
+    pub leaf: Option<Leaf>,
+    /// The new VDI's own file, and whether it shares blocks; none for one that shows the image itself.
+    pub own: Option<Own>,
+    /// The moment of the state.
+    pub at: Timestamp,
+}
+
+/// The file of a new VDI.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Own {
+    /// Its image.
+    pub image: Uuid,
+    /// Whether it shares blocks with the image, or stands on it.
+    pub reflink: bool,
+}
+
+/// Both verbs: a state that is only read, or one that is written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Kept<const WRITABLE: bool>(pub State);
+
+/// `vdi-snapshot`.
+pub type Snapshot = Kept<false>;
+
+/// `vdi-clone`.
+pub type Clone = Kept<true>;
+
+impl State {
+    async fn step(&self, name: &str, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {
+        match name {
+            "leaf" => match &self.leaf {
+                Some(leaf) => leaf.make(daemon).await,
+                None => Ok(()),
+            },
+            "file" => match &self.own {
+                Some(own) => self.make(daemon, own).await,
+                None => Ok(()),
+            },
+            _ => self.record(daemon, snapshot).await,
+        }
+    }
+
+    async fn make(&self, daemon: &Daemon, own: &Own) -> Result<(), Problem> {
+        let below = Chain::of_image(daemon, self.image).await?;
+        if !own.reflink {
+            return make_image(daemon, self.sr, own.image, self.format, Vec::new(), Some(&below)).await;
+        }
+        let to = file_name(own.image, self.format);
+        let Some(vbd) = self.vbd else { return below.share(to).await };
+        let directory = below.directory;
+        let path = directory.path().join(&to);
+        let file = blocking("make a file", move || directory.create_image(&to)).await?;
+        let name = chain::name(self.format, path.clone());
+        let verb = json!({ "verb": "snapshot", "to": name.to_string_lossy(), "method": "reflink" });
+        live::ask(daemon, vbd, verb, vec![Beside { path, write: true, file }]).await.map(drop)
+    }
+
+    async fn record(&self, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {
+        let leaf = match &self.leaf {
+            Some(leaf) => Some((leaf.clone(), leaf.described(daemon).await?)),
+            None => None,
+        };
+        let own = match &self.own {
+            Some(own) => {
+                let parent = (!own.reflink).then_some(self.image);
+                Some(described(daemon, self.sr, own.image, self.format, self.size, parent).await?)
+            }
+            None => None,
+        };
+        let vdi = NewVdi {
+            uuid: self.vdi,
+            image: own.as_ref().map_or(self.image, |own| own.uuid),
+            name: self.name.clone(),
+            description: self.description.clone(),
+            read_only: snapshot,
+            snapshot: snapshot.then_some((self.of, self.at)),
+        };
+        daemon
+            .catalogue
+            .write(move |tx| {
+                if tx.find_vdi(vdi.uuid)?.is_some() {
+                    return Ok(());
+                }
+                if let Some((leaf, image)) = &leaf {
+                    leaf.record(tx, image)?;
+                }
+                match &own {
+                    Some(own) => record_once(tx, own, Some(&vdi)),
+                    None => tx.add_vdi(&vdi),
+                }
+            })
+            .await
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        if let Some(own) = &self.own {
+            remove_file(daemon, self.sr, &file_name(own.image, self.format)).await?;
+        }
+        match &self.leaf {
+            Some(leaf) => leaf.settle(daemon).await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl<const WRITABLE: bool> Job for Kept<WRITABLE> {
+    const VERB: &'static str = if WRITABLE { "vdi-clone" } else { "vdi-snapshot" };
+    const STEPS: &'static [&'static str] = &["leaf", "file", "record"];
+    const NO_RETURN: &'static str = "record";
+
+    /// One that failed may have left a leaf.
+    fn tidies(&self) -> Option<Uuid> {
+        Some(self.0.sr)
+    }
+
+    fn about(&self) -> Vec<About> {
+        vec![about_vdi(self.0.of), about_vdi(self.0.vdi)]
+    }
+
+    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        self.0.step(name, daemon, !WRITABLE).await
+    }
+
+    async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        self.0.undo(daemon).await
+    }
+
+    fn result(&self) -> Value {
+        json!({ "vdi": self.0.vdi })
+    }
+}

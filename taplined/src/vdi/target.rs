@@ -1,0 +1,50 @@
+//! A VDI that is to be, with an image of its own that stands on no other: what a job must know to make it or to undo it.
+
+use api::{Description, ImageFormat, Name, Problem};
+use repo::catalogue::NewVdi;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::create::{described, record_once, remove_file};
+use super::file_name;
+use crate::daemon::Daemon;
+
+/// What is to be.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Target {
+    /// The VDI.
+    pub vdi: Uuid,
+    /// Its image.
+    pub image: Uuid,
+    /// The repository.
+    pub sr: Uuid,
+    /// Its name.
+    pub name: Name,
+    /// Its description.
+    pub description: Description,
+    /// Its format.
+    pub format: ImageFormat,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+impl Target {
+    /// Records it, unless a step that was done before has.
+    pub async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let image = described(daemon, self.sr, self.image, self.format, self.size, None).await?;
+        let vdi = NewVdi {
+            uuid: self.vdi,
+            image: self.image,
+            name: self.name.clone(),
+            description: self.description.clone(),
+            read_only: false,
+            snapshot: None,
+        };
+        daemon.catalogue.write(move |tx| record_once(tx, &image, Some(&vdi))).await
+    }
+
+    /// Removes its file.
+    pub async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        remove_file(daemon, self.sr, &file_name(self.image, self.format)).await
+    }
+}

@@ -1,0 +1,95 @@
+//! What others paste into the configuration of a machine of theirs, so that it has a VBD of ours.
+
+use std::path::Path;
+
+use ::vm::paste::{self, Monitor, Served, Unspeakable};
+use api::{Code, Mode, Problem, Transport, VbdState};
+use serde::Deserialize;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+
+/// For whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reader {
+    /// Arguments of QEMU.
+    Qemu,
+    /// Elements of libvirt's domain XML.
+    Libvirt,
+    /// Arguments of Cloud Hypervisor.
+    CloudHypervisor,
+    /// A line of xl's configuration.
+    Xl,
+}
+
+/// The text for a VBD.
+pub async fn connect(daemon: &Daemon, vbd: Uuid, reader: Reader) -> Result<String, Problem> {
+    match reader {
+        Reader::Qemu => served(daemon, vbd, Monitor::Qemu).await,
+        Reader::Libvirt => served(daemon, vbd, Monitor::Libvirt).await,
+        Reader::CloudHypervisor => served(daemon, vbd, Monitor::CloudHypervisor).await,
+        Reader::Xl => by_xl(daemon, vbd).await,
+    }
+}
+
+/// For a monitor that connects to where it is served.
+async fn served(daemon: &Daemon, vbd: Uuid, monitor: Monitor) -> Result<String, Problem> {
+    let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
+    let (VbdState::Plugged | VbdState::Restarting, Some(socket)) = (vbd.state, &vbd.socket) else {
+        let what = format!("VBD {} is not plugged, and is served nowhere", vbd.uuid);
+        return Err(Problem::new(Code::State, what).advise("plug it first"));
+    };
+    let at: &Path = socket.as_path();
+    let served = match vbd.transport {
+        Transport::Nbd => Served::NbdUnix(at),
+        Transport::VhostUser | Transport::Blkif => Served::VhostUser(at, vbd.queues),
+    };
+    paste::text(monitor, served, vbd.mode == Mode::ReadOnly).map_err(|error| unspeakable(&error))
+}
+
+/// For xl, whose block script serves the image by itself: the daemon must not.
+async fn by_xl(daemon: &Daemon, vbd: Uuid) -> Result<String, Problem> {
+    let found = daemon.catalogue.read(move |view| {
+        let vbd = view.vbd(vbd)?;
+        let (sr, chain) = (view.vdi(vbd.vdi)?.sr, view.chain(vbd.vdi)?);
+        Ok((vbd, sr, chain))
+    });
+    let (vbd, sr, chain) = found.await?;
+    if vbd.state != VbdState::Unplugged {
+        let what = format!("VBD {} is plugged, and xl serves the image itself", vbd.uuid);
+        return Err(Problem::new(Code::State, what).advise("unplug it first"));
+    }
+    let directory = daemon.srs.directory(sr).await?;
+    let layers = chain.iter().map(|image| format!("{}:{}", image.format, image.path(directory.path()).display()));
+    let layers: Vec<String> = layers.collect();
+    let layers: Vec<&str> = layers.iter().map(String::as_str).collect();
+    paste::xl(&layers, &vdev(vbd.position), vbd.mode == Mode::ReadOnly).map_err(|error| unspeakable(&error))
+}
+
+/// As Linux counts disks: `xvda` to `xvdz`, then `xvdaa`.
+fn vdev(position: u8) -> String {
+    let letter = |number: u8| char::from(b'a'.saturating_add(number));
+    match position.checked_sub(26) {
+        None => format!("xvd{}", letter(position)),
+        Some(above) => format!("xvd{}{}", letter(above / 26), letter(above % 26)),
+    }
+}
+
+fn unspeakable(error: &Unspeakable) -> Problem {
+    Problem::new(Code::Unsupported, error.to_string()).field("for")
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn disks_are_counted_as_linux_does() {
+        let names = [(0, "xvda"), (25, "xvdz"), (26, "xvdaa"), (51, "xvdaz"), (52, "xvdba"), (254, "xvdiu")];
+        for (position, name) in names {
+            assert_eq!(vdev(position), name);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The end of a VM: seen when nobody has asked for it, and what follows in any case. Its VBDs are unplugged, and it is halted.
+
+use std::sync::Arc;
+
+use ::vm::qemu::machine::Ended;
+use api::{Code, Power, Problem, VbdState, Vm};
+use uuid::Uuid;
+
+use super::guest::Guest;
+use super::{Operation, new_task, place};
+use crate::daemon::Daemon;
+use crate::fault;
+use crate::plug;
+use crate::task::Context;
+
+/// From now on the end of a machine is seen. Whoever is at work with it sees it first.
+pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        if let Err(problem) = guest.ended().await {
+            tracing::error!(vm = %guest.vm, "{problem}");
+            return;
+        }
+        let operation = daemon.vms.operations.wait(guest.vm).await;
+        let still = daemon.vms.guest(guest.vm).is_some_and(|now| Arc::ptr_eq(&now, &guest));
+        if !still {
+            return;
+        }
+        let why = match guest.tell(|machine| machine.ended()).await {
+            Ok(ended) => ended.and_then(|ended| badly(guest.vm, &ended)),
+            Err(problem) => Some(problem),
+        };
+        halt(&daemon, guest.vm, why, operation).await;
+    });
+}
+
+/// What is to be said of a QEMU that has ended by itself; nothing if its guest has powered off.
+fn badly(vm: Uuid, ended: &Ended) -> Option<Problem> {
+    let how = match ended.status {
+        Some(status) if status.success() => return None,
+        Some(status) => status.to_string(),
+        None => "nobody knows how: an earlier daemon has started it".into(),
+    };
+    let what = format!("VM {vm} is halted: its QEMU has ended by itself ({how}); its last words: {}", ended.said);
+    Some(Problem::new(Code::Failed, what).advise("find out why, then start it again"))
+}
+
+/// Does the rest of what ends a VM, in a task of its own.
+pub async fn halt(daemon: &Daemon, vm: Uuid, why: Option<Problem>, operation: Operation) {
+    match &why {
+        Some(problem) => tracing::warn!(%vm, "{problem}"),
+        None => tracing::info!(%vm, "its guest has powered off"),
+    }
+    let at_work = daemon.clone();
+    let started = daemon.tasks.start(daemon, new_task("vm-end", vm, false), move |context| async move {
+        let halted = clear(&at_work, vm, why, &context.regardless()).await?;
+        drop(operation);
+        serde_json::to_value(halted).map_err(|error| Problem::failed("show a VM", error))
+    });
+    if let Err(problem) = started.await {
+        tracing::error!(%vm, "it has ended, and its disks remain until the daemon starts again: {problem}");
+    }
+}
+
+/// Unplugs what a VM without a machine has, and records that it is halted, and why. A disk that cannot be unplugged yet does not
+/// keep it from that: it goes when it can, and is not plugged again before.
+pub async fn clear(daemon: &Daemon, vm: Uuid, why: Option<Problem>, context: &Context) -> Result<Vm, Problem> {
+    let kept = why.clone();
+    let plugged = daemon.catalogue.write(move |tx| {
+        // From here on none of them is plugged by itself.
+        tx.set_vm_power(vm, Power::Stopping, kept.as_ref())?;
+        let vbds = tx.vbds(Some(vm), None)?;
+        Ok(vbds.into_iter().filter(|vbd| vbd.state != VbdState::Unplugged).map(|vbd| vbd.uuid).collect())
+    });
+    let plugged: Vec<Uuid> = plugged.await?;
+    daemon.vms.guests().remove(&vm);
+    fault::point("vm-end", "unplug", false);
+    let unplugged = plug::unplug_all(daemon, plugged, context).await;
+    fault::point("vm-end", "unplug", true);
+    let directory = place(&daemon.config, vm);
+    let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Problem::failed(format_args!("remove {}", directory.display()), error))
+        }
+        _ => Ok(()),
+    });
+    let removed = removed.await.map_err(|error| Problem::failed("remove the directory of a VM", error));
+    let why = why.or(unplugged.err()).or(removed.and_then(|removed| removed).err());
+    let halted = daemon.catalogue.write(move |tx| {
+        tx.set_vm_run_by(vm, None, None)?;
+        tx.set_vm_power(vm, Power::Halted, why.as_ref())?;
+        tx.vm(vm)
+    });
+    halted.await
+}

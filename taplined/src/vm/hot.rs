@@ -1,0 +1,91 @@
+//! Disks of a guest that runs: given to it behind a plug, and taken from it before an unplug.
+//!
+//! Invariant: what QEMU is told to connect to is served, and is served for as long as the guest has not let go; only force ends
+//! it before, and then the guest waits for what it asks of that disk.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::{Power, Problem, Transport, Vbd};
+use uuid::Uuid;
+
+use super::guest::Guest;
+use super::{hardware, recover};
+use crate::daemon::Daemon;
+
+/// How often a guest is looked at that was asked to let go, while an unplug waits for that.
+const LOOK_AFTER: Duration = Duration::from_millis(200);
+
+/// A guest that was asked while its system was not up yet has not heard it; QEMU asks again when five seconds have passed.
+const ASK_AGAIN: Duration = Duration::from_secs(6);
+
+/// Sees that the place of a VBD in its machine is free: a guest may hold on to a disk that was unplugged with force.
+pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
+    let Some(guest) = expected(daemon, vbd).await? else { return Ok(()) };
+    let position = hardware::position_of(vbd)?;
+    let free = guest.tell(move |machine| match machine.disks()?.contains(&position) {
+        true => Err(::vm::qemu::machine::MachineError::Taken(position.number())),
+        false => Ok(()),
+    });
+    free.await
+}
+
+/// Gives a VBD that is served to its guest, if that runs. `again`: the guest has it already, and has only waited for it.
+pub async fn attach(daemon: &Daemon, vbd: Uuid, again: bool) -> Result<(), Problem> {
+    let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
+    let Some(guest) = expected(daemon, &vbd).await? else { return Ok(()) };
+    let disk = hardware::disk(&daemon.config, &vbd)?;
+    let plugged = guest.tell(move |machine| match again && machine.disks()?.contains(&disk.position) {
+        true => Ok(()),
+        false => machine.plug(&disk),
+    });
+    plugged.await
+}
+
+/// Has the guest let go of a VBD, however long it takes.
+pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
+    let position = hardware::position_of(vbd)?;
+    let mut asked: Option<Instant> = None;
+    while let Some(guest) = found(daemon, vbd) {
+        let ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN);
+        let let_go = guest.tell(move |machine| {
+            if ask {
+                machine.begin_unplug(position)?;
+            }
+            machine.finish_unplug(position)
+        });
+        if ask {
+            asked = Some(Instant::now());
+        }
+        match let_go.await {
+            Ok(true) => return Ok(()),
+            Ok(false) => tokio::time::sleep(LOOK_AFTER).await,
+            // With QEMU all its connections have gone.
+            Err(_) if tokio::time::timeout(LOOK_AFTER, guest.ended()).await.is_ok() => return Ok(()),
+            Err(problem) => return Err(problem),
+        }
+    }
+    Ok(())
+}
+
+/// Asks the guest to let go of a VBD that is taken from it in any case. It may still do so later.
+pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
+    let (Some(guest), Ok(position)) = (found(daemon, vbd), hardware::position_of(vbd)) else { return };
+    if let Err(problem) = guest.tell(move |machine| machine.begin_unplug(position)).await {
+        tracing::warn!(vbd = %vbd.uuid, "its guest could not be asked to let go: {problem}");
+    }
+}
+
+/// The machine that has a VBD, if it runs and is in reach.
+fn found(daemon: &Daemon, vbd: &Vbd) -> Option<Arc<Guest>> {
+    vbd.vm.filter(|_| vbd.transport == Transport::VhostUser).and_then(|vm| daemon.vms.guest(vm))
+}
+
+/// The machine that is to have a VBD, if it runs; that it is out of reach is a problem.
+async fn expected(daemon: &Daemon, vbd: &Vbd) -> Result<Option<Arc<Guest>>, Problem> {
+    let Some(vm) = vbd.vm.filter(|_| vbd.transport == Transport::VhostUser) else { return Ok(None) };
+    match daemon.catalogue.read(move |view| view.vm(vm)).await?.power {
+        Power::Running | Power::Suspended => recover::reach(daemon, vm).await.map(Some),
+        Power::Halted | Power::Starting | Power::Stopping => Ok(daemon.vms.guest(vm)),
+    }
+}

@@ -1,0 +1,189 @@
+//! What a daemon finds when it starts: machines that have gone on without one, and what a daemon before it has left half done.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::vm::qemu::machine::{Machine, MachineError, Status};
+use ::vm::qemu::process::{Identity, Process};
+use api::{Code, Power, Problem, Vbd, VbdState, Vm};
+use uuid::Uuid;
+
+use super::guest::{self, Guest};
+use super::{end, hardware, new_task, place, places, stop, strays};
+use crate::daemon::Daemon;
+use crate::disk::process::DiskProcess;
+
+/// For a machine to answer that is found again. It is not asked for more than two things.
+const TO_ANSWER: Duration = Duration::from_secs(5);
+
+/// For a machine whose monitor has gone to be gone itself.
+const TO_END: Duration = Duration::from_secs(3);
+
+/// How long the guest of a VM may take that was being shut down when the daemon ended.
+const TO_POWER_OFF: Duration = Duration::from_secs(60);
+
+/// Finds machines again, and brings to an end what is half done.
+pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
+    let vms = daemon.catalogue.read(|view| view.vms()).await?;
+    let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);
+    let keep: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
+    let all = places(&daemon.config);
+    let killed = tokio::task::spawn_blocking(move || strays::kill(&all, &keep)).await;
+    killed.map_err(|error| Problem::failed("end the machines that no VM has", error))??;
+    for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted) {
+        one(daemon, vm).await?;
+    }
+    Ok(())
+}
+
+async fn one(daemon: &Daemon, vm: Vm) -> Result<(), Problem> {
+    let uuid = vm.uuid;
+    let operation = daemon.vms.begin(uuid)?;
+    if vm.power == Power::Starting {
+        let what = format!("VM {uuid} was not started: the daemon ended meanwhile");
+        let why = Problem::new(Code::Failed, what).advise("start it again");
+        end::halt(daemon, uuid, Some(why), operation).await;
+        return Ok(());
+    }
+    match (adopt(daemon, uuid).await, vm.power) {
+        (Ok(None), Power::Stopping) => end::halt(daemon, uuid, vm.problem, operation).await,
+        (Ok(None), _) => {
+            let what = format!("VM {uuid} is halted: its QEMU has ended while no daemon ran, and nobody knows how");
+            let why = Problem::new(Code::Failed, what).advise("start it again");
+            end::halt(daemon, uuid, Some(why), operation).await;
+        }
+        (_, Power::Stopping) => {
+            // Behind what was asked for then, with the patience of one who is asked anew.
+            let at_work = daemon.clone();
+            let work = move |context| async move {
+                stop::finish(&at_work, uuid, Some(TO_POWER_OFF), operation, context).await
+            };
+            daemon.tasks.start(daemon, new_task("vm-shutdown", uuid, true), work).await?;
+        }
+        (Ok(Some(_)), _) => {}
+        (Err(problem), _) => {
+            tracing::error!(vm = %uuid, "it runs, and is out of reach: {problem}");
+            daemon.catalogue.write(move |tx| tx.set_vm_power(uuid, vm.power, Some(&problem))).await?;
+            watch_unreached(daemon, uuid).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Finds the machine of a VM again; none if it has ended.
+async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem> {
+    let found = daemon.catalogue.read(move |view| Ok((view.vm_process(vm)?, view.vbds(Some(vm), None)?)));
+    let (process, vbds) = found.await?;
+    let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(None) };
+    let directory = place(&daemon.config, vm);
+    let adopted = tokio::task::spawn_blocking(move || {
+        let mut machine = match Machine::adopt(&identity, &directory, TO_ANSWER) {
+            Ok(machine) => machine,
+            Err(MachineError::Gone { .. }) => return Ok(None),
+            Err(_) if is_ending(&identity) => return Ok(None),
+            Err(error) => return Err(guest::problem(vm, &error)),
+        };
+        let status = match machine.status() {
+            Ok(status) => status,
+            Err(_) if is_ending(&identity) => return Ok(None),
+            Err(error) => return Err(guest::problem(vm, &error)),
+        };
+        let_go_of_unplugged(vm, &mut machine, &vbds);
+        Ok(Some((machine, status)))
+    });
+    let adopted = adopted.await.map_err(|error| Problem::failed(format_args!("find VM {vm} again"), error))??;
+    let Some((machine, status)) = adopted else { return Ok(None) };
+    let guest = Arc::new(Guest::of(vm, machine).map_err(|(_, problem)| problem)?);
+    daemon.vms.guests().insert(vm, guest.clone());
+    end::watch(daemon, guest.clone());
+    record(daemon, vm, &status).await?;
+    tracing::info!(%vm, ?status, "found again");
+    Ok(Some(guest))
+}
+
+/// From now on the end of a machine is seen that could not be spoken to.
+async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
+    let process = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
+    let Some(mut process) = process.map(|known| DiskProcess::find(known.process)).transpose()?.flatten() else {
+        return Ok(());
+    };
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        if let Err(problem) = process.ended().await {
+            tracing::error!(%vm, "{problem}");
+            return;
+        }
+        let operation = daemon.vms.operations.wait(vm).await;
+        let now = daemon.catalogue.read(move |view| view.vm(vm)).await;
+        // It may have been reached since, or ended.
+        let left = now.is_ok_and(|now| now.pid == Some(process.identity().pid)) && daemon.vms.guest(vm).is_none();
+        if left {
+            let what = format!("VM {vm} is halted: its QEMU has ended, and nobody knows how");
+            let why = Problem::new(Code::Failed, what).advise("start it again");
+            end::halt(&daemon, vm, Some(why), operation).await;
+        }
+    });
+    Ok(())
+}
+
+/// A process that was killed lets go of its monitor first, and of its memory after; it is there until then.
+fn is_ending(identity: &Identity) -> bool {
+    match Process::find(identity) {
+        Ok(Some(process)) => matches!(process.wait(TO_END), Ok(true)),
+        Ok(None) => true,
+        Err(_) => false,
+    }
+}
+
+/// Somebody else may have held or let go a guest meanwhile.
+async fn record(daemon: &Daemon, vm: Uuid, status: &Status) -> Result<(), Problem> {
+    let paused = *status == Status::Paused;
+    let recorded = daemon.catalogue.write(move |tx| match tx.vm(vm)?.power {
+        Power::Stopping | Power::Starting | Power::Halted => Ok(()),
+        Power::Running | Power::Suspended if paused => tx.set_vm_power(vm, Power::Suspended, None),
+        Power::Running | Power::Suspended => tx.set_vm_power(vm, Power::Running, None),
+    });
+    recorded.await
+}
+
+/// A daemon may have ended between the plug of a device and its record; its disk is not served any more.
+fn let_go_of_unplugged(vm: Uuid, machine: &mut Machine, vbds: &[Vbd]) {
+    let has = vbds.iter().filter(|vbd| vbd.state != VbdState::Unplugged);
+    let has: Vec<_> = has.filter_map(|vbd| hardware::position_of(vbd).ok()).collect();
+    let asked = machine.disks().and_then(|disks| {
+        let stray = disks.into_iter().filter(|position| !has.contains(position));
+        stray.map(|position| machine.begin_unplug(position)).collect::<Result<Vec<()>, _>>()
+    });
+    if let Err(error) = asked {
+        tracing::warn!("{}", guest::problem(vm, &error));
+    }
+}
+
+/// The machine of a VM that runs. One that could not be reached before is tried again.
+pub async fn reach(daemon: &Daemon, vm: Uuid) -> Result<Arc<Guest>, Problem> {
+    if let Some(guest) = daemon.vms.guest(vm) {
+        return Ok(guest);
+    }
+    let found = adopt(daemon, vm)
+        .await
+        .map_err(|problem| problem.advise("see that nobody else holds its monitor, or shut the VM down with force"))?;
+    found.ok_or_else(|| Problem::new(Code::State, format!("VM {vm} has ended")))
+}
+
+/// Ends a machine that is not to be spoken to.
+pub async fn kill(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
+    let process = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
+    let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(()) };
+    let killed = tokio::task::spawn_blocking(move || {
+        let Some(process) = Process::find(&identity)? else { return Ok(true) };
+        process.kill()?;
+        process.wait(TO_ANSWER)
+    });
+    let tried = format!("kill the QEMU of VM {vm}");
+    match killed.await.map_err(|error| Problem::failed(&tried, error))? {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Problem::failed(tried, "it does not end: it waits in the kernel for storage")),
+        Err(error) => Err(Problem::failed(tried, error)),
+    }
+}

@@ -1,0 +1,170 @@
+//! `vm-start`: all VBDs of a VM are plugged, then QEMU is started. What fails or is cancelled is undone.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::vm::qemu::hardware::Hardware;
+use ::vm::qemu::machine::{Ending, Machine};
+use api::{Boot, Code, Power, Problem, Task, VbdState, Vm};
+use uuid::Uuid;
+
+use super::guest::{self, Guest};
+use super::{Operation, end, hardware, new_task, place};
+use crate::daemon::Daemon;
+use crate::fault;
+use crate::plug;
+use crate::task::Context;
+
+/// For QEMU to answer, with 255 disks and little processor time; then it does not any more.
+const TO_ANSWER: Duration = Duration::from_secs(120);
+
+/// What is to be started.
+#[derive(Debug)]
+struct Order {
+    vm: Uuid,
+    hardware: Hardware,
+    /// VBDs that are not plugged yet.
+    unplugged: Vec<Uuid>,
+}
+
+/// Starts a VM: a task.
+pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
+    let operation = daemon.vms.begin(vm)?;
+    let boot = daemon.catalogue.read(move |view| view.vm(vm)).await?.boot;
+    see_files(boot).await?;
+    let config = daemon.config.clone();
+    let order = daemon.catalogue.write(move |tx| {
+        let (known, vbds) = tx.begin_vm_start(vm)?;
+        let hardware = hardware::of(&config, &known, &vbds)?;
+        let unplugged = vbds.iter().filter(|vbd| vbd.state != VbdState::Plugged).map(|vbd| vbd.uuid).collect();
+        Ok(Order { vm, hardware, unplugged })
+    });
+    let order = order.await?;
+    let at_work = daemon.clone();
+    let started = daemon.tasks.start(daemon, new_task("vm-start", vm, true), move |context| async move {
+        run(&at_work, order, operation, context).await
+    });
+    match started.await {
+        Ok(task) => Ok(task),
+        Err(problem) => {
+            daemon.catalogue.write(move |tx| tx.set_vm_power(vm, Power::Halted, None)).await?;
+            Err(problem)
+        }
+    }
+}
+
+/// Sees that what it boots is there, before anything is done.
+async fn see_files(boot: Boot) -> Result<(), Problem> {
+    let Boot::Kernel { kernel, initrd, .. } = boot else { return Ok(()) };
+    let files = [("boot.kernel", Some(kernel)), ("boot.initrd", initrd)];
+    let seen = tokio::task::spawn_blocking(move || {
+        for (field, path) in files {
+            let Some(path) = path else { continue };
+            if let Err(error) = File::open(path.as_path()) {
+                let what = format!("cannot read {path}, from which the VM is to boot: {error}");
+                return Err(Problem::new(Code::Invalid, what).field(field));
+            }
+        }
+        Ok(())
+    });
+    seen.await.map_err(|error| Problem::failed("look at what a VM boots", error))?
+}
+
+async fn run(
+    daemon: &Daemon,
+    order: Order,
+    operation: Operation,
+    mut context: Context,
+) -> Result<serde_json::Value, Problem> {
+    let vm = order.vm;
+    let started = begin(daemon, order, &mut context).await;
+    let started = match started {
+        Ok(guest) => record(daemon, &guest, &context).await,
+        Err(problem) => Err(problem),
+    };
+    match started {
+        Ok(vm) => {
+            drop(operation);
+            serde_json::to_value(vm).map_err(|error| Problem::failed("show a VM", error))
+        }
+        Err(problem) => {
+            let why = (problem.code != Code::Cancelled).then(|| problem.clone());
+            if let Err(also) = end::clear(daemon, vm, why, &context.regardless()).await {
+                tracing::error!(%vm, "what a failed start has left remains until the daemon starts again: {also}");
+            }
+            Err(problem)
+        }
+    }
+}
+
+/// Plugs what is not plugged, and starts QEMU.
+async fn begin(daemon: &Daemon, mut order: Order, context: &mut Context) -> Result<Arc<Guest>, Problem> {
+    context.step("plug", true).await?;
+    fault::point("vm-start", "plug", false);
+    plug::plug_all(daemon, order.unplugged, context).await?;
+    context.check()?;
+    fault::point("vm-start", "plug", true);
+    context.step("start", true).await?;
+    order.hardware.accelerator = daemon.vms.accelerator(&daemon.config).await?;
+    let (vm, hardware) = (order.vm, order.hardware);
+    let (program, directory) = (daemon.config.qemu_program.clone(), place(&daemon.config, vm));
+    // Not given up in the middle: a QEMU of which nobody knows would be left.
+    let launched = tokio::task::spawn_blocking(move || launch(vm, &program, &hardware, &directory));
+    let machine = launched.await.map_err(|error| Problem::failed(format_args!("start VM {vm}"), error))??;
+    fault::point("vm-start", "start", true);
+    match Guest::of(vm, machine) {
+        Ok(guest) => Ok(Arc::new(guest)),
+        Err((mut machine, problem)) => {
+            let ended = tokio::task::spawn_blocking(move || machine.end()).await;
+            if !matches!(ended, Ok(Ok(_))) {
+                tracing::error!(%vm, "its QEMU could not be ended, and is when the daemon starts again");
+            }
+            Err(problem)
+        }
+    }
+}
+
+fn launch(vm: Uuid, program: &Path, hardware: &Hardware, directory: &Path) -> Result<Machine, Problem> {
+    make_empty(directory)
+        .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
+    Machine::start(program, hardware, directory, TO_ANSWER).map_err(|error| guest::problem(vm, &error))
+}
+
+/// The monitor's directory is for its owner alone: who reaches the monitor has the guest.
+fn make_empty(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    DirBuilder::new().mode(0o700).create(directory)
+}
+
+/// Records that it runs. Who plugs a disk from then on finds the machine.
+async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Result<Vm, Problem> {
+    let vm = guest.vm;
+    daemon.vms.guests().insert(vm, guest.clone());
+    let handle = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
+    let recorded = match context.check().and_then(|()| guest.process()) {
+        Err(problem) => Err(problem),
+        Ok(process) => {
+            let recorded = daemon.catalogue.write(move |tx| {
+                tx.set_vm_run_by(vm, Some(&process), Some(&handle))?;
+                tx.set_vm_power(vm, Power::Running, None)?;
+                tx.vm(vm)
+            });
+            recorded.await
+        }
+    };
+    match &recorded {
+        Ok(_) => end::watch(daemon, guest.clone()),
+        Err(_) => {
+            let ending: Ending = guest.tell(Machine::end).await?;
+            tracing::info!(%vm, ?ending, "its QEMU was ended");
+        }
+    }
+    recorded
+}

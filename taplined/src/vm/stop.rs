@@ -1,0 +1,161 @@
+//! `vm-shutdown`, `vm-suspend`, `vm-resume`: what is asked of a machine that runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::vm::qemu::machine::Machine;
+use api::{Code, Power, Problem, Task, TaskState, Vm, VmShutdown};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::guest::Guest;
+use super::{Operation, end, new_task, recover};
+use crate::daemon::Daemon;
+use crate::fault;
+use crate::task::Context;
+
+/// How long a guest may take to power off, in seconds, if nothing is said.
+const TIMEOUT_DEFAULT: u32 = 60;
+
+/// Ends a VM: a task. With force it puts an end to another that is at work on the VM.
+pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Task, Problem> {
+    let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
+    let operation = match (power, daemon.vms.begin(vm)) {
+        (Power::Halted, _) => return Err(wrong(vm, "is halted already")),
+        (Power::Suspended, Ok(_)) if !asked.force => {
+            let advice = "resume it first, or shut it down with force";
+            return Err(wrong(vm, "is suspended, and its guest hears nothing").advise(advice));
+        }
+        (_, Ok(operation)) => Some(operation),
+        (_, Err(_)) if asked.force => None,
+        (_, Err(busy)) => return Err(busy),
+    };
+    let patience = (!asked.force).then(|| Duration::from_secs(asked.timeout.unwrap_or(TIMEOUT_DEFAULT).into()));
+    let at_work = daemon.clone();
+    let work = move |context: Context| async move {
+        let operation = match operation {
+            Some(operation) => operation,
+            None => take(&at_work, vm, &context).await?,
+        };
+        finish(&at_work, vm, patience, operation, context).await
+    };
+    daemon.tasks.start(daemon, new_task("vm-shutdown", vm, true), work).await
+}
+
+/// Waits for who is at work on a VM, who is asked to end.
+async fn take(daemon: &Daemon, vm: Uuid, context: &Context) -> Result<Operation, Problem> {
+    let own = context.uuid();
+    let tasks = daemon.catalogue.read(|view| view.tasks(true)).await?;
+    let others = tasks.iter().filter(|task| task.uuid != own && task.about.iter().any(|about| about.uuid == vm));
+    for task in others.filter(|task| task.state != TaskState::Cancelling) {
+        if let Err(problem) = daemon.tasks.cancel(task.uuid).await {
+            tracing::debug!(task = %task.uuid, "it ends by itself: {problem}");
+        }
+    }
+    context.unless_cancelled(async { Ok(daemon.vms.operations.wait(vm).await) }).await
+}
+
+/// Ends a VM that somebody has for that; `patience`: how long its guest may take, or none to end it at once.
+pub async fn finish(
+    daemon: &Daemon,
+    vm: Uuid,
+    patience: Option<Duration>,
+    operation: Operation,
+    mut context: Context,
+) -> Result<Value, Problem> {
+    let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
+    if power == Power::Halted {
+        return shown(daemon.catalogue.read(move |view| view.vm(vm)).await?);
+    }
+    let guest = recover::reach(daemon, vm).await;
+    daemon.catalogue.write(move |tx| tx.set_vm_power(vm, Power::Stopping, None)).await?;
+    let ended = async {
+        if let Some(patience) = patience {
+            let guest = guest.as_ref().map_err(Problem::clone)?;
+            context.step("ask", true).await?;
+            fault::point("vm-shutdown", "ask", false);
+            context.unless_cancelled(ask(guest, patience)).await?;
+        }
+        context.step("end", false).await?;
+        fault::point("vm-shutdown", "end", false);
+        match guest {
+            Ok(guest) => guest.tell(Machine::end).await.map(drop),
+            // It is not to be spoken to, and can be killed.
+            Err(_) => recover::kill(daemon, vm).await,
+        }
+    };
+    if let Err(problem) = ended.await {
+        let kept = (problem.code != Code::Cancelled).then(|| problem.clone());
+        daemon.catalogue.write(move |tx| tx.set_vm_power(vm, power, kept.as_ref())).await?;
+        return Err(problem);
+    }
+    fault::point("vm-shutdown", "end", true);
+    let halted = end::clear(daemon, vm, None, &context.regardless()).await?;
+    drop(operation);
+    shown(halted)
+}
+
+/// Presses the power button, and waits until the guest has powered off or the time is over.
+async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
+    let pressed = guest.tell(|machine| machine.ask("system_powerdown", &json!({})).map(drop)).await;
+    if let Err(problem) = pressed {
+        // It has ended, or does not listen: then it is ended.
+        tracing::warn!(vm = %guest.vm, "{problem}");
+        return Ok(());
+    }
+    match tokio::time::timeout(patience, guest.ended()).await {
+        Ok(ended) => ended,
+        Err(_) => {
+            tracing::warn!(vm = %guest.vm, "its guest has not powered off in {} s, and is ended", patience.as_secs());
+            Ok(())
+        }
+    }
+}
+
+/// Holds a guest, in memory: a task.
+pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
+    change(daemon, vm, "vm-suspend", Power::Running, Power::Suspended, Machine::pause).await
+}
+
+/// Lets a guest go on: a task.
+pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
+    change(daemon, vm, "vm-resume", Power::Suspended, Power::Running, Machine::resume).await
+}
+
+/// What is done to a machine.
+type Change = fn(&mut Machine) -> Result<(), ::vm::qemu::machine::MachineError>;
+
+async fn change(
+    daemon: &Daemon,
+    vm: Uuid,
+    verb: &'static str,
+    from: Power,
+    to: Power,
+    work: Change,
+) -> Result<Task, Problem> {
+    let operation = daemon.vms.begin(vm)?;
+    if daemon.catalogue.read(move |view| view.vm(vm)).await?.power != from {
+        return Err(wrong(vm, if from == Power::Running { "does not run" } else { "is not suspended" }));
+    }
+    let guest = recover::reach(daemon, vm).await?;
+    let at_work = daemon.clone();
+    let work = move |_: Context| async move {
+        guest.tell(work).await?;
+        let changed = at_work.catalogue.write(move |tx| {
+            tx.set_vm_power(vm, to, None)?;
+            tx.vm(vm)
+        });
+        let changed = changed.await?;
+        drop(operation);
+        shown(changed)
+    };
+    daemon.tasks.start(daemon, new_task(verb, vm, false), work).await
+}
+
+fn wrong(vm: Uuid, what: &str) -> Problem {
+    Problem::new(Code::State, format!("VM {vm} {what}"))
+}
+
+fn shown(vm: Vm) -> Result<Value, Problem> {
+    serde_json::to_value(vm).map_err(|error| Problem::failed("show a VM", error))
+}

@@ -1,0 +1,55 @@
+//! Machines of ours that no VM has: a daemon was killed between their start and its record, or the catalogue was put back from a
+//! backup. Nobody was told that they run; what they use may be another's by now.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use api::Problem;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use uuid::Uuid;
+
+/// Kills machines whose VMs are not among those to keep, and removes their directories.
+pub fn kill(places: &Path, keep: &BTreeSet<Uuid>) -> Result<(), Problem> {
+    let tried = || format!("look through {}", places.display());
+    for entry in fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))? {
+        let entry = entry.map_err(|error| Problem::failed(tried(), error))?;
+        let vm = entry.file_name().to_str().and_then(|name| Uuid::parse_str(name).ok());
+        if vm.is_none_or(|vm| keep.contains(&vm)) {
+            continue;
+        }
+        let directory = entry.path();
+        for pid in running_in(&directory) {
+            kill_one(pid, &directory);
+        }
+        fs::remove_dir_all(&directory).map_err(|error| Problem::failed(tried(), error))?;
+    }
+    Ok(())
+}
+
+/// Processes that have the directory and its monitor: QEMU, and no shell of somebody who looks at it.
+fn running_in(directory: &Path) -> Vec<i32> {
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| is_its(*pid, directory)).collect()
+}
+
+fn is_its(pid: i32, directory: &Path) -> bool {
+    let monitor = format!("id=monitor,path={}", directory.join("monitor").display());
+    let there = fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|there| there == directory);
+    let words = || fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    there && String::from_utf8_lossy(&words()).contains(&monitor)
+}
+
+fn kill_one(pid: i32, directory: &Path) {
+    let Some(number) = Pid::from_raw(pid) else { return };
+    let killed = pidfd_open(number, PidfdFlags::empty()).and_then(|pidfd| match is_its(pid, directory) {
+        // Looked at behind the pidfd: it holds what was seen.
+        true => pidfd_send_signal(pidfd, Signal::KILL),
+        false => Ok(()),
+    });
+    match killed {
+        Ok(()) => tracing::warn!(pid, directory = %directory.display(), "a QEMU of ours that no VM has is killed"),
+        Err(errno) => tracing::error!(pid, "a QEMU of ours that no VM has cannot be killed: {errno}"),
+    }
+}

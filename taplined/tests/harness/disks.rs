@@ -1,0 +1,200 @@
+//! Disks for tests of plugs, what their clients do, and whether anything of them is left where it should not be.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use repo::Catalogue;
+use serde_json::{Value, json};
+
+use super::{Taplined, disk_program, wait_until};
+
+/// A daemon with disks that are named, each an empty qcow2 image that a scan has found; their VDIs.
+pub fn with_disks(settings: &str, names: &[&str]) -> (Taplined, Vec<String>) {
+    let daemon = super::start_with(settings, &[]);
+    let sr = daemon.repository("disks");
+    let vdis = scanned(&daemon, &sr, names);
+    (daemon, vdis)
+}
+
+/// Makes disks in the repository «disks» and has a scan find them; their VDIs.
+pub fn scanned(daemon: &Taplined, sr: &str, names: &[&str]) -> Vec<String> {
+    for name in names {
+        let path = format!("qcow2:{}", daemon.room().join("disks").join(format!("{name}.qcow2")).display());
+        let made = Command::new(disk_program()).args(["image", "create", &path, "--size", "16M"]).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+    }
+    let scan = daemon.done(daemon.post(&format!("/srs/{sr}/scan"), json!({})));
+    let found = scan["appeared"].as_array().unwrap();
+    let vdi_of = |name: &&str| {
+        let file = format!("{name}.qcow2");
+        let placed = found.iter().find(|placed| placed["file"] == file.as_str());
+        placed.unwrap_or_else(|| panic!("{scan}"))["vdi"].as_str().unwrap().into()
+    };
+    names.iter().map(vdi_of).collect()
+}
+
+/// Makes a VBD; its path in the API.
+#[track_caller]
+pub fn vbd(daemon: &Taplined, vdi: &str, transport: &str) -> String {
+    let (status, vbd) = daemon.post("/vbds", json!({ "vdi": vdi, "transport": transport }));
+    assert_eq!(status, 201, "{vbd}");
+    format!("/vbds/{}", vbd["uuid"].as_str().unwrap())
+}
+
+#[track_caller]
+pub fn plug(daemon: &Taplined, vbd: &str) -> Value {
+    daemon.done(daemon.post(&format!("{vbd}/plug"), json!({})))
+}
+
+#[track_caller]
+pub fn unplug(daemon: &Taplined, vbd: &str) -> Value {
+    daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({})))
+}
+
+#[track_caller]
+pub fn state(daemon: &Taplined, vbd: &str) -> String {
+    daemon.get(vbd).1["state"].as_str().unwrap().into()
+}
+
+/// Where NBD clients find a plugged VBD.
+pub fn nbd(daemon: &Taplined, vbd: &str) -> String {
+    format!("nbd+unix:///?socket={}", daemon.get(vbd).1["socket"].as_str().unwrap())
+}
+
+/// Has qemu-io do something; whether it went well, and what it said.
+pub fn io(at: &str, commands: &[&str]) -> (bool, String) {
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw"]);
+    for command in commands {
+        qemu.args(["-c", command]);
+    }
+    let output = qemu.arg(at).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output.status.success() && !said.contains("failed"), said)
+}
+
+/// Processes of disks of this daemon that run.
+pub fn processes(daemon: &Taplined) -> BTreeSet<u32> {
+    disks_of(&daemon.room().join("run/vbd"))
+}
+
+/// Processes of disks that listen in a directory.
+pub fn disks_of(places: &Path) -> BTreeSet<u32> {
+    let places = places.to_str().unwrap();
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let ours = pids.filter(|pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).into_owned();
+        words.contains("--control") && words.contains(places)
+    });
+    ours.collect()
+}
+
+/// Processes of machines that have their monitors in a directory.
+pub fn machines_of(places: &Path) -> BTreeSet<u32> {
+    let monitor = format!("id=monitor,path={}/", places.to_str().unwrap());
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let ours = pids.filter(|pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains(&monitor)
+    });
+    ours.collect()
+}
+
+/// What is wrong with VMs: on the way, or another process than is known.
+fn wrong_machines(daemon: &Taplined) -> String {
+    let vms = daemon.get("/vms").1;
+    let vms = vms.as_array().unwrap();
+    let running: Vec<&Value> = vms.iter().filter(|vm| vm["power"] != "halted").collect();
+    let settled = running.iter().all(|vm| ["running", "suspended"].contains(&vm["power"].as_str().unwrap()));
+    let known: BTreeSet<u32> = running.iter().filter_map(|vm| vm["pid"].as_u64()?.try_into().ok()).collect();
+    let halted = vms.iter().filter(|vm| vm["power"] == "halted");
+    let forgotten = halted.into_iter().all(|vm| vm["pid"].is_null() && vm["handle"].is_null());
+    let places = fs::read_dir(daemon.room().join("run/vm")).unwrap().count();
+    let found = machines_of(&daemon.room().join("run/vm"));
+    if settled && forgotten && found == known && places == known.len() {
+        return String::new();
+    }
+    format!("machines: {vms:?}, running {found:?}, {places} directories; ")
+}
+
+/// No VDI is lost, stuck, doubly active or leaked: what runs, what is leased, what is in the run directory and what the
+/// daemon says is the same, now or very soon, and nothing is under way.
+#[track_caller]
+pub fn nothing_leaked(daemon: &Taplined) {
+    let mut said = String::new();
+    wait_until("nothing is leaked", || {
+        said = wrong_machines(daemon) + &leaks(daemon);
+        if !said.is_empty() {
+            eprintln!("{said}");
+        }
+        said.is_empty()
+    });
+}
+
+fn leaks(daemon: &Taplined) -> String {
+    let vbds = daemon.get("/vbds").1;
+    let vbds = vbds.as_array().unwrap();
+    let on_the_way = vbds.iter().filter(|vbd| !["plugged", "unplugged"].contains(&vbd["state"].as_str().unwrap()));
+    let plugged: Vec<&Value> = vbds.iter().filter(|vbd| vbd["state"] == "plugged").collect();
+    let named = |vbd: &&Value| vbd["uuid"].as_str().unwrap().to_owned();
+    let known: BTreeSet<String> = plugged.iter().map(named).collect();
+    let pids: BTreeSet<u32> =
+        plugged.iter().filter_map(|vbd| vbd["pid"].as_u64()).map(|pid| pid.try_into().unwrap()).collect();
+    let places = fs::read_dir(daemon.room().join("run/vbd")).unwrap();
+    let places: BTreeSet<String> = places.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let (leased, writers) = leases(daemon);
+    let running = processes(daemon);
+    let tasks = daemon.get("/tasks?open=true").1;
+    let checks = [
+        ("on the way", on_the_way.count() == 0),
+        ("processes", running == pids && pids.len() == plugged.len()),
+        ("directories", places == known),
+        ("leases", leased == known),
+        ("writers", writers),
+        ("tasks", tasks.as_array().unwrap().is_empty()),
+    ];
+    let wrong: Vec<&str> = checks.iter().filter(|(_, right)| !right).map(|(what, _)| *what).collect();
+    if wrong.is_empty() {
+        return String::new();
+    }
+    format!("{wrong:?}: {vbds:?}, running {running:?}, in the directory {places:?}, leased {leased:?}, {tasks}")
+}
+
+/// Who has leases; and whether each VDI has at most one writer, and no reader beside one.
+fn leases(daemon: &Taplined) -> (BTreeSet<String>, bool) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let copy: PathBuf = daemon.room().join("state/catalogue.db");
+    let catalogue = Catalogue::open(&copy).unwrap();
+    let holders = runtime.block_on(
+        catalogue.read(|view| view.vdis(None)?.iter().map(|vdi| view.holders(vdi.uuid)).collect::<Result<Vec<_>, _>>()),
+    );
+    let holders = holders.unwrap();
+    let alone = |of_vdi: &Vec<repo::catalogue::Holder>| {
+        of_vdi.len() <= 1 || of_vdi.iter().all(|holder| holder.mode == api::Mode::ReadOnly)
+    };
+    let right = holders.iter().all(alone);
+    (holders.into_iter().flatten().map(|holder| holder.holder.to_string()).collect(), right)
+}
+
+/// Changes the catalogue while no daemon runs.
+fn change(daemon: &Taplined, change: impl FnOnce(&mut repo::Tx<'_>) -> Result<(), api::Problem> + Send + 'static) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let catalogue = Catalogue::open(&daemon.room().join("state/catalogue.db")).unwrap();
+    runtime.block_on(catalogue.write(change)).unwrap();
+}
+
+/// As if the host had been started anew.
+pub fn reboot(daemon: &Taplined) {
+    change(daemon, |tx| tx.set_meta("boot", "another life"));
+}
+
+/// As if nothing had ever been plugged.
+pub fn forget_plugs(daemon: &Taplined) {
+    change(daemon, |tx| {
+        let vbds = tx.vbds(None, None)?;
+        vbds.iter().try_for_each(|vbd| tx.end_unplug(vbd.uuid, None).map(drop))
+    });
+}

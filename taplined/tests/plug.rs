@@ -1,0 +1,348 @@
+//! VBDs of the real daemon, with real disk processes on real files: plugged, unplugged, killed, found again.
+
+mod harness;
+
+use harness::disks::{io, nbd, nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
+use harness::wait_until;
+use serde_json::{Value, json};
+
+fn kill(pid: &Value) {
+    let killed = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+    assert!(killed.success());
+}
+
+#[test]
+fn a_disk_is_served_while_it_is_plugged_and_keeps_what_was_written() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let plugged = plug(&daemon, &vbd);
+    assert_eq!((&plugged["state"], &plugged["restarts"]), (&json!("plugged"), &json!(0)));
+    let (written, said) = io(&nbd(&daemon, &vbd), &["write -P 7 0 64k", "flush"]);
+    assert!(written, "{said}");
+    assert_eq!(daemon.get("/host").1["plugged"], 1);
+    nothing_leaked(&daemon);
+    let unplugged = unplug(&daemon, &vbd);
+    assert_eq!((&unplugged["state"], &unplugged["pid"]), (&json!("unplugged"), &Value::Null));
+    nothing_leaked(&daemon);
+    plug(&daemon, &vbd);
+    let (same, said) = io(&nbd(&daemon, &vbd), &["read -P 7 0 64k", "read -P 0 64k 64k"]);
+    assert!(same, "{said}");
+    assert_eq!(daemon.delete(&vbd).0, 409);
+    unplug(&daemon, &vbd);
+    assert_eq!(daemon.delete(&vbd).0, 204);
+    assert_eq!(daemon.get(&vbd).0, 404);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_says_why() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let make = |body: Value| daemon.post("/vbds", body).1;
+    assert_eq!(make(json!({ "vdi": vdis[0], "queues": 65 }))["field"], "queues");
+    assert_eq!(make(json!({ "vdi": vdis[0], "position": 255 }))["field"], "position");
+    assert_eq!(make(json!({ "vdi": vdis[0], "transport": "blkif" }))["code"], "unsupported");
+    assert_eq!(make(json!({ "vdi": "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d" }))["field"], "vdi");
+    assert_eq!(make(json!({ "vdi": vdis[0], "sise": 1 }))["field"], "sise");
+    let (one, other) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[0], "nbd"));
+    assert_eq!(daemon.post(&format!("{one}/unplug"), json!({})).1["code"], "state");
+    plug(&daemon, &one);
+    assert_eq!(daemon.post(&format!("{one}/plug"), json!({})).1["code"], "state");
+    let (status, busy) = daemon.post(&format!("{other}/plug"), json!({}));
+    assert_eq!((status, &busy["code"]), (409, &json!("in-use")));
+    assert!(busy["message"].as_str().unwrap().contains(one.trim_start_matches("/vbds/")), "{busy}");
+    assert_eq!(daemon.post("/vbds/plug", json!({})).1["code"], "invalid");
+    let found = daemon.get(&format!("/vbds?vdi={}&match={}", vdis[0], &one[6..14])).1;
+    assert_eq!(found.as_array().unwrap().len(), 1, "{found}");
+}
+
+#[test]
+fn a_plug_that_fails_leaves_nothing_and_says_what_the_disk_said() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let file = daemon.room().join("disks");
+    std::fs::write(file.join("disk.qcow2"), [7; 4096]).unwrap();
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let problem = daemon.failed(daemon.post(&format!("{vbd}/plug"), json!({})));
+    assert!(problem["message"].as_str().unwrap().contains("qcow2"), "{problem}");
+    assert_eq!(daemon.get(&vbd).1["problem"], problem);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_process_that_is_killed_is_started_again_in_the_same_place() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let at = nbd(&daemon, &vbd);
+    assert!(io(&at, &["write -P 9 1M 64k", "flush"]).0);
+    let before = daemon.get(&vbd).1["pid"].clone();
+    kill(&before);
+    wait_until("another one serves", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "plugged" && now["pid"] != before && now["restarts"] == 1
+    });
+    assert_eq!(nbd(&daemon, &vbd), at);
+    let (same, said) = io(&at, &["read -P 9 1M 64k"]);
+    assert!(same, "{said}");
+    let problem = daemon.get(&vbd).1["problem"]["message"].as_str().unwrap().to_owned();
+    assert!(problem.contains("signal: 9"), "{problem}");
+    nothing_leaked(&daemon);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn one_that_dies_too_often_stays_down_until_it_is_plugged_again() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    for death in 1..=6 {
+        wait_until("it is served", || state(&daemon, &vbd) == "plugged");
+        kill(&daemon.get(&vbd).1["pid"]);
+        wait_until("its death is seen", || {
+            let now = daemon.get(&vbd).1;
+            now["restarts"].as_u64() >= Some(death.min(5)) && (death < 6 || now["state"] == "restarting")
+        });
+    }
+    wait_until("it stays down", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "restarting"
+            && now["problem"]["advice"].as_str().is_some_and(|advice| advice.contains("too often"))
+    });
+    // It has its VDI all the same.
+    assert_eq!(daemon.get(&format!("/vbds?vdi={}", vdis[0])).1[0]["pid"], Value::Null);
+    plug(&daemon, &vbd);
+    assert_eq!(daemon.get(&vbd).1["restarts"], 0);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn disks_outlive_the_daemon_and_are_found_again() {
+    let (mut daemon, vdis) = with_disks("", &["one", "other"]);
+    let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
+    vbds.iter().for_each(|vbd| drop(plug(&daemon, vbd)));
+    let before: Vec<Value> = vbds.iter().map(|vbd| daemon.get(vbd).1["pid"].clone()).collect();
+    let at = nbd(&daemon, &vbds[0]);
+    let client = std::thread::spawn(move || {
+        let commands: Vec<String> = (0..200).map(|at| format!("write -P 3 {}k 64k", at * 64)).collect();
+        io(&at, &commands.iter().map(String::as_str).collect::<Vec<_>>())
+    });
+    assert!(daemon.stop());
+    assert_eq!(processes(&daemon).len(), 2);
+    kill(&before[1]);
+    daemon.restart();
+    let (written, said) = client.join().unwrap();
+    assert!(written, "{said}");
+    wait_until("the dead one is served again", || daemon.get(&vbds[1]).1["restarts"] == 1);
+    wait_until("both are plugged", || vbds.iter().all(|vbd| state(&daemon, vbd) == "plugged"));
+    assert_eq!(daemon.get(&vbds[0]).1["pid"], before[0]);
+    nothing_leaked(&daemon);
+    // One that is found again is no child, and dies and ends as well as one.
+    kill(&before[0]);
+    wait_until("it is started again", || {
+        daemon.get(&vbds[0]).1["restarts"] == 1 && state(&daemon, &vbds[0]) == "plugged"
+    });
+    vbds.iter().for_each(|vbd| drop(unplug(&daemon, vbd)));
+    nothing_leaked(&daemon);
+}
+
+/// Every step of a plug and of an unplug, before and after it.
+#[test]
+fn a_daemon_that_is_killed_at_any_step_leaves_nothing_half_done() {
+    let (mut daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    for step in ["open", "start", "hand", "answer"] {
+        for after in ["", ":after"] {
+            let at = format!("vbd-plug:{step}{after}");
+            daemon.restart_with(&[("TAPLINED_ABORT_AT", &at)]);
+            assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 202, "{at}");
+            daemon.wait_for_death();
+            daemon.restart();
+            assert_eq!(state(&daemon, &vbd), "unplugged", "{at}");
+            nothing_leaked(&daemon);
+            plug(&daemon, &vbd);
+            unplug(&daemon, &vbd);
+        }
+    }
+    for (at, then) in [("wait", "plugged"), ("stop", "plugged"), ("clear", "unplugged")] {
+        if state(&daemon, &vbd) == "unplugged" {
+            plug(&daemon, &vbd);
+        }
+        daemon.restart_with(&[("TAPLINED_ABORT_AT", &format!("vbd-unplug:{at}"))]);
+        assert_eq!(daemon.post(&format!("{vbd}/unplug"), json!({})).0, 202, "{at}");
+        daemon.wait_for_death();
+        daemon.restart();
+        wait_until(then, || state(&daemon, &vbd) == then);
+        nothing_leaked(&daemon);
+    }
+}
+
+#[test]
+fn a_plug_can_be_cancelled_while_its_storage_is_slow_and_while_it_waits() {
+    let (daemon, vdis) = with_disks("[plug]\ninjected-delays = true\nworker-pool-size = 1", &["slow~60000ms", "fast"]);
+    let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
+    let tasks: Vec<Value> = vbds.iter().map(|vbd| daemon.post(&format!("{vbd}/plug"), json!({})).1).collect();
+    wait_until("the slow one is at it", || {
+        daemon.get(&format!("/tasks/{}", tasks[0]["uuid"].as_str().unwrap())).1["step"] == "open"
+    });
+    assert_eq!(state(&daemon, &vbds[1]), "plugging");
+    // One waits for the worker that the other has.
+    unplug(&daemon, &vbds[1]);
+    assert_eq!(daemon.wait(&tasks[1])["state"], "cancelled");
+    let cancelled = daemon.post(&format!("/tasks/{}/cancel", tasks[0]["uuid"].as_str().unwrap()), json!({}));
+    assert_eq!(cancelled.0, 200, "{}", cancelled.1);
+    assert_eq!(daemon.wait(&tasks[0])["state"], "cancelled");
+    vbds.iter().for_each(|vbd| assert_eq!(state(&daemon, vbd), "unplugged"));
+    nothing_leaked(&daemon);
+    plug(&daemon, &vbds[1]);
+}
+
+#[test]
+fn a_step_that_takes_too_long_fails_by_name() {
+    let (daemon, vdis) = with_disks("[plug]\ninjected-delays = true\nstep-timeout = 1", &["slow~60000ms"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let problem = daemon.failed(daemon.post(&format!("{vbd}/plug"), json!({})));
+    assert_eq!(problem["code"], "timeout");
+    assert!(problem["message"].as_str().unwrap().contains("«open»"), "{problem}");
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn an_unplug_waits_for_whoever_is_connected_unless_it_is_forced() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let at = nbd(&daemon, &vbd);
+    let client = std::thread::spawn(move || {
+        let commands: Vec<String> = (0..5000).map(|at| format!("write -P 3 {}k 64k", at % 200 * 64)).collect();
+        io(&at, &commands.iter().map(String::as_str).collect::<Vec<_>>())
+    });
+    let socket = daemon.get(&vbd).1["socket"].as_str().unwrap().to_owned();
+    let idle = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let task = daemon.post(&format!("{vbd}/unplug"), json!({})).1;
+    wait_until("it waits", || daemon.get(&format!("/tasks/{}", task["uuid"].as_str().unwrap())).1["step"] == "wait");
+    assert_eq!(state(&daemon, &vbd), "plugged");
+    daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({ "force": true })));
+    assert_eq!(daemon.wait(&task)["state"], "cancelled");
+    nothing_leaked(&daemon);
+    drop((idle, client.join().unwrap()));
+    // Nobody is connected the second time, and the image is sound.
+    plug(&daemon, &vbd);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_daemon_killed_while_it_plugs_fifty_leaves_nothing_behind() {
+    let names: Vec<String> = (0..50).map(|number| format!("disk {number}~20ms")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (mut daemon, vdis) = with_disks("[plug]\ninjected-delays = true", &names);
+    let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
+    let uuids: Vec<&str> = vbds.iter().map(|vbd| vbd.trim_start_matches("/vbds/")).collect();
+    assert_eq!(daemon.post("/vbds/plug", json!({ "vbds": uuids })).0, 202);
+    wait_until("some are plugged", || daemon.get("/host").1["plugged"].as_u64() > Some(10));
+    daemon.kill();
+    daemon.restart();
+    nothing_leaked(&daemon);
+    let rest: Vec<&str> =
+        uuids.iter().copied().filter(|vbd| state(&daemon, &format!("/vbds/{vbd}")) == "unplugged").collect();
+    assert!(!rest.is_empty());
+    daemon.done(daemon.post("/vbds/plug", json!({ "vbds": rest })));
+    assert_eq!(daemon.get("/host").1["plugged"], 50);
+    nothing_leaked(&daemon);
+    let drained = daemon.done(daemon.post("/host/drain", json!({ "timeout": 30 })));
+    assert_eq!(drained["forced"], 0);
+    assert_eq!(processes(&daemon).len(), 0);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn after_a_reboot_of_the_host_nothing_is_plugged_and_each_says_why() {
+    let (mut daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let pid = plug(&daemon, &vbd)["pid"].clone();
+    assert!(daemon.stop());
+    kill(&pid);
+    wait_until("it is no more", || processes(&daemon).is_empty());
+    harness::disks::reboot(&daemon);
+    daemon.restart();
+    let now = daemon.get(&vbd).1;
+    assert_eq!(now["state"], "unplugged");
+    assert!(now["problem"]["message"].as_str().unwrap().contains("host was started anew"), "{now}");
+    nothing_leaked(&daemon);
+    plug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn what_no_vbd_has_is_cleared_away_when_the_daemon_starts() {
+    let (mut daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    assert!(daemon.stop());
+    // As if the catalogue had been put back from a backup.
+    harness::disks::forget_plugs(&daemon);
+    daemon.restart();
+    assert_eq!(state(&daemon, &vbd), "unplugged");
+    nothing_leaked(&daemon);
+    plug(&daemon, &vbd);
+}
+
+#[test]
+fn many_are_plugged_in_one_task_and_those_that_cannot_be_say_why() {
+    let (daemon, vdis) = with_disks("", &["one", "two", "three"]);
+    let mut vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "vhost-user")).collect();
+    vbds.push(vbd(&daemon, &vdis[0], "vhost-user"));
+    let uuids: Vec<&str> = vbds.iter().map(|vbd| vbd.trim_start_matches("/vbds/")).collect();
+    let problem = daemon.failed(daemon.post("/vbds/plug", json!({ "vbds": uuids })));
+    assert_eq!(problem["code"], "in-use");
+    assert!(problem["message"].as_str().unwrap().starts_with("1 of 4 VBDs were not plugged"), "{problem}");
+    assert_eq!(daemon.get("/host").1["plugged"], 3);
+    nothing_leaked(&daemon);
+    let done = daemon.done(daemon.post("/vbds/unplug", json!({ "vbds": uuids })));
+    assert_eq!(done["unplugged"].as_array().unwrap().len(), 4);
+    nothing_leaked(&daemon);
+}
+
+/// A small file system, if this may mount one; gone with the test.
+struct Small(std::path::PathBuf);
+
+impl Small {
+    fn mount(at: std::path::PathBuf) -> Option<Small> {
+        std::fs::create_dir(&at).unwrap();
+        let mounted =
+            std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "tmpfs"]).arg(&at).status();
+        mounted.is_ok_and(|status| status.success()).then_some(Small(at))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        std::process::Command::new("umount").arg("-l").arg(&self.0).status().ok();
+    }
+}
+
+#[test]
+fn a_guest_waits_while_its_repository_is_full_and_goes_on_when_there_is_space() {
+    let daemon = harness::start_with("[storage]\nfull-interval = 1", &[]);
+    let Some(small) = Small::mount(daemon.room().join("disks")) else {
+        eprintln!("not run: this user may mount nothing");
+        return;
+    };
+    let source = json!({ "type": "dir", "path": small.0 });
+    let sr = daemon.done(daemon.post("/srs", json!({ "name": "disks", "source": source })))["uuid"].clone();
+    let vdis = harness::disks::scanned(&daemon, sr.as_str().unwrap(), &["disk"]);
+    std::fs::write(small.0.join("filler"), vec![1; 8 << 20]).unwrap();
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let at = nbd(&daemon, &vbd);
+    let client = std::thread::spawn(move || io(&at, &["write -P 5 0 8M", "flush", "read -P 5 0 8M"]));
+    wait_until("the guest waits", || daemon.get(&vbd).1["waits_for_space"] == true);
+    let full = || daemon.get(&format!("/srs/{}", sr.as_str().unwrap())).1["space"]["full"].clone();
+    wait_until("its repository is known to be full", || full() == true);
+    std::fs::remove_file(small.0.join("filler")).unwrap();
+    let (written, said) = client.join().unwrap();
+    assert!(written, "{said}");
+    wait_until("it waits no more", || daemon.get(&vbd).1["waits_for_space"] == false);
+    wait_until("nor is its repository full", || full() == false);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}

@@ -1,0 +1,417 @@
+//! VMs of the real daemon, with real QEMUs that have no system to boot: started with their disks, held, ended, killed, found again.
+//!
+//! The firmware looks for a system, finds none and idles; it hears no power button and lets go of no disk.
+
+mod harness;
+
+use std::path::Path;
+use std::process::Command;
+
+use harness::disks::{nothing_leaked, plug, processes, state, with_disks};
+use harness::{Taplined, wait_until};
+use serde_json::{Value, json};
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// A daemon with disks that are named; none where there is no QEMU, which is said.
+fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
+    if Command::new(QEMU).arg("--version").output().is_err() {
+        eprintln!("not run: there is no {QEMU}; `make prepare` installs it");
+        return None;
+    }
+    Some(with_disks(settings, names))
+}
+
+/// Makes a VM with these disks; its path in the API.
+#[track_caller]
+fn machine(daemon: &Taplined, vdis: &[String]) -> String {
+    let asked = json!({ "name": "guest", "driver": "qemu", "memory": 64 << 20, "vcpus": 2 });
+    let (status, vm) = daemon.post("/vms", asked);
+    assert_eq!(status, 201, "{vm}");
+    let vm = format!("/vms/{}", vm["uuid"].as_str().unwrap());
+    for vdi in vdis {
+        add_disk(daemon, &vm, vdi);
+    }
+    vm
+}
+
+/// Makes a VBD of a VM; its path in the API.
+#[track_caller]
+fn add_disk(daemon: &Taplined, vm: &str, vdi: &str) -> String {
+    let (status, vbd) = daemon.post("/vbds", json!({ "vdi": vdi, "vm": vm.trim_start_matches("/vms/") }));
+    assert_eq!(status, 201, "{vbd}");
+    format!("/vbds/{}", vbd["uuid"].as_str().unwrap())
+}
+
+#[track_caller]
+fn start(daemon: &Taplined, vm: &str) -> Value {
+    daemon.done(daemon.post(&format!("{vm}/start"), json!({})))
+}
+
+#[track_caller]
+fn shut_down(daemon: &Taplined, vm: &str, how: Value) -> Value {
+    daemon.done(daemon.post(&format!("{vm}/shutdown"), how))
+}
+
+fn power(daemon: &Taplined, vm: &str) -> String {
+    daemon.get(vm).1["power"].as_str().unwrap().into()
+}
+
+/// The states of the VBDs of a VM.
+fn states(daemon: &Taplined, vm: &str) -> Vec<String> {
+    let vbds = daemon.get(&format!("/vbds?vm={}", vm.trim_start_matches("/vms/"))).1;
+    vbds.as_array().unwrap().iter().map(|vbd| vbd["state"].as_str().unwrap().into()).collect()
+}
+
+fn kill(pid: &Value) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}
+
+fn said(problem: &Value) -> &str {
+    problem["message"].as_str().unwrap_or_else(|| panic!("{problem}"))
+}
+
+#[test]
+fn a_vm_starts_with_its_disks_is_held_goes_on_and_ends_with_them() {
+    let Some((daemon, vdis)) = begin("", &["a", "b", "c"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    assert_eq!(daemon.get("/vms?match=guest").1.as_array().unwrap().len(), 1);
+    let running = start(&daemon, &vm);
+    assert_eq!(running["power"], "running");
+    assert!(Path::new(running["handle"].as_str().unwrap()).exists(), "{running}");
+    assert_eq!(states(&daemon, &vm), ["plugged"; 3]);
+    nothing_leaked(&daemon);
+    let words = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+    let serial: String = vdis[0].replace('-', "").chars().take(20).collect();
+    assert!(processes(&daemon).into_iter().any(|pid| words(pid).contains(&format!("--serial\0{serial}\0"))));
+    let twice = daemon.post(&format!("{vm}/start"), json!({})).1;
+    assert_eq!((&twice["code"], daemon.delete(&vm).1["code"].as_str()), (&json!("state"), Some("state")));
+    assert_eq!(daemon.patch(&vm, json!({ "vcpus": 3 })).1["code"], "state");
+    assert_eq!(daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})))["power"], "suspended");
+    assert_eq!(daemon.post(&format!("{vm}/suspend"), json!({})).1["code"], "state");
+    assert_eq!(daemon.post(&format!("{vm}/shutdown"), json!({})).1["code"], "state");
+    assert_eq!(daemon.done(daemon.post(&format!("{vm}/resume"), json!({})))["power"], "running");
+    assert_eq!(daemon.get(&vm).1["pid"], running["pid"]);
+    let halted = shut_down(&daemon, &vm, json!({ "force": true }));
+    assert_eq!((&halted["power"], &halted["problem"]), (&json!("halted"), &Value::Null));
+    assert_eq!(states(&daemon, &vm), ["unplugged"; 3]);
+    nothing_leaked(&daemon);
+    assert_eq!(daemon.delete(&vm).0, 204);
+    assert!(daemon.get("/vbds").1.as_array().unwrap().is_empty());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_its_field() {
+    let Some((daemon, vdis)) = begin("", &["a"]) else { return };
+    let good = json!({ "name": "x", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
+    let make = |key: &str, value: Value| {
+        let mut asked = good.clone();
+        asked[key] = value;
+        daemon.post("/vms", asked).1
+    };
+    let unknown = make("platform", json!({ "viridian": "true" }));
+    assert_eq!((&unknown["code"], &unknown["field"]), (&json!("invalid"), &json!("platform.viridian")));
+    assert!(said(&unknown).contains("there are usb, usb_tablet, parallel, hvm_serial"), "{unknown}");
+    let value = make("platform", json!({ "usb": "yes" }));
+    assert_eq!(value["field"], "platform.usb");
+    assert!(said(&value).contains("allowed: true, false"), "{value}");
+    assert_eq!(make("platform", json!({ "usb_tablet": "true" }))["field"], "platform");
+    assert_eq!(make("memory", json!((64 << 20) + 512))["field"], "memory");
+    assert_eq!(make("memory", json!(1 << 20))["field"], "memory");
+    assert_eq!(make("vcpus", json!(0))["field"], "vcpus");
+    let xen = make("driver", json!("xen"));
+    assert_eq!((&xen["code"], &xen["field"]), (&json!("unsupported"), &json!("driver")));
+    assert!(xen["advice"].as_str().unwrap().contains("tapline xen attach"), "{xen}");
+    // With a kernel that is not there it can be made, and not started.
+    let vm = machine(&daemon, &[]);
+    assert_eq!(daemon.post(&format!("{vm}/start"), json!({})).1["field"], "boot");
+    let boot = json!({ "from": "kernel", "kernel": "/no/such/kernel" });
+    assert_eq!(daemon.patch(&vm, json!({ "boot": boot })).0, 200);
+    let missing = daemon.post(&format!("{vm}/start"), json!({})).1;
+    assert_eq!((&missing["code"], &missing["field"]), (&json!("invalid"), &json!("boot.kernel")));
+    let patched = daemon.patch(&vm, json!({ "name": "other", "platform": { "hvm_serial": "tcp:1" } })).1;
+    assert_eq!(patched["field"], "platform.hvm_serial");
+    assert_eq!(daemon.get(&vm).1["name"], "guest");
+    assert_eq!(power(&daemon, &vm), "halted");
+    let nbd = json!({ "vdi": vdis[0], "vm": vm.trim_start_matches("/vms/"), "transport": "nbd" });
+    assert_eq!(daemon.post("/vbds", nbd).1["field"], "transport");
+    for verb in ["suspend", "resume", "shutdown"] {
+        assert_eq!(daemon.post(&format!("{vm}/{verb}"), json!({})).1["code"], "state", "{verb}");
+    }
+}
+
+#[test]
+fn a_start_that_fails_is_undone_and_says_why() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let gone = daemon.room().join("disks/a.qcow2");
+    let aside = gone.with_extension("aside");
+    std::fs::rename(&gone, &aside).unwrap();
+    let problem = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    assert!(said(&problem).contains("a.qcow2"), "{problem}");
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["problem"]), (&json!("halted"), &problem));
+    nothing_leaked(&daemon);
+    std::fs::rename(&aside, &gone).unwrap();
+    // And where all disks are there, and QEMU is not.
+    let config = daemon.room().join("taplined.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("qemu-program = \"/no/such/qemu\"\n{text}")).unwrap();
+    daemon.restart();
+    let problem = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    assert!(said(&problem).contains("/no/such/qemu"), "{problem}");
+    assert_eq!((power(&daemon, &vm).as_str(), states(&daemon, &vm)), ("halted", vec!["unplugged".to_owned(); 2]));
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_is_given_to_a_guest_that_runs_and_taken_from_it_by_force_only_if_it_does_not_let_go() {
+    let Some((daemon, vdis)) = begin("[plug]\nstep-timeout = 4", &["a", "b", "c"]) else { return };
+    let vm = machine(&daemon, &vdis[..1]);
+    start(&daemon, &vm);
+    let hot = add_disk(&daemon, &vm, &vdis[1]);
+    plug(&daemon, &hot);
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    let held = daemon.failed(daemon.post(&format!("{hot}/unplug"), json!({})));
+    assert_eq!(held["code"], "in-use");
+    assert_eq!(state(&daemon, &hot), "plugged");
+    nothing_leaked(&daemon);
+    daemon.done(daemon.post(&format!("{hot}/unplug"), json!({ "force": true })));
+    assert_eq!(power(&daemon, &vm), "running");
+    nothing_leaked(&daemon);
+    // The guest has not let go: what it has begun must not reach the disk again, and nothing else may be in its place.
+    let taken = daemon.failed(daemon.post(&format!("{hot}/plug"), json!({})));
+    assert_eq!(taken["code"], "in-use");
+    assert_eq!(daemon.delete(&hot).0, 204);
+    let other = add_disk(&daemon, &vm, &vdis[2]);
+    assert_eq!(daemon.failed(daemon.post(&format!("{other}/plug"), json!({})))["code"], "in-use");
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    start(&daemon, &vm);
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    nothing_leaked(&daemon);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+}
+
+#[test]
+fn a_qemu_that_is_killed_halts_its_vm_and_says_how() {
+    let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    kill(&start(&daemon, &vm)["pid"]);
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("signal: 9"));
+    assert_eq!(states(&daemon, &vm), ["unplugged"; 2]);
+    nothing_leaked(&daemon);
+    assert_eq!(start(&daemon, &vm)["problem"], Value::Null);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+}
+
+#[test]
+fn a_machine_outlives_the_daemon_and_is_found_again() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis[..1]);
+    let before = start(&daemon, &vm);
+    daemon.kill();
+    daemon.restart();
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
+    nothing_leaked(&daemon);
+    // It is spoken to: a disk is plugged, and it is held, which the next daemon finds.
+    plug(&daemon, &add_disk(&daemon, &vm, &vdis[1]));
+    daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})));
+    daemon.restart();
+    assert_eq!((power(&daemon, &vm).as_str(), &daemon.get(&vm).1["pid"]), ("suspended", &before["pid"]));
+    daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
+    kill(&before["pid"]);
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("nobody knows how"));
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_machine_that_ends_while_no_daemon_runs_is_halted_by_the_next() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let pid = start(&daemon, &vm)["pid"].clone();
+    daemon.kill();
+    kill(&pid);
+    daemon.restart();
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("while no daemon ran"));
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_machine_whose_monitor_somebody_else_holds_goes_on_and_can_be_ended_by_force() {
+    let Some((mut daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    for by_force in [true, false] {
+        let running = start(&daemon, &vm);
+        daemon.kill();
+        let held = std::os::unix::net::UnixStream::connect(running["handle"].as_str().unwrap()).unwrap();
+        daemon.restart();
+        let now = daemon.get(&vm).1;
+        assert_eq!((&now["power"], &now["pid"]), (&json!("running"), &running["pid"]));
+        assert!(said(&now["problem"]).contains("another client holds its monitor"), "{now}");
+        match by_force {
+            true => drop(shut_down(&daemon, &vm, json!({ "force": true }))),
+            false => kill(&running["pid"]),
+        }
+        wait_until("it is halted", || power(&daemon, &vm) == "halted");
+        assert_eq!(states(&daemon, &vm), ["unplugged"]);
+        nothing_leaked(&daemon);
+        drop(held);
+    }
+}
+
+#[test]
+fn a_daemon_that_dies_in_a_start_or_an_end_leaves_nothing_half_done() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    for point in ["vm-start:plug", "vm-start:plug:after", "vm-start:start:after"] {
+        daemon.restart_with(&[("TAPLINED_ABORT_AT", point)]);
+        daemon.post(&format!("{vm}/start"), json!({}));
+        daemon.wait_for_death();
+        daemon.restart_with(&[]);
+        wait_until("it is halted", || power(&daemon, &vm) == "halted");
+        assert!(said(&daemon.get(&vm).1["problem"]).contains("the daemon ended meanwhile"), "{point}");
+        nothing_leaked(&daemon);
+    }
+    for point in ["vm-shutdown:end", "vm-shutdown:end:after", "vm-end:unplug:after"] {
+        daemon.restart_with(&[("TAPLINED_ABORT_AT", point)]);
+        start(&daemon, &vm);
+        daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 1 }));
+        daemon.wait_for_death();
+        daemon.restart_with(&[]);
+        if point == "vm-shutdown:end" {
+            // It still runs, and is asked anew; this guest never hears that.
+            daemon.done(daemon.post(&format!("{vm}/shutdown"), json!({ "force": true })));
+        }
+        wait_until("it is halted", || power(&daemon, &vm) == "halted");
+        assert_eq!(states(&daemon, &vm), ["unplugged"; 2], "{point}");
+        nothing_leaked(&daemon);
+    }
+}
+
+#[test]
+fn a_guest_that_does_not_power_off_is_ended_and_until_then_one_may_think_otherwise() {
+    let Some((daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    wait_until("it is asked", || power(&daemon, &vm) == "stopping");
+    assert_eq!(daemon.post(&format!("{vm}/shutdown"), json!({})).1["code"], "busy");
+    wait_until("the guest is waited for", || {
+        daemon.get(&format!("/tasks/{}", asked["uuid"].as_str().unwrap())).1["step"] == "ask"
+    });
+    assert_eq!(daemon.post(&format!("/tasks/{}/cancel", asked["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(daemon.wait(&asked)["state"], "cancelled");
+    assert_eq!(power(&daemon, &vm), "running");
+    assert_eq!(shut_down(&daemon, &vm, json!({ "timeout": 1 }))["power"], "halted");
+    // And force puts an end to patience.
+    start(&daemon, &vm);
+    let patient = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
+    assert_eq!(daemon.wait(&patient)["state"], "cancelled");
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_guest_that_powers_off_halts_its_vm_and_that_is_no_problem() {
+    let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    // mov dx, 0x604; mov ax, 0x2000; out dx, ax; hlt; jmp: the power management of the chipset, where the firmware has put it.
+    let mut sector = vec![0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef, 0xf4, 0xeb, 0xfd];
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    let file = daemon.room().join("sector");
+    std::fs::write(&file, sector).unwrap();
+    let write = format!("write -s {} 0 512", file.display());
+    let image = daemon.room().join("disks/a.qcow2");
+    let written = Command::new("qemu-io").args(["-f", "qcow2", "-c", &write]).arg(image).output().unwrap();
+    assert!(written.status.success(), "{written:?}");
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert_eq!(daemon.get(&vm).1["problem"], Value::Null);
+    assert_eq!(states(&daemon, &vm), ["unplugged"; 2]);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_start_that_is_cancelled_is_undone_and_until_then_no_disk_is_plugged_by_itself() {
+    let Some((daemon, vdis)) = begin("[plug]\ninjected-delays = true", &["a", "b~30000ms"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let asked = daemon.post(&format!("{vm}/start"), json!({})).1;
+    wait_until("one disk is plugged", || states(&daemon, &vm) == ["plugged", "plugging"]);
+    let late = add_disk(&daemon, &vm, &vdis[0]);
+    let (status, busy) = daemon.post(&format!("{late}/plug"), json!({}));
+    assert_eq!((status, &busy["code"]), (409, &json!("busy")), "{busy}");
+    assert_eq!(daemon.delete(&late).0, 204);
+    assert_eq!(daemon.post(&format!("{vm}/start"), json!({})).1["code"], "busy");
+    assert_eq!(daemon.post(&format!("/tasks/{}/cancel", asked["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(daemon.wait(&asked)["state"], "cancelled");
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["problem"]), (&json!("halted"), &Value::Null));
+    nothing_leaked(&daemon);
+    // The same by force, which does not wait for what is slow.
+    let asked = daemon.post(&format!("{vm}/start"), json!({})).1;
+    wait_until("one disk is plugged", || states(&daemon, &vm) == ["plugged", "plugging"]);
+    assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
+    assert_eq!(daemon.wait(&asked)["state"], "cancelled");
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_process_that_dies_under_a_guest_is_replaced_and_the_guest_has_it_again() {
+    let Some((daemon, vdis)) = begin("[plug]\nstep-timeout = 4", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let pid = start(&daemon, &vm)["pid"].clone();
+    let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
+    let before = daemon.get(&vbd).1["pid"].clone();
+    kill(&before);
+    wait_until("another one serves", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "plugged" && now["pid"] != before
+    });
+    assert_eq!(daemon.get(&vm).1["pid"], pid);
+    // The guest is connected to it: it is not to be had without force.
+    assert_eq!(daemon.failed(daemon.post(&format!("{vbd}/unplug"), json!({})))["code"], "in-use");
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_drained_host_has_ended_its_vms_before_their_disks() {
+    let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let (runs, held) = (machine(&daemon, &vdis[..1]), machine(&daemon, &vdis[1..]));
+    start(&daemon, &runs);
+    start(&daemon, &held);
+    daemon.done(daemon.post(&format!("{held}/suspend"), json!({})));
+    let drained = daemon.done(daemon.post("/host/drain", json!({ "timeout": 1 })));
+    assert_eq!(drained["forced"], 0, "a disk was taken from under a machine\n{}", daemon.log());
+    assert_eq!([power(&daemon, &runs), power(&daemon, &held)], ["halted"; 2]);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn others_are_told_what_to_paste() {
+    let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let (vhost, nbd) = ("vhost-user", "nbd");
+    let vbd = harness::disks::vbd(&daemon, &vdis[0], vhost);
+    let text = |path: &str| daemon.text(path);
+    assert_eq!(daemon.get(&format!("{vbd}/connect?for=qemu")).1["code"], "state");
+    let xl = text(&format!("{vbd}/connect?for=xl"));
+    assert!(xl.contains("vdev=xvda,access=rw,script=block-tapline,target=qcow2:/"), "{xl}");
+    plug(&daemon, &vbd);
+    assert_eq!(daemon.get(&format!("{vbd}/connect?for=xl")).1["code"], "state");
+    let socket = daemon.get(&vbd).1["socket"].as_str().unwrap().to_owned();
+    for (reader, word) in [("qemu", "vhost-user-blk-pci"), ("libvirt", "<disk"), ("cloud-hypervisor", "vhost_user=on")]
+    {
+        let said = text(&format!("{vbd}/connect?for={reader}"));
+        assert!(said.contains(&socket) && said.contains(word), "{said}");
+    }
+    assert_eq!(daemon.get(&format!("{vbd}/connect?for=bhyve")).1["code"], "invalid");
+    let other = harness::disks::vbd(&daemon, &vdis[1], nbd);
+    plug(&daemon, &other);
+    let refused = daemon.get(&format!("{other}/connect?for=cloud-hypervisor")).1;
+    assert_eq!((&refused["code"], &refused["field"]), (&json!("unsupported"), &json!("for")));
+}

@@ -1,21 +1,39 @@
 //! `tapline`: the command line.
 //!
-//! It parses no image and opens no file: `image`, `serve`, `disk` and `xen` are handed, word by word, to `tapline-disk`, the
-//! one program that does, which takes this process's place. A crash on a hostile image is therefore never a crash of
-//! anything that holds more than that image.
+//! It parses no image and opens no disk: `image`, `serve`, `disk` and `xen` are handed, word by word, to `tapline-disk`, the
+//! one program that does ([`hand_over`]), so that a crash on a hostile image is never a crash of anything that holds more
+//! than that image. All else is asked of the daemon, `taplined`, over its API: a noun and a verb ask one thing.
 
 #![forbid(unsafe_code)]
 
+mod column;
+mod completion;
+mod confirm;
+mod event;
+mod find;
+mod hand_over;
+mod host;
+mod manual;
+mod removal;
+mod session;
+// Sizes are read and shown as `tapline-disk` does. It may use no package that this one may, so its file is used.
+#[path = "../../tapline-disk/src/size.rs"]
+mod size;
+mod sr;
+mod task;
+mod vbd;
+mod vdi;
+mod vm;
+mod wait;
+mod word;
+
 use std::ffi::OsString;
-use std::io;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use clap::Parser;
+use api::Problem;
+use clap::{Args, Parser, Subcommand};
 
-/// The disk process's program, which lies beside this one or in the PATH.
-const DISK_PROGRAM: &str = "tapline-disk";
+use session::{How, Session};
 
 /// The exit code of a command that could not be done. The others are those of `tapline-disk`.
 const FAILED: u8 = 4;
@@ -27,12 +45,25 @@ const USAGE: u8 = 64;
 #[command(name = "tapline", version, subcommand_required = true, arg_required_else_help = true)]
 struct Arguments {
     #[command(subcommand)]
-    command: Handed,
+    command: Command,
 }
 
-/// Commands that `tapline-disk` carries out; help on them is its own.
-#[derive(clap::Subcommand)]
-enum Handed {
+#[derive(Subcommand)]
+enum Command {
+    /// The host and its daemon
+    Host(Noun<host::Verb>),
+    /// Storage repositories: where disks lie
+    Sr(Noun<sr::Verb>),
+    /// Virtual disk images
+    Vdi(Noun<vdi::Verb>),
+    /// Virtual block devices: disks as machines see them
+    Vbd(Noun<vbd::Verb>),
+    /// Virtual machines that the daemon starts itself
+    Vm(Noun<vm::Verb>),
+    /// What takes time: how far it is, and its end
+    Task(Noun<task::Verb>),
+    /// Every change of an object
+    Event(Noun<event::Verb>),
     /// Create, describe, check, convert and compare image files
     #[command(disable_help_flag = true)]
     Image(Words),
@@ -45,48 +76,87 @@ enum Handed {
     /// Give Xen guests disks and take them away
     #[command(disable_help_flag = true)]
     Xen(Words),
+    /// Print what a shell needs to complete the words of this command
+    Completion(completion::Completion),
+    /// Write the manual pages of the daemon's nouns
+    #[command(hide = true)]
+    Manual(manual::Manual),
 }
 
-#[derive(clap::Args)]
+/// Words that `tapline-disk` judges; help on them is its own.
+#[derive(Args)]
 struct Words {
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }
 
+/// A noun of the daemon with one of its verbs.
+#[derive(Args)]
+struct Noun<V: Subcommand> {
+    #[command(subcommand)]
+    verb: V,
+    #[command(flatten)]
+    how: How,
+}
+
 fn main() -> ExitCode {
-    if let Err(refused) = Arguments::try_parse() {
-        let code = if refused.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
-        // Nothing is left to do when even the help cannot be printed.
-        return if refused.print().is_ok() { code } else { ExitCode::from(FAILED) };
+    let command = match Arguments::try_parse() {
+        Ok(arguments) => arguments.command,
+        Err(refused) => {
+            let code = if refused.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            // Nothing is left to do when even the help cannot be printed.
+            return if refused.print().is_ok() { code } else { ExitCode::from(FAILED) };
+        }
+    };
+    match run(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprint!("{}", told(&problem));
+            ExitCode::from(FAILED)
+        }
     }
-    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let program = disk_program(std::env::current_exe().ok().as_deref());
-    let failed = become_disk_program(&program, &words);
-    eprintln!("tapline: cannot run {}: {failed}", program.display());
-    eprintln!("  {DISK_PROGRAM} is looked for beside tapline and then in the PATH: install it there");
-    ExitCode::from(FAILED)
 }
 
-/// The program beside this one, if there is one; else its name, to be found in the PATH.
-fn disk_program(me: Option<&Path>) -> PathBuf {
-    let beside = me.and_then(Path::parent).map(|directory| directory.join(DISK_PROGRAM));
-    beside.filter(|path| path.is_file()).unwrap_or_else(|| DISK_PROGRAM.into())
+fn run(command: Command) -> Result<(), Problem> {
+    match command {
+        Command::Host(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
+        Command::Sr(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
+        Command::Vdi(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
+        Command::Vbd(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
+        Command::Vm(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
+        Command::Task(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
+        Command::Event(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
+        Command::Image(_) | Command::Serve(_) | Command::Disk(_) | Command::Xen(_) => Err(hand_over::hand_over()),
+        Command::Completion(completion) => completion.run(),
+        Command::Manual(manual) => manual.run(),
+    }
 }
 
-/// Replaces this process. Called by the name `tapline`, the other program speaks of itself by that name.
-fn become_disk_program(program: &Path, words: &[OsString]) -> io::Error {
-    Command::new(program).arg0("tapline").args(words).exec()
+/// Asks the daemon something.
+fn ask(how: How, what: impl AsyncFnOnce(Session) -> Result<(), Problem>) -> Result<(), Problem> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Problem::failed("start what waits for answers", error))?;
+    runtime.block_on(what(Session::new(how)))
+}
+
+/// A problem as people need it: what it is, where in the request, and what to do about it.
+fn told(problem: &Problem) -> String {
+    let field = problem.field.as_ref().map(|field| format!(" ({field})")).unwrap_or_default();
+    let advice = problem.advice.as_ref().map(|advice| format!("  {advice}\n")).unwrap_or_default();
+    format!("tapline: {problem}{field}\n{advice}")
 }
 
 #[cfg(test)]
 mod test {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]
     fn the_words_of_a_handed_command_are_not_judged_here() {
-        let parsed = Arguments::try_parse_from(["tapline", "image", "create", "--size", "10G", "--help"]);
-        let Ok(Arguments { command: Handed::Image(words) }) = parsed else { panic!("not taken as an image command") };
-        assert_eq!(words.words.len(), 4);
+        let parsed = Arguments::try_parse_from(["tapline", "image", "create", "--size", "10G", "--json", "--help"]);
+        let Ok(Arguments { command: Command::Image(words) }) = parsed else { panic!("not taken as an image command") };
+        assert_eq!(words.words.len(), 5);
     }
 
     #[test]
@@ -96,8 +166,13 @@ mod test {
     }
 
     #[test]
-    fn without_a_neighbour_the_program_is_sought_in_the_path() {
-        assert_eq!(disk_program(Some(Path::new("/nowhere/at/all/tapline"))), Path::new(DISK_PROGRAM));
-        assert_eq!(disk_program(None), Path::new(DISK_PROGRAM));
+    fn no_definition_contradicts_another() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_problem_tells_the_field_and_what_to_do() {
+        let problem = Problem::new(api::Code::Exists, "there is an sr «a»").field("name").advise("choose another");
+        assert_eq!(told(&problem), "tapline: there is an sr «a» (name)\n  choose another\n");
     }
 }

@@ -1,0 +1,203 @@
+//! What is shown of objects: a line each in a table, or one of them with all that is known.
+//!
+//! A noun declares its columns once, the most telling first; both views come of that. It knows text and widths, no noun.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use uuid::Uuid;
+
+/// Blanks between two columns.
+const GAP: u16 = 2;
+
+/// Something to be shown of an object of type `T`.
+pub struct Column<T> {
+    head: &'static str,
+    place: Place,
+    align: CellAlignment,
+    cell: fn(&T, Uuids) -> String,
+}
+
+/// Where a column is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// In every table.
+    Table,
+    /// In a table for which there is room, or that may be wide.
+    Room,
+    /// In a table that may be wide.
+    Wide,
+    /// Only where a single object is shown.
+    Alone,
+}
+
+/// How much is shown of UUIDs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uuids {
+    /// As much as tells them apart most often, and is accepted in their place.
+    Short,
+    /// All.
+    Whole,
+}
+
+impl Uuids {
+    /// A UUID.
+    pub fn show(self, uuid: Uuid) -> String {
+        let whole = uuid.to_string();
+        match self {
+            Uuids::Whole => whole,
+            Uuids::Short => whole.chars().take(8).collect(),
+        }
+    }
+
+    /// A UUID that may be missing.
+    pub fn show_some(self, uuid: Option<Uuid>) -> String {
+        uuid.map(|uuid| self.show(uuid)).unwrap_or_default()
+    }
+}
+
+impl<T> Column<T> {
+    /// In every table.
+    pub const fn new(head: &'static str, cell: fn(&T, Uuids) -> String) -> Column<T> {
+        Column { head, place: Place::Table, align: CellAlignment::Left, cell }
+    }
+
+    /// The same for what is compared by its last digit.
+    pub const fn right(self) -> Column<T> {
+        Column { align: CellAlignment::Right, ..self }
+    }
+
+    /// The same where there is room.
+    pub const fn if_room(self) -> Column<T> {
+        Column { place: Place::Room, ..self }
+    }
+
+    /// The same in wide tables only.
+    pub const fn wide(self) -> Column<T> {
+        Column { place: Place::Wide, ..self }
+    }
+
+    /// The same where one object is shown only.
+    pub const fn alone(self) -> Column<T> {
+        Column { place: Place::Alone, ..self }
+    }
+}
+
+/// A table of objects, no wider than `width` if it is to fit a terminal: columns that there is no room for are left out,
+/// the last of them first.
+pub fn table<T>(objects: &[T], columns: &[Column<T>], wide: bool, width: Option<u16>) -> String {
+    let uuids = if wide { Uuids::Whole } else { Uuids::Short };
+    let mut shown: Vec<&Column<T>> = columns
+        .iter()
+        .filter(|column| match column.place {
+            Place::Table | Place::Room => true,
+            Place::Wide => wide,
+            Place::Alone => false,
+        })
+        .collect();
+    let mut table = draw(objects, &shown, uuids);
+    while let Some(last) = too_wide(&table, &shown, width.filter(|_| !wide)) {
+        shown.remove(last);
+        table = draw(objects, &shown, uuids);
+    }
+    format!("{}\n", table.trim_fmt())
+}
+
+/// The column to leave out, if the table is too wide and there is one.
+fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>) -> Option<usize> {
+    let gaps = GAP.saturating_mul(u16::try_from(shown.len().saturating_sub(1)).unwrap_or(u16::MAX));
+    let needed = table.column_max_content_widths().into_iter().fold(gaps, u16::saturating_add);
+    width.filter(|width| needed > *width)?;
+    shown.iter().rposition(|column| column.place == Place::Room)
+}
+
+fn draw<T>(objects: &[T], shown: &[&Column<T>], uuids: Uuids) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(shown.iter().map(|column| column.head.to_uppercase()));
+    for object in objects {
+        table.add_row(shown.iter().map(|column| (column.cell)(object, uuids)));
+    }
+    for (place, column) in shown.iter().enumerate() {
+        if let Some(drawn) = table.column_mut(place) {
+            drawn.set_padding((0, GAP)).set_cell_alignment(column.align);
+        }
+    }
+    table
+}
+
+/// One object with all that is known of it, a line each.
+pub fn alone<T>(object: &T, columns: &[Column<T>]) -> String {
+    let cells = columns.iter().map(|column| (column.head, (column.cell)(object, Uuids::Whole)));
+    let known: Vec<(&str, String)> = cells.filter(|(_, cell)| !cell.is_empty()).collect();
+    let widest = known.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
+    // What has more lines than one goes on below its beginning.
+    let indent = format!("\n{:1$}", "", widest + 2);
+    known.iter().map(|(head, cell)| format!("{head:>widest$}: {}\n", cell.replace('\n', &indent))).collect()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    struct Thing {
+        uuid: Uuid,
+        name: &'static str,
+    }
+
+    type Shown = Column<Thing>;
+
+    const COLUMNS: &[Shown] = &[
+        Shown::new("uuid", |thing, uuids| uuids.show(thing.uuid)),
+        Shown::new("name", |thing, _| thing.name.into()),
+        Shown::new("size", |thing, _| thing.name.len().to_string()).right().if_room(),
+        Shown::new("note", |_, _| "seldom seen".into()).if_room(),
+        Shown::new("of", |thing, uuids| uuids.show(thing.uuid)).wide(),
+        Shown::new("text", |thing, _| thing.name.replace(' ', "\n")).alone(),
+    ];
+
+    fn things() -> Vec<Thing> {
+        let uuid = Uuid::from_u128(0x9b1d_eb4d_3b7d_4bad_9bdd_2b0d_7b3d_cb6d);
+        vec![Thing { uuid, name: "root" }, Thing { uuid: Uuid::nil(), name: "データ 2 of them" }]
+    }
+
+    #[test]
+    fn columns_stand_below_one_another_also_below_wide_characters() {
+        let text = "UUID      NAME              SIZE  NOTE\n\
+                    9b1deb4d  root                 4  seldom seen\n\
+                    00000000  データ 2 of them    19  seldom seen\n";
+        assert_eq!(table(&things(), COLUMNS, false, None), text);
+        assert_eq!(table(&things(), COLUMNS, false, Some(45)), text);
+    }
+
+    #[test]
+    fn what_has_no_room_is_left_out_from_the_right_but_never_all() {
+        let text = "UUID      NAME              SIZE\n\
+                    9b1deb4d  root                 4\n\
+                    00000000  データ 2 of them    19\n";
+        assert_eq!(table(&things(), COLUMNS, false, Some(44)), text);
+        assert!(table(&things(), COLUMNS, false, Some(3)).starts_with("UUID      NAME\n"));
+    }
+
+    #[test]
+    fn a_wide_table_has_whole_uuids_and_is_never_cut() {
+        let text = table(&things(), COLUMNS, true, Some(3));
+        assert!(text.contains("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d  root"), "{text}");
+        assert!(text.contains("SIZE  NOTE         OF"), "{text}");
+    }
+
+    #[test]
+    fn without_objects_there_are_the_heads() {
+        assert_eq!(table(&[], COLUMNS, false, None), "UUID  NAME  SIZE  NOTE\n");
+    }
+
+    #[test]
+    fn an_object_alone_is_shown_with_everything() {
+        let text = "uuid: 00000000-0000-0000-0000-000000000000\n\
+                    name: データ 2 of them\n\
+                    size: 19\n\
+                    note: seldom seen\n  \
+                      of: 00000000-0000-0000-0000-000000000000\n\
+                    text: データ\n      2\n      of\n      them\n";
+        assert_eq!(alone(&things()[1], COLUMNS), text);
+    }
+}

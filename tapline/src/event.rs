@@ -1,0 +1,51 @@
+//! `tapline event`.
+
+use api::client::Tiding;
+use api::{Event, ObjectKind, Problem};
+
+use crate::session::{Session, print};
+use crate::word;
+
+/// What can be done with events.
+#[derive(clap::Subcommand)]
+pub enum Verb {
+    /// Print a line for every change of an object, until interrupted
+    ///
+    /// A daemon that is restarted meanwhile is waited for. Where events may have been lost, a line on stderr says so.
+    Follow {
+        /// Begin behind the event of this number, which a line begins with
+        #[arg(long, value_name = "NUMBER")]
+        behind: Option<u64>,
+        /// Only changes of such objects; may be given several times
+        #[arg(long, value_name = "KIND", value_parser = word::one_of::<ObjectKind>(&word::KINDS))]
+        kind: Vec<ObjectKind>,
+    },
+}
+
+impl Verb {
+    /// Does it.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Verb::Follow { behind, kind } = self;
+        let mut events = session.client.events(behind).await?;
+        loop {
+            match events.next().await {
+                Tiding::Change(event) if kind.is_empty() || kind.contains(&event.kind) => tell(session, &event)?,
+                Tiding::Change(_) => {}
+                Tiding::Reset => eprintln!("tapline: events were lost: look at everything anew"),
+                Tiding::Lost(problem) => eprintln!("tapline: {problem}; looking for it again"),
+            }
+        }
+    }
+}
+
+fn tell(session: &Session, event: &Event) -> Result<(), Problem> {
+    if session.json() {
+        return print(&format!("{}\n", word::json(event)?));
+    }
+    let (kind, change) = (word::of(&event.kind), word::of(&event.change));
+    let known = |name: &str| event.object.as_ref()?.get(name)?.as_str();
+    let name = known("name").or(known("verb")).unwrap_or("-");
+    let state = known("state").or(known("power")).unwrap_or_default();
+    let line = format!("{:>6}  {:.0}  {change:<7}  {kind:<4}  {}  {name}  {state}", event.seq, event.at, event.uuid);
+    print(&format!("{}\n", line.trim_end()))
+}

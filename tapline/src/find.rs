@@ -1,0 +1,126 @@
+//! Which object is meant by a name or by the beginning of a UUID.
+//!
+//! A whole UUID is taken as it is. Anything else must fit exactly one object: the first that fits is never taken for it.
+
+use api::{Code, Problem, Task};
+use uuid::Uuid;
+
+use crate::session::Session;
+
+/// Candidates that are listed; more would not be read.
+const LISTED: usize = 10;
+/// Digits of a UUID that are enough to name it by.
+const DIGITS_MIN: usize = 4;
+
+impl Session {
+    /// The repository that is meant.
+    pub async fn sr(&self, text: &str) -> Result<Uuid, Problem> {
+        match Uuid::parse_str(text) {
+            Ok(uuid) => Ok(uuid),
+            Err(_) => {
+                let found = self.client.srs(Some(text)).await?;
+                only("sr", text, found.iter().map(|sr| (sr.uuid, sr.name.as_str())))
+            }
+        }
+    }
+
+    /// The disk that is meant.
+    pub async fn vdi(&self, text: &str) -> Result<Uuid, Problem> {
+        match Uuid::parse_str(text) {
+            Ok(uuid) => Ok(uuid),
+            Err(_) => {
+                let found = self.client.vdis(None, Some(text)).await?;
+                only("vdi", text, found.iter().map(|vdi| (vdi.uuid, vdi.name.as_str())))
+            }
+        }
+    }
+
+    /// The block device that is meant. It has no name.
+    pub async fn vbd(&self, text: &str) -> Result<Uuid, Problem> {
+        match Uuid::parse_str(text) {
+            Ok(uuid) => Ok(uuid),
+            Err(_) => {
+                let found = self.client.vbds(None, None, Some(text)).await?;
+                only("vbd", text, found.iter().map(|vbd| (vbd.uuid, "")))
+            }
+        }
+    }
+
+    /// The machine that is meant.
+    pub async fn vm(&self, text: &str) -> Result<Uuid, Problem> {
+        match Uuid::parse_str(text) {
+            Ok(uuid) => Ok(uuid),
+            Err(_) => {
+                let found = self.client.vms(Some(text)).await?;
+                only("vm", text, found.iter().map(|vm| (vm.uuid, vm.name.as_str())))
+            }
+        }
+    }
+
+    /// The task that is meant. It has no name but its verb, which is that of many.
+    pub async fn task(&self, text: &str) -> Result<Uuid, Problem> {
+        match Uuid::parse_str(text) {
+            Ok(uuid) => Ok(uuid),
+            Err(_) => {
+                let all = self.client.tasks(false).await?;
+                let found = all.iter().filter(|task| begins(task, text));
+                only("task", text, found.map(|task| (task.uuid, task.verb.as_str())))
+            }
+        }
+    }
+}
+
+fn begins(task: &Task, text: &str) -> bool {
+    text.chars().filter(char::is_ascii_hexdigit).count() >= DIGITS_MIN
+        && task.uuid.to_string().starts_with(&text.to_ascii_lowercase())
+}
+
+/// The only one of those that fit.
+fn only<'a>(noun: &str, text: &str, found: impl Iterator<Item = (Uuid, &'a str)>) -> Result<Uuid, Problem> {
+    let found: Vec<(Uuid, &str)> = found.collect();
+    match found.as_slice() {
+        [(uuid, _)] => Ok(*uuid),
+        [] => Err(Problem::new(Code::NotFound, format!("there is no {noun} «{text}»")).advise(format!(
+            "an object goes by its name or by {DIGITS_MIN} and more digits of its UUID: see «tapline {noun} list»"
+        ))),
+        many => {
+            let message = format!("«{text}» may be any of {} {noun}s:{}", many.len(), listed(many));
+            Err(Problem::new(Code::Invalid, message).advise("name one by its UUID"))
+        }
+    }
+}
+
+fn listed(found: &[(Uuid, &str)]) -> String {
+    let first = found.iter().take(LISTED).map(|(uuid, name)| format!("\n    {uuid}  {name}"));
+    let first: String = first.map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().concat();
+    let more = found.len().saturating_sub(LISTED);
+    if more > 0 { format!("{first}\n    and {more} more") } else { first }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn what_fits_one_is_that_one() {
+        let uuid = Uuid::from_u128(7);
+        assert_eq!(only("sr", "a", [(uuid, "a")].into_iter()), Ok(uuid));
+    }
+
+    #[test]
+    fn what_fits_several_is_refused_with_all_of_them() {
+        let problem = only("sr", "a", (1..=2).map(|n| (Uuid::from_u128(n), "a"))).unwrap_err();
+        let text = "«a» may be any of 2 srs:\n    00000000-0000-0000-0000-000000000001  a\n    \
+                    00000000-0000-0000-0000-000000000002  a";
+        assert_eq!(problem.message, text);
+        let many = only("vbd", "0000", (1..=13).map(|n| (Uuid::from_u128(n), ""))).unwrap_err();
+        assert!(many.message.ends_with("00000000000a\n    and 3 more"), "{}", many.message);
+    }
+
+    #[test]
+    fn what_fits_none_is_told_how_to_name_one() {
+        let problem = only("vm", "x", std::iter::empty()).unwrap_err();
+        assert_eq!(problem.code, Code::NotFound);
+        assert!(problem.advice.unwrap().contains("tapline vm list"));
+    }
+}

@@ -1,0 +1,51 @@
+//! `tapline host`.
+
+use api::{Host, HostDrain, Problem};
+
+use crate::column::Column;
+use crate::session::{Session, Waiting};
+use crate::size::readable;
+
+/// What can be done with the host.
+#[derive(clap::Subcommand)]
+pub enum Verb {
+    /// Show the host, what bounds its work, and how much of it there is
+    Show,
+    /// Unplug all disks with everything flushed, before the host shuts down
+    Drain {
+        /// How long guests may take to let go; then their disks end without them, with all flushed that was answered
+        #[arg(long, value_name = "SECONDS", default_value = "60")]
+        timeout: u32,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+}
+
+type Shown = Column<Host>;
+
+const COLUMNS: &[Shown] = &[
+    Shown::new("uuid", |host, uuids| uuids.show(host.uuid)),
+    Shown::new("name", |host, _| host.name.clone()),
+    Shown::new("taplined", |host, _| host.version.clone()),
+    Shown::new("started", |host, _| format!("{:.0}", host.started)),
+    Shown::new("processors", |host, _| host.cpus.to_string()),
+    Shown::new("memory", |host, _| readable(host.memory)),
+    Shown::new("plugged", |host, _| host.plugged.to_string()),
+    Shown::new("plugging", |host, _| host.plugging.to_string()),
+    Shown::new("open tasks", |host, _| host.tasks.to_string()),
+    Shown::new("plug window", |host, _| host.limits.plug_window.to_string()),
+    Shown::new("worker pool size", |host, _| host.limits.worker_pool_size.to_string()),
+    Shown::new("worker memory", |host, _| readable(host.limits.worker_memory)),
+];
+
+impl Verb {
+    /// Does it.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        match self {
+            Verb::Show => session.show(&session.client.host().await?, COLUMNS),
+            Verb::Drain { timeout, waiting } => {
+                session.did(session.client.host_drain(&HostDrain { timeout }).await?, waiting).await
+            }
+        }
+    }
+}

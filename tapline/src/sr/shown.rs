@@ -1,0 +1,129 @@
+//! What is shown of repositories, of what a probe finds and of what a scan does.
+
+use std::fmt::Write;
+
+use api::{Scan, Space, Sr, SrFound, SrSource};
+
+use crate::column::Column;
+use crate::size::readable;
+use crate::word;
+
+type Shown = Column<Sr>;
+type Found = Column<SrFound>;
+
+/// Of a repository.
+pub const COLUMNS: &[Shown] = &[
+    Shown::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
+    Shown::new("name", |sr, _| sr.name.to_string()),
+    Shown::new("state", |sr, _| word::of(&sr.state)),
+    Shown::new("free", |sr, _| of_space(sr, |space| readable(space.free))).right(),
+    Shown::new("size", |sr, _| of_space(sr, |space| readable(space.physical_size))).right().if_room(),
+    Shown::new("allocated", |sr, _| of_space(sr, |space| readable(space.virtual_allocation))).right().if_room(),
+    Shown::new("full", |sr, _| of_space(sr, full)).if_room(),
+    Shown::new("place", |sr, _| place(&sr.source)).if_room(),
+    Shown::new("used", |sr, _| of_space(sr, |space| readable(space.physical_utilisation))).right().wide(),
+    Shown::new("images", |sr, _| of_space(sr, |space| readable(space.images))).right().wide(),
+    Shown::new("reserve", |sr, _| readable(sr.reserve)).right().wide(),
+    Shown::new("filesystem", |sr, _| sr.variant.as_ref().map(|variant| variant.filesystem.clone()).unwrap_or_default())
+        .wide(),
+    Shown::new("versions", |sr, _| sr.variant.as_ref().map(|variant| word::of(&variant.versions)).unwrap_or_default())
+        .wide(),
+    Shown::new("format", |sr, _| sr.variant.as_ref().map(|variant| variant.format.to_string()).unwrap_or_default())
+        .wide(),
+    Shown::new("formats", |sr, _| {
+        let formats = sr.variant.iter().flat_map(|variant| &variant.formats).map(ToString::to_string);
+        formats.collect::<Vec<_>>().join(", ")
+    })
+    .alone(),
+    Shown::new("read-only", |sr, _| {
+        sr.variant.as_ref().map(|variant| variant.read_only.to_string()).unwrap_or_default()
+    })
+    .alone(),
+    Shown::new("path", |sr, _| sr.variant.as_ref().map(|variant| variant.path.to_string()).unwrap_or_default()).alone(),
+    Shown::new("notes", |sr, _| sr.variant.as_ref().map(|variant| variant.notes.join("\n")).unwrap_or_default())
+        .alone(),
+    Shown::new("measured", |sr, _| of_space(sr, |space| format!("{:.0}", space.measured))).alone(),
+    Shown::new("created", |sr, _| format!("{:.0}", sr.created)).alone(),
+    Shown::new("description", |sr, _| sr.description.to_string()).alone(),
+];
+
+/// Of a repository that was found.
+pub const FOUND: &[Found] = &[
+    Found::new("uuid", |found, uuids| uuids.show(found.uuid)),
+    Found::new("name", |found, _| found.name.to_string()),
+    Found::new("known", |found, _| found.known.to_string()),
+    Found::new("images", |found, _| found.images.to_string()).right(),
+];
+
+/// What was measured; nothing if nothing was.
+fn of_space(sr: &Sr, show: impl Fn(&Space) -> String) -> String {
+    sr.space.as_ref().map(show).unwrap_or_default()
+}
+
+/// Whether it is full, or when it will be.
+fn full(space: &Space) -> String {
+    match (space.full, &space.forecast) {
+        (true, _) => "now: guests wait".into(),
+        (false, Some(forecast)) => format!("{:.0}, at {} a day", forecast.full_at, readable(forecast.bytes_per_day)),
+        (false, None) => String::new(),
+    }
+}
+
+/// As it is named on the command line.
+fn place(source: &SrSource) -> String {
+    match source {
+        SrSource::Dir { path } => path.to_string(),
+        SrSource::Nfs { server, export, .. } => format!("{server}:{export}"),
+        SrSource::Smb { server, share, .. } => format!("//{server}/{share}"),
+        SrSource::Iso { path } => format!("{path} (ISO images)"),
+    }
+}
+
+/// A line for each thing that a scan has found, and one that adds up.
+pub fn scanned(scan: &Scan) -> String {
+    let mut text = String::new();
+    let mut line = |head: &str, what: String| {
+        // Writing to a string does not fail.
+        writeln!(text, "{head:>9}  {what}").unwrap_or_default();
+    };
+    for placed in &scan.appeared {
+        let vdi = placed.vdi.map_or("only stands below others".into(), |vdi| format!("vdi {vdi}"));
+        line("appeared", format!("{}: {vdi}", placed.file));
+    }
+    for vdi in &scan.missing {
+        line("missing", format!("vdi {vdi}"));
+    }
+    for vdi in &scan.returned {
+        line("returned", format!("vdi {vdi}"));
+    }
+    for unplaced in &scan.unplaced {
+        let advice = unplaced.problem.advice.as_ref().map(|advice| format!("; {advice}")).unwrap_or_default();
+        line("no place", format!("{}: {}{advice}", unplaced.file, unplaced.problem));
+    }
+    let counts = scan.counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect::<Vec<_>>().join(", ");
+    line("files", if counts.is_empty() { "none".into() } else { counts });
+    text
+}
+
+#[cfg(test)]
+mod test {
+    use api::{Code, Placed, Problem, Unplaced};
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_scan_is_told_line_by_line() {
+        let problem = Problem::new(Code::Invalid, "its parent is not here").advise("import it with its parent");
+        let scan = Scan {
+            appeared: vec![Placed { file: "a.vhd".into(), vdi: None }],
+            missing: vec![Uuid::nil()],
+            returned: Vec::new(),
+            unplaced: vec![Unplaced { file: "b.vhd".into(), problem }],
+            counts: [("images".to_owned(), 7), ("notes".to_owned(), 1)].into(),
+        };
+        let text = " appeared  a.vhd: only stands below others\n  missing  vdi 00000000-0000-0000-0000-000000000000\n \
+                    no place  b.vhd: its parent is not here; import it with its parent\n    files  7 images, 1 notes\n";
+        assert_eq!(scanned(&scan), text);
+    }
+}

@@ -1,0 +1,121 @@
+//! `tapline task`.
+
+use api::client::Tiding;
+use api::{Change, ObjectKind, Problem, Task, TaskState};
+
+use crate::column::{Column, Uuids};
+use crate::session::{Listing, Session, print};
+use crate::{wait, word};
+
+/// What can be done with tasks.
+#[derive(clap::Subcommand)]
+pub enum Verb {
+    /// List the tasks that are not over, those asked for last first
+    List {
+        /// Those that are over too
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        listing: Listing,
+    },
+    /// Show a task
+    Show {
+        /// The beginning of its UUID
+        task: String,
+    },
+    /// Wait until a task is over, and fail if it has failed
+    Wait {
+        /// The beginning of its UUID
+        task: String,
+    },
+    /// Ask a task to end and to undo what it has done
+    Cancel {
+        /// The beginning of its UUID
+        task: String,
+    },
+    /// Print a line for every step of every task, until interrupted
+    Watch,
+}
+
+type Shown = Column<Task>;
+
+const COLUMNS: &[Shown] = &[
+    Shown::new("uuid", |task, uuids| uuids.show(task.uuid)),
+    Shown::new("verb", |task, _| task.verb.clone()),
+    Shown::new("state", |task, _| word::of(&task.state)),
+    Shown::new("done", |task, _| format!("{:.0} %", task.progress * 100.0)).right(),
+    Shown::new("step", |task, _| task.step.clone().unwrap_or_default()).if_room(),
+    Shown::new("created", |task, _| format!("{:.0}", task.created)).if_room(),
+    Shown::new("about", about).wide(),
+    Shown::new("cancellable", |task, _| task.cancellable.to_string()).alone(),
+    Shown::new("ended", |task, _| task.ended.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
+    Shown::new("problem", |task, _| task.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
+        .alone(),
+    Shown::new("what to do", |task, _| {
+        task.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()
+    })
+    .alone(),
+    Shown::new("result", |task, _| task.result.as_ref().map(|value| format!("{value:#}")).unwrap_or_default()).alone(),
+];
+
+fn about(task: &Task, uuids: Uuids) -> String {
+    let objects = task.about.iter().map(|about| format!("{} {}", word::of(&about.kind), uuids.show(about.uuid)));
+    objects.collect::<Vec<_>>().join(", ")
+}
+
+impl Verb {
+    /// Does it.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        match self {
+            Verb::List { all, listing } => session.list(&session.client.tasks(!all).await?, COLUMNS, &listing),
+            Verb::Show { task } => session.show(&session.client.task(session.task(&task).await?).await?, COLUMNS),
+            Verb::Wait { task } => wait_for(session, &task).await,
+            Verb::Cancel { task } => {
+                let task = session.client.task_cancel(session.task(&task).await?).await?;
+                if session.json() { session.value(&task) } else { Ok(()) }
+            }
+            Verb::Watch => watch(session).await,
+        }
+    }
+}
+
+async fn wait_for(session: &Session, task: &str) -> Result<(), Problem> {
+    let task = session.client.task(session.task(task).await?).await?;
+    let task = wait::until_over(&session.client, task).await?;
+    session.show(&task, COLUMNS)?;
+    if task.state == TaskState::Done { Ok(()) } else { Err(wait::why(&task)) }
+}
+
+/// Tasks that are open, then each change of one.
+async fn watch(session: &Session) -> Result<(), Problem> {
+    let mut events = session.client.events(None).await?;
+    for task in session.client.tasks(true).await? {
+        tell(session, &task)?;
+    }
+    loop {
+        match events.next().await {
+            Tiding::Change(event) if event.kind == ObjectKind::Task && event.change != Change::Removed => {
+                let task = serde_json::from_value(event.object.unwrap_or_default());
+                tell(session, &task.map_err(|error| Problem::failed("read an event", error))?)?;
+            }
+            Tiding::Change(_) => {}
+            Tiding::Reset => {
+                for task in session.client.tasks(true).await? {
+                    tell(session, &task)?;
+                }
+            }
+            Tiding::Lost(problem) => eprintln!("tapline: {problem}; looking for it again"),
+        }
+    }
+}
+
+fn tell(session: &Session, task: &Task) -> Result<(), Problem> {
+    if session.json() {
+        return print(&format!("{}\n", word::json(task)?));
+    }
+    let percent = task.progress * 100.0;
+    let step = task.step.as_deref().unwrap_or("-");
+    let why = task.problem.as_ref().map(|problem| format!("  {problem}")).unwrap_or_default();
+    let uuid = Uuids::Short.show(task.uuid);
+    print(&format!("{uuid}  {:<16} {:<10} {percent:>3.0} %  {step}{why}\n", task.verb, word::of(&task.state)))
+}

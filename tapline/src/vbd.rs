@@ -1,0 +1,252 @@
+//! `tapline vbd`.
+
+use api::client::Connector;
+use api::{Mode, Problem, Transport, Vbd, VbdCreate, VbdUnplug, Vbds};
+
+use crate::column::{Column, Uuids};
+use crate::session::{Listing, Session, Waiting, print};
+use crate::word;
+
+/// What can be done with virtual block devices.
+#[derive(clap::Subcommand)]
+pub enum Verb {
+    /// Make a block device of a disk, and print its UUID; it is not plugged
+    Create(Create),
+    /// List the block devices
+    List {
+        /// Only those whose UUID begins so
+        text: Option<String>,
+        /// Only those of this machine
+        #[arg(long)]
+        vm: Option<String>,
+        /// Only those of this disk
+        #[arg(long)]
+        vdi: Option<String>,
+        #[command(flatten)]
+        listing: Listing,
+    },
+    /// Show a block device
+    Show {
+        /// The beginning of its UUID
+        vbd: String,
+    },
+    /// Start the process that serves the disk; a running machine is given it
+    Plug {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Take the disk away from its machine, and end the process that serves it with everything flushed
+    Unplug {
+        #[command(flatten)]
+        which: Which,
+        /// Do not wait for the guest to let go: what it has not flushed is lost
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Remove a block device, which is not plugged; its disk stays
+    Destroy(One),
+    /// Print what to paste where the machine is managed, for a machine that others manage
+    Connect {
+        /// The beginning of its UUID
+        vbd: String,
+        /// For which of them
+        #[arg(long, value_enum)]
+        print: For,
+    },
+}
+
+/// A machine monitor, or who manages one.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum For {
+    /// QEMU's command line
+    Qemu,
+    /// A domain of libvirt
+    Libvirt,
+    /// Cloud Hypervisor's command line
+    CloudHypervisor,
+    /// A domain of xl
+    Xl,
+}
+
+/// One block device, several, or all of a machine.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+pub struct Which {
+    /// The beginning of its UUID; several are plugged or unplugged in parallel
+    vbd: Vec<String>,
+    /// All of this machine: its name or the beginning of its UUID
+    #[arg(long)]
+    vm: Option<String>,
+}
+
+/// A verb without options of its own.
+#[derive(clap::Args)]
+pub struct One {
+    /// The beginning of its UUID
+    vbd: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// Makes a block device.
+#[derive(clap::Args)]
+pub struct Create {
+    /// The disk: its name or the beginning of its UUID
+    #[arg(long)]
+    vdi: String,
+    /// The machine: its name or the beginning of its UUID [default: one that others manage]
+    #[arg(long)]
+    vm: Option<String>,
+    /// The place among the machine's disks, 0 to 254 [default: the first that is free]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=254))]
+    position: Option<u8>,
+    /// The guest may only read
+    #[arg(long)]
+    read_only: bool,
+    /// Whether the machine may boot from it [default: its first disk may]
+    #[arg(long, value_name = "BOOL")]
+    bootable: Option<bool>,
+    /// How it is served [default: what the machine needs, or vhost-user]
+    #[arg(long, value_parser = word::one_of::<Transport>(&word::TRANSPORTS))]
+    transport: Option<Transport>,
+    /// Queues offered to the guest, 1 to 64 [default: one a processor, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    queues: Option<u16>,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+type Shown = Column<Vbd>;
+
+const COLUMNS: &[Shown] = &[
+    Shown::new("uuid", |vbd, uuids| uuids.show(vbd.uuid)),
+    Shown::new("vm", |vbd, uuids| vbd.vm.map_or("-".into(), |vm| uuids.show(vm))),
+    Shown::new("vdi", |vbd, uuids| uuids.show(vbd.vdi)),
+    Shown::new("position", |vbd, _| vbd.position.to_string()).right(),
+    Shown::new("mode", |vbd, _| word::of(&vbd.mode)),
+    Shown::new("state", state),
+    Shown::new("transport", |vbd, _| word::of(&vbd.transport)).if_room(),
+    Shown::new("queues", |vbd, _| vbd.queues.to_string()).right().if_room(),
+    Shown::new("socket", |vbd, _| vbd.socket.as_ref().map(ToString::to_string).unwrap_or_default()).if_room(),
+    Shown::new("bootable", |vbd, _| vbd.bootable.to_string()).wide(),
+    Shown::new("pid", |vbd, _| vbd.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
+    Shown::new("restarts", |vbd, _| vbd.restarts.to_string()).right().wide(),
+    Shown::new("problem", |vbd, _| vbd.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
+        .alone(),
+    Shown::new("what to do", |vbd, _| {
+        vbd.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()
+    })
+    .alone(),
+    Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),
+];
+
+/// With what makes it wait or has broken it.
+fn state(vbd: &Vbd, _: Uuids) -> String {
+    let state = word::of(&vbd.state);
+    match (vbd.waits_for_space, &vbd.problem) {
+        (true, _) => format!("{state}, no space"),
+        (false, Some(_)) => format!("{state}, problem"),
+        (false, None) => state,
+    }
+}
+
+impl From<For> for Connector {
+    fn from(print: For) -> Connector {
+        match print {
+            For::Qemu => Connector::Qemu,
+            For::Libvirt => Connector::Libvirt,
+            For::CloudHypervisor => Connector::CloudHypervisor,
+            For::Xl => Connector::Xl,
+        }
+    }
+}
+
+impl Verb {
+    /// Does it.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let client = &session.client;
+        match self {
+            Verb::Create(create) => create.run(session).await,
+            Verb::List { text, vm, vdi, listing } => list(session, text, vm, vdi, &listing).await,
+            Verb::Show { vbd } => session.show(&client.vbd(session.vbd(&vbd).await?).await?, COLUMNS),
+            Verb::Plug { which, waiting } => plug(session, which, waiting).await,
+            Verb::Unplug { which, force, waiting } => unplug(session, which, force, waiting).await,
+            Verb::Destroy(One { vbd, waiting }) => {
+                session.did(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
+            }
+            Verb::Connect { vbd, print: connector } => {
+                print(&client.vbd_connect(session.vbd(&vbd).await?, connector.into()).await?)
+            }
+        }
+    }
+}
+
+async fn plug(session: &Session, which: Which, waiting: Waiting) -> Result<(), Problem> {
+    if let ([vbd], None) = (which.vbd.as_slice(), &which.vm) {
+        return session.did(session.client.vbd_plug(session.vbd(vbd).await?).await?, waiting).await;
+    }
+    session.did(session.client.vbds_plug(&which.many(session, false).await?).await?, waiting).await
+}
+
+async fn unplug(session: &Session, which: Which, force: bool, waiting: Waiting) -> Result<(), Problem> {
+    if let ([vbd], None) = (which.vbd.as_slice(), &which.vm) {
+        let vbd = session.vbd(vbd).await?;
+        return session.did(session.client.vbd_unplug(vbd, &VbdUnplug { force }).await?, waiting).await;
+    }
+    session.did(session.client.vbds_unplug(&which.many(session, force).await?).await?, waiting).await
+}
+
+impl Which {
+    /// As the API has it.
+    async fn many(self, session: &Session, force: bool) -> Result<Vbds, Problem> {
+        if let Some(vm) = self.vm {
+            return Ok(Vbds { vm: Some(session.vm(&vm).await?), vbds: None, force });
+        }
+        let mut vbds = Vec::new();
+        for vbd in &self.vbd {
+            vbds.push(session.vbd(vbd).await?);
+        }
+        Ok(Vbds { vm: None, vbds: Some(vbds), force })
+    }
+}
+
+async fn list(
+    session: &Session,
+    text: Option<String>,
+    vm: Option<String>,
+    vdi: Option<String>,
+    listing: &Listing,
+) -> Result<(), Problem> {
+    let vm = match vm {
+        Some(vm) => Some(session.vm(&vm).await?),
+        None => None,
+    };
+    let vdi = match vdi {
+        Some(vdi) => Some(session.vdi(&vdi).await?),
+        None => None,
+    };
+    session.list(&session.client.vbds(vm, vdi, text.as_deref()).await?, COLUMNS, listing)
+}
+
+impl Create {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let vm = match &self.vm {
+            Some(vm) => Some(session.vm(vm).await?),
+            None => None,
+        };
+        let asked = VbdCreate {
+            vm,
+            vdi: session.vdi(&self.vdi).await?,
+            position: self.position,
+            mode: self.read_only.then_some(Mode::ReadOnly),
+            bootable: self.bootable,
+            transport: self.transport,
+            queues: self.queues,
+        };
+        session.made("vbd", session.client.vbd_create(&asked).await?, self.waiting).await
+    }
+}

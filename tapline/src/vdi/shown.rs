@@ -1,0 +1,42 @@
+//! What is shown of a disk.
+
+use api::{Vdi, VdiState};
+
+use crate::column::{Column, Uuids};
+use crate::size::readable;
+use crate::word;
+
+type Shown = Column<Vdi>;
+
+/// Of a disk.
+pub const COLUMNS: &[Shown] = &[
+    Shown::new("uuid", |vdi, uuids| uuids.show(vdi.uuid)),
+    Shown::new("name", |vdi, _| vdi.name.to_string()),
+    Shown::new("size", |vdi, _| readable(vdi.virtual_size)).right(),
+    Shown::new("used", |vdi, _| readable(vdi.physical_utilisation)).right().if_room(),
+    Shown::new("format", |vdi, _| vdi.format.to_string()).if_room(),
+    Shown::new("sr", |vdi, uuids| uuids.show(vdi.sr)).if_room(),
+    Shown::new("state", state).if_room(),
+    Shown::new("snapshot of", |vdi, uuids| uuids.show_some(vdi.snapshot_of)).if_room(),
+    Shown::new("depth", |vdi, _| vdi.depth.to_string()).right().wide(),
+    Shown::new("file", |vdi, _| vdi.file.clone()).wide(),
+    Shown::new("used by", used_by).wide(),
+    Shown::new("read-only", |vdi, _| vdi.read_only.to_string()).alone(),
+    Shown::new("snapshot time", |vdi, _| vdi.snapshot_time.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
+    Shown::new("created", |vdi, _| format!("{:.0}", vdi.created)).alone(),
+    Shown::new("description", |vdi, _| vdi.description.to_string()).alone(),
+];
+
+/// In one word: what is wrong with it, or how it is used.
+fn state(vdi: &Vdi, _: Uuids) -> String {
+    match (vdi.state, vdi.users.is_empty()) {
+        (VdiState::Ready, false) => "in use".into(),
+        (VdiState::Ready, true) if vdi.read_only => "read-only".into(),
+        (other, _) => word::of(&other),
+    }
+}
+
+fn used_by(vdi: &Vdi, uuids: Uuids) -> String {
+    let users = vdi.users.iter().map(|user| format!("{} {}", word::of(&user.mode), uuids.show(user.vbd)));
+    users.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,217 @@
+//! `tapline vm`.
+
+mod boot;
+
+use std::collections::BTreeMap;
+
+use api::{Description, Driver, Name, Problem, Size, Vm, VmCreate, VmPatch, VmShutdown};
+
+use crate::column::Column;
+use crate::confirm::Confirm;
+use crate::session::{Listing, Session, Waiting};
+use crate::size::readable;
+use crate::word;
+use boot::{Boot, shown};
+
+/// What can be done with virtual machines.
+#[derive(clap::Subcommand)]
+pub enum Verb {
+    /// Make a machine, and print its UUID; it does not run and has no disks
+    Create(Create),
+    /// List the machines
+    List {
+        /// Only those of this name, or whose UUID begins so
+        text: Option<String>,
+        #[command(flatten)]
+        listing: Listing,
+    },
+    /// Show a machine
+    Show {
+        /// Its name or the beginning of its UUID
+        vm: String,
+    },
+    /// Change a machine; memory, processors, boot and platform only while it is halted
+    Set(Set),
+    /// Plug a machine's disks and start it
+    Start(One),
+    /// Ask a machine to end, wait until it has, and unplug its disks
+    Shutdown {
+        /// Its name or the beginning of its UUID
+        vm: String,
+        /// End it at once, without asking the guest
+        #[arg(long)]
+        force: bool,
+        /// End it with force if the guest takes longer
+        #[arg(long, value_name = "SECONDS", conflicts_with = "force")]
+        timeout: Option<u32>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Hold a machine, which can go on
+    Suspend(One),
+    /// Let a machine go on that is held
+    Resume(One),
+    /// Remove a machine, which does not run, with its block devices; its disks stay
+    Destroy {
+        /// Its name or the beginning of its UUID
+        vm: String,
+        #[command(flatten)]
+        confirm: Confirm,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+}
+
+/// A verb without options of its own.
+#[derive(clap::Args)]
+pub struct One {
+    /// Its name or the beginning of its UUID
+    vm: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// Makes a machine.
+#[derive(clap::Args)]
+pub struct Create {
+    /// Its name
+    name: Name,
+    /// Its memory: whole MiB
+    #[arg(long, value_name = "SIZE", value_parser = word::size)]
+    memory: Size,
+    /// Its processors
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..))]
+    vcpus: u8,
+    /// What runs it
+    #[arg(long, default_value = "qemu", value_parser = word::one_of::<Driver>(&word::DRIVERS))]
+    driver: Driver,
+    #[command(flatten)]
+    boot: Boot,
+    /// Hardware that is not there by default: usb=true, parallel=…, hvm_serial=…; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
+    platform: Vec<(String, String)>,
+    /// Its description
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    description: Description,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// Changes a machine.
+#[derive(clap::Args)]
+#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform"]))]
+#[group(skip)]
+pub struct Set {
+    /// Its name or the beginning of its UUID
+    vm: String,
+    /// Its new name
+    #[arg(long)]
+    name: Option<Name>,
+    /// Its new description
+    #[arg(long, value_name = "TEXT")]
+    description: Option<Description>,
+    /// Its memory: whole MiB
+    #[arg(long, value_name = "SIZE", value_parser = word::size)]
+    memory: Option<Size>,
+    /// Its processors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    vcpus: Option<u8>,
+    #[command(flatten)]
+    boot: Boot,
+    /// Boot the first disk that is bootable, no kernel of the host
+    #[arg(long, conflicts_with_all = ["kernel", "initrd", "cmdline"])]
+    boot_disk: bool,
+    /// Hardware to add or to change; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
+    platform: Vec<(String, String)>,
+    /// Hardware to take away; may be given several times
+    #[arg(long, value_name = "KEY")]
+    no_platform: Vec<String>,
+}
+
+type Shown = Column<Vm>;
+
+const COLUMNS: &[Shown] = &[
+    Shown::new("uuid", |vm, uuids| uuids.show(vm.uuid)),
+    Shown::new("name", |vm, _| vm.name.to_string()),
+    Shown::new("power", |vm, _| word::of(&vm.power)),
+    Shown::new("memory", |vm, _| readable(vm.memory)).right().if_room(),
+    Shown::new("vcpus", |vm, _| vm.vcpus.to_string()).right().if_room(),
+    Shown::new("driver", |vm, _| word::of(&vm.driver)).if_room(),
+    Shown::new("problem", |vm, _| vm.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default())
+        .if_room(),
+    Shown::new("pid", |vm, _| vm.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
+    Shown::new("handle", |vm, _| vm.handle.clone().unwrap_or_default()).wide(),
+    Shown::new("what to do", |vm, _| {
+        vm.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()
+    })
+    .alone(),
+    Shown::new("boot", |vm, _| shown(&vm.boot)).alone(),
+    Shown::new("platform", |vm, _| {
+        vm.platform.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
+    })
+    .alone(),
+    Shown::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
+    Shown::new("description", |vm, _| vm.description.to_string()).alone(),
+];
+
+impl Verb {
+    /// Does it.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let client = &session.client;
+        match self {
+            Verb::Create(create) => create.run(session).await,
+            Verb::List { text, listing } => session.list(&client.vms(text.as_deref()).await?, COLUMNS, &listing),
+            Verb::Show { vm } => session.show(&client.vm(session.vm(&vm).await?).await?, COLUMNS),
+            Verb::Set(set) => set.run(session).await,
+            Verb::Start(One { vm, waiting }) => {
+                session.did(client.vm_start(session.vm(&vm).await?).await?, waiting).await
+            }
+            Verb::Shutdown { vm, force, timeout, waiting } => {
+                let vm = session.vm(&vm).await?;
+                session.did(client.vm_shutdown(vm, &VmShutdown { force, timeout }).await?, waiting).await
+            }
+            Verb::Suspend(One { vm, waiting }) => {
+                session.did(client.vm_suspend(session.vm(&vm).await?).await?, waiting).await
+            }
+            Verb::Resume(One { vm, waiting }) => {
+                session.did(client.vm_resume(session.vm(&vm).await?).await?, waiting).await
+            }
+            Verb::Destroy { vm, confirm, waiting } => {
+                let vm = client.vm(session.vm(&vm).await?).await?;
+                confirm.ask(&format!("destroy the vm «{}» ({})", vm.name, vm.uuid))?;
+                session.did(client.vm_destroy(vm.uuid).await?, waiting).await
+            }
+        }
+    }
+}
+
+impl Create {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Create { name, memory, vcpus, driver, boot, platform, description, waiting } = self;
+        let platform: BTreeMap<String, String> = platform.into_iter().collect();
+        let boot = boot.kernel().unwrap_or_default();
+        let asked = VmCreate { name, description, driver, memory, vcpus, boot, platform };
+        session.made("vm", session.client.vm_create(&asked).await?, waiting).await
+    }
+}
+
+impl Set {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let Set { vm, name, description, memory, vcpus, boot, boot_disk, platform, no_platform } = self;
+        let uuid = session.vm(&vm).await?;
+        let platform = if platform.is_empty() && no_platform.is_empty() {
+            None
+        } else {
+            // The API takes all of it or nothing.
+            let mut all = session.client.vm(uuid).await?.platform;
+            all.retain(|key, _| !no_platform.contains(key));
+            all.extend(platform);
+            Some(all)
+        };
+        let boot = if boot_disk { Some(api::Boot::Disk) } else { boot.kernel() };
+        let patch = VmPatch { name, description, memory, vcpus, boot, platform };
+        let vm = session.client.vm_set(uuid, &patch).await?;
+        if session.json() { session.value(&vm) } else { Ok(()) }
+    }
+}

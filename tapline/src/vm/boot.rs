@@ -1,0 +1,40 @@
+//! What a machine boots, as options.
+
+use api::{AbsolutePath, Description};
+
+use crate::word;
+
+/// A kernel of the host, or none.
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub struct Boot {
+    /// Boot this kernel of the host [default: boot the first disk that is bootable]
+    #[arg(long, value_name = "PATH", value_parser = word::path)]
+    kernel: Option<AbsolutePath>,
+    /// The kernel's first file system
+    #[arg(long, value_name = "PATH", value_parser = word::path, requires = "kernel")]
+    initrd: Option<AbsolutePath>,
+    /// The kernel's command line
+    #[arg(long, value_name = "TEXT", requires = "kernel")]
+    cmdline: Option<Description>,
+}
+
+impl Boot {
+    /// The kernel, if one is named.
+    pub fn kernel(self) -> Option<api::Boot> {
+        let Boot { kernel, initrd, cmdline } = self;
+        kernel.map(|kernel| api::Boot::Kernel { kernel, initrd, cmdline: cmdline.unwrap_or_default() })
+    }
+}
+
+/// What is shown of it.
+pub fn shown(boot: &api::Boot) -> String {
+    match boot {
+        api::Boot::Disk => "its first bootable disk".into(),
+        api::Boot::Kernel { kernel, initrd, cmdline } => {
+            let initrd = initrd.as_ref().map(|initrd| format!("\ninitrd {initrd}")).unwrap_or_default();
+            let cmdline = if cmdline.as_str().is_empty() { String::new() } else { format!("\n{cmdline}") };
+            format!("kernel {kernel}{initrd}{cmdline}")
+        }
+    }
+}

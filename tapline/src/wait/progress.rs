@@ -1,0 +1,90 @@
+//! How far a task is, on stderr: a bar where a person watches, a line a step where a log does.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use api::Task;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::word;
+
+/// The bar's length in parts of the whole.
+const WHOLE: u32 = 1000;
+/// How often the bar shows that it lives.
+const TICK: Duration = Duration::from_millis(200);
+
+/// The progress of a task.
+pub enum Progress {
+    /// A person watches.
+    Bar(ProgressBar),
+    /// A log does: the last line.
+    Lines(String),
+}
+
+impl Progress {
+    /// Nothing has been shown.
+    pub fn new() -> Progress {
+        if !std::io::stderr().is_terminal() {
+            return Progress::Lines(String::new());
+        }
+        let bar = ProgressBar::new(WHOLE.into());
+        if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3} % {elapsed}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.enable_steady_tick(TICK);
+        Progress::Bar(bar)
+    }
+
+    /// Shows how far the task is.
+    pub fn show(&mut self, task: &Task) {
+        let line = line(task);
+        match self {
+            Progress::Bar(bar) => {
+                bar.set_message(line);
+                bar.set_position(parts(task.progress));
+                if task.state.is_over() {
+                    bar.finish_and_clear();
+                }
+            }
+            Progress::Lines(last) => {
+                if *last != line {
+                    eprintln!("{line}");
+                    *last = line;
+                }
+            }
+        }
+    }
+
+    /// Says something beside it.
+    pub fn say(&self, text: &str) {
+        match self {
+            Progress::Bar(bar) => bar.println(text),
+            Progress::Lines(_) => eprintln!("{text}"),
+        }
+    }
+}
+
+fn line(task: &Task) -> String {
+    let state = word::of(&task.state);
+    match &task.step {
+        Some(step) if !task.state.is_over() => format!("{}: {state}, {step}", task.verb),
+        _ => format!("{}: {state}", task.verb),
+    }
+}
+
+/// Of [`WHOLE`]. What is outside of 0 to 1 is at the nearer end; what is no number has not begun.
+fn parts(progress: f64) -> u64 {
+    // There is no other way from a float to an integer that says what it does with the rest.
+    format!("{:.0}", progress.clamp(0.0, 1.0) * f64::from(WHOLE)).parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn progress_is_parts_of_the_whole() {
+        assert_eq!((parts(0.0), parts(0.5), parts(1.0)), (0, 500, 1000));
+        assert_eq!((parts(-1.0), parts(7.0), parts(f64::NAN)), (0, 1000, 0));
+    }
+}

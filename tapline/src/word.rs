@@ -1,0 +1,140 @@
+//! Words of the command line and what they stand for.
+//!
+//! The values are those of the API, which checks them; the words for states and kinds are the ones it has in JSON.
+
+use api::{AbsolutePath, Problem, SrSource};
+use clap::ArgGroup;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::size;
+
+/// The formats of images.
+pub const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
+/// How disks are served.
+pub const TRANSPORTS: [&str; 3] = ["vhost-user", "nbd", "blkif"];
+/// What runs machines.
+pub const DRIVERS: [&str; 2] = ["qemu", "xen"];
+
+/// The kinds of objects.
+pub const KINDS: [&str; 6] = ["host", "sr", "vdi", "vbd", "vm", "task"];
+
+/// One of a few words, for a value that has them in JSON.
+pub fn one_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+    words: &'static [&'static str],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(Value::String(word)))
+}
+
+/// Options of which a verb that changes something needs one at least.
+pub fn changes(options: &'static [&'static str]) -> ArgGroup {
+    ArgGroup::new("change").required(true).multiple(true).args(options)
+}
+
+/// The word for a value that has one in JSON.
+pub fn of(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(Value::String(word)) => word,
+        Ok(other) => other.to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A line of JSON.
+pub fn json(value: &impl Serialize) -> Result<String, Problem> {
+    serde_json::to_string(value).map_err(|error| Problem::failed("print JSON", error))
+}
+
+/// The size of a disk or of a memory: `10G`.
+pub fn size(word: &str) -> Result<api::Size, String> {
+    bytes(word)?.try_into()
+}
+
+/// Any number of bytes: `10G`, or 0.
+pub fn bytes(word: &str) -> Result<u64, String> {
+    word.parse().map(|size::Size(bytes)| bytes).map_err(|error: size::NotASize| error.to_string())
+}
+
+/// A path of this host. The daemon has another working directory, so it is told the whole path.
+pub fn path(word: &str) -> Result<AbsolutePath, String> {
+    let whole = std::path::absolute(word).map_err(|error| format!("«{word}»: {error}"))?;
+    whole.to_str().ok_or_else(|| format!("«{word}» is not UTF-8"))?.parse()
+}
+
+/// `SERVER:/EXPORT`, as mount(8) has it; the server may be an IPv6 address in brackets.
+pub fn nfs(word: &str) -> Result<SrSource, String> {
+    let wrong = || format!("«{word}» is not SERVER:/EXPORT, as in nas:/srv/vms");
+    let (server, export) = word.split_once(":/").ok_or_else(wrong)?;
+    if server.is_empty() {
+        return Err(wrong());
+    }
+    Ok(SrSource::Nfs { server: server.into(), export: format!("/{export}").parse()?, version: None })
+}
+
+/// A server's share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The server's name or address.
+    pub server: String,
+    /// The share, and a directory in it.
+    pub share: String,
+}
+
+/// `//SERVER/SHARE`, as mount.cifs(8) has it.
+pub fn smb(word: &str) -> Result<Share, String> {
+    let parts = word.strip_prefix("//").and_then(|rest| rest.split_once('/'));
+    let named = parts.filter(|(server, share)| !server.is_empty() && !share.is_empty());
+    let (server, share) = named.ok_or_else(|| format!("«{word}» is not //SERVER/SHARE, as in //nas/vms"))?;
+    Ok(Share { server: server.into(), share: share.into() })
+}
+
+/// `KEY=VALUE`.
+pub fn pair(word: &str) -> Result<(String, String), String> {
+    let (key, value) = word.split_once('=').ok_or_else(|| format!("«{word}» is not KEY=VALUE, as in usb=true"))?;
+    Ok((key.into(), value.into()))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn all_mean_something<T: DeserializeOwned + Serialize>(words: &[&str]) {
+        for word in words {
+            let value: T = serde_json::from_value(Value::String((*word).into())).unwrap();
+            assert_eq!(of(&value), *word);
+        }
+    }
+
+    #[test]
+    fn the_words_are_those_of_the_api() {
+        all_mean_something::<api::ImageFormat>(&FORMATS);
+        all_mean_something::<api::Transport>(&TRANSPORTS);
+        all_mean_something::<api::Driver>(&DRIVERS);
+        all_mean_something::<api::ObjectKind>(&KINDS);
+    }
+
+    #[test]
+    fn sizes_are_those_of_a_disk() {
+        assert_eq!(size("10G").unwrap().bytes(), 10 << 30);
+        assert!(size("0").is_err() && size("700").is_err() && size("10GB").is_err());
+        assert_eq!(bytes("0"), Ok(0));
+    }
+
+    #[test]
+    fn paths_are_told_whole() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(path("disk.raw").unwrap().as_path(), here.join("disk.raw"));
+        assert!(path("/srv/../etc").is_err(), "where it leads to depends on links");
+    }
+
+    #[test]
+    fn places_on_servers_are_named_as_for_mount() {
+        let export = "/srv/vms".parse().unwrap();
+        assert_eq!(nfs("[fe80::1]:/srv/vms"), Ok(SrSource::Nfs { server: "[fe80::1]".into(), export, version: None }));
+        assert!(nfs("nas").is_err() && nfs(":/srv").is_err() && nfs("nas:srv").is_err());
+        assert_eq!(smb("//nas/vms/a"), Ok(Share { server: "nas".into(), share: "vms/a".into() }));
+        assert!(smb("nas/vms").is_err() && smb("//nas").is_err() && smb("///vms").is_err() && smb("//nas/").is_err());
+    }
+}

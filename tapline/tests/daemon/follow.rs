@@ -1,0 +1,63 @@
+//! Following events: through the end of a connection and what may be lost then.
+
+use api::client::{Client, Tiding};
+use api::{Change, Event, ObjectKind};
+use uuid::Uuid;
+
+use crate::play::{Played, refused, scene};
+
+fn event(seq: u64) -> Event {
+    let at = "2026-11-22T12:00:00Z".parse().unwrap();
+    Event { seq, at, kind: ObjectKind::Vdi, uuid: Uuid::nil(), change: Change::Removed, object: None }
+}
+
+/// A stream with one change, which ends then.
+fn stream(seq: u64) -> Vec<u8> {
+    let data = serde_json::to_string(&event(seq)).unwrap();
+    format!(": hello\n\nevent: change\nid: {seq}\ndata: {data}\n\nevent: unheard-of\ndata: 1\n\n").into_bytes()
+}
+
+fn is_lost(tiding: &Tiding) -> bool {
+    matches!(tiding, Tiding::Lost(_))
+}
+
+#[tokio::test]
+async fn a_follower_goes_on_behind_the_last_event_it_has_seen() {
+    let busy = api::Problem::new(api::Code::Overloaded, "too many clients");
+    let reset = "event: reset\nid: 40\ndata: {}\n\n";
+    let played = Played::new([
+        scene("GET", "events", 200, stream(7)),
+        refused("GET", "events", &busy),
+        scene("GET", "events", 200, stream(8)),
+        scene("GET", "events", 200, reset),
+        scene("GET", "events", 200, stream(41)),
+    ]);
+    let mut events = Client::new(played.socket()).events(Some(6)).await.unwrap();
+    assert_eq!(events.next().await, Tiding::Change(Box::new(event(7))));
+    assert!(is_lost(&events.next().await));
+    assert_eq!(events.next().await, Tiding::Lost(busy), "not taken for silence");
+    assert_eq!(events.next().await, Tiding::Change(Box::new(event(8))));
+    assert!(is_lost(&events.next().await));
+    assert_eq!(events.next().await, Tiding::Reset);
+    assert!(is_lost(&events.next().await));
+    assert_eq!(events.next().await, Tiding::Change(Box::new(event(41))));
+    let behind: Vec<_> = played.asked().into_iter().map(|asked| asked.last_event_id.unwrap()).collect();
+    assert_eq!(behind, ["6", "7", "7", "8", "40"]);
+}
+
+#[tokio::test]
+async fn what_was_missed_without_a_number_to_go_on_from_is_said() {
+    let played = Played::new([scene("GET", "events", 200, ""), scene("GET", "events", 200, stream(9))]);
+    let mut events = Client::new(played.socket()).events(None).await.unwrap();
+    assert!(is_lost(&events.next().await));
+    assert_eq!(events.next().await, Tiding::Reset);
+    assert_eq!(events.next().await, Tiding::Change(Box::new(event(9))));
+    assert_eq!(played.asked()[1].last_event_id, None);
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_not_there_at_first_is_a_failure() {
+    let directory = tempfile::tempdir().unwrap();
+    let problem = Client::new(directory.path().join("none")).events(None).await.unwrap_err();
+    assert!(problem.advice.unwrap().contains("systemctl start taplined"));
+}

@@ -1,0 +1,9 @@
+//! `tapline` and the client of the API: against a daemon that plays recorded answers, and against `taplined` itself.
+
+mod follow;
+mod nouns;
+mod objects;
+mod play;
+mod taplined;
+mod terminal;
+mod waiting;

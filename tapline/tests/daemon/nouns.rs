@@ -1,0 +1,317 @@
+//! What the verbs of the nouns ask and print, against recorded answers.
+
+use crate::objects::{done, sr, task, vbd, vdi, vm};
+use crate::play::{self, Played, begun, err, ok, out, refused, scene};
+use api::{Code, Problem};
+use serde_json::json;
+
+const SR: &str = "00005e00-0000-0000-0000-000000000001";
+const VDI: &str = "0000d100-0000-0000-0000-000000000001";
+const VBD: &str = "0000bd00-0000-0000-0000-000000000001";
+const VM: &str = "00004a00-0000-0000-0000-000000000001";
+const TASK: &str = "00007a00-0000-0000-0000-000000000001";
+
+#[test]
+fn a_list_is_a_table_and_with_json_what_the_api_gave() {
+    let srs = vec![sr(1, "fast"), sr(2, "slow")];
+    let played = Played::new([ok("GET", "srs", &srs), ok("GET", "srs?match=a%20b", &srs)]);
+    let table = "\
+UUID      NAME  STATE        FREE     SIZE  ALLOCATED  FULL                                PLACE
+00005e00  fast  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB a day  nas:/srv/vms
+00005e00  slow  attached   50 GiB  100 GiB    200 GiB  2027-01-31T00:00:00Z, at 1 GiB a day  nas:/srv/vms
+";
+    let squeeze = |text: &str| {
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect::<String>()
+    };
+    assert_eq!(squeeze(&out(&played.run(&["sr", "list"]))), squeeze(table));
+    let listed: Vec<api::Sr> = serde_json::from_str(&out(&played.run(&["sr", "list", "a b", "--json"]))).unwrap();
+    assert_eq!(listed, srs);
+    played.asked();
+}
+
+#[test]
+fn wide_tables_have_whole_uuids() {
+    let played = Played::new([ok("GET", &format!("vdis?sr={SR}"), &[vdi(1, "root")])]);
+    let text = out(&played.run(&["vdi", "list", "--sr", SR, "--wide"]));
+    let row = format!("{VDI}  root  10 GiB  1 MiB  qcow2   {SR}  in use");
+    assert!(text.contains(&row), "{text}");
+    assert!(text.contains("RW 0000bd00-0000-0000-0000-000000000001"), "{text}");
+}
+
+#[test]
+fn show_tells_all_that_is_known() {
+    let played =
+        Played::new([ok("GET", "srs?match=fast", &[sr(1, "fast")]), ok("GET", &format!("srs/{SR}"), &sr(1, "fast"))]);
+    let text = out(&played.run(&["sr", "show", "fast"]));
+    for line in [
+        &format!("       uuid: {SR}\n"),
+        "       full: 2027-01-31T00:00:00Z, at 1 GiB a day\n",
+        "    formats: qcow2, vhd\n",
+        "      notes: the server says when it is durable\n",
+        "description: for tests\n",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn an_ambiguous_name_is_refused_with_the_candidates() {
+    let played = Played::new([ok("GET", "vdis?match=root", &[vdi(1, "root"), vdi(2, "root")])]);
+    let output = played.run(&["vdi", "show", "root"]);
+    assert_eq!(output.status.code(), Some(4));
+    let text = "tapline: «root» may be any of 2 vdis:\n    \
+                0000d100-0000-0000-0000-000000000001  root\n    \
+                0000d100-0000-0000-0000-000000000002  root\n  name one by its UUID\n";
+    assert_eq!(err(&output), text);
+}
+
+#[test]
+fn a_refusal_tells_the_field_and_the_advice_on_a_line_of_its_own() {
+    let problem = Problem::new(Code::NoSpace, "cannot make a vdi of 10 GiB: 1 GiB is free")
+        .field("size")
+        .advise("free some, or lower the reserve: tapline sr set fast --reserve 0");
+    let played = Played::new([refused("POST", "vdis", &problem)]);
+    let output = played.run(&["vdi", "create", "root", "--sr", SR, "--size", "10G"]);
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(
+        err(&output),
+        "tapline: cannot make a vdi of 10 GiB: 1 GiB is free (size)\n  \
+         free some, or lower the reserve: tapline sr set fast --reserve 0\n"
+    );
+}
+
+#[test]
+fn sr_create_names_the_place_as_the_api_has_it() {
+    let sources: [(&[&str], serde_json::Value); 4] = [
+        (&["--dir", "/srv"], json!({"type": "dir", "path": "/srv"})),
+        (
+            &["--nfs", "nas:/vms", "--nfs-version", "4.2"],
+            json!({"type": "nfs", "server": "nas", "export": "/vms", "version": "4.2"}),
+        ),
+        (
+            &["--smb", "//nas/vms/a", "--credentials", "/etc/nas"],
+            json!({"type": "smb", "server": "nas", "share": "vms/a", "credentials": "/etc/nas"}),
+        ),
+        (&["--iso", "/srv/iso"], json!({"type": "iso", "path": "/srv/iso"})),
+    ];
+    for (words, source) in sources {
+        let played = Played::new([ok("POST", "srs", &sr(1, "fast"))]);
+        let words = [&["sr", "create", "fast", "--reserve", "10G", "--format", "vhd"], words].concat();
+        assert_eq!(out(&played.run(&words)), format!("{SR}\n"));
+        let asked =
+            json!({"name": "fast", "description": "", "source": source, "reserve": 10_u64 << 30, "format": "vhd"});
+        assert_eq!(played.asked()[0].body, asked);
+    }
+}
+
+#[test]
+fn words_that_make_no_sense_are_refused_before_anything_is_asked() {
+    let wrong: [&[&str]; 15] = [
+        &["sr", "create", "fast"],
+        &["sr", "create", "fast", "--dir", "/a", "--iso", "/b"],
+        &["sr", "create", "fast", "--smb", "//nas/vms"],
+        &["sr", "create", "fast", "--dir", "/a", "--credentials", "/b"],
+        &["sr", "probe", "--iso", "/a", "--nfs-version", "4"],
+        &["sr", "create", "a\u{1b}", "--dir", "/a"],
+        &["sr", "set", "fast"],
+        &["vdi", "create", "root", "--sr", "fast", "--size", "10GB"],
+        &["vdi", "create", "root", "--sr", "fast", "--size", "10G", "--format", "vmdk"],
+        &["vbd", "create", "--vdi", "root", "--position", "255"],
+        &["vbd", "connect", "0000", "--print", "bhyve"],
+        &["vm", "create", "a", "--memory", "1G", "--cmdline", "quiet"],
+        &["vm", "set", "a"],
+        &["vm", "set", "a", "--kernel", "/a", "--boot-disk"],
+        &["vm", "set", "a", "--initrd", "/a", "--boot-disk"],
+    ];
+    let played = Played::new([]);
+    for words in wrong {
+        assert_eq!(played.run(words).status.code(), Some(64), "{words:?}");
+    }
+    assert!(played.asked().is_empty());
+}
+
+#[test]
+fn verbs_of_an_sr_ask_their_routes() {
+    let scan = json!({"appeared": [], "missing": [], "returned": [], "unplaced": [], "counts": {"images": 3}});
+    let found = [json!({"uuid": SR, "name": "fast", "known": false, "images": 3})];
+    let played = Played::new([
+        ok("POST", "srs/probe", &found),
+        ok("POST", "srs/introduce", &sr(1, "fast")),
+        ok("POST", &format!("srs/{SR}/attach"), &sr(1, "fast")),
+        begun("POST", &format!("srs/{SR}/scan"), &task(1, api::TaskState::Running, 0.0, None)),
+        ok("GET", &format!("tasks/{TASK}?wait=1"), &done(1, scan)),
+        ok("PATCH", &format!("srs/{SR}"), &sr(1, "fast")),
+        scene("POST", &format!("srs/{SR}/detach"), 200, serde_json::to_vec(&sr(1, "fast")).unwrap()),
+        scene("POST", &format!("srs/{SR}/forget"), 204, ""),
+    ]);
+    let probed = out(&played.run(&["sr", "probe", "--dir", "/srv"]));
+    assert_eq!(probed, format!("UUID{:34}NAME  KNOWN  IMAGES\n{SR}  fast  false       3\n", ""));
+    assert_eq!(out(&played.run(&["sr", "introduce", "fast", "--dir", "/srv", "--uuid", SR])), format!("{SR}\n"));
+    assert_eq!(out(&played.run(&["sr", "attach", SR])), "");
+    assert_eq!(out(&played.run(&["sr", "scan", SR])), "    files  3 images\n");
+    assert_eq!(out(&played.run(&["sr", "set", SR, "--reserve", "0"])), "");
+    assert_eq!(out(&played.run(&["sr", "detach", SR])), "");
+    assert_eq!(out(&played.run(&["sr", "forget", SR])), "");
+    assert_eq!(played.asked()[5].body, json!({"reserve": 0}));
+}
+
+#[test]
+fn verbs_of_a_vdi_ask_their_routes() {
+    let verb = |verb: &str| format!("vdis/{VDI}/{verb}");
+    let of = |verb_: &str| ok("POST", &verb(verb_), &vdi(1, "root"));
+    let played = Played::new([
+        of("resize"),
+        of("snapshot"),
+        of("clone"),
+        ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
+        ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
+        of("revert"),
+        of("copy"),
+        ok("POST", "vdis/import", &vdi(1, "root")),
+        of("export"),
+        of("merge"),
+    ]);
+    let made = format!("{VDI}\n");
+    assert_eq!(out(&played.run(&["vdi", "resize", VDI, "20G"])), "");
+    assert_eq!(out(&played.run(&["vdi", "snapshot", VDI, "--name", "before"])), made);
+    assert_eq!(out(&played.run(&["vdi", "clone", VDI])), made);
+    assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--to", VDI])), "");
+    assert_eq!(out(&played.run(&["vdi", "copy", VDI, "--sr", SR, "--format", "raw"])), made);
+    let import = ["vdi", "import", "root", "/srv/a.vhd", "--sr", SR, "--source-format", "vhd"];
+    assert_eq!(out(&played.run(&import)), made);
+    assert_eq!(out(&played.run(&["vdi", "export", VDI, "/srv/a.raw", "--format", "raw"])), "");
+    assert_eq!(out(&played.run(&["vdi", "merge", VDI])), "");
+    let bodies: Vec<_> = played.asked().into_iter().map(|asked| asked.body).filter(|body| !body.is_null()).collect();
+    assert_eq!(
+        bodies,
+        [
+            json!({"size": 20_u64 << 30}),
+            json!({"name": "before", "description": ""}),
+            json!({"description": ""}),
+            json!({"snapshot": VDI}),
+            json!({"sr": SR, "format": "raw"}),
+            json!({"sr": SR, "name": "root", "description": "", "path": "/srv/a.vhd", "source_format": "vhd"}),
+            json!({"path": "/srv/a.raw", "format": "raw"}),
+        ]
+    );
+}
+
+#[test]
+fn a_dry_run_only_tells_what_would_be_destroyed() {
+    let played = Played::new([
+        ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
+        ok("DELETE", &format!("vdis/{VDI}?dry_run=true"), &json!({"files": ["a.qcow2"]})),
+        ok("GET", &format!("srs/{SR}"), &sr(1, "fast")),
+        scene("DELETE", &format!("srs/{SR}"), 204, ""),
+    ]);
+    assert_eq!(out(&played.run(&["vdi", "destroy", VDI, "--dry-run"])), "files:\n  a.qcow2\n");
+    assert_eq!(out(&played.run(&["sr", "destroy", SR])), "", "nobody is asked where there is no terminal");
+    played.asked();
+}
+
+#[test]
+fn verbs_of_a_vbd_ask_their_routes() {
+    let played = Played::new([
+        ok("GET", "vms?match=web", &[vm(1, "web")]),
+        ok("GET", "vdis?match=root", &[vdi(1, "root")]),
+        ok("POST", "vbds", &vbd(1)),
+        ok("GET", &format!("vbds?vm={VM}"), &[vbd(1)]),
+        ok("GET", "vbds?match=0000bd", &[vbd(1)]),
+        ok("POST", &format!("vbds/{VBD}/plug"), &vbd(1)),
+        ok("POST", &format!("vbds/{VBD}/unplug"), &vbd(1)),
+        scene("GET", &format!("vbds/{VBD}/connect?for=cloud-hypervisor"), 200, "--disk vhost_user=true\n"),
+        scene("DELETE", &format!("vbds/{VBD}"), 204, ""),
+    ]);
+    let create = ["vbd", "create", "--vdi", "root", "--vm", "web", "--read-only", "--position", "3"];
+    assert_eq!(out(&played.run(&create)), format!("{VBD}\n"));
+    let listed = out(&played.run(&["vbd", "list", "--vm", VM]));
+    assert!(listed.contains("0000bd00  -   0000d100         3  RW    plugged  vhost-user       2"), "{listed}");
+    assert_eq!(out(&played.run(&["vbd", "plug", "0000bd"])), "");
+    assert_eq!(out(&played.run(&["vbd", "unplug", VBD, "--force"])), "");
+    assert_eq!(out(&played.run(&["vbd", "connect", VBD, "--print", "cloud-hypervisor"])), "--disk vhost_user=true\n");
+    assert_eq!(out(&played.run(&["vbd", "destroy", VBD])), "");
+    let asked = played.asked();
+    assert_eq!(asked[2].body, json!({"vm": VM, "vdi": VDI, "position": 3, "mode": "RO"}));
+    assert_eq!(asked[6].body, json!({"force": true}));
+}
+
+#[test]
+fn many_vbds_are_plugged_and_unplugged_in_one_task() {
+    let played = Played::new([
+        ok("POST", "vbds/plug", &json!({"done": 2})),
+        ok("GET", "vms?match=web", &[vm(1, "web")]),
+        ok("POST", "vbds/unplug", &json!({"done": 2})),
+    ]);
+    assert_eq!(out(&played.run(&["vbd", "plug", VBD, VDI])), "");
+    assert_eq!(out(&played.run(&["vbd", "unplug", "--vm", "web", "--force"])), "");
+    let asked = played.asked();
+    assert_eq!(asked[0].body, json!({"vbds": [VBD, VDI], "force": false}));
+    assert_eq!(asked[2].body, json!({"vm": VM, "force": true}));
+    assert_eq!(played.run(&["vbd", "plug"]).status.code(), Some(64));
+    assert_eq!(played.run(&["vbd", "plug", VBD, "--vm", "web"]).status.code(), Some(64));
+}
+
+#[test]
+fn verbs_of_a_vm_ask_their_routes() {
+    let played = Played::new([
+        ok("POST", "vms", &vm(1, "web")),
+        ok("GET", "vms", &[vm(1, "web")]),
+        ok("POST", &format!("vms/{VM}/start"), &vm(1, "web")),
+        ok("POST", &format!("vms/{VM}/suspend"), &vm(1, "web")),
+        ok("POST", &format!("vms/{VM}/resume"), &vm(1, "web")),
+        ok("POST", &format!("vms/{VM}/shutdown"), &vm(1, "web")),
+        ok("GET", &format!("vms/{VM}"), &vm(1, "web")),
+        scene("DELETE", &format!("vms/{VM}"), 204, ""),
+    ]);
+    let create = ["vm", "create", "web", "--memory", "1G", "--kernel", "/boot/k", "--platform", "usb=true"];
+    assert_eq!(out(&played.run(&create)), format!("{VM}\n"));
+    let table = "UUID      NAME  POWER   MEMORY  VCPUS  DRIVER  PROBLEM\n00004a00  web   halted   1 GiB      2  qemu\n";
+    assert_eq!(out(&played.run(&["vm", "list"])), table);
+    for verb in ["start", "suspend", "resume"] {
+        assert_eq!(out(&played.run(&["vm", verb, VM])), "");
+    }
+    assert_eq!(out(&played.run(&["vm", "shutdown", VM, "--timeout", "30"])), "");
+    assert_eq!(out(&played.run(&["vm", "destroy", VM])), "");
+    let asked = played.asked();
+    let boot = json!({"from": "kernel", "kernel": "/boot/k", "cmdline": ""});
+    let body = json!({"name": "web", "description": "", "driver": "qemu", "memory": 1 << 30, "vcpus": 1, "boot": boot,
+        "platform": {"usb": "true"}});
+    assert_eq!(asked[0].body, body);
+    assert_eq!(asked[5].body, json!({"force": false, "timeout": 30}));
+}
+
+#[test]
+fn hardware_is_changed_a_piece_at_a_time() {
+    let played =
+        Played::new([ok("GET", &format!("vms/{VM}"), &vm(1, "web")), ok("PATCH", &format!("vms/{VM}"), &vm(1, "web"))]);
+    let set = ["vm", "set", VM, "--platform", "hvm_serial=pty", "--no-platform", "usb", "--memory", "2G"];
+    assert_eq!(out(&played.run(&set)), "");
+    let body = json!({"memory": 2_u64 << 30, "platform": {"hvm_serial": "pty", "parallel": "none"}});
+    assert_eq!(played.asked()[1].body, body);
+}
+
+#[test]
+fn shells_complete_verbs_and_options() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = |shell: &str| {
+        let path = directory.path().join(shell);
+        std::fs::write(&path, out(&play::run("/nowhere".as_ref(), &["completion", shell]))).unwrap();
+        path
+    };
+    // As bash does it: the words, which of them is being written, and what stands before it.
+    let complete = format!(
+        "source {}; COMP_WORDS=(tapline $@); COMP_CWORD=$#; _tapline tapline \"${{@: -1}}\" \"${{@: -2:1}}\"; echo ${{COMPREPLY[@]}}",
+        script("bash").display()
+    );
+    let completed = |words: &[&str]| {
+        let bash = std::process::Command::new("bash").args(["-c", &complete, "bash"]).args(words).output().unwrap();
+        String::from_utf8(bash.stdout).unwrap()
+    };
+    assert_eq!(completed(&["sr", "intr"]), "introduce\n");
+    assert_eq!(completed(&["vdi", "create", "--form"]), "--format\n");
+    assert_eq!(completed(&["vdi", "create", "--format", "q"]), "qcow2\n");
+    for shell in ["zsh", "fish"] {
+        assert!(std::fs::read_to_string(script(shell)).unwrap().contains("introduce"));
+    }
+    assert_eq!(play::run("/nowhere".as_ref(), &["completion", "csh"]).status.code(), Some(64));
+}

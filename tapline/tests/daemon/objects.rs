@@ -1,0 +1,135 @@
+//! Objects as a daemon would have them.
+
+use api::{
+    About, Forecast, ImageFormat, Mode, ObjectKind, Space, Sr, SrSource, SrState, Task, TaskState, Transport, Use,
+    Variant, Vbd, VbdState, Vdi, VdiState, Versions, Vm,
+};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+/// The first digits of a repository, a disk, a block device, a machine and a task; the last one counts.
+const SR: u128 = 0x0000_5e00 << 96;
+const VDI: u128 = 0x0000_d100 << 96;
+const VBD: u128 = 0x0000_bd00 << 96;
+const VM: u128 = 0x0000_4a00 << 96;
+const TASK: u128 = 0x0000_7a00 << 96;
+
+/// A repository that is attached and fills.
+pub fn sr(number: u128, name: &str) -> Sr {
+    Sr {
+        uuid: Uuid::from_u128(SR + number),
+        name: name.parse().unwrap(),
+        description: "for tests".parse().unwrap(),
+        source: SrSource::Nfs { server: "nas".into(), export: "/srv/vms".parse().unwrap(), version: None },
+        state: SrState::Attached,
+        variant: Some(Variant {
+            filesystem: "nfs".into(),
+            versions: Versions::Chain,
+            format: ImageFormat::Qcow2,
+            formats: vec![ImageFormat::Qcow2, ImageFormat::Vhd],
+            read_only: false,
+            path: "/run/tapline/sr/1".parse().unwrap(),
+            notes: vec!["the server says when it is durable".into()],
+        }),
+        space: Some(Space {
+            physical_size: 100 << 30,
+            physical_utilisation: 40 << 30,
+            free: 50 << 30,
+            images: 30 << 30,
+            virtual_allocation: 200 << 30,
+            full: false,
+            forecast: Some(Forecast {
+                full_at: "2027-01-31T00:00:00Z".parse().unwrap(),
+                bytes_per_day: 1 << 30,
+                watched_seconds: 86400,
+            }),
+            measured: "2026-11-22T12:00:00Z".parse().unwrap(),
+        }),
+        reserve: 10 << 30,
+        created: "2026-11-22T10:00:00Z".parse().unwrap(),
+    }
+}
+
+/// A disk of 10 GiB.
+pub fn vdi(number: u128, name: &str) -> Vdi {
+    Vdi {
+        uuid: Uuid::from_u128(VDI + number),
+        name: name.parse().unwrap(),
+        description: api::Description::default(),
+        sr: Uuid::from_u128(SR + 1),
+        virtual_size: 10 << 30,
+        physical_utilisation: 1 << 20,
+        format: ImageFormat::Qcow2,
+        file: "a.qcow2".into(),
+        depth: 1,
+        read_only: false,
+        snapshot_of: None,
+        snapshot_time: None,
+        state: VdiState::Ready,
+        users: vec![Use { vbd: Uuid::from_u128(VBD + 1), mode: Mode::ReadWrite }],
+        created: "2026-11-22T10:00:00Z".parse().unwrap(),
+    }
+}
+
+/// A block device that is plugged.
+pub fn vbd(number: u128) -> Vbd {
+    Vbd {
+        uuid: Uuid::from_u128(VBD + number),
+        vm: None,
+        vdi: Uuid::from_u128(VDI + 1),
+        position: 3,
+        mode: Mode::ReadWrite,
+        bootable: true,
+        transport: Transport::VhostUser,
+        queues: 2,
+        state: VbdState::Plugged,
+        socket: Some("/run/tapline/vbd/1.sock".parse().unwrap()),
+        pid: Some(77),
+        restarts: 0,
+        waits_for_space: false,
+        problem: None,
+        created: "2026-11-22T10:00:00Z".parse().unwrap(),
+    }
+}
+
+/// A machine that is halted.
+pub fn vm(number: u128, name: &str) -> Vm {
+    Vm {
+        uuid: Uuid::from_u128(VM + number),
+        name: name.parse().unwrap(),
+        description: api::Description::default(),
+        driver: api::Driver::Qemu,
+        memory: 1 << 30,
+        vcpus: 2,
+        boot: api::Boot::Disk,
+        platform: [("usb".to_owned(), "true".to_owned()), ("parallel".to_owned(), "none".to_owned())].into(),
+        power: api::Power::Halted,
+        pid: None,
+        handle: None,
+        problem: None,
+        created: "2026-11-22T10:00:00Z".parse().unwrap(),
+    }
+}
+
+/// A task that makes the first disk.
+pub fn task(number: u128, state: TaskState, progress: f64, step: Option<&str>) -> Task {
+    Task {
+        uuid: Uuid::from_u128(TASK + number),
+        verb: "vdi-copy".into(),
+        about: vec![About { kind: ObjectKind::Vdi, uuid: Uuid::from_u128(VDI + 1) }],
+        state,
+        progress,
+        step: step.map(str::to_owned),
+        cancellable: true,
+        result: None,
+        problem: None,
+        created: "2026-11-22T10:00:00Z".parse().unwrap(),
+        ended: None,
+    }
+}
+
+/// The task when it is done, with what came of it.
+pub fn done(number: u128, result: impl serde::Serialize) -> Task {
+    let result: Value = json!(result);
+    Task { result: Some(result), ..task(number, TaskState::Done, 1.0, Some("record")) }
+}

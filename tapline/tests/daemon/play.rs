@@ -1,0 +1,187 @@
+//! A daemon that plays recorded answers: a real HTTP server at a Unix socket, with the API's own types.
+//!
+//! Each answer is for one request, which must be the next one that comes; what came is there to be looked at afterwards.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde_json::Value;
+
+/// An answer and the request that it is for.
+pub struct Scene {
+    method: &'static str,
+    target: String,
+    status: u16,
+    body: Vec<u8>,
+    end: End,
+}
+
+/// How an answer ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// It is whole.
+    Whole,
+    /// It never comes.
+    Held,
+    /// The connection ends before it has come.
+    Cut,
+}
+
+/// What was asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// The method and the target: `GET /v1/host`.
+    pub what: String,
+    /// The body; null if there was none.
+    pub body: Value,
+    /// The header of this name.
+    pub last_event_id: Option<String>,
+}
+
+/// The daemon.
+pub struct Played {
+    directory: tempfile::TempDir,
+    scenes: Arc<Mutex<VecDeque<Scene>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+/// An answer of 200.
+pub fn ok(method: &'static str, target: &str, body: &impl Serialize) -> Scene {
+    scene(method, target, 200, serde_json::to_vec(body).unwrap())
+}
+
+/// An answer of 202: a task has begun.
+pub fn begun(method: &'static str, target: &str, task: &api::Task) -> Scene {
+    scene(method, target, 202, serde_json::to_vec(task).unwrap())
+}
+
+/// A refusal.
+pub fn refused(method: &'static str, target: &str, problem: &api::Problem) -> Scene {
+    scene(method, target, problem.code.http_status(), serde_json::to_vec(problem).unwrap())
+}
+
+/// Any answer.
+pub fn scene(method: &'static str, target: &str, status: u16, body: impl Into<Vec<u8>>) -> Scene {
+    Scene { method, target: format!("/v1/{target}"), status, body: body.into(), end: End::Whole }
+}
+
+/// No answer, for as long as anybody waits.
+pub fn held(method: &'static str, target: &str) -> Scene {
+    Scene { end: End::Held, ..scene(method, target, 200, "") }
+}
+
+/// The connection ends instead of an answer.
+pub fn cut(method: &'static str, target: &str) -> Scene {
+    Scene { end: End::Cut, ..scene(method, target, 200, "") }
+}
+
+impl Played {
+    /// Serves these scenes, in this order.
+    pub fn new(scenes: impl IntoIterator<Item = Scene>) -> Played {
+        let directory = tempfile::tempdir().unwrap();
+        let played =
+            Played { directory, scenes: Arc::new(Mutex::new(scenes.into_iter().collect())), asked: Arc::default() };
+        let listener = std::os::unix::net::UnixListener::bind(played.socket()).unwrap();
+        let (scenes, asked) = (played.scenes.clone(), played.asked.clone());
+        // It ends with the test's process.
+        std::thread::spawn(move || serve(listener, scenes, asked));
+        played
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("taplined.sock")
+    }
+
+    /// Runs `tapline` with these words against it.
+    pub fn run(&self, words: &[&str]) -> Output {
+        run(&self.socket(), words)
+    }
+
+    /// Starts `tapline` with these words against it.
+    pub fn start(&self, words: &[&str]) -> Child {
+        let mut tapline = Command::new(env!("CARGO_BIN_EXE_tapline"));
+        tapline.args(words).env("TAPLINE_SOCKET", self.socket()).stdin(Stdio::null());
+        tapline.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Waits until so much was asked.
+    pub fn wait_for(&self, count: usize) {
+        while self.asked.lock().unwrap().len() < count {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    /// What was asked; all scenes must have been played.
+    pub fn asked(&self) -> Vec<Asked> {
+        assert!(self.scenes.lock().unwrap().is_empty(), "not everything was asked: {:?}", self.asked.lock().unwrap());
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+/// Runs `tapline` with these words against the daemon at `socket`. It has no terminal.
+pub fn run(socket: &Path, words: &[&str]) -> Output {
+    let mut tapline = Command::new(env!("CARGO_BIN_EXE_tapline"));
+    tapline.args(words).env("TAPLINE_SOCKET", socket).stdin(Stdio::null());
+    tapline.output().unwrap()
+}
+
+/// Standard output of what must have been done.
+pub fn out(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(0), "{}", err(output));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Standard error.
+pub fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn serve(
+    listener: std::os::unix::net::UnixListener,
+    scenes: Arc<Mutex<VecDeque<Scene>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+) {
+    listener.set_nonblocking(true).unwrap();
+    let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (scenes, asked) = (scenes.clone(), asked.clone());
+        let service = hyper::service::service_fn(move |request| play(request, scenes.clone(), asked.clone()));
+        tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+    }
+}
+
+async fn play(
+    request: Request<Incoming>,
+    scenes: Arc<Mutex<VecDeque<Scene>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+) -> Result<Response<Full<Bytes>>, String> {
+    let what = format!("{} {}", request.method(), request.uri());
+    let last_event_id = request.headers().get("last-event-id").map(|id| id.to_str().unwrap().to_owned());
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() };
+    asked.lock().unwrap().push(Asked { what: what.clone(), body, last_event_id });
+    let scene = scenes.lock().unwrap().pop_front();
+    match scene.as_ref().map(|scene| scene.end) {
+        Some(End::Held) => std::future::pending::<()>().await,
+        Some(End::Cut) => return Err("cut".into()),
+        _ => {}
+    }
+    let (status, body) = match scene {
+        Some(scene) if what == format!("{} {}", scene.method, scene.target) => (scene.status, scene.body),
+        other => {
+            let expected = other.map_or("nothing".into(), |scene| format!("{} {}", scene.method, scene.target));
+            (500, format!("{{\"message\":\"the play has {expected}, not {what}\"}}").into_bytes())
+        }
+    };
+    Ok(Response::builder().status(status).body(Full::new(body.into())).unwrap())
+}

@@ -1,0 +1,135 @@
+//! Against `taplined` itself, built beside `tapline`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use api::Host;
+use api::client::Client;
+
+use crate::play::{err, out, run};
+
+/// A daemon with a directory of its own.
+struct Daemon {
+    directory: tempfile::TempDir,
+    process: Child,
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.process.kill().and_then(|()| self.process.wait()).unwrap();
+    }
+}
+
+impl Daemon {
+    fn start() -> Daemon {
+        let directory = tempfile::tempdir().unwrap();
+        let config = directory.path().join("taplined.toml");
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        let text = format!(
+            "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\n",
+            path("state"),
+            path("run"),
+            path("log")
+        );
+        std::fs::write(&config, text).unwrap();
+        let process = spawn(&config);
+        let daemon = Daemon { directory, process };
+        while std::os::unix::net::UnixStream::connect(daemon.socket()).is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        daemon
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("run/taplined.sock")
+    }
+}
+
+fn spawn(config: &Path) -> Child {
+    let mut taplined = Command::new(program());
+    taplined.arg("--config").arg(config).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// The daemon's program, built if need be: cargo builds only the programs of the crate that is tested.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let program = Path::new(env!("CARGO_BIN_EXE_tapline")).with_file_name("taplined");
+        if !program.exists() {
+            let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "taplined"]).status().unwrap();
+            assert!(built.success(), "taplined cannot be built");
+        }
+        program
+    })
+}
+
+#[test]
+fn the_host_is_shown() {
+    let daemon = Daemon::start();
+    let text = out(&run(&daemon.socket(), &["host", "show"]));
+    assert!(text.contains("\n        taplined: ") && text.contains("\n     plug window: 10\n"), "{text}");
+    let host: Host = serde_json::from_str(&out(&run(&daemon.socket(), &["host", "show", "--json"]))).unwrap();
+    assert!(text.contains(&host.uuid.to_string()));
+    // The option beats the environment.
+    let other = run(&daemon.socket(), &["host", "--socket", "/nowhere/at/all", "show"]);
+    assert_eq!(other.status.code(), Some(4));
+    assert!(err(&other).contains("/nowhere/at/all"), "{}", err(&other));
+}
+
+#[test]
+fn there_are_no_tasks_and_none_can_be_found() {
+    let daemon = Daemon::start();
+    assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--all"])), "UUID  VERB  STATE  DONE  STEP  CREATED\n");
+    assert_eq!(out(&run(&daemon.socket(), &["task", "list", "--json"])), "[]\n");
+    let none = run(&daemon.socket(), &["task", "wait", "abcd"]);
+    let text = "tapline: there is no task «abcd»\n  an object goes by its name or by 4 and more digits of its UUID: \
+                see «tapline task list»\n";
+    assert_eq!((none.status.code(), err(&none).as_str()), (Some(4), text));
+    let uuid = uuid::Uuid::from_u128(7).to_string();
+    let unknown = run(&daemon.socket(), &["task", "cancel", &uuid]);
+    assert_eq!(unknown.status.code(), Some(4));
+    assert!(err(&unknown).contains(&uuid), "{}", err(&unknown));
+}
+
+#[test]
+fn a_host_without_disks_is_drained() {
+    let daemon = Daemon::start();
+    let output = run(&daemon.socket(), &["host", "drain", "--timeout", "5"]);
+    assert_eq!(out(&output), "");
+    assert!(err(&output).ends_with("host-drain: done\n"), "{}", err(&output));
+    let listed = out(&run(&daemon.socket(), &["task", "list", "--all"]));
+    assert!(listed.contains("  host-drain  done   100 %"), "{listed}");
+    let begun = out(&run(&daemon.socket(), &["host", "drain", "--no-wait"]));
+    let waited = out(&run(&daemon.socket(), &["task", "wait", begun.trim().get(..8).unwrap()]));
+    assert!(waited.contains("      state: done\n"), "{waited}");
+}
+
+#[test]
+fn what_the_daemon_refuses_is_told_as_it_says() {
+    let daemon = Daemon::start();
+    let uuid = uuid::Uuid::from_u128(7).to_string();
+    assert_eq!(out(&run(&daemon.socket(), &["vdi", "list", "root", "--json"])), "[]\n");
+    assert_eq!(out(&run(&daemon.socket(), &["vbd", "list", "--vdi", &uuid, "--json"])), "[]\n");
+    for words in [
+        &["vdi", "create", "root", "--sr", &uuid, "--size", "10G"][..],
+        &["vdi", "snapshot", &uuid],
+        &["vdi", "destroy", &uuid, "--dry-run"],
+        &["vbd", "create", "--vdi", &uuid],
+        &["vbd", "plug", &uuid],
+        &["vbd", "destroy", &uuid],
+    ] {
+        let refused = run(&daemon.socket(), words);
+        assert_eq!(refused.status.code(), Some(4), "{words:?}");
+        assert!(err(&refused).contains(&uuid), "{words:?}: {}", err(&refused));
+    }
+}
+
+#[tokio::test]
+async fn events_can_be_followed() {
+    let daemon = Daemon::start();
+    Client::new(daemon.socket()).events(None).await.unwrap();
+    // Of a number that there was never, the daemon knows nothing: all must be looked at anew.
+    let mut events = Client::new(daemon.socket()).events(Some(1_000_000)).await.unwrap();
+    assert_eq!(events.next().await, api::client::Tiding::Reset);
+}

@@ -1,0 +1,81 @@
+//! What is different where a person watches: questions, bars, and tables that fit. The terminal is that of script(1).
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use api::TaskState;
+
+use crate::objects::{done, sr, task, vdi};
+use crate::play::{Played, begun, ok, scene};
+
+const SR: &str = "00005e00-0000-0000-0000-000000000001";
+const VDI: &str = "0000d100-0000-0000-0000-000000000001";
+const TASK: &str = "00007a00-0000-0000-0000-000000000001";
+
+/// Runs `tapline` with these words on a terminal of so many columns, where this is typed. What it says is in the output's
+/// `stdout`, all of it.
+fn on_terminal(played: &Played, columns: u16, words: &str, typed: &str) -> Output {
+    let tapline = env!("CARGO_BIN_EXE_tapline");
+    let command = format!("stty cols {columns} && exec '{tapline}' {words}");
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &command, "/dev/null"]).env("TAPLINE_SOCKET", played.socket());
+    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // Held open: the end of what is typed would be the end of the terminal.
+    let mut stdin = script.stdin.take().unwrap();
+    stdin.write_all(typed.as_bytes()).unwrap();
+    let output = script.wait_with_output().unwrap();
+    drop(stdin);
+    output
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap().replace('\r', "")
+}
+
+#[test]
+fn who_destroys_is_asked() {
+    let played = Played::new([ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root"))]);
+    let output = on_terminal(&played, 100, &format!("vdi destroy {VDI}"), "n\n");
+    let said = said(&output);
+    assert!(said.contains(&format!("destroy the vdi «root» ({VDI}): really? [y/N] ")), "{said}");
+    assert!(said.ends_with("tapline: nothing was destroyed\n"), "{said}");
+    assert_eq!(output.status.code(), Some(4));
+    played.asked();
+}
+
+#[test]
+fn a_yes_destroys_and_so_does_the_option_unasked() {
+    let scenes =
+        || [ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")), scene("DELETE", &format!("vdis/{VDI}"), 204, "")];
+    let played = Played::new(scenes().into_iter().chain(scenes()));
+    let output = on_terminal(&played, 100, &format!("vdi destroy {VDI}"), "y\n");
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let output = on_terminal(&played, 100, &format!("vdi destroy {VDI} --yes"), "");
+    assert_eq!((output.status.code(), said(&output).as_str()), (Some(0), ""));
+    played.asked();
+}
+
+#[test]
+fn a_table_has_the_columns_that_fit() {
+    let srs = [sr(1, "fast")];
+    let played = Played::new([ok("GET", "srs", &srs), ok("GET", "srs", &srs), ok("GET", "srs", &srs)]);
+    let narrow = said(&on_terminal(&played, 50, "sr list", ""));
+    assert_eq!(narrow, "UUID      NAME  STATE       FREE     SIZE\n00005e00  fast  attached  50 GiB  100 GiB\n");
+    assert!(said(&on_terminal(&played, 200, "sr list", "")).contains("nas:/srv/vms"));
+    assert!(said(&on_terminal(&played, 50, "sr list --wide", "")).contains(SR));
+    played.asked();
+}
+
+#[test]
+fn a_task_has_a_bar() {
+    let step = format!("tasks/{TASK}?wait=1");
+    let played = Played::new([
+        begun("POST", &format!("vdis/{VDI}/copy"), &task(1, TaskState::Running, 0.5, Some("copy"))),
+        ok("GET", &step, &task(1, TaskState::Running, 0.5, Some("copy"))),
+        ok("GET", &step, &done(1, vdi(7, "root"))),
+    ]);
+    let said = said(&on_terminal(&played, 100, &format!("vdi copy {VDI} --sr {SR}"), ""));
+    assert!(said.contains("vdi-copy: running, copy [===============") && said.contains(" 50 %"), "{said:?}");
+    assert!(said.ends_with("0000d100-0000-0000-0000-000000000007\n"), "{said:?}");
+    played.asked();
+}

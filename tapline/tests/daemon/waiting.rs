@@ -1,0 +1,168 @@
+//! Waiting for tasks: to their end, to their failure, and until somebody interrupts.
+
+use std::process::{Child, Output};
+
+use crate::objects::{done, task, vdi};
+use crate::play::{self, Played, begun, err, held, ok, out, refused, scene};
+use api::{Code, Problem, Task, TaskState};
+use rustix::process::{Pid, Signal, kill_process};
+
+const SR: &str = "00005e00-0000-0000-0000-000000000001";
+const VDI: &str = "0000d100-0000-0000-0000-000000000001";
+const TASK: &str = "00007a00-0000-0000-0000-000000000001";
+const COPY: [&str; 5] = ["vdi", "copy", VDI, "--sr", SR];
+
+fn copy_begins() -> play::Scene {
+    begun("POST", &format!("vdis/{VDI}/copy"), &task(1, TaskState::Pending, 0.0, None))
+}
+
+fn step() -> String {
+    format!("tasks/{TASK}?wait=1")
+}
+
+fn cancel() -> String {
+    format!("tasks/{TASK}/cancel")
+}
+
+fn interrupt(tapline: &Child) {
+    let pid = Pid::from_raw(tapline.id().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+}
+
+fn ended(tapline: Child) -> Output {
+    tapline.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_verb_that_takes_time_is_seen_to_its_end_step_by_step() {
+    let played = Played::new([
+        copy_begins(),
+        ok("GET", &step(), &task(1, TaskState::Running, 0.1, Some("copy"))),
+        ok("GET", &step(), &task(1, TaskState::Running, 0.5, Some("copy"))),
+        ok("GET", &step(), &done(1, vdi(7, "root"))),
+    ]);
+    let output = played.run(&COPY);
+    assert_eq!(out(&output), "0000d100-0000-0000-0000-000000000007\n");
+    assert_eq!(err(&output), "vdi-copy: pending\nvdi-copy: running, copy\nvdi-copy: done\n");
+    played.asked();
+}
+
+#[test]
+fn what_a_task_has_made_is_printed_whatever_names_it() {
+    let named = |result: serde_json::Value| [copy_begins(), ok("GET", &step(), &done(1, result))];
+    let by_noun = named(serde_json::json!({ "vdi": VDI }));
+    let nameless = named(serde_json::json!({}));
+    let played = Played::new(by_noun.into_iter().chain(nameless));
+    assert_eq!(out(&played.run(&COPY)), format!("{VDI}\n"));
+    assert_eq!(out(&played.run(&COPY)), "");
+    played.asked();
+}
+
+#[test]
+fn nobody_waits_who_does_not_want_to() {
+    let played = Played::new([copy_begins(), copy_begins()]);
+    assert_eq!(out(&played.run(&[&COPY[..], &["--no-wait"]].concat())), format!("{TASK}\n"));
+    let task: Task = serde_json::from_str(&out(&played.run(&[&COPY[..], &["--no-wait", "--json"]].concat()))).unwrap();
+    assert_eq!(task.state, TaskState::Pending);
+    played.asked();
+}
+
+#[test]
+fn a_task_that_fails_is_a_command_that_fails() {
+    let problem = Problem::new(Code::NoSpace, "the sr is full").advise("free some");
+    let failed = Task { problem: Some(problem), ..task(1, TaskState::Failed, 0.5, Some("copy")) };
+    let played = Played::new([copy_begins(), ok("GET", &step(), &failed), copy_begins(), ok("GET", &step(), &failed)]);
+    let output = played.run(&COPY);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(err(&output).ends_with("vdi-copy: failed\ntapline: the sr is full\n  free some\n"), "{}", err(&output));
+    let output = played.run(&[&COPY[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(serde_json::from_slice::<Task>(&output.stdout).unwrap(), failed);
+}
+
+#[test]
+fn an_interrupt_asks_for_the_tasks_end_and_waits_for_it() {
+    let played = Played::new([
+        copy_begins(),
+        held("GET", &step()),
+        ok("POST", &cancel(), &task(1, TaskState::Cancelling, 0.5, Some("copy"))),
+        ok("GET", &step(), &task(1, TaskState::Cancelled, 0.5, Some("copy"))),
+    ]);
+    let tapline = played.start(&COPY);
+    played.wait_for(2);
+    interrupt(&tapline);
+    let output = ended(tapline);
+    assert_eq!(output.status.code(), Some(4));
+    let text = "vdi-copy: pending\n\
+                vdi-copy: asked to end and to undo what it has done; interrupt again to leave it to itself\n\
+                vdi-copy: cancelled\n\
+                tapline: vdi-copy was cancelled at the step copy\n";
+    assert_eq!(err(&output), text);
+    played.asked();
+}
+
+#[test]
+fn a_second_interrupt_leaves_the_task_to_itself() {
+    let problem = Problem::new(Code::State, "it cannot be cancelled at the step switch");
+    let played =
+        Played::new([copy_begins(), held("GET", &step()), refused("POST", &cancel(), &problem), held("GET", &step())]);
+    let tapline = played.start(&COPY);
+    played.wait_for(2);
+    interrupt(&tapline);
+    played.wait_for(4);
+    interrupt(&tapline);
+    let output = ended(tapline);
+    assert_eq!(output.status.code(), Some(4));
+    let err = err(&output);
+    assert!(err.contains("vdi-copy: cannot be cancelled: it cannot be cancelled at the step switch"), "{err}");
+    let end = format!("vdi-copy was left while it goes on\n  see how it ends with «tapline task wait {TASK}»\n");
+    assert!(err.ends_with(&end), "{err}");
+}
+
+#[test]
+fn a_daemon_that_goes_while_somebody_waits_is_waited_for() {
+    let played = Played::new([copy_begins(), play::cut("GET", &step()), ok("GET", &step(), &done(1, vdi(7, "root")))]);
+    assert_eq!(out(&played.run(&COPY)), "0000d100-0000-0000-0000-000000000007\n");
+    played.asked();
+}
+
+#[test]
+fn tasks_are_listed_shown_waited_for_and_cancelled() {
+    let (running, over) = (task(1, TaskState::Running, 0.254, Some("copy")), done(1, vdi(7, "root")));
+    let played = Played::new([
+        ok("GET", "tasks?open=true", &vec![running.clone()]),
+        ok("GET", "tasks", &[running.clone(), task(0x0000_7b00 << 96, TaskState::Done, 1.0, None)]),
+        ok("GET", &format!("tasks/{TASK}"), &running),
+        ok("GET", &step(), &over),
+        ok("POST", &cancel(), &running),
+    ]);
+    let table = "UUID      VERB      STATE    DONE  STEP  CREATED\n\
+                 00007a00  vdi-copy  running  25 %  copy  2026-11-22T10:00:00Z\n";
+    assert_eq!(out(&played.run(&["task", "list"])), table);
+    let waited = out(&played.run(&["task", "wait", "00007a00"]));
+    assert!(waited.contains("      state: done\n") && waited.contains("\"uuid\": \"0000d100-"), "{waited}");
+    assert_eq!(out(&played.run(&["task", "cancel", TASK])), "");
+    played.asked();
+}
+
+#[test]
+fn a_daemon_that_is_not_there_is_named_with_how_to_start_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("none.sock");
+    let output = play::run(&socket, &["host", "show"]);
+    assert_eq!(output.status.code(), Some(4));
+    let text = format!(
+        "tapline: cannot reach taplined at {}: No such file or directory (os error 2)\n  \
+         start it with «systemctl start taplined»; if it listens elsewhere, name its socket (--socket PATH or TAPLINE_SOCKET)\n",
+        socket.display()
+    );
+    assert_eq!(err(&output), text);
+}
+
+#[test]
+fn an_answer_that_makes_no_sense_is_no_answer() {
+    let played = Played::new([scene("GET", "host", 200, "{\"uuid\": 7}")]);
+    let output = played.run(&["host", "show"]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(err(&output).contains("makes no sense") && err(&output).contains("of one version"), "{}", err(&output));
+}

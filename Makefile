@@ -9,8 +9,8 @@ help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; about 3 minutes'
 	@echo 'make test      the whole gate: format, clippy, tidy, tests, crash exploration, a guest'
 	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
-	@echo 'make build     target/release/tapline and target/release/tapline-disk'
-	@echo 'make install   build, then copy both to $(PREFIX)/bin, and the manual pages'
+	@echo 'make build     tapline, taplined and tapline-disk in target/release'
+	@echo 'make install   build, then copy them to $(PREFIX)/bin, with manual pages, completions and systemd units'
 	@echo 'make prepare   install what the others need (packages and, if need be, cargo)'
 	@echo
 	@echo 'TAPLINE_NO_INSTALL=1       install nothing, say what is missing'
@@ -25,15 +25,29 @@ test: prepare
 test-xen: prepare
 	@$(WITH_CARGO) cargo xtask xen-test
 
+PROGRAMS = target/release/tapline target/release/taplined target/release/tapline-disk
+
 build: prepare
-	@$(WITH_CARGO) cargo build --release --package tapline --package tapline-disk
-	@ls -l target/release/tapline target/release/tapline-disk
+	@$(WITH_CARGO) cargo build --release --package tapline --package taplined --package tapline-disk
+	@ls -l $(PROGRAMS)
 
 PREFIX ?= /usr/local
+SHARE = $(DESTDIR)$(PREFIX)/share
+UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
 
+# Nothing is enabled or started: systemctl enable --now taplined tapline-drain
 install: build
-	install -D -t $(DESTDIR)$(PREFIX)/bin target/release/tapline target/release/tapline-disk
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 docs/man/*.1
+	install -D -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
+	install -D -m 644 -t $(SHARE)/man/man1 docs/man/*.1
+	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md
+	install -d $(UNITS) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	for unit in taplined tapline-drain; do \
+	    sed 's#/usr/local/bin/#$(PREFIX)/bin/#' packaging/$$unit.service >$(UNITS)/$$unit.service && \
+	    chmod 644 $(UNITS)/$$unit.service || exit; \
+	done
+	target/release/tapline completion bash >$(SHARE)/bash-completion/completions/tapline
+	target/release/tapline completion zsh >$(SHARE)/zsh/site-functions/_tapline
+	target/release/tapline completion fish >$(SHARE)/fish/vendor_completions.d/tapline.fish
 
 prepare:
 	@tools/prepare

@@ -7,6 +7,7 @@
 
 mod bench;
 mod demo;
+mod man;
 mod simulate;
 mod tidy;
 mod xen;
@@ -27,6 +28,7 @@ const CHORES: &[Chore] = &[
         about: "check the rules of the house: dependency arrows, unsafe, lengths, heads of files",
         run: tidy::run,
     },
+    Chore { name: "man", about: "write the manual pages of tapline's nouns", run: man::run },
     Chore { name: "simulate", about: "crash disk images in every way and compare", run: simulate::run },
     Chore { name: "bench", about: "measure Tapline beside its peers", run: bench::run },
     Chore { name: "demo", about: "the life of a thin disk, told with a real guest", run: demo::run },

@@ -50,15 +50,19 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 }
 
 fn cost(server: &Server) -> Result<Cost, String> {
-    let proc = Path::new("/proc").join(server.pid().to_string());
-    let pss = pss_kib(server.pid())?;
+    let pid = server.pid();
+    Ok(Cost { pss_kib: pss_kib(pid)?, switches: switches(pid)?, cpu_seconds: server.cpu_seconds()? })
+}
+
+/// How often all threads of a process have waited for something.
+pub fn switches(pid: u32) -> Result<u64, String> {
+    let tasks = Path::new("/proc").join(pid.to_string()).join("task");
     let mut switches = 0;
-    let tasks = std::fs::read_dir(proc.join("task")).map_err(|error| error.to_string())?;
-    for task in tasks {
+    for task in std::fs::read_dir(tasks).map_err(|error| error.to_string())? {
         let task = task.map_err(|error| error.to_string())?;
         switches += field(&task.path().join("status"), "voluntary_ctxt_switches:")?;
     }
-    Ok(Cost { pss_kib: pss, switches, cpu_seconds: server.cpu_seconds()? })
+    Ok(switches)
 }
 
 /// The process's share of the memory that it uses.

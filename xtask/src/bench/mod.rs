@@ -7,7 +7,9 @@
 mod allocate;
 mod budget;
 mod idle;
+mod idle_vm;
 mod live;
+mod plug;
 mod server;
 
 use std::cmp::Ordering;
@@ -24,6 +26,8 @@ const USAGE: &str = "usage: cargo xtask bench vhost-user [--rounds N] [--seconds
        cargo xtask bench budget     [--rounds N] [--seconds S] [--dir DIR] [--json]
        cargo xtask bench live       [--format F] [--rounds N] [--seconds S] [--dir DIR] [--json]
        cargo xtask bench idle       [--disks N]  [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench idle-vm    [--interval S] [--minutes M] [--json]
+       cargo xtask bench plug       [--disks N]  [--seconds S] [--dir DIR] [--json]
        cargo xtask bench xen        [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--json]
 
 vhost-user  raw, VHD and qcow2 behind `tapline serve`, raw and qcow2 behind qemu-storage-daemon, over vhost-user-blk
@@ -32,6 +36,8 @@ allocate    first writes to new images, ours and the peer's
 budget      random reads of a scattered qcow2 of 1 TiB, by size of the part that is read; and memory
 live        what a guest notices of snapshots, clones and a merge of the live leaf
 idle        memory and wake-ups of many served disks that nobody uses
+idle-vm     what wakes the QEMU of a guest that does nothing, by what it emulates
+plug        many VBDs plugged and unplugged by the daemon, with slow storage and without, and idle ones
 xen         backends of a Xen guest's disks, counted in instructions: blkback, qdisk, tapline
 ";
 
@@ -81,6 +87,9 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     if name == "xen" {
         return crate::xen::compare::run(rest);
     }
+    if name == "idle-vm" {
+        return idle_vm::run(rest);
+    }
     let parsed = parse(rest)?;
     build()?;
     match name.as_str() {
@@ -90,6 +99,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         "budget" => budget::run(&parsed),
         "live" => live::run(&parsed),
         "idle" => idle::run(&parsed),
+        "plug" => plug::run(&parsed),
         _ => Err(USAGE.into()),
     }
 }
@@ -125,7 +135,7 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
 /// Release builds of both programs and of the client.
 fn build() -> Result<(), String> {
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--release", "-p", "tapline-disk", "-p", "tapline", "-p", "bench"])
+        .args(["build", "--quiet", "--release", "-p", "tapline-disk", "-p", "tapline", "-p", "taplined", "-p", "bench"])
         .status();
     match built {
         Ok(status) if status.success() => Ok(()),

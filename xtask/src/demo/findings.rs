@@ -99,9 +99,11 @@ pub struct Findings {
 impl Display for Findings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "  {name:<42}{value:>14}");
-        row("virtual size", mebibytes(self.space.virtual_size))?;
-        row("really used, before trim", mebibytes(self.space.used_before_trim))?;
-        row("really used, after trim", mebibytes(self.space.used_after_trim))?;
+        if self.space.virtual_size > 0 {
+            row("virtual size", mebibytes(self.space.virtual_size))?;
+            row("really used, before trim", mebibytes(self.space.used_before_trim))?;
+            row("really used, after trim", mebibytes(self.space.used_after_trim))?;
+        }
         if let Some(load) = &self.load {
             row("random 4 KiB in the guest, IOPS", load.iops.to_string())?;
             let megabytes = format!("{}.{}", load.megabytes_tenths / 10, load.megabytes_tenths % 10);

@@ -3,11 +3,13 @@
 //! Here is how they are started and how they end; the story itself is in `story`. A run succeeds only when every claim held.
 //! A failed run keeps its directory, with images, consoles and logs; a successful one leaves nothing but the cached guest.
 
+mod daemon;
 mod findings;
 pub(crate) mod guest;
+mod machines;
 pub(crate) mod progress;
-mod story;
-mod tapline;
+pub(crate) mod story;
+pub(crate) mod tapline;
 pub(crate) mod tool;
 
 use std::error::Error;
@@ -22,33 +24,46 @@ use self::progress::Progress;
 use self::story::{Amount, Failure, Story};
 use self::tapline::Tapline;
 
-const USAGE: &str = "[--bin-dir DIR] [--keep]
+const USAGE: &str = "[--bin-dir DIR] [--keep] [--machine] [--disks N]
   --bin-dir DIR  use the programs in DIR instead of building them
-  --keep         keep the directory of a successful run";
+  --keep         keep the directory of a successful run
+  --machine      guest-test: only the machine of our own driver
+  --disks N      guest-test: its disks, 4 to 255 (40: two bridges)";
+
+/// Disks of the machine, if nobody says another number: they fill one bridge and begin another.
+const DISKS: u8 = 40;
 
 /// `cargo xtask demo`: the whole story, with the programs as they are released.
 pub fn run(arguments: &[String]) -> Result<(), String> {
-    perform("demo", arguments, &["--release"], |story| story.whole(&Amount { fill_mib: 128, load_seconds: 10 }))
+    let amount = Amount { fill_mib: 128, load_seconds: 10 };
+    perform("demo", arguments, &["--release"], |story, _| story.whole(&amount))
 }
 
 /// `cargo xtask guest-test`: a short story, with the programs as tests have them.
 pub fn guest_test(arguments: &[String]) -> Result<(), String> {
-    perform("guest-test", arguments, &[], |story| story.short(&Amount { fill_mib: 32, load_seconds: 3 }))
+    perform("guest-test", arguments, &[], |story, options| match options.machine {
+        true => story.only_machine(options.disks),
+        false => story.short(&Amount { fill_mib: 32, load_seconds: 3 }, options.disks),
+    })
 }
 
 struct Options {
     bin_dir: Option<PathBuf>,
     keep: bool,
+    machine: bool,
+    disks: u8,
 }
 
 impl Options {
     fn parse(arguments: &[String]) -> Option<Self> {
-        let mut options = Self { bin_dir: None, keep: false };
+        let mut options = Self { bin_dir: None, keep: false, machine: false, disks: DISKS };
         let mut words = arguments.iter();
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--bin-dir" => options.bin_dir = Some(PathBuf::from(words.next()?)),
                 "--keep" => options.keep = true,
+                "--machine" => options.machine = true,
+                "--disks" => options.disks = words.next()?.parse().ok().filter(|&disks| disks >= 4)?,
                 _ => return None,
             }
         }
@@ -60,7 +75,7 @@ fn perform(
     name: &str,
     arguments: &[String],
     profile: &[&str],
-    tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
+    tell: impl FnOnce(Story<'_>, &Options) -> Result<Findings, Failure>,
 ) -> Result<(), String> {
     let options = Options::parse(arguments).ok_or_else(|| format!("usage: cargo xtask {name} {USAGE}"))?;
     let build = root().join("build");
@@ -89,7 +104,7 @@ fn rehearse(
     progress: &Progress,
     options: &Options,
     profile: &[&str],
-    tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
+    tell: impl FnOnce(Story<'_>, &Options) -> Result<Findings, Failure>,
 ) -> Result<(Findings, Duration), Failure> {
     progress.step("the programs and the guest");
     let programs = match &options.bin_dir {
@@ -104,15 +119,17 @@ fn rehearse(
     fs::create_dir_all(work).map_err(|source| Failure::File { what: "create", path: work.to_owned(), source })?;
     let tapline = Tapline::new(programs.join("tapline"), work);
     let prepared = progress.elapsed();
-    let findings = tell(Story { guest: &guest, tapline: &tapline, progress, work, findings: Findings::default() })?;
+    let findings = Findings::default();
+    let story = Story { guest: &guest, tapline: &tapline, programs: &programs, progress, work, findings };
+    let findings = tell(story, options)?;
     Ok((findings, prepared))
 }
 
 /// Builds the programs and returns their directory.
-fn build_programs(profile: &[&str]) -> Result<PathBuf, Failure> {
+pub(crate) fn build_programs(profile: &[&str]) -> Result<PathBuf, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "-p", "tapline", "-p", "tapline-disk"]).args(profile).current_dir(root());
+    command.args(["build", "-p", "tapline", "-p", "tapline-disk", "-p", "taplined"]).args(profile).current_dir(root());
     tool::run(&mut command)?;
     // We lie in the target directory ourselves, as target/debug/xtask.
     let ours = std::env::current_exe().map_err(|source| Failure::File {
@@ -161,6 +178,8 @@ mod test {
     fn an_unknown_option_is_refused() {
         assert!(parse(&["--quick"]).is_none());
         assert!(parse(&["--bin-dir"]).is_none());
+        assert!(parse(&["--disks", "256"]).is_none());
+        assert!(parse(&["--disks", "3"]).is_none());
     }
 
     #[test]

@@ -39,6 +39,10 @@ pub enum Failure {
     Tool(#[from] ToolError),
     #[error("cannot {what} {}", path.display())]
     File { what: &'static str, path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Machine(#[from] vm::qemu::machine::MachineError),
+    #[error("a machine has no disk {0}")]
+    Position(u8),
     #[error("does not hold: {claim}; found {found}")]
     Claim { claim: String, found: String },
     #[error("the counters of the load make no sense, so there is no figure to show")]
@@ -54,6 +58,8 @@ pub struct Amount {
 pub struct Story<'a> {
     pub guest: &'a Guest,
     pub tapline: &'a Tapline,
+    /// The directory of the programs.
+    pub programs: &'a Path,
     pub progress: &'a Progress,
     pub work: &'a Path,
     pub findings: Findings,
@@ -74,16 +80,25 @@ impl Story<'_> {
         self.check(&[BASE])?;
         self.compare_with_qemu()?;
         self.live(amount)?;
+        self.through_the_daemon(amount)?;
         Ok(self.findings)
     }
 
-    /// The same without the snapshot: the crash is on the disk itself.
-    pub fn short(mut self, amount: &Amount) -> Result<Findings, Failure> {
+    /// The same without the snapshot: the crash is on the disk itself; and a machine with so many disks.
+    pub fn short(mut self, amount: &Amount, disks: u8) -> Result<Findings, Failure> {
         let reference = self.fill(amount)?;
         let markers = self.crash(&[BASE])?;
         self.survey(&[BASE], markers, &format!("reference:{reference}"))?;
         self.check(&[BASE])?;
         self.compare_with_qemu()?;
+        self.through_the_daemon(amount)?;
+        self.machine(disks)?;
+        Ok(self.findings)
+    }
+
+    /// The machine alone.
+    pub fn only_machine(mut self, disks: u8) -> Result<Findings, Failure> {
+        self.machine(disks)?;
         Ok(self.findings)
     }
 
@@ -315,7 +330,7 @@ impl Story<'_> {
     }
 
     /// Shows what is worth it of a guest's line, and returns what it said to us.
-    fn show<'l>(&self, line: &Line<'l>) -> Option<(&'l str, &'l str)> {
+    pub(super) fn show<'l>(&self, line: &Line<'l>) -> Option<(&'l str, &'l str)> {
         match *line {
             Line::Said("doing", what) => self.progress.detail(&format!("guest: {what}")),
             Line::Said("init", seconds) => self.progress.live(&format!("the guest's init runs after {seconds} s")),
@@ -339,7 +354,7 @@ impl Story<'_> {
         Ok(line.split_whitespace().next().unwrap_or_default().to_owned())
     }
 
-    fn claim(&mut self, claim: &str, holds: bool, found: impl FnOnce() -> String) -> Result<(), Failure> {
+    pub(super) fn claim(&mut self, claim: &str, holds: bool, found: impl FnOnce() -> String) -> Result<(), Failure> {
         if !holds {
             return Err(Failure::Claim { claim: claim.to_owned(), found: found() });
         }
@@ -347,7 +362,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    fn holds(&mut self, claim: &str) {
+    pub(super) fn holds(&mut self, claim: &str) {
         self.progress.holds(claim);
         self.findings.claims.push(claim.to_owned());
     }
@@ -366,7 +381,7 @@ fn microseconds(answer: &serde_json::Value) -> Result<u64, Failure> {
 }
 
 /// What the host's filesystem holds of a sparse file.
-fn bytes_used(path: &Path) -> Result<u64, Failure> {
+pub(super) fn bytes_used(path: &Path) -> Result<u64, Failure> {
     let file = fs::File::open(path).map_err(|source| Failure::File { what: "open", path: path.to_owned(), source })?;
     // Blocks that are allocated late count from the sync on.
     file.sync_all().map_err(|source| Failure::File { what: "sync", path: path.to_owned(), source })?;

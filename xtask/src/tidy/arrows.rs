@@ -21,14 +21,18 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "uring", may_use: &["disk", "memory"], tests_may_use: &[] },
     Arrow { package: "xen", may_use: &["memory"], tests_may_use: &[] },
     Arrow { package: "transport", may_use: &["disk", "memory", "xen"], tests_may_use: &["sim"] },
+    Arrow { package: "api", may_use: &[], tests_may_use: &[] },
+    Arrow { package: "repo", may_use: &["api"], tests_may_use: &[] },
+    Arrow { package: "taplined", may_use: &["api", "repo", "vm"], tests_may_use: &[] },
     Arrow { package: "sim", may_use: &["disk", "memory"], tests_may_use: &[] },
+    Arrow { package: "vm", may_use: &[], tests_may_use: &[] },
     Arrow {
         package: "tapline-disk",
-        may_use: &["disk", "memory", "uring", "transport", "xen"],
+        may_use: &["disk", "memory", "uring", "transport", "vm", "xen"],
         tests_may_use: &["sim"],
     },
-    Arrow { package: "tapline", may_use: &[], tests_may_use: &[] },
-    Arrow { package: "xtask", may_use: &["sim", "disk", "memory", "transport", "uring"], tests_may_use: &[] },
+    Arrow { package: "tapline", may_use: &["api"], tests_may_use: &[] },
+    Arrow { package: "xtask", may_use: &["sim", "disk", "memory", "transport", "uring", "vm"], tests_may_use: &[] },
     // The other side of the benchmarks: it must not share a line with what it measures.
     Arrow { package: "bench", may_use: &[], tests_may_use: &[] },
     // Tests beside programs by others, in a workspace of their own too.

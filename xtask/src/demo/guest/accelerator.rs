@@ -3,37 +3,13 @@
 //! A /dev/kvm that can be opened proves nothing (nested and filtered KVMs exist), so the guest itself is booted once. The verdict
 //! is kept until the machine boots again.
 
-use std::fmt::{self, Display};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use vm::qemu::accelerator::Accelerator;
+
 use super::{Guest, GuestError, Job, at};
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Accelerator {
-    Kvm,
-    Tcg,
-}
-
-impl Accelerator {
-    /// QEMU's options.
-    pub fn options(self) -> [&'static str; 4] {
-        match self {
-            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
-        }
-    }
-}
-
-impl Display for Accelerator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kvm => "KVM",
-            Self::Tcg => "TCG (KVM is not usable here)",
-        })
-    }
-}
 
 /// KVM when `guest` boots with it on this machine.
 pub fn choose(guest: &Guest, cache: &Path) -> Result<Accelerator, GuestError> {

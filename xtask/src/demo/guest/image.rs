@@ -32,8 +32,8 @@ const TOOLS: [(&str, &str); 6] = [
 /// What mke2fs takes its defaults from.
 const SETTINGS: &str = "/etc/mke2fs.conf";
 
-/// ext4 asks for crc32c by name, not by dependency; the second is the fast one.
-const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4"];
+/// ext4 asks for crc32c by name, not by dependency; the second is the fast one. The last two are for the power button.
+pub const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4", "button", "evdev"];
 const MODULES_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
 /// What goes into an initramfs beside init and its steps.
@@ -48,12 +48,12 @@ pub(crate) struct Contents<'a> {
 }
 
 /// The initramfs in `cache`, made when it is not there or not of these inputs.
-pub fn obtain(cache: &Path, kernel: &Kernel, progress: &Progress) -> Result<PathBuf, GuestError> {
+pub fn obtain(cache: &Path, kernel: &Kernel, modules: &[&str], progress: &Progress) -> Result<PathBuf, GuestError> {
     let image = cache.join("initramfs.cpio");
     let inputs_list = cache.join("initramfs.inputs");
     let tools = locate_tools()?;
     let libraries = libraries_of(&tools)?;
-    let contents = Contents { kernel, tools, libraries, modules: &MODULES, required: &MODULES_REQUIRED };
+    let contents = Contents { kernel, tools, libraries, modules, required: &MODULES_REQUIRED };
     let inputs = contents.inputs()?;
     if image.exists() && fs::read_to_string(&inputs_list).is_ok_and(|list| list == inputs) {
         return Ok(image);

@@ -13,8 +13,11 @@ use crate::demo::progress::Progress;
 use crate::demo::tool;
 
 /// Packages that depend on the newest kernel: Debian's for virtual machines, Ubuntu's, then the kernels of full size.
-const PACKAGES: [&str; 4] =
-    ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64", "linux-image-generic"];
+pub const SMALL: &[&str] =
+    &["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64", "linux-image-generic"];
+
+/// Those with drivers for all that a machine can emulate: Debian's and Ubuntu's.
+pub const FULL: &[&str] = &["linux-image-amd64", "linux-image-generic"];
 
 pub struct Kernel {
     pub image: PathBuf,
@@ -23,11 +26,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The unpacked kernel in `cache`, fetched when it is not there.
-    pub fn obtain(cache: &Path, progress: &Progress) -> Result<Self, GuestError> {
+    /// The unpacked kernel in `cache`, fetched when it is not there: that of the first of `packages` that apt knows.
+    pub fn obtain(cache: &Path, packages: &[&str], progress: &Progress) -> Result<Self, GuestError> {
         let root = cache.join("kernel");
         if !root.exists() {
-            fetch(cache, &root, progress)?;
+            fetch(cache, &root, packages, progress)?;
         }
         Self::unpacked(root)
     }
@@ -68,13 +71,13 @@ impl Kernel {
 }
 
 /// Downloads and unpacks the newest kernel as `root`.
-fn fetch(cache: &Path, root: &Path, progress: &Progress) -> Result<(), GuestError> {
+fn fetch(cache: &Path, root: &Path, packages: &[&str], progress: &Progress) -> Result<(), GuestError> {
     let partial = cache.join(format!("kernel.{}.partial", std::process::id()));
     fs::create_dir_all(&partial).map_err(at("create", &partial))?;
-    if let Err(error) = Apt::of_the_machine().download_kernel(&partial, progress) {
+    if let Err(error) = Apt::of_the_machine().download_kernel(&partial, packages, progress) {
         // Lists that are missing or name packages that are gone: both are common in containers.
         progress.detail(&format!("apt's lists do not serve ({error}); fetching lists of our own"));
-        Apt::with_own_lists(&partial)?.download_kernel(&partial, progress)?;
+        Apt::with_own_lists(&partial)?.download_kernel(&partial, packages, progress)?;
     }
     let unpacked = partial.join("root");
     for file in entries(&partial)?.iter().filter(|path| file_name(path).ends_with(".deb")) {
@@ -111,8 +114,8 @@ impl Apt {
         Ok(apt)
     }
 
-    fn download_kernel(&self, directory: &Path, progress: &Progress) -> Result<(), GuestError> {
-        for package in self.newest_kernel()? {
+    fn download_kernel(&self, directory: &Path, packages: &[&str], progress: &Progress) -> Result<(), GuestError> {
+        for package in self.newest_kernel(packages)? {
             progress.detail(&format!("downloading {package} ({}), once", self.size_of(&package)?));
             tool::run(self.command("apt-get").args(["download", &package]).current_dir(directory))?;
         }
@@ -120,13 +123,13 @@ impl Apt {
     }
 
     /// The kernel package that the first known meta package depends on, and that with its modules where they are apart.
-    fn newest_kernel(&self) -> Result<Vec<String>, GuestError> {
-        for meta in PACKAGES {
+    fn newest_kernel(&self, packages: &[&str]) -> Result<Vec<String>, GuestError> {
+        for meta in packages {
             let Some(image) = self.dependency(meta, "linux-image-") else { continue };
             let modules = self.dependency(&image, "linux-modules-");
             return Ok(std::iter::once(image).chain(modules).collect());
         }
-        Err(GuestError::NoKernelPackage { tried: PACKAGES.join(", ") })
+        Err(GuestError::NoKernelPackage { tried: packages.join(", ") })
     }
 
     /// The first package named `prefix` and a version on which `package` depends. One unknown to apt depends on nothing.

@@ -14,11 +14,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use vm::qemu::accelerator::Accelerator;
+use vm::qemu::hardware;
 
-use self::accelerator::Accelerator;
 use self::cpio::Archive;
 use self::kernel::Kernel;
-pub use self::running::{Line, Running, Transcript};
+pub use self::running::{Line, MEMORY_MIB, Running, Transcript, said};
 use super::progress::Progress;
 use super::tool::ToolError;
 
@@ -77,12 +78,23 @@ pub struct Guest {
 impl Guest {
     /// The guest in the directory `cache`: fetched, made and tried out where that has not been done.
     pub fn build(cache: &Path, progress: &Progress) -> Result<Self, GuestError> {
+        Self::build_of(kernel::SMALL, image::MODULES, cache, progress)
+    }
+
+    /// The same with another kernel, and modules that are loaded as far as it knows them.
+    pub fn build_of(
+        packages: &[&str],
+        modules: &[&str],
+        cache: &Path,
+        progress: &Progress,
+    ) -> Result<Self, GuestError> {
         fs::create_dir_all(cache).map_err(at("create", cache))?;
-        let kernel = Kernel::obtain(cache, progress)?;
-        let initramfs = image::obtain(cache, &kernel, progress)?;
+        let kernel = Kernel::obtain(cache, packages, progress)?;
+        let initramfs = image::obtain(cache, &kernel, modules, progress)?;
         let mut guest = Self { kernel: kernel.image, initramfs, accelerator: Accelerator::Tcg };
         guest.accelerator = accelerator::choose(&guest, cache)?;
-        progress.detail(&format!("kernel {}, under {}", kernel.version, guest.accelerator));
+        let usable = if guest.accelerator == Accelerator::Tcg { " (KVM is not usable here)" } else { "" };
+        progress.detail(&format!("kernel {}, under {}{usable}", kernel.version, guest.accelerator));
         Ok(guest)
     }
 
@@ -95,6 +107,19 @@ impl Guest {
             running::add_disk(&mut command, number, socket);
         }
         Running::start(command, job.name, work, initrd)
+    }
+
+    /// What a machine of the `vm` crate boots to run `job`: the kernel with an initrd that is written to `work`.
+    pub fn boot_of(&self, job: &Job, work: &Path) -> Result<hardware::Boot, GuestError> {
+        let initrd = work.join(format!("{}.initrd", job.name));
+        self.write_initrd(job, &initrd)?;
+        let command_line = running::COMMAND_LINE.to_owned();
+        Ok(hardware::Boot::Kernel { kernel: self.kernel.clone(), initrd: Some(initrd), command_line })
+    }
+
+    /// Who runs its instructions, as the `vm` crate has it.
+    pub fn accelerator(&self) -> Accelerator {
+        self.accelerator
     }
 
     /// The kernel takes one file and unpacks every archive in it, so the job is appended.

@@ -12,7 +12,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::accelerator::Accelerator;
+use vm::qemu::accelerator::Accelerator;
+
 use super::{CPUS, GuestError, at};
 use crate::demo::tool;
 
@@ -20,7 +21,10 @@ use crate::demo::tool;
 const SILENCE_MAX_SECONDS: u64 = 120;
 
 /// Initramfs twice (packed and unpacked, 90 MB each), and what fio and the page cache take.
-const MEMORY_MIB: u32 = 768;
+pub const MEMORY_MIB: u32 = 768;
+
+/// What every guest is told.
+pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off";
 
 /// Enough of a console to see why a guest broke.
 const LAST_LINES: usize = 12;
@@ -28,14 +32,14 @@ const LAST_LINES: usize = 12;
 /// QEMU without a disk. The guest's memory is shared, as vhost-user needs it to be.
 pub fn qemu(accelerator: Accelerator, kernel: &Path, initrd: &Path) -> Command {
     let mut command = tool::bound_to_us("qemu-system-x86_64");
-    command.args(accelerator.options());
+    command.args(accelerator.words());
     command.args(["-machine", "q35,memory-backend=memory", "-nodefaults", "-no-user-config"]);
     command.args(["-display", "none", "-no-reboot"]);
     command.args(["-smp", &CPUS.to_string(), "-m", &MEMORY_MIB.to_string()]);
     command.args(["-object", &format!("memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on")]);
     command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
-    command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"]);
+    command.args(["-append", COMMAND_LINE]);
     command
 }
 
@@ -192,7 +196,7 @@ impl Drop for Running {
 }
 
 /// The key and value of a line meant for us.
-fn said(line: &str) -> Option<(&str, &str)> {
+pub fn said(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix("TAPLINE ")?.split_once('=')
 }
 

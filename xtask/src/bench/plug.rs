@@ -1,0 +1,151 @@
+//! How long it takes to plug many VBDs, beside what the window allows and what chunks of ten would take; and what they cost.
+//!
+//! The delays are the daemon's own (`injected-delays`): each stands for storage that takes so long to open a disk. The VBDs have
+//! no VM, and so no window; as many workers as a window has places stand for it.
+
+mod daemon;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::idle::{pss_kib, switches};
+use super::{Arguments, room};
+use daemon::Daemon;
+
+/// VBDs of one VM that are plugged at one time.
+const WINDOW: usize = 10;
+
+/// The delay of each disk, and how many times as slow the slow one is.
+const DELAY: Duration = Duration::from_millis(200);
+const SLOWER: u32 = 20;
+
+const COUNTS: [usize; 5] = [1, 10, 11, 50, 255];
+
+/// The most that one VM has.
+const MANY: usize = 255;
+
+/// Prints what was measured.
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let mut report = Vec::new();
+    for count in COUNTS {
+        report.push(equal(count, arguments)?);
+    }
+    report.push(one_slow(arguments)?);
+    report.push(undelayed(arguments)?);
+    report.push(idle(arguments)?);
+    if arguments.json {
+        println!("{}", Value::Array(report));
+        return Ok(());
+    }
+    for row in &report {
+        let Some(row) = row.as_object() else { continue };
+        let fields: Vec<String> = row.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        println!("{}", fields.join("  "));
+    }
+    Ok(())
+}
+
+/// A daemon whose workers are as many as a window has places.
+fn windowed(room: &std::path::Path) -> Result<Daemon, String> {
+    Daemon::start(room, &format!("worker-pool-size = {WINDOW}\nplug-window = {WINDOW}"))
+}
+
+fn rounds(count: usize) -> u32 {
+    u32::try_from(count.div_ceil(WINDOW)).unwrap_or(u32::MAX)
+}
+
+fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+fn plug(daemon: &Daemon, vbds: &[String]) -> Result<Duration, String> {
+    let begin = Instant::now();
+    daemon.done("/vbds/plug", &json!({ "vbds": vbds }))?;
+    Ok(begin.elapsed())
+}
+
+/// Disks that are equally slow.
+fn equal(count: usize, arguments: &Arguments) -> Result<Value, String> {
+    let work = room(arguments)?;
+    let daemon = windowed(work.path())?;
+    let vbds = daemon.vbds(count, |number| format!("disk{number}~{}ms", DELAY.as_millis()))?;
+    let plugged = plug(&daemon, &vbds)?;
+    let least = DELAY * rounds(count);
+    Ok(json!({
+        "what": "equal delays", "disks": count, "delay_s": seconds(DELAY), "plug_s": seconds(plugged),
+        "bound_s": seconds(least.mul_f64(1.15)), "ratio": (plugged.as_secs_f64() / least.as_secs_f64() * 100.0).round() / 100.0,
+    }))
+}
+
+/// One disk that is much slower than the rest: when all others are plugged.
+fn one_slow(arguments: &Arguments) -> Result<Value, String> {
+    let work = room(arguments)?;
+    let daemon = windowed(work.path())?;
+    let slow = DELAY * SLOWER;
+    let delay = |number: usize| if number == 0 { slow } else { DELAY };
+    let vbds = daemon.vbds(MANY, |number| format!("disk{number}~{}ms", delay(number).as_millis()))?;
+    let begin = Instant::now();
+    let task = daemon.ask("POST", "/vbds/plug", &json!({ "vbds": vbds }))?;
+    while daemon.plugged()? < MANY - 1 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let others = begin.elapsed();
+    let path = format!("/tasks/{}?wait=60", task["uuid"].as_str().unwrap_or_default());
+    daemon.ask("GET", &path, &Value::Null)?;
+    let chunks = DELAY * rounds(MANY).saturating_sub(1) + slow;
+    Ok(json!({
+        "what": "one 20 times slower", "disks": MANY, "others_plugged_s": seconds(others),
+        "all_plugged_s": seconds(begin.elapsed()), "chunks_of_ten_s": seconds(chunks),
+        "without_the_slow_one_s": seconds(DELAY * rounds(MANY)),
+    }))
+}
+
+/// As many as a VM may have, as fast as it goes, and what they cost.
+fn undelayed(arguments: &Arguments) -> Result<Value, String> {
+    let work = room(arguments)?;
+    let daemon = Daemon::start(work.path(), "")?;
+    let vbds = daemon.vbds(MANY, |number| format!("disk{number}"))?;
+    let plugged = plug(&daemon, &vbds)?;
+    let disks = daemon.disks()?;
+    let pss: Vec<u64> = disks.iter().map(|pid| pss_kib(*pid)).collect::<Result<_, _>>()?;
+    let daemon_pss = pss_kib(daemon.pid())?;
+    let begin = Instant::now();
+    daemon.done("/vbds/unplug", &json!({ "vbds": vbds }))?;
+    Ok(json!({
+        "what": "no delay", "disks": MANY, "plug_s": seconds(plugged), "unplug_s": seconds(begin.elapsed()),
+        "pss_kib_mean": pss.iter().sum::<u64>() / pss.len().max(1) as u64, "pss_kib_max": pss.iter().max(),
+        "daemon_pss_kib": daemon_pss,
+    }))
+}
+
+/// Many that nobody uses: how often their processes and the daemon wake up.
+fn idle(arguments: &Arguments) -> Result<Value, String> {
+    let work = room(arguments)?;
+    let daemon = Daemon::start(work.path(), "")?;
+    let vbds = daemon.vbds(arguments.disks, |number| format!("disk{number}"))?;
+    plug(&daemon, &vbds)?;
+    let disks = daemon.disks()?;
+    // What the plug has begun comes to rest: threads of the daemon that have nothing to do end after ten seconds.
+    std::thread::sleep(Duration::from_secs(15));
+    let of_disks = || disks.iter().map(|pid| switches(*pid)).sum::<Result<u64, _>>();
+    let before = (of_disks()?, switches(daemon.pid())?, cpu_ticks(daemon.pid())?);
+    std::thread::sleep(Duration::from_secs_f64(arguments.seconds));
+    let after = (of_disks()?, switches(daemon.pid())?, cpu_ticks(daemon.pid())?);
+    Ok(json!({
+        "what": "idle", "disks": arguments.disks, "seconds": arguments.seconds, "switches_of_disks": after.0.saturating_sub(before.0),
+        "switches_of_daemon": after.1.saturating_sub(before.1),
+        // USER_HZ is 100 on every architecture of ours.
+        "daemon_cpu_percent": (after.2 - before.2) as f64 / arguments.seconds,
+    }))
+}
+
+/// User and system time of a process in clock ticks.
+fn cpu_ticks(pid: u32) -> Result<u64, String> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    // The name in parentheses may hold spaces; utime and stime are fields 14 and 15.
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    Ok(ticks(11) + ticks(12))
+}

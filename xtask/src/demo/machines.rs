@@ -27,6 +27,9 @@ const SHORT: Duration = Duration::from_secs(1);
 
 const POLL: Duration = Duration::from_millis(50);
 
+/// The machine's directory below the test's.
+const MACHINE: &str = "machine";
+
 /// A position that is on none of the bridges that a small test uses.
 const FAR: u8 = 200;
 
@@ -44,9 +47,30 @@ impl Drop for Bound {
     }
 }
 
+/// A short way to a directory: a socket's path has at most 107 bytes, and a checkout may lie deep.
+struct ShortWay(PathBuf);
+
+impl ShortWay {
+    fn to(directory: &Path) -> Result<ShortWay, Failure> {
+        let way = std::env::temp_dir().join(format!("tapline-machine-{}", std::process::id()));
+        let failed = |source| Failure::File { what: "create", path: way.clone(), source };
+        std::os::unix::fs::symlink(directory, &way).map_err(failed)?;
+        Ok(ShortWay(way))
+    }
+}
+
+impl Drop for ShortWay {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            eprintln!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
 /// The machine's part of a test.
 pub struct Bed {
     hardware: Hardware,
+    sockets: ShortWay,
     directory: PathBuf,
     console: PathBuf,
     /// By position.
@@ -71,9 +95,10 @@ impl Story<'_> {
         let expected = (Status::Running, bed.disks.len());
         self.claim("found again, the machine runs and has its disks", found == expected, || format!("{found:?}"))?;
         let ending = machine.shutdown(PATIENCE)?;
+        let kept = self.work.join(MACHINE);
         let heard = said_in(&bed.console, "pressed")?.is_some();
         self.claim("the guest hears the power button and powers off", ending == Ending::Guest && heard, || {
-            format!("{ending:?}; see {}", bed.console.display())
+            format!("{ending:?}; see {}", kept.display())
         })?;
         let ended = machine.ended()?;
         self.claim("QEMU has ended by itself", ended.is_some(), || "it runs".to_owned())?;
@@ -82,7 +107,8 @@ impl Story<'_> {
     }
 
     fn bed(&self, disks: u8) -> Result<Bed, Failure> {
-        let directory = self.work.join("machine");
+        let sockets = ShortWay::to(self.work)?;
+        let directory = sockets.0.join(MACHINE);
         let failed = |source| Failure::File { what: "create", path: directory.clone(), source };
         fs::create_dir_all(&directory).map_err(failed)?;
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).map_err(failed)?;
@@ -103,7 +129,7 @@ impl Story<'_> {
             console: Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(console.clone()) }),
             platform: Platform::default(),
         };
-        let mut bed = Bed { hardware, directory, console, disks: BTreeMap::new() };
+        let mut bed = Bed { hardware, sockets, directory, console, disks: BTreeMap::new() };
         for number in 0..disks {
             let disk = self.served(&mut bed, number)?;
             bed.hardware.disks.push(disk);
@@ -119,7 +145,7 @@ impl Story<'_> {
         let name = format!("raw:{}.raw", serial(number));
         let served = self.tapline.serve(&[&name], Access::ReadWrite, 4)?;
         let position = position(number)?;
-        let disk = Disk { position, socket: self.work.join(served.socket()), queues: None, bootable: false };
+        let disk = Disk { position, socket: bed.sockets.0.join(served.socket()), queues: None, bootable: false };
         bed.disks.insert(number, served);
         Ok(disk)
     }
@@ -177,7 +203,7 @@ impl Story<'_> {
                 return Ok(());
             }
             if Instant::now() > deadline || machine.ended()?.is_some() {
-                let found = format!("{} disks: {seen:?}; see {}", seen.len(), bed.directory.display());
+                let found = format!("{} disks: {seen:?}; see {}", seen.len(), self.work.join(MACHINE).display());
                 return self.claim(claim, false, || found);
             }
             self.progress.live(&format!("the guest has {} disks of {}", seen.len(), expected.len()));

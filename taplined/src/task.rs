@@ -1,6 +1,7 @@
 //! Tasks: what takes time. Each runs as a task of tokio's; what leaves something behind goes by a journal ([`job`]).
 
 pub mod job;
+pub mod wanted;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -15,6 +16,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use self::job::Job;
+use self::wanted::{Want, Wanted};
 use crate::daemon::Daemon;
 use crate::vdi;
 
@@ -28,6 +30,8 @@ pub struct Tasks {
     running: Mutex<HashMap<Uuid, watch::Sender<bool>>>,
     /// How many run; for whoever waits for the end.
     count: watch::Sender<usize>,
+    /// On which VDIs no merge may begin.
+    pub wanted: Wanted,
 }
 
 /// What a task knows of itself.
@@ -42,7 +46,7 @@ pub struct Context {
 impl Tasks {
     /// None.
     pub fn new(catalogue: Catalogue) -> Tasks {
-        Tasks { catalogue, running: Mutex::default(), count: watch::channel(0).0 }
+        Tasks { catalogue, running: Mutex::default(), count: watch::channel(0).0, wanted: Wanted::default() }
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<bool>>> {
@@ -131,7 +135,7 @@ impl Tasks {
     /// Waits until no task changes what a VDI consists of.
     pub async fn leave(&self, vdi: Uuid) -> Result<(), Problem> {
         loop {
-            self.give_way(vdi).await?;
+            let _want = self.give_way(vdi).await?;
             match self.catalogue.read(move |view| view.claimant(vdi)).await? {
                 Some(task) => drop(self.wait(task, TO_STOP).await?),
                 None => return Ok(()),
@@ -139,19 +143,20 @@ impl Tasks {
         }
     }
 
-    /// Has a merge end that keeps others from a VDI: any time is as good for it.
-    pub async fn give_way(&self, vdi: Uuid) -> Result<(), Problem> {
+    /// Has a merge end that keeps others from a VDI: any time is as good for it. None begins there while somebody wants it.
+    pub async fn give_way(&self, vdi: Uuid) -> Result<Want, Problem> {
+        let want = self.wanted.want(vdi);
         let merge = self.catalogue.read(move |view| {
             let holders = view.holders(vdi)?.into_iter().map(|holder| holder.holder);
             let tasks = view.claimant(vdi)?.into_iter().chain(holders).map(|task| view.find_task(task));
             let tasks = tasks.collect::<Result<Vec<_>, Problem>>()?;
             Ok(tasks.into_iter().flatten().find(|task| task.verb == vdi::Merge::VERB))
         });
-        let Some(merge) = merge.await? else { return Ok(()) };
+        let Some(merge) = merge.await? else { return Ok(want) };
         if let Err(problem) = self.cancel(merge.uuid).await {
             tracing::debug!(task = %merge.uuid, "it is about to end: {problem}");
         }
-        self.wait(merge.uuid, TO_STOP).await.map(drop)
+        self.wait(merge.uuid, TO_STOP).await.map(|_| want)
     }
 
     /// Does or undoes what the journal has, before anything else is done.

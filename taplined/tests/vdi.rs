@@ -337,6 +337,24 @@ fn snapshots_that_are_destroyed_at_one_time_are_merged_one_after_the_other() {
     bed.nothing_is_left();
 }
 
+/// Each leaves something to merge, and that begins just when the next one is asked for.
+#[test]
+fn a_merge_that_begins_keeps_nobody_from_a_vdi() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    let vbd = bed.plug(&vdi);
+    let snapshots: Vec<String> = (0..16).map(|_| bed.made(&vdi, "snapshot", json!({}))).collect();
+    for snapshot in &snapshots {
+        let (status, task) = bed.daemon.delete(&format!("/vdis/{snapshot}"));
+        assert_eq!(status, 202, "{task}\n{}", bed.daemon.log());
+        assert_eq!(bed.daemon.wait(&task)["state"], "done", "{}", bed.daemon.log());
+    }
+    harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
+    bed.unplug(&vbd);
+    bed.settle();
+    bed.nothing_is_left();
+}
+
 /// Asks for a verb.
 type Ask = Box<dyn Fn(&Bed) -> (u16, Value)>;
 

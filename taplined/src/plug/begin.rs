@@ -75,7 +75,7 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
             return Err(problem);
         }
         // What only tidies up gives way.
-        daemon.tasks.give_way(now.vdi).await?;
+        let _want = daemon.tasks.give_way(now.vdi).await?;
         begun().await?;
     }
     Ok(Begun { vbd, operation, again })

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::daemon::Daemon;
 use crate::task::blocking;
+use crate::task::wanted::Want;
 
 /// What a new image takes before anything is written to it.
 const EMPTY: u64 = 1 << 20;
@@ -26,15 +27,17 @@ const EMPTY: u64 = 1 << 20;
 /// More than this no VHD can hold (decision 0004).
 const VHD_MAX: u64 = 2040 << 30;
 
-/// A VDI, its repository and its image. What only tidies up among its images gives way.
-async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
-    daemon.tasks.give_way(vdi).await?;
+/// A VDI, its repository and its image. What only tidies up among its images gives way, and does not begin before the caller has
+/// what it wants.
+async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
+    let want = daemon.tasks.give_way(vdi).await?;
     let found = daemon.catalogue.read(move |view| {
         let found = view.vdi(vdi)?;
         let (sr, image) = (view.sr(found.sr)?, view.vdi_image(vdi)?);
         Ok((found, sr, image))
     });
-    found.await
+    let (found, sr, image) = found.await?;
+    Ok((found, sr, image, want))
 }
 
 fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
@@ -80,7 +83,7 @@ pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result
 
 /// `vdi-resize`.
 pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Task, Problem> {
-    let (vdi, _, _) = find(daemon, uuid).await?;
+    let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     let size = asked.size.bytes();
     if vdi.read_only {
@@ -106,8 +109,8 @@ async fn state(
     name: Option<api::Name>,
     description: api::Description,
     writable: bool,
-) -> Result<State, Problem> {
-    let (vdi, sr, image) = find(daemon, uuid).await?;
+) -> Result<(State, Want), Problem> {
+    let (vdi, sr, image, want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     daemon.srs.room(sr.uuid, EMPTY).await?;
     let versions = versions_for(&sr, &vdi)?;
@@ -124,7 +127,7 @@ async fn state(
     });
     // A snapshot shows the image itself, unless that is the VDI's still.
     let own = (!chain || writable || leaf.is_none()).then(|| Own { image: Uuid::new_v4(), reflink: !chain });
-    Ok(State {
+    let state = State {
         of: uuid,
         sr: sr.uuid,
         image,
@@ -137,7 +140,8 @@ async fn state(
         leaf,
         own,
         at: Timestamp::now(),
-    })
+    };
+    Ok((state, want))
 }
 
 /// What is only read may be the base of many clones at one time; what is written is held.
@@ -153,21 +157,21 @@ fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem>
 
 /// `vdi-snapshot`.
 pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result<Task, Problem> {
-    let state = state(daemon, uuid, asked.name, asked.description, false).await?;
+    let (state, _want) = state(daemon, uuid, asked.name, asked.description, false).await?;
     daemon.tasks.start_job(daemon, Kept::<false>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
 }
 
 /// `vdi-clone`.
 pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task, Problem> {
-    let state = state(daemon, uuid, asked.name, asked.description, true).await?;
+    let (state, _want) = state(daemon, uuid, asked.name, asked.description, true).await?;
     daemon.tasks.start_job(daemon, Kept::<true>(state), |job, task, tx| hold_state(&job.0, task, tx)).await
 }
 
 /// `vdi-revert`.
 pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Task, Problem> {
-    let (vdi, sr, old) = find(daemon, uuid).await?;
+    let (vdi, sr, old, _want) = find(daemon, uuid).await?;
     let kept = asked.snapshot;
-    let (snapshot, _, state) = find(daemon, kept).await.map_err(|problem| problem.field("snapshot"))?;
+    let (snapshot, _, state, _wanted_too) = find(daemon, kept).await.map_err(|problem| problem.field("snapshot"))?;
     if snapshot.snapshot_of != Some(uuid) {
         let what = format!("VDI {kept} is no snapshot of VDI {uuid}");
         return Err(Problem::new(Code::Invalid, what).field("snapshot").advise("name one of its snapshots"));
@@ -228,7 +232,7 @@ fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
 
 /// `vdi-copy`.
 pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, Problem> {
-    let (vdi, _, _) = find(daemon, uuid).await?;
+    let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     must_stand_still(&vdi)?;
     let sizes = (vdi.virtual_size, takes(daemon, uuid).await?);
@@ -250,7 +254,7 @@ pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> 
 
 /// `vdi-export`.
 pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Task, Problem> {
-    let (vdi, _, _) = find(daemon, uuid).await?;
+    let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     must_stand_still(&vdi)?;
     must_hold(asked.format, vdi.virtual_size)?;
@@ -264,7 +268,7 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
 
 /// `vdi-merge`: the first run in the chain of a VDI.
 pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
-    let (vdi, sr, _) = find(daemon, uuid).await?;
+    let (vdi, sr, _, want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     let runs = super::merge::runs_of(daemon, sr.uuid).await?;
     let chain = Chain::of_vdi(daemon, uuid).await?;
@@ -275,12 +279,14 @@ pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
             Problem::new(Code::State, what).advise("destroy snapshots that nobody needs; what they leave is merged")
         );
     };
+    // It is a merge that is wanted.
+    drop(want);
     super::merge::start(daemon, run).await
 }
 
 /// `vdi-destroy`.
 pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
-    let (vdi, sr, image) = destroyable(daemon, uuid).await?;
+    let (vdi, sr, image, _want) = destroyable(daemon, uuid).await?;
     if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
         return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
     }
@@ -291,7 +297,7 @@ pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
 
 /// What `vdi-destroy` would remove.
 pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem> {
-    let (vdi, _, image) = destroyable(daemon, uuid).await?;
+    let (vdi, _, image, _want) = destroyable(daemon, uuid).await?;
     let children = daemon.catalogue.read(move |view| view.children(image)).await?;
     let (files, freed) = match children.len() {
         0 => (vec![vdi.file], vdi.physical_utilisation),
@@ -301,7 +307,7 @@ pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem
     Ok(json!({ "vdi": uuid, "files": files, "freed": freed, "needed_by": children.len() }))
 }
 
-async fn destroyable(daemon: &Daemon, uuid: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
+async fn destroyable(daemon: &Daemon, uuid: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
     let found = find(daemon, uuid).await?;
     must_be_unplugged(&found.0, "destroyed")?;
     let vbds = daemon.catalogue.read(move |view| view.vbds(None, Some(uuid))).await?;

@@ -25,6 +25,7 @@ use super::{Chain, about_vdi, live};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
 use crate::task::job::Job;
+use crate::task::wanted::Wanted;
 use crate::task::{Context, blocking};
 
 /// The job.
@@ -220,7 +221,7 @@ impl Merge {
     }
 
     /// What must be so before a merge begins: nobody else changes or uses any of these files, and nobody will.
-    pub fn prepare(&self, task: Uuid, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
+    pub fn prepare(&self, task: Uuid, wanted: &Wanted, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
         if !self.is_so(tx)? {
             let what = "what stands on what has changed meanwhile";
             return Err(Problem::new(Code::Busy, what).advise("it is looked at again by itself"));
@@ -230,6 +231,9 @@ impl Merge {
         }
         // The VDI that shows the first of the sources, if one does, and all that stand on it.
         for vdi in tx.vdis_above(self.lowest_shown())? {
+            if wanted.is(vdi) {
+                return Err(Problem::new(Code::Busy, format!("somebody wants VDI {vdi}")).advise("ask again"));
+            }
             if Some(vdi) == self.live {
                 super::begin::hold(tx, vdi, task, self.vbd)?;
             } else {
@@ -443,7 +447,8 @@ pub async fn start(daemon: &Daemon, mut merge: Merge) -> Result<api::Task, Probl
             (merge.vbd, merge.live) = (Some(vbd), Some(vdi.uuid));
         }
     }
-    daemon.tasks.start_job(daemon, merge, |job, task, tx| job.prepare(task, tx)).await
+    let wanted = daemon.tasks.wanted.clone();
+    daemon.tasks.start_job(daemon, merge, move |job, task, tx| job.prepare(task, &wanted, tx)).await
 }
 
 #[cfg(test)]

@@ -1,0 +1,67 @@
+//! VDIs that somebody is about to use.
+//!
+//! Between the moment at which a merge has given way and the commit that holds a VDI for who asked, another merge could begin on
+//! it, and who asked would be refused for the sake of what only tidies up. So none begins on a VDI that is wanted.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uuid::Uuid;
+
+/// What is wanted, and by how many.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted(Arc<Mutex<HashMap<Uuid, usize>>>);
+
+/// Somebody wants a VDI for as long as this exists.
+#[derive(Debug)]
+#[must_use = "a merge may begin as soon as nobody wants the VDI"]
+pub struct Want {
+    wanted: Wanted,
+    vdi: Uuid,
+}
+
+impl Wanted {
+    fn counts(&self) -> MutexGuard<'_, HashMap<Uuid, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it is.
+    pub fn want(&self, vdi: Uuid) -> Want {
+        let mut counts = self.counts();
+        let count = counts.entry(vdi).or_default();
+        *count = count.saturating_add(1);
+        Want { wanted: self.clone(), vdi }
+    }
+
+    /// Whether anybody wants it.
+    pub fn is(&self, vdi: Uuid) -> bool {
+        self.counts().contains_key(&vdi)
+    }
+}
+
+impl Drop for Want {
+    fn drop(&mut self) {
+        let mut counts = self.wanted.counts();
+        let left = counts.get(&self.vdi).map_or(0, |count| count.saturating_sub(1));
+        match left {
+            0 => drop(counts.remove(&self.vdi)),
+            _ => drop(counts.insert(self.vdi, left)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn it_is_wanted_until_the_last_has_let_go() {
+        let (wanted, vdi) = (Wanted::default(), Uuid::from_u128(1));
+        let first = wanted.want(vdi);
+        let second = wanted.want(vdi);
+        drop(first);
+        assert!(wanted.is(vdi) && !wanted.is(Uuid::from_u128(2)));
+        drop(second);
+        assert!(!wanted.is(vdi));
+    }
+}

@@ -40,7 +40,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Which {
-    /// Only those with this name, or with a UUID that begins like this.
+    /// Only repositories of this name, or whose UUID begins so, with four digits at least.
     #[serde(rename = "match")]
     #[param(rename = "match")]
     like: Option<String>,
@@ -63,8 +63,7 @@ struct Trial {
 async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Sr>>, Refusal> {
     let mut srs = daemon.catalogue.read(|view| view.srs()).await?;
     if let Some(like) = which.like {
-        let prefix = like.to_lowercase();
-        srs.retain(|sr| sr.name.as_str() == like || (!prefix.is_empty() && sr.uuid.to_string().starts_with(&prefix)));
+        srs.retain(|sr| super::is_like(&like, Some(&sr.name), sr.uuid));
     }
     Ok(Json(srs))
 }

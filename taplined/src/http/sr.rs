@@ -163,11 +163,13 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrP
     )
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Result<Response, Refusal> {
-    let claim = daemon.srs.claim(uuid, "destroyed")?;
-    let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
     if trial.dry_run {
+        // Nobody who has something to do in it is kept from that.
+        let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
         return Ok(Json(job.plan(&daemon.srs).await?).into_response());
     }
+    let claim = daemon.srs.claim(uuid, "destroyed")?;
+    let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
     // From here on nobody can attach it: its state says so, and its label goes.
     drop(claim);

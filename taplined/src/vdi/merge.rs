@@ -96,7 +96,8 @@ impl Merge {
         words.extend(chain.words());
         words.extend(["--from".into(), from.to_string().into(), "--into".into(), into.to_string().into()]);
         let handing = chain.handing(into.saturating_add(1)).await?;
-        context.unless_cancelled(daemon.tool.image(words, handing)).await.map(drop)
+        let merged = daemon.tool.long_image(words, handing, |part| context.progress(part));
+        context.unless_cancelled(merged).await.map(drop)
     }
 
     async fn merge_live(

@@ -25,7 +25,8 @@ pub struct Task {
     pub step: Option<String>,
     /// Whether it can be cancelled, at the step that it is at.
     pub cancellable: bool,
-    /// What came of it.
+    /// What came of it: an object, whose `uuid` is that of what the verb has made, or else of what it was about. Verbs of VBDs
+    /// and VMs answer all of the object, those about many VBDs the UUIDs of all. The rest is the verb's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<serde_json::Value>,
     /// Why it failed.

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use repo::catalogue::NewTask;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -77,7 +77,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Sr>, Re
     Ok(Json(daemon.catalogue.read(move |view| view.sr(uuid)).await?))
 }
 
-/// Makes a repository in an empty directory, and attaches it. The task's result has its `uuid`.
+/// Makes a repository in an empty directory, and attaches it. The task's result has its UUID.
 #[utoipa::path(
     post, path = "/srs", tag = "sr", operation_id = "sr_create", request_body = SrCreate,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -105,7 +105,7 @@ async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Resu
 }
 
 /// Makes a repository known that exists, or a directory of images that others have made one, and attaches it; a scan then takes in
-/// what is there. The task's result has its `uuid`.
+/// what is there. The task's result has its UUID.
 #[utoipa::path(
     post, path = "/srs/introduce", tag = "sr", operation_id = "sr_introduce", request_body = SrIntroduce,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -187,7 +187,7 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         context.step("attach", false).await?;
-        at_work.srs.attach(uuid).await.map(|()| Value::Null)
+        at_work.srs.attach(uuid).await.map(|()| json!({ "uuid": uuid }))
     };
     begin(&daemon, uuid, "sr-attach", work).await
 }
@@ -204,12 +204,12 @@ async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         context.step("detach", false).await?;
-        at_work.srs.detach(uuid).await.map(|()| Value::Null)
+        at_work.srs.detach(uuid).await.map(|()| json!({ "uuid": uuid }))
     };
     begin(&daemon, uuid, "sr-detach", work).await
 }
 
-/// Brings the catalogue and what is in a repository together. The task's result is a `Scan`.
+/// Brings the catalogue and what is in a repository together. The task's result has the fields of a `Scan`.
 #[utoipa::path(
     post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -221,7 +221,9 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         let scan = sr::scan(&at_work, uuid, &mut context).await?;
-        serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))
+        let mut result = serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))?;
+        result["uuid"] = json!(uuid);
+        Ok(result)
     };
     begin(&daemon, uuid, "sr-scan", work).await
 }

@@ -119,7 +119,7 @@ impl Job for Copy {
     }
 
     fn result(&self) -> Value {
-        json!({ "vdi": self.target.vdi })
+        json!({ "uuid": self.target.vdi })
     }
 }
 
@@ -149,7 +149,7 @@ impl Job for Import {
     }
 
     fn result(&self) -> Value {
-        json!({ "vdi": self.target.vdi })
+        json!({ "uuid": self.target.vdi })
     }
 }
 
@@ -249,6 +249,6 @@ impl Job for Export {
     }
 
     fn result(&self) -> Value {
-        json!({ "path": self.path })
+        json!({ "uuid": self.source, "path": self.path })
     }
 }

@@ -82,7 +82,7 @@ impl Job for Merge {
     }
 
     fn result(&self) -> Value {
-        json!({ "merged": self.sources.len() })
+        json!({ "uuid": self.sr, "merged": self.sources.len() })
     }
 }
 

@@ -22,6 +22,7 @@ use crate::daemon::Daemon;
 use crate::sr::{self, Claim, Create, Destroy, Introduce};
 use crate::task::Context;
 use crate::task::job::Job;
+use crate::vdi;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
@@ -176,7 +177,7 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked
     begun(task).map(IntoResponse::into_response)
 }
 
-/// Attaches a repository.
+/// Attaches a repository. What nobody needs any more of what is in it is then merged and removed.
 #[utoipa::path(
     post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -187,7 +188,9 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         context.step("attach", false).await?;
-        at_work.srs.attach(uuid).await.map(|()| json!({ "uuid": uuid }))
+        at_work.srs.attach(uuid).await?;
+        vdi::collect(&at_work, uuid);
+        Ok(json!({ "uuid": uuid }))
     };
     begin(&daemon, uuid, "sr-attach", work).await
 }
@@ -209,7 +212,8 @@ async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begin(&daemon, uuid, "sr-detach", work).await
 }
 
-/// Brings the catalogue and what is in a repository together. The task's result has the fields of a `Scan`.
+/// Brings the catalogue and what is in a repository together. Then images that no VDI shows are merged and removed, as far as
+/// nobody needs them. The task's result has the fields of a `Scan`.
 #[utoipa::path(
     post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -221,6 +225,7 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         let scan = sr::scan(&at_work, uuid, &mut context).await?;
+        vdi::collect(&at_work, uuid);
         let mut result = serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))?;
         result["uuid"] = json!(uuid);
         Ok(result)

@@ -400,6 +400,10 @@ async fn collect_now(daemon: &Daemon, sr: Uuid) -> bool {
 }
 
 async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
+    let variant = daemon.catalogue.read(move |view| view.attached_sr(sr)).await?.variant;
+    if variant.is_some_and(|variant| variant.read_only) {
+        return Ok(true);
+    }
     let (images, shown_by) = images(daemon, sr).await?;
     let tree = Tree::of(&images, &shown_by);
     let unused = |image: &&Image| {

@@ -64,11 +64,14 @@ pub enum TaskState {
     Failed,
     /// It was cancelled, and has undone what it had done.
     Cancelled,
+    /// An earlier daemon has begun it, and this one does not understand it. What it holds stays held, until one comes that
+    /// does.
+    Stuck,
 }
 
 impl TaskState {
-    /// Whether nothing more comes of it.
+    /// Whether nothing more comes of it, as long as this daemon runs.
     pub fn is_over(self) -> bool {
-        matches!(self, TaskState::Done | TaskState::Failed | TaskState::Cancelled)
+        matches!(self, TaskState::Done | TaskState::Failed | TaskState::Cancelled | TaskState::Stuck)
     }
 }

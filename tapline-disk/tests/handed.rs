@@ -71,7 +71,7 @@ fn a_daemon_is_told_how_far_a_long_job_is() {
     assert_eq!(said.code, Some(0), "{said:?}");
     let told: Vec<Value> = said.err.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let done: Vec<u64> = told.iter().map(|line| line["done"].as_u64().unwrap()).collect();
-    assert!(done.len() > 10 && done.is_sorted() && done.last() == Some(&(64 * MIB)), "{said:?}");
+    assert!(done.len() > 3 && done.is_sorted() && done.last() == Some(&(64 * MIB)), "{said:?}");
     assert!(told.iter().all(|line| line["doing"] == "converting" && line["len"] == 64 * MIB), "{said:?}");
 }
 

@@ -289,7 +289,7 @@ fn what_takes_its_time_tells_how_far_it_is() {
     let snapshot = bed.made(&vdi, "snapshot", json!({}));
     (0..16).for_each(|at| bed.write(&vdi, at, 8));
     let parts = told_of(&bed, "vdi-merge", || drop(bed.daemon.delete(&format!("/vdis/{snapshot}"))));
-    assert!(on_the_way(parts) > 3);
+    assert!(on_the_way(parts) > 1);
 }
 
 /// Words of the disk processes that were started, by one that notes them first.

@@ -25,7 +25,8 @@ pub struct Task {
     pub step: Option<String>,
     /// Whether it can be cancelled, at the step that it is at.
     pub cancellable: bool,
-    /// What came of it.
+    /// What came of it: an object, whose `uuid` is that of what the verb has made, or else of what it was about. Verbs of VBDs
+    /// and VMs answer all of the object, those about many VBDs the UUIDs of all. The rest is the verb's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<serde_json::Value>,
     /// Why it failed.
@@ -63,11 +64,14 @@ pub enum TaskState {
     Failed,
     /// It was cancelled, and has undone what it had done.
     Cancelled,
+    /// An earlier daemon has begun it, and this one does not understand it. What it holds stays held, until one comes that
+    /// does.
+    Stuck,
 }
 
 impl TaskState {
-    /// Whether nothing more comes of it.
+    /// Whether nothing more comes of it, as long as this daemon runs.
     pub fn is_over(self) -> bool {
-        matches!(self, TaskState::Done | TaskState::Failed | TaskState::Cancelled)
+        matches!(self, TaskState::Done | TaskState::Failed | TaskState::Cancelled | TaskState::Stuck)
     }
 }

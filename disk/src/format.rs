@@ -239,6 +239,9 @@ pub trait Format {
     /// Metadata that was waited for. Of what was loaded, at least as much is kept as answers for 2 MiB of disk take.
     fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt>;
 
+    /// Forgets metadata that can be loaded again, but for what the file does not have yet or something under way needs.
+    fn drop_caches(&mut self) {}
+
     /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places given up
     /// since, that could be used again after it.
     fn dirty(&self) -> usize;

@@ -121,6 +121,10 @@ impl Format for Image {
         each!(self, image => image.load(block, bytes))
     }
 
+    fn drop_caches(&mut self) {
+        each!(self, image => image.drop_caches())
+    }
+
     fn dirty(&self) -> usize {
         each!(self, image => image.dirty())
     }

@@ -11,12 +11,14 @@
 
 mod buffer;
 mod guest;
+mod heap;
 mod mapping;
 mod segments;
 mod shared;
 
 pub use buffer::{Buffer, PAGE};
 pub use guest::{GuestAddr, GuestMemory, Region};
+pub use heap::give_back_freed;
 pub use mapping::Mapping;
 pub use segments::{Part, Segments};
 pub use shared::{Shared, Window};

@@ -30,6 +30,9 @@ use steps::Chore;
 /// More events than any workload has: a run that goes on is one that never ends.
 const EVENTS_MAX: usize = 200_000;
 
+/// After so many operations the disk forgets all that it can.
+const FORGETS: u64 = 5;
+
 /// What was found that must not be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
@@ -303,6 +306,10 @@ impl Run {
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         self.disk.settle(done, &mut io);
         self.disk.retry(&mut io);
+        // Whoever serves it does that at rest; it is right at any time.
+        if self.operations % FORGETS == 0 {
+            self.disk.drop_caches();
+        }
     }
 
     /// Lets the disk push again what was handed back; whether that gave the storage something to do.

@@ -1,4 +1,5 @@
-//! How far a long job has come, on stderr: a bar where a person watches, a line now and then where a log does.
+//! How far a long job has come, on stderr: a bar where a person watches, a line now and then where a log does, a line of
+//! JSON for each hundredth where a daemon has handed us our files.
 //!
 //! It knows bytes and time, and nothing of the job. It prints nothing for jobs that end at once.
 
@@ -6,6 +7,9 @@ use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
+use crate::files;
 use crate::size::readable;
 
 /// Often enough to look alive, rarely enough to cost nothing.
@@ -24,7 +28,25 @@ pub struct Progress {
     printed: Option<Instant>,
     /// When so much was done, the oldest first; covers [`RATE_OVER`].
     samples: VecDeque<(Duration, u64)>,
-    terminal: bool,
+    reader: Reader,
+    /// The hundredths that a daemon was told of.
+    told: Option<u64>,
+}
+
+/// Who reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    Person,
+    Log,
+    Daemon,
+}
+
+/// What a daemon is told. Names and meanings are part of the interface.
+#[derive(Serialize)]
+struct Line {
+    doing: &'static str,
+    done: u64,
+    len: u64,
 }
 
 impl Progress {
@@ -37,7 +59,12 @@ impl Progress {
             started: Instant::now(),
             printed: None,
             samples: VecDeque::from([(Duration::ZERO, 0)]),
-            terminal: std::io::stderr().is_terminal(),
+            reader: match files::are_handed() {
+                true => Reader::Daemon,
+                false if std::io::stderr().is_terminal() => Reader::Person,
+                false => Reader::Log,
+            },
+            told: None,
         }
     }
 
@@ -49,7 +76,11 @@ impl Progress {
     /// All up to here is done.
     pub fn reach(&mut self, done: u64) {
         self.done = done.min(self.total);
-        let every = if self.terminal { BAR_EVERY } else { LINE_EVERY };
+        let every = match self.reader {
+            Reader::Person => BAR_EVERY,
+            Reader::Log => LINE_EVERY,
+            Reader::Daemon => return self.tell(),
+        };
         let now = Instant::now();
         if now.duration_since(self.printed.unwrap_or(self.started)) >= every {
             self.printed = Some(now);
@@ -60,8 +91,17 @@ impl Progress {
 
     /// The job has ended, well or not: the terminal's line is cleared for what is printed next.
     pub fn finish(self) {
-        if self.terminal && self.printed.is_some() {
+        if self.reader == Reader::Person && self.printed.is_some() {
             emit("\r\x1b[K");
+        }
+    }
+
+    /// Tells each hundredth once, by bytes and not by time: how many lines there are depends on nothing else.
+    fn tell(&mut self) {
+        let hundredth = Some(share(self.done, self.total, 100));
+        if std::mem::replace(&mut self.told, hundredth) != hundredth {
+            let line = Line { doing: self.title, done: self.done, len: self.total };
+            emit(&serde_json::to_string(&line).map(|line| line + "\n").unwrap_or_default());
         }
     }
 
@@ -73,9 +113,11 @@ impl Progress {
     }
 
     fn print(&self) {
-        match self.terminal {
-            true => emit(&format!("\r{} {} {}\x1b[K", self.title, bar(self.done, self.total), self.figures())),
-            false => emit(&format!("{}: {}\n", self.title, self.figures())),
+        match self.reader {
+            Reader::Person => {
+                emit(&format!("\r{} {} {}\x1b[K", self.title, bar(self.done, self.total), self.figures()))
+            }
+            _ => emit(&format!("{}: {}\n", self.title, self.figures())),
         }
     }
 

@@ -10,6 +10,7 @@ mod event_loop;
 mod full;
 mod guest;
 mod polling;
+mod quiet;
 
 use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;

@@ -22,6 +22,8 @@ pub struct Stats {
     /// Rounds of the loop, and how often it slept: how hard it works for a request.
     rounds: u64,
     sleeps: u64,
+    /// How often memory was given back since the disk was not used.
+    rests: u64,
 }
 
 /// Counters of one kind of request.
@@ -45,6 +47,7 @@ struct Line {
     discards: KindLine,
     rounds: u64,
     sleeps: u64,
+    rests: u64,
     polls_hit: u64,
     polls_missed: u64,
     #[serde(flatten)]
@@ -82,6 +85,7 @@ impl Stats {
             discards: kind,
             rounds: 0,
             sleeps: 0,
+            rests: 0,
         }
     }
 
@@ -123,6 +127,11 @@ impl Stats {
         self.sleeps += u64::from(slept);
     }
 
+    /// Memory was given back, since the disk was not used.
+    pub fn memory_given_back(&mut self) {
+        self.rests += 1;
+    }
+
     /// Everything so far, in one line without an end; `hits` and `misses` are those of looks before sleeping.
     pub fn line(&self, hits: u64, misses: u64, condition: Condition) -> String {
         let now = self.clock();
@@ -134,6 +143,7 @@ impl Stats {
             discards: self.discards.line(now),
             rounds: self.rounds,
             sleeps: self.sleeps,
+            rests: self.rests,
             polls_hit: hits,
             polls_missed: misses,
             condition,

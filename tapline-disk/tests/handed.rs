@@ -63,6 +63,19 @@ fn for_snapshot(room: &Room, old: &str, to: &str) -> [Handed; 2] {
 }
 
 #[test]
+fn a_daemon_is_told_how_far_a_long_job_is() {
+    let room = Room::new();
+    room.make_raw("raw", 64 * MIB);
+    let to = format!("image convert raw:{NOWHERE}/raw {}", name("qcow2", "a"));
+    let said = Hand::to(&to).files(&[read(&room, "raw"), Handed::create(&room, "a")]).run();
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let told: Vec<Value> = said.err.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let done: Vec<u64> = told.iter().map(|line| line["done"].as_u64().unwrap()).collect();
+    assert!(done.len() > 3 && done.is_sorted() && done.last() == Some(&(64 * MIB)), "{said:?}");
+    assert!(told.iter().all(|line| line["doing"] == "converting" && line["len"] == 64 * MIB), "{said:?}");
+}
+
+#[test]
 fn image_jobs_work_on_files_whose_names_lead_nowhere() {
     for format in FORMATS {
         let room = Room::new();

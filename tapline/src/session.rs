@@ -112,10 +112,10 @@ impl Session {
         }
     }
 
-    /// For a verb that makes an object of this noun: prints its UUID. The answer is the object, the result of a task names it.
-    pub async fn made<T: Serialize>(&self, noun: &str, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
+    /// For a verb that makes an object: prints its UUID, which the answer and the result of a task have alike.
+    pub async fn made<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
         match self.outcome(answer, waiting).await? {
-            Outcome::Done(object) => match object.get("uuid").or(object.get(noun)).and_then(Value::as_str) {
+            Outcome::Done(object) => match object.get("uuid").and_then(Value::as_str) {
                 Some(uuid) => print(&format!("{uuid}\n")),
                 None => Ok(()),
             },

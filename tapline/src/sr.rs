@@ -167,7 +167,7 @@ impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, source, description, reserve, format, waiting } = self;
         let asked = SrCreate { name, description, source: source.place()?, reserve, format };
-        session.made("sr", session.client.sr_create(&asked).await?, waiting).await
+        session.made(session.client.sr_create(&asked).await?, waiting).await
     }
 }
 
@@ -175,7 +175,7 @@ impl Introduce {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Introduce { name, source, uuid, description, reserve, waiting } = self;
         let asked = SrIntroduce { uuid, name, description, source: source.place()?, reserve };
-        session.made("sr", session.client.sr_introduce(&asked).await?, waiting).await
+        session.made(session.client.sr_introduce(&asked).await?, waiting).await
     }
 }
 

@@ -247,6 +247,6 @@ impl Create {
             transport: self.transport,
             queues: self.queues,
         };
-        session.made("vbd", session.client.vbd_create(&asked).await?, self.waiting).await
+        session.made(session.client.vbd_create(&asked).await?, self.waiting).await
     }
 }

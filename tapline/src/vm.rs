@@ -192,7 +192,7 @@ impl Create {
         let platform: BTreeMap<String, String> = platform.into_iter().collect();
         let boot = boot.kernel().unwrap_or_default();
         let asked = VmCreate { name, description, driver, memory, vcpus, boot, platform };
-        session.made("vm", session.client.vm_create(&asked).await?, waiting).await
+        session.made(session.client.vm_create(&asked).await?, waiting).await
     }
 }
 

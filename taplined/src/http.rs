@@ -89,15 +89,28 @@ pub fn openapi_text() -> Result<String, Problem> {
     Ok(format!("{text}\n"))
 }
 
-/// Whether an object is meant by `text`: its name, or the beginning of its identity, of four digits at least.
-fn is_like(text: &str, name: &api::Name, uuid: uuid::Uuid) -> bool {
+/// Whether an object is meant by `text`: its name, if it has one, or the beginning of its UUID, of four digits at least.
+fn is_like(text: &str, name: Option<&api::Name>, uuid: uuid::Uuid) -> bool {
     let digits = text.chars().filter(char::is_ascii_hexdigit).count();
-    name.as_str() == text || (digits >= 4 && uuid.to_string().starts_with(&text.to_ascii_lowercase()))
+    let begins = digits >= 4 && uuid.to_string().starts_with(&text.to_ascii_lowercase());
+    begins || name.is_some_and(|name| name.as_str() == text)
 }
 
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn an_object_is_meant_by_its_name_or_four_digits_of_its_uuid() {
+        let (name, uuid) = ("abc".parse().unwrap(), uuid::uuid!("abcd1234-0000-4000-8000-000000000000"));
+        for text in ["abc", "abcd", "ABCD1", "abcd1234-0", "abcd1234-0000-4000-8000-000000000000"] {
+            assert!(is_like(text, Some(&name), uuid), "{text}");
+        }
+        for text in ["", "ab", "Abc", "bcd1", "abcd2", "abc d"] {
+            assert!(!is_like(text, Some(&name), uuid), "{text}");
+        }
+        assert!(is_like("abcd", None, uuid) && !is_like("abc", None, uuid) && !is_like("", None, uuid));
+    }
 
     #[test]
     fn the_committed_document_is_the_one_of_the_routes() {

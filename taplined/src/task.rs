@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use api::{Code, Problem, Task};
+use api::{Code, Problem, Task, TaskState};
 use repo::Catalogue;
 use repo::catalogue::NewTask;
 use serde_json::Value;
@@ -132,13 +132,14 @@ impl Tasks {
         }
     }
 
-    /// Waits until no task changes what a VDI consists of.
+    /// Waits until no task changes what a VDI consists of. Of one that nobody can go on with, nobody knows what it has changed.
     pub async fn leave(&self, vdi: Uuid) -> Result<(), Problem> {
         loop {
             let _want = self.give_way(vdi).await?;
-            match self.catalogue.read(move |view| view.claimant(vdi)).await? {
-                Some(task) => drop(self.wait(task, TO_STOP).await?),
-                None => return Ok(()),
+            let Some(task) = self.catalogue.read(move |view| view.claimant(vdi)).await? else { return Ok(()) };
+            let task = self.wait(task, TO_STOP).await?;
+            if let (TaskState::Stuck, Some(problem)) = (task.state, task.problem) {
+                return Err(problem);
             }
         }
     }
@@ -150,7 +151,8 @@ impl Tasks {
             let holders = view.holders(vdi)?.into_iter().map(|holder| holder.holder);
             let tasks = view.claimant(vdi)?.into_iter().chain(holders).map(|task| view.find_task(task));
             let tasks = tasks.collect::<Result<Vec<_>, Problem>>()?;
-            Ok(tasks.into_iter().flatten().find(|task| task.verb == vdi::Merge::VERB))
+            let mut tasks = tasks.into_iter().flatten();
+            Ok(tasks.find(|task| task.verb == vdi::Merge::VERB && task.state != TaskState::Stuck))
         });
         let Some(merge) = merge.await? else { return Ok(want) };
         if let Err(problem) = self.cancel(merge.uuid).await {

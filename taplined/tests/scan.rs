@@ -132,9 +132,39 @@ fn chains_of_others_become_vdis_on_images_that_nobody_writes() {
     assert_eq!(bench.space()["virtual_allocation"], (3 << 23) + (1 << 20));
     assert!(bench.space()["images"].as_u64().unwrap() >= 1 << 20);
 
+    // What XenServer would have removed is, and what nobody else stands on is part of what stood on it.
+    let exists = |file: &str| bench.path.join(file).exists();
+    harness::wait_until("what nobody needs is gone", || !exists("garbage.vhd") && !exists("top.qcow2"));
+    harness::wait_until("all tasks are over", || bench.daemon.get("/tasks?open=true").1 == json!([]));
+    assert!(exists("inner.vhd") && exists("base.qcow2"), "{}", bench.daemon.log());
     let again = bench.scan();
     assert_eq!((appeared(&again).len(), unplaced(&again).len()), (0, 0), "{again}");
-    assert_eq!(again["counts"], json!({ "images": 7, "notes": 2 }));
+    assert_eq!(again["counts"], json!({ "images": 5, "notes": 2 }));
+}
+
+#[test]
+fn what_nobody_needs_any_more_goes_when_its_repository_is_attached() {
+    let Some(bench) = bench() else { return };
+    bench.create("vhd:base.vhd", &[]);
+    bench.create("vhd:one.vhd", &["vhd:base.vhd"]);
+    bench.create("vhd:other.vhd", &["vhd:base.vhd"]);
+    let scan = bench.scan();
+    let vdi = |file: &str| {
+        scan["appeared"].as_array().unwrap().iter().find(|one| one["file"] == file).unwrap()["vdi"].clone()
+    };
+    let (one, other) = (vdi("one.vhd"), vdi("other.vhd"));
+    bench.daemon.done(bench.daemon.post(&format!("/srs/{}/detach", bench.sr), json!({})));
+    // As if the daemon had ended when the VDI had gone, and before its file had.
+    let catalogue = rusqlite::Connection::open(bench.daemon.room().join("state/catalogue.db")).unwrap();
+    assert_eq!(catalogue.execute("DELETE FROM vdi WHERE uuid = ?1", [one.as_str().unwrap()]).unwrap(), 1);
+    drop(catalogue);
+    bench.daemon.done(bench.daemon.post(&format!("/srs/{}/attach", bench.sr), json!({})));
+    harness::wait_until("what nobody needs is gone", || {
+        !bench.path.join("one.vhd").exists() && !bench.path.join("other.vhd").exists()
+    });
+    harness::wait_until("all tasks are over", || bench.daemon.get("/tasks?open=true").1 == json!([]));
+    let left = bench.daemon.get(&format!("/vdis/{}", other.as_str().unwrap())).1;
+    assert_eq!((&left["state"], &left["depth"]), (&json!("ready"), &json!(1)), "{left}");
 }
 
 #[test]

@@ -4,6 +4,8 @@ mod harness;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -33,7 +35,7 @@ impl Bed {
 
     fn create(&self, name: &str, format: &str) -> String {
         let asked = json!({ "sr": self.sr, "name": name, "size": SIZE, "format": format });
-        self.daemon.done(self.daemon.post("/vdis", asked))["vdi"].as_str().unwrap().into()
+        self.daemon.done(self.daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into()
     }
 
     fn verb(&self, vdi: &str, verb: &str, body: Value) -> Value {
@@ -41,7 +43,7 @@ impl Bed {
     }
 
     fn made(&self, vdi: &str, verb: &str, body: Value) -> String {
-        self.verb(vdi, verb, body)["vdi"].as_str().unwrap().into()
+        self.verb(vdi, verb, body)["uuid"].as_str().unwrap().into()
     }
 
     fn show(&self, vdi: &str) -> Value {
@@ -226,13 +228,101 @@ fn copies_and_files_of_the_host_are_whole() {
     let (status, problem) = bed.daemon.post(&format!("/vdis/{copy}/export"), json!({ "path": path, "format": "vhd" }));
     assert_eq!((status, &problem["code"]), (409, &json!("exists")));
     let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd", "format": "qcow2" });
-    let imported = bed.daemon.done(bed.daemon.post("/vdis/import", asked))["vdi"].as_str().unwrap().to_owned();
+    let imported = bed.daemon.done(bed.daemon.post("/vdis/import", asked))["uuid"].as_str().unwrap().to_owned();
     assert_eq!(bed.read(&imported), content(&[(5, 7), (6, 8)]));
     // What is no VHD is refused before anything is made.
     fs::write(&path, [7; 1 << 16]).unwrap();
     let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd" });
     assert_ne!(bed.daemon.post("/vdis/import", asked).0, 202);
     bed.nothing_is_left();
+}
+
+#[test]
+fn a_dry_run_leaves_alone_what_is_under_way() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    // A merge that goes on for as long as it is looked at; a verb that means it would have it end.
+    let merge = "6e000000-0000-4000-8000-000000000001";
+    let planted = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
+                   VALUES (?1, 'vdi-merge', '[]', 'running', 1, '{}', '2026-11-22T12:00:00Z')";
+    bed.catalogue().execute(planted, [merge]).unwrap();
+    bed.catalogue().execute("INSERT INTO claim VALUES (?1, ?2)", (&vdi, merge)).unwrap();
+    let (status, plan) = bed.daemon.delete(&format!("/vdis/{vdi}?dry_run=true"));
+    assert_eq!((status, &plan["uuid"], plan["files"].as_array().map(Vec::len)), (200, &json!(vdi), Some(1)), "{plan}");
+    assert_eq!(bed.daemon.get(&format!("/tasks/{merge}")).1["state"], "running");
+}
+
+/// Follows events while `work` goes on, up to the end of a task of this verb: how far it was, each time that was told.
+fn told_of(bed: &Bed, verb: &str, work: impl FnOnce()) -> Vec<f64> {
+    let mut stream = UnixStream::connect(bed.daemon.socket()).unwrap();
+    stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    assert!(lines.by_ref().any(|line| line.is_empty()), "there is no stream of events");
+    work();
+    let mut parts = Vec::new();
+    for line in lines {
+        let Some(event) = line.strip_prefix("data: ").map(|data| serde_json::from_str::<Value>(data).unwrap()) else {
+            continue;
+        };
+        let task = &event["object"];
+        if task["verb"] == verb {
+            parts.push(task["progress"].as_f64().unwrap());
+        }
+        if task["verb"] == verb && task["state"] == "done" {
+            return parts;
+        }
+    }
+    panic!("the events have ended before the task");
+}
+
+#[test]
+fn what_takes_its_time_tells_how_far_it_is() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    (0..16).for_each(|at| bed.write(&vdi, at, 7));
+    let on_the_way = |parts: Vec<f64>| {
+        assert!(parts.is_sorted(), "{parts:?}");
+        parts.into_iter().filter(|part| *part > 0.0 && *part < 1.0).count()
+    };
+    let parts = told_of(&bed, "vdi-copy", || drop(bed.made(&vdi, "copy", json!({ "sr": bed.sr }))));
+    assert!(on_the_way(parts) > 3);
+    let snapshot = bed.made(&vdi, "snapshot", json!({}));
+    (0..16).for_each(|at| bed.write(&vdi, at, 8));
+    let parts = told_of(&bed, "vdi-merge", || drop(bed.daemon.delete(&format!("/vdis/{snapshot}"))));
+    assert!(on_the_way(parts) > 1);
+}
+
+/// Words of the disk processes that were started, by one that notes them first.
+#[test]
+fn image_jobs_are_handed_all_they_need_and_may_get_at_nothing_else() {
+    let mut bed = bed();
+    let (room, words) = (bed.daemon.room().to_owned(), bed.daemon.room().join("words"));
+    let noting = room.join("noting");
+    let script =
+        format!("#!/bin/sh\necho \"$@\" >> {}\nexec {} \"$@\"\n", words.display(), harness::disk_program().display());
+    fs::write(&words, "").unwrap();
+    fs::write(&noting, script).unwrap();
+    // It is run by a user of its own.
+    for (path, mode) in [(&room, 0o711), (&noting, 0o755), (&words, 0o666)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let config = fs::read_to_string(room.join("taplined.toml")).unwrap();
+    let others: Vec<&str> = config.lines().filter(|line| !line.starts_with("disk-program")).collect();
+    fs::write(room.join("taplined.toml"), format!("disk-program = {noting:?}\n{}\n", others.join("\n"))).unwrap();
+    bed.daemon.restart();
+
+    let vdi = bed.create("disk", "qcow2");
+    let snapshot = bed.made(&vdi, "snapshot", json!({}));
+    bed.made(&vdi, "copy", json!({ "sr": bed.sr, "format": "vhd" }));
+    bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+    bed.settle();
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/scan", bed.sr), json!({})));
+    let noted = fs::read_to_string(&words).unwrap();
+    for verb in ["create", "convert", "resize", "merge", "info"] {
+        assert!(noted.lines().any(|line| line.starts_with(&format!("image {verb} "))), "{verb}: {noted}");
+    }
+    assert!(noted.lines().all(|line| line.contains("--handed") && line.contains("--confine")), "{noted}");
 }
 
 #[test]

@@ -225,6 +225,12 @@ fn a_machine_outlives_the_daemon_and_is_found_again() {
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
     assert!(said(&daemon.get(&vm).1["problem"]).contains("nobody knows how"));
     nothing_leaked(&daemon);
+    // One that ends by itself says why, also to a daemon that has not started it.
+    let again = start(&daemon, &vm);
+    daemon.restart();
+    assert!(Command::new("kill").arg(again["pid"].to_string()).status().unwrap().success());
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("host-signal"), "{}", daemon.get(&vm).1);
 }
 
 #[test]

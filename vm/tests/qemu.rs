@@ -229,6 +229,46 @@ fn a_machine_is_adopted_after_its_starter_has_gone() {
     assert!(matches!(gone, MachineError::Gone { .. }), "{gone:?}");
 }
 
+/// A boot sector that powers off when the first byte of the disk's second sector is not zero any more.
+fn waiting_to_power_off() -> Vec<u8> {
+    let code = [
+        &[0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0][..], // xor ax, ax; mov ds, ax; mov es, ax
+        &[0xbe, 0x1e, 0x7c, 0xb4, 0x42, 0xcd, 0x13], // again: mov si, packet; mov ah, 0x42; int 0x13
+        &[0x80, 0x3e, 0x00, 0x7e, 0x00, 0x74, 0xf2], // cmp byte [0x7e00], 0; je again
+        &[0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef], // mov dx, 0x604; mov ax, 0x2000; out dx, ax
+        &[0xf4, 0xeb, 0xfd],                       // hlt; jmp
+        &[0x10, 0, 1, 0, 0, 0x7e, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], // packet: one sector, the second, to 0x7e00
+    ];
+    let mut sector = code.concat();
+    sector.resize(510, 0);
+    [&sector[..], &[0x55, 0xaa]].concat()
+}
+
+#[test]
+fn a_machine_that_was_adopted_says_why_it_has_ended() {
+    let Some(room) = Room::new() else { return };
+    let image = fs::OpenOptions::new().write(true).open(room.path().join("boot")).unwrap();
+    let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&image, bytes, at).unwrap();
+    write(&waiting_to_power_off(), 0);
+    let end = |by: &dyn Fn(&mut Machine)| {
+        // Started by us, it remains our child; what its parent would know is not looked at.
+        let started = room.start();
+        let identity = started.identity().clone();
+        drop(started);
+        let mut machine = Machine::adopt(&identity, room.path(), SOON).unwrap();
+        by(&mut machine);
+        assert!(machine.wait_ended(SOON).unwrap());
+        let ended = machine.ended().unwrap().unwrap();
+        assert!(ended.status.is_none());
+        ended.shutdown
+    };
+    let told = end(&|machine| signal(machine.identity(), Signal::TERM)).unwrap();
+    assert_eq!((told.guest, &*told.reason), (false, "host-signal"));
+    assert_eq!(end(&|machine| signal(machine.identity(), Signal::KILL)), None);
+    let powered_off = end(&|_| write(&[1], 512)).unwrap();
+    assert_eq!((powered_off.guest, &*powered_off.reason), (true, "guest-shutdown"));
+}
+
 #[test]
 fn a_machine_whose_monitor_is_anothers_is_not_adopted() {
     let Some(room) = Room::new() else { return };

@@ -118,6 +118,7 @@ impl<F: Format> Disk<F> {
                 Step::Sync(file) => return self.push(Op::Sync, file, Action::SyncData, io),
                 Step::Write(file, batch) => {
                     for write in batch {
+                        self.taken = self.taken.saturating_add(write.bytes.len());
                         let from = Segments::copy_of(&write.bytes);
                         self.push(Op::Meta, file, Action::Write { at: write.at, from }, io);
                     }

@@ -116,6 +116,7 @@ impl<F: Format> Disk<F> {
         let found = (run.place.advanced(at.saturating_sub(run.span.at)), run.span.end().saturating_sub(at));
         if !damaged {
             self.fold.learn(grain, &runs);
+            self.taken = self.taken.saturating_add(size_of_val(runs.as_slice()));
         }
         Ok(found)
     }
@@ -210,6 +211,7 @@ impl<F: Format> Disk<F> {
 
     pub(super) fn loaded<I: Io>(&mut self, block: MetaBlock, done: FileDone, io: &mut I) {
         let file = done.op.file;
+        self.taken = self.taken.saturating_add(usize::try_from(block.len).unwrap_or(0));
         let parked = self.loads.remove(&(file, block.at)).unwrap_or_default();
         let sound = match (done.result, done.op.action, self.format_of(file)) {
             (Ok(()), Action::Read { into, .. }, Some(format)) => format.load(block, &into.to_vec()).is_ok(),

@@ -13,7 +13,7 @@
 //! waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed clusters,
 //! `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that are under way,
 //! `held` those that wait for others, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become
-//! one, `piece` one grain of that.
+//! one, `piece` one grain of that, `rest` what is given back when nothing is asked for.
 
 mod active;
 mod budget;
@@ -26,6 +26,7 @@ mod learn;
 mod merge;
 mod packed;
 mod piece;
+mod rest;
 mod transfer;
 mod whole;
 
@@ -66,6 +67,9 @@ pub struct Options {
     pub dirty_max: usize,
     /// Bytes of memory that the folded map may take. With the caches of the formats it is to be 32 MiB a disk.
     pub map_bytes: usize,
+    /// Bytes of memory for metadata that may be taken, kept or not, until a disk at rest is to give some back. Then it gives all
+    /// that it can: what is in many small pieces gives no page back before most of it has gone.
+    pub rest_bytes: usize,
     /// Bytes of memory for what is read besides the guest's own while it is in flight: one half for what copy on write
     /// takes over around writes, and what a merge copies; the other for compressed clusters. One operation of each
     /// kind is always under way, however large.
@@ -74,7 +78,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { requests: 128, dirty_max: 1024, map_bytes: 22 << 20, flight_bytes: 16 << 20 }
+        Options { requests: 128, dirty_max: 1024, map_bytes: 22 << 20, rest_bytes: 512 << 10, flight_bytes: 16 << 20 }
     }
 }
 
@@ -182,6 +186,8 @@ pub struct Disk<F: Format> {
     /// They wait until nothing is in flight, since a merge has no space for one.
     draining: bool,
     merge: Option<Merge>,
+    /// Bytes of memory that were taken for metadata since all that could be was last given back.
+    taken: usize,
     /// How often it was begun anew to decide where writes go.
     epoch: u64,
     broken: bool,
@@ -228,6 +234,7 @@ impl<F: Format> Disk<F> {
             held_back: false,
             draining: false,
             merge: None,
+            taken: 0,
             epoch: 0,
             broken: false,
         };

@@ -13,6 +13,7 @@ mod merging_qcow2;
 mod merging_vhd;
 mod model;
 mod random;
+mod resting;
 mod room;
 mod throttling;
 mod waiting;

@@ -77,6 +77,12 @@ impl Fold {
         }
     }
 
+    /// Forgets all grains, and gives their memory back.
+    pub fn clear(&mut self) {
+        self.grains = Grains::new(self.covered);
+        self.known = Vec::new();
+    }
+
     /// The grain around a byte.
     pub fn grain_of(at: u64) -> Span {
         Span { at: at / GRAIN * GRAIN, len: GRAIN }

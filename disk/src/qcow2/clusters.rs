@@ -137,6 +137,14 @@ impl Clusters {
         count
     }
 
+    /// Forgets the tables and refcounts that are here, but for those that are changed or about to be.
+    pub fn drop_clean(&mut self) {
+        self.tables.slices().drop_clean();
+        if let Some(room) = &mut self.room {
+            room.counts.slices().drop_clean();
+        }
+    }
+
     /// Takes in metadata that was asked for.
     pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {
         if !self.tables.slices().awaits(block.at) {

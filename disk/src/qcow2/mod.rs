@@ -200,6 +200,10 @@ impl Format for Qcow2 {
         self.clusters.load(block, bytes)
     }
 
+    fn drop_caches(&mut self) {
+        self.clusters.drop_clean();
+    }
+
     fn dirty(&self) -> usize {
         self.pieces()
     }

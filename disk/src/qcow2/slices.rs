@@ -30,6 +30,13 @@ struct Slice {
     marks: u64,
 }
 
+impl Slice {
+    /// Whether the file has not what is here, or may not, or somebody is about to change it.
+    fn must_stay(&self) -> bool {
+        self.dirty || self.sealed || self.pins > 0
+    }
+}
+
 /// What a round is to write.
 #[derive(Debug, Default)]
 pub struct Changes {
@@ -214,6 +221,14 @@ impl Slices {
         }
     }
 
+    /// Forgets every slice that need not stay, and gives its memory back.
+    pub fn drop_clean(&mut self) {
+        self.slices.retain(|_, slice| slice.must_stay());
+        self.slices.shrink_to_fit();
+        self.ring.retain(|at| self.slices.contains_key(at));
+        self.ring.shrink_to_fit();
+    }
+
     fn insert(&mut self, at: u64, bytes: Vec<u8>) {
         self.slices.insert(at, Slice { bytes, used: true, dirty: false, sealed: false, pins: 0, marks: 0 });
         self.ring.push_back(at);
@@ -223,7 +238,7 @@ impl Slices {
             }
             let Some(oldest) = self.ring.pop_front() else { return };
             let Some(slice) = self.slices.get_mut(&oldest) else { continue };
-            let stays = slice.dirty || slice.sealed || slice.pins > 0 || slice.used || oldest == at;
+            let stays = slice.must_stay() || slice.used || oldest == at;
             slice.used = false;
             if stays {
                 self.ring.push_back(oldest);
@@ -268,6 +283,27 @@ mod test {
             assert!(slices.bytes(at).is_some(), "{at}");
         }
         assert!(slices.slices.len() <= 8, "{}", slices.slices.len());
+    }
+
+    #[test]
+    fn all_that_is_clean_can_be_dropped_and_nothing_else_is() {
+        let mut slices = Slices::new(65536, 64 * SLICE);
+        (0..40).for_each(|number| load(&mut slices, number * SLICE));
+        slices.change(0).unwrap()[0] = 1;
+        slices.seal();
+        slices.change(SLICE).unwrap()[0] = 2;
+        slices.pin(2 * SLICE);
+        assert_eq!(slices.slices.len(), 40);
+        slices.drop_clean();
+        assert_eq!((slices.slices.len(), slices.ring.len()), (3, 3));
+        for (at, first) in [(0, 1), (SLICE, 2), (2 * SLICE, 7)] {
+            assert_eq!(slices.bytes(at).unwrap()[0], first);
+        }
+        slices.settled(true);
+        slices.unpin(2 * SLICE);
+        slices.drop_clean();
+        assert_eq!(slices.slices.len(), 1, "one is still to be written");
+        load(&mut slices, 3 * SLICE);
     }
 
     #[test]

@@ -259,6 +259,12 @@ impl Format for Vhd {
         Ok(())
     }
 
+    fn drop_caches(&mut self) {
+        if let Body::Sparse(sparse) = &mut self.body {
+            sparse.drop_caches();
+        }
+    }
+
     fn dirty(&self) -> usize {
         match &self.body {
             Body::Fixed(fixed) => fixed.dirty(),

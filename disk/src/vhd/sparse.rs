@@ -257,6 +257,15 @@ impl Sparse {
         }
     }
 
+    /// Forgets the bitmaps that are in the file as they are here, and will not be changed by a write under way.
+    pub fn drop_caches(&mut self) {
+        self.bitmaps.retain(|&block, cached| cached.dirty || cached.sealed || self.pending.busy(block));
+        self.bitmaps.shrink_to_fit();
+        let kept = &self.bitmaps;
+        self.arrivals.retain(|(block, arrival)| kept.get(block).is_some_and(|cached| cached.arrival == *arrival));
+        self.arrivals.shrink_to_fit();
+    }
+
     /// The block of a byte of the disk, and the byte's place in the block.
     fn locate(&self, at: u64) -> (u32, u64) {
         let block = at.checked_div(self.block_len).unwrap_or(0);

@@ -4,7 +4,7 @@
 //! A lease is taken before a file is opened and given back when nobody has it open any more. It says in the catalogue what
 //! the locks on the files say to everybody: a program that knows nothing of the catalogue is kept out by those.
 
-use api::{Change, Code, Mode, ObjectKind, Problem};
+use api::{Change, Code, Mode, ObjectKind, Problem, Task, TaskState};
 use uuid::Uuid;
 
 use super::row::{Id, Word};
@@ -25,6 +25,13 @@ impl View<'_> {
         self.rows("SELECT holder, mode FROM lease WHERE vdi = ?1 ORDER BY holder", [Id(vdi)], |row| {
             Ok(Holder { holder: row.get::<_, Id>(0)?.0, mode: row.get::<_, Word<_>>(1)?.0 })
         })
+    }
+
+    /// The task that is at work on an object, if one is: of one that nobody can go on with, it is only kept.
+    pub fn at_work(&self, object: Uuid) -> Result<Option<Uuid>, Problem> {
+        let Some(task) = self.claimant(object)? else { return Ok(None) };
+        let stuck = self.find_task(task)?.is_some_and(|task| task.state == TaskState::Stuck);
+        Ok((!stuck).then_some(task))
     }
 
     /// The task that has an object to itself, if one has.
@@ -70,12 +77,24 @@ impl Tx<'_> {
     pub fn claim(&mut self, object: Uuid, task: Uuid) -> Result<(), Problem> {
         match self.claimant(object)? {
             Some(other) if other != task => {
-                let verb = self.find_task(other)?.map_or_else(|| "a task".into(), |other| other.verb);
+                let task = self.find_task(other)?;
+                let verb = task.as_ref().map_or("a task", |task| &task.verb);
                 let what = format!("{verb} {other} is at work on {object}");
-                Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"))
+                Err(Problem::new(Code::Busy, what).advise(task.as_ref().map_or(ADVICE.into(), advice)))
             }
             Some(_) => Ok(()),
             None => self.execute("INSERT INTO claim VALUES (?1, ?2)", (Id(object), Id(task))).map(drop),
+        }
+    }
+
+    /// Refuses what a task holds that nobody can go on with: of which files it consists is not known.
+    pub(super) fn check_not_stuck(&self, object: Uuid) -> Result<(), Problem> {
+        let Some(task) = self.claimant(object)? else { return Ok(()) };
+        match self.find_task(task)? {
+            Some(Task { state: TaskState::Stuck, problem: Some(problem), .. }) => {
+                Err(Problem { code: Code::Busy, ..problem })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -88,9 +107,17 @@ impl Tx<'_> {
     fn leased(&self, vdi: Uuid, by: Holder) -> Result<Problem, Problem> {
         let doing = if by.mode == Mode::ReadWrite { "written" } else { "read" };
         let (who, advice) = match self.find_task(by.holder)? {
-            Some(task) => (format!("the task {} {}", task.verb, task.uuid), "wait for that task, or cancel it"),
-            None => (format!("VBD {}", by.holder), "unplug it there first"),
+            Some(task) => (format!("the task {} {}", task.verb, task.uuid), advice(&task)),
+            None => (format!("VBD {}", by.holder), "unplug it there first".into()),
         };
         Ok(Problem::new(Code::InUse, format!("VDI {vdi} is being {doing} by {who}")).advise(advice))
     }
+}
+
+/// What to do about a task that holds something.
+const ADVICE: &str = "wait for that task, or cancel it";
+
+fn advice(task: &Task) -> String {
+    let stuck = task.problem.as_ref().filter(|_| task.state == TaskState::Stuck);
+    stuck.and_then(|problem| problem.advice.clone()).unwrap_or_else(|| ADVICE.into())
 }

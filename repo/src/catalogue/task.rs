@@ -36,7 +36,7 @@ pub struct NewTask {
 pub struct Journalled {
     /// The task.
     pub task: Task,
-    /// All that is needed to do it or to undo it.
+    /// All that is needed to do it or to undo it; text, if it is not even JSON.
     pub intent: Value,
 }
 
@@ -89,7 +89,9 @@ impl View<'_> {
              ORDER BY seq"
         );
         self.rows(&sql, [], |row| {
-            Ok(Journalled { task: self.task_of_row(row)?, intent: row.get::<_, Json<_>>("intent")?.0 })
+            let intent: String = row.get("intent")?;
+            let intent = serde_json::from_str(&intent).unwrap_or(Value::String(intent));
+            Ok(Journalled { task: self.task_of_row(row)?, intent })
         })
     }
 }
@@ -134,7 +136,9 @@ impl Tx<'_> {
         let task = self.task(uuid)?;
         if task.state.is_over() || !task.cancellable {
             let what = format!("the task {} {uuid} cannot be cancelled now", task.verb);
-            return Err(Problem::new(Code::State, what).advise("wait for it: it is over, or about to be"));
+            let stuck = task.problem.and_then(|problem| problem.advice).filter(|_| task.state == TaskState::Stuck);
+            let advice = stuck.unwrap_or_else(|| "wait for it: it is over, or about to be".into());
+            return Err(Problem::new(Code::State, what).advise(advice));
         }
         self.execute(
             "UPDATE task SET state = ?2, cancellable = FALSE WHERE uuid = ?1",
@@ -142,6 +146,26 @@ impl Tx<'_> {
         )?;
         self.touch(ObjectKind::Task, uuid, Change::Changed);
         self.task(uuid)
+    }
+
+    /// A task of the journal cannot be done or undone by this daemon, and why. It keeps what it holds.
+    pub fn set_task_stuck(&mut self, uuid: Uuid, why: &Problem) -> Result<(), Problem> {
+        self.execute(
+            "UPDATE task SET state = ?2, cancellable = FALSE, problem = ?3 WHERE uuid = ?1",
+            (Id(uuid), Word(TaskState::Stuck), Json(why)),
+        )?;
+        self.touch(ObjectKind::Task, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// A task with which an earlier daemon could not go on goes on.
+    pub fn set_task_unstuck(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        self.execute(
+            "UPDATE task SET state = ?2, problem = NULL WHERE uuid = ?1 AND state = ?3",
+            (Id(uuid), Word(TaskState::Running), Word(TaskState::Stuck)),
+        )?;
+        self.touch(ObjectKind::Task, uuid, Change::Changed);
+        Ok(())
     }
 
     /// A task is over. What it held is given back.

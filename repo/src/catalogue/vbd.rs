@@ -152,6 +152,7 @@ impl Tx<'_> {
             return Err(Problem::new(Code::State, what).advise("bring it back and scan the repository"));
         }
         self.take_lease(vbd.vdi, uuid, vbd.mode)?;
+        self.check_not_stuck(vbd.vdi)?;
         self.set_vbd_state(uuid, VbdState::Plugging, None)?;
         self.vbd(uuid)
     }

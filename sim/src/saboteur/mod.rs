@@ -328,6 +328,10 @@ impl<F: Format> Format for Saboteur<F> {
         self.inner.load(block, bytes)
     }
 
+    fn drop_caches(&mut self) {
+        self.inner.drop_caches();
+    }
+
     fn dirty(&self) -> usize {
         let owed = if self.has(Planted::ForgottenBeforeCopied) { 0 } else { self.owed.len() };
         self.inner.dirty() + owed

@@ -5,6 +5,7 @@
 //! be woken for new requests; it ends only when every request is answered and what was written is flushed.
 
 mod ending;
+mod quiet;
 mod space;
 
 use std::fmt::Display;
@@ -23,6 +24,7 @@ use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
 use crate::serve::full::Full;
 use crate::serve::polling::Polling;
+use crate::serve::quiet::Quiet;
 use crate::signals::Signal;
 use crate::stats::{self, Condition, Stats};
 
@@ -31,6 +33,7 @@ const STOP: WatchKey = WatchKey(u64::MAX - 64);
 const REPORT: WatchKey = WatchKey(u64::MAX - 65);
 const LEAVE: WatchKey = WatchKey(u64::MAX - 69);
 const SPACE: WatchKey = WatchKey(u64::MAX - 70);
+const QUIET: WatchKey = WatchKey(u64::MAX - 71);
 
 /// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
 /// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not count.
@@ -101,6 +104,7 @@ pub struct EventLoop<S> {
     pause: Pause,
     flush: Flush,
     full: Full,
+    quiet: Quiet,
     stopping: bool,
     /// It was said that a sync has failed.
     said_broken: bool,
@@ -154,6 +158,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             pause: Pause::default(),
             flush: Flush::default(),
             full,
+            quiet: Quiet::default(),
             stopping: false,
             said_broken: false,
             said_full: false,
@@ -170,6 +175,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             let busy = self.turn()?.more || self.look_again()?;
             let asleep = !busy && !self.stopping && !self.is_asked() && self.server.may_sleep();
             if asleep {
+                self.mind_quiet();
                 let begun = self.time();
                 self.reap(Until::Any)?;
                 let ended = self.time();
@@ -243,7 +249,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Tells the server, and ourselves, what is ready.
     fn hear(&mut self) {
         self.engine.take_ready(&mut self.ready);
-        let mut report = false;
+        let (mut report, mut quiet) = (false, false);
         for key in self.ready.drain(..) {
             match WatchKey(key) {
                 STOP if self.stop.take() => {
@@ -252,6 +258,7 @@ impl<S: Server + Disclose> EventLoop<S> {
                 }
                 STOP => {}
                 SPACE => self.full.stir(),
+                QUIET => quiet = true,
                 LEAVE if self.leave.take() => {
                     self.server.leave();
                     self.stopping = true;
@@ -261,6 +268,9 @@ impl<S: Server + Disclose> EventLoop<S> {
                 key if self.control.as_mut().is_some_and(|control| control.ready(key)) => self.control_due = true,
                 key => self.server.ready(key, &mut EngineWatch(&mut self.engine)),
             }
+        }
+        if quiet {
+            self.look_whether_quiet();
         }
         if report {
             write_stats(&self.line(), self.stats_file.as_ref());

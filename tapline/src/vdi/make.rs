@@ -90,7 +90,7 @@ impl Create {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, sr, size, format, description, waiting } = self;
         let asked = VdiCreate { sr: session.sr(&sr).await?, name, description, size, format };
-        session.made("vdi", session.client.vdi_create(&asked).await?, waiting).await
+        session.made(session.client.vdi_create(&asked).await?, waiting).await
     }
 }
 
@@ -99,14 +99,14 @@ impl Branch {
     pub async fn snapshot(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
-        session.made("vdi", session.client.vdi_snapshot(vdi, &VdiSnapshot { name, description }).await?, waiting).await
+        session.made(session.client.vdi_snapshot(vdi, &VdiSnapshot { name, description }).await?, waiting).await
     }
 
     /// Makes one to be written.
     pub async fn clone(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
-        session.made("vdi", session.client.vdi_clone(vdi, &VdiClone { name, description }).await?, waiting).await
+        session.made(session.client.vdi_clone(vdi, &VdiClone { name, description }).await?, waiting).await
     }
 }
 
@@ -116,7 +116,7 @@ impl Copy {
         let Copy { vdi, sr, name, format, waiting } = self;
         let vdi = session.vdi(&vdi).await?;
         let asked = VdiCopy { sr: session.sr(&sr).await?, name, format };
-        session.made("vdi", session.client.vdi_copy(vdi, &asked).await?, waiting).await
+        session.made(session.client.vdi_copy(vdi, &asked).await?, waiting).await
     }
 }
 
@@ -125,6 +125,6 @@ impl Import {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import { name, path, sr, source_format, format, description, waiting } = self;
         let asked = VdiImport { sr: session.sr(&sr).await?, name, description, path, source_format, format };
-        session.made("vdi", session.client.vdi_import(&asked).await?, waiting).await
+        session.made(session.client.vdi_import(&asked).await?, waiting).await
     }
 }

@@ -48,11 +48,11 @@ fn a_verb_that_takes_time_is_seen_to_its_end_step_by_step() {
 }
 
 #[test]
-fn what_a_task_has_made_is_printed_whatever_names_it() {
+fn what_a_task_has_made_is_printed_if_it_names_something() {
     let named = |result: serde_json::Value| [copy_begins(), ok("GET", &step(), &done(1, result))];
-    let by_noun = named(serde_json::json!({ "vdi": VDI }));
+    let made = named(serde_json::json!({ "uuid": VDI }));
     let nameless = named(serde_json::json!({}));
-    let played = Played::new(by_noun.into_iter().chain(nameless));
+    let played = Played::new(made.into_iter().chain(nameless));
     assert_eq!(out(&played.run(&COPY)), format!("{VDI}\n"));
     assert_eq!(out(&played.run(&COPY)), "");
     played.asked();

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use api::{Code, Problem};
+use serde::Deserialize;
 use serde_json::Value;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::handing::Handing;
@@ -16,9 +17,11 @@ use crate::config::Config;
 /// The program, which lies beside this one or in the PATH.
 const PROGRAM: &str = "tapline-disk";
 
-/// Bytes of a process's answer, and of its last words. The longest is the map of a disk.
+/// Bytes of a process's answer; the longest is the map of a disk.
 const OUTPUT_MAX: u64 = 64 << 20;
-const WORDS_MAX: u64 = 16 << 10;
+/// Bytes of its last words that are kept, and of them at once.
+const WORDS_MAX: usize = 16 << 10;
+const LINE_MAX: u64 = 4096;
 
 /// How disk processes are started.
 #[derive(Clone, Debug)]
@@ -54,9 +57,19 @@ impl Tool {
 
     /// Runs `image VERB …`, and gives what it has printed. Dropped before its end, it ends the process.
     pub async fn image(&self, words: Vec<OsString>, handing: Handing) -> Result<Value, Problem> {
+        self.long_image(words, handing, |_| ()).await
+    }
+
+    /// The same for a verb that takes its time; `told` hears which part of it is done, which never becomes less.
+    pub async fn long_image(
+        &self,
+        words: Vec<OsString>,
+        handing: Handing,
+        told: impl FnMut(f64),
+    ) -> Result<Value, Problem> {
         let mut all: Vec<OsString> = vec!["image".into()];
         all.extend(words);
-        all.extend(["--json".into(), "--handed".into()]);
+        all.extend(["--json".into(), "--handed".into(), "--confine".into()]);
         let (stdin, ready) = handing.prepare()?;
         let mut command = self.command(&all);
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -65,7 +78,7 @@ impl Tool {
         drop(command);
         let mut child = started.map_err(|error| self.not_started(error))?;
         let sent = tokio::task::spawn_blocking(move || ready.send());
-        let (output, words) = read_both(&mut child).await?;
+        let (output, words) = read_both(&mut child, told).await?;
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
         match status.code() {
             Some(0) if output.trim().is_empty() => Ok(Value::Null),
@@ -88,19 +101,55 @@ impl Tool {
     }
 }
 
-async fn read_both(child: &mut Child) -> Result<(String, String), Problem> {
+async fn read_both(child: &mut Child, told: impl FnMut(f64)) -> Result<(String, String), Problem> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let (output, words) = tokio::join!(read(stdout, OUTPUT_MAX), read(stderr, WORDS_MAX));
-    Ok((output?, words?))
+    let (output, words) = tokio::join!(read(stdout), read_words(stderr, told));
+    let heard = |error| Problem::failed("hear a disk process", error);
+    Ok((output.map_err(heard)?, words.map_err(heard)?))
 }
 
-async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>, max: u64) -> Result<String, Problem> {
+async fn read(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     if let Some(from) = from {
-        let read = from.take(max).read_to_end(&mut bytes).await;
-        read.map_err(|error| Problem::failed("hear a disk process", error))?;
+        from.take(OUTPUT_MAX).read_to_end(&mut bytes).await?;
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// How far a verb is. Other programs may have said more of it.
+#[derive(Deserialize)]
+struct Progress {
+    done: u64,
+    len: u64,
+}
+
+impl Progress {
+    /// Which part of it is done.
+    #[allow(clippy::cast_precision_loss, reason = "for people, who see hundredths")]
+    fn part(&self) -> f64 {
+        if self.len == 0 { 0.0 } else { self.done as f64 / self.len as f64 }
+    }
+}
+
+/// What a process says but for how far it is, which `told` hears. All of it is read, whatever there is: it must not wait for
+/// us.
+async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f64)) -> std::io::Result<String> {
+    let mut words = Vec::new();
+    let Some(from) = from else { return Ok(String::new()) };
+    let (mut from, mut line, mut last) = (BufReader::new(from), Vec::new(), 0.0);
+    while (&mut from).take(LINE_MAX).read_until(b'\n', &mut line).await? > 0 {
+        match serde_json::from_slice::<Progress>(&line) {
+            Ok(progress) if progress.part() > last => {
+                last = progress.part();
+                told(last);
+            }
+            Ok(_) => {}
+            Err(_) if words.len() < WORDS_MAX => words.extend_from_slice(&line),
+            Err(_) => {}
+        }
+        line.clear();
+    }
+    Ok(String::from_utf8_lossy(&words).into_owned())
 }
 
 /// The last words of a disk process: what it could not do, and in the line below that what to do.
@@ -143,6 +192,23 @@ mod test {
         assert_eq!(problem.advice.as_deref(), Some("end whoever uses it"));
         assert_eq!(said("tapline: cannot write: No space left on device (os error 28)").code, Code::NoSpace);
         assert_eq!(said("").code, Code::Failed);
+    }
+
+    #[tokio::test]
+    async fn how_far_it_is_is_no_word_of_it_and_never_goes_back() {
+        let said = "tapline-disk: not confined\n{\"doing\":\"converting\",\"done\":1,\"len\":4}\n{\"done\":1,\"len\":4}\n\
+                    {\"done\":0,\"len\":0}\n{\"done\":3,\"len\":4}\ntapline: cannot write: it is full\n";
+        let mut told = Vec::new();
+        let words = read_words(Some(said.as_bytes()), |part| told.push(part)).await.unwrap();
+        assert_eq!(words, "tapline-disk: not confined\ntapline: cannot write: it is full\n");
+        assert_eq!(told, [0.25, 0.75]);
+    }
+
+    #[tokio::test]
+    async fn who_says_too_much_is_heard_to_the_end_and_not_kept() {
+        let said = "word ".repeat(100_000);
+        let words = read_words(Some(said.as_bytes()), |_| ()).await.unwrap();
+        assert!((WORDS_MAX..WORDS_MAX + 4096).contains(&words.len()), "{}", words.len());
     }
 
     #[test]

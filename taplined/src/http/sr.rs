@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use repo::catalogue::NewTask;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -22,6 +22,7 @@ use crate::daemon::Daemon;
 use crate::sr::{self, Claim, Create, Destroy, Introduce};
 use crate::task::Context;
 use crate::task::job::Job;
+use crate::vdi;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
@@ -40,7 +41,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Which {
-    /// Only those with this name, or with a UUID that begins like this.
+    /// Only repositories of this name, or whose UUID begins so, with four digits at least.
     #[serde(rename = "match")]
     #[param(rename = "match")]
     like: Option<String>,
@@ -63,8 +64,7 @@ struct Trial {
 async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Sr>>, Refusal> {
     let mut srs = daemon.catalogue.read(|view| view.srs()).await?;
     if let Some(like) = which.like {
-        let prefix = like.to_lowercase();
-        srs.retain(|sr| sr.name.as_str() == like || (!prefix.is_empty() && sr.uuid.to_string().starts_with(&prefix)));
+        srs.retain(|sr| super::is_like(&like, Some(&sr.name), sr.uuid));
     }
     Ok(Json(srs))
 }
@@ -78,7 +78,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Sr>, Re
     Ok(Json(daemon.catalogue.read(move |view| view.sr(uuid)).await?))
 }
 
-/// Makes a repository in an empty directory, and attaches it. The task's result has its `uuid`.
+/// Makes a repository in an empty directory, and attaches it. The task's result has its UUID.
 #[utoipa::path(
     post, path = "/srs", tag = "sr", operation_id = "sr_create", request_body = SrCreate,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -106,7 +106,7 @@ async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Resu
 }
 
 /// Makes a repository known that exists, or a directory of images that others have made one, and attaches it; a scan then takes in
-/// what is there. The task's result has its `uuid`.
+/// what is there. The task's result has its UUID.
 #[utoipa::path(
     post, path = "/srs/introduce", tag = "sr", operation_id = "sr_introduce", request_body = SrIntroduce,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -164,18 +164,20 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrP
     )
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Result<Response, Refusal> {
-    let claim = daemon.srs.claim(uuid, "destroyed")?;
-    let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
     if trial.dry_run {
+        // Nobody who has something to do in it is kept from that.
+        let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
         return Ok(Json(job.plan(&daemon.srs).await?).into_response());
     }
+    let claim = daemon.srs.claim(uuid, "destroyed")?;
+    let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
     // From here on nobody can attach it: its state says so, and its label goes.
     drop(claim);
     begun(task).map(IntoResponse::into_response)
 }
 
-/// Attaches a repository.
+/// Attaches a repository. What nobody needs any more of what is in it is then merged and removed.
 #[utoipa::path(
     post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -186,7 +188,9 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         context.step("attach", false).await?;
-        at_work.srs.attach(uuid).await.map(|()| Value::Null)
+        at_work.srs.attach(uuid).await?;
+        vdi::collect(&at_work, uuid);
+        Ok(json!({ "uuid": uuid }))
     };
     begin(&daemon, uuid, "sr-attach", work).await
 }
@@ -203,12 +207,13 @@ async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         context.step("detach", false).await?;
-        at_work.srs.detach(uuid).await.map(|()| Value::Null)
+        at_work.srs.detach(uuid).await.map(|()| json!({ "uuid": uuid }))
     };
     begin(&daemon, uuid, "sr-detach", work).await
 }
 
-/// Brings the catalogue and what is in a repository together. The task's result is a `Scan`.
+/// Brings the catalogue and what is in a repository together. Then images that no VDI shows are merged and removed, as far as
+/// nobody needs them. The task's result has the fields of a `Scan`.
 #[utoipa::path(
     post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -220,7 +225,10 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         let scan = sr::scan(&at_work, uuid, &mut context).await?;
-        serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))
+        vdi::collect(&at_work, uuid);
+        let mut result = serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))?;
+        result["uuid"] = json!(uuid);
+        Ok(result)
     };
     begin(&daemon, uuid, "sr-scan", work).await
 }

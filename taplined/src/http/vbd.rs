@@ -41,7 +41,7 @@ struct Which {
     vm: Option<Uuid>,
     /// Only those of this VDI.
     vdi: Option<Uuid>,
-    /// Only those whose UUID begins so.
+    /// Only those whose UUID begins so, with four digits at least.
     r#match: Option<String>,
 }
 
@@ -52,8 +52,8 @@ struct Which {
 )]
 async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vbd>>, Refusal> {
     let mut vbds = daemon.catalogue.read(move |view| view.vbds(which.vm, which.vdi)).await?;
-    if let Some(begin) = which.r#match.map(|begin| begin.to_ascii_lowercase()) {
-        vbds.retain(|vbd| vbd.uuid.to_string().starts_with(&begin));
+    if let Some(like) = which.r#match {
+        vbds.retain(|vbd| super::is_like(&like, None, vbd.uuid));
     }
     Ok(Json(vbds))
 }

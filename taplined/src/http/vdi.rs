@@ -38,7 +38,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 struct Which {
     /// Only VDIs of this repository.
     sr: Option<Uuid>,
-    /// Only VDIs of this name, or whose identity begins so.
+    /// Only VDIs of this name, or whose UUID begins so, with four digits at least.
     #[serde(rename = "match")]
     like: Option<String>,
 }
@@ -60,7 +60,7 @@ struct DryRun {
 async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vdi>>, Refusal> {
     let mut found = daemon.catalogue.read(move |view| view.vdis(which.sr)).await?;
     if let Some(like) = which.like {
-        found.retain(|vdi| super::is_like(&like, &vdi.name, vdi.uuid));
+        found.retain(|vdi| super::is_like(&like, Some(&vdi.name), vdi.uuid));
     }
     Ok(Json(found))
 }

@@ -32,7 +32,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Which {
-    /// Only VMs of this name, or whose identity begins so.
+    /// Only VMs of this name, or whose UUID begins so, with four digits at least.
     r#match: Option<String>,
 }
 
@@ -44,7 +44,7 @@ struct Which {
 async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vm>>, Refusal> {
     let mut found = daemon.catalogue.read(|view| view.vms()).await?;
     if let Some(like) = which.r#match {
-        found.retain(|vm| super::is_like(&like, &vm.name, vm.uuid));
+        found.retain(|vm| super::is_like(&like, Some(&vm.name), vm.uuid));
     }
     Ok(Json(found))
 }

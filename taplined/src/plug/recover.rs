@@ -13,6 +13,7 @@ use super::{space, start, supervise, unplug};
 use crate::daemon::Daemon;
 use crate::disk::place;
 use crate::disk::process::DiskProcess;
+use crate::task::blocking;
 
 /// Under which the catalogue keeps the identity of the host's present life.
 const BOOT: &str = "boot";
@@ -36,11 +37,11 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     }
     // Those that were ended just now are gone by themselves.
     let (config, keep) = (daemon.config.clone(), known);
-    let cleared = tokio::task::spawn_blocking(move || {
+    let cleared = blocking("clear away what no VBD has", move || {
         end_strays(&place::all(&config), &keep);
         remove_strays(&place::all(&config), &keep)
     });
-    cleared.await.map_err(|error| Problem::failed("clear away what no VBD has", error))?
+    cleared.await
 }
 
 /// Whether the host has started since a daemon last did.

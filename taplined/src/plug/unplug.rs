@@ -99,7 +99,7 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     loop {
         let recorded = daemon.catalogue.write(move |tx| {
             let vdi = tx.vbd(vbd)?.vdi;
-            if tx.claimant(vdi)?.is_some() {
+            if tx.at_work(vdi)?.is_some() {
                 return Ok(Some(vdi));
             }
             tx.set_vbd_state(vbd, VbdState::Unplugging, None).map(|()| None)

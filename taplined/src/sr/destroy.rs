@@ -10,7 +10,7 @@ use api::{About, Code, ObjectKind, Problem, Sr, SrDestroyPlan, SrSource, SrState
 use repo::driver::{self, Directory, LABEL, LOCK};
 use repo::{Tx, View};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Srs;
 use crate::daemon::Daemon;
@@ -129,6 +129,6 @@ impl Job for Destroy {
     }
 
     fn result(&self) -> Value {
-        Value::Null
+        json!({ "uuid": self.sr.uuid })
     }
 }

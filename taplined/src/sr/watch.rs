@@ -31,7 +31,10 @@ pub async fn seek_lost(daemon: Daemon) {
         for sr in lost {
             let Ok(_claim) = daemon.srs.claim(sr.uuid, "looked for") else { continue };
             match daemon.srs.attach(sr.uuid).await {
-                Ok(()) => tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is there again"),
+                Ok(()) => {
+                    tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is there again");
+                    crate::vdi::collect(&daemon, sr.uuid);
+                }
                 Err(problem) => tracing::debug!(sr = %sr.uuid, "still lost: {problem}"),
             }
         }

@@ -140,12 +140,20 @@ fn index<J: Job>(step: &str) -> usize {
     J::STEPS.iter().position(|name| *name == step).unwrap_or(0)
 }
 
-/// Brings to an end what the journal has. Jobs that are to be undone are, before this returns; those to be done go on.
+/// Brings to an end what the journal has. Jobs that are to be undone are, before this returns; those to be done go on. One
+/// that is not understood, of a newer daemon or a damaged catalogue, is left as it is with all that it holds: nobody knows what
+/// is half done.
 pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     for entry in daemon.catalogue.read(|view| view.journal()).await? {
-        let verb = entry.task.verb.clone();
-        if !recover_known(daemon, entry).await? {
-            tracing::error!(verb, "the journal has a job that this version does not know; it is left as it is");
+        let (uuid, verb) = (entry.task.uuid, entry.task.verb.clone());
+        if let Some(why) = recover_known(daemon, entry).await? {
+            let what = format!("nobody can go on with the task {verb} {uuid}: {why}; what it holds stays held");
+            let problem = Problem::new(Code::Failed, what).advise(
+                "start the version of taplined that has begun it, or a later one: it goes on by itself then; if the \
+                 catalogue is damaged, put a sound copy in its place",
+            );
+            tracing::error!(task = %uuid, verb, "{problem}");
+            daemon.catalogue.write(move |tx| tx.set_task_stuck(uuid, &problem)).await?;
         }
     }
     Ok(())
@@ -173,13 +181,16 @@ macro_rules! with_kinds {
     };
 }
 
-/// Whether the job is of a kind that is known.
-async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<bool, Problem> {
+/// Does or undoes a job of the journal; or why that cannot be.
+async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<Option<String>, Problem> {
     macro_rules! by_verb {
         ($($job:ty),+) => {
             match entry.task.verb.as_str() {
-                $(<$job>::VERB => recover_as::<$job>(daemon, entry).await.map(|()| true),)+
-                _ => Ok(false),
+                $(<$job>::VERB => match serde_json::from_value::<$job>(entry.intent) {
+                    Ok(job) => recover_as(daemon, job, entry.task).await.map(|()| None),
+                    Err(error) => Ok(Some(format!("its intent cannot be read: {error}"))),
+                },)+
+                _ => Ok(Some("this version knows no job of this kind".into())),
             }
         };
     }
@@ -195,12 +206,10 @@ pub fn steps() -> String {
     lines.map(|(verb, step)| format!("{verb} {step}\n")).collect()
 }
 
-/// Does or undoes a job of the journal.
-async fn recover_as<J: Job>(daemon: &Daemon, entry: Journalled) -> Result<(), Problem> {
-    let Journalled { task, intent } = entry;
-    let job: J = serde_json::from_value(intent).map_err(|error| {
-        Problem::failed(format_args!("read the intent of the job {} {}", task.verb, task.uuid), error)
-    })?;
+async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), Problem> {
+    if task.state == TaskState::Stuck {
+        daemon.catalogue.write(move |tx| tx.set_task_unstuck(task.uuid)).await?;
+    }
     let reached = task.step.as_deref().map_or(0, index::<J>);
     if task.step.is_some() && reached >= index::<J>(J::NO_RETURN) {
         tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "going on with what was begun");

@@ -31,13 +31,18 @@ const VHD_MAX: u64 = 2040 << 30;
 /// what it wants.
 async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
     let want = daemon.tasks.give_way(vdi).await?;
+    let (found, sr, image) = look(daemon, vdi).await?;
+    Ok((found, sr, image, want))
+}
+
+/// The same for who only looks, for which nothing gives way.
+async fn look(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let found = view.vdi(vdi)?;
         let (sr, image) = (view.sr(found.sr)?, view.vdi_image(vdi)?);
         Ok((found, sr, image))
     });
-    let (found, sr, image) = found.await?;
-    Ok((found, sr, image, want))
+    found.await
 }
 
 fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
@@ -286,33 +291,35 @@ pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
 
 /// `vdi-destroy`.
 pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
-    let (vdi, sr, image, _want) = destroyable(daemon, uuid).await?;
-    if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
-        return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
-    }
+    let (vdi, sr, image, _want) = find(daemon, uuid).await?;
+    must_be_destroyable(daemon, &vdi, &sr).await?;
     let job = Destroy { vdi: vdi.uuid, sr: sr.uuid, image };
     let held = |job: &Destroy, task, tx: &mut Tx<'_>| hold(tx, job.vdi, task, None);
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// What `vdi-destroy` would remove.
+/// What `vdi-destroy` would remove. Whatever is under way goes on.
 pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem> {
-    let (vdi, _, image, _want) = destroyable(daemon, uuid).await?;
+    let (vdi, sr, image) = look(daemon, uuid).await?;
+    must_be_destroyable(daemon, &vdi, &sr).await?;
     let children = daemon.catalogue.read(move |view| view.children(image)).await?;
     let (files, freed) = match children.len() {
         0 => (vec![vdi.file], vdi.physical_utilisation),
         // What others stand on stays, hidden, until it can be merged with them.
         _ => (Vec::new(), 0),
     };
-    Ok(json!({ "vdi": uuid, "files": files, "freed": freed, "needed_by": children.len() }))
+    Ok(json!({ "uuid": uuid, "files": files, "freed": freed, "needed_by": children.len() }))
 }
 
-async fn destroyable(daemon: &Daemon, uuid: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
-    let found = find(daemon, uuid).await?;
-    must_be_unplugged(&found.0, "destroyed")?;
+async fn must_be_destroyable(daemon: &Daemon, vdi: &Vdi, sr: &Sr) -> Result<(), Problem> {
+    must_be_unplugged(vdi, "destroyed")?;
+    if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
+        return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
+    }
+    let uuid = vdi.uuid;
     let vbds = daemon.catalogue.read(move |view| view.vbds(None, Some(uuid))).await?;
     match vbds.first() {
-        None => Ok(found),
+        None => Ok(()),
         Some(vbd) => {
             let what = format!("VDI {uuid} is used by VBD {}", vbd.uuid);
             Err(Problem::new(Code::InUse, what).advise("destroy its VBDs first"))

@@ -55,7 +55,13 @@ pub struct Export {
 
 impl Target {
     /// Has `source`, which is handed already, written into a new file.
-    async fn fill(&self, daemon: &Daemon, source: Vec<OsString>, mut handing: Handing) -> Result<(), Problem> {
+    async fn fill(
+        &self,
+        daemon: &Daemon,
+        context: &Context,
+        source: Vec<OsString>,
+        mut handing: Handing,
+    ) -> Result<(), Problem> {
         let directory = daemon.srs.directory(self.sr).await?;
         let file = file_name(self.image, self.format);
         let path = directory.path().join(&file);
@@ -64,18 +70,24 @@ impl Target {
             handing.file(&path, true, directory.create_image(&file)?);
             Ok(handing)
         });
-        convert(daemon, source, name, made.await?).await
+        convert(daemon, context, source, name, made.await?).await
     }
 }
 
 /// `image convert SOURCE… TARGET`.
-async fn convert(daemon: &Daemon, source: Vec<OsString>, target: OsString, handing: Handing) -> Result<(), Problem> {
+async fn convert(
+    daemon: &Daemon,
+    context: &Context,
+    source: Vec<OsString>,
+    target: OsString,
+    handing: Handing,
+) -> Result<(), Problem> {
     let mut words: Vec<OsString> = vec!["convert".into()];
     let (first, parents) = source.split_first().map_or((None, &[][..]), |(first, rest)| (Some(first.clone()), rest));
     words.extend(first);
     words.push(target);
     words.extend(parents.iter().cloned());
-    daemon.tool.image(words, handing).await.map(drop)
+    daemon.tool.long_image(words, handing, |part| context.progress(part)).await.map(drop)
 }
 
 /// The words and open files of a VDI that is only read.
@@ -99,7 +111,7 @@ impl Job for Copy {
             return self.target.record(daemon).await;
         }
         let (source, handing) = source_of(daemon, self.source).await?;
-        context.unless_cancelled(self.target.fill(daemon, source, handing)).await
+        context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -107,7 +119,7 @@ impl Job for Copy {
     }
 
     fn result(&self) -> Value {
-        json!({ "vdi": self.target.vdi })
+        json!({ "uuid": self.target.vdi })
     }
 }
 
@@ -129,7 +141,7 @@ impl Job for Import {
         let file = blocking("open a file", move || open_source(&path)).await?;
         handing.file(self.path.as_path(), false, file);
         let source = vec![chain::name(self.format, self.path.as_path().to_owned())];
-        context.unless_cancelled(self.target.fill(daemon, source, handing)).await
+        context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -137,7 +149,7 @@ impl Job for Import {
     }
 
     fn result(&self) -> Value {
-        json!({ "vdi": self.target.vdi })
+        json!({ "uuid": self.target.vdi })
     }
 }
 
@@ -166,7 +178,7 @@ impl Export {
         name.into()
     }
 
-    async fn copy(&self, daemon: &Daemon) -> Result<(), Problem> {
+    async fn copy(&self, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         let (source, mut handing) = source_of(daemon, self.source).await?;
         let path = self.unfinished();
         let name = chain::name(self.format, path.clone());
@@ -176,7 +188,7 @@ impl Export {
             handing.file(&path, true, file);
             Ok(handing)
         });
-        convert(daemon, source, name, made.await?).await
+        convert(daemon, context, source, name, made.await?).await
     }
 
     /// Gives the file its name, in the place of nothing, durably.
@@ -217,7 +229,7 @@ impl Job for Export {
 
     async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         match name {
-            "copy" => context.unless_cancelled(self.copy(daemon)).await,
+            "copy" => context.unless_cancelled(self.copy(daemon, context)).await,
             _ => {
                 let job = self.clone();
                 blocking("name a file", move || job.name()).await
@@ -237,6 +249,6 @@ impl Job for Export {
     }
 
     fn result(&self) -> Value {
-        json!({ "path": self.path })
+        json!({ "uuid": self.source, "path": self.path })
     }
 }

@@ -43,7 +43,7 @@ impl Job for Create {
     }
 
     fn result(&self) -> Value {
-        json!({ "vdi": self.0.vdi })
+        json!({ "uuid": self.0.vdi })
     }
 }
 

@@ -67,7 +67,7 @@ impl Job for Destroy {
     }
 
     fn result(&self) -> Value {
-        json!({})
+        json!({ "uuid": self.vdi })
     }
 }
 
@@ -93,7 +93,7 @@ impl Job for Reclaim {
     }
 
     fn result(&self) -> Value {
-        json!({})
+        json!({ "uuid": self.sr })
     }
 }
 

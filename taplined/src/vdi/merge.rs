@@ -83,7 +83,7 @@ impl Job for Merge {
     }
 
     fn result(&self) -> Value {
-        json!({ "merged": self.sources.len() })
+        json!({ "uuid": self.sr, "merged": self.sources.len() })
     }
 }
 
@@ -97,7 +97,8 @@ impl Merge {
         words.extend(chain.words());
         words.extend(["--from".into(), from.to_string().into(), "--into".into(), into.to_string().into()]);
         let handing = chain.handing(into.saturating_add(1)).await?;
-        context.unless_cancelled(daemon.tool.image(words, handing)).await.map(drop)
+        let merged = daemon.tool.long_image(words, handing, |part| context.progress(part));
+        context.unless_cancelled(merged).await.map(drop)
     }
 
     async fn merge_live(
@@ -403,6 +404,10 @@ async fn collect_now(daemon: &Daemon, sr: Uuid) -> bool {
 }
 
 async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
+    let variant = daemon.catalogue.read(move |view| view.attached_sr(sr)).await?.variant;
+    if variant.is_some_and(|variant| variant.read_only) {
+        return Ok(true);
+    }
     let (images, shown_by) = images(daemon, sr).await?;
     let tree = Tree::of(&images, &shown_by);
     let unused = |image: &&Image| {

@@ -49,7 +49,7 @@ impl Job for Resize {
     }
 
     fn result(&self) -> Value {
-        json!({ "vdi": self.vdi, "size": self.size })
+        json!({ "uuid": self.vdi, "size": self.size })
     }
 }
 

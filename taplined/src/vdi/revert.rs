@@ -65,7 +65,7 @@ impl Job for Revert {
     }
 
     fn result(&self) -> Value {
-        json!({ "vdi": self.vdi })
+        json!({ "uuid": self.vdi })
     }
 }
 

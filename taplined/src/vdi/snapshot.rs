@@ -171,6 +171,6 @@ impl<const WRITABLE: bool> Job for Kept<WRITABLE> {
     }
 
     fn result(&self) -> Value {
-        json!({ "vdi": self.0.vdi })
+        json!({ "uuid": self.0.vdi })
     }
 }

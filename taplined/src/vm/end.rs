@@ -36,11 +36,7 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
 
 /// What is to be said of a QEMU that has ended by itself; nothing if its guest has powered off.
 fn badly(vm: Uuid, ended: &Ended) -> Option<Problem> {
-    let how = match ended.status {
-        Some(status) if status.success() => return None,
-        Some(status) => status.to_string(),
-        None => "nobody knows how: an earlier daemon has started it".into(),
-    };
+    let how = ended.badly()?;
     let what = format!("VM {vm} is halted: its QEMU has ended by itself ({how}); its last words: {}", ended.said);
     Some(Problem::new(Code::Failed, what).advise("find out why, then start it again"))
 }

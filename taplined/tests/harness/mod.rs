@@ -212,7 +212,11 @@ impl Taplined {
         assert_eq!(answer.0, 202, "{}\n{}", answer.1, self.log());
         let task = self.wait(&answer.1);
         assert_eq!(task["state"], "done", "{task}\n{}", self.log());
-        task["result"].clone()
+        // One shape for all: what a verb has made or was about, or what it has done to many.
+        let result = &task["result"];
+        let many = ["plugged", "unplugged", "forced"].iter().any(|key| result.get(key).is_some());
+        assert!(result["uuid"].is_string() || many, "{task}");
+        result.clone()
     }
 
     /// Has a task fail, and gives why.

@@ -4,6 +4,7 @@
 //! in bounded time; a QEMU that has ended is said to have ended, with its last words.
 
 mod disks;
+mod ended;
 mod error;
 mod launch;
 
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+pub use self::ended::{Ended, Shutdown};
 pub use self::error::MachineError;
 use self::error::{monitor, process};
 use self::launch::Files;
@@ -28,6 +30,9 @@ const COMMAND: Duration = Duration::from_secs(30);
 
 /// Between looks at a QEMU that does not listen yet.
 const POLL: Duration = Duration::from_millis(10);
+
+/// For the monitor of a QEMU that has ended: it is closed, and what was said is there.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// For a QEMU that was told to end: it has nothing to wait for but the disks' processes.
 const TO_END: Duration = Duration::from_secs(10);
@@ -64,15 +69,6 @@ pub enum Ending {
     Quit,
     /// QEMU did not either, and was killed.
     Killed,
-}
-
-/// A QEMU that has ended.
-#[derive(Clone, Debug)]
-pub struct Ended {
-    /// How; known only to its parent.
-    pub status: Option<ExitStatus>,
-    /// The last that it said; of one that was found again perhaps what an earlier one has said.
-    pub said: String,
 }
 
 impl Machine {
@@ -192,7 +188,15 @@ impl Machine {
             return Ok(None);
         }
         let status = self.reap()?;
-        Ok(Some(Ended { status, said: self.files.last_words() }))
+        Ok(Some(Ended { status, shutdown: self.shutdown_said(), said: self.files.last_words() }))
+    }
+
+    /// Why QEMU, which has ended, has said that it would. What it said last may not have been read.
+    fn shutdown_said(&mut self) -> Option<Shutdown> {
+        // A monitor that fails has nothing more to say.
+        let event = self.client.wait_event(LAST_WORDS, |event| event.name == "SHUTDOWN").ok().flatten()?;
+        let reason = event.data["reason"].as_str().unwrap_or("unknown").to_owned();
+        Some(Shutdown { guest: event.data["guest"] == true, reason })
     }
 
     /// Has the monitor do what there is no other function for: `command` is QEMU's (docs/interop/qemu-qmp-ref), and so is the answer.

@@ -1,0 +1,39 @@
+//! What a disk gives back that was not used for a while ([`Quiet`]).
+//!
+//! It knows no protocol and no format. Invariant: a disk at rest, of which little is known, is not woken.
+
+use std::io;
+
+use transport::Server;
+
+use super::{Disclose, EngineWatch, EventLoop, QUIET};
+
+impl<S: Server + Disclose> EventLoop<S> {
+    /// Has the disk looked at again in a while, if it should give something back then. To be called before sleeping.
+    pub(super) fn mind_quiet(&mut self) {
+        if self.quiet.is_waiting() || !self.disk.has_taken_much() {
+            return;
+        }
+        let waits = self.quiet.begin(self.stats.come(), &mut EngineWatch(&mut self.engine), QUIET);
+        self.mind_timer(waits);
+    }
+
+    /// That while is over.
+    pub(super) fn look_whether_quiet(&mut self) {
+        match self.quiet.is_over(self.stats.come(), self.disk.is_idle()) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.disk.drop_caches();
+                memory::give_back_freed();
+                self.stats.memory_given_back();
+            }
+            Err(error) => self.mind_timer(Err(error)),
+        }
+    }
+
+    fn mind_timer(&mut self, waits: io::Result<()>) {
+        if let Err(error) = waits {
+            self.log.caused(format_args!("memory is not given back while the disk is not used: no timer: {error}"));
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What is known of the end of a QEMU.
+//!
+//! Knows nothing of who asks. Keeps: what nobody knows is not made up.
+
+use std::process::ExitStatus;
+
+/// A QEMU that has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// How; known only to its parent.
+    pub status: Option<ExitStatus>,
+    /// Why, as it has said itself; one that was killed or has crashed has not.
+    pub shutdown: Option<Shutdown>,
+    /// The last that it said; of one that was found again perhaps what an earlier one has said.
+    pub said: String,
+}
+
+/// Why QEMU says that it ends (the event SHUTDOWN).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shutdown {
+    /// The guest has asked for it.
+    pub guest: bool,
+    /// QEMU's word for it: `guest-shutdown`, `host-signal`, `host-qmp-quit`, …
+    pub reason: String,
+}
+
+impl Ended {
+    /// In which way it has ended by itself; nothing if its guest has powered off.
+    pub fn badly(&self) -> Option<String> {
+        match (&self.status, &self.shutdown) {
+            (Some(status), _) if status.success() => None,
+            (Some(status), _) => Some(status.to_string()),
+            (None, Some(Shutdown { guest: true, reason })) if reason != "guest-panic" => None,
+            (None, Some(shutdown)) => Some(format!("QEMU's word for it is {}", shutdown.reason)),
+            (None, None) => {
+                Some("nobody knows how: an earlier process has started it, and it has given no reason".into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn said(status: Option<i32>, shutdown: Option<(bool, &str)>) -> Option<String> {
+        let shutdown = shutdown.map(|(guest, reason)| Shutdown { guest, reason: reason.into() });
+        Ended { status: status.map(ExitStatus::from_raw), shutdown, said: String::new() }.badly()
+    }
+
+    #[test]
+    fn a_guest_that_has_powered_off_is_nothing_bad_whoever_started_it() {
+        assert_eq!(said(Some(0), None), None);
+        assert_eq!(said(None, Some((true, "guest-shutdown"))), None);
+    }
+
+    #[test]
+    fn what_is_known_of_any_other_end_is_said() {
+        let has = |found: Option<String>, word: &str| {
+            assert!(found.as_ref().is_some_and(|how| how.contains(word)), "{found:?}");
+        };
+        has(said(Some(9), Some((true, "guest-shutdown"))), "signal: 9");
+        has(said(None, Some((false, "host-signal"))), "host-signal");
+        has(said(None, Some((true, "guest-panic"))), "guest-panic");
+        has(said(None, None), "nobody knows how");
+    }
+}

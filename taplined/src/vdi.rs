@@ -19,7 +19,7 @@ mod target;
 use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, Vdi, VdiState, Versions};
 use uuid::Uuid;
 
-pub use chain::Chain;
+pub use chain::{Chain, words_of};
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};

@@ -14,6 +14,7 @@ use super::queue::Request;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::place::Place;
+use crate::vdi::words_of;
 
 /// Bytes that a disk process needs whatever it serves, while it starts.
 const MEMORY_BASE: u64 = 4 << 20;
@@ -78,14 +79,11 @@ impl Order {
     /// The words of the command line.
     pub fn words(&self, place: &Place) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["serve".into()];
-        for (depth, image) in self.chain.iter().enumerate() {
-            if depth > 0 {
-                words.push("--parent".into());
-            }
+        words.extend(words_of(self.chain.iter().map(|image| {
             let mut name = OsString::from(format!("{}:", image.format));
             name.push(self.path(image));
-            words.push(name);
-        }
+            name
+        })));
         let transport = if self.vbd.transport == Transport::Nbd { "--nbd" } else { "--vhost-user" };
         words.extend([transport.into(), place.transport(self.vbd.transport).into()]);
         if self.vbd.transport == Transport::VhostUser {

@@ -52,14 +52,7 @@ impl Chain {
 
     /// The first image and `--parent` for each one below it.
     pub fn words(&self) -> Vec<OsString> {
-        let mut words = Vec::new();
-        for (depth, name) in self.names().into_iter().enumerate() {
-            if depth > 0 {
-                words.push("--parent".into());
-            }
-            words.push(name);
-        }
-        words
+        words_of(self.names())
     }
 
     /// All files, open to be handed over: the first `writable` of them for writing too.
@@ -132,4 +125,20 @@ pub async fn look_at(
         (Some(size), Some(allocated)) if size > 0 => Ok((size, allocated)),
         _ => Err(Problem::new(api::Code::Invalid, format!("{path} holds no disk")).field("path")),
     }
+}
+
+/// A chain as a disk process is told of it, from the top down. A merge tells an image that it stands on another one, by which its
+/// time of last change differs from what children of it have recorded that are no part of the merge; and the process cannot put the
+/// time back, whose files are another user's. That nobody else changes a parent, leases and locks see to: the process only says so.
+pub fn words_of(names: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut words = Vec::new();
+    for (depth, name) in names.into_iter().enumerate() {
+        match depth {
+            0 => {}
+            1 => words.extend(["--accept-changed-parent".into(), "--parent".into()]),
+            _ => words.push("--parent".into()),
+        }
+        words.push(name);
+    }
+    words
 }

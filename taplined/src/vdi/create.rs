@@ -62,6 +62,8 @@ pub async fn make_image(
     let mut handing = Handing::default();
     let parents = parents.cloned();
     let mut all = vec!["create".into(), chain::name(format, path.clone())];
+    // Like [`chain::words_of`], but the first of them is a parent, too.
+    words.extend(parents.is_some().then(|| "--accept-changed-parent".into()));
     for parent in parents.iter().flat_map(super::Chain::names) {
         words.extend(["--parent".into(), parent]);
     }

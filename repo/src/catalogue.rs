@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use api::{Code, ObjectKind, Problem};
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
-use tokio::sync::broadcast;
+use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
 
 pub use event::{Past, Tidings};
@@ -41,8 +41,10 @@ const VERSION: i64 = 1;
 /// `schema.sql` makes version 1; a later version is one more entry, which changes what the one before it has made.
 const MIGRATIONS: [&str; 1] = [include_str!("catalogue/schema.sql")];
 
-/// Connections kept for readers: more would wait for the processors anyway.
-const READERS_KEPT: usize = 4;
+/// Questions of the daemon's own work at one time, and of its clients: each has a thread and a connection. More would wait for the
+/// processors anyway; and however many clients ask, they take nothing from those at work.
+const READERS: usize = 4;
+const READERS_OF_CLIENTS: usize = 4;
 
 /// The catalogue. Cheap to clone; all clones are the same one.
 #[derive(Clone, Debug)]
@@ -88,7 +90,7 @@ impl Catalogue {
         migrate(&mut connection, path)?;
         let starts = count_start(&mut connection).map_err(failed)?;
         let tidings = Arc::new(Tidings::new(starts));
-        let readers = Arc::new(Readers { path: path.to_owned(), idle: Mutex::new(Vec::new()) });
+        let readers = Arc::new(Readers::new(path));
         let writer = Arc::new(Writer::start(connection, tidings.clone())?);
         Ok(Catalogue { writer, readers, tidings })
     }
@@ -103,22 +105,43 @@ impl Catalogue {
         self.writer.write(change).await
     }
 
-    /// Asks a state of the catalogue.
+    /// Asks a state of the catalogue, for the daemon's own work. Who comes when as many ask as may waits for its turn.
     pub async fn read<T, F>(&self, question: F) -> Result<T, Problem>
     where
         T: Send + 'static,
         F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
     {
+        self.ask(&self.readers.own, question).await
+    }
+
+    /// The same for somebody who only wants to know: among themselves those take turns, and never keep the daemon's own work waiting.
+    pub async fn read_for_client<T, F>(&self, question: F) -> Result<T, Problem>
+    where
+        T: Send + 'static,
+        F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
+    {
+        self.ask(&self.readers.of_clients, question).await
+    }
+
+    async fn ask<T, F>(&self, turns: &Arc<Semaphore>, question: F) -> Result<T, Problem>
+    where
+        T: Send + 'static,
+        F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
+    {
+        let ended = |why: &dyn std::fmt::Display| {
+            Problem::new(Code::Internal, format!("a reader of the catalogue ended: {why}"))
+        };
+        let turn = turns.clone().acquire_owned().await.map_err(|closed| ended(&closed))?;
         let (readers, tidings) = (self.readers.clone(), self.tidings.clone());
         let asked = tokio::task::spawn_blocking(move || {
+            // Until it is over, also if nobody waits for the answer any more.
+            let _turn = turn;
             let connection = readers.take()?;
             let answer = question(&View { connection: &connection, tidings: &tidings });
             readers.give_back(connection);
             answer
         });
-        asked
-            .await
-            .map_err(|error| Problem::new(Code::Internal, format!("a reader of the catalogue ended: {error}")))?
+        asked.await.map_err(|error| ended(&error))?
     }
 
     /// Events from now on.
@@ -137,14 +160,26 @@ impl Catalogue {
     }
 }
 
-/// Connections that wait for readers.
+/// Connections that wait for readers, no more than there are turns.
 #[derive(Debug)]
 struct Readers {
     path: std::path::PathBuf,
     idle: Mutex<Vec<Connection>>,
+    own: Arc<Semaphore>,
+    of_clients: Arc<Semaphore>,
 }
 
 impl Readers {
+    fn new(path: &Path) -> Readers {
+        let turns = |count| Arc::new(Semaphore::new(count));
+        Readers {
+            path: path.to_owned(),
+            idle: Mutex::default(),
+            own: turns(READERS),
+            of_clients: turns(READERS_OF_CLIENTS),
+        }
+    }
+
     fn take(&self) -> Result<Connection, Problem> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         idle.map_or_else(|| self.open().map_err(|error| cannot_open(&self.path, error)), Ok)
@@ -158,10 +193,7 @@ impl Readers {
     }
 
     fn give_back(&self, connection: Connection) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < READERS_KEPT {
-            idle.push(connection);
-        }
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
     }
 }
 

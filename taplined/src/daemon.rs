@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::disk::tool::Tool;
 use crate::disk::{Disks, place};
+use crate::http::Answers;
 use crate::plug::{self, Plugs};
 use crate::sr::Srs;
 use crate::task::Tasks;
@@ -43,6 +44,8 @@ pub struct Parts {
     pub srs: Srs,
     /// Repositories in which there is something to tidy up later.
     pub postponed: vdi::Postponed,
+    /// Answers that clients have not read yet.
+    pub answers: Answers,
     host: Uuid,
     started: Timestamp,
     /// Held as long as the daemon lives: there is one.
@@ -85,6 +88,7 @@ impl Daemon {
             vms,
             srs,
             postponed: vdi::Postponed::default(),
+            answers: Answers::default(),
             host,
             started: Timestamp::now(),
             _lock: lock,
@@ -115,10 +119,11 @@ impl Daemon {
 
     /// The host as the API shows it.
     pub async fn show_host(&self) -> Result<Host, Problem> {
-        let open = self.catalogue.read(|view| view.tasks(true)).await?;
-        let vbds = self.catalogue.read(|view| view.vbds(None, None)).await?;
+        let counted = self.catalogue.read_for_client(|view| Ok((view.count_vbds()?, view.count_open_tasks()?)));
+        let (vbds, tasks) = counted.await?;
         let of_state = |states: &[api::VbdState]| {
-            u64::try_from(vbds.iter().filter(|vbd| states.contains(&vbd.state)).count()).unwrap_or(u64::MAX)
+            let counts = vbds.iter().filter(|(state, _)| states.contains(state)).map(|(_, count)| *count);
+            counts.fold(0, u64::saturating_add)
         };
         use api::VbdState::{Plugged, Plugging, Restarting, Unplugging};
         Ok(Host {
@@ -131,7 +136,7 @@ impl Daemon {
             limits: self.config.limits(),
             plugged: of_state(&[Plugged, Restarting]),
             plugging: of_state(&[Plugging, Unplugging]),
-            tasks: u64::try_from(open.len()).unwrap_or(u64::MAX),
+            tasks,
         })
     }
 }

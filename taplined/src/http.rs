@@ -3,6 +3,7 @@
 //! The routes and their OpenAPI document come from the same declarations, one module a noun. What is asked has been checked
 //! when a handler sees it ([`extract`]), and everything that is refused is refused as a [`Problem`].
 
+mod answer;
 mod events;
 mod extract;
 mod host;
@@ -22,6 +23,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::daemon::Daemon;
 
+pub use answer::Answers;
 pub use listener::{Listener, Stop, group_id};
 
 /// A problem as a response.

@@ -72,6 +72,12 @@ impl View<'_> {
         self.rows(&format!("SELECT {COLUMNS} FROM task {only} ORDER BY seq DESC"), [], |row| self.task_of_row(row))
     }
 
+    /// How many tasks are not over.
+    pub fn count_open_tasks(&self) -> Result<u64, Problem> {
+        let sql = "SELECT count(*) FROM task WHERE state NOT IN ('done', 'failed', 'cancelled')";
+        Ok(self.row(sql, [], |row| row.get(0))?.unwrap_or(0))
+    }
+
     /// A task, if there is one.
     pub fn find_task(&self, uuid: Uuid) -> Result<Option<Task>, Problem> {
         self.row(&format!("SELECT {COLUMNS} FROM task WHERE uuid = ?1"), [Id(uuid)], |row| self.task_of_row(row))

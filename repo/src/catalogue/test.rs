@@ -409,3 +409,113 @@ async fn a_vbd_is_not_made_or_plugged_as_its_vdi_cannot_be_used() {
     room.catalogue.write(move |tx| tx.patch_vdi(disk, &patch)).await.unwrap();
     assert_eq!(refused(|_| ()).await.code, Code::ReadOnly);
 }
+
+/// Questions that are not answered before they may be, and how many were asked at one time at most.
+#[derive(Default)]
+struct Asked {
+    now: std::sync::atomic::AtomicUsize,
+    most: std::sync::atomic::AtomicUsize,
+    may_end: std::sync::atomic::AtomicBool,
+}
+
+impl Asked {
+    fn wait(&self) {
+        use std::sync::atomic::Ordering::SeqCst;
+        let now = self.now.fetch_add(1, SeqCst) + 1;
+        self.most.fetch_max(now, SeqCst);
+        while !self.may_end.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.now.fetch_sub(1, SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn clients_ask_in_turns_and_keep_nobody_at_work_waiting() {
+    use std::sync::atomic::Ordering::SeqCst;
+    let room = room();
+    let asked = Arc::new(Asked::default());
+    let clients: Vec<_> = (0..100)
+        .map(|_| {
+            let (catalogue, asked) = (room.catalogue.clone(), asked.clone());
+            tokio::spawn(async move { catalogue.read_for_client(move |_| Ok(asked.wait())).await })
+        })
+        .collect();
+    while asked.now.load(SeqCst) < READERS_OF_CLIENTS {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // With all of them at it, and many more behind them.
+    room.catalogue.read(|view| view.srs()).await.unwrap();
+    asked.may_end.store(true, SeqCst);
+    for client in clients {
+        client.await.unwrap().unwrap();
+    }
+    assert_eq!(asked.most.load(SeqCst), READERS_OF_CLIENTS);
+    assert!(room.catalogue.readers.idle.lock().unwrap().len() <= READERS + READERS_OF_CLIENTS);
+}
+
+#[tokio::test]
+async fn a_question_that_nobody_waits_for_keeps_its_turn_until_it_is_over() {
+    use std::sync::atomic::Ordering::SeqCst;
+    let room = room();
+    let asked = Arc::new(Asked::default());
+    for _ in 0..3 * READERS {
+        let question = asked.clone();
+        let left = room.catalogue.read(move |_| Ok(question.wait()));
+        assert!(tokio::time::timeout(Duration::from_millis(5), left).await.is_err());
+    }
+    while asked.now.load(SeqCst) < READERS {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    asked.may_end.store(true, SeqCst);
+    room.catalogue.read(|view| view.srs()).await.unwrap();
+    assert_eq!(asked.most.load(SeqCst), READERS);
+}
+
+#[tokio::test]
+async fn vbds_are_counted_by_state_and_tasks_until_they_are_over() {
+    let room = room();
+    let (_, _, disk) = room.with_vdi(1).await;
+    room.catalogue
+        .write(move |tx| {
+            let (plugged, other) = (vbd(disk), vbd(disk));
+            tx.add_vbd(&plugged)?;
+            tx.add_vbd(&other)?;
+            tx.begin_plug(plugged.uuid)?;
+            tx.end_plug(plugged.uuid)?;
+            let (open, over) = (tx.add_task(&new_task(None))?, tx.add_task(&new_task(None))?);
+            assert_ne!(open.uuid, over.uuid);
+            tx.end_task(over.uuid, Ok(serde_json::Value::Null))
+        })
+        .await
+        .unwrap();
+    let counted = room.catalogue.read(|view| Ok((view.count_vbds()?, view.count_open_tasks()?))).await.unwrap();
+    let (vbds, tasks) = counted;
+    assert_eq!((vbds.len(), tasks), (2, 1));
+    assert!(vbds.contains(&(VbdState::Plugged, 1)) && vbds.contains(&(VbdState::Unplugged, 1)));
+}
+
+#[tokio::test]
+async fn a_list_says_of_each_vdi_what_is_said_of_it_alone() {
+    let room = room();
+    let (_, _, deep) = room.with_vdi(3).await;
+    let (_, _, flat) = room.with_vdi(1).await;
+    let (listed, alone) = room
+        .catalogue
+        .write(move |tx| {
+            let reader = |mode| Vbd { mode, ..vbd(flat) };
+            for vbd in [vbd(deep), reader(Mode::ReadOnly), reader(Mode::ReadOnly)] {
+                tx.add_vbd(&vbd)?;
+                tx.begin_plug(vbd.uuid)?;
+            }
+            let listed = tx.vdis(None)?;
+            let alone = listed.iter().map(|vdi| tx.vdi(vdi.uuid)).collect::<Result<Vec<_>, _>>()?;
+            Ok((listed, alone))
+        })
+        .await
+        .unwrap();
+    assert_eq!(listed, alone);
+    let mut said: Vec<(u32, usize)> = listed.iter().map(|vdi| (vdi.depth, vdi.users.len())).collect();
+    said.sort_unstable();
+    assert_eq!(said, [(1, 2), (3, 1)]);
+}

@@ -46,6 +46,12 @@ impl View<'_> {
         self.rows(sql, [vm.map(Id), vdi.map(Id)], of_row)
     }
 
+    /// How many VBDs are in which state; states of none are left out.
+    pub fn count_vbds(&self) -> Result<Vec<(VbdState, u64)>, Problem> {
+        let sql = "SELECT state, count(*) FROM vbd GROUP BY state";
+        self.rows(sql, [], |row| Ok((row.get::<_, Word<_>>(0)?.0, row.get(1)?)))
+    }
+
     /// A VBD, if there is one.
     pub fn find_vbd(&self, uuid: Uuid) -> Result<Option<Vbd>, Problem> {
         self.row("SELECT * FROM vbd WHERE uuid = ?1", [Id(uuid)], of_row)

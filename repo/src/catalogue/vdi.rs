@@ -1,5 +1,7 @@
 //! Virtual disks.
 
+use std::collections::HashMap;
+
 use api::{Change, Code, ObjectKind, Problem, Use, Vdi, VdiPatch, VdiState};
 use jiff::Timestamp;
 use rusqlite::{Row, named_params};
@@ -22,7 +24,19 @@ const SELECT: &str = "
          WHERE lease.vdi = vdi.uuid AND holder IN (SELECT uuid FROM vbd)) AS users
     FROM vdi JOIN image ON vdi.image = image.uuid";
 
+/// The same without what is asked for row by row, which of a long list is the most: it is found otherwise.
+const SELECT_MANY: &str = "
+    SELECT vdi.*, image.sr, image.size, image.physical, image.format, image.file, image.state AS image_state
+    FROM vdi JOIN image ON vdi.image = image.uuid";
+
+/// Longer than any chain.
+const DEPTH_MAX: u32 = 4096;
+
 fn of_row(row: &Row<'_>) -> rusqlite::Result<Vdi> {
+    with(row, row.get("depth")?, row.get::<_, super::row::Json<Vec<Use>>>("users")?.0)
+}
+
+fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
     Ok(Vdi {
         uuid: row.get::<_, Id>("uuid")?.0,
         name: text(row, "name")?,
@@ -32,7 +46,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vdi> {
         physical_utilisation: row.get("physical")?,
         format: row.get::<_, Word<_>>("format")?.0,
         file: row.get("file")?,
-        depth: row.get("depth")?,
+        depth,
         read_only: row.get("read_only")?,
         snapshot_of: row.get::<_, Option<Id>>("snapshot_of")?.map(|id| id.0),
         snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
@@ -41,9 +55,18 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vdi> {
             ImageState::Missing => VdiState::Missing,
             ImageState::Damaged => VdiState::Damaged,
         },
-        users: row.get::<_, super::row::Json<Vec<Use>>>("users")?.0,
+        users,
         created: row.get::<_, Time>("created")?.0,
     })
+}
+
+/// Images that a VDI consists of whose own is `image`.
+fn depth(image: Uuid, parents: &HashMap<Uuid, Uuid>) -> u32 {
+    let (mut depth, mut at) = (1, image);
+    while let Some(parent) = parents.get(&at).filter(|_| depth < DEPTH_MAX) {
+        (depth, at) = (depth.saturating_add(1), *parent);
+    }
+    depth
 }
 
 /// A VDI that is to be.
@@ -66,8 +89,32 @@ pub struct NewVdi {
 impl View<'_> {
     /// All VDIs, or those of one repository, by name.
     pub fn vdis(&self, sr: Option<Uuid>) -> Result<Vec<Vdi>, Problem> {
-        let sql = format!("{SELECT} WHERE ?1 IS NULL OR image.sr = ?1 ORDER BY vdi.name, vdi.uuid");
-        self.rows(&sql, [sr.map(Id)], of_row)
+        let sql = format!("{SELECT_MANY} WHERE ?1 IS NULL OR image.sr = ?1 ORDER BY vdi.name, vdi.uuid");
+        let (parents, mut users) = (self.parents()?, self.users()?);
+        self.rows(&sql, [sr.map(Id)], |row| {
+            let users = users.remove(&row.get::<_, Id>("uuid")?.0).unwrap_or_default();
+            with(row, depth(row.get::<_, Id>("image")?.0, &parents), users)
+        })
+    }
+
+    /// The images that stand on others, and on which.
+    fn parents(&self) -> Result<HashMap<Uuid, Uuid>, Problem> {
+        let sql = "SELECT uuid, parent FROM image WHERE parent IS NOT NULL";
+        let pairs = self.rows(sql, [], |row| Ok((row.get::<_, Id>(0)?.0, row.get::<_, Id>(1)?.0)))?;
+        Ok(pairs.into_iter().collect())
+    }
+
+    /// The VBDs that use VDIs.
+    fn users(&self) -> Result<HashMap<Uuid, Vec<Use>>, Problem> {
+        let sql = "SELECT vdi, holder, mode FROM lease WHERE holder IN (SELECT uuid FROM vbd) ORDER BY vdi, holder";
+        let all = self.rows(sql, [], |row| {
+            Ok((row.get::<_, Id>(0)?.0, Use { vbd: row.get::<_, Id>(1)?.0, mode: row.get::<_, Word<_>>(2)?.0 }))
+        })?;
+        let mut users: HashMap<Uuid, Vec<Use>> = HashMap::new();
+        for (vdi, user) in all {
+            users.entry(vdi).or_default().push(user);
+        }
+        Ok(users)
     }
 
     pub(super) fn vdis_of_sr(&self, sr: Uuid) -> Result<Vec<Vdi>, Problem> {

@@ -16,6 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
@@ -61,12 +62,15 @@ struct Trial {
     get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which),
     responses((status = 200, body = Vec<Sr>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Sr>>, Refusal> {
-    let mut srs = daemon.catalogue.read(|view| view.srs()).await?;
-    if let Some(like) = which.like {
-        srs.retain(|sr| super::is_like(&like, Some(&sr.name), sr.uuid));
-    }
-    Ok(Json(srs))
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+    let question = move |view: &repo::View<'_>| {
+        let mut srs = view.srs()?;
+        if let Some(like) = which.like {
+            srs.retain(|sr| super::is_like(&like, Some(&sr.name), sr.uuid));
+        }
+        Ok(srs)
+    };
+    listed(&daemon, question).await
 }
 
 /// A repository.
@@ -74,8 +78,8 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     get, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Sr>, Refusal> {
-    Ok(Json(daemon.catalogue.read(move |view| view.sr(uuid)).await?))
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
+    shown(&daemon, move |view| view.sr(uuid)).await
 }
 
 /// Makes a repository in an empty directory, and attaches it. The task's result has its UUID.

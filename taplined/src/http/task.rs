@@ -5,12 +5,14 @@ use std::time::Duration;
 use api::{Problem, Task};
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Refusal;
+use super::answer::listed;
 use super::extract::{Asked, Id};
 use crate::daemon::Daemon;
 
@@ -46,8 +48,8 @@ struct Patience {
     get, path = "/tasks", tag = "task", operation_id = "task_list", params(Which),
     responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Task>>, Refusal> {
-    Ok(Json(daemon.catalogue.read(move |view| view.tasks(which.open)).await?))
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+    listed(&daemon, move |view| view.tasks(which.open)).await
 }
 
 /// A task.

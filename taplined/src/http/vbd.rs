@@ -4,6 +4,7 @@ use api::{Code, Driver, Mode, Problem, Task, Transport, Vbd, VbdCreate, VbdState
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
 use jiff::Timestamp;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -11,6 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
@@ -50,12 +52,15 @@ struct Which {
     get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which),
     responses((status = 200, body = Vec<Vbd>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vbd>>, Refusal> {
-    let mut vbds = daemon.catalogue.read(move |view| view.vbds(which.vm, which.vdi)).await?;
-    if let Some(like) = which.r#match {
-        vbds.retain(|vbd| super::is_like(&like, None, vbd.uuid));
-    }
-    Ok(Json(vbds))
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+    let question = move |view: &repo::View<'_>| {
+        let mut vbds = view.vbds(which.vm, which.vdi)?;
+        if let Some(like) = which.r#match {
+            vbds.retain(|vbd| super::is_like(&like, None, vbd.uuid));
+        }
+        Ok(vbds)
+    };
+    listed(&daemon, question).await
 }
 
 /// A VBD.
@@ -63,8 +68,8 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     get, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vbd>, Refusal> {
-    Ok(Json(daemon.catalogue.read(move |view| view.vbd(uuid)).await?))
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
+    shown(&daemon, move |view| view.vbd(uuid)).await
 }
 
 /// Makes a VBD, which is not plugged.

@@ -12,6 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
@@ -57,12 +58,15 @@ struct DryRun {
     get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which),
     responses((status = 200, body = Vec<Vdi>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vdi>>, Refusal> {
-    let mut found = daemon.catalogue.read(move |view| view.vdis(which.sr)).await?;
-    if let Some(like) = which.like {
-        found.retain(|vdi| super::is_like(&like, Some(&vdi.name), vdi.uuid));
-    }
-    Ok(Json(found))
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+    let question = move |view: &repo::View<'_>| {
+        let mut found = view.vdis(which.sr)?;
+        if let Some(like) = which.like {
+            found.retain(|vdi| super::is_like(&like, Some(&vdi.name), vdi.uuid));
+        }
+        Ok(found)
+    };
+    listed(&daemon, question).await
 }
 
 /// A VDI.
@@ -70,8 +74,8 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     get, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vdi>, Refusal> {
-    Ok(Json(daemon.catalogue.read(move |view| view.vdi(uuid)).await?))
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
+    shown(&daemon, move |view| view.vdi(uuid)).await
 }
 
 /// Makes an empty VDI. The task's result names it.

@@ -4,6 +4,7 @@ use api::{Power, Problem, Task, Vm, VmCreate, VmPatch, VmShutdown};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
 use jiff::Timestamp;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -11,6 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
@@ -41,12 +43,15 @@ struct Which {
     get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which),
     responses((status = 200, body = Vec<Vm>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Json<Vec<Vm>>, Refusal> {
-    let mut found = daemon.catalogue.read(|view| view.vms()).await?;
-    if let Some(like) = which.r#match {
-        found.retain(|vm| super::is_like(&like, Some(&vm.name), vm.uuid));
-    }
-    Ok(Json(found))
+async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Result<Response, Refusal> {
+    let question = move |view: &repo::View<'_>| {
+        let mut found = view.vms()?;
+        if let Some(like) = which.r#match {
+            found.retain(|vm| super::is_like(&like, Some(&vm.name), vm.uuid));
+        }
+        Ok(found)
+    };
+    listed(&daemon, question).await
 }
 
 /// A VM.
@@ -54,8 +59,8 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>) -> Resul
     get, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_show", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vm>, Refusal> {
-    Ok(Json(daemon.catalogue.read(move |view| view.vm(uuid)).await?))
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
+    shown(&daemon, move |view| view.vm(uuid)).await
 }
 
 /// Makes a VM, which does not run and has no disks.

@@ -12,7 +12,7 @@ use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::handing::{Handing, Ready, Role};
 use crate::disk::place::Place;
-use crate::disk::process::DiskProcess;
+use crate::disk::process::{DiskProcess, Ended};
 
 /// Whether a process is the first one of a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,28 +98,34 @@ async fn answer(
     let place = Place::of(&daemon.config, vbd);
     tokio::select! {
         biased;
-        ended = process.ended() => {
-            ended?;
-            Err(ended_at_once(&place))
-        }
+        ended = process.ended() => Err(ended_at_once(&place, &ended?)),
         answer = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), patience, |_| ()) => match answer {
             Ok(answer) => Ok(answer),
             // It lets go of the connection when it ends, a moment before it has ended.
             Err(problem) if problem.code == Code::Failed => {
-                let late = tokio::time::timeout(Duration::from_secs(1), process.ended()).await;
-                Err(if late.is_ok() { ended_at_once(&place) } else { problem })
+                match tokio::time::timeout(Duration::from_secs(1), process.ended()).await {
+                    Ok(ended) => Err(ended_at_once(&place, &ended?)),
+                    Err(_) => Err(problem),
+                }
             }
             Err(problem) => Err(problem),
         },
     }
 }
 
-/// Why a process has ended before it served, in its own words.
-fn ended_at_once(place: &Place) -> Problem {
+/// Why a process has ended before it served: in its own words, if it has said that.
+fn ended_at_once(place: &Place, how: &Ended) -> Problem {
     let words = place.last_words();
     // In front of them may be those of a process before it.
     let last = words.rfind("\ntapline: ").map_or(0, |at| at.saturating_add(1));
-    crate::disk::tool::said(words.get(last..).unwrap_or_default())
+    let last = words.get(last..).unwrap_or_default();
+    match how {
+        // It was killed, and has not said why: what it says while it serves is no reason.
+        Ended::Badly(how) if !last.starts_with("tapline: ") => {
+            Problem::failed("serve a disk", format_args!("its process has ended before it answered ({how})"))
+        }
+        _ => crate::disk::tool::said(last),
+    }
 }
 
 /// Ends a process that a plug or a restart has given up, and gives back what it had but the lease.
@@ -130,4 +136,30 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> 
     let place = Place::of(&daemon.config, vbd);
     let removed = tokio::task::spawn_blocking(move || place.remove()).await;
     removed.map_err(|error| Problem::failed("remove the sockets of a VBD", error))?
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::Write;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn a_process_that_was_killed_is_not_quoted_with_what_it_said_while_all_was_well() {
+        let room = tempfile::tempdir().unwrap();
+        let config = Config { log_directory: room.path().to_owned(), ..Config::default() };
+        std::fs::create_dir(crate::disk::place::logs(&config)).unwrap();
+        let place = Place::of(&config, Uuid::new_v4());
+        let killed = Ended::Badly("signal: 9 (SIGKILL)".into());
+        let mut log = place.open_log(true).unwrap();
+        writeln!(log, "tapline-disk: qcow2:/a: 64 MiB, writable\ntapline-disk: serving").unwrap();
+        let problem = ended_at_once(&place, &killed);
+        assert_eq!(
+            problem.message,
+            "cannot serve a disk: its process has ended before it answered (signal: 9 (SIGKILL))"
+        );
+        writeln!(log, "tapline: cannot open qcow2:/a: it is in use\n  end whoever uses it").unwrap();
+        assert_eq!(ended_at_once(&place, &killed).message, "cannot open qcow2:/a: it is in use");
+    }
 }

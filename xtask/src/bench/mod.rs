@@ -5,6 +5,8 @@
 //! here passes or fails by a figure.
 
 mod allocate;
+mod api;
+mod bootstorm;
 mod budget;
 mod idle;
 mod idle_vm;
@@ -28,6 +30,8 @@ const USAGE: &str = "usage: cargo xtask bench vhost-user [--rounds N] [--seconds
        cargo xtask bench idle       [--disks N]  [--seconds S] [--dir DIR] [--json]
        cargo xtask bench idle-vm    [--interval S] [--minutes M] [--json]
        cargo xtask bench plug       [--disks N]  [--seconds S] [--dir DIR] [--json]
+       cargo xtask bench bootstorm  [--vms N] [--disks N] [--real N] [--kill] [--seed N] [--budget MIB] [--bin-dir DIR] [--dir DIR] [--json]
+       cargo xtask bench api        [--vdis N] [--clients N] [--rounds N] [--bin-dir DIR] [--dir DIR] [--json]
        cargo xtask bench xen        [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--json]
 
 vhost-user  raw, VHD and qcow2 behind `tapline serve`, raw and qcow2 behind qemu-storage-daemon, over vhost-user-blk
@@ -38,6 +42,8 @@ live        what a guest notices of snapshots, clones and a merge of the live le
 idle        memory and wake-ups of many served disks that nobody uses
 idle-vm     what wakes the QEMU of a guest that does nothing, by what it emulates
 plug        many VBDs plugged and unplugged by the daemon, with slow storage and without, and idle ones
+api         a list of many VDIs; and plugs alone and beside many clients, with what these cost
+bootstorm   many VMs cloned, booted and destroyed, while the daemon and its disk processes are killed or not; this one fails
 xen         backends of a Xen guest's disks, counted in instructions: blkback, qdisk, tapline
 ";
 
@@ -89,6 +95,12 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     }
     if name == "idle-vm" {
         return idle_vm::run(rest);
+    }
+    if name == "api" {
+        return api::run(rest);
+    }
+    if name == "bootstorm" {
+        return bootstorm::run(rest);
     }
     let parsed = parse(rest)?;
     build()?;

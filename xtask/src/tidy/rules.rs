@@ -13,6 +13,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "uring",
     "xen",
     "benches/src/load.rs",
+    "benches/src/guest/device.rs",
     "transport/tests/vhost_blkio.rs",
     "tapline-disk/tests/tool/vhost.rs",
 ];

@@ -1,0 +1,106 @@
+//! The daemon of the storm: started, killed, and started again in the same place. It does not outlive the value, nor do its disks and
+//! machines.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::api::Api;
+use super::processes::Places;
+
+/// How long a daemon may take to listen that finds a thousand disks again, on a loaded machine.
+const TO_LISTEN: Duration = Duration::from_secs(120);
+
+/// Where the programs are and what the daemon is told.
+pub struct Daemon {
+    programs: PathBuf,
+    places: Places,
+    process: Mutex<Option<Child>>,
+}
+
+impl Daemon {
+    /// Starts the first one, with so much memory for those that are being plugged.
+    pub fn start(programs: PathBuf, places: Places, worker_memory: u64) -> Result<Daemon, String> {
+        let directory = |name: &str| places.room.join(name).display().to_string();
+        let text = format!(
+            "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\ndisk-program = {:?}\n\
+             [plug]\nworker-memory = {worker_memory}\n",
+            directory("state"),
+            directory("run"),
+            directory("log"),
+            programs.join("tapline-disk"),
+        );
+        let config = places.room.join("taplined.toml");
+        fs::write(&config, text).map_err(|error| format!("{}: {error}", config.display()))?;
+        let daemon = Daemon { programs, places, process: Mutex::new(None) };
+        daemon.restart()?;
+        Ok(daemon)
+    }
+
+    /// How it is asked.
+    pub fn api(&self) -> Api {
+        Api { socket: self.places.room.join("run/taplined.sock") }
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Child>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of its process, if it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process().as_ref().map(Child::id)
+    }
+
+    /// As kill -9 does.
+    pub fn kill(&self) -> Result<(), String> {
+        let Some(mut process) = self.process().take() else { return Ok(()) };
+        process.kill().and_then(|()| process.wait()).map(drop).map_err(|error| format!("kill the daemon: {error}"))
+    }
+
+    /// Starts another one, which may be killed before it listens: then whoever does that starts the next.
+    pub fn launch(&self) -> Result<(), String> {
+        let log = File::options().create(true).append(true).open(self.places.room.join("stderr"));
+        let log = log.map_err(|error| format!("the daemon's log: {error}"))?;
+        let mut command = Command::new(self.programs.join("taplined"));
+        command.arg("--config").arg(self.places.room.join("taplined.toml"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().map_err(|error| format!("start taplined: {error}"))?;
+        *self.process() = Some(child);
+        Ok(())
+    }
+
+    /// Starts another one, and waits until it listens.
+    pub fn restart(&self) -> Result<(), String> {
+        self.launch()?;
+        let begin = Instant::now();
+        while UnixStream::connect(self.api().socket).is_err() {
+            let ended = self.process().as_mut().and_then(|process| process.try_wait().ok().flatten());
+            if let Some(status) = ended {
+                return Err(format!("taplined has ended by itself: {status}"));
+            }
+            if begin.elapsed() > TO_LISTEN {
+                return Err(format!("taplined does not listen in {} s", TO_LISTEN.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(why) = self.kill() {
+            eprintln!("{why}");
+        }
+        // Only those of the storm, by their own numbers: all of them have a path of its directory on their command lines.
+        let left = self.places.disks().into_iter().map(|disk| disk.pid).chain(self.places.machines());
+        for pid in left {
+            if let Err(why) = self.places.kill(pid) {
+                eprintln!("{why}");
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The processes of the storm: who serves which VBD, who works on an image, and what they have open. From /proc, as anybody may see them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// A disk process.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Disk {
+    /// Its number.
+    pub pid: u32,
+    /// The VBD that it serves; none if it works on an image.
+    pub vbd: Option<String>,
+}
+
+/// Where the storm is.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Everything is below it.
+    pub room: PathBuf,
+    /// The directory of the repository.
+    pub sr: PathBuf,
+}
+
+impl Places {
+    /// The directory of the sockets of VBDs.
+    pub fn vbds(&self) -> PathBuf {
+        self.room.join("run/vbd")
+    }
+
+    /// The directory of the monitors of VMs.
+    pub fn vms(&self) -> PathBuf {
+        self.room.join("run/vm")
+    }
+
+    /// All disk processes of the storm that have not ended.
+    pub fn disks(&self) -> Vec<Disk> {
+        pids().into_iter().filter_map(|pid| self.disk(pid)).collect()
+    }
+
+    /// A process, if it is a disk process of the storm.
+    fn disk(&self, pid: u32) -> Option<Disk> {
+        let words = words_of(pid)?;
+        let program = Path::new(words.first()?).file_name()?;
+        let sr = self.sr.to_str()?;
+        if program != "tapline-disk" || !words.iter().any(|word| word.contains(sr)) {
+            return None;
+        }
+        let places = self.vbds();
+        let socket = words.iter().find_map(|word| Path::new(word).strip_prefix(&places).ok());
+        let vbd = socket.and_then(|path| Some(path.iter().next()?.to_str()?.to_owned()));
+        Some(Disk { pid, vbd })
+    }
+
+    /// The machines of the storm that have not ended.
+    pub fn machines(&self) -> BTreeSet<u32> {
+        pids().into_iter().filter(|pid| self.is_machine(*pid)).collect()
+    }
+
+    fn is_machine(&self, pid: u32) -> bool {
+        let monitor = format!("path={}/", self.vms().display());
+        words_of(pid).is_some_and(|words| words.iter().any(|word| word.contains(&monitor)))
+    }
+
+    /// Kills a disk process or a machine of the storm, as kill -9 does. One that has ended meanwhile is as good.
+    pub fn kill(&self, pid: u32) -> Result<(), String> {
+        let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
+        let killed = pidfd_open(number, PidfdFlags::empty()).and_then(|pidfd| {
+            // Looked at behind the pidfd: nobody else has the number then.
+            let ours = self.disk(pid).is_some() || self.is_machine(pid);
+            if ours { pidfd_send_signal(pidfd, Signal::KILL) } else { Ok(()) }
+        });
+        match killed {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(errno) => Err(format!("kill {pid}: {errno}")),
+        }
+    }
+
+    /// Files of the repository that several disk processes have open for writing, and who they are.
+    pub fn written_by_several(&self, disks: &[Disk]) -> BTreeMap<(u64, u64), Vec<u32>> {
+        let mut writers: BTreeMap<(u64, u64), Vec<u32>> = BTreeMap::new();
+        for disk in disks {
+            // Several descriptions of one file in one process are its own affair.
+            for file in self.written_by(disk.pid) {
+                writers.entry(file).or_default().push(disk.pid);
+            }
+        }
+        writers.retain(|_, pids| pids.len() > 1);
+        writers
+    }
+
+    /// Files of the repository that a process has open for writing.
+    pub fn written_by(&self, pid: u32) -> BTreeSet<(u64, u64)> {
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let file = |entry: fs::DirEntry| {
+            let target = fs::read_link(entry.path()).ok()?;
+            if !target.starts_with(&self.sr) {
+                return None;
+            }
+            let number = entry.file_name();
+            let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.to_str()?)).ok()?;
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+            // O_ACCMODE; 0 is O_RDONLY (open(2)).
+            if u32::from_str_radix(flags.trim(), 8).ok()? & 3 == 0 {
+                return None;
+            }
+            let found = fs::metadata(entry.path()).ok()?;
+            Some((found.dev(), found.ino()))
+        };
+        descriptors.filter_map(file).collect()
+    }
+}
+
+/// The numbers of all processes.
+fn pids() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The command line of a process; none of one that has ended.
+fn words_of(pid: u32) -> Option<Vec<String>> {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).ok().filter(|bytes| !bytes.is_empty())?;
+    Some(String::from_utf8_lossy(&bytes).split('\0').map(str::to_owned).collect())
+}
+
+/// Descriptors that a process has open.
+pub fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().count()
+}

@@ -119,7 +119,8 @@ impl Remote {
             return Failure::Gone(Problem::new(Code::Failed, what).advise(start));
         };
         match tls {
-            Error::InvalidCertificate(CertificateError::UnknownIssuer) => refused(
+            // The latter: somebody of that name, but not the one who signed; the file is older than the certificate, for example.
+            Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => refused(
                 &format_args!("nobody in {} vouches for its certificate", self.ca.display()),
                 "name the file with the certificate that does (--ca FILE or TAPLINE_CA)".into(),
             ),

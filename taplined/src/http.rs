@@ -52,6 +52,17 @@ fn begun(task: Task) -> Begun {
     Ok((StatusCode::ACCEPTED, Json(task)))
 }
 
+/// The most seconds that a guest can be given for something: a day, which is longer than anybody waits.
+const PATIENCE_MAX: u32 = 86400;
+
+/// Refuses patience without end.
+fn must_end(seconds: u32) -> Result<(), Problem> {
+    match seconds {
+        0..=PATIENCE_MAX => Ok(()),
+        _ => Err(Problem::new(Code::Invalid, format!("a timeout is at most {PATIENCE_MAX} seconds")).field("timeout")),
+    }
+}
+
 /// The document beside what the handlers say.
 #[derive(OpenApi)]
 #[openapi(modifiers(&Bearer), security((), ("token" = [])), info(
@@ -143,5 +154,16 @@ mod test {
     fn the_committed_document_is_the_one_of_the_routes() {
         let committed = include_str!("../../docs/openapi.json");
         assert!(openapi_text().unwrap() == committed, "run: cargo run -p taplined -- --openapi > docs/openapi.json");
+    }
+
+    #[test]
+    fn a_body_may_be_left_out_where_it_needs_no_field_and_all_that_is_referred_to_is_there() {
+        let document: serde_json::Value = serde_json::from_str(&openapi_text().unwrap()).unwrap();
+        let body = |path: &str| document["paths"][path]["post"]["requestBody"]["required"].as_bool().unwrap();
+        assert!(!body("/v1/host/drain") && !body("/v1/vbds/{uuid}/unplug") && body("/v1/srs"));
+        let text = document.to_string();
+        for reference in text.split("\"$ref\":\"#").skip(1).filter_map(|rest| rest.split('"').next()) {
+            assert!(document.pointer(reference).is_some(), "{reference}");
+        }
     }
 }

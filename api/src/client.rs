@@ -1,4 +1,4 @@
-//! A typed client: one function a route, over the daemon's Unix socket, for programs that run on tokio.
+//! A typed client: one function a route, over the daemon's Unix socket or over TLS, for programs that run on tokio.
 //!
 //! What is asked is a type of this crate and so is the answer; whatever keeps it from coming is a [`Problem`], be it the
 //! daemon that refused or the daemon that is not there. A connection serves one request: it costs less than the request,
@@ -7,19 +7,24 @@
 mod event;
 mod exchange;
 mod host;
+mod remote;
 mod sr;
 mod sse;
 mod target;
 mod task;
+mod token;
 mod vbd;
 mod vdi;
 mod vm;
 
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::Task;
 
 pub use event::{Events, Tiding};
+pub use remote::Remote;
 pub use vbd::Connector;
 
 /// Where the daemon's socket is unless its configuration says otherwise.
@@ -28,7 +33,25 @@ pub const SOCKET: &str = "/run/tapline/taplined.sock";
 /// Somebody who asks a daemon. Cheap to clone; it holds no connection.
 #[derive(Clone, Debug)]
 pub struct Client {
-    socket: PathBuf,
+    place: Place,
+}
+
+/// Where a daemon listens.
+#[derive(Clone, Debug)]
+enum Place {
+    /// On this host.
+    Socket(PathBuf),
+    /// On any.
+    Remote(Arc<Remote>),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Socket(path) => path.display().fmt(f),
+            Place::Remote(remote) => remote.fmt(f),
+        }
+    }
 }
 
 /// The answer to a verb that may take time.
@@ -41,13 +64,13 @@ pub enum Answer<T> {
 }
 
 impl Client {
-    /// A client of the daemon that listens at `socket`.
+    /// A client of the daemon of this host that listens at `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { socket: socket.into() }
+        Client { place: Place::Socket(socket.into()) }
     }
 
-    /// Where the daemon listens.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    /// A client of a daemon that listens for TLS.
+    pub fn remote(remote: Remote) -> Client {
+        Client { place: Place::Remote(Arc::new(remote)) }
     }
 }

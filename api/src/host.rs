@@ -46,8 +46,9 @@ pub struct Limits {
 #[serde(deny_unknown_fields)]
 pub struct HostDrain {
     /// How long guests may take to let go, in seconds; then their disks end without them, with everything flushed that was
-    /// answered.
+    /// answered. A day at most.
     #[serde(default = "drain_timeout")]
+    #[schema(maximum = 86400)]
     pub timeout: u32,
 }
 

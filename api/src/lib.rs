@@ -14,6 +14,7 @@ mod host;
 mod problem;
 mod sr;
 mod task;
+mod token;
 mod value;
 mod vbd;
 mod vdi;
@@ -27,6 +28,7 @@ pub use sr::{
     SrState, Unplaced, Variant, Versions,
 };
 pub use task::{About, Task, TaskState};
+pub use token::{Secret, Token, TokenCreate, TokenMade};
 pub use value::{AbsolutePath, Description, Name, Size};
 pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdState, VbdUnplug, Vbds};
 pub use vdi::{

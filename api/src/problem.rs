@@ -27,6 +27,8 @@ pub enum Code {
     Malformed,
     /// A field has a value that makes no sense, is missing, or is not known.
     Invalid,
+    /// Nobody knows who asks: a token is missing, wrong, revoked or has expired.
+    Unauthorized,
     /// Whoever asks may not.
     Forbidden,
     /// There is no such object.
@@ -62,6 +64,7 @@ impl Code {
     pub fn http_status(self) -> u16 {
         match self {
             Code::Malformed | Code::Invalid => 400,
+            Code::Unauthorized => 401,
             Code::Forbidden => 403,
             Code::NotFound => 404,
             Code::Exists | Code::State | Code::InUse | Code::Busy | Code::Cancelled => 409,

@@ -144,7 +144,8 @@ pub struct VmShutdown {
     /// At once, without asking the guest.
     #[serde(default)]
     pub force: bool,
-    /// How long the guest may take, in seconds; then it is ended with force.
+    /// How long the guest may take, in seconds; then it is ended with force. A day at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 86400)]
     pub timeout: Option<u32>,
 }

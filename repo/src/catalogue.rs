@@ -12,6 +12,7 @@ mod lease;
 mod row;
 mod sr;
 mod task;
+mod token;
 mod vbd;
 mod vdi;
 mod vm;
@@ -30,16 +31,17 @@ pub use event::{Past, Tidings};
 pub use image::{Image, ImageState};
 pub use lease::Holder;
 pub use task::{Journalled, NewTask};
+pub use token::SecretHash;
 pub use vbd::Process;
 pub use vdi::NewVdi;
 pub use vm::VmProcess;
 use writer::Writer;
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 /// `schema.sql` makes version 1; a later version is one more entry, which changes what the one before it has made.
-const MIGRATIONS: [&str; 1] = [include_str!("catalogue/schema.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("catalogue/schema.sql"), include_str!("catalogue/schema-2.sql")];
 
 /// Questions of the daemon's own work at one time, and of its clients: each has a thread and a connection. More would wait for the
 /// processors anyway; and however many clients ask, they take nothing from those at work.

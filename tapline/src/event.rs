@@ -1,7 +1,7 @@
 //! `tapline event`.
 
 use api::client::Tiding;
-use api::{Event, ObjectKind, Problem};
+use api::{Code, Event, ObjectKind, Problem};
 
 use crate::session::{Session, print};
 use crate::word;
@@ -32,6 +32,8 @@ impl Verb {
                 Tiding::Change(event) if kind.is_empty() || kind.contains(&event.kind) => tell(session, &event)?,
                 Tiding::Change(_) => {}
                 Tiding::Reset => eprintln!("tapline: events were lost: look at everything anew"),
+                // The token has ended, and the daemon would say so each time.
+                Tiding::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
                 Tiding::Lost(problem) => eprintln!("tapline: {problem}; looking for it again"),
             }
         }

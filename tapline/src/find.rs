@@ -2,7 +2,7 @@
 //!
 //! A whole UUID is taken as it is. Anything else must fit exactly one object: the first that fits is never taken for it.
 
-use api::{Code, Problem, Task};
+use api::{Code, Problem};
 use uuid::Uuid;
 
 use crate::session::Session;
@@ -57,22 +57,34 @@ impl Session {
         }
     }
 
+    /// The token that is meant.
+    pub async fn token(&self, text: &str) -> Result<Uuid, Problem> {
+        match Uuid::parse_str(text) {
+            Ok(uuid) => Ok(uuid),
+            Err(_) => {
+                let all = self.client.tokens().await?;
+                let found = all.iter().filter(|token| token.name.as_str() == text || begins(token.uuid, text));
+                only("token", text, found.map(|token| (token.uuid, token.name.as_str())))
+            }
+        }
+    }
+
     /// The task that is meant. It has no name but its verb, which is that of many.
     pub async fn task(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
             Err(_) => {
                 let all = self.client.tasks(false).await?;
-                let found = all.iter().filter(|task| begins(task, text));
+                let found = all.iter().filter(|task| begins(task.uuid, text));
                 only("task", text, found.map(|task| (task.uuid, task.verb.as_str())))
             }
         }
     }
 }
 
-fn begins(task: &Task, text: &str) -> bool {
+fn begins(uuid: Uuid, text: &str) -> bool {
     text.chars().filter(char::is_ascii_hexdigit).count() >= DIGITS_MIN
-        && task.uuid.to_string().starts_with(&text.to_ascii_lowercase())
+        && uuid.to_string().starts_with(&text.to_ascii_lowercase())
 }
 
 /// The only one of those that fit.

@@ -14,6 +14,7 @@ mod find;
 mod hand_over;
 mod host;
 mod manual;
+mod place;
 mod removal;
 mod session;
 // Sizes are read and shown as `tapline-disk` does. It may use no package that this one may, so its file is used.
@@ -21,6 +22,7 @@ mod session;
 mod size;
 mod sr;
 mod task;
+mod token;
 mod vbd;
 mod vdi;
 mod vm;
@@ -62,6 +64,8 @@ enum Command {
     Vm(Noun<vm::Verb>),
     /// What takes time: how far it is, and its end
     Task(Noun<task::Verb>),
+    /// Who may ask the daemon over the network
+    Token(Noun<token::Verb>),
     /// Every change of an object
     Event(Noun<event::Verb>),
     /// Create, describe, check, convert and compare image files
@@ -125,6 +129,7 @@ fn run(command: Command) -> Result<(), Problem> {
         Command::Vbd(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
         Command::Vm(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
         Command::Task(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
+        Command::Token(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
         Command::Event(Noun { verb, how }) => ask(how, async |session| verb.run(&session).await),
         Command::Image(_) | Command::Serve(_) | Command::Disk(_) | Command::Xen(_) => Err(hand_over::hand_over()),
         Command::Completion(completion) => completion.run(),
@@ -136,7 +141,7 @@ fn run(command: Command) -> Result<(), Problem> {
 fn ask(how: How, what: impl AsyncFnOnce(Session) -> Result<(), Problem>) -> Result<(), Problem> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Problem::failed("start what waits for answers", error))?;
-    runtime.block_on(what(Session::new(how)))
+    runtime.block_on(what(Session::new(how)?))
 }
 
 /// A problem as people need it: what it is, where in the request, and what to do about it.

@@ -3,22 +3,22 @@
 //! Objects go to stdout, as text for people or as the API's own JSON; everything else goes to stderr.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
 
-use api::client::{Answer, Client, SOCKET};
-use api::{Problem, Task, TaskState};
+use api::client::{Answer, Client};
+use api::{AbsolutePath, Code, Problem, Task, TaskState};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::column::{Column, alone, table};
+use crate::place::Place;
 use crate::wait;
+use crate::word::HostPath;
 
 /// Options that every noun of the daemon has.
 #[derive(Clone, Debug, clap::Args)]
 pub struct How {
-    /// The daemon's socket; also TAPLINE_SOCKET
-    #[arg(long, global = true, env = "TAPLINE_SOCKET", hide_env = true, value_name = "PATH", default_value = SOCKET)]
-    socket: PathBuf,
+    #[command(flatten)]
+    place: Place,
     /// Print what the API answers, as JSON; of a verb that takes time, the task
     #[arg(long, global = true)]
     json: bool,
@@ -45,6 +45,8 @@ pub struct Listing {
 pub struct Session {
     /// The daemon.
     pub client: Client,
+    /// Whether the daemon may be another host's.
+    remote: bool,
     json: bool,
 }
 
@@ -58,8 +60,18 @@ pub enum Outcome {
 
 impl Session {
     /// As the options say.
-    pub fn new(how: How) -> Session {
-        Session { client: Client::new(how.socket), json: how.json }
+    pub fn new(how: How) -> Result<Session, Problem> {
+        let (client, remote) = how.place.client()?;
+        Ok(Session { client, remote, json: how.json })
+    }
+
+    /// A path of the daemon's host, which is this one unless it is asked over the network.
+    pub fn path(&self, path: HostPath) -> Result<AbsolutePath, Problem> {
+        if self.remote && path.relative {
+            let what = format!("«{}» is a path from where you are, which may not be the daemon's host", path.typed);
+            return Err(Problem::new(Code::Invalid, what).advise("write the whole path of a file or directory there"));
+        }
+        Ok(path.whole)
     }
 
     /// Whether programs read what is printed.

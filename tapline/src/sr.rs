@@ -166,7 +166,7 @@ impl Verb {
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, source, description, reserve, format, waiting } = self;
-        let asked = SrCreate { name, description, source: source.place()?, reserve, format };
+        let asked = SrCreate { name, description, source: source.place(session)?, reserve, format };
         session.made(session.client.sr_create(&asked).await?, waiting).await
     }
 }
@@ -174,7 +174,7 @@ impl Create {
 impl Introduce {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Introduce { name, source, uuid, description, reserve, waiting } = self;
-        let asked = SrIntroduce { uuid, name, description, source: source.place()?, reserve };
+        let asked = SrIntroduce { uuid, name, description, source: source.place(session)?, reserve };
         session.made(session.client.sr_introduce(&asked).await?, waiting).await
     }
 }
@@ -191,7 +191,7 @@ impl Destroy {
 }
 
 async fn probe(session: &Session, source: Source, waiting: Waiting) -> Result<(), Problem> {
-    let answer = session.client.sr_probe(&SrProbe { source: source.place()? }).await?;
+    let answer = session.client.sr_probe(&SrProbe { source: source.place(session)? }).await?;
     match session.outcome(answer, waiting).await? {
         Outcome::Done(found) => {
             let found: Vec<SrFound> =

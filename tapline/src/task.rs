@@ -1,7 +1,7 @@
 //! `tapline task`.
 
 use api::client::Tiding;
-use api::{Change, ObjectKind, Problem, Task, TaskState};
+use api::{Change, Code, ObjectKind, Problem, Task, TaskState};
 
 use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, print};
@@ -104,6 +104,7 @@ async fn watch(session: &Session) -> Result<(), Problem> {
                     tell(session, &task)?;
                 }
             }
+            Tiding::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
             Tiding::Lost(problem) => eprintln!("tapline: {problem}; looking for it again"),
         }
     }

@@ -3,10 +3,11 @@
 mod make;
 mod shown;
 
-use api::{AbsolutePath, Description, ImageFormat, Name, Problem, VdiExport, VdiPatch, VdiResize, VdiRevert};
+use api::{Description, ImageFormat, Name, Problem, VdiExport, VdiPatch, VdiResize, VdiRevert};
 
 use crate::confirm::Confirm;
 use crate::session::{Listing, Session, Waiting};
+use crate::word::HostPath;
 use crate::{removal, word};
 use make::{Branch, Copy, Create, Import};
 use shown::COLUMNS;
@@ -59,7 +60,7 @@ pub enum Verb {
         vdi: String,
         /// The file, which must not exist
         #[arg(value_parser = word::path)]
-        path: AbsolutePath,
+        path: HostPath,
         /// Its format
         #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
         format: ImageFormat,
@@ -146,7 +147,7 @@ impl Verb {
             Verb::Copy(copy) => copy.run(session).await,
             Verb::Import(import) => import.run(session).await,
             Verb::Export { vdi, path, format, waiting } => {
-                let vdi = session.vdi(&vdi).await?;
+                let (vdi, path) = (session.vdi(&vdi).await?, session.path(path)?);
                 session.did(client.vdi_export(vdi, &VdiExport { path, format }).await?, waiting).await
             }
             Verb::Merge { vdi, waiting } => {

@@ -190,7 +190,7 @@ impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, memory, vcpus, driver, boot, platform, description, waiting } = self;
         let platform: BTreeMap<String, String> = platform.into_iter().collect();
-        let boot = boot.kernel().unwrap_or_default();
+        let boot = boot.kernel(session)?.unwrap_or_default();
         let asked = VmCreate { name, description, driver, memory, vcpus, boot, platform };
         session.made(session.client.vm_create(&asked).await?, waiting).await
     }
@@ -209,7 +209,7 @@ impl Set {
             all.extend(platform);
             Some(all)
         };
-        let boot = if boot_disk { Some(api::Boot::Disk) } else { boot.kernel() };
+        let boot = if boot_disk { Some(api::Boot::Disk) } else { boot.kernel(session)? };
         let patch = VmPatch { name, description, memory, vcpus, boot, platform };
         let vm = session.client.vm_set(uuid, &patch).await?;
         if session.json() { session.value(&vm) } else { Ok(()) }

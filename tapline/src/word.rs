@@ -57,10 +57,22 @@ pub fn bytes(word: &str) -> Result<u64, String> {
     word.parse().map(|size::Size(bytes)| bytes).map_err(|error: size::NotASize| error.to_string())
 }
 
-/// A path of this host. The daemon has another working directory, so it is told the whole path.
-pub fn path(word: &str) -> Result<AbsolutePath, String> {
+/// A path of the daemon's host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPath {
+    /// As it was typed.
+    pub typed: String,
+    /// What it is on this host. The daemon has another working directory, so it is told the whole path.
+    pub whole: AbsolutePath,
+    /// Whether that depends on where the command was typed.
+    pub relative: bool,
+}
+
+/// A path of the daemon's host: a session says whether it can be one.
+pub fn path(word: &str) -> Result<HostPath, String> {
     let whole = std::path::absolute(word).map_err(|error| format!("«{word}»: {error}"))?;
-    whole.to_str().ok_or_else(|| format!("«{word}» is not UTF-8"))?.parse()
+    let whole = whole.to_str().ok_or_else(|| format!("«{word}» is not UTF-8"))?.parse()?;
+    Ok(HostPath { typed: word.into(), whole, relative: !word.starts_with('/') })
 }
 
 /// `SERVER:/EXPORT`, as mount(8) has it; the server may be an IPv6 address in brackets.
@@ -125,7 +137,9 @@ mod test {
     #[test]
     fn paths_are_told_whole() {
         let here = std::env::current_dir().unwrap();
-        assert_eq!(path("disk.raw").unwrap().as_path(), here.join("disk.raw"));
+        let disk = path("disk.raw").unwrap();
+        assert_eq!((disk.whole.as_path(), disk.relative), (here.join("disk.raw").as_path(), true));
+        assert!(!path("/srv/disk.raw").unwrap().relative);
         assert!(path("/srv/../etc").is_err(), "where it leads to depends on links");
     }
 

@@ -1,5 +1,6 @@
 //! The daemon's settings: a TOML file, every one of which has a default (docs/taplined.toml).
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use api::{Code, Limits, Problem};
@@ -58,8 +59,19 @@ pub struct Storage {
 pub struct Api {
     /// A group whose members may use the API as root may; none but root and the daemon's own user if it is not set.
     pub group: Option<String>,
-    /// Connections at one time; one more waits.
+    /// Connections to the Unix socket at one time; one more waits.
     pub connections_max: u32,
+    /// Addresses at which the API is also served over TCP, with TLS and to those who have a token: none if it is not set.
+    #[schema(value_type = Vec<String>)]
+    pub listen: Vec<SocketAddr>,
+    /// The certificate of the daemon, and behind it those that lead to one that clients trust: a PEM file.
+    #[schema(value_type = Option<String>)]
+    pub certificate: Option<PathBuf>,
+    /// The certificate's key: a PEM file that not everybody may read.
+    #[schema(value_type = Option<String>)]
+    pub key: Option<PathBuf>,
+    /// Connections over TCP at one time; one more waits.
+    pub remote_connections_max: u32,
 }
 
 /// How VBDs are plugged.
@@ -124,7 +136,14 @@ impl Default for Config {
 
 impl Default for Api {
     fn default() -> Api {
-        Api { group: None, connections_max: 1100 }
+        Api {
+            group: None,
+            connections_max: 1100,
+            listen: Vec::new(),
+            certificate: None,
+            key: None,
+            remote_connections_max: 200,
+        }
     }
 }
 
@@ -173,6 +192,7 @@ impl Config {
             ("plug.worker-memory", self.plug.worker_memory),
             ("plug.step-timeout", u64::from(self.plug.step_timeout)),
             ("api.connections-max", u64::from(self.api.connections_max)),
+            ("api.remote-connections-max", u64::from(self.api.remote_connections_max)),
             ("storage.answer-timeout", u64::from(self.storage.answer_timeout)),
             ("storage.lost-interval", u64::from(self.storage.lost_interval)),
             ("storage.measure-interval", u64::from(self.storage.measure_interval)),
@@ -182,12 +202,23 @@ impl Config {
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name} is at least 1"));
         }
-        let directories = [
-            ("state-directory", &self.state_directory),
-            ("run-directory", &self.run_directory),
-            ("log-directory", &self.log_directory),
+        let (certificate, key) = (&self.api.certificate, &self.api.key);
+        if certificate.is_some() != key.is_some() {
+            return Err("api.certificate and api.key are set both or not at all".into());
+        }
+        if !self.api.listen.is_empty() && certificate.is_none() {
+            return Err(
+                "api.listen: over TCP the API is served with TLS only: set api.certificate and api.key too".into()
+            );
+        }
+        let paths = [
+            ("state-directory", Some(&self.state_directory)),
+            ("run-directory", Some(&self.run_directory)),
+            ("log-directory", Some(&self.log_directory)),
+            ("api.certificate", certificate.as_ref()),
+            ("api.key", key.as_ref()),
         ];
-        match directories.iter().find(|(_, path)| !path.is_absolute()) {
+        match paths.iter().find_map(|(name, path)| path.filter(|path| !path.is_absolute()).map(|path| (name, path))) {
             Some((name, path)) => Err(format!("{name} is not absolute: {}", path.display())),
             None => Ok(()),
         }
@@ -244,6 +275,17 @@ mod test {
         assert!(Config::parse("[plug]\nplug-windo = 1").unwrap_err().contains("plug-windo"));
         assert!(Config::parse("[plug]\nplug-window = 0").unwrap_err().contains("plug-window"));
         assert!(Config::parse("run-directory = \"run\"").unwrap_err().contains("run-directory"));
+        assert!(Config::parse("[api]\nlisten = [\"alpha:7443\"]").unwrap_err().contains("listen"));
+    }
+
+    #[test]
+    fn tcp_without_tls_is_refused() {
+        let plain = Config::parse("[api]\nlisten = [\"127.0.0.1:7443\"]").unwrap_err();
+        assert!(plain.contains("with TLS only") && plain.contains("api.certificate"), "{plain}");
+        let files = "certificate = \"/a.pem\"\nkey = \"/b.pem\"";
+        assert!(Config::parse(&format!("[api]\nlisten = [\"[::]:7443\"]\n{files}")).is_ok());
+        assert!(Config::parse("[api]\nkey = \"/b.pem\"").unwrap_err().contains("api.certificate"));
+        assert!(Config::parse(&format!("[api]\n{}", files.replace("/a", "a"))).unwrap_err().contains("a.pem"));
     }
 
     #[test]
@@ -262,6 +304,10 @@ mod test {
             "qemu-program",
             "group",
             "connections-max",
+            "listen",
+            "certificate",
+            "key",
+            "remote-connections-max",
             "step-timeout",
             "lost-interval",
             "file-size",

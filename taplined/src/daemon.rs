@@ -16,6 +16,7 @@ use crate::http::Answers;
 use crate::plug::{self, Plugs};
 use crate::sr::Srs;
 use crate::task::Tasks;
+use crate::token::Tokens;
 use crate::vdi;
 use crate::vm::{self, Vms};
 
@@ -30,6 +31,8 @@ pub struct Parts {
     pub config: Config,
     /// What exists.
     pub catalogue: Catalogue,
+    /// Who may use the API over TCP.
+    pub tokens: Tokens,
     /// What is under way.
     pub tasks: Tasks,
     /// How disk processes are started.
@@ -74,6 +77,7 @@ impl Daemon {
         let lock = only_one(&config.state_directory)?;
         let catalogue = Catalogue::open(&config.catalogue())?;
         let host = host_identity(&catalogue).await?;
+        let tokens = Tokens::load(&catalogue).await?;
         let tasks = Tasks::new(catalogue.clone());
         let tool = Tool::of(&config)?;
         let srs = Srs::new(&config, catalogue.clone());
@@ -81,6 +85,7 @@ impl Daemon {
         let parts = Parts {
             config,
             catalogue,
+            tokens,
             tasks,
             tool,
             disks,

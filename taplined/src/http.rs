@@ -1,15 +1,17 @@
-//! The API over HTTP: REST at a Unix socket.
+//! The API over HTTP: REST at a Unix socket, and over TLS.
 //!
 //! The routes and their OpenAPI document come from the same declarations, one module a noun. What is asked has been checked
 //! when a handler sees it ([`extract`]), and everything that is refused is refused as a [`Problem`].
 
 mod answer;
+mod asker;
 mod events;
 mod extract;
 mod host;
 mod listener;
 mod sr;
 mod task;
+mod token;
 mod vbd;
 mod vdi;
 mod vm;
@@ -18,13 +20,15 @@ use api::{Code, Problem, Task};
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use utoipa::OpenApi;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{OpenApi as OpenApiDocument, RefOr, Required};
+use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::daemon::Daemon;
 
 pub use answer::Answers;
-pub use listener::{Listener, Stop, group_id};
+pub use listener::{Listener, Signals, check, group_id};
 
 /// A problem as a response.
 #[derive(Debug)]
@@ -50,14 +54,37 @@ fn begun(task: Task) -> Begun {
     Ok((StatusCode::ACCEPTED, Json(task)))
 }
 
+/// The most seconds that a guest can be given for something: a day, which is longer than anybody waits.
+const PATIENCE_MAX: u32 = 86400;
+
+/// Refuses patience without end.
+fn must_end(seconds: u32) -> Result<(), Problem> {
+    match seconds {
+        0..=PATIENCE_MAX => Ok(()),
+        _ => Err(Problem::new(Code::Invalid, format!("a timeout is at most {PATIENCE_MAX} seconds")).field("timeout")),
+    }
+}
+
 /// The document beside what the handlers say.
 #[derive(OpenApi)]
-#[openapi(info(
+#[openapi(modifiers(&Bearer), security((), ("token" = [])), info(
     title = "Tapline",
     description = "Storage repositories, disks and machines of one host. Verbs that take time answer with a task.",
     license(name = "Apache-2.0")
 ))]
 struct Document;
+
+/// How requests over TCP show who asks; over the Unix socket nothing is asked for.
+struct Bearer;
+
+impl Modify for Bearer {
+    fn modify(&self, document: &mut OpenApiDocument) {
+        let text = "Over TCP only: the secret of a token. Over the Unix socket, the kernel says who asks.";
+        let scheme = Http::builder().scheme(HttpAuthScheme::Bearer).description(Some(text)).build();
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("token", SecurityScheme::Http(scheme));
+    }
+}
 
 /// All routes with their document.
 fn routes() -> OpenApiRouter<Daemon> {
@@ -68,6 +95,7 @@ fn routes() -> OpenApiRouter<Daemon> {
         .merge(vbd::routes())
         .merge(vm::routes())
         .merge(task::routes())
+        .merge(token::routes())
         .merge(events::routes());
     OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", nouns)
 }
@@ -84,9 +112,32 @@ fn router(daemon: Daemon) -> axum::Router {
     router.fallback(unknown).method_not_allowed_fallback(wrong).with_state(daemon)
 }
 
+/// A body that may be an object without fields may be left out ([`extract`]).
+fn relax_bodies(document: &mut OpenApiDocument) {
+    let value = serde_json::to_value(&*document).unwrap_or_default();
+    let has_required = |reference: &str| {
+        let schema = reference.strip_prefix('#').and_then(|pointer| value.pointer(pointer));
+        schema.is_none_or(|schema| schema.get("required").is_some())
+    };
+    for item in document.paths.paths.values_mut() {
+        let operations = [&mut item.post, &mut item.patch, &mut item.delete].into_iter().flatten();
+        for body in operations.filter_map(|operation| operation.request_body.as_mut()) {
+            let schemas = body.content.values().filter_map(|content| content.schema.as_ref());
+            let mut references = schemas.map(|schema| match schema {
+                RefOr::Ref(reference) => reference.ref_location.as_str(),
+                RefOr::T(_) => "",
+            });
+            if !references.any(has_required) {
+                body.required = Some(Required::False);
+            }
+        }
+    }
+}
+
 /// The OpenAPI document, as it is committed.
 pub fn openapi_text() -> Result<String, Problem> {
-    let (_, document) = routes().split_for_parts();
+    let (_, mut document) = routes().split_for_parts();
+    relax_bodies(&mut document);
     let text = document.to_pretty_json().map_err(|error| Problem::failed("show the OpenAPI document", error))?;
     Ok(format!("{text}\n"))
 }
@@ -118,5 +169,16 @@ mod test {
     fn the_committed_document_is_the_one_of_the_routes() {
         let committed = include_str!("../../docs/openapi.json");
         assert!(openapi_text().unwrap() == committed, "run: cargo run -p taplined -- --openapi > docs/openapi.json");
+    }
+
+    #[test]
+    fn a_body_may_be_left_out_where_it_needs_no_field_and_all_that_is_referred_to_is_there() {
+        let document: serde_json::Value = serde_json::from_str(&openapi_text().unwrap()).unwrap();
+        let body = |path: &str| document["paths"][path]["post"]["requestBody"]["required"].as_bool().unwrap();
+        assert!(!body("/v1/host/drain") && !body("/v1/vbds/{uuid}/unplug") && body("/v1/srs"));
+        let text = document.to_string();
+        for reference in text.split("\"$ref\":\"#").skip(1).filter_map(|rest| rest.split('"').next()) {
+            assert!(document.pointer(reference).is_some(), "{reference}");
+        }
     }
 }

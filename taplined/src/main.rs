@@ -15,6 +15,7 @@ mod notify;
 mod plug;
 mod sr;
 mod task;
+mod token;
 mod vdi;
 mod vm;
 
@@ -39,7 +40,7 @@ const CONFIG: &str = "/etc/tapline/taplined.toml";
 
 /// The daemon of Tapline: storage repositories, disks and machines of this host.
 ///
-/// It serves its API at a Unix socket, to `tapline` and to programs (docs/api.md). Settings: docs/taplined.toml.
+/// It serves its API at a Unix socket, and over TLS where that is configured, to `tapline` and to programs (docs/api.md). Settings: docs/taplined.toml.
 #[derive(Debug, Parser)]
 #[command(name = "taplined", version)]
 struct Arguments {
@@ -87,6 +88,7 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
         None if std::path::Path::new(CONFIG).exists() => Config::read(CONFIG.as_ref())?,
         None => Config::default(),
     };
+    http::check(&config)?;
     if arguments.check_config {
         return Ok(());
     }
@@ -101,11 +103,11 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
 
 async fn serve(config: Config) -> Result<(), Problem> {
     let daemon = Daemon::start(config).await?;
-    let listener = http::Listener::bind(&daemon.config)?;
-    let stop = http::Stop::on_signals()?;
+    let listener = http::Listener::bind(&daemon.config, &daemon)?;
+    let signals = http::Signals::handle()?;
     notify::ready();
     tracing::info!(socket = %daemon.config.socket().display(), "serving");
-    listener.serve(daemon.clone(), stop).await?;
+    listener.serve(daemon.clone(), signals).await;
     notify::stopping();
     daemon.stop().await
 }

@@ -24,3 +24,29 @@ fn what_is_not_known_is_refused_as_a_problem() {
     assert_eq!((status, &problem["code"]), (404, &json!("not-found")));
     assert_eq!(daemon.post("/host", json!({})).0, 405);
 }
+
+#[test]
+fn what_the_document_forbids_is_refused_and_no_fault_of_the_daemon() {
+    let daemon = harness::start();
+    let (_, task) = daemon.post("/host/drain", json!({}));
+    daemon.wait(&task);
+    let wait = |seconds: u32| daemon.get(&format!("/tasks/{}?wait={seconds}", task["uuid"].as_str().unwrap()));
+    assert_eq!(wait(60).0, 200);
+    let (status, problem) = wait(61);
+    assert_eq!((status, &problem["code"], &problem["field"]), (400, &json!("invalid"), &json!("wait")));
+    assert_eq!(daemon.post("/host/drain", json!({ "timeout": 86_401 })).1["field"], "timeout");
+    let sr = daemon.repository("sr");
+    let image = daemon.room().join("no.vhd");
+    std::fs::write(&image, "").unwrap();
+    let asked = json!({ "sr": sr, "name": "a", "path": image, "source_format": "vhd" });
+    let (status, problem) = daemon.post("/vdis/import", asked);
+    assert_eq!((status, &problem["code"], &problem["field"]), (400, &json!("invalid"), &json!("path")), "{problem}");
+    for (path, status) in [("/nowhere/at/all".to_owned(), 404), (format!("/{}", "a".repeat(300)), 400)] {
+        let source = json!({ "type": "iso", "path": path });
+        let (probed, problem) = daemon.post("/srs/probe", json!({ "source": source }));
+        assert_eq!(probed, status, "{problem}");
+        let asked = json!({ "sr": sr, "name": "a", "path": path, "source_format": "raw" });
+        let (imported, problem) = daemon.post("/vdis/import", asked);
+        assert_eq!(imported, status, "{problem}");
+    }
+}

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod api_fuzz;
 mod bench;
 mod demo;
 mod man;
@@ -30,6 +31,7 @@ const CHORES: &[Chore] = &[
     },
     Chore { name: "man", about: "write the manual pages of tapline's nouns", run: man::run },
     Chore { name: "simulate", about: "crash disk images in every way and compare", run: simulate::run },
+    Chore { name: "api-fuzz", about: "ask the daemon for all that its OpenAPI document promises", run: api_fuzz::run },
     Chore { name: "bench", about: "measure Tapline beside its peers", run: bench::run },
     Chore { name: "demo", about: "the life of a thin disk, told with a real guest", run: demo::run },
     Chore {

@@ -1,8 +1,9 @@
 //! One request and its answer over a connection of their own.
 //!
-//! It knows HTTP and JSON, and no noun. Whatever goes wrong becomes a [`Problem`] that says at which socket it was.
+//! It knows HTTP and JSON, and no noun. Whatever goes wrong becomes a [`Problem`] that says where the daemon was sought.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
@@ -12,10 +13,11 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use super::target::Target;
-use super::{Answer, Client};
+use super::{Answer, Client, Place};
 use crate::{Code, Problem};
 
 /// How long an answer may take. What takes longer is a task, and a wait for one is shorter.
@@ -99,7 +101,7 @@ impl Client {
     }
 
     fn senseless(&self, error: &dyn std::error::Error) -> Problem {
-        let what = format!("the answer at {} makes no sense: {error}", self.socket().display());
+        let what = format!("the answer at {} makes no sense: {error}", self.place);
         Problem::new(Code::Failed, what)
             .advise("see that tapline and taplined are of one version, and restart taplined")
     }
@@ -125,12 +127,17 @@ impl Client {
         last_event: Option<u64>,
         body: Bytes,
     ) -> Result<Response<Incoming>, Failure> {
-        let stream = UnixStream::connect(self.socket()).await.map_err(|error| self.unreachable(&error))?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
-        // It ends with the answer. What goes wrong in it, the answer tells too.
-        tokio::spawn(connection);
-        let mut request = Request::builder().method(method).uri(target.as_str()).header("host", "localhost");
+        let mut request = Request::builder().method(method).uri(target.as_str());
+        let mut sender = match &self.place {
+            Place::Socket(path) => {
+                request = request.header("host", "localhost");
+                self.converse(UnixStream::connect(path).await.map_err(|error| unreachable(path, &error))?).await?
+            }
+            Place::Remote(remote) => {
+                request = request.header("host", remote.authority()).header("authorization", remote.authorization());
+                self.converse(remote.connect().await?).await?
+            }
+        };
         if !body.is_empty() {
             request = request.header("content-type", "application/json");
         }
@@ -143,30 +150,40 @@ impl Client {
         sender.send_request(request).await.map_err(|error| self.broken(&error))
     }
 
-    /// Nobody listens, or not for us.
-    fn unreachable(&self, error: &io::Error) -> Failure {
-        let socket = self.socket().display();
-        let what = format!("cannot reach taplined at {socket}: {error}");
-        if error.kind() == io::ErrorKind::PermissionDenied {
-            let who = "root may, and the members of the group that api.group names in /etc/tapline/taplined.toml";
-            return Failure::Refused(Problem::new(Code::Forbidden, what).advise(who));
-        }
-        let start = "start it with «systemctl start taplined»; if it listens elsewhere, name its socket \
-                     (--socket PATH or TAPLINE_SOCKET)";
-        Failure::Gone(Problem::new(Code::Failed, what).advise(start))
+    /// Begins to speak HTTP.
+    async fn converse<S>(&self, stream: S) -> Result<http1::SendRequest<Full<Bytes>>, Failure>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
+        // It ends with the answer. What goes wrong in it, the answer tells too.
+        tokio::spawn(connection);
+        Ok(sender)
     }
 
     fn broken(&self, error: &hyper::Error) -> Failure {
-        let what = format!("taplined at {} has gone before it answered: {error}", self.socket().display());
+        let what = format!("taplined at {} has gone before it answered: {error}", self.place);
         let look = "whether it was done is not known: look at the object and at «tapline task list»";
         Failure::Gone(Problem::new(Code::Failed, what).advise(look))
     }
 
     fn silent(&self) -> Problem {
         let seconds = PATIENCE.as_secs();
-        let what = format!("taplined at {} has not answered for {seconds} s", self.socket().display());
+        let what = format!("taplined at {} has not answered for {seconds} s", self.place);
         Problem::new(Code::Timeout, what).advise("see its log: journalctl -u taplined")
     }
+}
+
+/// Nobody listens, or not for us.
+fn unreachable(socket: &Path, error: &io::Error) -> Failure {
+    let what = format!("cannot reach taplined at {}: {error}", socket.display());
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        let who = "root may, and the members of the group that api.group names in /etc/tapline/taplined.toml";
+        return Failure::Refused(Problem::new(Code::Forbidden, what).advise(who));
+    }
+    let start = "start it with «systemctl start taplined»; if it listens elsewhere, name its socket \
+                 (--socket PATH or TAPLINE_SOCKET)";
+    Failure::Gone(Problem::new(Code::Failed, what).advise(start))
 }
 
 /// What a status that is no success says.

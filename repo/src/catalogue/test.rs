@@ -519,3 +519,47 @@ async fn a_list_says_of_each_vdi_what_is_said_of_it_alone() {
     said.sort_unstable();
     assert_eq!(said, [(1, 2), (3, 1)]);
 }
+
+fn token(name: &str) -> api::Token {
+    let name = name.parse().unwrap();
+    api::Token {
+        uuid: Uuid::new_v4(),
+        name,
+        read_only: true,
+        created: Timestamp::now(),
+        expires: Some(Timestamp::now()),
+    }
+}
+
+#[tokio::test]
+async fn a_token_has_its_name_to_itself_until_it_is_removed() {
+    let room = room();
+    let (first, second) = (token("ci"), token("ci"));
+    let add = |token: &api::Token, hash| {
+        let token = token.clone();
+        room.catalogue.write(move |tx| tx.add_token(&token, &hash))
+    };
+    let remove = |uuid| room.catalogue.write(move |tx| tx.remove_token(uuid));
+    add(&first, [7; 32]).await.unwrap();
+    let taken = add(&second, [8; 32]).await.unwrap_err();
+    assert_eq!((taken.code, taken.field.as_deref()), (Code::Exists, Some("name")));
+    assert_eq!(room.catalogue.read(|view| view.tokens()).await.unwrap(), [(first.clone(), [7; 32])]);
+    remove(first.uuid).await.unwrap();
+    assert_eq!(remove(first.uuid).await.unwrap_err().code, Code::NotFound);
+    add(&second, [7; 32]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_catalogue_of_version_1_is_taken_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("catalogue.db");
+    let old = Connection::open(&path).unwrap();
+    old.execute_batch(MIGRATIONS[0]).unwrap();
+    old.execute("INSERT INTO meta VALUES ('host', 'alpha')", []).unwrap();
+    old.pragma_update(None, "user_version", 1).unwrap();
+    drop(old);
+    let catalogue = Catalogue::open(&path).unwrap();
+    let kept = token("ci");
+    catalogue.write(move |tx| tx.add_token(&kept, &[7; 32])).await.unwrap();
+    assert_eq!(catalogue.read(|view| view.meta("host")).await.unwrap().as_deref(), Some("alpha"));
+}

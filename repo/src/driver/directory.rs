@@ -63,7 +63,7 @@ impl Directory {
     pub fn open(path: &AbsolutePath) -> Result<Directory, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let handle = rustix::fs::open(path.as_path(), flags, Mode::empty());
-        let handle = handle.map_err(|errno| Problem::failed(format_args!("open the directory {path}"), errno))?;
+        let handle = handle.map_err(|errno| open_failed(&format!("open the directory {path}"), errno))?;
         Ok(Directory { handle: handle.into(), path: path.clone(), lock: None })
     }
 
@@ -303,6 +303,7 @@ fn open_failed(tried: &str, errno: Errno) -> Problem {
         Errno::ROFS => Code::ReadOnly,
         Errno::EXIST => Code::Exists,
         Errno::NOENT => Code::NotFound,
+        Errno::NAMETOOLONG | Errno::NOTDIR | Errno::LOOP => Code::Invalid,
         Errno::OPNOTSUPP | Errno::XDEV => Code::Unsupported,
         _ => Code::Failed,
     };
@@ -342,6 +343,18 @@ mod test {
         }
         assert!(directory.open_image("a", true).is_ok());
         assert!(directory.open_image("link", false).is_err());
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_a_directory_is_no_failure_of_ours() {
+        let (room, _) = directory();
+        std::fs::write(room.path().join("file"), "").unwrap();
+        let code = |name: &str| {
+            let path = room.path().join(name).to_str().unwrap().parse().unwrap();
+            Directory::open(&path).unwrap_err().code
+        };
+        assert_eq!(code("none"), Code::NotFound);
+        assert_eq!([code("file"), code("file/a"), code(&"a".repeat(256))], [Code::Invalid; 3]);
     }
 
     #[test]

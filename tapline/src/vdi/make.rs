@@ -1,11 +1,9 @@
 //! The verbs that make a disk. Each prints the UUID of what it has made.
 
-use api::{
-    AbsolutePath, Description, ImageFormat, Name, Problem, Size, VdiClone, VdiCopy, VdiCreate, VdiImport, VdiSnapshot,
-};
+use api::{Description, ImageFormat, Name, Problem, Size, VdiClone, VdiCopy, VdiCreate, VdiImport, VdiSnapshot};
 
 use crate::session::{Session, Waiting};
-use crate::word;
+use crate::word::{self, HostPath};
 
 /// Makes an empty disk.
 #[derive(clap::Args)]
@@ -68,7 +66,7 @@ pub struct Import {
     name: Name,
     /// The file, which stands on no other
     #[arg(value_parser = word::path)]
-    path: AbsolutePath,
+    path: HostPath,
     /// The repository: its name or the beginning of its UUID
     #[arg(long)]
     sr: String,
@@ -124,6 +122,7 @@ impl Import {
     /// Does it.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import { name, path, sr, source_format, format, description, waiting } = self;
+        let path = session.path(path)?;
         let asked = VdiImport { sr: session.sr(&sr).await?, name, description, path, source_format, format };
         session.made(session.client.vdi_import(&asked).await?, waiting).await
     }

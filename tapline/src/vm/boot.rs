@@ -1,8 +1,9 @@
 //! What a machine boots, as options.
 
-use api::{AbsolutePath, Description};
+use api::{Description, Problem};
 
-use crate::word;
+use crate::session::Session;
+use crate::word::{self, HostPath};
 
 /// A kernel of the host, or none.
 #[derive(Clone, Debug, clap::Args)]
@@ -10,10 +11,10 @@ use crate::word;
 pub struct Boot {
     /// Boot this kernel of the host [default: boot the first disk that is bootable]
     #[arg(long, value_name = "PATH", value_parser = word::path)]
-    kernel: Option<AbsolutePath>,
+    kernel: Option<HostPath>,
     /// The kernel's first file system
     #[arg(long, value_name = "PATH", value_parser = word::path, requires = "kernel")]
-    initrd: Option<AbsolutePath>,
+    initrd: Option<HostPath>,
     /// The kernel's command line
     #[arg(long, value_name = "TEXT", requires = "kernel")]
     cmdline: Option<Description>,
@@ -21,9 +22,11 @@ pub struct Boot {
 
 impl Boot {
     /// The kernel, if one is named.
-    pub fn kernel(self) -> Option<api::Boot> {
+    pub fn kernel(self, session: &Session) -> Result<Option<api::Boot>, Problem> {
         let Boot { kernel, initrd, cmdline } = self;
-        kernel.map(|kernel| api::Boot::Kernel { kernel, initrd, cmdline: cmdline.unwrap_or_default() })
+        let Some(kernel) = kernel else { return Ok(None) };
+        let initrd = initrd.map(|initrd| session.path(initrd)).transpose()?;
+        Ok(Some(api::Boot::Kernel { kernel: session.path(kernel)?, initrd, cmdline: cmdline.unwrap_or_default() }))
     }
 }
 

@@ -4,6 +4,7 @@ mod follow;
 mod nouns;
 mod objects;
 mod play;
+mod remote;
 mod taplined;
 mod terminal;
 mod waiting;

@@ -108,7 +108,7 @@ impl Played {
     /// Starts `tapline` with these words against it.
     pub fn start(&self, words: &[&str]) -> Child {
         let mut tapline = Command::new(env!("CARGO_BIN_EXE_tapline"));
-        tapline.args(words).env("TAPLINE_SOCKET", self.socket()).stdin(Stdio::null());
+        tapline.args(words).env("TAPLINE_SOCKET", self.socket()).env_remove("TAPLINE_CONNECT").stdin(Stdio::null());
         tapline.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
@@ -129,7 +129,7 @@ impl Played {
 /// Runs `tapline` with these words against the daemon at `socket`. It has no terminal.
 pub fn run(socket: &Path, words: &[&str]) -> Output {
     let mut tapline = Command::new(env!("CARGO_BIN_EXE_tapline"));
-    tapline.args(words).env("TAPLINE_SOCKET", socket).stdin(Stdio::null());
+    tapline.args(words).env("TAPLINE_SOCKET", socket).env_remove("TAPLINE_CONNECT").stdin(Stdio::null());
     tapline.output().unwrap()
 }
 

@@ -1,7 +1,7 @@
 //! Against `taplined` itself, built beside `tapline`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::OnceLock;
 
 use api::Host;
@@ -10,7 +10,7 @@ use api::client::Client;
 use crate::play::{err, out, run};
 
 /// A daemon with a directory of its own.
-struct Daemon {
+pub struct Daemon {
     directory: tempfile::TempDir,
     process: Child,
 }
@@ -23,17 +23,22 @@ impl Drop for Daemon {
 
 impl Daemon {
     fn start() -> Daemon {
+        Daemon::start_with("")
+    }
+
+    /// One with more settings, as text of TOML.
+    pub fn start_with(settings: &str) -> Daemon {
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().join("taplined.toml");
         let path = |name: &str| directory.path().join(name).display().to_string();
         let text = format!(
-            "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\n",
+            "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\n{settings}\n",
             path("state"),
             path("run"),
             path("log")
         );
         std::fs::write(&config, text).unwrap();
-        let process = spawn(&config);
+        let process = spawn(&config, &directory.path().join("stderr"));
         let daemon = Daemon { directory, process };
         while std::os::unix::net::UnixStream::connect(daemon.socket()).is_err() {
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -41,14 +46,20 @@ impl Daemon {
         daemon
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
         self.directory.path().join("run/taplined.sock")
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("stderr")).unwrap()
     }
 }
 
-fn spawn(config: &Path) -> Child {
+fn spawn(config: &Path, log: &Path) -> Child {
     let mut taplined = Command::new(program());
-    taplined.arg("--config").arg(config).stderr(Stdio::null()).spawn().unwrap()
+    taplined.arg("--config").arg(config).stderr(std::fs::File::create(log).unwrap()).spawn().unwrap()
 }
 
 /// The daemon's program, built if need be: cargo builds only the programs of the crate that is tested.

@@ -9,7 +9,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::extract::Body;
-use super::{Begun, Refusal, begun};
+use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
 use crate::plug;
 
@@ -33,6 +33,7 @@ async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Begun {
+    must_end(asked.timeout)?;
     let patience = Duration::from_secs(asked.timeout.into());
     begun(plug::drain(&daemon, patience).await?)
 }

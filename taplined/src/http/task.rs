@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::{Problem, Task};
+use api::{Code, Problem, Task};
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
@@ -62,7 +62,14 @@ async fn show(
     Id(uuid): Id,
     Asked(patience): Asked<Patience>,
 ) -> Result<Json<Task>, Refusal> {
-    let patience = Duration::from_secs(patience.wait.min(WAIT_MAX).into());
+    if patience.wait > WAIT_MAX {
+        let what = format!("a wait is at most {WAIT_MAX} seconds, not {}", patience.wait);
+        return Err(Problem::new(Code::Invalid, what)
+            .field("wait")
+            .advise("ask again while the task is not over")
+            .into());
+    }
+    let patience = Duration::from_secs(patience.wait.into());
     Ok(Json(daemon.tasks.wait(uuid, patience).await?))
 }
 

@@ -164,6 +164,7 @@ async fn unplug_one(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Bod
 #[serde(deny_unknown_fields)]
 struct ConnectFor {
     /// For whom.
+    #[param(inline)]
     r#for: Reader,
 }
 

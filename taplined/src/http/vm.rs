@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
-use super::{Begun, Refusal, begun};
+use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
 use crate::disk::place::Place;
 use crate::vm;
@@ -143,6 +143,7 @@ async fn start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmShutdown>) -> Begun {
+    must_end(asked.timeout.unwrap_or_default())?;
     begun(vm::shutdown(&daemon, uuid, asked).await?)
 }
 

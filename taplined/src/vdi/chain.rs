@@ -120,7 +120,13 @@ pub async fn look_at(
     let mut handing = Handing::default();
     handing.file(path.as_path(), false, file);
     let words = vec!["info".into(), name(format, path.as_path().to_owned())];
-    let info = daemon.tool.image(words, handing).await?;
+    let info = daemon.tool.image(words, handing).await.map_err(|problem| {
+        match problem.message.starts_with("cannot open ") {
+            // So begins what the tool says of a file that is not what it was said to be.
+            true => Problem { code: api::Code::Invalid, ..problem }.field("path"),
+            false => problem,
+        }
+    })?;
     match (number(&info, "size"), number(&info, "file_allocated")) {
         (Some(size), Some(allocated)) if size > 0 => Ok((size, allocated)),
         _ => Err(Problem::new(api::Code::Invalid, format!("{path} holds no disk")).field("path")),

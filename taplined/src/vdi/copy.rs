@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use api::{About, AbsolutePath, Code, ImageFormat, Problem};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -157,8 +158,9 @@ impl Job for Import {
 pub fn open_source(path: &AbsolutePath) -> Result<File, Problem> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |error: std::io::Error| {
-        let code = match error.kind() {
-            std::io::ErrorKind::NotFound => Code::NotFound,
+        let code = match Errno::from_io_error(&error) {
+            Some(Errno::NOENT) => Code::NotFound,
+            Some(Errno::NAMETOOLONG | Errno::NOTDIR | Errno::LOOP) => Code::Invalid,
             _ => Code::Failed,
         };
         Problem::new(code, format!("cannot open {path}: {error}")).field("path")

@@ -6,6 +6,7 @@
 #![allow(dead_code, missing_docs)]
 
 pub mod disks;
+pub mod tls;
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,0 +1,206 @@
+//! `tapline` and the client against `taplined` over TLS: who is trusted, and what is said when somebody is not.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use api::client::{Client, Remote};
+use api::{Code, TokenCreate};
+
+use crate::play::{err, out, run};
+use crate::taplined::Daemon;
+
+/// A daemon that listens for TLS, with the certificate that docs/api.md has people make.
+struct Served {
+    daemon: Daemon,
+    certificates: tempfile::TempDir,
+    port: String,
+}
+
+fn openssl(words: &str, directory: &tempfile::TempDir) {
+    let made = Command::new("openssl").args(words.split(' ')).current_dir(directory.path()).output();
+    let made = made.unwrap_or_else(|error| panic!("openssl: {error}; `make prepare` installs it"));
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+impl Served {
+    fn start() -> Served {
+        let certificates = tempfile::tempdir().unwrap();
+        let make = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 825 -subj /CN=alpha";
+        openssl(
+            &format!(
+                "{make} -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE \
+                      -keyout key.pem -out certificate.pem"
+            ),
+            &certificates,
+        );
+        openssl(&format!("{make} -keyout other.key -out other.pem"), &certificates);
+        let path = |name: &str| certificates.path().join(name);
+        let daemon = Daemon::start_with(&format!(
+            "[api]\nlisten = [\"127.0.0.1:0\"]\ncertificate = {:?}\nkey = {:?}",
+            path("certificate.pem"),
+            path("key.pem")
+        ));
+        let log = daemon.log();
+        let port = log.split_once("serving over TLS address=127.0.0.1:").unwrap().1;
+        let port = port.split_whitespace().next().unwrap().to_owned();
+        Served { daemon, certificates, port }
+    }
+
+    fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.certificates.path().join(name)
+    }
+
+    /// Makes a token; its secret.
+    fn token(&self, words: &[&str]) -> String {
+        let made = run(&self.daemon.socket(), &[&["token", "create"], words].concat());
+        out(&made).trim().to_owned()
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut tapline = Command::new(env!("CARGO_BIN_EXE_tapline"));
+        tapline.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for name in ["TAPLINE_SOCKET", "TAPLINE_TOKEN", "TAPLINE_CONNECT"] {
+            tapline.env_remove(name);
+        }
+        tapline.env("TAPLINE_CA", self.path("certificate.pem"));
+        tapline
+    }
+
+    /// Runs `tapline` against its address, with a token.
+    fn run(&self, token: &str, words: &[&str]) -> Output {
+        self.command(words).env("TAPLINE_CONNECT", self.url()).env("TAPLINE_TOKEN", token).output().unwrap()
+    }
+
+    fn follow(&self, token: &str) -> Child {
+        let mut follow = self.command(&["event", "follow", "--behind", "1"]);
+        follow.env("TAPLINE_CONNECT", self.url()).env("TAPLINE_TOKEN", token).spawn().unwrap()
+    }
+}
+
+/// That it was refused, with these words.
+#[track_caller]
+fn refused(output: &Output, words: &[&str]) {
+    let said = err(output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+}
+
+#[test]
+fn a_token_in_the_environment_or_in_a_file_is_shown_to_the_daemon() {
+    let served = Served::start();
+    let secret = served.token(&["ci"]);
+    let here = out(&run(&served.daemon.socket(), &["host", "show", "--json"]));
+    let identity = |text: &str| serde_json::from_str::<api::Host>(text).unwrap().uuid;
+    assert_eq!(identity(&out(&served.run(&secret, &["host", "show", "--json"]))), identity(&here));
+    let file = served.path("token");
+    std::fs::write(&file, format!("{secret}\n")).unwrap();
+    let (file, url, ca) = (file.to_str().unwrap(), served.url(), served.path("certificate.pem"));
+    let words = ["host", "show", "--json", "--connect", &url, "--ca", ca.to_str().unwrap(), "--token-file", file];
+    // Options go before the environment.
+    let mut asked = served.command(&words);
+    let asked = asked.env("TAPLINE_SOCKET", "/nowhere").env("TAPLINE_CA", "/nowhere").env("TAPLINE_TOKEN", "nothing");
+    assert_eq!(identity(&out(&asked.output().unwrap())), identity(&here));
+
+    let listed = out(&run(&served.daemon.socket(), &["token", "list"]));
+    assert!(listed.contains(" ci ") && listed.contains("change") && !listed.contains(&secret), "{listed}");
+    refused(&served.run(&secret, &["token", "list"]), &["token «ci»", "as root"]);
+    assert_eq!(out(&run(&served.daemon.socket(), &["token", "revoke", "ci"])), "");
+    refused(&served.run(&secret, &["host", "show"]), &["revoked", "tapline token create"]);
+    refused(&run(&served.daemon.socket(), &["token", "revoke", "ci"]), &["no token «ci»"]);
+}
+
+#[test]
+fn a_token_that_is_limited_is_shown_as_such() {
+    let served = Served::start();
+    let secret = served.token(&["monitor", "--read-only", "--expires", "30"]);
+    assert_eq!(out(&served.run(&secret, &["sr", "list", "--json"])), "[]\n");
+    refused(&served.run(&secret, &["host", "drain"]), &["«monitor»", "without --read-only"]);
+    let listed = out(&run(&served.daemon.socket(), &["token", "list", "--json"]));
+    let [token] = &serde_json::from_str::<Vec<api::Token>>(&listed).unwrap()[..] else { panic!("{listed}") };
+    let days = token.expires.unwrap().duration_since(token.created).as_hours().div_euclid(24);
+    assert!(token.read_only && (29..=30).contains(&days), "{listed}");
+}
+
+#[test]
+fn who_is_not_trusted_is_not_shown_the_token() {
+    let served = Served::start();
+    let secret = served.token(&["ci"]);
+    let with = |name: &str, value: String| {
+        let mut asked = served.command(&["host", "show"]);
+        asked.env("TAPLINE_CONNECT", served.url()).env("TAPLINE_TOKEN", &secret).env(name, value);
+        asked.output().unwrap()
+    };
+    let other = served.path("other.pem").display().to_string();
+    refused(&with("TAPLINE_CA", other.clone()), &["nobody in", &other, "--ca FILE"]);
+    refused(&with("TAPLINE_CA", served.path("key.pem").display().to_string()), &["there is none in it"]);
+    let other_name = format!("https://localhost:{}", served.port);
+    refused(&with("TAPLINE_CONNECT", other_name), &["is not trusted", "localhost", "subjectAltName"]);
+    refused(&with("TAPLINE_CONNECT", served.url().replace("https", "http")), &["only sent over TLS"]);
+    refused(&with("TAPLINE_CONNECT", "https://127.0.0.1:1".into()), &["cannot reach", "api.listen"]);
+    refused(&with("TAPLINE_TOKEN", String::new()), &["--token-file", "TAPLINE_TOKEN", "tapline token create NAME"]);
+    let twice = with("TAPLINE_TOKEN", format!("{secret}{secret}"));
+    refused(&twice, &["TAPLINE_TOKEN holds no token"]);
+    assert!(!err(&twice).contains(&secret));
+    refused(&with("TAPLINE_SOCKET", "/nowhere".into()), &["name two daemons"]);
+    let mut here = served.command(&["host", "--token-file", "token", "show"]);
+    refused(&here.output().unwrap(), &["--connect https://HOST:PORT"]);
+}
+
+#[test]
+fn a_path_of_another_host_is_a_whole_one() {
+    let served = Served::start();
+    let secret = served.token(&["ci"]);
+    let room = tempfile::tempdir().unwrap();
+    for words in [
+        &["sr", "create", "a", "--dir", "here"][..],
+        &["vdi", "import", "a", "here", "--sr", "00000000-0000-0000-0000-000000000001", "--source-format", "raw"],
+        &["vdi", "export", "00000000-0000-0000-0000-000000000001", "here", "--format", "raw"],
+        &["vm", "create", "a", "--memory", "64M", "--kernel", "here"],
+    ] {
+        refused(&served.run(&secret, words), &["«here»", "whole path"]);
+    }
+    let made = served.run(&secret, &["sr", "create", "a", "--dir", room.path().to_str().unwrap()]);
+    assert_eq!(out(&made).trim().len(), 36);
+    let image = served.run(&secret, &["image", "--help"]);
+    assert!(image.status.success(), "what needs no daemon goes on here");
+}
+
+#[test]
+fn who_follows_events_is_told_when_the_token_is_revoked() {
+    let served = Served::start();
+    let secret = served.token(&["ci"]);
+    let mut follow = served.follow(&secret);
+    // Of an event that there was never, nothing is known: that it is told so shows that it follows.
+    let mut said = BufReader::new(follow.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("events were lost"), "{line}");
+    assert_eq!(out(&run(&served.daemon.socket(), &["token", "revoke", "ci"])), "");
+    let status = follow.wait().unwrap();
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(status.code() == Some(4) && rest.contains("it was revoked"), "{status}: {rest}");
+}
+
+#[tokio::test]
+async fn the_client_has_all_of_it() {
+    let served = Served::start();
+    let here = Client::new(served.daemon.socket());
+    let asked = TokenCreate { name: "program".parse().unwrap(), read_only: false, expires: None };
+    let made = here.token_create(&asked).await.unwrap();
+    assert_eq!(here.token_create(&asked).await.unwrap_err().code, Code::Exists);
+    let ca = served.path("certificate.pem");
+    let remote = Remote::new(&served.url(), Some(&ca), &made.secret).unwrap();
+    assert!(!format!("{remote:?}").contains(made.secret.as_str()));
+    let there = Client::remote(remote);
+    assert_eq!(there.host().await.unwrap().uuid, here.host().await.unwrap().uuid);
+    assert_eq!(there.tokens().await.unwrap_err().code, Code::Forbidden);
+    assert_eq!(here.tokens().await.unwrap(), [made.token.clone()]);
+    here.token_revoke(made.token.uuid).await.unwrap();
+    assert_eq!(there.host().await.unwrap_err().code, Code::Unauthorized);
+}

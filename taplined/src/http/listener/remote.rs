@@ -1,0 +1,266 @@
+//! The API over TCP, for who has a token: always with TLS.
+//!
+//! Whoever connects is nobody until it has shown a token, and has little time for that. It costs a connection of those there may
+//! be here, and never one of the Unix socket's. A connection lasts no longer than the token that was shown on it last.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use api::{Code, Problem, Secret};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::HeaderValue;
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::response::{IntoResponse, Response};
+use hyper::body::Incoming;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::server::TlsStream;
+use tower::ServiceExt;
+
+use super::super::Refusal;
+use super::super::asker::Asker;
+use super::certificate::Files;
+use super::{REST, converse, room};
+use crate::config::Config;
+use crate::token::{ADVICE, Grant, Tokens};
+
+/// How long the handshake of TLS may take.
+const TO_GREET: Duration = Duration::from_secs(10);
+
+/// How long a client may take until it has shown a token.
+const TO_SHOW: Duration = Duration::from_secs(15);
+
+/// How long the network may take to bring what a client is sent, in milliseconds: one that has vanished or does not read is cut
+/// off then.
+const TO_ARRIVE: u32 = 60_000;
+
+/// What the first byte of a handshake is (RFC 8446, 5.1).
+const HANDSHAKE: u8 = 22;
+
+/// The sockets, and what all connections share.
+#[derive(Debug)]
+pub struct Remote {
+    /// Until they are served.
+    sockets: Mutex<Vec<TcpListener>>,
+    files: Files,
+    tls: RwLock<Arc<ServerConfig>>,
+    connections: Arc<Semaphore>,
+    tokens: Tokens,
+    refusals: Refusals,
+}
+
+impl Remote {
+    /// Listens, if that is configured.
+    pub fn bind(config: &Config, tokens: Tokens) -> Result<Option<Remote>, Problem> {
+        let Some(files) = Files::of(config).filter(|_| !config.api.listen.is_empty()) else { return Ok(None) };
+        let sockets = config.api.listen.iter().map(bind).collect::<Result<_, _>>()?;
+        Ok(Some(Remote {
+            sockets: Mutex::new(sockets),
+            tls: RwLock::new(files.read()?),
+            files,
+            connections: room(config.api.remote_connections_max),
+            tokens,
+            refusals: Refusals::default(),
+        }))
+    }
+
+    /// Reads the certificate again, for connections from now on. One that cannot be used leaves the other in its place.
+    pub async fn read_certificate(&self) {
+        let files = self.files.clone();
+        match tokio::task::spawn_blocking(move || files.read()).await {
+            Ok(Ok(tls)) => {
+                *self.tls.write().unwrap_or_else(PoisonError::into_inner) = tls;
+                tracing::info!("the certificate was read again");
+            }
+            Ok(Err(problem)) => tracing::error!(advice = problem.advice, "{problem}; the old one goes on"),
+            Err(error) => tracing::error!(%error, "the certificate was not read; the old one goes on"),
+        }
+    }
+
+    /// Serves until what this gives is dropped; connections go on until they are told.
+    pub fn serve(self: &Arc<Remote>, router: &Router, ended: &watch::Receiver<()>) -> JoinSet<()> {
+        let sockets = std::mem::take(&mut *self.sockets.lock().unwrap_or_else(PoisonError::into_inner));
+        sockets.into_iter().map(|socket| self.clone().accept(socket, router.clone(), ended.clone())).collect()
+    }
+
+    /// Takes connections for ever. One that there is no room for waits here, the others in the socket's queue.
+    async fn accept(self: Arc<Remote>, socket: TcpListener, router: Router, ended: watch::Receiver<()>) {
+        loop {
+            let accepted = socket.accept().await;
+            match (accepted, self.connections.clone().acquire_owned().await) {
+                (Ok((stream, peer)), Ok(permit)) => {
+                    let connection = self.clone().take(stream, peer, router.clone(), ended.clone());
+                    tokio::spawn(async move {
+                        connection.await;
+                        drop(permit);
+                    });
+                }
+                (Err(error), _) => {
+                    tracing::warn!(%error, "a connection could not be taken");
+                    tokio::time::sleep(REST).await;
+                }
+                (_, Err(_)) => return,
+            }
+        }
+    }
+
+    /// Serves a connection for as long as a token lets it.
+    async fn take(
+        self: Arc<Remote>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        router: Router,
+        mut ended: watch::Receiver<()>,
+    ) {
+        let (shown, seen) = watch::channel(None);
+        let over = over(seen);
+        let greeted = tokio::select! {
+            greeted = tokio::time::timeout(TO_GREET, self.greet(stream)) => greeted,
+            _ = ended.changed() => return,
+        };
+        let stream = match greeted {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return tracing::debug!(%peer, %error, "a handshake has failed"),
+            Err(_) => return tracing::debug!(%peer, "a handshake takes too long"),
+        };
+        let answer = |request: hyper::Request<Incoming>| {
+            let admitted = self.admit(&request, peer, &shown);
+            let router = router.clone();
+            async move {
+                match admitted {
+                    Ok(grant) => {
+                        let mut request = Request::from(request.map(Body::new));
+                        request.extensions_mut().insert(Asker::Token(grant));
+                        router.oneshot(request).await
+                    }
+                    Err(refused) => Ok(refused),
+                }
+            }
+        };
+        tokio::select! {
+            () = converse(stream, answer, ended) => {}
+            () = over => tracing::debug!(%peer, "a connection is cut off: its token has ended, or none was shown in time"),
+        }
+    }
+
+    /// The handshake of TLS. Whoever speaks HTTP without it is told so in its own words.
+    async fn greet(&self, mut stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        stream.set_nodelay(true)?;
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, TO_ARRIVE)?;
+        let mut first = [HANDSHAKE];
+        if stream.peek(&mut first).await? > 0 && first != [HANDSHAKE] {
+            // What has come is read: what is left unread would make of the end a reset, by which the answer is lost.
+            let mut request = vec![0; 16 << 10];
+            stream.read(&mut request).await?;
+            stream.write_all(&without_tls()).await?;
+            stream.shutdown().await?;
+            return Err(io::Error::other("it does not begin as TLS does"));
+        }
+        let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner).clone();
+        TlsAcceptor::from(tls).accept(stream).await
+    }
+
+    /// What the token lets do that a request shows; or the answer to one that it does not let in.
+    fn admit<B>(
+        &self,
+        request: &hyper::Request<B>,
+        peer: SocketAddr,
+        shown: &watch::Sender<Option<Grant>>,
+    ) -> Result<Grant, Response> {
+        let mut headers = request.headers().get_all(AUTHORIZATION).iter();
+        let (Some(header), None) = (headers.next(), headers.next()) else {
+            let problem =
+                Problem::new(Code::Unauthorized, "over TCP, a request shows one token: Authorization: Bearer …");
+            return Err(challenge(problem.advise(ADVICE), "Bearer realm=\"tapline\""));
+        };
+        let granted =
+            match bearer(header) {
+                Some(secret) => self.tokens.grant(&secret),
+                None => Err(Problem::new(Code::Unauthorized, "the header Authorization has no token of a taplined")
+                    .advise(ADVICE)),
+            };
+        let grant = granted.map_err(|problem| {
+            self.refusals.tell(peer, &problem);
+            challenge(problem, "Bearer realm=\"tapline\", error=\"invalid_token\"")
+        })?;
+        shown.send_replace(Some(grant.clone()));
+        if grant.read_only && !request.method().is_safe() {
+            let what = format!("the token «{}» lets see and change nothing", grant.name);
+            let problem = Problem::new(Code::Forbidden, what).advise("use one that was made without --read-only");
+            return Err(challenge(problem, "Bearer realm=\"tapline\", error=\"insufficient_scope\""));
+        }
+        Ok(grant)
+    }
+}
+
+fn bind(address: &SocketAddr) -> Result<TcpListener, Problem> {
+    let failed = |error| Problem::failed(format_args!("listen at {address} (api.listen)"), error);
+    let socket = std::net::TcpListener::bind(address).map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    let socket = TcpListener::from_std(socket).map_err(failed)?;
+    tracing::info!(address = %socket.local_addr().map_err(failed)?, "serving over TLS");
+    Ok(socket)
+}
+
+/// The secret in a header (RFC 6750, 2.1). The scheme's name is written in any case (RFC 9110, 11.1).
+fn bearer(header: &HeaderValue) -> Option<Secret> {
+    let (scheme, secret) = header.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim().parse().ok()).flatten()
+}
+
+/// A refusal that says how to be let in (RFC 6750, 3).
+fn challenge(problem: Problem, how: &'static str) -> Response {
+    let mut response = Refusal(problem).into_response();
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(how));
+    response
+}
+
+/// What somebody is told who speaks HTTP without TLS.
+fn without_tls() -> Vec<u8> {
+    let problem = Problem::new(Code::Malformed, "this port speaks TLS only")
+        .advise("write https. A token that was sent like this may have been read on its way: have it revoked");
+    let body = serde_json::to_vec(&problem).unwrap_or_default();
+    let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length:";
+    [format!("{head} {}\r\n\r\n", body.len()).into_bytes(), body].concat()
+}
+
+/// Waits until a connection is to be cut off: no token was shown in time, or the one that was shown last has ended.
+async fn over(mut seen: watch::Receiver<Option<Grant>>) {
+    match tokio::time::timeout(TO_SHOW, seen.wait_for(Option::is_some)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(_)) | Err(_) => return,
+    }
+    loop {
+        let Some(grant) = seen.borrow_and_update().clone() else { return };
+        tokio::select! {
+            () = grant.ended() => return,
+            changed = seen.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Tokens that were refused, told in the log at a limited rate: anybody can cause them.
+#[derive(Debug, Default)]
+struct Refusals(Mutex<(Option<Instant>, u64)>);
+
+impl Refusals {
+    /// Tells one a second, and how many it was silent about.
+    fn tell(&self, peer: SocketAddr, problem: &Problem) {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match last.0 {
+            Some(at) if at.elapsed() < Duration::from_secs(1) => last.1 = last.1.saturating_add(1),
+            _ => {
+                tracing::warn!(%peer, others = last.1, "a token was refused: {problem}");
+                *last = (Some(Instant::now()), 0);
+            }
+        }
+    }
+}

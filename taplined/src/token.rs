@@ -1,0 +1,202 @@
+//! Tokens: who may use the API over TCP. Which there are, the catalogue keeps; here they are found by their secrets, and whoever
+//! uses one hears when it ends.
+//!
+//! Of a secret only the SHA-256 is kept. A slow hash, as passwords need, would protect nothing: a secret is 256 random bits that
+//! nobody can guess, however fast. It would only let anybody have the daemon compute. Secrets are found by looking their hashes
+//! up: how long that takes can tell something of a stored hash and never of a secret, since whoever asks cannot choose a hash.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::{Code, Name, Problem, Secret, Token, TokenCreate, TokenMade};
+use jiff::Timestamp;
+use repo::Catalogue;
+use repo::catalogue::SecretHash;
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// How long a wait for a token's end goes by the clock that only counts: the one of the wall may be set meanwhile.
+const CLOCK_TRUSTED: Duration = Duration::from_secs(60);
+
+/// The tokens that there are. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    catalogue: Catalogue,
+    known: Arc<Mutex<HashMap<SecretHash, Known>>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    token: Token,
+    /// It goes with the token; that is how those hear of it who use it.
+    alive: watch::Sender<()>,
+}
+
+/// What somebody may who has shown a token, for as long as it lives.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// The token's name.
+    pub name: Name,
+    /// Whether nothing may be changed with it.
+    pub read_only: bool,
+    expires: Option<Timestamp>,
+    alive: watch::Receiver<()>,
+}
+
+impl Tokens {
+    /// Those of the catalogue.
+    pub async fn load(catalogue: &Catalogue) -> Result<Tokens, Problem> {
+        let kept = catalogue.read(|view| view.tokens()).await?;
+        let known = kept.into_iter().map(|(token, hash)| (hash, Known { token, alive: watch::Sender::default() }));
+        Ok(Tokens { catalogue: catalogue.clone(), known: Arc::new(Mutex::new(known.collect())) })
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<SecretHash, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them, by name.
+    pub fn list(&self) -> Vec<Token> {
+        let mut tokens: Vec<Token> = self.known().values().map(|known| known.token.clone()).collect();
+        tokens.sort_by(|one, other| one.name.cmp(&other.name));
+        tokens
+    }
+
+    /// Makes one.
+    pub async fn create(&self, asked: TokenCreate) -> Result<TokenMade, Problem> {
+        let created = Timestamp::now();
+        if asked.expires.is_some_and(|expires| expires <= created) {
+            return Err(Problem::new(Code::Invalid, "a token cannot end before it begins").field("expires"));
+        }
+        let mut random = [0; 32];
+        SystemRandom::new().fill(&mut random).map_err(|error| Problem::failed("make a secret", error))?;
+        let secret = Secret::new(random);
+        let (TokenCreate { name, read_only, expires }, uuid) = (asked, Uuid::new_v4());
+        let token = Token { uuid, name, read_only, created, expires };
+        let (tokens, kept, hash) = (self.clone(), token.clone(), hash(&secret));
+        self.to_its_end(async move {
+            let keep = kept.clone();
+            tokens.catalogue.write(move |tx| tx.add_token(&keep, &hash)).await?;
+            tracing::info!(name = %kept.name, uuid = %kept.uuid, "a token was made");
+            tokens.known().insert(hash, Known { token: kept, alive: watch::Sender::default() });
+            Ok(())
+        })
+        .await?;
+        Ok(TokenMade { token, secret })
+    }
+
+    /// Ends one, and with it what is done with it.
+    pub async fn revoke(&self, uuid: Uuid) -> Result<(), Problem> {
+        let tokens = self.clone();
+        self.to_its_end(async move {
+            tokens.catalogue.write(move |tx| tx.remove_token(uuid)).await?;
+            tokens.known().retain(|_, known| known.token.uuid != uuid);
+            tracing::info!(%uuid, "a token was revoked");
+            Ok(())
+        })
+        .await
+    }
+
+    /// What is kept and what is known must not part when whoever asked goes.
+    async fn to_its_end(
+        &self,
+        change: impl Future<Output = Result<(), Problem>> + Send + 'static,
+    ) -> Result<(), Problem> {
+        let changed = tokio::spawn(change).await;
+        changed.map_err(|error| Problem::new(Code::Internal, format!("a change of the tokens ended: {error}")))?
+    }
+
+    /// What may be done with a secret.
+    pub fn grant(&self, secret: &Secret) -> Result<Grant, Problem> {
+        let unauthorized = |what: &str| Err(Problem::new(Code::Unauthorized, what).advise(ADVICE));
+        let known = self.known();
+        let Some(Known { token, alive }) = known.get(&hash(secret)) else {
+            return unauthorized("there is no such token, or it was revoked");
+        };
+        let (name, read_only, expires) = (token.name.clone(), token.read_only, token.expires);
+        match expires {
+            Some(expires) if expires <= Timestamp::now() => unauthorized("the token has expired"),
+            _ => Ok(Grant { name, read_only, expires, alive: alive.subscribe() }),
+        }
+    }
+}
+
+/// Where somebody gets a token that has none that is good.
+pub const ADVICE: &str = "have one made on the daemon's host, by root: tapline token create NAME";
+
+impl Grant {
+    /// Waits until the token is revoked or has expired.
+    pub async fn ended(mut self) {
+        tokio::select! {
+            // An error says that its other side is no more, and nothing else is ever said.
+            _ = self.alive.changed() => {}
+            () = reached(self.expires) => {}
+        }
+    }
+}
+
+/// Waits for a time of the wall's clock; for ever if there is none.
+async fn reached(at: Option<Timestamp>) {
+    let Some(at) = at else { return std::future::pending().await };
+    while let Ok(left) = Duration::try_from(at.duration_since(Timestamp::now())) {
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(CLOCK_TRUSTED)).await;
+    }
+}
+
+fn hash(secret: &Secret) -> SecretHash {
+    let mut hash = SecretHash::default();
+    hash.copy_from_slice(digest(&SHA256, secret.as_str().as_bytes()).as_ref());
+    hash
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_the_one_that_everybody_computes() {
+        // printf tapline_0707… | sha256sum
+        let hash: String = hash(&Secret::new([7; 32])).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hash, "d6e8a2fc6b898b63d8291e63819b6cecc74530d6d58850bdd26977cf86a4c78d");
+    }
+
+    async fn tokens(directory: &tempfile::TempDir) -> Tokens {
+        Tokens::load(&Catalogue::open(&directory.path().join("catalogue.db")).unwrap()).await.unwrap()
+    }
+
+    fn asked(name: &str) -> TokenCreate {
+        TokenCreate { name: name.parse().unwrap(), read_only: false, expires: None }
+    }
+
+    #[tokio::test]
+    async fn a_token_is_good_until_it_is_revoked_also_for_another_daemon() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = tokens(&directory).await.create(asked("ci")).await.unwrap();
+        let tokens = tokens(&directory).await;
+        let grant = tokens.grant(&made.secret).unwrap();
+        assert_eq!((grant.name.as_str(), tokens.list()), ("ci", vec![made.token.clone()]));
+        tokens.revoke(made.token.uuid).await.unwrap();
+        grant.ended().await;
+        assert_eq!(tokens.grant(&made.secret).unwrap_err().code, Code::Unauthorized);
+        assert_eq!(tokens.revoke(made.token.uuid).await.unwrap_err().code, Code::NotFound);
+    }
+
+    #[tokio::test]
+    async fn a_token_ends_when_it_has_expired_and_is_not_made_for_the_past() {
+        let directory = tempfile::tempdir().unwrap();
+        let tokens = tokens(&directory).await;
+        let past = tokens.create(TokenCreate { expires: Some(Timestamp::now()), ..asked("past") }).await.unwrap_err();
+        assert_eq!((past.code, past.field.as_deref()), (Code::Invalid, Some("expires")));
+        let soon = Timestamp::now() + Duration::from_millis(300);
+        let made = tokens.create(TokenCreate { expires: Some(soon), ..asked("soon") }).await.unwrap();
+        let grant = tokens.grant(&made.secret).unwrap();
+        grant.ended().await;
+        assert!(tokens.grant(&made.secret).unwrap_err().message.contains("expired"));
+    }
+}

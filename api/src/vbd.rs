@@ -29,7 +29,7 @@ pub struct Vbd {
     pub queues: u16,
     /// Whether it is plugged.
     pub state: VbdState,
-    /// Where it is served: a socket; while it is plugged.
+    /// Where it is served: a socket, or for a guest of Xen our end's node in the store; while it is plugged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<AbsolutePath>,
     /// The number of its process; while it is plugged.
@@ -65,7 +65,7 @@ pub enum Transport {
     VhostUser,
     /// NBD, at a Unix socket: for anything.
     Nbd,
-    /// blkif: for a guest of Xen.
+    /// blkif: for a guest of Xen, of a VM with the driver `xen`.
     Blkif,
 }
 

@@ -24,9 +24,9 @@ pub struct Vm {
     pub memory: u64,
     /// Its processors.
     pub vcpus: u32,
-    /// What it boots.
+    /// What it boots; with the driver `xen` a kernel.
     pub boot: Boot,
-    /// Hardware that is not there by default, by XenServer's names: `usb`, `parallel`, `hvm_serial`.
+    /// Hardware that is not there by default, by XenServer's names: `usb`, `parallel`, `hvm_serial`; with the driver `xen`: `type`, `tsc_mode`.
     pub platform: BTreeMap<String, String>,
     /// Whether it runs.
     pub power: Power,

@@ -72,7 +72,7 @@ pub struct Serve {
     #[arg(long, value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
-    #[arg(long, value_name = "DOMAIN/VDEV", conflicts_with = "handed")]
+    #[arg(long, value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,
     /// The name of that backend in Xen's store
     #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind, conflicts_with_all = NOT_XEN)]

@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::fmt;
 
+use vm::xen::NotDone;
+
 /// Ends of commands. Each number means one thing, whatever the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -90,6 +92,13 @@ impl Failure {
     /// The exit code.
     pub fn exit(&self) -> Exit {
         self.exit
+    }
+}
+
+impl From<NotDone> for Failure {
+    fn from(not_done: NotDone) -> Failure {
+        let advice = not_done.advice().map(str::to_owned);
+        Failure { what: not_done.what().to_owned(), advice, exit: Exit::Failed }
     }
 }
 

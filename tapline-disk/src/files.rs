@@ -19,7 +19,7 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use uring::{FileOpenError, Held, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
-use crate::handed::{Listens, twice};
+use crate::handed::{Lent, Listens, twice};
 
 /// What was handed, if anything ever was.
 static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
@@ -29,6 +29,7 @@ static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
 pub struct Files {
     files: Vec<HandedFile>,
     listeners: Vec<(Listens, PathBuf, OwnedFd)>,
+    lent: Vec<(Lent, OwnedFd)>,
 }
 
 /// A file that was handed over.
@@ -104,6 +105,20 @@ impl Files {
         }
         self.listeners.push((listens, path, socket));
         Ok(())
+    }
+
+    /// Adds what is lent of Xen, each once.
+    pub fn add_lent(&mut self, lent: Lent, descriptor: OwnedFd) -> Result<(), String> {
+        if self.lent.iter().any(|(other, _)| *other == lent) {
+            return Err(twice(format_args!("{lent:?}")));
+        }
+        self.lent.push((lent, descriptor));
+        Ok(())
+    }
+
+    fn take_lent(&mut self, lent: Lent) -> Option<OwnedFd> {
+        let place = self.lent.iter().position(|(other, _)| *other == lent)?;
+        Some(self.lent.swap_remove(place).1)
     }
 
     fn take_listener(&mut self, listens: Listens, path: &Path) -> Option<OwnedFd> {
@@ -268,6 +283,18 @@ pub fn no_listener_left() -> Result<(), Failure> {
             let tried = format!("listen at {} for {listens:?}", path.display());
             let why = "it was handed to this process, and the command line does not name it";
             Err(Failure::new(tried, why).exit_as(Exit::Usage))
+        }
+    }
+}
+
+/// What is lent of Xen, which would be opened otherwise.
+pub fn lent(lent: Lent) -> Result<Option<OwnedFd>, Failure> {
+    match in_handed(|handed| handed.take_lent(lent)) {
+        None => Ok(None),
+        Some(Some(descriptor)) => Ok(Some(descriptor)),
+        Some(None) => {
+            let why = format!("{lent:?} was not handed to this process");
+            Err(Failure::new("serve a guest of Xen", why).exit_as(Exit::Usage))
         }
     }
 }

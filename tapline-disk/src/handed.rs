@@ -39,6 +39,20 @@ pub enum Listens {
     Control,
 }
 
+/// What of Xen is lent to the process of a guest's disk (`--xen`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lent {
+    /// `/dev/xen/gntdev`.
+    Grants,
+    /// `/dev/xen/evtchn`.
+    EventChannels,
+    /// A connection to the store, for what is said of the disk.
+    Store,
+    /// Another, for what is heard of domains.
+    Domains,
+}
+
 /// A message, as it is written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -47,6 +61,7 @@ struct Message {
     write: Option<bool>,
     listen: Option<Listens>,
     path: Option<PathBuf>,
+    xen: Option<Lent>,
     end: Option<bool>,
 }
 
@@ -55,6 +70,7 @@ struct Message {
 enum Means {
     File { path: PathBuf, write: bool },
     Socket { listens: Listens, path: PathBuf },
+    Xen(Lent),
     End,
 }
 
@@ -119,14 +135,18 @@ pub fn descriptors_of(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
 fn parse(bytes: &[u8]) -> Result<Means, String> {
     let message: Message = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let means = match message {
-        Message { file: Some(path), write: Some(write), listen: None, path: None, end: None } => {
+        Message { file: Some(path), write: Some(write), listen: None, path: None, xen: None, end: None } => {
             Means::File { path, write }
         }
-        Message { file: None, write: None, listen: Some(listens), path: Some(path), end: None } => {
+        Message { file: None, write: None, listen: Some(listens), path: Some(path), xen: None, end: None } => {
             Means::Socket { listens, path }
         }
-        Message { file: None, write: None, listen: None, path: None, end: Some(true) } => Means::End,
-        _ => return Err("it has neither «file» and «write», nor «listen» and «path», nor «end», which is true".into()),
+        Message { file: None, write: None, listen: None, path: None, xen: Some(lent), end: None } => Means::Xen(lent),
+        Message { file: None, write: None, listen: None, path: None, xen: None, end: Some(true) } => Means::End,
+        _ => {
+            let why = "it has neither «file» and «write», nor «listen» and «path», nor «xen», nor «end», which is true";
+            return Err(why.into());
+        }
     };
     match &means {
         Means::File { path, .. } | Means::Socket { path, .. } if !path.is_absolute() => {
@@ -146,6 +166,10 @@ fn take(files: &mut Files, means: Means, descriptors: Vec<OwnedFd>) -> Result<()
         (Means::Socket { listens, path }, Some(descriptor)) if came == wanted => {
             check_listener(&path, &descriptor)?;
             files.add_listener(listens, path, descriptor)
+        }
+        (Means::Xen(lent), Some(descriptor)) if came == wanted => {
+            check_lent(lent, &descriptor)?;
+            files.add_lent(lent, descriptor)
         }
         _ => Err(format!("{came} descriptors came with it where {wanted} belong")),
     }
@@ -176,6 +200,19 @@ fn check_listener(path: &Path, socket: &OwnedFd) -> Result<(), String> {
     match wanted {
         true => Ok(()),
         false => Err(format!("what is handed as {} is not a Unix stream socket that listens", path.display())),
+    }
+}
+
+/// A device of the kernel; or the store, which may also be reached by one.
+fn check_lent(lent: Lent, descriptor: &OwnedFd) -> Result<(), String> {
+    let failed = |errno: Errno| format!("cannot examine what is handed as {lent:?}: {}", std::io::Error::from(errno));
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(descriptor).map_err(failed)?.st_mode);
+    let may_be_a_socket = matches!(lent, Lent::Store | Lent::Domains);
+    match kind {
+        FileType::CharacterDevice => Ok(()),
+        FileType::Socket if may_be_a_socket && sockopt::socket_type(descriptor) == Ok(SocketType::STREAM) => Ok(()),
+        _ if may_be_a_socket => Err(format!("what is handed as {lent:?} is no connection to a store")),
+        _ => Err(format!("what is handed as {lent:?} is no device")),
     }
 }
 
@@ -242,13 +279,21 @@ mod test {
         let listener = OwnedFd::from(UnixListener::bind(bed.room.path().join("socket")).unwrap());
         bed.send(r#"{"listen":"vhost-user","path":"/s"}"#, &[&listener]);
         bed.send(r#"{"listen":"control","path":"/s"}"#, &[&listener]);
+        // A device and a connection, as Xen's are.
+        let device = OwnedFd::from(File::options().read(true).write(true).open("/dev/null").unwrap());
+        let connection = OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
+        for (what, lent) in
+            [("grants", &device), ("event-channels", &device), ("store", &connection), ("domains", &device)]
+        {
+            bed.send(&format!(r#"{{"xen":"{what}"}}"#), &[lent]);
+        }
         bed.outcome().unwrap();
     }
 
     #[test]
     fn every_message_that_is_not_as_it_should_be_ends_it() {
         let long = format!(r#"{{"file":"/{}"}}"#, "a".repeat(MESSAGE_MAX));
-        let cases: [(&str, &[bool], &str); 14] = [
+        let cases: [(&str, &[bool], &str); 17] = [
             (r#"{"file":"/a","write":true}"#, &[], "0 descriptors"),
             (r#"{"file":"/a","write":true}"#, &[true, true], "2 descriptors"),
             (r#"{"file":"/a","write":true}"#, &[true; 8], "more than one descriptor"),
@@ -259,6 +304,9 @@ mod test {
             (r#"{"file":"/a","write":true,"cache":"none"}"#, &[true], "cache"),
             (r#"{"listen":"nbd","path":"/a"}"#, &[true], "not a Unix stream socket"),
             (r#"{"listen":"http","path":"/a"}"#, &[true], "http"),
+            (r#"{"xen":"grants"}"#, &[true], "no device"),
+            (r#"{"xen":"store"}"#, &[true], "no connection to a store"),
+            (r#"{"xen":"store","path":"/a"}"#, &[true], "neither"),
             (r#"{"end":true}"#, &[true], "1 descriptors"),
             (r#"{"end":false}"#, &[], "neither"),
             ("{", &[], "EOF"),

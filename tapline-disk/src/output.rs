@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
+pub use vm::syntax::printable;
 
 use crate::failure::Failure;
 
@@ -21,19 +22,4 @@ pub fn print(text: &str) -> Result<(), Failure> {
 pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Failure::new("print JSON", error))?;
     print(&format!("{text}\n"))
-}
-
-/// Text found in an image, without what could steer a terminal.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-}
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn names_found_in_images_cannot_steer_a_terminal() {
-        assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
-    }
 }

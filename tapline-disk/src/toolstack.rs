@@ -1,7 +1,7 @@
 //! `xen attach`, `detach`, `list`: the toolstack's part of a disk of a Xen guest.
 //!
-//! The store has a node for each end of a device; what is written there, and in what order, is in [`attach`], [`detach`]
-//! and [`adopt`], over any [`Store`]. Who serves a disk is in [`claim`] and [`launch`]. This file puts them together into
+//! The store has a node for each end of a device; what is written there, and in what order, is in [`vm::xen`], and in
+//! [`adopt`], over any [`Store`]. Who serves a disk is in [`claim`] and [`launch`]. This file puts them together into
 //! commands and says what they do. It opens no image: the disk's process does.
 
 mod adopt;
@@ -9,14 +9,13 @@ pub mod attach;
 mod both_ends;
 pub mod claim;
 pub mod detach;
-pub mod device;
-pub mod domain;
 mod launch;
 mod list;
 mod relics;
 mod upgrade;
-pub mod vdev;
 pub mod wait;
+
+pub use vm::xen::{device, domain, vdev};
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -32,11 +31,12 @@ use crate::log::say;
 use crate::output;
 
 use adopt::Adopted;
-use attach::Wish;
 use claim::Places;
 use device::{Device, store_failed, text};
 use launch::{Launch, Launched};
 use vdev::Vdev;
+use vm::xen::give::{self, Wish};
+use vm::xen::take as taking;
 
 /// How long a block script of xl may wait for the disk's process: libxl gives it 40 s.
 const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ pub fn run(xen: &Xen) -> Result<Exit, Failure> {
     let places = Places::of_host();
     let mut store = match (Daemon::connect(), &xen.verb) {
         (Err(error), XenVerb::Detach(words)) if words.force && is_gone(&error) => {
-            return take_without_store(&places, words, store_failed(error)).map(|()| Exit::Done);
+            return take_without_store(&places, words, store_failed(error).into()).map(|()| Exit::Done);
         }
         (connected, _) => connected.map_err(store_failed)?,
     };
@@ -66,7 +66,7 @@ pub fn run(xen: &Xen) -> Result<Exit, Failure> {
 
 /// The store of this host.
 pub fn connect() -> Result<Daemon, Failure> {
-    Daemon::connect().map_err(store_failed)
+    Ok(Daemon::connect().map_err(store_failed)?)
 }
 
 /// `attach`.
@@ -79,7 +79,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
     };
     let device = Device { own, kind: words.backend_kind.clone(), guest, vdev };
     let wish = Wish { read_only: words.mode == Mode::R };
-    attach::announce(store, &device, wish)?;
+    give::announce(store, &device, wish)?;
     if words.no_serve {
         say(format_args!("{device}: its nodes are made; nobody serves it yet"));
         say(format_args!("its backend is {}", device.backend()));
@@ -134,7 +134,7 @@ fn serve(
         }
         Err(failure) => {
             // The first failure is the one to tell; a node that stays is shown by `list`, and `detach` removes it.
-            attach::withdraw(store, device).unwrap_or_else(say);
+            give::withdraw(store, device).unwrap_or_else(say);
             relics::remove(places, device, Some(&control), |said| say(said));
             Err(failure)
         }
@@ -228,7 +228,7 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
         None => return Err(detach::unknown(store, guest, words.vdev)),
     };
     detach::refuse_xls(store, &device)?;
-    detach::ask(store, &device)?;
+    taking::ask(store, &device)?;
     let patience = if words.force { words.timeout.min(BEFORE_FORCE) } else { words.timeout };
     let closed = detach::wait_closed(store, &device, patience, |states| say(format_args!("{device}: {states}")));
     // By force it goes in any case; a store that does not answer says so again at once.
@@ -271,7 +271,7 @@ fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) 
 /// guest's domain can end. One that was killed has left more than nodes.
 fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
     let control = relics::control_of(store, device)?;
-    detach::remove(store, device)?;
+    taking::remove(store, device)?;
     claim::end_holder(places, device, |said| say(said))?;
     relics::remove(places, device, control.as_deref(), |said| say(said));
     Ok(())
@@ -362,7 +362,7 @@ mod test {
         let directory = tempfile::tempdir().unwrap();
         let places = Places { log: directory.path().join("no/\0/such"), ..Places::below(directory.path()) };
         let (_host, mut store, device) = machine();
-        attach::announce(&mut store, &device, WRITABLE).unwrap();
+        give::announce(&mut store, &device, WRITABLE).unwrap();
         let images = ["raw:/none".parse().unwrap()];
         let failure = serve(&mut store, &places, &device, &process(&images), Duration::ZERO).unwrap_err();
         assert!(failure.what().contains("xen-7-xvdb.log"), "{failure}");
@@ -373,7 +373,7 @@ mod test {
     fn the_first_free_disk_is_the_one() {
         let (_host, mut store, device) = machine();
         assert_eq!(first_free(&mut store, device.guest).unwrap().to_string(), "xvda");
-        attach::announce(&mut store, &Device { vdev: "xvda".parse().unwrap(), ..device.clone() }, WRITABLE).unwrap();
+        give::announce(&mut store, &Device { vdev: "xvda".parse().unwrap(), ..device.clone() }, WRITABLE).unwrap();
         assert_eq!(first_free(&mut store, device.guest).unwrap().to_string(), "xvdb");
     }
 
@@ -382,7 +382,7 @@ mod test {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
-        attach::announce(&mut store, &device, WRITABLE).unwrap();
+        give::announce(&mut store, &device, WRITABLE).unwrap();
         let words = |force| cli::Detach { domain: "vm".into(), vdev: device.vdev, force, timeout: Duration::ZERO };
         let failure = take(&mut store, &places, &words(false)).unwrap_err();
         assert!(failure.advice().unwrap().contains("--force"), "{failure}");
@@ -417,7 +417,7 @@ mod test {
         let directory = tempfile::tempdir().unwrap();
         let places = Places::below(directory.path());
         let (_host, mut store, device) = machine();
-        attach::announce(&mut store, &device, WRITABLE).unwrap();
+        give::announce(&mut store, &device, WRITABLE).unwrap();
         let socket = directory.path().join("named.sock");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
         let named = format!("{}/tapline/control", device.backend());

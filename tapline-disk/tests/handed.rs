@@ -161,7 +161,6 @@ fn what_needs_paths_is_refused_beside_handed_files() {
         "image convert raw:/a raw:/b --force",
         "image merge vhd:/b --parent vhd:/a --from 0 --into 1 --delete",
         "serve vhd:/a --nbd /s --stats /f",
-        "serve vhd:/a --xen 7/xvda",
         "image compact vhd:/a",
     ] {
         let said = room.tapline(&format!("{words} --handed"));
@@ -176,6 +175,15 @@ fn what_needs_paths_is_refused_beside_handed_files() {
     let hand = Hand::to(&format!("image create raw:{NOWHERE}/full --size 1M")).file(&write(&room, "full"));
     assert!(hand.run().err.contains("exists already"));
     assert_eq!(room.read("full"), b"precious");
+}
+
+#[test]
+fn a_guest_of_xen_is_served_by_what_is_lent_and_nothing_is_opened_in_its_place() {
+    let room = Room::new();
+    room.write("disk", &[0; 4096]);
+    let said = Hand::to(&format!("serve raw:{NOWHERE}/disk --xen 7/xvda")).file(&write(&room, "disk")).run();
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(said.err.contains("Store was not handed to this process"), "{said:?}");
 }
 
 #[test]

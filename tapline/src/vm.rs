@@ -87,7 +87,8 @@ pub struct Create {
     driver: Driver,
     #[command(flatten)]
     boot: Boot,
-    /// Hardware that is not there by default: usb=true, parallel=…, hvm_serial=…; may be given several times
+    /// Hardware that is not there by default: usb=true, parallel=…, hvm_serial=…; for a guest of Xen: type=pv, tsc_mode=…; may
+    /// be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = word::pair)]
     platform: Vec<(String, String)>,
     /// Its description

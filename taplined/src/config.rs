@@ -29,6 +29,9 @@ pub struct Config {
     /// The program of virtual machines: a path, or a name in the PATH.
     #[schema(value_type = String)]
     pub qemu_program: PathBuf,
+    /// The program of Xen's toolstack, for VMs of the driver `xen`: a path, or a name in the PATH.
+    #[schema(value_type = String)]
+    pub xl_program: PathBuf,
     /// The API.
     pub api: Api,
     /// How VBDs are plugged.
@@ -126,6 +129,7 @@ impl Default for Config {
             disk_program: None,
             disk_user: "nobody".into(),
             qemu_program: "qemu-system-x86_64".into(),
+            xl_program: "xl".into(),
             api: Api::default(),
             plug: Plug::default(),
             storage: Storage::default(),
@@ -302,6 +306,7 @@ mod test {
             "state-directory",
             "disk-program",
             "qemu-program",
+            "xl-program",
             "group",
             "connections-max",
             "listen",

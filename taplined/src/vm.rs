@@ -1,4 +1,7 @@
-//! VMs: started with their disks, ended with them, and found again. The driver `qemu`, over the crate `vm`.
+//! VMs: started with their disks, ended with them, and found again. Two drivers over the crate `vm`, one of which is in [`machine`]
+//! each time: `qemu`, and `xen`.
+//!
+//! With QEMU:
 //!
 //! 1. `starting` is recorded; then all VBDs are plugged ([`start`]). *Killed:* the next daemon unplugs them.
 //! 2. QEMU is started, and recorded with `running` when it answers. *Killed between:* the next daemon finds it by its directory,
@@ -7,12 +10,17 @@
 //!    and taken from it ([`hot`]).
 //! 4. QEMU ends, asked to ([`stop`]) or not ([`end`]); then the VBDs are unplugged, and last `halted` is recorded. *Killed between:*
 //!    the next daemon goes on with it.
+//!
+//! With Xen disks are given to a domain, so it is made first, paused, and runs when all are there: decision 0013. *Killed before
+//! that:* the next daemon destroys it, which it finds by its identity. From 3 on all is the same.
 
 mod connect;
+pub mod domain;
 mod end;
 mod guest;
 mod hardware;
 mod hot;
+mod machine;
 mod operation;
 mod recover;
 mod start;

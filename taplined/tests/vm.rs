@@ -120,8 +120,8 @@ fn what_makes_no_sense_is_refused_by_its_field() {
     assert_eq!(make("memory", json!(1 << 20))["field"], "memory");
     assert_eq!(make("vcpus", json!(0))["field"], "vcpus");
     let xen = make("driver", json!("xen"));
-    assert_eq!((&xen["code"], &xen["field"]), (&json!("unsupported"), &json!("driver")));
-    assert!(xen["advice"].as_str().unwrap().contains("tapline xen attach"), "{xen}");
+    assert_eq!((&xen["code"], &xen["field"]), (&json!("unsupported"), &json!("boot")));
+    assert!(xen["advice"].as_str().unwrap().contains("name a kernel"), "{xen}");
     // With a kernel that is not there it can be made, and not started.
     let vm = machine(&daemon, &[]);
     assert_eq!(daemon.post(&format!("{vm}/start"), json!({})).1["field"], "boot");
@@ -420,4 +420,39 @@ fn others_are_told_what_to_paste() {
     plug(&daemon, &other);
     let refused = daemon.get(&format!("{other}/connect?for=cloud-hypervisor")).1;
     assert_eq!((&refused["code"], &refused["field"]), (&json!("unsupported"), &json!("for")));
+}
+
+#[test]
+fn a_guest_of_xen_has_disks_by_blkif_and_one_that_cannot_be_made_leaves_nothing() {
+    let (daemon, vdis) = with_disks("xl-program = \"/there/is/no/xl\"", &["one", "two"]);
+    let kernel = json!({ "from": "kernel", "kernel": std::env::current_exe().unwrap(), "cmdline": "console=hvc0" });
+    let mut asked = json!({ "name": "guest", "driver": "xen", "memory": 64 << 20, "vcpus": 1, "boot": kernel });
+    for (key, value, field) in [("usb", "true", "platform.usb"), ("type", "hvm", "platform.type")] {
+        asked["platform"] = json!({ key: value });
+        let (_, refused) = daemon.post("/vms", asked.clone());
+        assert_eq!((&refused["code"], &refused["field"]), (&json!("invalid"), &json!(field)));
+    }
+    asked["platform"] = json!({ "type": "pv", "tsc_mode": "2" });
+    let mut quoted = asked.clone();
+    quoted["boot"]["cmdline"] = json!("it's");
+    assert_eq!(daemon.post("/vms", quoted).1["field"], "boot.cmdline");
+    let (status, vm) = daemon.post("/vms", asked);
+    assert_eq!(status, 201, "{vm}");
+    let vm = format!("/vms/{}", vm["uuid"].as_str().unwrap());
+
+    let vbd = add_disk(&daemon, &vm, &vdis[0]);
+    assert_eq!(daemon.get(&vbd).1["transport"], "blkif");
+    for transport in ["nbd", "vhost-user"] {
+        let vbd = json!({ "vdi": vdis[1], "vm": vm.trim_start_matches("/vms/"), "transport": transport });
+        assert_eq!(daemon.post("/vbds", vbd).1["field"], "transport");
+    }
+    // Nobody is there who could have it.
+    let (status, refused) = daemon.post(&format!("{vbd}/plug"), json!({}));
+    assert!(status == 409 && said(&refused).contains("does not run"), "{status} {refused}");
+
+    let failed = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    assert!(failed["advice"].as_str().unwrap().contains("xl-program"), "{failed}");
+    assert_eq!(power(&daemon, &vm), "halted");
+    assert_eq!(states(&daemon, &vm), ["unplugged"]);
+    nothing_leaked(&daemon);
 }

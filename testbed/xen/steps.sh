@@ -111,20 +111,26 @@ control() {
     /drop/tapline disk "$socket" "$@"
 }
 
-# guest NAME JOB VARIABLES DISK...: a guest that runs a job on the disks. VARIABLES are assignments for the job.
-guest() {
-    name=$1
-    job=$2
-    variables=$3
-    shift 3
-    place=/tmp/guest-$name
+# guest_words: what a guest's kernel is told.
+guest_words() { echo "console=hvc0 quiet panic=-1 mitigations=off ${kernel_words:-}"; }
+
+# initrd_of NAME JOB VARIABLES: $place/initrd, with a job in it. VARIABLES are assignments for the job.
+initrd_of() {
+    place=/tmp/guest-$1
     rm -rf "$place"
     mkdir -p "$place/job"
-    cp "/drop/jobs/$job.sh" "$place/job/job.sh"
+    cp "/drop/jobs/$2.sh" "$place/job/job.sh"
     [ ! -e /drop/mark ] || cp /drop/mark "$place/job/"
-    printf 'disk=/dev/xvda\n%s\n' "$variables" >"$place/job/parameters"
+    printf 'disk=/dev/xvda\n%s\n' "$3" >"$place/job/parameters"
     # The kernel unpacks every archive that it finds.
-    (cat /guest/initrd && cd "$place" && find job | cpio -o -H newc 2>/dev/null) >"$place/initrd" || fail "initrd of $name"
+    (cat /guest/initrd && cd "$place" && find job | cpio -o -H newc 2>/dev/null) >"$place/initrd" || fail "initrd of $1"
+}
+
+# guest NAME JOB VARIABLES DISK...: a guest that runs a job on the disks.
+guest() {
+    name=$1
+    initrd_of "$1" "$2" "$3"
+    shift 3
     : >"/var/log/xen/console/guest-$name.log"
     {
         echo "name='$name'"
@@ -135,7 +141,7 @@ guest() {
         echo "tsc_mode='native'"
         echo "kernel='/guest/vmlinux'"
         echo "ramdisk='$place/initrd'"
-        echo "extra='console=hvc0 quiet panic=-1 mitigations=off ${kernel_words:-}'"
+        echo "extra='$(guest_words)'"
         echo "on_poweroff='destroy'"
         echo "on_reboot='destroy'"
         echo "on_crash='destroy'"

@@ -1,6 +1,7 @@
-//! Virtual machine monitors: what they want to hear of a disk, and how QEMU is driven.
+//! Virtual machine monitors: what they want to hear of a disk, and how QEMU and Xen are driven.
 //!
-//! Knows nothing of images, storage and daemons; a disk is a socket at which somebody serves it. Everything here blocks, for a
+//! Knows nothing of images, storage and daemons; a disk is a socket at which somebody serves it, or
+//! two nodes in Xen's store. Everything here blocks, for a
 //! bounded time: callers that must not wait have threads.
 
 #![forbid(unsafe_code)]
@@ -10,3 +11,4 @@ pub mod qemu;
 pub mod qmp;
 mod socket;
 pub mod syntax;
+pub mod xen;

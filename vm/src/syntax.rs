@@ -1,4 +1,4 @@
-//! How a word is written so that it survives the syntax of those who read it: QEMU, XML, a shell, Cloud Hypervisor.
+//! How a word is written so that it survives the syntax of those who read it: QEMU, XML, a shell, Cloud Hypervisor, a terminal.
 //!
 //! Knows nothing of what the words mean. Each function returns text that its reader takes for exactly what went in.
 
@@ -28,9 +28,19 @@ pub fn xl_value(value: &str) -> Option<&str> {
     (!value.contains(['\'', '\n'])).then_some(value)
 }
 
+/// Text of unknown origin for people, without what could steer their terminal.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn names_found_elsewhere_cannot_steer_a_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+    }
 
     #[test]
     fn what_a_syntax_splits_at_is_written_so_that_it_does_not() {

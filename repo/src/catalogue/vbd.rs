@@ -1,6 +1,6 @@
 //! Virtual block devices.
 
-use api::{AbsolutePath, Change, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdState, Vdi};
+use api::{AbsolutePath, Change, Code, Driver, Mode, ObjectKind, Problem, Transport, Vbd, VbdState, Vdi};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
@@ -86,11 +86,6 @@ fn check_use(vbd: &Vbd, vdi: &Vdi) -> Result<(), Problem> {
             .advise("ask for RO, or clone it and write to the clone"));
     }
     match (vbd.transport, vbd.queues) {
-        (Transport::Blkif, _) => {
-            let what = "the daemon does not serve disks to guests of Xen yet";
-            let advice = "use `tapline xen attach`, which does, or the transport vhost-user or nbd";
-            Err(Problem::new(Code::Unsupported, what).field("transport").advise(advice))
-        }
         (Transport::Nbd, 2..) => {
             let what = format!("NBD has no queues, of which {} are asked for", vbd.queues);
             Err(Problem::new(Code::Invalid, what)
@@ -112,8 +107,14 @@ impl Tx<'_> {
         if vbd.position > 254 {
             return Err(Problem::new(Code::Invalid, "a position is 0 to 254").field("position"));
         }
+        let driver = vbd.vm.map(|vm| self.vm(vm)).transpose()?.map(|vm| vm.driver);
+        if (vbd.transport == Transport::Blkif) != (driver == Some(Driver::Xen)) {
+            let what = "a VBD is served by blkif if its VM has the driver xen, and only then";
+            let advice =
+                "leave the transport out; for a guest of Xen that others manage see `tapline vbd connect --print xl`";
+            return Err(Problem::new(Code::Unsupported, what).field("transport").advise(advice));
+        }
         if let Some(vm) = vbd.vm {
-            self.vm(vm)?;
             let taken = "SELECT uuid FROM vbd WHERE vm = ?1 AND position = ?2";
             let taken = self.row(taken, (Id(vm), vbd.position), |row| Ok(row.get::<_, Id>(0)?.0))?;
             if let Some(other) = taken {

@@ -12,7 +12,7 @@ use crate::image_name::ImageName;
 use crate::toolstack::vdev::{NotAVdev, Vdev};
 
 /// The name of our backends in the store, unless another is named.
-pub const KIND: &str = "tapline";
+pub use vm::xen::disks::KIND;
 
 /// `xen`.
 #[derive(Debug, Args)]

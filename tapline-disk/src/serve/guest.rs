@@ -10,6 +10,8 @@ use std::time::Duration;
 use disk::{Disconnected, Geometry, Request, Status, Transport};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
 use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
+use vm::xen::give::{Wish, is_read_only, make_own_end};
+use xen::daemon::Daemon;
 use xen::kernel::{Evtchn, Gntdev};
 use xen::{EventChannels, Grants, Store, StoreError};
 
@@ -17,8 +19,9 @@ use super::blkback_stats::BlkbackStats;
 use super::event_loop::{Disclose, EventLoop, Serving};
 use crate::cli::{self, GrantPolicy, Serve, XenDisk};
 use crate::failure::{Exit, Failure};
+use crate::files;
+use crate::handed::Lent;
 use crate::log::say;
-use crate::toolstack::attach::{Wish, is_read_only, make_own_end};
 use crate::toolstack::claim::{Claim, Places};
 use crate::toolstack::device::{Device, remove_own_end, store_failed, text, together, write_all};
 use crate::toolstack::{connect, domain};
@@ -29,15 +32,18 @@ pub struct Claimed {
     /// The toolstack has said that the guest may not write.
     pub read_only: bool,
     store: Box<dyn Store>,
+    /// Where it is heard whether the guest is still there.
+    domains: Box<dyn Store>,
     grants: Box<dyn Grants>,
     channels: Box<dyn EventChannels>,
-    claim: Claim,
+    /// Whoever hands files to this process sees itself that there is one.
+    claim: Option<Claim>,
 }
 
 impl Claimed {
     /// Finds the guest and what is needed to serve it.
     pub fn find(serve: &Serve, disk: &XenDisk) -> Result<Claimed, Failure> {
-        let mut store = connect()?;
+        let mut store = store(Lent::Store)?;
         let own = domain::own(&mut store)?;
         let guest = domain::find(&mut store, &disk.domain)?;
         let device = Device { own, kind: serve.xen_backend.clone(), guest, vdev: disk.vdev };
@@ -45,25 +51,39 @@ impl Claimed {
             // The error names the device, what was tried and what may be done.
             Failure::new(format!("serve {device}"), error)
         };
-        let grants = Box::new(Gntdev::open().map_err(cannot)?);
-        let channels = Box::new(Evtchn::open().map_err(cannot)?);
-        let claim = Claim::take(&Places::of_host(), &device)?;
+        let grants = match files::lent(Lent::Grants)? {
+            Some(lent) => Gntdev::over(lent),
+            None => Gntdev::open().map_err(cannot)?,
+        };
+        let channels = match files::lent(Lent::EventChannels)? {
+            Some(lent) => Evtchn::over(lent),
+            None => Evtchn::open().map_err(cannot)?,
+        };
+        let claim = if files::are_handed() { None } else { Some(Claim::take(&Places::of_host(), &device)?) };
         let read_only = is_read_only(&mut store, &device)?.unwrap_or(false);
-        Ok(Claimed { device, read_only, store: Box::new(store), grants, channels, claim })
+        let (store, domains) = (Box::new(store), Box::new(self::store(Lent::Domains)?));
+        Ok(Claimed { device, read_only, store, domains, grants: Box::new(grants), channels: Box::new(channels), claim })
+    }
+}
+
+/// A connection to the store: one that is lent, or one of our own.
+fn store(which: Lent) -> Result<Daemon, Failure> {
+    match files::lent(which)? {
+        Some(lent) => Daemon::over(lent).map_err(|error| Failure::new("speak to the store", error)),
+        None => connect(),
     }
 }
 
 /// Serves until the device ends or a signal comes.
 pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit, Failure> {
-    let Claimed { device, read_only, mut store, grants, channels, claim } = claimed;
+    let Claimed { device, read_only, mut store, domains, grants, channels, claim } = claimed;
     let read_only = read_only || serve.read_only;
-    // They are there before the store sends readers to them.
-    let blkback_stats = open_stats(&Places::of_host(), &device);
+    // They are there before the store sends readers to them. Where files are handed, none can be made.
+    let blkback_stats = if files::are_handed() { None } else { open_stats(&Places::of_host(), &device) };
     make_own_end(&mut *store, &device, Wish { read_only })?;
     leave_word(&mut *store, &device, serve)?;
-    let watched = Box::new(connect()?);
     let backend =
-        Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, watched, grants, channels)?;
+        Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, domains, grants, channels)?;
     serving.blkback_stats = blkback_stats;
     say(format_args!("serving {device}: {}", device.backend()));
     // The loop takes all with it; the claim goes last, when nothing of the guest is mapped any more.
@@ -122,9 +142,10 @@ fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(
         }
         write_all(store, within, &node, &[("pid", &pid), ("image", &image)])?;
         match &control {
-            Some(control) => write_all(store, within, &node, &[("control", &control.to_string_lossy())]),
-            None => store.remove(within, &format!("{node}/control")).map_err(store_failed),
+            Some(control) => write_all(store, within, &node, &[("control", &control.to_string_lossy())])?,
+            None => store.remove(within, &format!("{node}/control")).map_err(store_failed)?,
         }
+        Ok(())
     })
 }
 

@@ -4,9 +4,9 @@
 //! goes, by which the kernel lets go of the disk, and the guest's end is made anew with our backend. Knows nothing of images
 //! but their names. Keeps: a guest that has begun to use the disk is not touched.
 
+use vm::xen::give::{Wish, make_both_ends};
 use xen::Store;
 
-use super::attach::{Wish, make_both_ends};
 use super::device::{Device, State, described, remove_own_end, store_failed, text, together, write_all};
 use crate::failure::Failure;
 use crate::image_name::ImageName;
@@ -50,13 +50,13 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
 
 /// Leaves to xl why it cannot have the disk.
 pub fn refuse(store: &mut dyn Store, node: &str, adopted: Option<&Adopted>, why: &Failure) -> Result<(), Failure> {
-    together(store, |store, within| {
+    together(store, |store, within| -> Result<(), Failure> {
         if let Some(Adopted { device, .. }) = adopted {
             store.remove(within, &device.frontend()).map_err(store_failed)?;
             store.remove(within, &device.backend()).map_err(store_failed)?;
             write_all(store, within, &device.of_xl(), &[("backend", node)])?;
         }
-        write_all(store, within, node, &[("hotplug-error", &why.to_string()), ("hotplug-status", "error")])
+        Ok(write_all(store, within, node, &[("hotplug-error", &why.to_string()), ("hotplug-status", "error")])?)
     })
 }
 
@@ -80,9 +80,9 @@ fn not_a_disk(node: &str) -> Failure {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::toolstack::attach::announce;
     use crate::toolstack::attach::test::{WRITABLE, machine, say};
     use crate::toolstack::detach;
+    use vm::xen::give::announce;
 
     /// A disk as xl leaves it to its script.
     fn of_xl() -> (xen::fake::Host, xen::fake::Tree, Device) {
@@ -109,7 +109,7 @@ mod test {
         }
         // It goes as a disk of ours does, and xl forgets it.
         detach::refuse_xls(&mut store, &adopted.device).unwrap();
-        detach::remove(&mut store, &adopted.device).unwrap();
+        vm::xen::take::remove(&mut store, &adopted.device).unwrap();
         assert_eq!(store.read(None, &theirs.of_xl()).unwrap(), None);
     }
 

@@ -1,16 +1,16 @@
-//! Takes a disk from a guest: asks both ends to close, waits, and removes what is left of the device.
+//! Finds the disk that is to be taken from a guest, and waits until the guest has let it go.
 //!
 //! Knows nothing of who serves it. Keeps: only nodes of the device that was named are touched, whatever a guest has written
 //! into those it owns.
 
 use std::time::Duration;
 
-use xen::{DomId, Store, Transaction};
+use vm::xen::vdev::Vdev;
+use xen::{DomId, Store};
 
 use super::both_ends::BothEnds;
-use super::device::{Device, State, children, frontend, remove_own_end, store_failed, text, together, write_all};
+use super::device::{Device, State, children, frontend, text};
 use super::domain;
-use super::vdev::Vdev;
 use crate::failure::Failure;
 
 /// The backends that libxl manages by itself.
@@ -28,7 +28,7 @@ pub fn find(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Resu
 pub fn unknown(store: &mut dyn Store, guest: DomId, vdev: Vdev) -> Failure {
     let no_disk = Failure::new(format!("detach {vdev} of domain {guest}"), "it has no such disk")
         .advise(format!("see what it has: tapline xen list {guest}"));
-    domain::seen(store, guest).err().unwrap_or(no_disk)
+    domain::seen(store, guest).err().map_or(no_disk, Failure::from)
 }
 
 /// The device, if the store knows it.
@@ -57,23 +57,6 @@ pub fn refuse_xls(store: &mut dyn Store, device: &Device) -> Result<(), Failure>
     Ok(())
 }
 
-/// Asks both ends to close.
-pub fn ask(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
-    together(store, |store, within| close(store, within, device))
-}
-
-/// libxl's words for it: offline, and Closing unless it has closed already.
-fn close(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Failure> {
-    match device.states(store, within)?.0 {
-        None => Ok(()),
-        Some(State::CLOSED) => write_all(store, within, &device.backend(), &[("online", "0")]),
-        Some(_) => {
-            let closing = State::CLOSING.digits();
-            write_all(store, within, &device.backend(), &[("online", "0"), ("state", &closing)])
-        }
-    }
-}
-
 /// Waits until the backend has closed or is gone; each change of a state is told.
 pub fn wait_closed(
     store: &mut dyn Store,
@@ -95,26 +78,12 @@ pub fn wait_closed(
     })
 }
 
-/// Removes both ends' nodes, what xl may know of the device, and the node above ours when it is empty.
-pub fn remove(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
-    together(store, |store, within| {
-        let of_xl = text(store, within, &format!("{}/backend", device.of_xl()))?;
-        if of_xl.is_some_and(|backend| backend == device.backend()) {
-            store.remove(within, &device.of_xl()).map_err(store_failed)?;
-        }
-        // A front end that has found another backend in the meantime is not ours any more.
-        let served_by = text(store, within, &format!("{}/backend", device.frontend()))?;
-        if served_by.is_none_or(|backend| backend == device.backend()) {
-            store.remove(within, &device.frontend()).map_err(store_failed)?;
-        }
-        remove_own_end(store, within, device)
-    })
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::toolstack::attach::announce;
+    use vm::xen::give::announce;
+    use vm::xen::take::{ask, remove};
+
     use crate::toolstack::attach::test::{WRITABLE, machine, say};
 
     #[test]

@@ -167,8 +167,8 @@ fn read_from(path: &Path, from: u64) -> io::Result<String> {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::toolstack::attach::announce;
     use crate::toolstack::attach::test::{WRITABLE, machine, say};
+    use vm::xen::give::announce;
 
     fn shell(directory: &tempfile::TempDir, script: &str) -> Launch {
         let words = ["-c", script].map(OsString::from).to_vec();

@@ -120,8 +120,8 @@ pub fn table(all: &[Listed]) -> String {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::toolstack::attach::announce;
     use crate::toolstack::attach::test::{WRITABLE, machine, say};
+    use vm::xen::give::announce;
 
     #[test]
     fn disks_are_listed_with_the_states_of_both_ends() {
@@ -151,7 +151,7 @@ mod test {
         let listed = table(&all(&mut store, DomId(0), None).unwrap());
         assert_eq!(listed.lines().last(), Some("  xvdb: 22 its keys cannot be used"));
         // It goes with the device.
-        crate::toolstack::detach::remove(&mut store, &device).unwrap();
+        vm::xen::take::remove(&mut store, &device).unwrap();
         assert_eq!(store.list(None, "/local/domain/0/error/backend/tapline").unwrap(), Some(Vec::new()));
     }
 

@@ -106,7 +106,7 @@ mod test {
                 std::thread::spawn(move || other.write(None, "/a/b", b"1").unwrap());
                 return Ok(None);
             }
-            text(store, None, "/a/b")
+            Ok(text(store, None, "/a/b")?)
         });
         assert_eq!(seen.unwrap().as_deref(), Some("1"));
         assert_eq!(host.counts().watched, 0);
@@ -118,7 +118,7 @@ mod test {
         let mut store = host.store(DomId(0)).unwrap();
         let paths = ["/a".to_owned()];
         let wait = Wait { paths: &paths, patience: Duration::ZERO, also: None };
-        assert_eq!(wait.until(&mut store, |store| text(store, None, "/a")).unwrap(), None);
+        assert_eq!(wait.until(&mut store, |store| Ok(text(store, None, "/a")?)).unwrap(), None);
         assert_eq!(host.counts().watched, 0);
     }
 }

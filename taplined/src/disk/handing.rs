@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Stdio;
 
+use ::vm::xen::lend::Lent;
 use api::Problem;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
@@ -54,6 +55,13 @@ impl Handing {
             Role::Control => "control",
         };
         self.messages.push((json!({ "listen": role, "path": path }), socket));
+    }
+
+    /// What of Xen the disk of a guest needs.
+    pub fn lent(&mut self, lent: Lent) {
+        let Lent { grants, channels, store, domains } = lent;
+        let all = [("grants", grants), ("event-channels", channels), ("store", store), ("domains", domains)];
+        self.messages.extend(all.map(|(what, descriptor)| (json!({ "xen": what }), descriptor)));
     }
 
     /// What becomes the standard input of the process, and what is sent when it runs.

@@ -28,8 +28,8 @@ pub struct Place {
 /// Sockets that listen.
 #[derive(Debug)]
 pub struct Sockets {
-    /// For the guest's monitor, or for clients.
-    pub transport: OwnedFd,
+    /// For the guest's monitor, or for clients; a guest of Xen has rings instead.
+    pub transport: Option<OwnedFd>,
     /// For the daemon.
     pub control: OwnedFd,
 }
@@ -79,8 +79,9 @@ impl Place {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made?,
             }
-            let sockets =
-                Sockets { transport: bind(&self.transport(transport), group)?, control: bind(&self.control(), None)? };
+            let at = (transport != Transport::Blkif).then(|| self.transport(transport));
+            let transport = at.map(|path| bind(&path, group)).transpose()?;
+            let sockets = Sockets { transport, control: bind(&self.control(), None)? };
             if group.is_some() {
                 chown(&self.directory, None, group)?;
                 fs::set_permissions(&self.directory, Permissions::from_mode(0o710))?;

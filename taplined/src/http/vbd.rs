@@ -98,11 +98,12 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
         (None, Some(vm)) => view.free_position(vm.uuid)?,
         (None, None) => 0,
     };
-    if let (Some(Driver::Qemu), Some(Transport::Nbd)) = (vm.as_ref().map(|vm| vm.driver), asked.transport) {
+    let driver = vm.as_ref().map(|vm| vm.driver);
+    if let (Some(Driver::Qemu), Some(Transport::Nbd)) = (driver, asked.transport) {
         let what = "the driver qemu has its disks by vhost-user, and not by NBD";
         return Err(Problem::new(Code::Unsupported, what).field("transport").advise("leave the transport out"));
     }
-    let transport = asked.transport.unwrap_or(match vm.as_ref().map(|vm| vm.driver) {
+    let transport = asked.transport.unwrap_or(match driver {
         Some(Driver::Xen) => Transport::Blkif,
         Some(Driver::Qemu) | None => Transport::VhostUser,
     });

@@ -6,12 +6,12 @@ use uuid::Uuid;
 
 use super::operation::{Kind, Operation};
 use super::order::Order;
-use super::start::{Log, clear, serve};
+use super::start::{Log, clear, forget, serve};
 use super::steps::Steps;
 use super::supervise;
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::vm;
+use crate::vm::{self, domain};
 
 /// A plug that has its lease and has not begun otherwise.
 #[derive(Debug)]
@@ -64,9 +64,11 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
     }
     let begun = || {
         daemon.catalogue.write(move |tx| {
+            let now = tx.vbd(vbd)?;
             if by == By::Itself {
-                tx.check_vm_settled(&tx.vbd(vbd)?)?;
+                tx.check_vm_settled(&now)?;
             }
+            domain::disk(tx, &now)?;
             tx.begin_plug(vbd)
         })
     };
@@ -110,7 +112,10 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
         Err(problem) => {
             // The lease is given back when nobody has a file open any more, however long that takes.
             match clear(daemon, vbd, process).await {
-                Ok(()) => give_back(daemon, vbd, problem).await,
+                Ok(()) => {
+                    forget(daemon, vbd).await;
+                    give_back(daemon, vbd, problem).await;
+                }
                 Err(also) => tracing::error!(%vbd, "what a failed plug has left remains until it is unplugged: {also}"),
             }
         }

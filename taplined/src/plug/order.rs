@@ -15,6 +15,7 @@ use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::place::Place;
 use crate::vdi::words_of;
+use crate::vm::domain;
 
 /// Bytes that a disk process needs whatever it serves, while it starts.
 const MEMORY_BASE: u64 = 4 << 20;
@@ -31,6 +32,8 @@ pub struct Order {
     /// From the top down.
     chain: Vec<Image>,
     directory: Arc<Directory>,
+    /// What it is in the domain of a guest of Xen.
+    pub disk: Option<domain::Disk>,
     /// How much longer each operation takes than it would; for tests.
     delay: Duration,
 }
@@ -41,12 +44,13 @@ impl Order {
         let found = daemon.catalogue.read(move |view| {
             let vbd = view.vbd(vbd)?;
             let (vdi, chain) = (view.vdi(vbd.vdi)?, view.chain(vbd.vdi)?);
-            Ok((vbd, vdi, chain))
+            let disk = domain::disk(view, &vbd)?;
+            Ok((vbd, vdi, chain, disk))
         });
-        let (vbd, vdi, chain) = found.await?;
+        let (vbd, vdi, chain, disk) = found.await?;
         let directory = daemon.srs.directory(vdi.sr).await?;
         let delay = if daemon.config.plug.injected_delays { delay_in(vdi.name.as_str()) } else { Duration::ZERO };
-        Ok(Order { vbd, chain, directory, delay })
+        Ok(Order { vbd, chain, directory, disk, delay })
     }
 
     /// What the queue wants to know of it.
@@ -84,8 +88,13 @@ impl Order {
             name.push(self.path(image));
             name
         })));
-        let transport = if self.vbd.transport == Transport::Nbd { "--nbd" } else { "--vhost-user" };
-        words.extend([transport.into(), place.transport(self.vbd.transport).into()]);
+        match &self.disk {
+            Some(disk) => words.extend(["--xen".into(), disk.word().into()]),
+            None => {
+                let transport = if self.vbd.transport == Transport::Nbd { "--nbd" } else { "--vhost-user" };
+                words.extend([transport.into(), place.transport(self.vbd.transport).into()]);
+            }
+        }
         if self.vbd.transport == Transport::VhostUser {
             words.extend(["--serial".into(), serial(self.vbd.vdi).into()]);
         }

@@ -13,6 +13,7 @@ use crate::daemon::Daemon;
 use crate::disk::handing::{Handing, Ready, Role};
 use crate::disk::place::Place;
 use crate::disk::process::{DiskProcess, Ended};
+use crate::vm::domain;
 
 /// Whether a process is the first one of a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +59,17 @@ async fn start(
     let (transport, group) = (order.vbd.transport, daemon.plugs.group);
     let sockets = place.listen(transport, group)?;
     let role = if transport == api::Transport::Nbd { Role::Nbd } else { Role::VhostUser };
-    handing.listener(role, &place.transport(transport), sockets.transport);
+    if let Some(socket) = sockets.transport {
+        handing.listener(role, &place.transport(transport), socket);
+    }
     handing.listener(Role::Control, &place.control(), sockets.control);
+    let at = match &order.disk {
+        None => place.shown(transport)?,
+        Some(disk) => {
+            handing.lent(disk.lend().await?);
+            disk.node().await?
+        }
+    };
     let (stdin, ready) = handing.prepare()?;
     let log = place.open_log(log == Log::Begun)?;
     let mut command = daemon.tool.command(&order.words(place)).into_std();
@@ -69,7 +79,7 @@ async fn start(
     drop(command);
     let child = started.map_err(|error| daemon.tool.not_started(error))?;
     let identity = process.insert(DiskProcess::of_child(child)?).identity();
-    let (vbd, at) = (order.vbd.uuid, place.shown(transport)?);
+    let vbd = order.vbd.uuid;
     daemon.catalogue.write(move |tx| tx.set_vbd_served(vbd, identity, &at)).await?;
     Ok(ready)
 }
@@ -125,6 +135,20 @@ fn ended_at_once(place: &Place, how: &Ended) -> Problem {
             Problem::failed("serve a disk", format_args!("its process has ended before it answered ({how})"))
         }
         _ => crate::disk::tool::said(last),
+    }
+}
+
+/// Removes what is left in Xen's store of a VBD that nobody serves any more. What stays there harms nobody: the next plug is told
+/// of it.
+pub async fn forget(daemon: &Daemon, vbd: Uuid) {
+    let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
+    let forgotten = match found {
+        Ok(Some(disk)) => disk.forget().await,
+        // Without a domain there is nothing.
+        Ok(None) | Err(_) => Ok(()),
+    };
+    if let Err(problem) = forgotten {
+        tracing::error!(%vbd, "its nodes in Xen's store are left: {problem}");
     }
 }
 

@@ -18,6 +18,7 @@ use super::unplug;
 use crate::daemon::Daemon;
 use crate::disk::place::Place;
 use crate::disk::process::{DiskProcess, Ended};
+use crate::vm::domain;
 
 /// Somebody looks after a VBD's process.
 #[derive(Debug)]
@@ -87,6 +88,11 @@ async fn look_after(
             (None, Some(problem)) => problem,
             (None, None) => died(daemon, vbd, Ok(Ended::Unknown)),
         };
+        if is_done_with(daemon, vbd).await {
+            // A guest of Xen has let go of it, or is no more. Whoever unplugs it finds that it has ended.
+            stopped.await.ok();
+            return None;
+        }
         let pause = deaths.died(Instant::now());
         if let Err(problem) = record(daemon, vbd, died, pause.is_none()).await {
             tracing::error!(%vbd, "the death of its process could not be recorded: {problem}");
@@ -102,6 +108,20 @@ async fn look_after(
             Err(problem) => (process, failed) = (None, Some(problem)),
         }
     }
+}
+
+/// Whether there is nobody whom another process could serve.
+async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
+    let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
+    let done = match found {
+        Ok(Some(disk)) => disk.is_done_with().await,
+        Ok(None) => Ok(false),
+        Err(problem) => Err(problem),
+    };
+    done.unwrap_or_else(|problem| {
+        tracing::warn!(%vbd, "whether its guest needs it is not known: {problem}");
+        false
+    })
 }
 
 /// Starts another process after a pause; none if somebody has released the VBD meanwhile.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::{About, Code, ObjectKind, Problem, Task, Vbd, VbdState};
+use api::{About, Code, ObjectKind, Problem, Task, Transport, Vbd, VbdState};
 use repo::catalogue::NewTask;
 use rustix::process::Signal;
 use serde_json::json;
@@ -51,7 +51,11 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
         VbdState::Plugged if !force => {
             let gone = async {
                 vm::detach(daemon, &now).await?;
-                guest_gone(daemon, &now).await
+                match now.transport {
+                    // The nodes have said so, and with that its process may have ended.
+                    Transport::Blkif => Ok(()),
+                    Transport::VhostUser | Transport::Nbd => guest_gone(daemon, &now).await,
+                }
             };
             let wait = steps.step("wait", gone);
             context
@@ -140,6 +144,7 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
 /// Removes what the process has left, and gives the lease back.
 pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Result<Vbd, Problem> {
     super::start::clear(daemon, vbd, None).await?;
+    super::start::forget(daemon, vbd).await;
     daemon.catalogue.write(move |tx| tx.end_unplug(vbd, problem.as_ref())).await
 }
 

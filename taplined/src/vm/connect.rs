@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ::vm::paste::{self, Monitor, Served, Unspeakable};
+use ::vm::xen::vdev::Vdev;
 use api::{Code, Mode, Problem, Transport, VbdState};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -44,7 +45,11 @@ async fn served(daemon: &Daemon, vbd: Uuid, monitor: Monitor) -> Result<String, 
     let at: &Path = socket.as_path();
     let served = match vbd.transport {
         Transport::Nbd => Served::NbdUnix(at),
-        Transport::VhostUser | Transport::Blkif => Served::VhostUser(at, vbd.queues),
+        Transport::VhostUser => Served::VhostUser(at, vbd.queues),
+        Transport::Blkif => {
+            let what = format!("VBD {} is served to a guest of Xen, by the daemon itself", vbd.uuid);
+            return Err(Problem::new(Code::Unsupported, what).advise("there is nothing to paste anywhere"));
+        }
     };
     paste::text(monitor, served, vbd.mode == Mode::ReadOnly).map_err(|error| unspeakable(&error))
 }
@@ -65,31 +70,10 @@ async fn by_xl(daemon: &Daemon, vbd: Uuid) -> Result<String, Problem> {
     let layers = chain.iter().map(|image| format!("{}:{}", image.format, image.path(directory.path()).display()));
     let layers: Vec<String> = layers.collect();
     let layers: Vec<&str> = layers.iter().map(String::as_str).collect();
-    paste::xl(&layers, &vdev(vbd.position), vbd.mode == Mode::ReadOnly).map_err(|error| unspeakable(&error))
-}
-
-/// As Linux counts disks: `xvda` to `xvdz`, then `xvdaa`.
-fn vdev(position: u8) -> String {
-    let letter = |number: u8| char::from(b'a'.saturating_add(number));
-    match position.checked_sub(26) {
-        None => format!("xvd{}", letter(position)),
-        Some(above) => format!("xvd{}{}", letter(above / 26), letter(above % 26)),
-    }
+    paste::xl(&layers, &Vdev::of_position(vbd.position).to_string(), vbd.mode == Mode::ReadOnly)
+        .map_err(|error| unspeakable(&error))
 }
 
 fn unspeakable(error: &Unspeakable) -> Problem {
     Problem::new(Code::Unsupported, error.to_string()).field("for")
-}
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn disks_are_counted_as_linux_does() {
-        let names = [(0, "xvda"), (25, "xvdz"), (26, "xvdaa"), (51, "xvdaz"), (52, "xvdba"), (254, "xvdiu")];
-        for (position, name) in names {
-            assert_eq!(vdev(position), name);
-        }
-    }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ::vm::qemu::machine::Ended;
-use api::{Code, Power, Problem, VbdState, Vm};
+use api::{Power, Problem, VbdState, Vm};
 use uuid::Uuid;
 
 use super::guest::Guest;
-use super::{Operation, new_task, place};
+use super::machine::{End, Machine};
+use super::{Operation, new_task, place, start};
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::plug;
@@ -26,31 +26,29 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
         if !still {
             return;
         }
-        let why = match guest.tell(|machine| machine.ended()).await {
-            Ok(ended) => ended.and_then(|ended| badly(guest.vm, &ended)),
-            Err(problem) => Some(problem),
+        let end = guest.tell(Machine::ended).await;
+        let (why, again) = match end {
+            Ok(Some(End::Reboots)) => (None, true),
+            Ok(Some(End::Badly(problem))) | Err(problem) => (Some(problem), false),
+            Ok(Some(End::PoweredOff) | None) => (None, false),
         };
-        halt(&daemon, guest.vm, why, operation).await;
+        halt(&daemon, guest.vm, why, again, operation).await;
     });
 }
 
-/// What is to be said of a QEMU that has ended by itself; nothing if its guest has powered off.
-fn badly(vm: Uuid, ended: &Ended) -> Option<Problem> {
-    let how = ended.badly()?;
-    let what = format!("VM {vm} is halted: its QEMU has ended by itself ({how}); its last words: {}", ended.said);
-    Some(Problem::new(Code::Failed, what).advise("find out why, then start it again"))
-}
-
-/// Does the rest of what ends a VM, in a task of its own.
-pub async fn halt(daemon: &Daemon, vm: Uuid, why: Option<Problem>, operation: Operation) {
+/// Does the rest of what ends a VM, in a task of its own. `again`: its guest boots anew, and is started then.
+pub async fn halt(daemon: &Daemon, vm: Uuid, why: Option<Problem>, again: bool, operation: Operation) {
     match &why {
         Some(problem) => tracing::warn!(%vm, "{problem}"),
-        None => tracing::info!(%vm, "its guest has powered off"),
+        None => tracing::info!(%vm, again, "its guest has powered off"),
     }
     let at_work = daemon.clone();
     let started = daemon.tasks.start(daemon, new_task("vm-end", vm, false), move |context| async move {
         let halted = clear(&at_work, vm, why, &context.regardless()).await?;
         drop(operation);
+        if again {
+            start::start(&at_work, vm).await?;
+        }
         serde_json::to_value(halted).map_err(|error| Problem::failed("show a VM", error))
     });
     if let Err(problem) = started.await {

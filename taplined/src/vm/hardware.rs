@@ -1,9 +1,10 @@
-//! What a VM of the catalogue is to QEMU; refused by the field of the request that is at fault.
+//! What a VM of the catalogue is to its driver; refused by the field of the request that is at fault.
 
 use ::vm::qemu::accelerator::Accelerator;
 use ::vm::qemu::hardware::{self, Disk, Hardware, HardwareError};
 use ::vm::qemu::platform::{Platform, PlatformError};
 use ::vm::qemu::slots::Position;
+use ::vm::xen::config::{self as domain, ConfigError};
 use api::{Boot, Code, Driver, Problem, Vbd, Vm};
 use uuid::Uuid;
 
@@ -16,9 +17,7 @@ const MIB: u64 = 1 << 20;
 /// Whether there can be such a VM, whatever disks it will have.
 pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
     if vm.driver == Driver::Xen {
-        let what = "the daemon does not start guests of Xen yet";
-        let advice = "start them with xl, and give them disks with `tapline xen attach`";
-        return Err(Problem::new(Code::Unsupported, what).field("driver").advise(advice));
+        return domain_of(vm)?.text().map(drop).map_err(|error| refused_by_xen(&error));
     }
     let mut hardware = without_disks(vm)?;
     // Which it will boot from is seen when it starts.
@@ -32,12 +31,64 @@ pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
     hardware.check().map_err(|error| refused(&error))
 }
 
+/// A machine that is to be started.
+#[derive(Debug)]
+pub enum Plan {
+    /// By QEMU, with its disks.
+    Qemu(Box<Hardware>),
+    /// By Xen, which is given the disks one by one.
+    Xen(domain::Config),
+}
+
 /// The hardware of a VM with these VBDs.
-pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Hardware, Problem> {
+pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Plan, Problem> {
+    if vm.driver == Driver::Xen {
+        return domain_of(vm).map(Plan::Xen);
+    }
     let mut hardware = without_disks(vm)?;
     hardware.disks = vbds.iter().map(|vbd| disk(config, vbd)).collect::<Result<_, _>>()?;
     hardware.check().map_err(|error| refused(&error))?;
-    Ok(hardware)
+    Ok(Plan::Qemu(Box::new(hardware)))
+}
+
+/// What xl is told of a VM.
+fn domain_of(vm: &Vm) -> Result<domain::Config, Problem> {
+    let Boot::Kernel { kernel, initrd, cmdline } = &vm.boot else {
+        let what = "a guest of Xen boots a kernel that lies on the host: nobody reads its disks before it runs";
+        let advice = "name a kernel; GRUB for PVH is one, and boots from the first disk (docs/xen.md)";
+        return Err(Problem::new(Code::Unsupported, what).field("boot").advise(advice));
+    };
+    Ok(domain::Config {
+        uuid: vm.uuid.to_string(),
+        memory_mib: whole_mib(vm)?,
+        vcpus: vm.vcpus,
+        kernel: kernel.as_path().to_owned(),
+        initrd: initrd.as_ref().map(|initrd| initrd.as_path().to_owned()),
+        command_line: cmdline.to_string(),
+        platform: domain::Platform::parse(&vm.platform).map_err(|error| refused_by_xen(&error))?,
+    })
+}
+
+fn whole_mib(vm: &Vm) -> Result<u64, Problem> {
+    match vm.memory % MIB {
+        0 => Ok(vm.memory / MIB),
+        _ => {
+            let what = format!("a memory is whole MiB, and {} bytes are not", vm.memory);
+            Err(Problem::new(Code::Invalid, what).field("memory"))
+        }
+    }
+}
+
+fn refused_by_xen(error: &ConfigError) -> Problem {
+    let field = match error {
+        ConfigError::Unknown { key } => format!("platform.{key}"),
+        ConfigError::Value { key, .. } => format!("platform.{key}"),
+        ConfigError::Range { field, .. } => (*field).to_owned(),
+        ConfigError::Word { field: "the initrd" } => "boot.initrd".to_owned(),
+        ConfigError::Word { field: "the command line" } => "boot.cmdline".to_owned(),
+        ConfigError::Word { .. } => "boot.kernel".to_owned(),
+    };
+    Problem::new(Code::Invalid, error.to_string()).field(field)
 }
 
 /// A VBD, as the machine has it.
@@ -59,10 +110,7 @@ fn position(number: u8) -> Option<Position> {
 }
 
 fn without_disks(vm: &Vm) -> Result<Hardware, Problem> {
-    if vm.memory % MIB != 0 {
-        let what = format!("a memory is whole MiB, and {} bytes are not", vm.memory);
-        return Err(Problem::new(Code::Invalid, what).field("memory"));
-    }
+    let memory_mib = whole_mib(vm)?;
     let pairs = vm.platform.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let platform = Platform::parse(pairs).map_err(|error| refused(&error.into()))?;
     let boot = match &vm.boot {
@@ -76,7 +124,7 @@ fn without_disks(vm: &Vm) -> Result<Hardware, Problem> {
     Ok(Hardware {
         name: vm.uuid.to_string(),
         // More than fit are refused by their number.
-        memory_mib: u32::try_from(vm.memory / MIB).unwrap_or(u32::MAX),
+        memory_mib: u32::try_from(memory_mib).unwrap_or(u32::MAX),
         vcpus: u16::try_from(vm.vcpus).unwrap_or(u16::MAX),
         // Found out when it starts.
         accelerator: Accelerator::Tcg,

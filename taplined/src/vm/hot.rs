@@ -1,16 +1,16 @@
 //! Disks of a guest that runs: given to it behind a plug, and taken from it before an unplug.
 //!
-//! Invariant: what QEMU is told to connect to is served, and is served for as long as the guest has not let go; only force ends
-//! it before, and then the guest waits for what it asks of that disk.
+//! Invariant: what a guest is given is served, and is served for as long as the guest has not let go; only force ends it before,
+//! and then the guest waits for what it asks of that disk.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{Power, Problem, Transport, Vbd};
+use api::{Code, Power, Problem, Transport, Vbd};
 use uuid::Uuid;
 
 use super::guest::Guest;
-use super::{hardware, recover};
+use super::recover;
 use crate::daemon::Daemon;
 
 /// How often a guest is looked at that was asked to let go, while an unplug waits for that.
@@ -22,37 +22,39 @@ const ASK_AGAIN: Duration = Duration::from_secs(6);
 /// Sees that the place of a VBD in its machine is free: a guest may hold on to a disk that was unplugged with force.
 pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     let Some(guest) = expected(daemon, vbd).await? else { return Ok(()) };
-    let position = hardware::position_of(vbd)?;
-    let free = guest.tell(move |machine| match machine.disks()?.contains(&position) {
-        true => Err(::vm::qemu::machine::MachineError::Taken(position.number())),
+    let sought = vbd.clone();
+    match guest.tell(move |machine| machine.has(&sought)).await? {
+        true => {
+            Err(Problem::new(Code::InUse, format!("VM {} has a disk at position {} already", guest.vm, vbd.position))
+                .advise("the guest has not let go of the disk that was there; do that in the guest, or shut it down"))
+        }
         false => Ok(()),
-    });
-    free.await
+    }
 }
 
 /// Gives a VBD that is served to its guest, if that runs. `again`: the guest has it already, and has only waited for it.
 pub async fn attach(daemon: &Daemon, vbd: Uuid, again: bool) -> Result<(), Problem> {
     let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let Some(guest) = expected(daemon, &vbd).await? else { return Ok(()) };
-    let disk = hardware::disk(&daemon.config, &vbd)?;
-    let plugged = guest.tell(move |machine| match again && machine.disks()?.contains(&disk.position) {
+    let config = daemon.config.clone();
+    let plugged = guest.tell(move |machine| match again && machine.has(&vbd)? {
         true => Ok(()),
-        false => machine.plug(&disk),
+        false => machine.plug(&config, &vbd),
     });
     plugged.await
 }
 
 /// Has the guest let go of a VBD, however long it takes.
 pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
-    let position = hardware::position_of(vbd)?;
     let mut asked: Option<Instant> = None;
     while let Some(guest) = found(daemon, vbd) {
         let ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN);
+        let sought = vbd.clone();
         let let_go = guest.tell(move |machine| {
             if ask {
-                machine.begin_unplug(position)?;
+                machine.begin_unplug(&sought)?;
             }
-            machine.finish_unplug(position)
+            machine.finish_unplug(&sought)
         });
         if ask {
             asked = Some(Instant::now());
@@ -70,20 +72,21 @@ pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
 
 /// Asks the guest to let go of a VBD that is taken from it in any case. It may still do so later.
 pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
-    let (Some(guest), Ok(position)) = (found(daemon, vbd), hardware::position_of(vbd)) else { return };
-    if let Err(problem) = guest.tell(move |machine| machine.begin_unplug(position)).await {
+    let Some(guest) = found(daemon, vbd) else { return };
+    let sought = vbd.clone();
+    if let Err(problem) = guest.tell(move |machine| machine.begin_unplug(&sought)).await {
         tracing::warn!(vbd = %vbd.uuid, "its guest could not be asked to let go: {problem}");
     }
 }
 
 /// The machine that has a VBD, if it runs and is in reach.
 fn found(daemon: &Daemon, vbd: &Vbd) -> Option<Arc<Guest>> {
-    vbd.vm.filter(|_| vbd.transport == Transport::VhostUser).and_then(|vm| daemon.vms.guest(vm))
+    vbd.vm.filter(|_| vbd.transport != Transport::Nbd).and_then(|vm| daemon.vms.guest(vm))
 }
 
 /// The machine that is to have a VBD, if it runs; that it is out of reach is a problem.
 async fn expected(daemon: &Daemon, vbd: &Vbd) -> Result<Option<Arc<Guest>>, Problem> {
-    let Some(vm) = vbd.vm.filter(|_| vbd.transport == Transport::VhostUser) else { return Ok(None) };
+    let Some(vm) = vbd.vm.filter(|_| vbd.transport != Transport::Nbd) else { return Ok(None) };
     match daemon.catalogue.read(move |view| view.vm(vm)).await?.power {
         Power::Running | Power::Suspended => recover::reach(daemon, vm).await.map(Some),
         Power::Halted | Power::Starting | Power::Stopping => Ok(daemon.vms.guest(vm)),

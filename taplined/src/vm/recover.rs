@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::vm::qemu::machine::{Machine, MachineError, Status};
+use ::vm::qemu::machine::{Machine as Qemu, MachineError};
 use ::vm::qemu::process::{Identity, Process};
-use api::{Code, Power, Problem, Vbd, VbdState, Vm};
+use api::{Code, Driver, Power, Problem, Vbd, VbdState, Vm};
 use uuid::Uuid;
 
 use super::guest::{self, Guest};
-use super::{end, hardware, new_task, place, places, stop, strays};
+use super::machine::{Machine, qemu_problem};
+use super::{domain, end, hardware, new_task, place, places, stop, strays};
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 
@@ -31,10 +32,26 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     let all = places(&daemon.config);
     let killed = tokio::task::spawn_blocking(move || strays::kill(&all, &keep)).await;
     killed.map_err(|error| Problem::failed("end the machines that no VM has", error))??;
+    for vm in vms.iter().filter(|vm| vm.driver == Driver::Xen && !runs(vm)) {
+        destroy_stray(daemon, vm.uuid).await;
+    }
     for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted) {
         one(daemon, vm).await?;
     }
     Ok(())
+}
+
+/// Destroys the domain of a VM that does not run, if there is one: nobody was told that it runs.
+async fn destroy_stray(daemon: &Daemon, vm: Uuid) {
+    let destroyed = match domain::find(daemon, vm).await {
+        Ok(None) => return,
+        Ok(Some(domain)) => domain::destroy(vm, domain).await,
+        Err(problem) => Err(problem),
+    };
+    match destroyed {
+        Ok(()) => tracing::warn!(%vm, "a domain of a VM that does not run is destroyed"),
+        Err(problem) => tracing::error!(%vm, "whether it has a domain that it should not have is not known: {problem}"),
+    }
 }
 
 async fn one(daemon: &Daemon, vm: Vm) -> Result<(), Problem> {
@@ -43,15 +60,15 @@ async fn one(daemon: &Daemon, vm: Vm) -> Result<(), Problem> {
     if vm.power == Power::Starting {
         let what = format!("VM {uuid} was not started: the daemon ended meanwhile");
         let why = Problem::new(Code::Failed, what).advise("start it again");
-        end::halt(daemon, uuid, Some(why), operation).await;
+        end::halt(daemon, uuid, Some(why), false, operation).await;
         return Ok(());
     }
     match (adopt(daemon, uuid).await, vm.power) {
-        (Ok(None), Power::Stopping) => end::halt(daemon, uuid, vm.problem, operation).await,
+        (Ok(None), Power::Stopping) => end::halt(daemon, uuid, vm.problem, false, operation).await,
         (Ok(None), _) => {
-            let what = format!("VM {uuid} is halted: its QEMU has ended while no daemon ran, and nobody knows how");
+            let what = format!("VM {uuid} is halted: it has ended while no daemon ran, and nobody knows how");
             let why = Problem::new(Code::Failed, what).advise("start it again");
-            end::halt(daemon, uuid, Some(why), operation).await;
+            end::halt(daemon, uuid, Some(why), false, operation).await;
         }
         (_, Power::Stopping) => {
             // Behind what was asked for then, with the patience of one who is asked anew.
@@ -73,33 +90,44 @@ async fn one(daemon: &Daemon, vm: Vm) -> Result<(), Problem> {
 
 /// Finds the machine of a VM again; none if it has ended.
 async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem> {
+    let driver = daemon.catalogue.read(move |view| view.vm(vm)).await?.driver;
+    let found = match driver {
+        Driver::Qemu => find_qemu(daemon, vm).await?,
+        Driver::Xen => domain::find(daemon, vm).await?.map(|domain| Guest::of_domain(vm, domain)),
+    };
+    let Some(guest) = found.map(Arc::new) else { return Ok(None) };
+    let paused = guest.tell(Machine::is_paused).await?;
+    daemon.vms.guests().insert(vm, guest.clone());
+    end::watch(daemon, guest.clone());
+    record(daemon, vm, paused).await?;
+    tracing::info!(%vm, paused, "found again");
+    Ok(Some(guest))
+}
+
+/// Finds the QEMU of a VM again; none if it has ended.
+async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> {
     let found = daemon.catalogue.read(move |view| Ok((view.vm_process(vm)?, view.vbds(Some(vm), None)?)));
     let (process, vbds) = found.await?;
     let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(None) };
     let directory = place(&daemon.config, vm);
     let adopted = tokio::task::spawn_blocking(move || {
-        let mut machine = match Machine::adopt(&identity, &directory, TO_ANSWER) {
+        let mut machine = match Qemu::adopt(&identity, &directory, TO_ANSWER) {
             Ok(machine) => machine,
             Err(MachineError::Gone { .. }) => return Ok(None),
             Err(_) if is_ending(&identity) => return Ok(None),
-            Err(error) => return Err(guest::problem(vm, &error)),
+            Err(error) => return Err(qemu_problem(vm, &error)),
         };
-        let status = match machine.status() {
-            Ok(status) => status,
+        match machine.status() {
+            Ok(_) => {}
             Err(_) if is_ending(&identity) => return Ok(None),
-            Err(error) => return Err(guest::problem(vm, &error)),
-        };
+            Err(error) => return Err(qemu_problem(vm, &error)),
+        }
         let_go_of_unplugged(vm, &mut machine, &vbds);
-        Ok(Some((machine, status)))
+        Ok(Some(machine))
     });
     let adopted = adopted.await.map_err(|error| Problem::failed(format_args!("find VM {vm} again"), error))??;
-    let Some((machine, status)) = adopted else { return Ok(None) };
-    let guest = Arc::new(Guest::of(vm, machine).map_err(|(_, problem)| problem)?);
-    daemon.vms.guests().insert(vm, guest.clone());
-    end::watch(daemon, guest.clone());
-    record(daemon, vm, &status).await?;
-    tracing::info!(%vm, ?status, "found again");
-    Ok(Some(guest))
+    let Some(machine) = adopted else { return Ok(None) };
+    Guest::of_qemu(vm, machine).map(Some).map_err(|(_, problem)| problem)
 }
 
 /// From now on the end of a machine is seen that could not be spoken to.
@@ -121,7 +149,7 @@ async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
         if left {
             let what = format!("VM {vm} is halted: its QEMU has ended, and nobody knows how");
             let why = Problem::new(Code::Failed, what).advise("start it again");
-            end::halt(&daemon, vm, Some(why), operation).await;
+            end::halt(&daemon, vm, Some(why), false, operation).await;
         }
     });
     Ok(())
@@ -137,8 +165,7 @@ fn is_ending(identity: &Identity) -> bool {
 }
 
 /// Somebody else may have held or let go a guest meanwhile.
-async fn record(daemon: &Daemon, vm: Uuid, status: &Status) -> Result<(), Problem> {
-    let paused = *status == Status::Paused;
+async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> {
     let recorded = daemon.catalogue.write(move |tx| match tx.vm(vm)?.power {
         Power::Stopping | Power::Starting | Power::Halted => Ok(()),
         Power::Running | Power::Suspended if paused => tx.set_vm_power(vm, Power::Suspended, None),
@@ -148,7 +175,7 @@ async fn record(daemon: &Daemon, vm: Uuid, status: &Status) -> Result<(), Proble
 }
 
 /// A daemon may have ended between the plug of a device and its record; its disk is not served any more.
-fn let_go_of_unplugged(vm: Uuid, machine: &mut Machine, vbds: &[Vbd]) {
+fn let_go_of_unplugged(vm: Uuid, machine: &mut Qemu, vbds: &[Vbd]) {
     let has = vbds.iter().filter(|vbd| vbd.state != VbdState::Unplugged);
     let has: Vec<_> = has.filter_map(|vbd| hardware::position_of(vbd).ok()).collect();
     let asked = machine.disks().and_then(|disks| {
@@ -156,7 +183,7 @@ fn let_go_of_unplugged(vm: Uuid, machine: &mut Machine, vbds: &[Vbd]) {
         stray.map(|position| machine.begin_unplug(position)).collect::<Result<Vec<()>, _>>()
     });
     if let Err(error) = asked {
-        tracing::warn!("{}", guest::problem(vm, &error));
+        tracing::warn!("{}", qemu_problem(vm, &error));
     }
 }
 
@@ -173,6 +200,12 @@ pub async fn reach(daemon: &Daemon, vm: Uuid) -> Result<Arc<Guest>, Problem> {
 
 /// Ends a machine that is not to be spoken to.
 pub async fn kill(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
+    if daemon.catalogue.read(move |view| view.vm(vm)).await?.driver == Driver::Xen {
+        return match domain::find(daemon, vm).await? {
+            Some(domain) => domain::destroy(vm, domain).await,
+            None => Ok(()),
+        };
+    }
     let process = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
     let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(()) };
     let killed = tokio::task::spawn_blocking(move || {

@@ -1,4 +1,5 @@
-//! `vm-start`: all VBDs of a VM are plugged, then QEMU is started. What fails or is cancelled is undone.
+//! `vm-start`: all VBDs of a VM are plugged, then QEMU is started; or a domain is made, all are plugged, and it runs. What fails or
+//! is cancelled is undone.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -8,12 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::vm::qemu::hardware::Hardware;
-use ::vm::qemu::machine::{Ending, Machine};
+use ::vm::qemu::machine::Machine as Qemu;
+use ::vm::xen::config::Config as DomainConfig;
+use ::vm::xen::machine::Machine as Domain;
 use api::{Boot, Code, Power, Problem, Task, VbdState, Vm};
 use uuid::Uuid;
 
-use super::guest::{self, Guest};
-use super::{Operation, end, hardware, new_task, place};
+use super::guest::Guest;
+use super::hardware::Plan;
+use super::machine::Machine;
+use super::{Operation, domain, end, hardware, machine, new_task, place};
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::plug;
@@ -26,7 +31,7 @@ const TO_ANSWER: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 struct Order {
     vm: Uuid,
-    hardware: Hardware,
+    plan: Plan,
     /// VBDs that are not plugged yet.
     unplugged: Vec<Uuid>,
 }
@@ -39,9 +44,9 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let config = daemon.config.clone();
     let order = daemon.catalogue.write(move |tx| {
         let (known, vbds) = tx.begin_vm_start(vm)?;
-        let hardware = hardware::of(&config, &known, &vbds)?;
+        let plan = hardware::of(&config, &known, &vbds)?;
         let unplugged = vbds.iter().filter(|vbd| vbd.state != VbdState::Plugged).map(|vbd| vbd.uuid).collect();
-        Ok(Order { vm, hardware, unplugged })
+        Ok(Order { vm, plan, unplugged })
     });
     let order = order.await?;
     let at_work = daemon.clone();
@@ -92,6 +97,7 @@ async fn run(
             serde_json::to_value(vm).map_err(|error| Problem::failed("show a VM", error))
         }
         Err(problem) => {
+            end_machine(daemon, vm).await;
             let why = (problem.code != Code::Cancelled).then(|| problem.clone());
             if let Err(also) = end::clear(daemon, vm, why, &context.regardless()).await {
                 tracing::error!(%vm, "what a failed start has left remains until the daemon starts again: {also}");
@@ -101,22 +107,48 @@ async fn run(
     }
 }
 
-/// Plugs what is not plugged, and starts QEMU.
-async fn begin(daemon: &Daemon, mut order: Order, context: &mut Context) -> Result<Arc<Guest>, Problem> {
+/// Plugs what is not plugged, and has the guest run.
+async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<Arc<Guest>, Problem> {
+    let Order { vm, plan, unplugged } = order;
+    match plan {
+        Plan::Qemu(hardware) => {
+            plug(daemon, unplugged, context).await?;
+            start_qemu(daemon, vm, hardware, context).await
+        }
+        Plan::Xen(config) => {
+            let guest = make_domain(daemon, vm, config, context).await?;
+            plug(daemon, unplugged, context).await?;
+            context.step("start", true).await?;
+            guest.tell(Machine::resume).await?;
+            fault::point("vm-start", "start", true);
+            Ok(guest)
+        }
+    }
+}
+
+async fn plug(daemon: &Daemon, unplugged: Vec<Uuid>, context: &mut Context) -> Result<(), Problem> {
     context.step("plug", true).await?;
     fault::point("vm-start", "plug", false);
-    plug::plug_all(daemon, order.unplugged, context).await?;
+    plug::plug_all(daemon, unplugged, context).await?;
     context.check()?;
     fault::point("vm-start", "plug", true);
+    Ok(())
+}
+
+async fn start_qemu(
+    daemon: &Daemon,
+    vm: Uuid,
+    mut hardware: Box<Hardware>,
+    context: &mut Context,
+) -> Result<Arc<Guest>, Problem> {
     context.step("start", true).await?;
-    order.hardware.accelerator = daemon.vms.accelerator(&daemon.config).await?;
-    let (vm, hardware) = (order.vm, order.hardware);
+    hardware.accelerator = daemon.vms.accelerator(&daemon.config).await?;
     let (program, directory) = (daemon.config.qemu_program.clone(), place(&daemon.config, vm));
     // Not given up in the middle: a QEMU of which nobody knows would be left.
     let launched = tokio::task::spawn_blocking(move || launch(vm, &program, &hardware, &directory));
     let machine = launched.await.map_err(|error| Problem::failed(format_args!("start VM {vm}"), error))??;
     fault::point("vm-start", "start", true);
-    match Guest::of(vm, machine) {
+    match Guest::of_qemu(vm, machine) {
         Ok(guest) => Ok(Arc::new(guest)),
         Err((mut machine, problem)) => {
             let ended = tokio::task::spawn_blocking(move || machine.end()).await;
@@ -128,10 +160,35 @@ async fn begin(daemon: &Daemon, mut order: Order, context: &mut Context) -> Resu
     }
 }
 
-fn launch(vm: Uuid, program: &Path, hardware: &Hardware, directory: &Path) -> Result<Machine, Problem> {
+/// Makes a domain, paused, which can be given disks from then on.
+async fn make_domain(
+    daemon: &Daemon,
+    vm: Uuid,
+    config: DomainConfig,
+    context: &mut Context,
+) -> Result<Arc<Guest>, Problem> {
+    context.step("create", true).await?;
+    fault::point("vm-start", "create", false);
+    let (xl, directory) = (domain::xl(&daemon.config), place(&daemon.config, vm));
+    // Not given up in the middle, as with QEMU.
+    let made = tokio::task::spawn_blocking(move || {
+        make_empty(&directory)
+            .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
+        Domain::create_paused(&xl, &config, &directory).map_err(machine::by_xen(vm))
+    });
+    let made = made.await.map_err(|error| Problem::failed(format_args!("start VM {vm}"), error))??;
+    fault::point("vm-start", "create", true);
+    let handle = made.guest().domain.to_string();
+    let guest = Arc::new(Guest::of_domain(vm, made));
+    daemon.vms.guests().insert(vm, guest.clone());
+    daemon.catalogue.write(move |tx| tx.set_vm_run_by(vm, None, Some(&handle))).await?;
+    Ok(guest)
+}
+
+fn launch(vm: Uuid, program: &Path, hardware: &Hardware, directory: &Path) -> Result<Qemu, Problem> {
     make_empty(directory)
         .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
-    Machine::start(program, hardware, directory, TO_ANSWER).map_err(|error| guest::problem(vm, &error))
+    Qemu::start(program, hardware, directory, TO_ANSWER).map_err(|error| machine::qemu_problem(vm, &error))
 }
 
 /// The monitor's directory is for its owner alone: who reaches the monitor has the guest.
@@ -147,24 +204,27 @@ fn make_empty(directory: &Path) -> io::Result<()> {
 async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Result<Vm, Problem> {
     let vm = guest.vm;
     daemon.vms.guests().insert(vm, guest.clone());
-    let handle = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
-    let recorded = match context.check().and_then(|()| guest.process()) {
-        Err(problem) => Err(problem),
-        Ok(process) => {
-            let recorded = daemon.catalogue.write(move |tx| {
-                tx.set_vm_run_by(vm, Some(&process), Some(&handle))?;
-                tx.set_vm_power(vm, Power::Running, None)?;
-                tx.vm(vm)
-            });
-            recorded.await
+    context.check()?;
+    let run_by = guest.process().cloned();
+    let monitor = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
+    let recorded = daemon.catalogue.write(move |tx| {
+        // A domain is recorded since it was made.
+        if let Some(process) = run_by {
+            tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         }
-    };
-    match &recorded {
-        Ok(_) => end::watch(daemon, guest.clone()),
-        Err(_) => {
-            let ending: Ending = guest.tell(Machine::end).await?;
-            tracing::info!(%vm, ?ending, "its QEMU was ended");
-        }
+        tx.set_vm_power(vm, Power::Running, None)?;
+        tx.vm(vm)
+    });
+    let recorded = recorded.await?;
+    end::watch(daemon, guest.clone());
+    Ok(recorded)
+}
+
+/// Ends the machine of a start that has failed.
+async fn end_machine(daemon: &Daemon, vm: Uuid) {
+    let Some(guest) = daemon.vms.guest(vm) else { return };
+    match guest.tell(Machine::end).await {
+        Ok(()) => tracing::info!(%vm, "its machine was ended"),
+        Err(problem) => tracing::error!(%vm, "its machine is left until the daemon starts again: {problem}"),
     }
-    recorded
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::vm::qemu::machine::Machine;
 use api::{Code, Power, Problem, Task, TaskState, Vm, VmShutdown};
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::guest::Guest;
+use super::machine::Machine;
 use super::{Operation, end, new_task, recover};
 use crate::daemon::Daemon;
 use crate::fault;
@@ -79,7 +79,7 @@ pub async fn finish(
         context.step("end", false).await?;
         fault::point("vm-shutdown", "end", false);
         match guest {
-            Ok(guest) => guest.tell(Machine::end).await.map(drop),
+            Ok(guest) => guest.tell(Machine::end).await,
             // It is not to be spoken to, and can be killed.
             Err(_) => recover::kill(daemon, vm).await,
         }
@@ -97,7 +97,7 @@ pub async fn finish(
 
 /// Presses the power button, and waits until the guest has powered off or the time is over.
 async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
-    let pressed = guest.tell(|machine| machine.ask("system_powerdown", &json!({})).map(drop)).await;
+    let pressed = guest.tell(Machine::ask_to_power_off).await;
     if let Err(problem) = pressed {
         // It has ended, or does not listen: then it is ended.
         tracing::warn!(vm = %guest.vm, "{problem}");
@@ -123,7 +123,7 @@ pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
 }
 
 /// What is done to a machine.
-type Change = fn(&mut Machine) -> Result<(), ::vm::qemu::machine::MachineError>;
+type Change = fn(&mut Machine) -> Result<(), Problem>;
 
 async fn change(
     daemon: &Daemon,

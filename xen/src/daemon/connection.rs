@@ -59,6 +59,11 @@ impl Connection {
         Ok(Connection { fd, readable, receiver: Receiver::default(), pending, asked: 0, lost: false })
     }
 
+    /// Gives the connection away, over which nothing was said yet.
+    pub(super) fn into_descriptor(self) -> OwnedFd {
+        self.fd
+    }
+
     /// Asks, and waits so long for the answer. What breaks is the end of the connection.
     pub(super) fn exchange(
         &mut self,

@@ -76,6 +76,11 @@ impl Daemon {
         open(place).and_then(Daemon::over).map_err(|source| unreachable_store(place.display(), source))
     }
 
+    /// Connects for another process, which cannot, to the store of this machine.
+    pub fn connect_for_another() -> Result<OwnedFd, StoreError> {
+        Daemon::connect().map(|daemon| daemon.connection.into_descriptor())
+    }
+
     /// The store at the other end of `connection`.
     pub fn over(connection: OwnedFd) -> io::Result<Daemon> {
         let waits_in_kernel =

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, read, write};
 use rustix::ioctl::Opcode;
@@ -29,9 +29,10 @@ const BIND_INTERDOMAIN: Opcode = code(b'E', 1, size_of::<BindInterdomain>());
 const BIND_UNBOUND_PORT: Opcode = code(b'E', 2, size_of::<u32>());
 const UNBIND: Opcode = code(b'E', 3, size_of::<u32>());
 const NOTIFY: Opcode = code(b'E', 4, size_of::<u32>());
+const RESTRICT_DOMID: Opcode = code(b'E', 6, size_of::<u16>());
 // What the macros of the header come to on x86 and ARM.
 const _: () = assert!(BIND_INTERDOMAIN == 0x0008_4501 && BIND_UNBOUND_PORT == 0x0004_4502);
-const _: () = assert!(UNBIND == 0x0004_4503 && NOTIFY == 0x0004_4504);
+const _: () = assert!(UNBIND == 0x0004_4503 && NOTIFY == 0x0004_4504 && RESTRICT_DOMID == 0x0002_4506);
 
 /// Event channels that this process has bound. They are given up with it.
 pub struct Evtchn {
@@ -41,7 +42,21 @@ pub struct Evtchn {
 impl Evtchn {
     /// Opens the device.
     pub fn open() -> io::Result<Evtchn> {
-        Ok(Evtchn { device: Device::open(DEVICE)? })
+        Device::open(DEVICE).map(|device| Evtchn { device })
+    }
+
+    /// The device, opened by somebody else.
+    pub fn over(device: OwnedFd) -> Evtchn {
+        Evtchn { device: Device { name: DEVICE, fd: device } }
+    }
+
+    /// Opens the device for another process, which cannot, and which may bind channels of `domain` only.
+    pub fn open_for_another(domain: DomId) -> io::Result<OwnedFd> {
+        let device = Device::open(DEVICE)?;
+        // SAFETY: a structure with the domain as its only field.
+        let result = unsafe { device.call::<RESTRICT_DOMID, _>(&mut { domain.0 }) };
+        result.map_err(|source| device.failed(format!("cannot restrict it to domain {domain}"), source))?;
+        Ok(device.fd)
     }
 
     /// Makes an end that `domain` may bind: what a front end does.

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use memory::Mapping;
@@ -90,7 +90,18 @@ pub struct Gntdev {
 impl Gntdev {
     /// Opens the device.
     pub fn open() -> io::Result<Gntdev> {
-        Ok(Gntdev { device: Arc::new(Device::open(DEVICE)?), segments: Vec::new(), counts: Vec::new() })
+        Device::open(DEVICE).map(|device| Gntdev::over(device.fd))
+    }
+
+    /// The device, opened by somebody else: for this process alone, since what it maps counts for whoever has it.
+    pub fn over(device: OwnedFd) -> Gntdev {
+        let device = Arc::new(Device { name: DEVICE, fd: device });
+        Gntdev { device, segments: Vec::new(), counts: Vec::new() }
+    }
+
+    /// Opens the device for another process, which cannot.
+    pub fn open_for_another() -> io::Result<OwnedFd> {
+        Device::open(DEVICE).map(|device| device.fd)
     }
 }
 

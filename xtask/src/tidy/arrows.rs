@@ -25,7 +25,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "repo", may_use: &["api"], tests_may_use: &[] },
     Arrow { package: "taplined", may_use: &["api", "repo", "vm"], tests_may_use: &[] },
     Arrow { package: "sim", may_use: &["disk", "memory"], tests_may_use: &[] },
-    Arrow { package: "vm", may_use: &[], tests_may_use: &[] },
+    Arrow { package: "vm", may_use: &["xen"], tests_may_use: &[] },
     Arrow {
         package: "tapline-disk",
         may_use: &["disk", "memory", "uring", "transport", "vm", "xen"],

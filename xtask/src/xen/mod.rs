@@ -183,6 +183,10 @@ impl Bed {
             progress.detail("building tapline and tapline-disk, static");
             programs.extend(programs::tapline()?);
         }
+        if tests.iter().any(Test::uses_daemon) {
+            progress.detail("building taplined, static");
+            programs.extend(programs::daemon()?);
+        }
         progress.step("tests");
         let mut failed = Vec::new();
         for test in tests {

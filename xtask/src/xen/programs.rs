@@ -16,6 +16,11 @@ pub fn tapline() -> Result<Vec<PathBuf>, BedError> {
     built(&["build", "--release", "-p", "tapline", "-p", "tapline-disk"])
 }
 
+/// The released `taplined`.
+pub fn daemon() -> Result<Vec<PathBuf>, BedError> {
+    built(&["build", "--release", "-p", "taplined"])
+}
+
 /// The tests of the crate `xen` that need Xen.
 pub fn tests() -> Result<Vec<PathBuf>, BedError> {
     built(&["test", "--no-run", "-p", "xen", "--test", "kernel", "--test", "store"])

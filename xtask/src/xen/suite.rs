@@ -81,7 +81,7 @@ const ALL: &[Backend] = &Backend::ALL;
 const OURS: &[Backend] = &[Backend::Tapline];
 
 /// The scripts, with who must pass them. A peer runs those that it can, which shows that the script is right.
-const SCRIPTS: [Script; 29] = [
+const SCRIPTS: [Script; 31] = [
     Script { name: "attach", backends: ALL, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("depths", ALL),
     Script::new("plug", ALL),
@@ -114,6 +114,9 @@ const SCRIPTS: [Script; 29] = [
     Script::new("destroyed", OURS),
     Script::new("driver", OURS),
     Script::new("refused", OURS),
+    // Disks and guests by the daemon.
+    Script { name: "daemon", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
+    Script::new("daemon-ends", OURS),
 ];
 
 /// Scripts with a front end of our own.
@@ -158,6 +161,11 @@ impl Test {
             // A peer's qcow2 is made and judged by ours.
             Subject::Disks(backend, _) => backend == Backend::Tapline || self.script == "qcow2",
         }
+    }
+
+    /// Whether dom0 needs our daemon for it.
+    pub fn uses_daemon(&self) -> bool {
+        self.script.starts_with("daemon")
     }
 
     /// What the script reads, as assignments of the shell.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use disk::Disk;
 use uring::Engine;
+use vm::xen::give::announce;
+use vm::xen::take;
 use xen::DomId;
 use xen::fake::{Access, Counts, Guest, Host, Page, Tree};
 
@@ -21,7 +23,7 @@ use crate::serve::data;
 use crate::serve::full::Full;
 use crate::signals::Signal;
 use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
-use crate::toolstack::attach::{announce, wait_connected};
+use crate::toolstack::attach::wait_connected;
 use crate::toolstack::detach;
 use crate::toolstack::device::State;
 
@@ -215,12 +217,12 @@ fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
         assert_eq!(machine.host.permissions(&word).unwrap(), ["n0"]);
     }
 
-    detach::ask(&mut machine.store, &machine.device).unwrap();
+    take::ask(&mut machine.store, &machine.device).unwrap();
     machine.guest_closes();
     detach::wait_closed(&mut machine.store, &machine.device, PATIENCE, |_| {}).unwrap();
     assert_eq!(process.end(), Exit::Done);
     assert_eq!(machine.of_backend("kthread-pid"), None);
-    detach::remove(&mut machine.store, &machine.device).unwrap();
+    take::remove(&mut machine.store, &machine.device).unwrap();
     assert_eq!(machine.states(), (None, None));
     assert_eq!(machine.host.counts(), Counts::default());
     assert!(!machine.statistics().exists());
@@ -230,8 +232,8 @@ fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
 #[test]
 fn a_disk_pulled_without_consent_lets_go_of_the_guest() {
     let (mut machine, process, _front) = Machine::in_use();
-    detach::ask(&mut machine.store, &machine.device).unwrap();
-    detach::remove(&mut machine.store, &machine.device).unwrap();
+    take::ask(&mut machine.store, &machine.device).unwrap();
+    take::remove(&mut machine.store, &machine.device).unwrap();
     assert_eq!(process.end(), Exit::Done);
     assert_eq!(machine.host.counts(), Counts::default());
 }
@@ -345,8 +347,8 @@ fn a_process_that_leaves_is_followed_by_another_and_the_guest_notices_nothing() 
     let process = machine.serve();
     assert_eq!(front.read_as(1, 6), (vec![6; 512], 0));
     assert_eq!(machine.states(), both);
-    detach::ask(&mut machine.store, &machine.device).unwrap();
-    detach::remove(&mut machine.store, &machine.device).unwrap();
+    take::ask(&mut machine.store, &machine.device).unwrap();
+    take::remove(&mut machine.store, &machine.device).unwrap();
     assert_eq!(process.end(), Exit::Done);
 }
 
@@ -373,7 +375,7 @@ fn a_guest_whose_host_has_lost_its_store_keeps_its_disk_and_the_process_can_be_r
 #[test]
 fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
     let mut machine = Machine::new();
-    detach::remove(&mut machine.store, &machine.device).unwrap();
+    take::remove(&mut machine.store, &machine.device).unwrap();
     let failure = leave_word(&mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
     assert!(failure.what().contains("somebody has removed it meanwhile"), "{failure}");
     assert_eq!(machine.backends(), [""; 0]);

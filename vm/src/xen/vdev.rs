@@ -48,6 +48,12 @@ impl Vdev {
         Vdev(number)
     }
 
+    /// The disk of a guest that stands there among its disks: xvda is 0.
+    pub fn of_position(position: u8) -> Vdev {
+        // Every position has a number: the second scheme has room for a million.
+        Vdev(encoded("xvd", position.into(), 0).unwrap_or_default())
+    }
+
     /// The number.
     pub fn number(self) -> u32 {
         self.0
@@ -168,6 +174,13 @@ mod test {
         for (name, number) in table {
             assert_eq!(name.parse(), Ok(Vdev(number)), "{name}");
             assert_eq!(Vdev(number).to_string(), name, "{number}");
+        }
+    }
+
+    #[test]
+    fn disks_are_counted_as_linux_does() {
+        for (position, name) in [(0, "xvda"), (15, "xvdp"), (16, "xvdq"), (25, "xvdz"), (26, "xvdaa"), (254, "xvdiu")] {
+            assert_eq!(Vdev::of_position(position).to_string(), name);
         }
     }
 

@@ -5,26 +5,26 @@
 use xen::{DomId, Store};
 
 use super::device::{children, text};
-use crate::failure::Failure;
-use crate::output;
+use super::error::NotDone;
+use crate::syntax::printable;
 
 /// Domains named in a message.
 const NAMED: usize = 12;
 
 /// The number of the domain in which this program runs. The toolstack leaves it to each domain; without one, it is the
 /// first.
-pub fn own(store: &mut dyn Store) -> Result<DomId, Failure> {
+pub fn own(store: &mut dyn Store) -> Result<DomId, NotDone> {
     let number = text(store, None, "domid")?;
     match number {
         None => Ok(DomId(0)),
         Some(number) => number.trim().parse().map(DomId).map_err(|error| {
-            Failure::new(format!("learn the number of this domain from the store, which says «{number}»"), error)
+            NotDone::new(format!("learn the number of this domain from the store, which says «{number}»"), error)
         }),
     }
 }
 
 /// The domain of that number or name.
-pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, Failure> {
+pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, NotDone> {
     if let Ok(number) = word.parse() {
         return seen(store, DomId(number)).map(|()| DomId(number));
     }
@@ -33,13 +33,13 @@ pub fn find(store: &mut dyn Store, word: &str) -> Result<DomId, Failure> {
     match (named.next(), named.next()) {
         (Some(&(domain, _)), None) => Ok(domain),
         (None, _) => Err(none(word, &all)),
-        (Some(_), Some(_)) => Err(Failure::new(format!("tell which domain is {word}"), "there are several")
+        (Some(_), Some(_)) => Err(NotDone::new(format!("tell which domain is {word}"), "there are several")
             .advise(format!("name it by its number: {}", listed(&all)))),
     }
 }
 
 /// That the domain is there.
-pub fn seen(store: &mut dyn Store, domain: DomId) -> Result<(), Failure> {
+pub fn seen(store: &mut dyn Store, domain: DomId) -> Result<(), NotDone> {
     if text(store, None, &format!("/local/domain/{domain}"))?.is_some() {
         return Ok(());
     }
@@ -48,11 +48,11 @@ pub fn seen(store: &mut dyn Store, domain: DomId) -> Result<(), Failure> {
 }
 
 /// What the domain is called; nothing if it is gone.
-pub fn name(store: &mut dyn Store, domain: DomId) -> Result<Option<String>, Failure> {
+pub fn name(store: &mut dyn Store, domain: DomId) -> Result<Option<String>, NotDone> {
     text(store, None, &format!("/local/domain/{domain}/name"))
 }
 
-fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, Failure> {
+fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, NotDone> {
     let mut all = Vec::new();
     for number in children(store, None, "/local/domain")? {
         if let Ok(number) = number.parse() {
@@ -63,15 +63,15 @@ fn all(store: &mut dyn Store) -> Result<Vec<(DomId, String)>, Failure> {
     Ok(all)
 }
 
-fn none(word: &str, all: &[(DomId, String)]) -> Failure {
-    Failure::new(format!("find the domain {word}"), "there is none of that number or name")
+fn none(word: &str, all: &[(DomId, String)]) -> NotDone {
+    NotDone::new(format!("find the domain {word}"), "there is none of that number or name")
         .advise(format!("the store has {}", listed(all)))
 }
 
 fn listed(all: &[(DomId, String)]) -> String {
     let one = |(number, name): &(DomId, String)| match name.as_str() {
         "" => number.to_string(),
-        name => format!("{number} ({})", output::printable(name)),
+        name => format!("{number} ({})", printable(name)),
     };
     let more = if all.len() > NAMED { format!(" and {} more", all.len() - NAMED) } else { String::new() };
     match all {

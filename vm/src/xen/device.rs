@@ -7,8 +7,8 @@ use std::fmt;
 
 use xen::{DomId, Store, StoreError, Transaction};
 
+use super::error::NotDone;
 use super::vdev::Vdev;
-use crate::failure::Failure;
 
 /// How often a transaction that is overtaken is tried again. Each time somebody else has got on.
 const ATTEMPTS: usize = 64;
@@ -106,7 +106,7 @@ impl Device {
         &self,
         store: &mut dyn Store,
         within: Option<Transaction>,
-    ) -> Result<(Option<State>, Option<State>), Failure> {
+    ) -> Result<(Option<State>, Option<State>), NotDone> {
         Ok((state(store, within, &self.backend())?, state(store, within, &self.frontend())?))
     }
 }
@@ -123,19 +123,19 @@ pub fn frontend(guest: DomId, vdev: Vdev) -> String {
 }
 
 /// A value that is text.
-pub fn text(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> Result<Option<String>, Failure> {
+pub fn text(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> Result<Option<String>, NotDone> {
     let value = store.read(within, path).map_err(store_failed)?;
     Ok(value.map(|value| String::from_utf8_lossy(&value).into_owned()))
 }
 
 /// The state of one end. A guest may have written anything there: what is no number is Unknown.
-fn state(store: &mut dyn Store, within: Option<Transaction>, node: &str) -> Result<Option<State>, Failure> {
+fn state(store: &mut dyn Store, within: Option<Transaction>, node: &str) -> Result<Option<State>, NotDone> {
     let value = text(store, within, &format!("{node}/state"))?;
     Ok(value.map(|value| State(value.trim().parse().unwrap_or(0))))
 }
 
 /// The names below a node.
-pub fn children(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> Result<Vec<String>, Failure> {
+pub fn children(store: &mut dyn Store, within: Option<Transaction>, path: &str) -> Result<Vec<String>, NotDone> {
     Ok(store.list(within, path).map_err(store_failed)?.unwrap_or_default())
 }
 
@@ -145,7 +145,7 @@ pub fn write_all(
     within: Option<Transaction>,
     node: &str,
     values: &[(&str, &str)],
-) -> Result<(), Failure> {
+) -> Result<(), NotDone> {
     for (key, value) in values {
         store.write(within, &format!("{node}/{key}"), value.as_bytes()).map_err(store_failed)?;
     }
@@ -153,7 +153,7 @@ pub fn write_all(
 }
 
 /// Removes our end, what was wrong with it, and the nodes above them when they are empty.
-pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), Failure> {
+pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device: &Device) -> Result<(), NotDone> {
     for node in [device.backend(), device.complaint()] {
         store.remove(within, &node).map_err(store_failed)?;
         let Some((above, _)) = node.rsplit_once('/') else { continue };
@@ -165,10 +165,10 @@ pub fn remove_own_end(store: &mut dyn Store, within: Option<Transaction>, device
 }
 
 /// Makes all changes of `change` at once, or none of them.
-pub fn together<T>(
+pub fn together<T, E: From<NotDone>>(
     store: &mut dyn Store,
-    mut change: impl FnMut(&mut dyn Store, Option<Transaction>) -> Result<T, Failure>,
-) -> Result<T, Failure> {
+    mut change: impl FnMut(&mut dyn Store, Option<Transaction>) -> Result<T, E>,
+) -> Result<T, E> {
     let mut attempts = 0;
     loop {
         let transaction = store.begin().map_err(store_failed)?;
@@ -184,15 +184,15 @@ pub fn together<T>(
         match store.end(transaction, true) {
             Ok(()) => return Ok(changed),
             Err(StoreError::Again) if attempts < ATTEMPTS => {}
-            Err(error) => return Err(store_failed(error)),
+            Err(error) => return Err(store_failed(error).into()),
         }
     }
 }
 
 /// What the store did not do, with what to do about it. The error says by itself what was tried.
-pub fn store_failed(error: StoreError) -> Failure {
+pub fn store_failed(error: StoreError) -> NotDone {
     let advice = match &error {
-        StoreError::Unreachable { .. } => "this command works in domain 0 of a Xen host, as root",
+        StoreError::Unreachable { .. } => "this works in domain 0 of a Xen host, as root",
         StoreError::NoEntry { .. } => {
             "whoever owned the node has removed it: look with `tapline xen list`, and try again"
         }
@@ -205,10 +205,10 @@ pub fn store_failed(error: StoreError) -> Failure {
             _ => "the store's log may say more",
         },
         StoreError::Mute { .. } | StoreError::Lost { .. } => {
-            "is xenstored alive? What this command had begun is done or not: look with `tapline xen list`"
+            "is xenstored alive? What was begun is done or not: look with `tapline xen list`"
         }
     };
-    Failure::said(error).advise(advice)
+    NotDone::said(error).advise(advice)
 }
 
 #[cfg(test)]

@@ -1,0 +1,207 @@
+//! A machine that runs, by either driver: what is done to it, and what goes wrong, in words that both have.
+//!
+//! It waits for what it does; whoever must not has threads ([`super::guest`]).
+
+use std::error::Error;
+use std::fmt::Write;
+
+use ::vm::qemu::machine::{Ended, Machine as Qemu, MachineError, Status as QemuStatus};
+use ::vm::xen::NotDone;
+use ::vm::xen::machine::{Machine as Domain, Status as DomainStatus};
+use ::vm::xen::vdev::Vdev;
+use ::vm::xen::xl::Reason;
+use api::{Code, Mode, Problem, Vbd};
+use serde_json::json;
+use uuid::Uuid;
+
+use super::hardware;
+use crate::config::Config;
+
+/// A machine.
+#[derive(Debug)]
+pub struct Machine {
+    vm: Uuid,
+    driven: Driven,
+}
+
+#[derive(Debug)]
+enum Driven {
+    Qemu(Box<Qemu>),
+    Xen(Domain),
+}
+
+/// How a machine has ended.
+#[derive(Debug)]
+pub enum End {
+    /// Its guest has powered off.
+    PoweredOff,
+    /// Its guest wants to boot anew, for which Xen needs another domain.
+    Reboots,
+    /// Otherwise.
+    Badly(Problem),
+}
+
+impl Machine {
+    /// One that QEMU runs.
+    pub fn qemu(vm: Uuid, machine: Qemu) -> Machine {
+        Machine { vm, driven: Driven::Qemu(Box::new(machine)) }
+    }
+
+    /// One that Xen runs.
+    pub fn xen(vm: Uuid, domain: Domain) -> Machine {
+        Machine { vm, driven: Driven::Xen(domain) }
+    }
+
+    /// Whether it has a disk where a VBD's is, or a guest that has not let go of one there.
+    pub fn has(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => {
+                let position = hardware::position_of(vbd)?;
+                machine.disks().map(|disks| disks.contains(&position)).map_err(by_qemu(self.vm))
+            }
+            Driven::Xen(domain) => domain.has(vdev(vbd)).map_err(by_xen(self.vm)),
+        }
+    }
+
+    /// Gives the guest a VBD that is served.
+    pub fn plug(&mut self, config: &Config, vbd: &Vbd) -> Result<(), Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.plug(&hardware::disk(config, vbd)?).map_err(by_qemu(self.vm)),
+            Driven::Xen(domain) => domain.plug(vdev(vbd), vbd.mode == Mode::ReadOnly).map_err(by_xen(self.vm)),
+        }
+    }
+
+    /// Asks the guest to let go of a VBD.
+    pub fn begin_unplug(&mut self, vbd: &Vbd) -> Result<(), Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.begin_unplug(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
+            Driven::Xen(domain) => domain.begin_unplug(vdev(vbd)).map_err(by_xen(self.vm)),
+        }
+    }
+
+    /// Whether the guest has let go of a VBD.
+    pub fn finish_unplug(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.finish_unplug(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
+            Driven::Xen(domain) => domain.finish_unplug(vdev(vbd)).map_err(by_xen(self.vm)),
+        }
+    }
+
+    /// Presses the power button.
+    pub fn ask_to_power_off(&mut self) -> Result<(), Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.ask("system_powerdown", &json!({})).map(drop).map_err(by_qemu(self.vm)),
+            Driven::Xen(domain) => domain.ask_to_power_off().map_err(by_xen(self.vm)),
+        }
+    }
+
+    /// Holds the guest, in memory.
+    pub fn pause(&mut self) -> Result<(), Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.pause().map_err(by_qemu(self.vm)),
+            Driven::Xen(domain) => domain.pause().map_err(by_xen(self.vm)),
+        }
+    }
+
+    /// Lets the guest run.
+    pub fn resume(&mut self) -> Result<(), Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.resume().map_err(by_qemu(self.vm)),
+            Driven::Xen(domain) => domain.resume().map_err(by_xen(self.vm)),
+        }
+    }
+
+    /// Whether the guest is held.
+    pub fn is_paused(&mut self) -> Result<bool, Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => {
+                machine.status().map(|status| status == QemuStatus::Paused).map_err(by_qemu(self.vm))
+            }
+            Driven::Xen(domain) => {
+                domain.status().map(|status| status == DomainStatus::Paused).map_err(by_xen(self.vm))
+            }
+        }
+    }
+
+    /// Ends it, whatever the guest does: as if the power had gone.
+    pub fn end(&mut self) -> Result<(), Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.end().map(drop).map_err(by_qemu(self.vm)),
+            Driven::Xen(domain) => domain.end().map_err(by_xen(self.vm)),
+        }
+    }
+
+    /// How it has ended, if it has. What is left of it then is removed.
+    pub fn ended(&mut self) -> Result<Option<End>, Problem> {
+        let vm = self.vm;
+        match &mut self.driven {
+            Driven::Qemu(machine) => {
+                let ended = machine.ended().map_err(by_qemu(vm))?;
+                Ok(ended.map(|ended| qemu_ended(vm, &ended)))
+            }
+            Driven::Xen(domain) => {
+                let end = match domain.status().map_err(by_xen(vm))? {
+                    DomainStatus::Running | DomainStatus::Paused => return Ok(None),
+                    DomainStatus::Down(Reason::PowerOff) => End::PoweredOff,
+                    DomainStatus::Down(Reason::Reboot) => End::Reboots,
+                    DomainStatus::Down(_) => End::Badly(halted(vm, "its guest has crashed", "")),
+                    DomainStatus::Gone => End::Badly(halted(vm, "its domain was destroyed", ", and not by the daemon")),
+                };
+                domain.end().map_err(by_xen(vm))?;
+                Ok(Some(end))
+            }
+        }
+    }
+}
+
+fn vdev(vbd: &Vbd) -> Vdev {
+    Vdev::of_position(vbd.position)
+}
+
+/// What is to be said of a QEMU that has ended by itself.
+fn qemu_ended(vm: Uuid, ended: &Ended) -> End {
+    let Some(how) = ended.badly() else { return End::PoweredOff };
+    let more = format!(" ({how}); its last words: {}", ended.said);
+    End::Badly(halted(vm, "its QEMU has ended by itself", &more))
+}
+
+fn halted(vm: Uuid, why: &str, more: &str) -> Problem {
+    Problem::new(Code::Failed, format!("VM {vm} is halted: {why}{more}")).advise("find out why, then start it again")
+}
+
+/// For `map_err`: something done by QEMU.
+fn by_qemu(vm: Uuid) -> impl FnOnce(MachineError) -> Problem {
+    move |error| qemu_problem(vm, &error)
+}
+
+/// For `map_err`: something done by Xen.
+pub fn by_xen(vm: Uuid) -> impl FnOnce(NotDone) -> Problem {
+    move |not_done| {
+        let problem = Problem::new(Code::Failed, format!("VM {vm}: {}", not_done.what()));
+        match not_done.advice() {
+            Some(advice) => problem.advise(advice),
+            None => problem,
+        }
+    }
+}
+
+/// What went wrong with a QEMU, with its causes.
+pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
+    let mut what = format!("VM {vm}: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // A string takes everything.
+        write!(what, ": {error}").ok();
+        cause = error.source();
+    }
+    match error {
+        MachineError::Hardware(_) => Problem::new(Code::Invalid, what),
+        MachineError::Held { .. } | MachineError::Refused(_) => Problem::new(Code::InUse, what),
+        MachineError::Taken(_) => Problem::new(Code::InUse, what)
+            .advise("the guest has not let go of the disk that was there; do that in the guest, or shut it down"),
+        MachineError::Start { .. } => {
+            Problem::new(Code::Failed, what).advise("install QEMU and util-linux, or set qemu-program")
+        }
+        _ => Problem::new(Code::Failed, what),
+    }
+}

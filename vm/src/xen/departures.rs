@@ -1,0 +1,52 @@
+//! That a domain may have ended: the store says so, and nobody has to ask it again and again.
+//!
+//! Knows not which domain: the store has one word for all. Keeps: what happens between two looks is heard of.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use xen::Store;
+use xen::daemon::Daemon;
+
+use super::device::store_failed;
+use super::error::NotDone;
+
+/// A connection to the store on which departures are told.
+pub struct Departures {
+    store: Box<dyn Store + Send>,
+}
+
+impl std::fmt::Debug for Departures {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Departures")
+    }
+}
+
+impl Departures {
+    /// From now on; once at the beginning as well.
+    pub fn watch() -> Result<Departures, NotDone> {
+        let store = Daemon::connect().map_err(store_failed)?;
+        Departures::of(Box::new(store))
+    }
+
+    fn of(mut store: Box<dyn Store + Send>) -> Result<Departures, NotDone> {
+        // Said when a domain shuts down, begins to die, and is gone.
+        store.watch("@releaseDomain", "departures").map_err(store_failed)?;
+        Ok(Departures { store })
+    }
+
+    /// Whether something was told since the last call.
+    pub fn take(&mut self) -> Result<bool, NotDone> {
+        let mut told = false;
+        while self.store.take_event().map_err(store_failed)?.is_some() {
+            told = true;
+        }
+        Ok(told)
+    }
+}
+
+/// Readable when something is told.
+impl AsFd for Departures {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.store.fd()
+    }
+}

@@ -1,0 +1,64 @@
+//! Why something was not done to a domain or to a disk of one: what was tried on what, why it failed, what to do about it.
+
+use std::error::Error;
+use std::fmt;
+
+/// It was not done.
+#[derive(Debug)]
+pub struct NotDone {
+    what: String,
+    advice: Option<String>,
+}
+
+impl NotDone {
+    /// «cannot `tried`: `why`», with the causes of `why` behind it.
+    pub fn new(tried: impl fmt::Display, why: impl Into<Box<dyn Error + Send + Sync>>) -> NotDone {
+        NotDone { what: format!("cannot {tried}: {}", with_causes(&*why.into())), advice: None }
+    }
+
+    /// An error that says by itself what was tried and on what; its causes are added.
+    pub fn said(error: impl Error) -> NotDone {
+        NotDone { what: with_causes(&error), advice: None }
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn advise(mut self, advice: impl Into<String>) -> NotDone {
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// What was tried, on what, why it failed.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// What to do about it.
+    pub fn advice(&self) -> Option<&str> {
+        self.advice.as_deref()
+    }
+}
+
+impl Error for NotDone {}
+
+impl fmt::Display for NotDone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        match &self.advice {
+            Some(advice) => write!(f, "\n  {advice}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An error and its causes, on one line.
+pub fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(deeper) = cause {
+        text.push_str(": ");
+        text.push_str(&deeper.to_string());
+        cause = deeper.source();
+    }
+    text
+}

@@ -1,0 +1,37 @@
+//! What the process of a guest's disk needs and only root may open: opened for it, and handed to it.
+//!
+//! Keeps: the event channels are restricted to the guest. The other descriptors cannot be: see docs/decisions/0013-xen-driver.md.
+
+use std::os::fd::OwnedFd;
+
+use xen::DomId;
+use xen::daemon::Daemon;
+use xen::kernel::{Evtchn, Gntdev};
+
+use super::device::store_failed;
+use super::error::NotDone;
+
+/// Descriptors for one process.
+#[derive(Debug)]
+pub struct Lent {
+    /// `/dev/xen/gntdev`.
+    pub grants: OwnedFd,
+    /// `/dev/xen/evtchn`, for channels of the guest only.
+    pub channels: OwnedFd,
+    /// A connection to the store, for what is said of the disk.
+    pub store: OwnedFd,
+    /// Another, for what is heard of domains.
+    pub domains: OwnedFd,
+}
+
+/// Opens all of it.
+pub fn lend(guest: DomId) -> Result<Lent, NotDone> {
+    let device = |error| NotDone::new("open what a disk's process needs", error);
+    let store = || Daemon::connect_for_another().map_err(store_failed);
+    Ok(Lent {
+        grants: Gntdev::open_for_another().map_err(device)?,
+        channels: Evtchn::open_for_another(guest).map_err(device)?,
+        store: store()?,
+        domains: store()?,
+    })
+}

@@ -1,0 +1,125 @@
+//! A domain that runs: made, found again, told, and seen to its end.
+//!
+//! Knows nothing of who serves its disks. Keeps: a domain belongs to nobody's process, and is found by its identity alone.
+
+use std::path::Path;
+
+use xen::daemon::Daemon;
+
+use super::config::Config;
+use super::device::store_failed;
+use super::disks::Guest;
+use super::error::NotDone;
+use super::vdev::Vdev;
+use super::xl::{Reason, State, Xl};
+
+/// The name of the configuration, in the machine's directory.
+const CONFIG: &str = "xl.cfg";
+
+/// A domain.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    guest: Guest,
+    xl: Xl,
+}
+
+/// What a domain does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Its guest runs.
+    Running,
+    /// Its guest stands still.
+    Paused,
+    /// Its guest has ended, and the domain may be destroyed.
+    Down(Reason),
+    /// It is no more.
+    Gone,
+}
+
+impl Machine {
+    /// Makes a domain that does not run yet. If it fails there is none.
+    pub fn create_paused(xl: &Xl, config: &Config, directory: &Path) -> Result<Machine, NotDone> {
+        let text = config.text().map_err(|error| NotDone::new("make a domain", error))?;
+        let path = directory.join(CONFIG);
+        std::fs::write(&path, text).map_err(|error| NotDone::new(format_args!("write {}", path.display()), error))?;
+        xl.create_paused(&path)?;
+        let made = Machine::find(xl, &config.uuid)?;
+        made.ok_or_else(|| NotDone::new("find the domain that xl has made", "the store has none of that identity"))
+    }
+
+    /// The domain of that identity, if there is one.
+    pub fn find(xl: &Xl, uuid: &str) -> Result<Option<Machine>, NotDone> {
+        let guest = Guest::find(&mut store()?, uuid)?;
+        Ok(guest.map(|guest| Machine { guest, xl: xl.clone() }))
+    }
+
+    /// What it is.
+    pub fn guest(&self) -> &Guest {
+        &self.guest
+    }
+
+    /// What it does.
+    pub fn status(&self) -> Result<Status, NotDone> {
+        if !self.guest.lives(&mut store()?)? {
+            return Ok(Status::Gone);
+        }
+        Ok(match self.xl.state(self.guest.domain)? {
+            None | Some(State::Dying) => Status::Gone,
+            Some(State::Running) => Status::Running,
+            Some(State::Paused) => Status::Paused,
+            Some(State::Down(reason)) => Status::Down(reason),
+        })
+    }
+
+    /// Lets the guest run.
+    pub fn resume(&self) -> Result<(), NotDone> {
+        self.xl.unpause(self.guest.domain)
+    }
+
+    /// Has the guest stand still, in memory.
+    pub fn pause(&self) -> Result<(), NotDone> {
+        self.xl.pause(self.guest.domain)
+    }
+
+    /// Asks the guest to power off, and does not wait.
+    pub fn ask_to_power_off(&self) -> Result<(), NotDone> {
+        self.xl.ask_to_power_off(self.guest.domain)
+    }
+
+    /// Ends the domain at once. That it has ended already is as good.
+    pub fn end(&self) -> Result<(), NotDone> {
+        if !self.guest.lives(&mut store()?)? {
+            return Ok(());
+        }
+        let destroyed = self.xl.destroy(self.guest.domain);
+        match destroyed {
+            Err(_) if !self.guest.lives(&mut store()?)? => Ok(()),
+            destroyed => destroyed,
+        }
+    }
+
+    /// Whether it has a disk there.
+    pub fn has(&self, vdev: Vdev) -> Result<bool, NotDone> {
+        self.guest.has(&mut store()?, vdev)
+    }
+
+    /// Gives it a disk that is served.
+    pub fn plug(&self, vdev: Vdev, read_only: bool) -> Result<(), NotDone> {
+        self.guest.give(&mut store()?, vdev, read_only)
+    }
+
+    /// Asks the guest to let go of a disk.
+    pub fn begin_unplug(&self, vdev: Vdev) -> Result<(), NotDone> {
+        self.guest.ask_for(&mut store()?, vdev)
+    }
+
+    /// Whether the guest has let go of a disk.
+    pub fn finish_unplug(&self, vdev: Vdev) -> Result<bool, NotDone> {
+        self.guest.has_let_go(&mut store()?, vdev)
+    }
+}
+
+/// The store of this host. A connection for each operation: they are rare, and one that is kept would be lost with xenstored.
+pub fn store() -> Result<Daemon, NotDone> {
+    Daemon::connect().map_err(store_failed)
+}

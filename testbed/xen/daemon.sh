@@ -1,6 +1,9 @@
 # What tests of the daemon are made of, beside life.sh: the daemon itself, a VM with the driver xen and its first disk. Read by those
 # tests themselves.
 
+# `tapline` draws its progress where it sees a terminal, and leaves lines without an end there.
+exec 2>>/out/stderr
+
 images 128
 mkdir /images/sr /images/out
 # Debian's installer would have made it.

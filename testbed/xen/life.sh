@@ -143,7 +143,7 @@ soon() {
     left=$(($2 * 10))
     shift 2
     until "$@"; do
-        if grep -aq "TAPLINE fail=" /var/log/xen/console/guest-*.log || [ $left -le 0 ]; then
+        if grep -aqs "TAPLINE fail=" /var/log/xen/console/guest-*.log || [ $left -le 0 ]; then
             tail -n 20 /var/log/xen/console/guest-*.log
             fail "no $what"
         fi

@@ -200,7 +200,7 @@ async fn the_client_has_all_of_it() {
     let there = Client::remote(remote);
     assert_eq!(there.host().await.unwrap().uuid, here.host().await.unwrap().uuid);
     assert_eq!(there.tokens().await.unwrap_err().code, Code::Forbidden);
-    assert_eq!(here.tokens().await.unwrap(), [made.token.clone()]);
+    assert_eq!(here.tokens().await.unwrap(), std::slice::from_ref(&made.token));
     here.token_revoke(made.token.uuid).await.unwrap();
     assert_eq!(there.host().await.unwrap_err().code, Code::Unauthorized);
 }

@@ -159,7 +159,8 @@ impl Remote {
         if stream.peek(&mut first).await? > 0 && first != [HANDSHAKE] {
             // What has come is read: what is left unread would make of the end a reset, by which the answer is lost.
             let mut request = vec![0; 16 << 10];
-            stream.read(&mut request).await?;
+            let read = stream.read(&mut request).await?;
+            tracing::debug!(read, "HTTP without TLS");
             stream.write_all(&without_tls()).await?;
             stream.shutdown().await?;
             return Err(io::Error::other("it does not begin as TLS does"));

@@ -30,7 +30,7 @@ use steps::Chore;
 /// More events than any workload has: a run that goes on is one that never ends.
 const EVENTS_MAX: usize = 200_000;
 
-/// After so many operations the disk forgets all that it can.
+/// After each so many file operations the disk forgets all that it can, if it is at rest.
 const FORGETS: u64 = 5;
 
 /// What was found that must not be.
@@ -306,8 +306,8 @@ impl Run {
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         self.disk.settle(done, &mut io);
         self.disk.retry(&mut io);
-        // Whoever serves it does that at rest; it is right at any time.
-        if self.operations % FORGETS == 0 {
+        // At rest, as by whoever serves it: else what needs much metadata would learn it again and again, and never be done.
+        if self.operations % FORGETS == 0 && self.disk.is_idle() {
             self.disk.drop_caches();
         }
     }

@@ -342,7 +342,8 @@ impl Storm<'_> {
         work: impl FnOnce() -> Result<(), String>,
     ) -> Result<(), String> {
         eprintln!("{name} …");
-        drop(self.watch.peaks());
+        // What was before is not of this part.
+        let _ = self.watch.peaks();
         if self.plan.kill && killed {
             self.killer.loose(name);
         }

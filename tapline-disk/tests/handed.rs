@@ -374,6 +374,7 @@ fn descriptors_that_no_line_claims_are_refused_and_closed() {
         };
         let mut control = control(&room);
         control.done(&json!({ "verb": "layers" }));
+        // Those of who looked whether it listens may be among them still.
         let before = descriptors(&disk);
         let many: Vec<OwnedFd> = (0..100).map(|_| read(&room, "a").descriptor).collect();
         let many: Vec<&OwnedFd> = many.iter().collect();
@@ -392,14 +393,14 @@ fn descriptors_that_no_line_claims_are_refused_and_closed() {
             let answer = control.outcome();
             assert!(answer["error"]["kind"].is_string(), "{line}: {answer}");
         }
-        assert_eq!(descriptors(&disk), before, "handed: {handed}");
+        assert!(descriptors(&disk) <= before, "handed: {handed}");
         // A line that never ends, and descriptors all the while.
         for _ in 0..100 {
             control.send_beside("x", &many[..50]);
         }
         drop(control);
         Control::connect(&room.file("control.sock")).done(&json!({ "verb": "layers" }));
-        assert_eq!(descriptors(&disk), before, "handed: {handed}");
+        assert!(descriptors(&disk) <= before, "handed: {handed}");
         assert_eq!(disk.stop().0, Some(0));
     }
 }

@@ -103,8 +103,9 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
 
 async fn serve(config: Config) -> Result<(), Problem> {
     let daemon = Daemon::start(config).await?;
-    let listener = http::Listener::bind(&daemon.config, &daemon)?;
+    // Who finds that it listens may end it.
     let signals = http::Signals::handle()?;
+    let listener = http::Listener::bind(&daemon.config, &daemon)?;
     notify::ready();
     tracing::info!(socket = %daemon.config.socket().display(), "serving");
     listener.serve(daemon.clone(), signals).await;

@@ -147,9 +147,10 @@ impl Tasks {
     /// Has a merge end that keeps others from a VDI: any time is as good for it. None begins there while somebody wants it.
     pub async fn give_way(&self, vdi: Uuid) -> Result<Want, Problem> {
         let want = self.wanted.want(vdi);
-        let merge = self.catalogue.read(move |view| {
-            let holders = view.holders(vdi)?.into_iter().map(|holder| holder.holder);
-            let tasks = view.claimant(vdi)?.into_iter().chain(holders).map(|task| view.find_task(task));
+        // Behind all that is being recorded: a merge that has not seen what is wanted may be among it.
+        let merge = self.catalogue.write(move |tx| {
+            let holders = tx.holders(vdi)?.into_iter().map(|holder| holder.holder);
+            let tasks = tx.claimant(vdi)?.into_iter().chain(holders).map(|task| tx.find_task(task));
             let tasks = tasks.collect::<Result<Vec<_>, Problem>>()?;
             let mut tasks = tasks.into_iter().flatten();
             Ok(tasks.find(|task| task.verb == vdi::Merge::VERB && task.state != TaskState::Stuck))

@@ -106,7 +106,7 @@ fn a_directory_that_cannot_be_one_is_refused_and_left_as_it_is() {
     fs::write(full.join("a"), "").unwrap();
     assert_eq!(daemon.failed(daemon.post("/srs", create(&full)))["code"], "exists");
     assert_eq!(names(&full), ["a"]);
-    assert_eq!(daemon.failed(daemon.post("/srs", create(&daemon.room().join("nowhere"))))["code"], "failed");
+    assert_eq!(daemon.failed(daemon.post("/srs", create(&daemon.room().join("nowhere"))))["code"], "not-found");
 
     let path = directory(&daemon, "vms");
     daemon.done(daemon.post("/srs", create(&path)));

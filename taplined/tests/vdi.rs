@@ -319,6 +319,9 @@ fn image_jobs_are_handed_all_they_need_and_may_get_at_nothing_else() {
     bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
     bed.settle();
+    // What has appeared is looked at.
+    let images = room.join("vms");
+    fs::copy(images.join(bed.show(&vdi)["file"].as_str().unwrap()), images.join("appeared.qcow2")).unwrap();
     bed.daemon.done(bed.daemon.post(&format!("/srs/{}/scan", bed.sr), json!({})));
     let noted = fs::read_to_string(&words).unwrap();
     for verb in ["create", "convert", "resize", "merge", "info"] {

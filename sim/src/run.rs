@@ -33,6 +33,9 @@ const EVENTS_MAX: usize = 200_000;
 /// After each so many file operations the disk forgets all that it can, if it is at rest.
 const FORGETS: u64 = 5;
 
+/// Operations of workloads of which all are explored.
+const SHORT: usize = 4;
+
 /// What was found that must not be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
@@ -156,6 +159,8 @@ struct Run {
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
     operations: u64,
+    /// Whether the disk is made to forget.
+    forgets: bool,
 }
 
 /// What there is to see of a life at one moment.
@@ -182,6 +187,8 @@ pub fn run(
     watch: &mut Watch<'_>,
 ) -> Result<End, Violation> {
     let mut run = Run::new(setup, start)?;
+    // In a short workload little is known that could be forgotten, and all that is read again is one more moment to crash at.
+    run.forgets = workload.len() > SHORT;
     let mut waiting = workload.iter().copied();
     let mut upcoming = waiting.next();
     for _ in 0..EVENTS_MAX {
@@ -246,7 +253,21 @@ impl Run {
         let (forms, chains) = (start.forms.clone(), vec![chain]);
         let (in_flight, next) = (BTreeMap::new(), setup.first);
         let (bug, told) = (setup.bug, disk.geometry().len / SECTOR);
-        Ok(Run { bug, io, plot, disk, oracle, forms, chains, chore: None, told, in_flight, next, operations: 0 })
+        Ok(Run {
+            bug,
+            io,
+            plot,
+            disk,
+            oracle,
+            forms,
+            chains,
+            chore: None,
+            told,
+            in_flight,
+            next,
+            operations: 0,
+            forgets: false,
+        })
     }
 
     fn sight(&self) -> Sight<'_> {
@@ -307,7 +328,7 @@ impl Run {
         self.disk.settle(done, &mut io);
         self.disk.retry(&mut io);
         // At rest, as by whoever serves it: else what needs much metadata would learn it again and again, and never be done.
-        if self.operations % FORGETS == 0 && self.disk.is_idle() {
+        if self.forgets && self.operations % FORGETS == 0 && self.disk.is_idle() {
             self.disk.drop_caches();
         }
     }

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
+use vm::syntax::in_full;
 use vm::xen::NotDone;
 
 /// Ends of commands. Each number means one thing, whatever the command.
@@ -47,13 +48,13 @@ pub struct Failure {
 impl Failure {
     /// «cannot `tried`: `why`», with the causes of `why` behind it.
     pub fn new(tried: impl Into<String>, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
-        let what = format!("cannot {}: {}", tried.into(), with_causes(&*why.into()));
+        let what = format!("cannot {}: {}", tried.into(), in_full(&*why.into()));
         Failure { what, advice: None, exit: Exit::Failed }
     }
 
     /// An error that says by itself what was tried and on what; its causes are added.
     pub fn said(error: impl Error) -> Failure {
-        Failure { what: with_causes(&error), advice: None, exit: Exit::Failed }
+        Failure { what: in_full(&error), advice: None, exit: Exit::Failed }
     }
 
     /// Words of somebody else, who has said what was tried and why it failed.
@@ -110,17 +111,6 @@ impl fmt::Display for Failure {
             None => Ok(()),
         }
     }
-}
-
-fn with_causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(deeper) = cause {
-        text.push_str(": ");
-        text.push_str(&deeper.to_string());
-        cause = deeper.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //!
 //! Knows nothing of what the words mean. Each function returns text that its reader takes for exactly what went in.
 
+use std::error::Error;
+
 /// A value in QEMU's key=value syntax, where a comma is written twice.
 pub fn qemu_value(value: &str) -> String {
     value.replace(',', ",,")
@@ -31,6 +33,12 @@ pub fn xl_value(value: &str) -> Option<&str> {
 /// Text of unknown origin for people, without what could steer their terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// An error and what caused it, in one line.
+pub fn in_full(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| Error::source(cause));
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }
 
 #[cfg(test)]

@@ -2,10 +2,8 @@
 //!
 //! It waits for what it does; whoever must not has threads ([`super::guest`]).
 
-use std::error::Error;
-use std::fmt::Write;
-
 use ::vm::qemu::machine::{Ended, Machine as Qemu, MachineError, Status as QemuStatus};
+use ::vm::syntax::in_full;
 use ::vm::xen::NotDone;
 use ::vm::xen::machine::{Machine as Domain, Status as DomainStatus};
 use ::vm::xen::vdev::Vdev;
@@ -187,13 +185,7 @@ pub fn by_xen(vm: Uuid) -> impl FnOnce(NotDone) -> Problem {
 
 /// What went wrong with a QEMU, with its causes.
 pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
-    let mut what = format!("VM {vm}: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // A string takes everything.
-        write!(what, ": {error}").ok();
-        cause = error.source();
-    }
+    let what = format!("VM {vm}: {}", in_full(error));
     match error {
         MachineError::Hardware(_) => Problem::new(Code::Invalid, what),
         MachineError::Held { .. } | MachineError::Refused(_) => Problem::new(Code::InUse, what),

@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::fmt;
 
+use crate::syntax::in_full;
+
 /// It was not done.
 #[derive(Debug)]
 pub struct NotDone {
@@ -13,12 +15,12 @@ pub struct NotDone {
 impl NotDone {
     /// «cannot `tried`: `why`», with the causes of `why` behind it.
     pub fn new(tried: impl fmt::Display, why: impl Into<Box<dyn Error + Send + Sync>>) -> NotDone {
-        NotDone { what: format!("cannot {tried}: {}", with_causes(&*why.into())), advice: None }
+        NotDone { what: format!("cannot {tried}: {}", in_full(&*why.into())), advice: None }
     }
 
     /// An error that says by itself what was tried and on what; its causes are added.
     pub fn said(error: impl Error) -> NotDone {
-        NotDone { what: with_causes(&error), advice: None }
+        NotDone { what: in_full(&error), advice: None }
     }
 
     /// Adds what to do about it.
@@ -49,16 +51,4 @@ impl fmt::Display for NotDone {
             None => Ok(()),
         }
     }
-}
-
-/// An error and its causes, on one line.
-pub fn with_causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(deeper) = cause {
-        text.push_str(": ");
-        text.push_str(&deeper.to_string());
-        cause = deeper.source();
-    }
-    text
 }

@@ -4,7 +4,7 @@
 
 mod clients;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,18 +13,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use self::clients::{Clients, Habit};
-use super::bootstorm::api::Api;
-use super::bootstorm::daemon::Daemon;
-use super::bootstorm::processes::Places;
-use super::bootstorm::programs;
+use super::daemon::Daemon;
+use super::daemon::api::Api;
+use super::daemon::processes::Places;
 use super::idle::pss_kib;
-use super::median;
+use super::{median, programs};
 
 const USAGE: &str =
     "usage: cargo xtask bench api [--vdis N] [--clients N] [--rounds N] [--bin-dir DIR] [--dir DIR] [--json]";
-
-/// Bytes of memory for those that are being plugged: as much as is set by default.
-const WORKER_MEMORY: u64 = 512 << 20;
 
 /// Lists whose time is taken.
 const LISTS: usize = 30;
@@ -67,14 +63,14 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let programs = programs(plan.bin_dir.as_deref())?;
     let room = tempfile::Builder::new().prefix("tl-api-").tempdir_in(&plan.dir);
     let room = room.map_err(|error| format!("a directory in {}: {error}", plan.dir.display()))?;
-    let places = Places { room: room.path().to_owned(), sr: room.path().join("sr") };
-    let daemon = Daemon::start(programs, places.clone(), WORKER_MEMORY)?;
+    let places = Places::make(room.path())?;
+    let daemon = Daemon::start(programs, places.clone(), "")?;
     let api = daemon.api();
     eprintln!("{} VDIs are made", plan.vdis);
     let vdis = disks(&api, &places, plan.vdis)?;
     let lists = lists(&api)?;
     eprintln!("lists: {lists}");
-    let vbds: Vec<String> = vdis.iter().take(VBDS).map(|vdi| vbd(&api, vdi)).collect::<Result<_, _>>()?;
+    let vbds: Vec<String> = vdis.iter().take(VBDS).map(|vdi| api.make_vbd(&json!(vdi))).collect::<Result<_, _>>()?;
     let vdi = vdis.first().ok_or("there is no VDI")?;
     let mut beside = Beside::default();
     for round in 0..plan.rounds {
@@ -173,7 +169,6 @@ impl Beside {
 /// Makes VDIs of raw files, which a scan takes in without looking into them.
 fn disks(api: &Api, places: &Places, count: usize) -> Result<Vec<String>, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", places.sr.display());
-    fs::create_dir(&places.sr).map_err(failed)?;
     let sr = api.done("/srs", &json!({ "name": "many", "source": { "type": "dir", "path": places.sr } }))?;
     for number in 0..count {
         let file = File::create(places.sr.join(format!("disk-{number:05}.raw"))).map_err(failed)?;
@@ -198,11 +193,6 @@ fn lists(api: &Api) -> Result<Value, String> {
     times.sort_by(f64::total_cmp);
     let at = |part: usize| times.get((times.len() * part / 100).min(times.len() - 1)).copied();
     Ok(json!({ "calls": LISTS, "objects": objects, "p50_ms": at(50), "p99_ms": at(99), "max_ms": times.last() }))
-}
-
-fn vbd(api: &Api, vdi: &str) -> Result<String, String> {
-    let vbd = api.ask("POST", "/vbds", &json!({ "vdi": vdi })).map_err(|trouble| trouble.to_string())?;
-    vbd["uuid"].as_str().map(str::to_owned).ok_or(format!("{vbd} is no VBD"))
 }
 
 /// Plugs and unplugs; how many seconds each took.

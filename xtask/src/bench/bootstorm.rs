@@ -5,12 +5,9 @@
 //! two processes may write to one file at any moment, when more memory is taken than is set, or, with nobody killed, when anything has to be
 //! asked for twice. Guests are simulated by `bench-guest`, which shares no code with us, but for some real ones.
 
-pub mod api;
 mod census;
-pub mod daemon;
 mod kills;
 mod machine;
-pub mod processes;
 mod report;
 mod watch;
 
@@ -22,18 +19,20 @@ use std::thread;
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use vm::syntax::in_full;
 
-use self::api::Api;
 use self::census::{Expected, census};
-use self::daemon::Daemon;
 use self::kills::Killer;
 use self::machine::Machine;
-use self::processes::{Places, descriptors};
 use self::report::{Notes, Part, Report};
 use self::watch::Watch;
+use super::daemon::Daemon;
+use super::daemon::api::{Api, Ended};
+use super::daemon::processes::{Places, descriptors};
+use super::programs;
 use crate::demo::guest::{Guest, Job};
 use crate::demo::progress::Progress;
-use crate::demo::{chain, root, tool};
+use crate::demo::{root, tool};
 
 const USAGE: &str =
     "usage: cargo xtask bench bootstorm [--vms N] [--disks N] [--real N] [--kill] [--seed N] [--budget MIB]
@@ -156,12 +155,12 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let programs = programs(plan.bin_dir.as_deref())?;
     let room = tempfile::Builder::new().prefix("tl-storm-").tempdir_in(&plan.dir);
     let room = room.map_err(|error| format!("a directory in {}: {error}", plan.dir.display()))?;
-    let places = Places { room: room.path().to_owned(), sr: room.path().join("sr") };
+    let places = Places::make(room.path())?;
     let said = format!("cargo xtask bench bootstorm --vms {} --disks {} --real {}", plan.vms, plan.disks, plan.real);
     eprintln!("{said}{} --seed {}", if plan.kill { " --kill" } else { "" }, plan.seed);
     limits(&plan)?;
     let boot = prepare(&plan, &programs, &places)?;
-    let daemon = Daemon::start(programs.clone(), places.clone(), WORKER_MEMORY)?;
+    let daemon = Daemon::start(programs.clone(), places.clone(), &format!("worker-memory = {WORKER_MEMORY}"))?;
     let (sr, golden) = repository(&daemon.api(), &places)?;
     let storm = Storm {
         plan: &plan,
@@ -191,15 +190,6 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         eprintln!("all that was there is kept in {}", kept.display());
     }
     report.print(&plan)
-}
-
-/// The directory of the programs: one that is named, or that of those that are released, which are built.
-pub fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
-    if let Some(directory) = named {
-        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
-    }
-    super::build()?;
-    Ok(super::program(""))
 }
 
 /// Whether the machine lets there be so many disks, with one engine or the other: it is better said before than by hundreds of refusals.
@@ -234,16 +224,16 @@ fn is_tmpfs(directory: &Path) -> Result<bool, String> {
 
 /// Makes the golden image, and what real guests boot.
 fn prepare(plan: &Plan, programs: &Path, places: &Places) -> Result<Option<Value>, String> {
-    fs::create_dir(&places.sr).map_err(|error| format!("{}: {error}", places.sr.display()))?;
     let golden = places.room.join("golden.raw");
-    tool::run(Command::new(programs.join("bench-guest")).arg("golden").arg(&golden)).map_err(|error| chain(&error))?;
+    tool::run(Command::new(programs.join("bench-guest")).arg("golden").arg(&golden))
+        .map_err(|error| in_full(&error))?;
     if plan.real == 0 {
         return Ok(None);
     }
     let head = format!("head -c {} '{}' | sha256sum", LOOKED_AT_MIB << 20, golden.display());
-    let sum = tool::text(Command::new("sh").args(["-c", &head])).map_err(|error| chain(&error))?;
+    let sum = tool::text(Command::new("sh").args(["-c", &head])).map_err(|error| in_full(&error))?;
     let sum = sum.split(' ').next().unwrap_or_default().to_owned();
-    let guest = Guest::build(&root().join("build/guest"), &Progress::start()).map_err(|error| chain(&error))?;
+    let guest = Guest::build(&root().join("build/guest"), &Progress::start()).map_err(|error| in_full(&error))?;
     let job = Job {
         name: "bootstorm",
         script: include_str!("../../../testbed/guest/jobs/bootstorm.sh"),
@@ -255,7 +245,7 @@ fn prepare(plan: &Plan, programs: &Path, places: &Places) -> Result<Option<Value
             ("BLOCK", MARKER_BLOCK.to_string()),
         ],
     };
-    match guest.boot_of(&job, &places.room).map_err(|error| chain(&error))? {
+    match guest.boot_of(&job, &places.room).map_err(|error| in_full(&error))? {
         vm::qemu::hardware::Boot::Kernel { kernel, initrd, command_line } => {
             Ok(Some(json!({ "from": "kernel", "kernel": kernel, "initrd": initrd, "cmdline": command_line })))
         }
@@ -406,7 +396,7 @@ impl Storm<'_> {
         for path in [format!("/vdis/{}", self.golden), format!("/srs/{}", self.sr)] {
             let task = self.api.ask("DELETE", &path, &Value::Null).map_err(|trouble| trouble.to_string())?;
             match self.api.wait(&task).map_err(|trouble| trouble.to_string())? {
-                api::Ended::Done(_) => {}
+                Ended::Done(_) => {}
                 other => return Err(format!("DELETE {path}: {other:?}")),
             }
         }

@@ -19,12 +19,13 @@ use vm::qemu::hardware::{Boot, Disk, Hardware};
 use vm::qemu::machine::{Ending, Machine};
 use vm::qemu::platform::Platform;
 use vm::qemu::slots::Position;
+use vm::syntax::in_full;
 
 use self::trace::{Counts, Threads};
 use crate::demo::guest::{Guest, Job, MEMORY_MIB, image, kernel};
 use crate::demo::progress::Progress;
 use crate::demo::tapline::{Access, DiskProcess, Tapline};
-use crate::demo::{build_programs, chain, root};
+use crate::demo::{build_programs, root};
 
 const USAGE: &str = "usage: cargo xtask bench idle-vm [--interval SECONDS] [--minutes MINUTES] [--json]";
 
@@ -86,7 +87,7 @@ impl Drop for Run {
         }
         // A machine would outlive us.
         if let Err(error) = self.machine.end() {
-            eprintln!("{}", chain(&error));
+            eprintln!("{}", in_full(&error));
         }
     }
 }
@@ -102,10 +103,10 @@ struct Counted {
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let plan = parse(arguments).ok_or(USAGE)?;
     let progress = Progress::start();
-    let programs = build_programs(&[]).map_err(|error| chain(&error))?;
+    let programs = build_programs(&[]).map_err(|error| in_full(&error))?;
     let modules: Vec<&str> = image::MODULES.iter().chain(DRIVERS).copied().collect();
     let cache = root().join("build").join("guest-full");
-    let guest = Guest::build_of(kernel::FULL, &modules, &cache, &progress).map_err(|error| chain(&error))?;
+    let guest = Guest::build_of(kernel::FULL, &modules, &cache, &progress).map_err(|error| in_full(&error))?;
     let work = tempfile::tempdir().map_err(|error| format!("a directory for the machines: {error}"))?;
     let tapline = Tapline::new(programs.join("tapline"), work.path());
     let mut runs = Vec::new();
@@ -148,14 +149,14 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
     let image = directory.join("disk.raw");
     let made = File::create(&image).and_then(|file| file.set_len(1 << 20));
     made.map_err(|error| format!("{}: {error}", image.display()))?;
-    let disk = tapline.serve(&[&format!("raw:{}", image.display())], Access::ReadWrite, 1).map_err(|e| chain(&e))?;
+    let disk = tapline.serve(&[&format!("raw:{}", image.display())], Access::ReadWrite, 1).map_err(|e| in_full(&e))?;
     let job = Job { name: "idle", script: include_str!("../../../testbed/guest/jobs/idle.sh"), parameters: Vec::new() };
     let hardware = Hardware {
         name: "idle".to_owned(),
         memory_mib: MEMORY_MIB,
         vcpus: 1,
         accelerator: guest.accelerator(),
-        boot: told(guest.boot_of(&job, &directory).map_err(|error| chain(&error))?),
+        boot: told(guest.boot_of(&job, &directory).map_err(|error| in_full(&error))?),
         disks: vec![Disk {
             position: Position::new(0).ok_or("a machine has a first disk")?,
             socket: work.path().join(disk.socket()),
@@ -167,11 +168,11 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
     };
     let began = SystemTime::now();
     let qemu = Path::new("qemu-system-x86_64");
-    let machine = Machine::start(qemu, &hardware, &directory, PATIENCE).map_err(|error| chain(&error))?;
+    let machine = Machine::start(qemu, &hardware, &directory, PATIENCE).map_err(|error| in_full(&error))?;
     let mut run = Run { name, machine, disk: Some(disk), began, threads: Vec::new(), ending: None };
     for event in trace::EVENTS {
         let arguments = json!({ "name": event, "enable": true });
-        run.machine.ask("trace-event-set-state", &arguments).map_err(|error| chain(&error))?;
+        run.machine.ask("trace-event-set-state", &arguments).map_err(|error| in_full(&error))?;
     }
     Ok(run)
 }
@@ -212,12 +213,12 @@ fn count(runs: &mut [Run], plan: Plan, progress: &Progress) -> Result<(), String
 
 /// Has the guest power off, and keeps the last that is seen of its threads.
 fn end(run: &mut Run) -> Result<Ending, String> {
-    run.machine.ask("system_powerdown", &json!({})).map_err(|error| chain(&error))?;
+    run.machine.ask("system_powerdown", &json!({})).map_err(|error| in_full(&error))?;
     let deadline = Instant::now() + PATIENCE;
     let mut last = None;
-    while !run.machine.wait_ended(Duration::from_millis(20)).map_err(|error| chain(&error))? {
+    while !run.machine.wait_ended(Duration::from_millis(20)).map_err(|error| in_full(&error))? {
         if Instant::now() > deadline {
-            return run.machine.end().map_err(|error| chain(&error));
+            return run.machine.end().map_err(|error| in_full(&error));
         }
         // It may have ended between the two.
         last = Threads::of(run.machine.identity().pid).ok().or(last);
@@ -235,7 +236,7 @@ fn finish(mut run: Run, plan: Plan) -> Result<Counted, String> {
         count.woken = threads.since(&before);
         before = *threads;
     }
-    run.disk.take().map_or(Ok(()), DiskProcess::stop).map_err(|error| chain(&error))?;
+    run.disk.take().map_or(Ok(()), DiskProcess::stop).map_err(|error| in_full(&error))?;
     Ok(Counted { name: run.name, counts, ending: run.ending })
 }
 

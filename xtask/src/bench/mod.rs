@@ -8,6 +8,7 @@ mod allocate;
 mod api;
 mod bootstorm;
 mod budget;
+mod daemon;
 mod idle;
 mod idle_vm;
 mod live;
@@ -157,6 +158,15 @@ fn build() -> Result<(), String> {
 
 fn program(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release").join(name)
+}
+
+/// The directory of the programs: one that is named, or that of those that are released, which are built.
+fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
+    if let Some(directory) = named {
+        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
+    }
+    build()?;
+    Ok(program(""))
 }
 
 /// A directory for the images, which goes away with them.

@@ -3,15 +3,16 @@
 //! The delays are the daemon's own (`injected-delays`): each stands for storage that takes so long to open a disk. The VBDs have
 //! no VM, and so no window; as many workers as a window has places stand for it.
 
-mod daemon;
-
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
+use super::daemon::Daemon;
+use super::daemon::api::{Api, nothing, uuid};
+use super::daemon::processes::Places;
 use super::idle::{pss_kib, switches};
-use super::{Arguments, room};
-use daemon::Daemon;
+use super::{Arguments, program, room, tapline};
 
 /// VBDs of one VM that are plugged at one time.
 const WINDOW: usize = 10;
@@ -46,11 +47,6 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// A daemon whose workers are as many as a window has places.
-fn windowed(room: &std::path::Path) -> Result<Daemon, String> {
-    Daemon::start(room, &format!("worker-pool-size = {WINDOW}\nplug-window = {WINDOW}"))
-}
-
 fn rounds(count: usize) -> u32 {
     u32::try_from(count.div_ceil(WINDOW)).unwrap_or(u32::MAX)
 }
@@ -59,18 +55,77 @@ fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
-fn plug(daemon: &Daemon, vbds: &[String]) -> Result<Duration, String> {
-    let begin = Instant::now();
-    daemon.done("/vbds/plug", &json!({ "vbds": vbds }))?;
-    Ok(begin.elapsed())
+/// A daemon that has VBDs, each with a disk of its own, in a directory that goes away with it.
+struct Plugs {
+    daemon: Daemon,
+    api: Api,
+    places: Places,
+    vbds: Vec<String>,
+    _room: TempDir,
+}
+
+impl Plugs {
+    /// VBDs in any number; `name` tells what the VDI of each is called, in which a delay may be said.
+    fn make(
+        arguments: &Arguments,
+        count: usize,
+        settings: &str,
+        name: impl Fn(usize) -> String,
+    ) -> Result<Plugs, String> {
+        let room = room(arguments)?;
+        let places = Places::make(room.path())?;
+        let settings = format!("injected-delays = true\n{settings}");
+        let daemon = Daemon::start(program(""), places.clone(), &settings)?;
+        let api = daemon.api();
+        let source = json!({ "type": "dir", "path": places.sr });
+        let sr = api.done("/srs", &json!({ "name": "disks", "source": source }))?;
+        for number in 0..count {
+            // Each has an identity of its own, which a copy has not.
+            let path = places.sr.join(format!("{}.qcow2", name(number)));
+            tapline(&["image", "create", &format!("qcow2:{}", path.display()), "--size", "10G"])?;
+        }
+        let sr = uuid(&sr).map_err(|trouble| trouble.to_string())?;
+        let scan = api.done(&format!("/srs/{sr}/scan"), &nothing())?;
+        let placed = scan["appeared"].as_array().into_iter().flatten();
+        let vbds: Vec<String> = placed.map(|placed| api.make_vbd(&placed["vdi"])).collect::<Result<_, _>>()?;
+        match vbds.len() {
+            found if found == count => Ok(Plugs { daemon, api, places, vbds, _room: room }),
+            found => Err(format!("{found} of {count} disks were found: {scan}")),
+        }
+    }
+
+    /// A daemon whose workers are as many as a window has places.
+    fn windowed(arguments: &Arguments, count: usize, name: impl Fn(usize) -> String) -> Result<Plugs, String> {
+        Plugs::make(arguments, count, &format!("worker-pool-size = {WINDOW}\nplug-window = {WINDOW}"), name)
+    }
+
+    /// Has all of them plugged or unplugged.
+    fn all(&self, verb: &str) -> Result<Duration, String> {
+        let begin = Instant::now();
+        self.api.done(&format!("/vbds/{verb}"), &json!({ "vbds": self.vbds }))?;
+        Ok(begin.elapsed())
+    }
+
+    /// How many are plugged.
+    fn plugged(&self) -> Result<usize, String> {
+        let host = self.api.get("/host").map_err(|trouble| trouble.to_string())?;
+        Ok(host["plugged"].as_u64().and_then(|count| count.try_into().ok()).unwrap_or(0))
+    }
+
+    /// The numbers of all disk processes.
+    fn disks(&self) -> Vec<u32> {
+        self.places.disks().into_iter().map(|disk| disk.pid).collect()
+    }
+
+    fn pid(&self) -> Result<u32, String> {
+        self.daemon.pid().ok_or_else(|| "the daemon has ended".to_owned())
+    }
 }
 
 /// Disks that are equally slow.
 fn equal(count: usize, arguments: &Arguments) -> Result<Value, String> {
-    let work = room(arguments)?;
-    let daemon = windowed(work.path())?;
-    let vbds = daemon.vbds(count, |number| format!("disk{number}~{}ms", DELAY.as_millis()))?;
-    let plugged = plug(&daemon, &vbds)?;
+    let plugs = Plugs::windowed(arguments, count, |number| format!("disk{number}~{}ms", DELAY.as_millis()))?;
+    let plugged = plugs.all("plug")?;
     let least = DELAY * rounds(count);
     Ok(json!({
         "what": "equal delays", "disks": count, "delay_s": seconds(DELAY), "plug_s": seconds(plugged),
@@ -80,19 +135,17 @@ fn equal(count: usize, arguments: &Arguments) -> Result<Value, String> {
 
 /// One disk that is much slower than the rest: when all others are plugged.
 fn one_slow(arguments: &Arguments) -> Result<Value, String> {
-    let work = room(arguments)?;
-    let daemon = windowed(work.path())?;
     let slow = DELAY * SLOWER;
     let delay = |number: usize| if number == 0 { slow } else { DELAY };
-    let vbds = daemon.vbds(MANY, |number| format!("disk{number}~{}ms", delay(number).as_millis()))?;
+    let plugs = Plugs::windowed(arguments, MANY, |number| format!("disk{number}~{}ms", delay(number).as_millis()))?;
     let begin = Instant::now();
-    let task = daemon.ask("POST", "/vbds/plug", &json!({ "vbds": vbds }))?;
-    while daemon.plugged()? < MANY - 1 {
+    let task = plugs.api.ask("POST", "/vbds/plug", &json!({ "vbds": plugs.vbds }));
+    let task = task.map_err(|trouble| trouble.to_string())?;
+    while plugs.plugged()? < MANY - 1 {
         std::thread::sleep(Duration::from_millis(20));
     }
     let others = begin.elapsed();
-    let path = format!("/tasks/{}?wait=60", task["uuid"].as_str().unwrap_or_default());
-    daemon.ask("GET", &path, &Value::Null)?;
+    plugs.api.wait(&task).map_err(|trouble| trouble.to_string())?;
     let chunks = DELAY * rounds(MANY).saturating_sub(1) + slow;
     Ok(json!({
         "what": "one 20 times slower", "disks": MANY, "others_plugged_s": seconds(others),
@@ -103,17 +156,14 @@ fn one_slow(arguments: &Arguments) -> Result<Value, String> {
 
 /// As many as a VM may have, as fast as it goes, and what they cost.
 fn undelayed(arguments: &Arguments) -> Result<Value, String> {
-    let work = room(arguments)?;
-    let daemon = Daemon::start(work.path(), "")?;
-    let vbds = daemon.vbds(MANY, |number| format!("disk{number}"))?;
-    let plugged = plug(&daemon, &vbds)?;
-    let disks = daemon.disks()?;
+    let plugs = Plugs::make(arguments, MANY, "", |number| format!("disk{number}"))?;
+    let plugged = plugs.all("plug")?;
+    let disks = plugs.disks();
     let pss: Vec<u64> = disks.iter().map(|pid| pss_kib(*pid)).collect::<Result<_, _>>()?;
-    let daemon_pss = pss_kib(daemon.pid())?;
-    let begin = Instant::now();
-    daemon.done("/vbds/unplug", &json!({ "vbds": vbds }))?;
+    let daemon_pss = pss_kib(plugs.pid()?)?;
+    let unplugged = plugs.all("unplug")?;
     Ok(json!({
-        "what": "no delay", "disks": MANY, "plug_s": seconds(plugged), "unplug_s": seconds(begin.elapsed()),
+        "what": "no delay", "disks": MANY, "plug_s": seconds(plugged), "unplug_s": seconds(unplugged),
         "pss_kib_mean": pss.iter().sum::<u64>() / pss.len().max(1) as u64, "pss_kib_max": pss.iter().max(),
         "daemon_pss_kib": daemon_pss,
     }))
@@ -121,17 +171,15 @@ fn undelayed(arguments: &Arguments) -> Result<Value, String> {
 
 /// Many that nobody uses: how often their processes and the daemon wake up.
 fn idle(arguments: &Arguments) -> Result<Value, String> {
-    let work = room(arguments)?;
-    let daemon = Daemon::start(work.path(), "")?;
-    let vbds = daemon.vbds(arguments.disks, |number| format!("disk{number}"))?;
-    plug(&daemon, &vbds)?;
-    let disks = daemon.disks()?;
+    let plugs = Plugs::make(arguments, arguments.disks, "", |number| format!("disk{number}"))?;
+    plugs.all("plug")?;
+    let (disks, daemon) = (plugs.disks(), plugs.pid()?);
     // What the plug has begun comes to rest: threads of the daemon that have nothing to do end after ten seconds.
     std::thread::sleep(Duration::from_secs(15));
     let of_disks = || disks.iter().map(|pid| switches(*pid)).sum::<Result<u64, _>>();
-    let before = (of_disks()?, switches(daemon.pid())?, cpu_ticks(daemon.pid())?);
+    let before = (of_disks()?, switches(daemon)?, cpu_ticks(daemon)?);
     std::thread::sleep(Duration::from_secs_f64(arguments.seconds));
-    let after = (of_disks()?, switches(daemon.pid())?, cpu_ticks(daemon.pid())?);
+    let after = (of_disks()?, switches(daemon)?, cpu_ticks(daemon)?);
     Ok(json!({
         "what": "idle", "disks": arguments.disks, "seconds": arguments.seconds, "switches_of_disks": after.0.saturating_sub(before.0),
         "switches_of_daemon": after.1.saturating_sub(before.1),

@@ -14,6 +14,7 @@ use vm::qemu::hardware::{Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
 use vm::qemu::machine::{Ending, Machine, MachineError, Status};
 use vm::qemu::platform::Platform;
 use vm::qemu::slots::{FIRST_BRIDGE_SLOT, Position};
+use vm::syntax::in_full;
 
 use super::guest::{self, Job, said};
 use super::story::{Failure, Story};
@@ -42,7 +43,7 @@ struct Bound(Option<Machine>);
 impl Drop for Bound {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.take().map(|mut machine| machine.end()) {
-            eprintln!("{}", super::chain(&error));
+            eprintln!("{}", in_full(&error));
         }
     }
 }

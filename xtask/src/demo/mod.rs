@@ -12,11 +12,12 @@ pub(crate) mod story;
 pub(crate) mod tapline;
 pub(crate) mod tool;
 
-use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
+use vm::syntax::in_full;
 
 use self::findings::Findings;
 use self::guest::Guest;
@@ -88,7 +89,7 @@ fn perform(
             clean_up(&work, options.keep)
         }
         Err(failure) => {
-            let mut why = format!("FAILED after {:.0} s: {}", progress.elapsed().as_secs_f64(), chain(&failure));
+            let mut why = format!("FAILED after {:.0} s: {}", progress.elapsed().as_secs_f64(), in_full(&failure));
             if work.exists() {
                 why.push_str(&format!("\nimages, consoles and logs are kept in {}", work.display()));
             }
@@ -147,17 +148,6 @@ fn clean_up(work: &Path, keep: bool) -> Result<(), String> {
         return Ok(());
     }
     fs::remove_dir_all(work).map_err(|error| format!("cannot remove {}: {error}", work.display()))
-}
-
-/// The error and what caused it, innermost last.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 /// The top of the source tree, below which everything lies that a run makes.

@@ -9,12 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use vm::syntax::in_full;
+
 use super::counted::{Costs, Counter, Counts, MARKS, Who};
 use super::suite::{Backend, Guest};
 use super::{Bed, BedError, LAST_LINES, programs};
 use crate::demo::guest::at;
 use crate::demo::progress::Progress;
-use crate::demo::{chain, tool};
+use crate::demo::tool;
 
 const USAGE: &str =
     "usage: cargo xtask bench xen [--rounds N] [--requests N] [--guest pv|pvh] [--backend NAME]… [--ring-order N] [--segments N] [--count [--functions N]] [--json]
@@ -133,9 +135,9 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let mut options = Options::parse(arguments).ok_or(USAGE)?;
     if options.count {
         options.rounds = 1;
-        return count(&options).map_err(|error| chain(&error));
+        return count(&options).map_err(|error| in_full(&error));
     }
-    let figures = measure(&options).map_err(|error| chain(&error))?;
+    let figures = measure(&options).map_err(|error| in_full(&error))?;
     let complete = CASES
         .iter()
         .all(|(case, _)| options.backends.iter().all(|backend| of(&figures, case, backend).len() == options.rounds));

@@ -19,6 +19,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
+use vm::syntax::in_full;
 
 use self::images::Images;
 use self::machine::Saved;
@@ -27,8 +28,8 @@ use self::suite::{Backend, Subject, Test};
 use crate::demo::guest::kernel::entries;
 use crate::demo::guest::{GuestError, at};
 use crate::demo::progress::Progress;
+use crate::demo::root;
 use crate::demo::tool::{self, ToolError};
-use crate::demo::{chain, root};
 
 const USAGE: &str = "usage: cargo xtask xen-test [--backend NAME]… [--again] [--keep] [--list] [--prepare] [TEST…]
   --backend NAME  blkback, qdisk or tapline; several may be named; without it all
@@ -131,7 +132,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     if options.prepare {
         return Ok(());
     }
-    let failed = bed.perform(&tests, &options, &progress).map_err(|error| chain(&error))?;
+    let failed = bed.perform(&tests, &options, &progress).map_err(|error| in_full(&error))?;
     let passed = tests.len() - failed.len();
     println!("\n{passed} passed, {} failed, {:.0} s", failed.len(), progress.elapsed().as_secs_f64());
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(" "))) }
@@ -139,10 +140,10 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
 
 fn not_run_or(error: &BedError) -> String {
     if matches!(error, BedError::Packages(_)) {
-        eprintln!("not run: {}", chain(error));
+        eprintln!("not run: {}", in_full(error));
         std::process::exit(NOT_RUN);
     }
-    chain(error)
+    in_full(error)
 }
 
 /// The machine, ready for tests.
@@ -273,7 +274,7 @@ fn judged_by_qemu(directory: &Path) -> Result<Result<(), String>, BedError> {
         let checked = tool::text(Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(&image));
         match checked {
             Ok(_) => {}
-            Err(error @ ToolError::Failed { .. }) => return Ok(Err(chain(&error))),
+            Err(error @ ToolError::Failed { .. }) => return Ok(Err(in_full(&error))),
             Err(error) => return Err(error.into()),
         }
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::api::{Api, REST};
-use super::processes::Places;
+use super::super::daemon::api::{Api, REST};
+use super::super::daemon::processes::Places;
 
 /// How long it may take until nothing is under way any more.
 const TO_SETTLE: Duration = Duration::from_secs(120);

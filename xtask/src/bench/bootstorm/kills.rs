@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::daemon::Daemon;
-use super::processes::Places;
+use super::super::daemon::Daemon;
+use super::super::daemon::processes::Places;
 
 /// Between two kills of a part, in milliseconds, at most: the longer it takes the rarer they are, so that everything comes to its end, also
 /// guests that are translated on a loaded machine.

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::super::daemon::api::{Ended, REST, Trouble, nothing, uuid};
 use super::Storm;
-use super::api::{Ended, REST, Trouble, nothing, uuid};
 
 /// How long one part of a VM's life may take: guests are translated, and there are many.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1200);

@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::super::daemon::Daemon;
+use super::super::daemon::processes::{Disk, Places};
 use super::super::idle::pss_kib;
-use super::daemon::Daemon;
-use super::processes::{Disk, Places};
 
 /// Between two looks, at least: and at least some times as long as a look takes, which is the others' time.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -1,4 +1,4 @@
-//! The processes of the storm: who serves which VBD, who works on an image, and what they have open. From /proc, as anybody may see them.
+//! The processes of a daemon: who serves which VBD, who works on an image, and what they have open. From /proc, as anybody may see them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +16,7 @@ pub struct Disk {
     pub vbd: Option<String>,
 }
 
-/// Where the storm is.
+/// Where a daemon and its disks are.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Everything is below it.
@@ -26,6 +26,13 @@ pub struct Places {
 }
 
 impl Places {
+    /// A daemon's in a directory, with an empty one for its repository.
+    pub fn make(room: &Path) -> Result<Places, String> {
+        let sr = room.join("sr");
+        fs::create_dir(&sr).map_err(|error| format!("{}: {error}", sr.display()))?;
+        Ok(Places { room: room.to_owned(), sr })
+    }
+
     /// The directory of the sockets of VBDs.
     pub fn vbds(&self) -> PathBuf {
         self.room.join("run/vbd")
@@ -36,12 +43,12 @@ impl Places {
         self.room.join("run/vm")
     }
 
-    /// All disk processes of the storm that have not ended.
+    /// All disk processes of this daemon that have not ended.
     pub fn disks(&self) -> Vec<Disk> {
         pids().into_iter().filter_map(|pid| self.disk(pid)).collect()
     }
 
-    /// A process, if it is a disk process of the storm.
+    /// A process, if it is a disk process of this daemon.
     fn disk(&self, pid: u32) -> Option<Disk> {
         let words = words_of(pid)?;
         let program = Path::new(words.first()?).file_name()?;
@@ -55,7 +62,7 @@ impl Places {
         Some(Disk { pid, vbd })
     }
 
-    /// The machines of the storm that have not ended.
+    /// The machines of this daemon that have not ended.
     pub fn machines(&self) -> BTreeSet<u32> {
         pids().into_iter().filter(|pid| self.is_machine(*pid)).collect()
     }
@@ -65,7 +72,7 @@ impl Places {
         words_of(pid).is_some_and(|words| words.iter().any(|word| word.contains(&monitor)))
     }
 
-    /// Kills a disk process or a machine of the storm, as kill -9 does. One that has ended meanwhile is as good.
+    /// Kills a disk process or a machine of this daemon, as kill -9 does. One that has ended meanwhile is as good.
     pub fn kill(&self, pid: u32) -> Result<(), String> {
         let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
         let killed = pidfd_open(number, PidfdFlags::empty()).and_then(|pidfd| {

@@ -1,5 +1,8 @@
-//! The daemon of the storm: started, killed, and started again in the same place. It does not outlive the value, nor do its disks and
-//! machines.
+//! A real `taplined` in a directory of its own: started, killed, and started again in the same place. It does not outlive the value, nor
+//! do its disks and machines.
+
+pub mod api;
+pub mod processes;
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -8,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::api::Api;
-use super::processes::Places;
+use self::api::Api;
+use self::processes::Places;
 
 /// How long a daemon may take to listen that finds a thousand disks again, on a loaded machine.
 const TO_LISTEN: Duration = Duration::from_secs(120);
@@ -22,12 +25,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the first one, with so much memory for those that are being plugged.
-    pub fn start(programs: PathBuf, places: Places, worker_memory: u64) -> Result<Daemon, String> {
+    /// Starts the first one, with settings of `[plug]` as text of TOML.
+    pub fn start(programs: PathBuf, places: Places, plug: &str) -> Result<Daemon, String> {
         let directory = |name: &str| places.room.join(name).display().to_string();
         let text = format!(
             "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\ndisk-program = {:?}\n\
-             [plug]\nworker-memory = {worker_memory}\n",
+             [plug]\n{plug}\n",
             directory("state"),
             directory("run"),
             directory("log"),
@@ -95,7 +98,7 @@ impl Drop for Daemon {
         if let Err(why) = self.kill() {
             eprintln!("{why}");
         }
-        // Only those of the storm, by their own numbers: all of them have a path of its directory on their command lines.
+        // Only those of this daemon, by their own numbers: all of them have a path of its directory on their command lines.
         let left = self.places.disks().into_iter().map(|disk| disk.pid).chain(self.places.machines());
         for pid in left {
             if let Err(why) = self.places.kill(pid) {

@@ -152,6 +152,12 @@ impl Api {
         }
     }
 
+    /// Makes a VBD of a VDI for nobody in particular; its identity.
+    pub fn make_vbd(&self, vdi: &Value) -> Result<String, String> {
+        let vbd = self.ask("POST", "/vbds", &json!({ "vdi": vdi }));
+        vbd.and_then(|vbd| uuid(&vbd).map(str::to_owned)).map_err(|trouble| trouble.to_string())
+    }
+
     /// Waits until tasks of this verb that are under way now are over: one of them may be what was asked for when the answer was lost.
     pub fn settle(&self, verb: &str) -> Result<(), Trouble> {
         for task in self.list("/tasks?open=true")?.iter().filter(|task| task["verb"] == verb) {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::target::Target;
-use super::{about_vdi, chain, file_name};
+use super::{about_vdi, chain, file_name, words_of};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::task::job::Job;
@@ -53,7 +53,7 @@ pub async fn make_image(
     sr: Uuid,
     image: Uuid,
     format: ImageFormat,
-    mut words: Vec<std::ffi::OsString>,
+    words: Vec<std::ffi::OsString>,
     parents: Option<&super::Chain>,
 ) -> Result<(), Problem> {
     let directory = daemon.srs.directory(sr).await?;
@@ -61,12 +61,9 @@ pub async fn make_image(
     let path = directory.path().join(&file);
     let mut handing = Handing::default();
     let parents = parents.cloned();
-    let mut all = vec!["create".into(), chain::name(format, path.clone())];
-    // Like [`chain::words_of`], but the first of them is a parent, too.
-    words.extend(parents.is_some().then(|| "--accept-changed-parent".into()));
-    for parent in parents.iter().flat_map(super::Chain::names) {
-        words.extend(["--parent".into(), parent]);
-    }
+    let names = std::iter::once(chain::name(format, path.clone())).chain(parents.iter().flat_map(super::Chain::names));
+    let mut all = vec!["create".into()];
+    all.extend(words_of(names));
     all.extend(words);
     let opened = blocking("make a file", move || {
         handing.file(&path, true, directory.create_image(&file)?);

@@ -4,6 +4,7 @@ pub mod job;
 pub mod wanted;
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -232,7 +233,7 @@ impl Context {
 
 /// Runs what may wait for storage or for another program on a thread of its own. What is `tried` is said if that ends.
 pub async fn blocking<T: Send + 'static>(
-    tried: &'static str,
+    tried: impl Display,
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Problem::failed(tried, error)))

@@ -39,6 +39,7 @@ use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use crate::config::Config;
+use crate::task::blocking;
 
 pub use connect::{Reader, connect};
 pub use hardware::check;
@@ -80,8 +81,8 @@ impl Vms {
     async fn accelerator(&self, config: &Config) -> Result<Accelerator, Problem> {
         let find = || async {
             let program = config.qemu_program.clone();
-            let found = tokio::task::spawn_blocking(move || accelerator::find(&program, TO_TRY)).await;
-            let found = found.map_err(|error| Problem::failed("find out who can run guests", error))?;
+            let found =
+                blocking("find out who can run guests", move || Ok(accelerator::find(&program, TO_TRY))).await?;
             tracing::info!("guests are run by {}: {}", found.accelerator, found.reason);
             Ok(found.accelerator)
         };

@@ -14,6 +14,7 @@ use super::queue::Request;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::place::Place;
+use crate::task::blocking;
 use crate::vdi::words_of;
 use crate::vm::domain;
 
@@ -68,7 +69,7 @@ impl Order {
     pub async fn open(&self) -> Result<Handing, Problem> {
         tokio::time::sleep(self.delay).await;
         let order = self.clone();
-        let opened = tokio::task::spawn_blocking(move || {
+        let opened = blocking("open the files of a VDI", move || {
             let mut handing = Handing::default();
             for (depth, image) in order.chain.iter().enumerate() {
                 let write = depth == 0 && order.vbd.mode == Mode::ReadWrite;
@@ -77,7 +78,7 @@ impl Order {
             }
             Ok(handing)
         });
-        opened.await.map_err(|error| Problem::failed("open the files of a VDI", error))?
+        opened.await
     }
 
     /// The words of the command line.

@@ -13,6 +13,7 @@ use crate::daemon::Daemon;
 use crate::disk::handing::{Handing, Ready, Role};
 use crate::disk::place::Place;
 use crate::disk::process::{DiskProcess, Ended};
+use crate::task::blocking;
 use crate::vm::domain;
 
 /// Whether a process is the first one of a plug.
@@ -158,8 +159,7 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> 
         process.kill().await?;
     }
     let place = Place::of(&daemon.config, vbd);
-    let removed = tokio::task::spawn_blocking(move || place.remove()).await;
-    removed.map_err(|error| Problem::failed("remove the sockets of a VBD", error))?
+    blocking("remove the sockets of a VBD", move || place.remove()).await
 }
 
 #[cfg(test)]

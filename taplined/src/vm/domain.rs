@@ -23,6 +23,7 @@ use uuid::Uuid;
 use super::machine::by_xen;
 use crate::config::Config;
 use crate::daemon::Daemon;
+use crate::task;
 
 /// Before a store is tried again that was lost.
 const TO_COME_BACK: Duration = Duration::from_secs(10);
@@ -103,8 +104,7 @@ async fn blocking<T: Send + 'static>(
     vm: Uuid,
     work: impl FnOnce() -> Result<T, NotDone> + Send + 'static,
 ) -> Result<T, Problem> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| Problem::failed(format_args!("ask Xen about VM {vm}"), error))?.map_err(by_xen(vm))
+    task::blocking(format!("ask Xen about VM {vm}"), move || work().map_err(by_xen(vm))).await
 }
 
 /// Follows a domain to its end, which becomes true then; ceases when nobody listens.

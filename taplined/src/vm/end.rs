@@ -11,7 +11,7 @@ use super::{Operation, new_task, place, start};
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::plug;
-use crate::task::Context;
+use crate::task::{Context, blocking};
 
 /// From now on the end of a machine is seen. Whoever is at work with it sees it first.
 pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
@@ -72,14 +72,13 @@ pub async fn clear(daemon: &Daemon, vm: Uuid, why: Option<Problem>, context: &Co
     let unplugged = plug::unplug_all(daemon, plugged, context).await;
     fault::point("vm-end", "unplug", true);
     let directory = place(&daemon.config, vm);
-    let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&directory) {
+    let removed = blocking("remove the directory of a VM", move || match std::fs::remove_dir_all(&directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(Problem::failed(format_args!("remove {}", directory.display()), error))
         }
         _ => Ok(()),
     });
-    let removed = removed.await.map_err(|error| Problem::failed("remove the directory of a VM", error));
-    let why = why.or(unplugged.err()).or(removed.and_then(|removed| removed).err());
+    let why = why.or(unplugged.err()).or(removed.await.err());
     let halted = daemon.catalogue.write(move |tx| {
         tx.set_vm_run_by(vm, None, None)?;
         tx.set_vm_power(vm, Power::Halted, why.as_ref())?;

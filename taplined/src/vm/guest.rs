@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::domain;
 use super::machine::Machine;
+use crate::task::blocking;
 
 /// A machine that runs, or has just ended.
 #[derive(Debug)]
@@ -86,10 +87,10 @@ impl Guest {
         work: impl FnOnce(&mut Machine) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let guest = self.clone();
-        let told = tokio::task::spawn_blocking(move || {
+        let told = blocking(format!("speak to VM {}", self.vm), move || {
             work(&mut guest.machine.lock().unwrap_or_else(PoisonError::into_inner))
         });
-        told.await.map_err(|error| Problem::failed(format_args!("speak to VM {}", self.vm), error))?
+        told.await
     }
 }
 

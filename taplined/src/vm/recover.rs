@@ -1,6 +1,7 @@
 //! What a daemon finds when it starts: machines that have gone on without one, and what a daemon before it has left half done.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::machine::{Machine, qemu_problem};
 use super::{domain, end, hardware, new_task, place, places, stop, strays};
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
+use crate::task::blocking;
 
 /// For a machine to answer that is found again. It is not asked for more than two things.
 const TO_ANSWER: Duration = Duration::from_secs(5);
@@ -30,8 +32,7 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);
     let keep: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
     let all = places(&daemon.config);
-    let killed = tokio::task::spawn_blocking(move || strays::kill(&all, &keep)).await;
-    killed.map_err(|error| Problem::failed("end the machines that no VM has", error))??;
+    blocking("end the machines that no VM has", move || strays::kill(&all, &keep)).await?;
     for vm in vms.iter().filter(|vm| vm.driver == Driver::Xen && !runs(vm)) {
         destroy_stray(daemon, vm.uuid).await;
     }
@@ -110,7 +111,7 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
     let (process, vbds) = found.await?;
     let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(None) };
     let directory = place(&daemon.config, vm);
-    let adopted = tokio::task::spawn_blocking(move || {
+    let adopted = blocking(format!("find VM {vm} again"), move || {
         let mut machine = match Qemu::adopt(&identity, &directory, TO_ANSWER) {
             Ok(machine) => machine,
             Err(MachineError::Gone { .. }) => return Ok(None),
@@ -125,8 +126,7 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
         let_go_of_unplugged(vm, &mut machine, &vbds);
         Ok(Some(machine))
     });
-    let adopted = adopted.await.map_err(|error| Problem::failed(format_args!("find VM {vm} again"), error))??;
-    let Some(machine) = adopted else { return Ok(None) };
+    let Some(machine) = adopted.await? else { return Ok(None) };
     Guest::of_qemu(vm, machine).map(Some).map_err(|(_, problem)| problem)
 }
 
@@ -208,15 +208,18 @@ pub async fn kill(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     }
     let process = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
     let Some(identity) = process.as_ref().and_then(guest::identity) else { return Ok(()) };
-    let killed = tokio::task::spawn_blocking(move || {
-        let Some(process) = Process::find(&identity)? else { return Ok(true) };
-        process.kill()?;
-        process.wait(TO_ANSWER)
-    });
     let tried = format!("kill the QEMU of VM {vm}");
-    match killed.await.map_err(|error| Problem::failed(&tried, error))? {
+    blocking(tried.clone(), move || match kill_process(&identity) {
         Ok(true) => Ok(()),
         Ok(false) => Err(Problem::failed(tried, "it does not end: it waits in the kernel for storage")),
         Err(error) => Err(Problem::failed(tried, error)),
-    }
+    })
+    .await
+}
+
+/// Kills a process, if it is there; whether it has ended.
+fn kill_process(identity: &Identity) -> io::Result<bool> {
+    let Some(process) = Process::find(identity)? else { return Ok(true) };
+    process.kill()?;
+    process.wait(TO_ANSWER)
 }

@@ -22,7 +22,7 @@ use super::{Operation, domain, end, hardware, machine, new_task, place};
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::plug;
-use crate::task::Context;
+use crate::task::{Context, blocking};
 
 /// For QEMU to answer, with 255 disks and little processor time; then it does not any more.
 const TO_ANSWER: Duration = Duration::from_secs(120);
@@ -66,7 +66,7 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
 async fn see_files(boot: Boot) -> Result<(), Problem> {
     let Boot::Kernel { kernel, initrd, .. } = boot else { return Ok(()) };
     let files = [("boot.kernel", Some(kernel)), ("boot.initrd", initrd)];
-    let seen = tokio::task::spawn_blocking(move || {
+    let seen = blocking("look at what a VM boots", move || {
         for (field, path) in files {
             let Some(path) = path else { continue };
             if let Err(error) = File::open(path.as_path()) {
@@ -76,7 +76,7 @@ async fn see_files(boot: Boot) -> Result<(), Problem> {
         }
         Ok(())
     });
-    seen.await.map_err(|error| Problem::failed("look at what a VM boots", error))?
+    seen.await
 }
 
 async fn run(
@@ -145,8 +145,8 @@ async fn start_qemu(
     hardware.accelerator = daemon.vms.accelerator(&daemon.config).await?;
     let (program, directory) = (daemon.config.qemu_program.clone(), place(&daemon.config, vm));
     // Not given up in the middle: a QEMU of which nobody knows would be left.
-    let launched = tokio::task::spawn_blocking(move || launch(vm, &program, &hardware, &directory));
-    let machine = launched.await.map_err(|error| Problem::failed(format_args!("start VM {vm}"), error))??;
+    let launched = blocking(format!("start VM {vm}"), move || launch(vm, &program, &hardware, &directory));
+    let machine = launched.await?;
     fault::point("vm-start", "start", true);
     match Guest::of_qemu(vm, machine) {
         Ok(guest) => Ok(Arc::new(guest)),
@@ -171,12 +171,12 @@ async fn make_domain(
     fault::point("vm-start", "create", false);
     let (xl, directory) = (domain::xl(&daemon.config), place(&daemon.config, vm));
     // Not given up in the middle, as with QEMU.
-    let made = tokio::task::spawn_blocking(move || {
+    let made = blocking(format!("start VM {vm}"), move || {
         make_empty(&directory)
             .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
         Domain::create_paused(&xl, &config, &directory).map_err(machine::by_xen(vm))
     });
-    let made = made.await.map_err(|error| Problem::failed(format_args!("start VM {vm}"), error))??;
+    let made = made.await?;
     fault::point("vm-start", "create", true);
     let handle = made.guest().domain.to_string();
     let guest = Arc::new(Guest::of_domain(vm, made));

@@ -159,7 +159,7 @@ impl Tx<'_> {
             let what = format!("the repository {uuid} is used by VBD {vbd}");
             return Err(Problem::new(Code::InUse, what).advise("destroy its VBDs first"));
         }
-        for vdi in self.vdis_of_sr(uuid)? {
+        for vdi in self.vdis(Some(uuid))? {
             self.touch(ObjectKind::Vdi, vdi.uuid, Change::Removed);
         }
         self.execute("DELETE FROM vdi WHERE image IN (SELECT uuid FROM image WHERE sr = ?1)", [Id(uuid)])?;

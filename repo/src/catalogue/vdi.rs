@@ -11,23 +11,22 @@ use super::image::ImageState;
 use super::row::{Id, Time, Word, text};
 use super::{Tx, View, not_found};
 
-/// What is asked of each VDI. `depth` walks down the chain, which is short.
-const SELECT: &str = "
-    SELECT vdi.*, image.sr, image.size, image.physical, image.format, image.file, image.state AS image_state,
-        (WITH RECURSIVE below (link, depth) AS (
-             SELECT image.uuid, 1
-             UNION ALL
-             SELECT lower.parent, depth + 1 FROM below JOIN image AS lower ON lower.uuid = below.link
-             WHERE lower.parent IS NOT NULL AND depth < 4096
-         ) SELECT max(depth) FROM below) AS depth,
-        (SELECT json_group_array(json_object('vbd', holder, 'mode', mode)) FROM lease
-         WHERE lease.vdi = vdi.uuid AND holder IN (SELECT uuid FROM vbd)) AS users
-    FROM vdi JOIN image ON vdi.image = image.uuid";
+/// What is asked of each VDI, and from where.
+const COLUMNS: &str =
+    "vdi.*, image.sr, image.size, image.physical, image.format, image.file, image.state AS image_state";
+const FROM: &str = "vdi JOIN image ON vdi.image = image.uuid";
 
-/// The same without what is asked for row by row, which of a long list is the most: it is found otherwise.
-const SELECT_MANY: &str = "
-    SELECT vdi.*, image.sr, image.size, image.physical, image.format, image.file, image.state AS image_state
-    FROM vdi JOIN image ON vdi.image = image.uuid";
+/// What is asked of few VDIs beside: of a long list it would take most of the time, row by row, and is found otherwise. `depth` walks
+/// down the chain, which is short.
+const OF_FEW: &str = "
+    (WITH RECURSIVE below (link, depth) AS (
+         SELECT image.uuid, 1
+         UNION ALL
+         SELECT lower.parent, depth + 1 FROM below JOIN image AS lower ON lower.uuid = below.link
+         WHERE lower.parent IS NOT NULL AND depth < 4096
+     ) SELECT max(depth) FROM below) AS depth,
+    (SELECT json_group_array(json_object('vbd', holder, 'mode', mode)) FROM lease
+     WHERE lease.vdi = vdi.uuid AND holder IN (SELECT uuid FROM vbd)) AS users";
 
 /// Longer than any chain.
 const DEPTH_MAX: u32 = 4096;
@@ -89,7 +88,7 @@ pub struct NewVdi {
 impl View<'_> {
     /// All VDIs, or those of one repository, by name.
     pub fn vdis(&self, sr: Option<Uuid>) -> Result<Vec<Vdi>, Problem> {
-        let sql = format!("{SELECT_MANY} WHERE ?1 IS NULL OR image.sr = ?1 ORDER BY vdi.name, vdi.uuid");
+        let sql = format!("SELECT {COLUMNS} FROM {FROM} WHERE ?1 IS NULL OR image.sr = ?1 ORDER BY vdi.name, vdi.uuid");
         let (parents, mut users) = (self.parents()?, self.users()?);
         self.rows(&sql, [sr.map(Id)], |row| {
             let users = users.remove(&row.get::<_, Id>("uuid")?.0).unwrap_or_default();
@@ -117,13 +116,9 @@ impl View<'_> {
         Ok(users)
     }
 
-    pub(super) fn vdis_of_sr(&self, sr: Uuid) -> Result<Vec<Vdi>, Problem> {
-        self.vdis(Some(sr))
-    }
-
     /// A VDI, if there is one.
     pub fn find_vdi(&self, uuid: Uuid) -> Result<Option<Vdi>, Problem> {
-        self.row(&format!("{SELECT} WHERE vdi.uuid = ?1"), [Id(uuid)], of_row)
+        self.row(&format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE vdi.uuid = ?1"), [Id(uuid)], of_row)
     }
 
     /// A VDI.
@@ -133,7 +128,9 @@ impl View<'_> {
 
     /// The VDIs that keep states of a VDI, the oldest first.
     pub fn snapshots_of(&self, vdi: Uuid) -> Result<Vec<Vdi>, Problem> {
-        self.rows(&format!("{SELECT} WHERE snapshot_of = ?1 ORDER BY snapshot_time, vdi.uuid"), [Id(vdi)], of_row)
+        let order = "ORDER BY snapshot_time, vdi.uuid";
+        let sql = format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE snapshot_of = ?1 {order}");
+        self.rows(&sql, [Id(vdi)], of_row)
     }
 
     /// The image that a VDI shows.

@@ -2,6 +2,7 @@
 
 use api::client::Tiding;
 use api::{Code, Event, ObjectKind, Problem};
+use serde_json::Value;
 
 use crate::session::{Session, print};
 use crate::word;
@@ -45,7 +46,8 @@ fn tell(session: &Session, event: &Event) -> Result<(), Problem> {
         return print(&format!("{}\n", word::json(event)?));
     }
     let (kind, change) = (word::of(&event.kind), word::of(&event.change));
-    let known = |name: &str| event.object.as_ref()?.get(name)?.as_str();
+    let object: Option<Value> = event.object().map_err(|error| Problem::failed("read an event", error))?;
+    let known = |name: &str| object.as_ref()?.get(name)?.as_str();
     let name = known("name").or(known("verb")).unwrap_or("-");
     let state = known("state").or(known("power")).unwrap_or_default();
     let line = format!("{:>6}  {:.0}  {change:<7}  {kind:<4}  {}  {name}  {state}", event.seq, event.at, event.uuid);

@@ -95,8 +95,8 @@ async fn watch(session: &Session) -> Result<(), Problem> {
     loop {
         match events.next().await {
             Tiding::Change(event) if event.kind == ObjectKind::Task && event.change != Change::Removed => {
-                let task = serde_json::from_value(event.object.unwrap_or_default());
-                tell(session, &task.map_err(|error| Problem::failed("read an event", error))?)?;
+                let task: Option<Task> = event.object().map_err(|error| Problem::failed("read an event", error))?;
+                task.map_or(Ok(()), |task| tell(session, &task))?;
             }
             Tiding::Change(_) => {}
             Tiding::Reset => {

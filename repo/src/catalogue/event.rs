@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{Change, Event, ObjectKind, Problem};
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
@@ -59,7 +59,7 @@ pub struct News {
     kind: ObjectKind,
     uuid: Uuid,
     change: Change,
-    object: Option<Value>,
+    object: Option<Box<RawValue>>,
 }
 
 impl Tidings {
@@ -117,7 +117,7 @@ impl Tidings {
         if before.is_some_and(|before| hundredth(before) == hundredth(progress)) {
             return;
         }
-        let object = serde_json::to_value(api::Task { progress, ..task.clone() }).ok();
+        let object = to_raw_value(&api::Task { progress, ..task.clone() }).ok();
         self.tell(vec![News { kind: ObjectKind::Task, uuid: task.uuid, change: Change::Changed, object }]);
     }
 
@@ -159,14 +159,14 @@ impl Tx<'_> {
     }
 
     /// An object as the API shows it, or nothing if it is no more.
-    fn object(&self, kind: ObjectKind, uuid: Uuid) -> Result<Option<Value>, Problem> {
+    fn object(&self, kind: ObjectKind, uuid: Uuid) -> Result<Option<Box<RawValue>>, Problem> {
         let shown = match kind {
             ObjectKind::Host => None,
-            ObjectKind::Sr => self.find_sr(uuid)?.map(serde_json::to_value),
-            ObjectKind::Vdi => self.find_vdi(uuid)?.map(serde_json::to_value),
-            ObjectKind::Vbd => self.find_vbd(uuid)?.map(serde_json::to_value),
-            ObjectKind::Vm => self.find_vm(uuid)?.map(serde_json::to_value),
-            ObjectKind::Task => self.find_task(uuid)?.map(serde_json::to_value),
+            ObjectKind::Sr => self.find_sr(uuid)?.map(|sr| to_raw_value(&sr)),
+            ObjectKind::Vdi => self.find_vdi(uuid)?.map(|vdi| to_raw_value(&vdi)),
+            ObjectKind::Vbd => self.find_vbd(uuid)?.map(|vbd| to_raw_value(&vbd)),
+            ObjectKind::Vm => self.find_vm(uuid)?.map(|vm| to_raw_value(&vm)),
+            ObjectKind::Task => self.find_task(uuid)?.map(|task| to_raw_value(&task)),
         };
         shown.transpose().map_err(|error| Problem::failed("show a changed object", error))
     }

@@ -1,5 +1,7 @@
 //! What a request brings: its body, its query, the identities in its path. Refused as a problem that names the field.
 
+use std::time::Duration;
+
 use api::{Code, Problem};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -8,6 +10,7 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::Refusal;
+use super::listener::TO_ASK;
 
 /// Bytes of a body: the longest request has a description and a path or two.
 pub const BODY_MAX: usize = 256 << 10;
@@ -28,12 +31,20 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, Refusal> {
-        let limited = axum::body::to_bytes(request.into_body(), BODY_MAX).await;
-        let bytes =
-            limited.map_err(|_| Problem::new(Code::Malformed, format!("a body has at most {BODY_MAX} bytes")))?;
+        let bytes = whole(request.into_body(), TO_ASK).await?;
         let _ = state;
         parse(&bytes)
     }
+}
+
+/// All of a body. Who stops in the middle of it would have a connection for as long as it likes.
+async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, Problem> {
+    let what = match tokio::time::timeout(patience, axum::body::to_bytes(body, BODY_MAX)).await {
+        Ok(Ok(bytes)) => return Ok(bytes),
+        Ok(Err(_)) => format!("a body has at most {BODY_MAX} bytes, and all that were announced"),
+        Err(_) => format!("the body has not come whole in {} s", patience.as_secs()),
+    };
+    Err(Problem::new(Code::Malformed, what))
 }
 
 /// An empty body stands for an object without fields.
@@ -89,6 +100,14 @@ mod test {
         let name = refused(r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a\u0000","size":512}"#);
         assert_eq!(name.field.as_deref(), Some("name"));
         assert_eq!(refused(r#"{}{}"#).code, Code::Invalid);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_stops_in_the_middle_is_refused() {
+        let begun = tokio_stream::iter([Ok::<_, std::io::Error>("{\"force\":")]);
+        let stream = tokio_stream::StreamExt::chain(begun, tokio_stream::pending());
+        let refused = whole(axum::body::Body::from_stream(stream), Duration::ZERO).await.unwrap_err();
+        assert_eq!((refused.code, refused.message.as_str()), (Code::Malformed, "the body has not come whole in 0 s"));
     }
 
     #[test]

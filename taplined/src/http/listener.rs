@@ -27,8 +27,8 @@ use remote::Remote;
 
 pub use certificate::check;
 
-/// How long a client may take to ask, once it has connected or was answered.
-const TO_ASK: Duration = Duration::from_secs(60);
+/// How long a client may take to ask, once it has connected or was answered; and how long for the body of what it asks.
+pub const TO_ASK: Duration = Duration::from_secs(60);
 
 /// How long connections may take to end when the daemon does.
 const TO_END: Duration = Duration::from_secs(5);

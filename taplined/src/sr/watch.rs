@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Event, ObjectKind, Problem, SrState};
+use api::{Event, ObjectKind, Problem, SrState, Task, TaskState};
 use repo::catalogue::Image;
 use tokio::sync::broadcast::Receiver;
 use tokio::time::Instant;
@@ -80,10 +80,9 @@ fn matters(event: &Event) -> bool {
 }
 
 fn ended(event: &Event) -> bool {
-    let object = event.object.as_ref();
-    let word =
-        |name: &str| object.and_then(|object| object.get(name)).and_then(|word| word.as_str()).unwrap_or_default();
-    matches!(word("state"), "done" | "failed" | "cancelled") && !word("verb").starts_with("vbd-")
+    let task: Option<Task> = event.object().ok().flatten();
+    let over = |task: &Task| matches!(task.state, TaskState::Done | TaskState::Failed | TaskState::Cancelled);
+    task.is_some_and(|task| over(&task) && !task.verb.starts_with("vbd-"))
 }
 
 /// Waits for an event that matters, and takes all others that are there with it. Whether a task was among them, or some were

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use api::{Change, ImageFormat, Mode, Space, Task, TaskState, Transport, Vbd, VbdState};
+use api::{Change, ImageFormat, Mode, Space, Transport, Vbd, VbdState};
 use jiff::Timestamp;
 use repo::catalogue::{ImageState, NewVdi};
 use repo::driver::{Label, make};
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::*;
 use crate::config::Config;
@@ -146,7 +147,7 @@ async fn nobody_waits_where_no_disk_is_plugged() {
     room.until(async |room| !room.space().await.full).await;
 }
 
-fn event(kind: ObjectKind, object: Option<serde_json::Value>) -> Event {
+fn event(kind: ObjectKind, object: Option<Box<RawValue>>) -> Event {
     Event { seq: 1, at: Timestamp::now(), kind, uuid: Uuid::new_v4(), change: Change::Changed, object }
 }
 
@@ -165,7 +166,7 @@ fn task(verb: &str, state: TaskState) -> Event {
         created,
         ended: None,
     };
-    event(ObjectKind::Task, Some(serde_json::to_value(task).unwrap()))
+    event(ObjectKind::Task, Some(to_raw_value(&task).unwrap()))
 }
 
 #[test]

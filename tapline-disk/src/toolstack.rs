@@ -78,7 +78,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
         None => first_free(store, guest)?,
     };
     let device = Device { own, kind: words.backend_kind.clone(), guest, vdev };
-    let wish = Wish { read_only: words.mode == Mode::R };
+    let wish = Wish { read_only: words.mode == Mode::R, kept: false };
     give::announce(store, &device, wish)?;
     if words.no_serve {
         say(format_args!("{device}: its nodes are made; nobody serves it yet"));
@@ -228,6 +228,9 @@ fn take(store: &mut dyn Store, places: &Places, words: &cli::Detach) -> Result<(
         None => return Err(detach::unknown(store, guest, words.vdev)),
     };
     detach::refuse_xls(store, &device)?;
+    if !words.force {
+        detach::refuse_kept(store, &device, "detach")?;
+    }
     taking::ask(store, &device)?;
     let patience = if words.force { words.timeout.min(BEFORE_FORCE) } else { words.timeout };
     let closed = detach::wait_closed(store, &device, patience, |states| say(format_args!("{device}: {states}")));

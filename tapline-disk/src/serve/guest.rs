@@ -80,7 +80,7 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
     let read_only = read_only || serve.read_only;
     // They are there before the store sends readers to them. Where files are handed, none can be made.
     let blkback_stats = if files::are_handed() { None } else { open_stats(&Places::of_host(), &device) };
-    make_own_end(&mut *store, &device, Wish { read_only })?;
+    make_own_end(&mut *store, &device, Wish { read_only, kept: false })?;
     leave_word(&mut *store, &device, serve)?;
     let backend =
         Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, domains, grants, channels)?;

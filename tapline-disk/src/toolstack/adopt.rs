@@ -40,7 +40,7 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
                 .advise(format!("give a guest that runs its disk by: tapline xen attach {} {params}", theirs.guest)));
         }
         let device = Device { kind: kind.to_owned(), ..theirs.clone() };
-        let wish = Wish { read_only: !mode.contains('w') };
+        let wish = Wish { read_only: !mode.contains('w'), kept: false };
         remove_own_end(store, within, &theirs)?;
         make_both_ends(store, within, &device, wish)?;
         write_all(store, within, &device.of_xl(), &[("backend", &device.backend())])?;

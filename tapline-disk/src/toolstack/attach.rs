@@ -61,7 +61,7 @@ pub mod test {
         (host, store, device)
     }
 
-    pub const WRITABLE: Wish = Wish { read_only: false };
+    pub const WRITABLE: Wish = Wish { read_only: false, kept: false };
 
     /// Lets one end say something.
     pub fn say(store: &mut Tree, node: &str, state: &str) {

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use vm::xen::give::is_kept;
 use vm::xen::vdev::Vdev;
 use xen::{DomId, Store};
 
@@ -57,6 +58,17 @@ pub fn refuse_xls(store: &mut dyn Store, device: &Device) -> Result<(), Failure>
     Ok(())
 }
 
+/// That the device is not one which the daemon looks after. `action` is what was to be done with it.
+pub fn refuse_kept(store: &mut dyn Store, device: &Device, action: &str) -> Result<(), Failure> {
+    match is_kept(store, device)? {
+        true => Err(Failure::new(format!("{action} {device}"), "it is a VBD of taplined, which looks after it")
+            .advise(
+                "tapline vbd unplug takes it from the guest; so does detach --force, for a daemon that is no more",
+            )),
+        false => Ok(()),
+    }
+}
+
 /// Waits until the backend has closed or is gone; each change of a state is told.
 pub fn wait_closed(
     store: &mut dyn Store,
@@ -81,7 +93,7 @@ pub fn wait_closed(
 #[cfg(test)]
 mod test {
     use super::*;
-    use vm::xen::give::announce;
+    use vm::xen::give::{Wish, announce};
     use vm::xen::take::{ask, remove};
 
     use crate::toolstack::attach::test::{WRITABLE, machine, say};
@@ -157,6 +169,18 @@ mod test {
         refuse_xls(&mut store, &device).unwrap();
         store.write(None, &format!("{}/backend", device.of_xl()), device.backend().as_bytes()).unwrap();
         assert_eq!(refuse_xls(&mut store, &device).unwrap_err().advice(), Some("xl block-detach 7 xvdb"));
+    }
+
+    #[test]
+    fn a_disk_of_a_daemon_is_left_to_it() {
+        let (_host, mut store, device) = machine();
+        announce(&mut store, &device, WRITABLE).unwrap();
+        refuse_kept(&mut store, &device, "detach").unwrap();
+        remove(&mut store, &device).unwrap();
+        announce(&mut store, &device, Wish { kept: true, ..WRITABLE }).unwrap();
+        let failure = refuse_kept(&mut store, &device, "detach").unwrap_err();
+        assert!(failure.what().ends_with("it is a VBD of taplined, which looks after it"), "{failure}");
+        assert!(failure.advice().is_some_and(|advice| advice.contains("tapline vbd unplug")), "{failure}");
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Resul
     let own = domain::own(store)?;
     let guest = domain::find(store, &words.domain)?;
     let device = detach::find(store, own, guest, words.vdev)?;
+    detach::refuse_kept(store, &device, "replace the process of")?;
     let tried = || format!("replace the process of {device}");
     let Some(holder) = Holder::of(places, &device)? else {
         return Err(Failure::new(tried(), "there is none").advise(format!(

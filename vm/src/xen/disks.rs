@@ -75,7 +75,7 @@ impl Guest {
         if !self.is_there(store)? {
             return Err(NotDone::new(format_args!("give {vdev} to the guest"), "its domain has ended"));
         }
-        give::announce(store, &device, Wish { read_only })
+        give::announce(store, &device, Wish { read_only, kept: true })
     }
 
     /// Asks it to let go of a disk.

@@ -14,7 +14,12 @@ use super::error::NotDone;
 pub struct Wish {
     /// The guest may not write.
     pub read_only: bool,
+    /// A daemon looks after it ([`is_kept`]).
+    pub kept: bool,
 }
+
+/// By which tools know a disk that a daemon looks after: in our end, which the guest cannot write.
+const KEPT: &str = "tapline-kept";
 
 impl Wish {
     fn mode(self) -> &'static str {
@@ -72,6 +77,11 @@ pub fn withdraw(store: &mut dyn Store, device: &Device) -> Result<(), NotDone> {
 pub fn is_read_only(store: &mut dyn Store, device: &Device) -> Result<Option<bool>, NotDone> {
     let mode = text(store, None, &format!("{}/mode", device.backend()))?;
     Ok(mode.map(|mode| !mode.contains('w')))
+}
+
+/// Whether a daemon looks after it: it would serve again what others take away.
+pub fn is_kept(store: &mut dyn Store, device: &Device) -> Result<bool, NotDone> {
+    Ok(text(store, None, &format!("{}/{KEPT}", device.backend()))?.is_some())
 }
 
 /// A device may be made where there is none, or where both ends have closed, or where ours waits and the guest's is missing.
@@ -137,7 +147,10 @@ fn make_backend(
         ("device-type", "disk".into()),
         ("discard-enable", if wish.read_only { "0" } else { "1" }.into()),
     ];
-    write_all(store, within, &node, &values.each_ref().map(|(key, value)| (*key, value.as_str())))
+    let kept = [(KEPT, String::from("1"))];
+    let all = values.iter().chain(kept.iter().filter(|_| wish.kept));
+    let all: Vec<(&str, &str)> = all.map(|(key, value)| (*key, value.as_str())).collect();
+    write_all(store, within, &node, &all)
 }
 
 /// The guest's end, which the guest owns and we may read. What an earlier one has left there goes first.
@@ -174,7 +187,7 @@ mod test {
         (host, store, device)
     }
 
-    const WRITABLE: Wish = Wish { read_only: false };
+    const WRITABLE: Wish = Wish { read_only: false, kept: false };
 
     /// Lets one end say something.
     fn say(store: &mut Tree, node: &str, state: &str) {
@@ -236,7 +249,7 @@ mod test {
         let mut guest = host.store(DomId(7)).unwrap();
         guest.watch("device", "frontends").unwrap();
         while guest.take_event().unwrap().is_some() {}
-        announce(&mut store, &device, Wish { read_only: true }).unwrap();
+        announce(&mut store, &device, Wish { read_only: true, kept: false }).unwrap();
         assert!(guest.take_event().unwrap().is_some());
         assert_eq!(guest.read(None, &format!("{}/mode", device.backend())).unwrap().as_deref(), Some(b"r".as_slice()));
         assert_eq!(is_read_only(&mut store, &device).unwrap(), Some(true));

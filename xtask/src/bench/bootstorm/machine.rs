@@ -17,6 +17,9 @@ use super::Storm;
 /// How long one part of a VM's life may take: guests are translated, and there are many.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1200);
 
+/// A guest that has said nothing for so long does not get on: it says something each time it has written.
+const STANDSTILL: std::time::Duration = std::time::Duration::from_secs(120);
+
 /// Bytes of a guest that is none.
 const SMALL: u64 = 64 << 20;
 
@@ -30,6 +33,12 @@ pub struct Machine {
     /// By position.
     pub vbds: Vec<String>,
     pub vdis: Vec<String>,
+}
+
+/// How much a guest had said at last, and since when it has said no more.
+struct Silence {
+    len: u64,
+    since: Instant,
 }
 
 impl Storm<'_> {
@@ -247,6 +256,7 @@ impl Storm<'_> {
         if !machine.real {
             return self.simulated(machine, rounds);
         }
+        let mut silence = Silence { len: 0, since: Instant::now() };
         self.until("a guest", || {
             let vm = self.api.get(&format!("/vms/{}", machine.vm))?;
             if vm["power"] == "halted" && self.has_finished(machine, &vm)? {
@@ -255,10 +265,31 @@ impl Storm<'_> {
             match vm["power"].as_str() {
                 // Its start may have been undone after it was done: the daemon that did it was killed before it said so.
                 Some("halted") => self.started(machine).map(|_| None),
-                Some("running") => self.raise(&self.vbds(machine)?).map(|()| None),
+                Some("running") => {
+                    self.raise(&self.vbds(machine)?)?;
+                    self.give_up_on_lost_disks(machine, &mut silence).map_err(Trouble::Wrong)?;
+                    Ok(None)
+                }
                 _ => Ok(None),
             }
         })
+    }
+
+    /// QEMU before 9.1 forgets a disk for good whose process is killed in the moment in which a guest's driver starts it: it says so, and never
+    /// speaks to the next process. Its guest waits for ever, until somebody ends it.
+    fn give_up_on_lost_disks(&self, machine: &Machine, silence: &mut Silence) -> Result<(), String> {
+        let len = fs::metadata(self.console(&machine.name)).map_or(0, |console| console.len());
+        if len != silence.len {
+            *silence = Silence { len, since: Instant::now() };
+        }
+        let log = fs::read(self.places.vms().join(&machine.vm).join("qemu.log")).unwrap_or_default();
+        let lost = String::from_utf8_lossy(&log).contains("vhost-user-blk: vhost start failed");
+        if !self.plan.kill || !lost || silence.since.elapsed() < STANDSTILL {
+            return Ok(());
+        }
+        *silence = Silence { len, since: Instant::now() };
+        self.notes.again("a guest", "a QEMU that had lost a disk was ended");
+        self.places.machine(&machine.vm).map_or(Ok(()), |pid| self.places.kill(pid))
     }
 
     /// What a guest does, without one. A disk whose process ends is waited for, and booted from again.

@@ -67,9 +67,13 @@ impl Places {
         pids().into_iter().filter(|pid| self.is_machine(*pid)).collect()
     }
 
+    /// The machine of a VM, if it has not ended.
+    pub fn machine(&self, vm: &str) -> Option<u32> {
+        pids().into_iter().find(|pid| has_monitor(*pid, &self.vms().join(vm)))
+    }
+
     fn is_machine(&self, pid: u32) -> bool {
-        let monitor = format!("path={}/", self.vms().display());
-        words_of(pid).is_some_and(|words| words.iter().any(|word| word.contains(&monitor)))
+        has_monitor(pid, &self.vms())
     }
 
     /// Kills a disk process or a machine of this daemon, as kill -9 does. One that has ended meanwhile is as good.
@@ -125,6 +129,12 @@ impl Places {
 fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Whether a process is a machine with its monitor below a directory.
+fn has_monitor(pid: u32, below: &Path) -> bool {
+    let monitor = format!("path={}/", below.display());
+    words_of(pid).is_some_and(|words| words.iter().any(|word| word.contains(&monitor)))
 }
 
 /// The command line of a process; none of one that has ended.

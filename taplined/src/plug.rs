@@ -12,6 +12,7 @@
 mod begin;
 mod deaths;
 mod drain;
+mod lost;
 mod many;
 mod operation;
 mod order;

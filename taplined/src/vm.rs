@@ -43,7 +43,7 @@ use crate::task::blocking;
 
 pub use connect::{Reader, connect};
 pub use hardware::check;
-pub use hot::{ask_to_let_go, attach, detach, expect_room};
+pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
 pub use recover::recover;
 pub use start::start;
 pub use stop::{resume, shutdown, suspend};

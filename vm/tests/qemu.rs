@@ -3,7 +3,9 @@
 //! The disks are served by QEMU's own storage daemon. With a real guest it is `cargo xtask guest-test`.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -398,6 +400,77 @@ fn a_guest_that_does_not_let_go_keeps_the_disk_and_is_named() {
         assert!(error.to_string().contains("has not let go of disk 40"), "{error}");
     }
     assert!(machine.disks().unwrap().contains(&position));
+    machine.end().unwrap();
+}
+
+/// Serves a disk as far as QEMU's question for the memory of what is in flight, which comes when the guest's driver starts the disk; then
+/// closes the connection, as the end of a process does. Whoever connects next is served in the same way.
+fn die_when_the_driver_starts(socket: &Path) {
+    // Messages of the vhost-user protocol, and features: VIRTIO_F_VERSION_1 and protocol features; then CONFIG and INFLIGHT_SHMFD.
+    const GET_FEATURES: u32 = 1;
+    const GET_PROTOCOL_FEATURES: u32 = 15;
+    const GET_CONFIG: u32 = 24;
+    const GET_INFLIGHT_FD: u32 = 31;
+    const FEATURES: u64 = 1 << 32 | 1 << 30;
+    const PROTOCOL_FEATURES: u64 = 1 << 9 | 1 << 12;
+    let listener = UnixListener::bind(socket).unwrap();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut header = [0; 12];
+            while stream.read_exact(&mut header).is_ok() {
+                let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+                let mut payload = vec![0; word(8) as usize];
+                stream.read_exact(&mut payload).unwrap();
+                match word(0) {
+                    GET_FEATURES => payload = FEATURES.to_le_bytes().to_vec(),
+                    GET_PROTOCOL_FEATURES => payload = PROTOCOL_FEATURES.to_le_bytes().to_vec(),
+                    // Behind offset, size and flags: the capacity in sectors and, for the firmware, blocks of 512 bytes.
+                    GET_CONFIG => {
+                        payload[12..20].copy_from_slice(&2048_u64.to_le_bytes());
+                        payload[32..36].copy_from_slice(&512_u32.to_le_bytes());
+                    }
+                    GET_INFLIGHT_FD => break,
+                    _ => continue,
+                }
+                // Version 1, and that it is an answer.
+                let len = u32::try_from(payload.len()).unwrap();
+                let answer = [word(0), 5, len].map(u32::to_le_bytes).concat();
+                stream.write_all(&[answer, payload].concat()).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_disk_whose_server_dies_when_the_driver_starts_it_is_seen_to_be_lost() {
+    let Some(room) = Room::new() else { return };
+    let socket = room.path().join("dies.sock");
+    die_when_the_driver_starts(&socket);
+    let dies = Disk { queues: Some(1), bootable: true, ..disk(0, socket) };
+    let place = dies.position;
+    let hardware = Hardware { disks: vec![dies], ..room.hardware() };
+    let mut machine = Machine::start(Path::new(QEMU), &hardware, room.path(), SOON).unwrap();
+    // The firmware is the driver.
+    let deadline = Instant::now() + SOON;
+    while !machine.has_lost(place).unwrap() {
+        assert!(Instant::now() < deadline, "the disk is not seen to be lost");
+        thread::sleep(Duration::from_millis(100));
+    }
+    machine.pause().unwrap();
+    assert!(!machine.has_lost(place).unwrap(), "a guest that stands still has lost nothing");
+    machine.end().unwrap();
+}
+
+#[test]
+fn a_disk_that_the_firmware_reads_is_not_lost() {
+    let Some(room) = Room::new() else { return };
+    let mut machine = room.start();
+    let place = Position::new(0).unwrap();
+    for _ in 0..20 {
+        assert!(!machine.has_lost(place).unwrap());
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert!(!machine.has_lost(Position::new(1).unwrap()).unwrap(), "there is none");
     machine.end().unwrap();
 }
 

@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use super::deaths::Deaths;
+use super::lost;
 use super::order::Order;
 use super::space;
 use super::start::{Log, clear, serve};
@@ -103,7 +104,10 @@ async fn look_after(
             return None;
         };
         match revive(daemon, vbd, pause, stopped).await {
-            Ok(Some(another)) => process = Some(another),
+            Ok(Some(another)) => {
+                process = Some(another);
+                lost::look(daemon, vbd);
+            }
             Ok(None) => return None,
             Err(problem) => (process, failed) = (None, Some(problem)),
         }

@@ -79,6 +79,13 @@ pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
     }
 }
 
+/// Whether the guest waits for a VBD about which nobody is asked on its behalf.
+pub async fn has_lost(daemon: &Daemon, vbd: &Vbd) -> Result<bool, Problem> {
+    let Some(guest) = found(daemon, vbd) else { return Ok(false) };
+    let sought = vbd.clone();
+    guest.tell(move |machine| machine.has_lost(&sought)).await
+}
+
 /// The machine that has a VBD, if it runs and is in reach.
 fn found(daemon: &Daemon, vbd: &Vbd) -> Option<Arc<Guest>> {
     vbd.vm.filter(|_| vbd.transport != Transport::Nbd).and_then(|vm| daemon.vms.guest(vm))

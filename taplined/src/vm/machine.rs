@@ -85,6 +85,14 @@ impl Machine {
         }
     }
 
+    /// Whether the guest waits for a VBD about which nobody is asked on its behalf.
+    pub fn has_lost(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.has_lost(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
+            Driven::Xen(_) => Ok(false),
+        }
+    }
+
     /// Presses the power button.
     pub fn ask_to_power_off(&mut self) -> Result<(), Problem> {
         match &mut self.driven {

@@ -239,7 +239,7 @@ impl Storm<'_> {
         }
         let message = vm["problem"]["message"].as_str().unwrap_or_default();
         if message.contains("has ended by itself") && self.plan.kill {
-            // QEMU 7.2 may end when a disk's process is killed while the two agree; its disks are unplugged then, and the VM starts anew.
+            // It had lost a disk and was ended for it. Its disks are unplugged then, and the VM starts anew.
             self.notes.again("a guest", "a QEMU whose disks were killed has ended by itself");
             return Ok(false);
         }
@@ -266,8 +266,9 @@ impl Storm<'_> {
                 // Its start may have been undone after it was done: the daemon that did it was killed before it said so.
                 Some("halted") => self.started(machine).map(|_| None),
                 Some("running") => {
-                    self.raise(&self.vbds(machine)?)?;
-                    self.give_up_on_lost_disks(machine, &mut silence).map_err(Trouble::Wrong)?;
+                    let vbds = self.vbds(machine)?;
+                    self.raise(&vbds)?;
+                    self.give_up_on_lost_disks(machine, &vbds, &mut silence).map_err(Trouble::Wrong)?;
                     Ok(None)
                 }
                 _ => Ok(None),
@@ -275,16 +276,16 @@ impl Storm<'_> {
         })
     }
 
-    /// QEMU before 9.1 forgets a disk for good whose process is killed in the moment in which a guest's driver starts it: it says so, and never
-    /// speaks to the next process. Its guest waits for ever, until somebody ends it.
-    fn give_up_on_lost_disks(&self, machine: &Machine, silence: &mut Silence) -> Result<(), String> {
+    /// A disk that QEMU has lost, as its VBD says, is waited for by the guest for ever, until somebody ends it.
+    fn give_up_on_lost_disks(&self, machine: &Machine, vbds: &[Value], silence: &mut Silence) -> Result<(), String> {
         let len = fs::metadata(self.console(&machine.name)).map_or(0, |console| console.len());
         if len != silence.len {
             *silence = Silence { len, since: Instant::now() };
         }
-        let log = fs::read(self.places.vms().join(&machine.vm).join("qemu.log")).unwrap_or_default();
-        let lost = String::from_utf8_lossy(&log).contains("vhost-user-blk: vhost start failed");
-        if !self.plan.kill || !lost || silence.since.elapsed() < STANDSTILL {
+        let lost = |vbd: &Value| {
+            vbd["problem"]["message"].as_str().is_some_and(|message| message.starts_with("QEMU has lost this disk"))
+        };
+        if !self.plan.kill || !vbds.iter().any(lost) || silence.since.elapsed() < STANDSTILL {
             return Ok(());
         }
         *silence = Silence { len, since: Instant::now() };

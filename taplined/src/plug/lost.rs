@@ -1,0 +1,54 @@
+//! A disk that QEMU has lost: its guest waits for it for ever, and somebody must know why.
+//!
+//! It happens to QEMU before 9.1 when a disk's process dies in the very moment in which the guest's driver starts the disk. No process that
+//! follows can do anything about it; the VBD says what can be done.
+
+use std::time::Duration;
+
+use api::{Code, Problem, VbdState};
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::vm;
+
+/// A QEMU that has lost nothing speaks to another process of a disk after a second or two.
+const TO_SPEAK: Duration = Duration::from_secs(20);
+
+/// Looks, a while after another process has begun to serve, whether the guest has the disk again.
+pub fn look(daemon: &Daemon, vbd: Uuid) {
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        if let Err(problem) = see(&daemon, vbd).await {
+            tracing::warn!(%vbd, "whether its guest has it again is not known: {problem}");
+        }
+    });
+}
+
+async fn see(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    let before = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
+    tokio::time::sleep(TO_SPEAK).await;
+    let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
+    // Whoever has unplugged it, or has started yet another process, looks after it.
+    let (Some(before), Some(now)) = (before, now) else { return Ok(()) };
+    if (now.state, now.restarts) != (VbdState::Plugged, before.restarts) {
+        return Ok(());
+    }
+    if !vm::has_lost(daemon, &now).await? {
+        return Ok(());
+    }
+    let problem = Problem::new(
+        Code::Failed,
+        "QEMU has lost this disk: its process died in the moment in which the guest's driver started it, and the guest waits for ever",
+    )
+    .advise("end the VM with force and start it again; QEMU 9.1 and newer do not lose it");
+    tracing::error!(%vbd, "{problem}");
+    daemon
+        .catalogue
+        .write(move |tx| match tx.vbd(vbd)? {
+            vbd if (vbd.state, vbd.restarts) == (now.state, now.restarts) => {
+                tx.set_vbd_state(vbd.uuid, VbdState::Plugged, Some(&problem))
+            }
+            _ => Ok(()),
+        })
+        .await
+}

@@ -17,7 +17,7 @@ OPTIONS_MOUNT="nosuid nodev noexec noatime"
 OPTIONS_KIND="hard proto=tcp timeo=600 retrans=2 vers=4.2"
 
 prepare_server() {
-    mkdir -p $files $srv/squash $srv/only-read /run/rpc_pipefs /var/lib/nfs/v4recovery /var/lib/nfs/nfsdcld /proc/fs/nfsd
+    mkdir -p $files $srv/squash $srv/only-read /run/rpc_pipefs /var/lib/nfs/v4recovery /var/lib/nfs/nfsdcld /var/lib/nfs/nfsdcltrack /proc/fs/nfsd
     touch /var/lib/nfs/etab /var/lib/nfs/rmtab
     mount -t rpc_pipefs rpc /run/rpc_pipefs || fail "mount rpc_pipefs"
     mount -t nfsd nfsd /proc/fs/nfsd || fail "mount nfsd"
@@ -26,7 +26,7 @@ $files 10.0.0.0/8(rw,sync,no_root_squash,no_subtree_check)
 $srv/squash 10.0.0.0/8(rw,sync,no_subtree_check)
 $srv/only-read 10.0.0.0/8(ro,sync,no_root_squash,no_subtree_check)
 EXPORTS
-    nfsdcld -F >/tmp/nfsdcld.log 2>&1 &
+    nfsdcld -F -p /run/rpc_pipefs >/tmp/nfsdcld.log 2>&1 &
     rpc.mountd -F -N 3 >/tmp/mountd.log 2>&1 &
     # Seconds after which a client that is silent has lost its locks, and for which a new server waits for the clients of the old.
     echo 10 >/proc/fs/nfsd/nfsv4leasetime

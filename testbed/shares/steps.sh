@@ -98,7 +98,7 @@ refused() {
     if "$@" >/tmp/said 2>&1; then fail "$*: was not refused: $(cat /tmp/said)"; fi
     took=$(($(seconds) - begun))
     grep -Eqi -- "$text" /tmp/said || fail "$*: refused otherwise: $(cat /tmp/said)"
-    [ $took -le $((ANSWER + 15)) ] || fail "$*: refused only after $took s"
+    [ $took -le $((ANSWER + 12)) ] || fail "$*: refused only after $took s"
 }
 
 # said: what the last one said, in a line.

@@ -1,6 +1,8 @@
 # What is claimed of a repository on a server's share, whatever the server.
 
 ANSWER=15
+# Of the host's files: where there is direct I/O, which tmpfs does not always have.
+room=/var/tmp
 
 address() { case $1 in one) echo 10.0.1.1 ;; other) echo 10.0.2.1 ;; esac; }
 
@@ -13,8 +15,8 @@ prepare() {
     host other 2
     prepare_server
     daemon one
-    bench-guest golden /tmp/golden.raw || fail "the golden image"
-    mkdir /tmp/local
+    bench-guest golden "$room"/golden.raw || fail "the golden image"
+    mkdir $room/local
 }
 
 # options_are: those that mountinfo shows of the one mount of host one.
@@ -70,7 +72,7 @@ nothing_is_left() {
     no_sr
     nothing_mounted one || fail "something is mounted: $(mounts_of one)"
     [ -z "$(ls -A /run/one/sr 2>/dev/null)" ] || fail "mount points are left: $(ls /run/one/sr)"
-    ! pgrep -a mount >/tmp/pgrep || fail "a mount is under way: $(cat /tmp/pgrep)"
+    ! pgrep -a '^u?mount' >/tmp/pgrep || fail "a mount is under way: $(cat /tmp/pgrep)"
 }
 
 failures_are_told() {
@@ -120,7 +122,7 @@ failures_are_told() {
 disk_lives() {
     local format=$1 disk=disk-$1
     tell "a disk's life: $format"
-    ok one vdi import "$disk" /tmp/golden.raw --sr share --source-format raw --format "$format"
+    ok one vdi import "$disk" $room/golden.raw --sr share --source-format raw --format "$format"
     plug one "$disk"
     works "$disk" 7 4
     held "$format: imported, plugged, written and read through the socket"
@@ -160,18 +162,19 @@ disk_lives() {
     ok one vdi resize "$disk" 80M
     works "$disk" 7 4
     unplug one
-    [ "$(field one vdi "$disk" size)" = $((80 << 20)) ] || fail "its size is $(field one vdi "$disk" size)"
-    ok one vdi export "$disk" "/tmp/$disk.raw" --format raw
-    judged "$disk" "$format" "/tmp/$disk.raw"
+    [ "$(field one vdi "$disk" virtual_size)" = $((80 << 20)) ] || fail "its size is $(field one vdi "$disk" virtual_size)"
+    ok one vdi export "$disk" "$room/$disk.raw" --format raw
+    judged "$disk" "$format" "$room/$disk.raw"
     held "$format: resized, exported; qemu-img finds it sound and the same as its export"
 
-    ok one vdi import "$disk-back" "/tmp/$disk.raw" --sr share --source-format raw --format "$format"
+    ok one vdi import "$disk-back" "$room/$disk.raw" --sr share --source-format raw --format "$format"
     cp "/tmp/$disk.memory" "/tmp/$disk-back.memory"
     plug one "$disk-back"
     works "$disk-back" 7 0
     unplug one
     ok one vdi destroy "$disk-back" --yes
-    rm "/tmp/$disk.raw"
+    ok one vdi destroy "$disk" --yes
+    rm "$room/$disk.raw"
     held "$format: imported again, it holds the same"
 }
 
@@ -184,9 +187,223 @@ judged() {
     qemu-img compare -f $kind -F raw "$file" "$3" >/tmp/said 2>&1 || fail "qemu-img compare: $(said)"
 }
 
+# state HOST SR STATE
+state() { [ "$(field "$1" sr "$2" state)" = "$3" ]; }
+is_full() { [ "$(field one sr share space.full)" = "$1" ]; }
+# over PROCESS: it has ended.
+over() { ! kill -0 "$1" 2>/dev/null; }
+at_work() { kill -0 "$1" 2>/dev/null || fail "the guest did not wait: $(cat "/tmp/$2.outcome")"; }
+
+# Two hosts and one repository: of the two that want it, or a disk in it, one has it.
+leases_hold() {
+    tell "leases"
+    local disk=leased share
+    uuid=$(field one sr share uuid)
+    ok one vdi import $disk $room/golden.raw --sr share --source-format raw
+    plug one $disk
+    works $disk 9 4
+    daemon other
+    refused "attached already" other sr introduce share $(share other) --uuid "$uuid"
+    say "said=$took s: $(said)"
+    nothing_mounted other || fail "refused and mounted"
+    held "another host is refused the repository that is attached"
+
+    # What has the repository dies, and what has the disk does not.
+    kill -KILL "${pids[one]}"
+    wait "${pids[one]}" 2>/dev/null
+    ok other sr introduce share $(share other) --uuid "$uuid"
+    ok other sr scan share
+    local of_one=$pid
+    ok other vbd create --vdi $disk
+    vbd=$(other vbd list --vdi $disk --json | jq -r '.[0].uuid')
+    refused "in use|lock|another" other vbd plug "$vbd"
+    say "said=$took s: $(said)"
+    works $disk 9 4
+    held "another host is refused the disk that a process without a daemon still serves"
+
+    kill -KILL "$of_one"
+    within 60 "the disk of a killed process can be plugged" other vbd plug "$vbd" >/tmp/said 2>&1
+    served other
+    works $disk 9 4
+    held "the other host has the disk when that process was killed, with all that was written"
+
+    daemon one
+    within 60 "host one has lost what the other has" state one share lost
+    works $disk 9 4
+    ok other vbd unplug "$vbd"
+    ok other vbd destroy "$vbd"
+    ok other sr detach share
+    ok other sr forget share
+    within 60 "host one has its repository again" state one share attached
+    [ "$(mounts_of one | wc -l)" = 1 ] || fail "not one mount: $(mounts_of one)"
+    vbd=$(one vbd list --vdi $disk --json | jq -r '.[0].uuid')
+    within 60 "the disk is plugged where it was" plugged
+    served one
+    works $disk 9 4
+    unplug one
+    held "the first host finds repository and disk again when the other has let go"
+    ok one vdi destroy $disk --yes
+}
+plugged() { [ "$(field one vbd "$vbd" state)" = plugged ]; }
+
+# What does not lie on the server goes on.
+others_are_served() {
+    ok timeout 20 one sr list
+    ok timeout 20 one sr show share
+    ok timeout 20 one vdi list
+    ok timeout 60 one vdi create aside --sr here --size 16M
+    ok timeout 60 one vdi snapshot aside --name aside-kept
+    ok timeout 60 one vdi destroy aside-kept --yes
+    ok timeout 60 one vdi destroy aside --yes
+}
+
+# away HOW SECONDS STOP START: the server goes in the middle of I/O and comes back.
+away() {
+    local how=$1 long=$2 stop=$3 start=$4 disk=patient guest
+    tell "the server $how"
+    work $disk 11 400 &
+    guest=$!
+    sleep 3
+    $stop
+    local begun
+    begun=$(seconds)
+    others_are_served
+    while [ $(($(seconds) - begun)) -lt "$long" ]; do
+        ok timeout 20 one sr list
+        sleep 2
+    done
+    at_work $guest $disk
+    held "$how: guests wait, and the daemon serves what lies elsewhere"
+    $start
+    within 200 "the guest goes on" over $guest
+    wait $guest
+    worked $disk
+    within 60 "the repository is attached" state one share attached
+    works $disk 11 2
+    ok one vdi snapshot $disk --name $disk-kept
+    ok one vdi destroy $disk-kept --yes
+    held "$how: I/O goes on when it is back, and nothing is lost"
+}
+link_down() { ip link set to-one down; }
+link_up() { ip link set to-one up; }
+
+server_goes_away() {
+    ok one sr create here --dir $room/local
+    ok one vdi import patient $room/golden.raw --sr share --source-format raw
+    plug one patient
+    away "stops" 10 server_stops server_goes_on
+    away "is silent" 20 link_down link_up
+    unplug one
+    judged_sound patient
+    ok one vdi destroy patient --yes
+    ok one sr destroy here --yes
+}
+judged_sound() {
+    local file
+    file=$files/$(field one vdi "$1" file)
+    qemu-img check -f qcow2 "$file" >/tmp/said 2>&1 || fail "qemu-img check: $(said)"
+}
+
+server_fills() {
+    tell "the server's disk is full"
+    local disk=thick guest
+    ok one vdi import $disk $room/golden.raw --sr share --source-format raw
+    plug one $disk
+    works $disk 13 1
+    # From here on what is written takes space.
+    ok one vdi snapshot $disk --name $disk-kept
+    one event follow >/tmp/events 2>&1 &
+    local follower=$!
+    fallocate -l $(($(stat -f -c "%a * %S" $srv) - (1 << 20))) $srv/ballast || fail "fill the server's disk"
+    work $disk 13 60 &
+    guest=$!
+    within 60 "the repository is full" is_full true
+    sleep 5
+    at_work $guest $disk
+    [ "$(field one vbd "$vbd" waits_for_space)" = true ] || fail "the VBD does not say that it waits: $(one vbd show "$vbd")"
+    grep -Eq 'full|wait' /tmp/events || fail "no event says so: $(cat /tmp/events)"
+    refused "space" one vdi create large --sr share --size 64M --format raw
+    held "a guest waits when the server's disk is full; the repository and an event say so"
+    rm $srv/ballast
+    within 100 "the guest goes on" over $guest
+    wait $guest
+    worked $disk
+    within 60 "the repository is not full" is_full false
+    kill $follower
+    works $disk 13 2
+    ok one vdi destroy $disk-kept --yes
+    within 120 "merged" one_file one $disk
+    unplug one
+    judged_sound $disk
+    ok one vdi destroy $disk --yes
+    held "it goes on when there is space again, and nothing is lost"
+}
+
+daemon_is_killed() {
+    tell "the daemon is killed"
+    local disk=kept guest before
+    ok one vdi import $disk $room/golden.raw --sr share --source-format raw
+    plug one $disk
+    before=$pid
+    work $disk 15 100 &
+    guest=$!
+    kill -KILL "${pids[one]}"
+    wait "${pids[one]}" 2>/dev/null
+    daemon one
+    [ "$(mounts_of one | wc -l)" = 1 ] || fail "not one mount: $(mounts_of one)"
+    state one share attached || fail "it is $(field one sr share state)"
+    served one
+    [ "$pid" = "$before" ] || fail "another process serves the disk"
+    ok one vdi snapshot $disk --name $disk-kept
+    wait $guest
+    worked $disk
+    held "a daemon that was killed finds the mount and the disk again, and mounts nothing twice"
+
+    work $disk 15 100 &
+    guest=$!
+    kill -KILL "${pids[one]}"
+    wait "${pids[one]}" 2>/dev/null
+    server_stops
+    daemon one
+    ok timeout 20 one sr list
+    server_goes_on
+    within 120 "the repository is attached" state one share attached
+    [ "$(mounts_of one | wc -l)" = 1 ] || fail "not one mount: $(mounts_of one)"
+    within 200 "the guest goes on" over $guest
+    wait $guest
+    worked $disk
+    served one
+    [ "$pid" = "$before" ] || fail "another process serves the disk"
+    ok one vdi destroy $disk-kept --yes
+    within 120 "merged" one_file one $disk
+    works $disk 15 2
+    unplug one
+    judged_sound $disk
+    ok one vdi destroy $disk --yes
+    held "one that starts while the server is away answers, and has the repository again when that is back"
+}
+
+# One of $PARTS.
+part() {
+    case $1 in
+    life) repository_lives ;;
+    failures) failures_are_told ;;
+    qcow2 | vhd) disk_lives "$1" ;;
+    leases) leases_hold ;;
+    away) server_goes_away ;;
+    full) server_fills ;;
+    killed) daemon_is_killed ;;
+    esac
+}
+
 prepare
-repository_lives
-failures_are_told
+for part in $PARTS; do
+    case $part in life | failures) part "$part" ;; esac
+done
 ok one sr create share $(share one)
-disk_lives qcow2
-disk_lives vhd
+for part in $PARTS; do
+    case $part in life | failures) ;; *) part "$part" ;; esac
+done
+ok one sr destroy share --yes
+nothing_is_left
+held "nothing is left"

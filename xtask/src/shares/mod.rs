@@ -17,13 +17,16 @@ use crate::demo::progress::Progress;
 use crate::demo::story::Failure;
 use crate::demo::{build_programs, root as top, tool};
 
-const USAGE: &str = "usage: cargo xtask share-test [--bin-dir DIR] [--keep] [nfs] [smb]
+const USAGE: &str = "usage: cargo xtask share-test [--bin-dir DIR] [--keep] [--part NAME]… [nfs] [smb]
   --bin-dir DIR  use taplined, tapline, tapline-disk and bench-guest in DIR instead of building them
   --keep         keep the directory of a run that held
+  --part NAME    only this part of it, of several: life, failures, qcow2, vhd, leases, away, full, killed
   nfs, smb       the servers; without either, both";
 
 const SERVERS: [&str; 2] = ["nfs", "smb"];
 const SCRIPTS: [&str; 4] = ["steps.sh", "server-nfs.sh", "server-smb.sh", "tests.sh"];
+/// As `testbed/shares/tests.sh` has them.
+const PARTS: [&str; 8] = ["life", "failures", "qcow2", "vhd", "leases", "away", "full", "killed"];
 const PROGRAMS: [&str; 4] = ["taplined", "tapline", "tapline-disk", "bench-guest"];
 
 /// Servers and clients, what they ask of the kernel by name and not by dependency, and a network of several hosts.
@@ -45,6 +48,7 @@ const MODULES: &[&str] = &[
     "ecb",
     "aes_generic",
     "ccm",
+    "ghash_generic",
     "gcm",
     "ctr",
     "nls_utf8",
@@ -60,6 +64,7 @@ const SILENCE_SECONDS: u64 = 400;
 #[derive(Debug, Default, PartialEq)]
 struct Options {
     servers: Vec<&'static str>,
+    parts: Vec<&'static str>,
     bin_dir: Option<PathBuf>,
     keep: bool,
 }
@@ -72,11 +77,18 @@ impl Options {
             match word.as_str() {
                 "--bin-dir" => options.bin_dir = Some(words.next()?.into()),
                 "--keep" => options.keep = true,
+                "--part" => {
+                    let name = words.next()?;
+                    options.parts.push(PARTS.into_iter().find(|part| part == name)?);
+                }
                 word => options.servers.push(SERVERS.into_iter().find(|server| *server == word)?),
             }
         }
         if options.servers.is_empty() {
             options.servers = SERVERS.into();
+        }
+        if options.parts.is_empty() {
+            options.parts = PARTS.into();
         }
         Some(options)
     }
@@ -92,11 +104,17 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let cache = top().join("build").join("shares");
     let root = root::obtain(&cache, &progress).map_err(told)?;
     let guest = Guest::build_of(kernel::SMALL, MODULES, &cache.join("guest"), &progress).map_err(told)?;
+    let parts = options.parts.join(" ");
     for server in options.servers {
         progress.step(&format!("a repository on {server}"));
         let work = top().join("build").join(format!("share-{server}-{}", std::process::id()));
         fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
-        let held = perform(server, &guest, &root, &programs, &work, &progress);
+        let job = Job {
+            name: "shares",
+            script: include_str!("../../../testbed/shares/first.sh"),
+            parameters: vec![("SHARE", server.to_owned()), ("PARTS", parts.clone())],
+        };
+        let held = perform(&job, &guest, &root, &programs, &work, &progress);
         held.map_err(|error| format!("{}\nkept: {}", told(error), work.display()))?;
         if !options.keep {
             fs::remove_dir_all(&work).map_err(|error| format!("cannot remove {}: {error}", work.display()))?;
@@ -108,7 +126,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
 
 /// Boots the guest and tells what held.
 fn perform(
-    server: &'static str,
+    job: &Job,
     guest: &Guest,
     root: &Path,
     programs: &Path,
@@ -119,12 +137,7 @@ fn perform(
     pack(&given, programs, work)?;
     let made = File::create(&disk).and_then(|file| file.set_len(SERVER_MIB << 20));
     made.map_err(at("create", &disk))?;
-    let job = Job {
-        name: "shares",
-        script: include_str!("../../../testbed/shares/first.sh"),
-        parameters: vec![("SHARE", server.to_owned())],
-    };
-    let running = guest.boot_with(&job, work, |qemu| {
+    let running = guest.boot_with(job, work, |qemu| {
         // What is written to the root goes when the machine does; the server's disk need not survive the host.
         for (image, more) in [(root, "snapshot=on"), (&given, "readonly=on"), (&disk, "cache=unsafe")] {
             qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio,{more}", image.display()));
@@ -152,7 +165,8 @@ fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
     let told = |failure: Failure| in_full(&failure);
     let programs = build_programs(&[]).map_err(told)?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    tool::run(Command::new(cargo).args(["build", "-p", "bench"]).current_dir(top())).map_err(|error| in_full(&error))?;
+    tool::run(Command::new(cargo).args(["build", "-p", "bench"]).current_dir(top()))
+        .map_err(|error| in_full(&error))?;
     Ok(programs)
 }
 
@@ -166,7 +180,9 @@ fn pack(archive: &Path, programs: &Path, work: &Path) -> Result<(), GuestError> 
     }
     let scripts = SCRIPTS.map(|name| top().join("testbed/shares").join(name));
     tool::text(Command::new("cp").args(scripts).arg(&given))?;
-    tool::text(Command::new("tar").args(["-c", "--owner=0", "--group=0", "-f"]).arg(archive).arg("-C").arg(&given).arg("."))?;
+    tool::text(
+        Command::new("tar").args(["-c", "--owner=0", "--group=0", "-f"]).arg(archive).arg("-C").arg(&given).arg("."),
+    )?;
     fs::remove_dir_all(&given).map_err(at("remove", &given))
 }
 
@@ -181,7 +197,9 @@ mod test {
     #[test]
     fn both_servers_are_meant_unless_one_is_named() {
         assert_eq!(parse(&[]).unwrap().servers, SERVERS);
-        assert_eq!(parse(&["smb", "--keep"]), Some(Options { servers: vec!["smb"], bin_dir: None, keep: true }));
+        let options = parse(&["smb", "--keep", "--part", "full"]).unwrap();
+        assert_eq!((options.servers, options.parts, options.keep), (vec!["smb"], vec!["full"], true));
+        assert!(parse(&["--part", "empty"]).is_none());
         assert!(parse(&["afp"]).is_none());
         assert!(parse(&["--bin-dir"]).is_none());
     }

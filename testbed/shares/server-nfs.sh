@@ -26,13 +26,24 @@ $files 10.0.0.0/8(rw,sync,no_root_squash,no_subtree_check)
 $srv/squash 10.0.0.0/8(rw,sync,no_subtree_check)
 $srv/only-read 10.0.0.0/8(ro,sync,no_root_squash,no_subtree_check)
 EXPORTS
-    nfsdcld -F -p /run/rpc_pipefs >/tmp/nfsdcld.log 2>&1 &
     rpc.mountd -F -N 3 >/tmp/mountd.log 2>&1 &
+    nfsdcld -F -p /run/rpc_pipefs >/tmp/nfsdcld.log 2>&1 &
     # Seconds after which a client that is silent has lost its locks, and for which a new server waits for the clients of the old.
     echo 10 >/proc/fs/nfsd/nfsv4leasetime
     echo 10 >/proc/fs/nfsd/nfsv4gracetime
     exportfs -ra || fail exportfs
+    within 30 "nfsdcld waits for the kernel" awaits_kernel $!
     server_goes_on
+    # The kernel waits for it for a second and then turns to another; with two of them no client could claim its locks again.
+    within 60 "nfsdcld keeps the clients" keeps_clients
+}
+
+awaits_kernel() { ls -l "/proc/$1/fd" | grep -q inotify; }
+keeps_clients() {
+    dmesg | grep 'client tracking operations' | tail -n 1 | grep -q nfsdcld && return
+    server_stops
+    server_goes_on
+    return 1
 }
 
 server_goes_on() { rpc.nfsd -N 3 -V 4.2 8 || fail rpc.nfsd; }
@@ -44,3 +55,6 @@ server_words() {
     cat /proc/fs/nfsd/clients/*/info 2>/dev/null
     cat /proc/locks
 }
+
+# The locks that the server knows of, for people.
+server_locks() { say "locks=$(grep -c 'POSIX.*WRITE' /proc/locks) for writing"; }

@@ -197,13 +197,25 @@ at_work() { kill -0 "$1" 2>/dev/null || fail "the guest did not wait: $(cat "/tm
 # Two hosts and one repository: of the two that want it, or a disk in it, one has it.
 leases_hold() {
     tell "leases"
-    local disk=leased share
+    local disk=leased vdi vbd_of_other
     uuid=$(field one sr share uuid)
     ok one vdi import $disk $room/golden.raw --sr share --source-format raw
+    # Its name is in the catalogue of the first; another finds it by its file.
+    vdi=$(field one vdi $disk file)
+    vdi=${vdi%%.*}
+    ok one sr detach share
+    daemon other
+    ok other sr introduce share $(share other) --uuid "$uuid"
+    ok other sr scan share
+    ok other vbd create --vdi "$vdi"
+    vbd_of_other=$(other vbd list --vdi "$vdi" --json | jq -r '.[0].uuid')
+    ok other sr detach share
+    ok one sr attach share
+    held "a disk is found by another host when the first has let go of the repository"
+
     plug one $disk
     works $disk 9 4
-    daemon other
-    refused "attached already" other sr introduce share $(share other) --uuid "$uuid"
+    refused "attached already" other sr attach share
     say "said=$took s: $(said)"
     nothing_mounted other || fail "refused and mounted"
     held "another host is refused the repository that is attached"
@@ -211,11 +223,10 @@ leases_hold() {
     # What has the repository dies, and what has the disk does not.
     kill -KILL "${pids[one]}"
     wait "${pids[one]}" 2>/dev/null
-    ok other sr introduce share $(share other) --uuid "$uuid"
-    ok other sr scan share
-    local of_one=$pid
-    ok other vbd create --vdi $disk
-    vbd=$(other vbd list --vdi $disk --json | jq -r '.[0].uuid')
+    ok other sr attach share
+    local of_one=$pid vbd_of_one=$vbd
+    vbd=$vbd_of_other
+    server_locks
     refused "in use|lock|another" other vbd plug "$vbd"
     say "said=$took s: $(said)"
     works $disk 9 4
@@ -236,7 +247,7 @@ leases_hold() {
     ok other sr forget share
     within 60 "host one has its repository again" state one share attached
     [ "$(mounts_of one | wc -l)" = 1 ] || fail "not one mount: $(mounts_of one)"
-    vbd=$(one vbd list --vdi $disk --json | jq -r '.[0].uuid')
+    vbd=$vbd_of_one
     within 60 "the disk is plugged where it was" plugged
     served one
     works $disk 9 4
@@ -246,22 +257,35 @@ leases_hold() {
 }
 plugged() { [ "$(field one vbd "$vbd" state)" = plugged ]; }
 
+# destroyed VDI: when what a destroyed snapshot has left is merged, which may be under way.
+destroyed() { within 100 "$1 is destroyed" one vdi destroy "$1" --yes >/tmp/said 2>&1; }
+
+# promptly SECONDS WORDS...: host one's daemon answers, and in that time.
+promptly() {
+    local limit=$1
+    shift
+    TAPLINE_SOCKET=/run/one/taplined.sock timeout "$limit" tapline "$@"
+}
+
 # What does not lie on the server goes on.
 others_are_served() {
-    ok timeout 20 one sr list
-    ok timeout 20 one sr show share
-    ok timeout 20 one vdi list
-    ok timeout 60 one vdi create aside --sr here --size 16M
-    ok timeout 60 one vdi snapshot aside --name aside-kept
-    ok timeout 60 one vdi destroy aside-kept --yes
-    ok timeout 60 one vdi destroy aside --yes
+    ok promptly 20 sr list
+    ok promptly 20 sr show share
+    ok promptly 20 vdi list
+    ok promptly 60 vdi create aside --sr here --size 16M
+    ok promptly 60 vdi snapshot aside --name aside-kept
+    ok promptly 60 vdi destroy aside-kept --yes
+    destroyed aside
 }
+
+# Rounds of writes that take longer than a server is away.
+rounds=300
 
 # away HOW SECONDS STOP START: the server goes in the middle of I/O and comes back.
 away() {
     local how=$1 long=$2 stop=$3 start=$4 disk=patient guest
     tell "the server $how"
-    work $disk 11 400 &
+    work $disk 11 "$rounds" &
     guest=$!
     sleep 3
     $stop
@@ -269,7 +293,7 @@ away() {
     begun=$(seconds)
     others_are_served
     while [ $(($(seconds) - begun)) -lt "$long" ]; do
-        ok timeout 20 one sr list
+        ok promptly 20 sr list
         sleep 2
     done
     at_work $guest $disk
@@ -295,7 +319,7 @@ server_goes_away() {
     away "is silent" 20 link_down link_up
     unplug one
     judged_sound patient
-    ok one vdi destroy patient --yes
+    destroyed patient
     ok one sr destroy here --yes
 }
 judged_sound() {
@@ -335,7 +359,7 @@ server_fills() {
     within 120 "merged" one_file one $disk
     unplug one
     judged_sound $disk
-    ok one vdi destroy $disk --yes
+    destroyed $disk
     held "it goes on when there is space again, and nothing is lost"
 }
 
@@ -365,7 +389,7 @@ daemon_is_killed() {
     wait "${pids[one]}" 2>/dev/null
     server_stops
     daemon one
-    ok timeout 20 one sr list
+    ok promptly 20 sr list
     server_goes_on
     within 120 "the repository is attached" state one share attached
     [ "$(mounts_of one | wc -l)" = 1 ] || fail "not one mount: $(mounts_of one)"
@@ -379,7 +403,7 @@ daemon_is_killed() {
     works $disk 15 2
     unplug one
     judged_sound $disk
-    ok one vdi destroy $disk --yes
+    destroyed $disk
     held "one that starts while the server is away answers, and has the repository again when that is back"
 }
 

@@ -55,6 +55,3 @@ server_words() {
     cat /proc/fs/nfsd/clients/*/info 2>/dev/null
     cat /proc/locks
 }
-
-# The locks that the server knows of, for people.
-server_locks() { say "locks=$(grep -c 'POSIX.*WRITE' /proc/locks) for writing"; }

@@ -54,6 +54,3 @@ server_words() {
     tail -n 20 /tmp/smbd.log
     smbstatus -L 2>&1 | tail -n 20
 }
-
-# The locks that the server knows of, for people.
-server_locks() { say "locks=$(smbstatus -B 2>/dev/null | grep -E ' [RW] ' | tr '\n' ';')"; }

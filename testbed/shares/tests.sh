@@ -226,7 +226,6 @@ leases_hold() {
     ok other sr attach share
     local of_one=$pid vbd_of_one=$vbd
     vbd=$vbd_of_other
-    server_locks
     refused "in use|lock|another" other vbd plug "$vbd"
     say "said=$took s: $(said)"
     works $disk 9 4

@@ -104,3 +104,30 @@ fn holder(file: BorrowedFd<'_>, kind: libc::c_int) -> Held {
         false => Held::Writing,
     }
 }
+
+#[cfg(test)]
+mod test {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn on_smb_a_lock_becomes_another_and_excludes_like_any() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        let one = File::create(&path).unwrap();
+        let other = File::open(&path).unwrap();
+        let refused = |file: &File, kind| is_conflict(&set_on_smb(file.as_fd(), kind).unwrap_err());
+        set_on_smb(one.as_fd(), libc::F_WRLCK).unwrap();
+        assert!(refused(&other, libc::F_RDLCK));
+        // Another descriptor of the description goes, and the lock does not.
+        drop(one.try_clone().unwrap());
+        assert!(refused(&other, libc::F_RDLCK));
+        set_on_smb(one.as_fd(), libc::F_RDLCK).unwrap();
+        set_on_smb(other.as_fd(), libc::F_RDLCK).unwrap();
+        assert!(refused(&one, libc::F_WRLCK));
+        set_on_smb(other.as_fd(), libc::F_UNLCK).unwrap();
+        set_on_smb(one.as_fd(), libc::F_WRLCK).unwrap();
+    }
+}

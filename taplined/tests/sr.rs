@@ -258,8 +258,10 @@ fn stand_ins(room: &Path) -> String {
         fs::write(&path, format!("#!/bin/sh\necho {name} \"$@\" >> {}/words\n{does}\n", room.display())).unwrap();
         assert!(Command::new("chmod").arg("+x").arg(&path).status().unwrap().success());
     };
+    // The real one has another program do it, too, and waits for that.
+    let hang = "test -e \"$(dirname $0)/hang\" && { sleep 1000 & echo $! >\"$(dirname $0)/child\"; wait; exit 1; }";
     // mount -t nfs -o OPTIONS -- SOURCE TARGET
-    script("mount", "test -e \"$(dirname $0)/hang\" && exec sleep 1000; exec /bin/mount -t tmpfs -- \"$6\" \"$7\"");
+    script("mount", &format!("{hang}; exec /bin/mount -t tmpfs -- \"$6\" \"$7\""));
     let busy = "test -e \"$(dirname $0)/busy\" && { echo target is busy >&2; exit 32; }";
     script("umount", &format!("{busy}; exec /bin/umount \"$@\""));
     format!("{}:{}", bin.display(), std::env::var("PATH").unwrap())
@@ -367,5 +369,13 @@ fn a_server_that_does_not_answer_keeps_nobody_waiting() {
     assert_eq!(daemon.get("/host").0, 200);
     let task = daemon.wait(&task);
     assert_eq!(task["problem"]["code"], "timeout", "{task}");
+    assert!(task["problem"]["message"].as_str().unwrap().contains("nas:/vms"), "{task}");
     assert_eq!(daemon.get("/srs").1, json!([]));
+    assert_eq!(words(place.path()).len(), 1, "it is not waited for once more to undo what was not done");
+    // What goes on by itself would mount when nobody expects it any more.
+    let child = fs::read_to_string(place.path().join("bin/child")).unwrap();
+    let stat = format!("/proc/{}/stat", child.trim());
+    wait_until("what mount(8) has started is killed with it", || {
+        fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "))
+    });
 }

@@ -4,10 +4,16 @@
 //! I/O goes through. The kernel therefore keeps the lock of a killed process until the last request which that
 //! process had in flight is over, so that nobody opens an image into which old writes still fall. That takes a
 //! moment, for which [`acquire`] has patience. Whole-file locks also exclude QEMU, which locks single bytes.
+//!
+//! On SMB it is flock(2), which the kernel's client asks of the server in the same way. An OFD lock it would give up there as soon as any
+//! descriptor of the description is closed, and go on to show it here. And a server lays one lock upon the other where it should turn
+//! it into that: what is held is given up first, so that between a writer's lock and a reader's there is a moment without.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
+
+use rustix::fs::FlockOperation;
 
 use crate::Held;
 
@@ -61,7 +67,25 @@ fn whole_file(kind: libc::c_int) -> libc::flock {
     lock
 }
 
+/// Whether a file lies on an SMB server: CIFS_SUPER_MAGIC and SMB2_SUPER_MAGIC of linux/magic.h.
+fn is_on_smb(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|stat| matches!(stat.f_type, 0xff53_4d42 | 0xfe53_4d42))
+}
+
+fn set_on_smb(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+    rustix::fs::flock(file, FlockOperation::Unlock)?;
+    match kind {
+        libc::F_RDLCK => rustix::fs::flock(file, FlockOperation::NonBlockingLockShared)?,
+        libc::F_WRLCK => rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?,
+        _ => {}
+    }
+    Ok(())
+}
+
 fn set(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+    if is_on_smb(file) {
+        return set_on_smb(file, kind);
+    }
     let lock = whole_file(kind);
     // SAFETY: the kernel reads the struct during the call only.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
@@ -78,5 +102,32 @@ fn holder(file: BorrowedFd<'_>, kind: libc::c_int) -> Held {
     match result == 0 && libc::c_int::from(lock.l_type) == libc::F_RDLCK {
         true => Held::Reading,
         false => Held::Writing,
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn on_smb_a_lock_becomes_another_and_excludes_like_any() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        let one = File::create(&path).unwrap();
+        let other = File::open(&path).unwrap();
+        let refused = |file: &File, kind| is_conflict(&set_on_smb(file.as_fd(), kind).unwrap_err());
+        set_on_smb(one.as_fd(), libc::F_WRLCK).unwrap();
+        assert!(refused(&other, libc::F_RDLCK));
+        // Another descriptor of the description goes, and the lock does not.
+        drop(one.try_clone().unwrap());
+        assert!(refused(&other, libc::F_RDLCK));
+        set_on_smb(one.as_fd(), libc::F_RDLCK).unwrap();
+        set_on_smb(other.as_fd(), libc::F_RDLCK).unwrap();
+        assert!(refused(&one, libc::F_WRLCK));
+        set_on_smb(other.as_fd(), libc::F_UNLCK).unwrap();
+        set_on_smb(one.as_fd(), libc::F_WRLCK).unwrap();
     }
 }

@@ -9,6 +9,7 @@ mod api_fuzz;
 mod bench;
 mod demo;
 mod man;
+mod shares;
 mod simulate;
 mod tidy;
 mod xen;
@@ -39,6 +40,7 @@ const CHORES: &[Chore] = &[
         about: "a guest fills a disk, is killed with it, and finds all it fsynced",
         run: demo::guest_test,
     },
+    Chore { name: "share-test", about: "repositories on real servers of NFS and SMB, in a guest", run: shares::run },
     Chore { name: "xen-test", about: "our programs and our peers' backends on real Xen, under QEMU", run: xen::run },
 ];
 

@@ -93,7 +93,7 @@ impl Directory {
         };
         match patient_lock(&file, operation) {
             Ok(()) => self.lock = Some(file),
-            Err(Errno::WOULDBLOCK) => {
+            Err(Errno::WOULDBLOCK | Errno::ACCESS) => {
                 let what = format!(
                     "the repository at {} is attached already: by another taplined, or twice by this one",
                     self.path
@@ -286,11 +286,11 @@ impl Directory {
 }
 
 /// A process that is just being started has our files open until it is another program, locks that were given up a moment ago
-/// among them: it is given the time for that.
+/// among them: it is given the time for that. An SMB server refuses a lock that another one has as if we had no right to it.
 fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
     for _ in 0..10 {
         match rustix::fs::flock(file, operation) {
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
+            Err(Errno::WOULDBLOCK | Errno::ACCESS) => std::thread::sleep(Duration::from_millis(20)),
             locked => return locked,
         }
     }
@@ -307,7 +307,13 @@ fn open_failed(tried: &str, errno: Errno) -> Problem {
         Errno::OPNOTSUPP | Errno::XDEV => Code::Unsupported,
         _ => Code::Failed,
     };
-    Problem::new(code, format!("cannot {tried}: {errno}"))
+    let problem = Problem::new(code, format!("cannot {tried}: {errno}"));
+    match errno {
+        Errno::ACCESS | Errno::PERM => {
+            problem.advise("let this daemon's user write there: of an NFS server, export it with no_root_squash")
+        }
+        _ => problem,
+    }
 }
 
 /// A name in the directory and nowhere else.

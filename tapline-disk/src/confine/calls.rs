@@ -39,6 +39,7 @@ const FILES: &[c_long] = &[
     libc::SYS_fstatfs,
     libc::SYS_utimensat,
     libc::SYS_fcntl,
+    libc::SYS_flock,
     libc::SYS_ioctl,
     libc::SYS_dup,
     libc::SYS_dup3,

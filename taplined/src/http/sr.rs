@@ -1,5 +1,7 @@
 //! `/srs`.
 
+use std::sync::Arc;
+
 use api::{
     About, Code, ObjectKind, Problem, Sr, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch, SrProbe, SrSource,
     SrState, Task,
@@ -95,7 +97,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Be
         return Err(Problem::new(Code::Unsupported, what).field("format").advise("leave the format out").into());
     }
     let sr = sr::new_sr(Uuid::new_v4(), name, description, source, reserve);
-    let job = Create { sr, format, labelled: false };
+    let job = Create { sr, format, labelled: false, unreached: Arc::default() };
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
     begun(task)
 }
@@ -139,7 +141,7 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
         }
     };
     let sr = sr::new_sr(uuid, name, description, source, reserve);
-    let job = Introduce { sr, format: None, labelled: there.is_some() };
+    let job = Introduce { sr, format: None, labelled: there.is_some(), unreached: Arc::default() };
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
     begun(task)
 }

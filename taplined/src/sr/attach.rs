@@ -24,9 +24,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 impl Srs {
     /// Opens a repository where it lies. What was mounted for that is unmounted if it fails.
     pub(super) async fn open_it(&self, sr: &Sr) -> Result<Attached, Problem> {
-        let path = self.places.find(sr.uuid, &sr.source).await?;
         let (source, uuid) = (sr.source.clone(), sr.uuid);
-        let opened = self.patience.ask(uuid, "attach", move || driver::attach(&path, &source, uuid)).await;
+        let opened = match self.places.find(sr.uuid, &sr.source).await {
+            Ok(path) => self.patience.ask(uuid, "attach", move || driver::attach(&path, &source, uuid)).await,
+            Err(problem) => Err(problem),
+        };
         if opened.is_err() {
             self.leave_place(sr).await;
         }

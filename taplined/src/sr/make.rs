@@ -4,6 +4,9 @@
 //!    label goes, unless it was there before us.
 //! 2. `record`: it is in the catalogue and attached. No way back: others may use it from then on.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, SrState};
 use repo::Tx;
 use repo::driver::{self, Attached, Label};
@@ -29,6 +32,9 @@ pub struct Make<const KEPT: bool> {
     pub format: Option<ImageFormat>,
     /// It has its label already.
     pub labelled: bool,
+    /// Nothing was found where it is to be, by this daemon: there is nothing to be undone there, and nobody waits for a server once more.
+    #[serde(skip)]
+    pub unreached: Arc<AtomicBool>,
 }
 
 impl<const KEPT: bool> Make<KEPT> {
@@ -48,7 +54,9 @@ impl<const KEPT: bool> Make<KEPT> {
 
     async fn label(&self, daemon: &Daemon) -> Result<(), Problem> {
         let srs = &daemon.srs;
-        let path = srs.place_of(&self.sr).await?;
+        let found = srs.place_of(&self.sr).await;
+        self.unreached.store(found.is_err(), Ordering::Relaxed);
+        let path = found?;
         if self.labels() {
             let label = Label::new(self.sr.uuid, self.sr.name.clone(), self.format);
             srs.patience.ask(self.sr.uuid, "make", move || driver::make(&path, &label, KEPT)).await?;
@@ -81,6 +89,15 @@ impl<const KEPT: bool> Make<KEPT> {
         srs.measure_now(uuid).await;
         Ok(())
     }
+
+    async fn unlabel(&self, daemon: &Daemon) -> Result<(), Problem> {
+        let (srs, uuid) = (&daemon.srs, self.sr.uuid);
+        let path = srs.place_of(&self.sr).await?;
+        if !self.labels() {
+            return Ok(());
+        }
+        srs.patience.ask(uuid, "remove the label of", move || driver::unmake(&path, uuid)).await
+    }
 }
 
 impl<const KEPT: bool> Job for Make<KEPT> {
@@ -101,16 +118,12 @@ impl<const KEPT: bool> Job for Make<KEPT> {
 
     /// A place that cannot be reached keeps its label: the directory can be introduced, and nobody waits for a server that has gone.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
-        let (srs, uuid) = (&daemon.srs, self.sr.uuid);
-        let undone = match srs.place_of(&self.sr).await {
-            Ok(_) if !self.labels() => Ok(()),
-            Ok(path) => srs.patience.ask(uuid, "remove the label of", move || driver::unmake(&path, uuid)).await,
-            Err(problem) => Err(problem),
-        };
-        if let Err(problem) = undone {
-            tracing::warn!(sr = %uuid, "its label may be left: {problem}");
+        if !self.unreached.load(Ordering::Relaxed) {
+            if let Err(problem) = self.unlabel(daemon).await {
+                tracing::warn!(sr = %self.sr.uuid, "its label may be left: {problem}");
+            }
         }
-        srs.leave_place(&self.sr).await;
+        daemon.srs.leave_place(&self.sr).await;
         Ok(())
     }
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use api::{AbsolutePath, Code, Problem, SrSource};
 use repo::driver::{filesystem, mount};
-use tokio::process::Command;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
 use uuid::Uuid;
 
 /// Bytes of a program's last words that are told.
@@ -60,7 +61,8 @@ impl Places {
         let tried = format!("make the mount point {path}");
         std::fs::create_dir_all(&point).map_err(|error| Problem::failed(tried, error))?;
         let words = mount::words(source, &point).unwrap_or_default();
-        self.run("mount", words).await?;
+        let device = mount::device(source).unwrap_or_default();
+        self.run("mount", words, format!("mount {device} at {path}")).await?;
         match filesystem::mount_at(&point)? {
             Some(_) => Ok(path),
             None => {
@@ -69,14 +71,15 @@ impl Places {
         }
     }
 
-    /// Unmounts what the daemon has mounted for a repository. That it is not mounted is as good.
+    /// Unmounts what the daemon has mounted for a repository. That it is not mounted is as good, and what somebody else has mounted
+    /// there is left to him.
     pub async fn leave(&self, uuid: Uuid, source: &SrSource) -> Result<(), Problem> {
         let point = self.point(uuid);
-        if mount::device(source).is_none() {
-            return Ok(());
-        }
-        if filesystem::mount_at(&point)?.is_some() {
-            self.unmount(&point).await?;
+        let Some(device) = mount::device(source) else { return Ok(()) };
+        match filesystem::mount_at(&point)? {
+            Some(there) if there.source != device => return Ok(()),
+            Some(_) => self.unmount(&point).await?,
+            None => {}
         }
         match std::fs::remove_dir(&point) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -89,27 +92,29 @@ impl Places {
     /// A process that is just being started has our files open until it is another program: a mount that is busy for that is not
     /// in a moment.
     async fn unmount(&self, point: &Path) -> Result<(), Problem> {
-        let words = || vec!["--".into(), point.into()];
+        let run = || self.run("umount", vec!["--".into(), point.into()], format!("unmount {}", point.display()));
         for _ in 0..UNMOUNT_AGAIN {
-            match self.run("umount", words()).await {
+            match run().await {
                 Err(problem) if problem.code == Code::Failed => tokio::time::sleep(AGAIN_AFTER).await,
                 ran => return ran,
             }
         }
-        self.run("umount", words()).await
+        run().await
     }
 
     /// Runs a program of the host, which may wait for a server that does not answer: it is killed when its time is over, and not
     /// waited for then.
-    async fn run(&self, program: &str, words: Vec<OsString>) -> Result<(), Problem> {
-        let at = words.last().map(|at| Path::new(at).display().to_string()).unwrap_or_default();
-        let tried = format!("{program} {at}");
+    async fn run(&self, program: &str, words: Vec<OsString>, tried: String) -> Result<(), Problem> {
         let mut command = Command::new(program);
-        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
-        let Ok(ran) = tokio::time::timeout(self.limit, command.output()).await else {
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = command.process_group(0).kill_on_drop(true).spawn();
+        let child = child.map_err(|error| Problem::failed(format_args!("run {program}(8)"), error))?;
+        let mut group = Group::of(&child);
+        let Ok(ran) = tokio::time::timeout(self.limit, child.wait_with_output()).await else {
             let what = format!("cannot {tried}: it takes longer than {} s", self.limit.as_secs());
             return Err(Problem::new(Code::Timeout, what).advise("see whether the server is there and answers"));
         };
+        group.end();
         let output = ran.map_err(|error| Problem::failed(format_args!("run {program}(8)"), error))?;
         if output.status.success() {
             return Ok(());
@@ -118,5 +123,33 @@ impl Places {
         let words: String = words.trim().chars().take(WORDS_MAX).collect();
         let why = if words.is_empty() { output.status.to_string() } else { words };
         Err(Problem::failed(tried, why))
+    }
+}
+
+/// A program and those that it has started, which are killed with it: mount(8) leaves the work to a program for each kind of file
+/// system, and that would go on, and mount when nobody expects it any more.
+struct Group(Option<Pid>);
+
+impl Group {
+    /// That of a program which begins one.
+    fn of(child: &Child) -> Group {
+        Group(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
+    }
+
+    /// It has ended by itself.
+    fn end(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let Some(leader) = self.0 else { return };
+        if let Err(errno) = kill_process_group(leader, Signal::KILL) {
+            tracing::warn!(
+                pid = leader.as_raw_nonzero(),
+                "a program could not be killed with what it has started: {errno}"
+            );
+        }
     }
 }

@@ -6,16 +6,17 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use super::packages::Packages;
 use super::{BedError, stubs};
 use crate::demo::guest::cpio::Archive;
+use crate::demo::guest::distribution::{self, put};
 use crate::demo::guest::image::{self, Contents};
 use crate::demo::guest::kernel::{Kernel, entries, file_name};
 use crate::demo::guest::{GuestError, at};
 use crate::demo::progress::Progress;
-use crate::demo::tool::{self, ToolError};
+use crate::demo::tool;
 
 pub const HYPERVISOR: &str = "xen";
 pub const KERNEL: &str = "vmlinux";
@@ -45,11 +46,6 @@ const GUEST_REQUIRED: [&str; 2] = ["xen_blkfront", "ext4"];
 
 /// Libraries that fio really uses; all others of its are stubs.
 const GENUINE: [&str; 6] = ["libc.so.6", "libm.so.6", "libz.so.1", "libaio.so.1", "libaio.so.1t64", "libnuma.so.1"];
-
-/// Packages of which nothing is used in dom0.
-const NOT_UNPACKED: [&str; 11] =
-    ["adduser", "debconf", "dpkg_", "iso-codes", "libperl", "libpython", "passwd", "perl", "python", "tar_", "udev_"];
-const NOT_KEPT: [&str; 8] = ["bug", "doc", "gtk-doc", "info", "lintian", "locale", "man", "zoneinfo"];
 
 /// 270 MB are used; a test may leave core files.
 const ROOT_MIB: u32 = 700;
@@ -117,12 +113,7 @@ impl Images {
         put(&root.join("sbin/dom0-init"), DOM0_INIT.as_bytes())?;
         put(&root.join("guest/vmlinux"), &linux)?;
         put(&root.join("guest/initrd"), &guest.pack()?)?;
-        let image = self.directory.join(DOM0_ROOT);
-        let mke2fs = tool::locate("mke2fs").ok_or(GuestError::Missing { program: "mke2fs", package: "e2fsprogs" })?;
-        let mut command = Command::new(mke2fs);
-        command.args(["-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum", "-E", "root_owner=0:0", "-d"]);
-        tool::text(command.arg(&root).arg(&image).arg(format!("{ROOT_MIB}M")))?;
-        fs::remove_dir_all(&root).map_err(at("remove", &root))?;
+        distribution::make_image(&root, &self.directory.join(DOM0_ROOT), ROOT_MIB)?;
         Ok(())
     }
 }
@@ -207,18 +198,8 @@ fn first_root(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>, BedError> {
 
 /// A tree with dom0's programs, as `root`.
 fn unpack_root(root: &Path, packages: &Packages) -> Result<(), BedError> {
-    for directory in ["bin", "sbin", "lib", "lib64"] {
-        let target = root.join("usr").join(directory);
-        fs::create_dir_all(&target).map_err(at("create", &target))?;
-        let link = root.join(directory);
-        std::os::unix::fs::symlink(Path::new("usr").join(directory), &link).map_err(at("create", &link))?;
-    }
-    for package in &packages.dom0 {
-        let name = file_name(package);
-        if !NOT_UNPACKED.iter().any(|unused| name.starts_with(unused)) {
-            unpack_into(root, package)?;
-        }
-    }
+    // Xen's hotplug scripts are bash's, as sh is here.
+    distribution::unpack(root, &packages.dom0)?;
     for directory in [
         "busybox",
         "drop",
@@ -236,44 +217,8 @@ fn unpack_root(root: &Path, packages: &Packages) -> Result<(), BedError> {
         let directory = root.join(directory);
         fs::create_dir_all(&directory).map_err(at("create", &directory))?;
     }
-    for (name, target) in [("run", "../run"), ("lock", "../run/lock")] {
-        let link = root.join("var").join(name);
-        if !link.is_symlink() {
-            if link.exists() {
-                fs::remove_dir_all(&link).map_err(at("remove", &link))?;
-            }
-            std::os::unix::fs::symlink(target, &link).map_err(at("create", &link))?;
-        }
-    }
-    put(&root.join("etc/passwd"), b"root:x:0:0:root:/root:/bin/sh\n")?;
     put(&root.join("etc/group"), b"root:x:0:\ndisk:x:6:\n")?;
-    // Xen's hotplug scripts are bash's.
-    let sh = root.join("bin/sh");
-    if sh.is_symlink() {
-        fs::remove_file(&sh).map_err(at("remove", &sh))?;
-    }
-    std::os::unix::fs::symlink("bash", &sh).map_err(at("create", &sh)).map_err(BedError::from)
-}
-
-/// Unpacks a package over what is there; dpkg-deb by itself would put directories in the place of our links.
-fn unpack_into(root: &Path, package: &Path) -> Result<(), BedError> {
-    let mut unpacking = Command::new("dpkg-deb");
-    unpacking.arg("--fsys-tarfile").arg(package).stdout(Stdio::piped());
-    let failed = |command: &Command, source| ToolError::Start { command: tool::line_of(command), source };
-    let mut child = unpacking.spawn().map_err(|source| failed(&unpacking, source))?;
-    let mut tar = Command::new("tar");
-    tar.args(["-x", "--keep-directory-symlink", "--no-same-owner", "-C"]).arg(root);
-    tar.args(NOT_KEPT.iter().map(|part| format!("--exclude=./usr/share/{part}")));
-    if let Some(stream) = child.stdout.take() {
-        tar.stdin(Stdio::from(stream));
-    }
-    let unpacked = tool::text(&mut tar);
-    let status = child.wait().map_err(|source| failed(&unpacking, source))?;
-    unpacked?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(ToolError::Failed { command: tool::line_of(&unpacking), status, said: "see above".to_owned() }.into())
+    Ok(())
 }
 
 /// The kernel without what unpacks it, which would take ten seconds a boot under translation.
@@ -303,13 +248,6 @@ fn payload_of(bytes: &[u8]) -> Option<&[u8]> {
     let from = setup.checked_add(usize::try_from(word(0x248)?).ok()?)?;
     let to = from.checked_add(usize::try_from(word(0x24c)?).ok()?)?;
     bytes.get(from..to)
-}
-
-/// Writes a program or file of dom0's root.
-fn put(file: &Path, content: &[u8]) -> Result<(), BedError> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::write(file, content).map_err(at("write", file))?;
-    Ok(fs::set_permissions(file, fs::Permissions::from_mode(0o755)).map_err(at("change", file))?)
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::BedError;
-use crate::demo::guest::kernel::{Apt, entries, file_name};
-use crate::demo::guest::{GuestError, at};
+use crate::demo::guest::kernel::{Apt, file_name};
+use crate::demo::guest::{GuestError, at, distribution};
 use crate::demo::progress::Progress;
 use crate::demo::tool::{self, ToolError};
 
@@ -48,12 +48,7 @@ impl Packages {
             fetch(&directory, progress)?;
             fs::write(&complete, "").map_err(at("write", &complete))?;
         }
-        let packages = |place: &str| -> Result<Vec<PathBuf>, BedError> {
-            let mut files = entries(&directory.join(place))?;
-            files.retain(|file| file_name(file).ends_with(".deb"));
-            files.sort();
-            Ok(files)
-        };
+        let packages = |place| distribution::packages_in(&directory.join(place));
         Ok(Self { boot: packages("boot")?, dom0: packages("dom0")? })
     }
 
@@ -96,16 +91,9 @@ fn download(apt: &Apt, directory: &Path, progress: &Progress) -> Result<(), Pack
     tool::text(apt.command("apt-get").args(["-q", "download"]).args(&boot).current_dir(directory.join("boot")))?;
 
     progress.detail(&format!("downloading what dom0 runs with Xen {version} (90 MB), once"));
-    // By an empty list of what is installed apt hands out all that the packages depend on, not what this machine lacks.
-    let installed = directory.join("installed");
-    fs::write(&installed, "").map_err(at("write", &installed))?;
-    let mut install = apt.command("apt-get");
-    install.arg(format!("-oDir::State::status={}", installed.display()));
-    install.arg(format!("-oDir::Cache::archives={}", directory.join("dom0").display()));
-    // No other apt knows of these directories, and a plain user may not lock the machine's.
-    install.args(["-oDebug::NoLocking=1", "-q", "-y", "--no-install-recommends", "--download-only", "install"]);
-    install.args(DOM0).args(["xenstore-utils".to_owned(), format!("xen-utils-{version}")]);
-    tool::text(&mut install)?;
+    let (store, utils) = ("xenstore-utils", format!("xen-utils-{version}"));
+    let packages: Vec<&str> = DOM0.into_iter().chain([store, utils.as_str()]).collect();
+    distribution::download(apt, &packages, &directory.join("dom0"), directory)?;
     Ok(())
 }
 

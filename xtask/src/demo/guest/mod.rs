@@ -5,6 +5,7 @@
 
 mod accelerator;
 pub(crate) mod cpio;
+pub(crate) mod distribution;
 pub(crate) mod image;
 pub(crate) mod kernel;
 mod running;
@@ -12,6 +13,7 @@ mod running;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use thiserror::Error;
 use vm::qemu::accelerator::Accelerator;
@@ -100,12 +102,19 @@ impl Guest {
 
     /// Boots with a disk on each of the vhost-user-blk `sockets` (names in `work`, where the logs go too).
     pub fn boot(&self, job: &Job, sockets: &[&str], work: &Path) -> Result<Running, GuestError> {
+        self.boot_with(job, work, |command| {
+            for (number, socket) in sockets.iter().enumerate() {
+                running::add_disk(command, number, socket);
+            }
+        })
+    }
+
+    /// The same with whatever is added to QEMU's words.
+    pub fn boot_with(&self, job: &Job, work: &Path, add: impl FnOnce(&mut Command)) -> Result<Running, GuestError> {
         let initrd = work.join(format!("{}.initrd", job.name));
         self.write_initrd(job, &initrd)?;
         let mut command = running::qemu(self.accelerator, &self.kernel, &initrd);
-        for (number, socket) in sockets.iter().enumerate() {
-            running::add_disk(&mut command, number, socket);
-        }
+        add(&mut command);
         Running::start(command, job.name, work, initrd)
     }
 

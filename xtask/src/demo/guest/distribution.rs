@@ -1,0 +1,107 @@
+//! A root file system made of the distribution's packages, of which none is installed: downloaded with all that they depend on, unpacked
+//! into a tree, and the tree made an image.
+//!
+//! Knows nothing of what the packages are for. No root is needed.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::kernel::{Apt, entries, file_name};
+use super::{GuestError, at};
+use crate::demo::tool::{self, ToolError};
+
+/// Packages of which the programs that are run without their maintainers' scripts use nothing.
+const NOT_UNPACKED: [&str; 11] =
+    ["adduser", "debconf", "dpkg_", "iso-codes", "libperl", "libpython", "passwd", "perl", "python", "tar_", "udev_"];
+const NOT_KEPT: [&str; 8] = ["bug", "doc", "gtk-doc", "info", "lintian", "locale", "man", "zoneinfo"];
+
+/// Downloads `packages` and all that they depend on into `directory`, which must have a directory `partial`; `scratch` is for apt.
+pub fn download(apt: &Apt, packages: &[&str], directory: &Path, scratch: &Path) -> Result<(), GuestError> {
+    // By an empty list of what is installed apt hands out all that the packages depend on, not what this machine lacks.
+    let installed = scratch.join("installed");
+    fs::write(&installed, "").map_err(at("write", &installed))?;
+    let mut install = apt.command("apt-get");
+    install.arg(format!("-oDir::State::status={}", installed.display()));
+    install.arg(format!("-oDir::Cache::archives={}", directory.display()));
+    // No other apt knows of these directories, and a plain user may not lock the machine's.
+    install.args(["-oDebug::NoLocking=1", "-q", "-y", "--no-install-recommends", "--download-only", "install"]);
+    tool::text(install.args(packages))?;
+    Ok(())
+}
+
+/// The packages in `directory`.
+pub fn packages_in(directory: &Path) -> Result<Vec<std::path::PathBuf>, GuestError> {
+    let mut files = entries(directory)?;
+    files.retain(|file| file_name(file).ends_with(".deb"));
+    files.sort();
+    Ok(files)
+}
+
+/// A tree with what is in the packages, as `root`.
+pub fn unpack<'a>(root: &Path, packages: impl IntoIterator<Item = &'a std::path::PathBuf>) -> Result<(), GuestError> {
+    for directory in ["bin", "sbin", "lib", "lib64"] {
+        let target = root.join("usr").join(directory);
+        fs::create_dir_all(&target).map_err(at("create", &target))?;
+        let link = root.join(directory);
+        std::os::unix::fs::symlink(Path::new("usr").join(directory), &link).map_err(at("create", &link))?;
+    }
+    for package in packages {
+        let name = file_name(package);
+        if !NOT_UNPACKED.iter().any(|unused| name.starts_with(unused)) {
+            unpack_into(root, package)?;
+        }
+    }
+    for (name, target) in [("run", "../run"), ("lock", "../run/lock")] {
+        let link = root.join("var").join(name);
+        if !link.is_symlink() {
+            if link.exists() {
+                fs::remove_dir_all(&link).map_err(at("remove", &link))?;
+            }
+            std::os::unix::fs::symlink(target, &link).map_err(at("create", &link))?;
+        }
+    }
+    put(&root.join("etc/passwd"), b"root:x:0:0:root:/root:/bin/sh\n")?;
+    let sh = root.join("bin/sh");
+    if sh.is_symlink() {
+        fs::remove_file(&sh).map_err(at("remove", &sh))?;
+    }
+    std::os::unix::fs::symlink("bash", &sh).map_err(at("create", &sh))
+}
+
+/// Unpacks a package over what is there; dpkg-deb by itself would put directories in the place of our links.
+fn unpack_into(root: &Path, package: &Path) -> Result<(), GuestError> {
+    let mut unpacking = Command::new("dpkg-deb");
+    unpacking.arg("--fsys-tarfile").arg(package).stdout(Stdio::piped());
+    let failed = |command: &Command, source| ToolError::Start { command: tool::line_of(command), source };
+    let mut child = unpacking.spawn().map_err(|source| failed(&unpacking, source))?;
+    let mut tar = Command::new("tar");
+    tar.args(["-x", "--keep-directory-symlink", "--no-same-owner", "-C"]).arg(root);
+    tar.args(NOT_KEPT.iter().map(|part| format!("--exclude=./usr/share/{part}")));
+    if let Some(stream) = child.stdout.take() {
+        tar.stdin(Stdio::from(stream));
+    }
+    let unpacked = tool::text(&mut tar);
+    let status = child.wait().map_err(|source| failed(&unpacking, source))?;
+    unpacked?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(ToolError::Failed { command: tool::line_of(&unpacking), status, said: "see above".to_owned() }.into())
+}
+
+/// Writes a program or file of the tree.
+pub fn put(file: &Path, content: &[u8]) -> Result<(), GuestError> {
+    fs::write(file, content).map_err(at("write", file))?;
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).map_err(at("change", file))
+}
+
+/// Makes the tree an image of `mib` and removes it.
+pub fn make_image(root: &Path, image: &Path, mib: u32) -> Result<(), GuestError> {
+    let mke2fs = tool::locate("mke2fs").ok_or(GuestError::Missing { program: "mke2fs", package: "e2fsprogs" })?;
+    let mut command = Command::new(mke2fs);
+    command.args(["-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum", "-E", "root_owner=0:0", "-d"]);
+    tool::text(command.arg(root).arg(image).arg(format!("{mib}M")))?;
+    fs::remove_dir_all(root).map_err(at("remove", root))
+}

@@ -13,8 +13,8 @@ use api::{Code, Problem, SrSource};
 /// Of both: nothing on the server may become a device or a program of this host.
 const COMMON: &str = "hard,nosuid,nodev,noexec";
 
-/// NFS: times of reading are nobody's business (mount.cifs(8) does not take that); over TCP; a request is sent again after 60 s (`timeo` counts tenths), and after two of those the kernel says that
-/// the server is away, and goes on.
+/// NFS: times of reading are nobody's business (mount.cifs(8) does not take that); over TCP; a request is sent again after 60 s
+/// (`timeo` counts tenths), and after two of those the kernel says that the server is away, and goes on.
 const NFS: &str = "noatime,proto=tcp,timeo=600,retrans=2";
 
 /// SMB: nothing is cached here, so that O_DIRECT is what it says; files are this daemon's alone.

@@ -37,8 +37,8 @@ impl Event {
 impl PartialEq for Event {
     fn eq(&self, other: &Event) -> bool {
         let rest = |event: &Event| (event.seq, event.at, event.kind, event.uuid, event.change);
-        let text = |object: &Option<Box<RawValue>>| object.as_ref().map(|object| object.get().to_owned());
-        rest(self) == rest(other) && text(&self.object) == text(&other.object)
+        let texts = [self, other].map(|event| event.object.as_deref().map(RawValue::get));
+        rest(self) == rest(other) && texts[0] == texts[1]
     }
 }
 

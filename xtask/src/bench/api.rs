@@ -186,7 +186,7 @@ fn lists(api: &Api) -> Result<Value, String> {
     let mut objects = 0;
     for _ in 0..LISTS {
         let begin = Instant::now();
-        let text = api.text("/vdis").map_err(|trouble| trouble.to_string())?;
+        let text = api.text("/vdis")?;
         times.push(begin.elapsed().as_secs_f64() * 1000.0);
         objects = text.matches("\"virtual_size\"").count();
     }

@@ -262,7 +262,7 @@ fn repository(api: &Api, places: &Places) -> Result<(String, String), String> {
     let golden = api.done("/vdis/import", &asked)?;
     let golden = golden["uuid"].as_str().ok_or(format!("{golden} is no VDI"))?.to_owned();
     let patched = api.ask("PATCH", &format!("/vdis/{golden}"), &json!({ "read_only": true }));
-    patched.map_err(|trouble| trouble.to_string())?;
+    patched?;
     Ok((sr, golden))
 }
 
@@ -310,7 +310,7 @@ impl Storm<'_> {
                 self.unplug(machine)
             })
         })?;
-        for vdi in self.api.list("/vdis").map_err(|trouble| trouble.to_string())?.iter().take(JUDGED) {
+        for vdi in self.api.list("/vdis")?.iter().take(JUDGED) {
             let file = self.places.sr.join(vdi["file"].as_str().unwrap_or_default());
             let judged = Command::new("qemu-img").args(["check", "-q", "-f", "qcow2"]).arg(&file).output();
             let judged = judged.map_err(|error| format!("qemu-img: {error}"))?;
@@ -394,8 +394,8 @@ impl Storm<'_> {
     /// What was made for the storm goes, and leaves nothing.
     fn nothing_left(&self) -> Result<(), String> {
         for path in [format!("/vdis/{}", self.golden), format!("/srs/{}", self.sr)] {
-            let task = self.api.ask("DELETE", &path, &Value::Null).map_err(|trouble| trouble.to_string())?;
-            match self.api.wait(&task).map_err(|trouble| trouble.to_string())? {
+            let task = self.api.ask("DELETE", &path, &Value::Null)?;
+            match self.api.wait(&task)? {
                 Ended::Done(_) => {}
                 other => return Err(format!("DELETE {path}: {other:?}")),
             }

@@ -84,7 +84,7 @@ impl Plugs {
             let path = places.sr.join(format!("{}.qcow2", name(number)));
             tapline(&["image", "create", &format!("qcow2:{}", path.display()), "--size", "10G"])?;
         }
-        let sr = uuid(&sr).map_err(|trouble| trouble.to_string())?;
+        let sr = uuid(&sr)?;
         let scan = api.done(&format!("/srs/{sr}/scan"), &nothing())?;
         let placed = scan["appeared"].as_array().into_iter().flatten();
         let vbds: Vec<String> = placed.map(|placed| api.make_vbd(&placed["vdi"])).collect::<Result<_, _>>()?;
@@ -115,7 +115,7 @@ impl Plugs {
 
     /// How many are plugged.
     fn plugged(&self) -> Result<usize, String> {
-        let host = self.api.get("/host").map_err(|trouble| trouble.to_string())?;
+        let host = self.api.get("/host")?;
         Ok(host["plugged"].as_u64().and_then(|count| count.try_into().ok()).unwrap_or(0))
     }
 
@@ -146,13 +146,12 @@ fn one_slow(arguments: &Arguments) -> Result<Value, String> {
     let delay = |number: usize| if number == 0 { slow } else { DELAY };
     let plugs = Plugs::windowed(arguments, MANY, |number| format!("disk{number}~{}ms", delay(number).as_millis()))?;
     let begin = Instant::now();
-    let task = plugs.api.ask("POST", "/vbds/plug", &json!({ "vbds": plugs.vbds }));
-    let task = task.map_err(|trouble| trouble.to_string())?;
+    let task = plugs.api.ask("POST", "/vbds/plug", &json!({ "vbds": plugs.vbds }))?;
     while plugs.plugged()? < MANY - 1 {
         std::thread::sleep(Duration::from_millis(20));
     }
     let others = begin.elapsed();
-    plugs.api.wait(&task).map_err(|trouble| trouble.to_string())?;
+    plugs.api.wait(&task)?;
     let all = begin.elapsed();
     plugs.all("unplug")?;
     let chunks = plugs.in_chunks("plug", WINDOW)?;

@@ -72,11 +72,7 @@ fn fetch(cache: &Path, packages: &Path, progress: &Progress) -> Result<(), Guest
     let partial = packages.join("partial");
     fs::create_dir_all(&partial).map_err(at("create", &partial))?;
     progress.detail("downloading servers and clients of NFS and SMB (75 MB), once");
-    if let Err(error) = distribution::download(&Apt::of_the_machine(), &PACKAGES, packages, cache) {
-        // Lists that are missing or name packages that are gone: both are common in containers.
-        progress.detail(&format!("apt's lists do not serve ({error}); fetching lists of our own"));
-        distribution::download(&Apt::with_own_lists(cache)?, &PACKAGES, packages, cache)?;
-    }
+    Apt::with_any_lists(cache, progress, |apt| distribution::download(apt, &PACKAGES, packages, cache))?;
     let complete = packages.join("complete");
     fs::write(&complete, "").map_err(at("write", &complete))
 }

@@ -63,13 +63,7 @@ fn fetch(directory: &Path, progress: &Progress) -> Result<(), BedError> {
         let place = directory.join(place);
         fs::create_dir_all(&place).map_err(at("create", &place))?;
     }
-    if let Err(error) = download(&Apt::of_the_machine(), directory, progress) {
-        // Lists that are missing or name packages that are gone: both are common in containers.
-        progress.detail(&format!("apt's lists do not serve ({error}); fetching lists of our own"));
-        let apt = Apt::with_own_lists(directory).map_err(|source| BedError::Packages(source.into()))?;
-        download(&apt, directory, progress).map_err(BedError::Packages)?;
-    }
-    Ok(())
+    Apt::with_any_lists(directory, progress, |apt| download(apt, directory, progress)).map_err(BedError::Packages)
 }
 
 /// Why packages cannot be had.

@@ -41,6 +41,13 @@ impl std::fmt::Display for Trouble {
     }
 }
 
+/// What a bench that gives up says.
+impl From<Trouble> for String {
+    fn from(trouble: Trouble) -> String {
+        trouble.to_string()
+    }
+}
+
 /// How a task has ended.
 #[derive(Debug)]
 pub enum Ended {
@@ -145,8 +152,8 @@ impl Api {
 
     /// Has a task done; no other end is allowed.
     pub fn done(&self, path: &str, body: &Value) -> Result<Value, String> {
-        let task = self.ask("POST", path, body).map_err(|trouble| trouble.to_string())?;
-        match self.wait(&task).map_err(|trouble| trouble.to_string())? {
+        let task = self.ask("POST", path, body)?;
+        match self.wait(&task)? {
             Ended::Done(result) => Ok(result),
             other => Err(format!("POST {path}: {other:?}")),
         }
@@ -154,8 +161,8 @@ impl Api {
 
     /// Makes a VBD of a VDI for nobody in particular; its identity.
     pub fn make_vbd(&self, vdi: &Value) -> Result<String, String> {
-        let vbd = self.ask("POST", "/vbds", &json!({ "vdi": vdi }));
-        vbd.and_then(|vbd| uuid(&vbd).map(str::to_owned)).map_err(|trouble| trouble.to_string())
+        let vbd = self.ask("POST", "/vbds", &json!({ "vdi": vdi }))?;
+        Ok(uuid(&vbd)?.to_owned())
     }
 
     /// Waits until tasks of this verb that are under way now are over: one of them may be what was asked for when the answer was lost.

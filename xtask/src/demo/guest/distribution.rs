@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::kernel::{Apt, entries, file_name};
@@ -32,7 +32,7 @@ pub fn download(apt: &Apt, packages: &[&str], directory: &Path, scratch: &Path) 
 }
 
 /// The packages in `directory`.
-pub fn packages_in(directory: &Path) -> Result<Vec<std::path::PathBuf>, GuestError> {
+pub fn packages_in(directory: &Path) -> Result<Vec<PathBuf>, GuestError> {
     let mut files = entries(directory)?;
     files.retain(|file| file_name(file).ends_with(".deb"));
     files.sort();
@@ -40,7 +40,7 @@ pub fn packages_in(directory: &Path) -> Result<Vec<std::path::PathBuf>, GuestErr
 }
 
 /// A tree with what is in the packages, as `root`.
-pub fn unpack<'a>(root: &Path, packages: impl IntoIterator<Item = &'a std::path::PathBuf>) -> Result<(), GuestError> {
+pub fn unpack<'a>(root: &Path, packages: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), GuestError> {
     for directory in ["bin", "sbin", "lib", "lib64"] {
         let target = root.join("usr").join(directory);
         fs::create_dir_all(&target).map_err(at("create", &target))?;

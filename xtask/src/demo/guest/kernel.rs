@@ -4,6 +4,7 @@
 //! removing the cache directory fetches the newest again.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -74,11 +75,7 @@ impl Kernel {
 fn fetch(cache: &Path, root: &Path, packages: &[&str], progress: &Progress) -> Result<(), GuestError> {
     let partial = cache.join(format!("kernel.{}.partial", std::process::id()));
     fs::create_dir_all(&partial).map_err(at("create", &partial))?;
-    if let Err(error) = Apt::of_the_machine().download_kernel(&partial, packages, progress) {
-        // Lists that are missing or name packages that are gone: both are common in containers.
-        progress.detail(&format!("apt's lists do not serve ({error}); fetching lists of our own"));
-        Apt::with_own_lists(&partial)?.download_kernel(&partial, packages, progress)?;
-    }
+    Apt::with_any_lists(&partial, progress, |apt| apt.download_kernel(&partial, packages, progress))?;
     let unpacked = partial.join("root");
     for file in entries(&partial)?.iter().filter(|path| file_name(path).ends_with(".deb")) {
         progress.detail(&format!("unpacking {}", file_name(file)));
@@ -97,13 +94,25 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    pub fn of_the_machine() -> Self {
+    /// Has something done with the machine's lists and, if that fails, with lists of our own, which are kept in `directory`.
+    pub fn with_any_lists<E: Display + From<GuestError>>(
+        directory: &Path,
+        progress: &Progress,
+        work: impl Fn(&Apt) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Err(error) = work(&Self::of_the_machine()) else { return Ok(()) };
+        // Lists that are missing or name packages that are gone: both are common in containers.
+        progress.detail(&format!("apt's lists do not serve ({error}); fetching lists of our own"));
+        work(&Self::with_own_lists(directory)?)
+    }
+
+    fn of_the_machine() -> Self {
         // Only matters for root: apt's own user may not write into our directory.
         Self { options: vec!["-oAPT::Sandbox::User=root".to_owned()] }
     }
 
     /// Fetches the lists of the machine's sources into `directory`.
-    pub fn with_own_lists(directory: &Path) -> Result<Self, GuestError> {
+    fn with_own_lists(directory: &Path) -> Result<Self, GuestError> {
         let mut apt = Self::of_the_machine();
         for (option, place) in [("Dir::State::lists", "lists"), ("Dir::Cache", "cache")] {
             let place = directory.join(place);

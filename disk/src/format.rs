@@ -9,7 +9,7 @@
 //! 2. That sync; then each batch (its writes in any order) and a sync behind it.
 //! 3. [`Format::settled`].
 
-use crate::{Geometry, ImageError, Span};
+use crate::{Geometry, ImageError, Records, Span};
 
 /// What an image is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +241,13 @@ pub trait Format {
 
     /// Forgets metadata that can be loaded again, but for what the file does not have yet or something under way needs.
     fn drop_caches(&mut self) {}
+
+    /// What has changed in the metadata since this was last asked and cleared, if it is told to collect that
+    /// ([`Records::collect`]): for the redo log. Never part of a change.
+    fn records(&mut self) -> &mut Records;
+
+    /// From now on changes are collected.
+    fn collect_records(&mut self);
 
     /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places given up
     /// since, that could be used again after it.

@@ -4,7 +4,7 @@ use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Pla
 use crate::qcow2::Qcow2;
 use crate::raw::Raw;
 use crate::vhd::Vhd;
-use crate::{Geometry, ImageError, ImageErrorKind, Link, Span};
+use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Span};
 
 /// An open image file of any format.
 #[derive(Debug)]
@@ -123,6 +123,14 @@ impl Format for Image {
 
     fn drop_caches(&mut self) {
         each!(self, image => image.drop_caches())
+    }
+
+    fn records(&mut self) -> &mut Records {
+        each!(self, image => image.records())
+    }
+
+    fn collect_records(&mut self) {
+        each!(self, image => image.collect_records())
     }
 
     fn dirty(&self) -> usize {

@@ -17,6 +17,7 @@ mod link;
 mod problem;
 pub mod qcow2;
 pub mod raw;
+pub mod redo;
 mod request;
 mod round;
 mod slab;
@@ -35,5 +36,6 @@ pub use io::{
 };
 pub use link::{Link, check_parent};
 pub use problem::{Problem, Severity};
+pub use redo::{Records, RedoLog};
 pub use request::{Extent, ExtentKind, Geometry, Operation, Request, Span, Status, Token};
 pub use transport::{Disconnected, Transport};

@@ -1,12 +1,14 @@
 //! Raw images: each byte of the disk stands at the same offset of the file.
 
 use crate::format::{Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
-use crate::{Geometry, ImageError, ImageErrorKind, Span};
+use crate::{Geometry, ImageError, ImageErrorKind, Records, Span};
 
 /// One open raw file or block device.
 #[derive(Debug)]
 pub struct Raw {
     geometry: Geometry,
+    /// Never any.
+    records: Records,
 }
 
 impl Raw {
@@ -20,7 +22,8 @@ impl Raw {
             let what = format!("a length of {len} bytes is not a whole number of {block}-byte blocks");
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
-        Ok(Raw { geometry: Geometry { len, block, physical_block: 4096, discard: 4096, chs: None, read_only } })
+        let geometry = Geometry { len, block, physical_block: 4096, discard: 4096, chs: None, read_only };
+        Ok(Raw { geometry, records: Records::default() })
     }
 }
 
@@ -76,6 +79,12 @@ impl Format for Raw {
     fn load(&mut self, _block: MetaBlock, _bytes: &[u8]) -> Result<(), Corrupt> {
         Ok(())
     }
+
+    fn records(&mut self) -> &mut Records {
+        &mut self.records
+    }
+
+    fn collect_records(&mut self) {}
 
     fn dirty(&self) -> usize {
         0

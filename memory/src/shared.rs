@@ -34,10 +34,15 @@ impl Shared {
 
     /// All of a mapping that can be written.
     pub fn of(mapping: Mapping) -> Shared {
+        Shared::of_mapping(&Arc::new(mapping))
+    }
+
+    /// The same of a mapping that others use too.
+    pub fn of_mapping(mapping: &Arc<Mapping>) -> Shared {
         let (base, len) = (mapping.base(), mapping.len());
         // SAFETY: the whole mapping, which the value holds. That it is not written to where it cannot be is the caller's to
         // keep, and a fault, not a corruption, if it is not.
-        unsafe { Shared::new(Arc::new(mapping), base, len) }
+        unsafe { Shared::new(Arc::clone(mapping) as Arc<dyn Any + Send + Sync>, base, len) }
     }
 
     /// Bytes in the piece.
@@ -75,6 +80,16 @@ impl Shared {
     /// Stores a 64-bit number as this machine has it, for a reader on it that must not see half of one.
     pub fn store_u64_native(&self, at: usize, value: u64) -> Option<()> {
         self.u64_at(at).map(|place| place.store(value, Ordering::Relaxed))
+    }
+
+    /// Loads a 64-bit number as this machine has it; what was written before it was published is visible after.
+    pub fn load_u64_native(&self, at: usize) -> Option<u64> {
+        self.u64_at(at).map(|place| place.load(Ordering::Acquire))
+    }
+
+    /// Stores a 64-bit number as this machine has it; what was written before is visible to who sees it.
+    pub fn publish_u64_native(&self, at: usize, value: u64) -> Option<()> {
+        self.u64_at(at).map(|place| place.store(value, Ordering::Release))
     }
 
     /// Loads a little-endian 32-bit number; what the peer wrote before it stored the number is visible after.

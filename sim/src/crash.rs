@@ -24,7 +24,7 @@ use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Illegal, Legal, Oracle};
 use crate::random::Random;
-use crate::run::{Setup, Sight, Violation, around, run, words_of};
+use crate::run::{Death, Setup, Sight, Violation, around, run, take_over, words_of};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Word, mix};
 use crate::subject::{Kind, Start, Subject, damage};
@@ -38,6 +38,8 @@ pub const AGAIN: u64 = 64;
 pub const WHOLE: u64 = 12;
 /// The same for chains, which are longer, and of which two may have to be read.
 pub const WHOLE_CHAIN: u64 = 60;
+/// Of so many deaths of a process one is followed by power losses.
+pub const POWER_LOST_LATER: u64 = 8;
 /// Sectors of one read when everything is read.
 const PIECE: usize = 128;
 /// The same.
@@ -65,6 +67,8 @@ pub struct Counts {
     pub states: u64,
     /// Second lives.
     pub again: u64,
+    /// Processes that have died and were followed by another.
+    pub deaths: u64,
 }
 
 impl Counts {
@@ -75,6 +79,7 @@ impl Counts {
         self.reached += other.reached;
         self.states += other.states;
         self.again += other.again;
+        self.deaths += other.deaths;
     }
 }
 
@@ -142,6 +147,39 @@ impl Explorer {
             Ok(())
         };
         each_state(&wreck, limits, &mut look)
+    }
+
+    /// Has the process die at this moment and another take over. A power loss while it does is looked at in one of
+    /// [`POWER_LOST_LATER`].
+    pub fn death(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
+        let files = files_of(sight.chains);
+        let (wreck, legal) = (Wreck::new(sight.io, &files), sight.oracle.after_crash());
+        let told = sight.oracle.answered_digest();
+        let digest =
+            mix(!wreck.digest() ^ legal.digest() ^ told ^ sight.logs.digest(&files) ^ scene_digest(scene, sight));
+        if !self.seen.insert(digest) {
+            return Ok(());
+        }
+        let windows = windows_of(&legal, sight.oracle, scene.setup.subject.kind);
+        let setup = Setup { first: SECOND_LIFE, ..*scene.setup };
+        let limits = (self.all_up_to, self.at_random);
+        (self.all_up_to, self.at_random) = (16, 4);
+        let mut result = Ok(());
+        for chain in sight.chains {
+            for reached in [true, false] {
+                if result.is_ok() && (reached || scene.setup.visible == Visible::AtCompletion) {
+                    self.counts.deaths += 1;
+                    let death = Death { chain, reached, windows: &windows };
+                    let mut watch = |sight: &Sight<'_>| match digest % POWER_LOST_LATER {
+                        0 => self.event(Scene { setup: &setup, first_life: false }, sight),
+                        _ => Ok(()),
+                    };
+                    result = take_over(&setup, sight, &death, &mut watch);
+                }
+            }
+        }
+        (self.all_up_to, self.at_random) = limits;
+        result
     }
 
     /// Looks at the chains that there are in one state.

@@ -12,6 +12,7 @@ use disk::ImageError;
 
 use crate::crash::{Counts, Explorer, Scene};
 use crate::io::{Fault, FaultKind, ROOM, Visible};
+use crate::logs::ROOMY;
 use crate::media::Unwritten;
 use crate::planted::Planted;
 use crate::random::Random;
@@ -42,8 +43,16 @@ pub struct Case {
 impl Case {
     /// A case without bugs or faults.
     pub fn new(subject: Subject, workload: Vec<Op>, schedule: Schedule) -> Case {
-        let setup =
-            Setup { subject, bug: None, fault: None, visible: Visible::AtPush, depth: 8, room: ROOM, first: FIRST };
+        let setup = Setup {
+            subject,
+            bug: None,
+            fault: None,
+            visible: Visible::AtPush,
+            depth: 8,
+            room: ROOM,
+            first: FIRST,
+            log: ROOMY,
+        };
         Case { setup, workload, schedule }
     }
 }
@@ -51,7 +60,7 @@ impl Case {
 impl fmt::Display for Case {
     /// The arguments of the command that runs just this.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setup { subject, bug, fault, visible, depth, room, .. } = &self.setup;
+        let Setup { subject, bug, fault, visible, depth, room, log, .. } = &self.setup;
         let stale = |tail: Unwritten| if tail == Unwritten::Stale { "stale" } else { "zeroes" };
         write!(f, "--format {} --kind {} --tail {}", subject.kind.format(), subject.kind, stale(subject.tail))?;
         bug.map_or(Ok(()), |bug| write!(f, " --planted {bug}"))?;
@@ -61,6 +70,9 @@ impl fmt::Display for Case {
         }
         if *room < ROOM {
             write!(f, " --room {room}")?;
+        }
+        if *log < ROOMY {
+            write!(f, " --log {log}")?;
         }
         write!(f, " --depth {depth} --schedule {} --workload '{}'", self.schedule, workload::text(&self.workload))
     }
@@ -127,7 +139,10 @@ pub fn explore(explorer: &mut Explorer, start: &Start, case: &mut Case) -> Resul
     let Case { setup, workload, schedule } = case;
     let looked = catch_unwind(AssertUnwindSafe(|| {
         let scene = Scene { setup, first_life: true };
-        run(setup, start, workload, schedule, &mut |sight| explorer.event(scene, sight))
+        run(setup, start, workload, schedule, &mut |sight| {
+            explorer.event(scene, sight)?;
+            explorer.death(scene, sight)
+        })
     }));
     let result = looked.unwrap_or_else(|panic| Err(Violation::Panic(panic_text(panic.as_ref()))));
     result.map_err(|violation| Failure { violation, case: Box::new(case.clone()) })
@@ -302,6 +317,8 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
         Some(kind) => Some(Fault { kind: *kind, nth: nth % 16 + 1 }),
         None => faulty.then_some(Fault { kind, nth }),
     };
+    // And one redo log in four is soon full.
+    case.setup.log = [512 + 256 * random.index(4), ROOMY, ROOMY, ROOMY][random.index(4)];
     case.setup.bug = bug;
     case.setup.subject = subject.plant(bug);
     case

@@ -96,6 +96,7 @@ pub enum Visible {
     AtCompletion,
 }
 
+#[derive(Clone)]
 struct Pending {
     op: FileOp,
     /// For a write or deallocation that is visible already.
@@ -108,6 +109,7 @@ struct Pending {
 }
 
 /// Storage under the control of a test.
+#[derive(Clone)]
 pub struct SimIo {
     files: Vec<SimFile>,
     /// Those that may be written to.
@@ -138,6 +140,23 @@ impl SimIo {
             random: Random::new(fault.map_or(0, |fault| fault.nth)),
             sync_failed: false,
         }
+    }
+
+    /// The storage as the next process finds it, for which the files of `chain` have the numbers from 0 on. Of the writes
+    /// that are under way all have reached it, or none has that is not visible already.
+    pub fn after_death(&self, chain: &[FileId], reached: bool) -> SimIo {
+        let mut io = self.clone();
+        for Pending { op, write, error, .. } in std::mem::take(&mut io.pending) {
+            let write = if write.is_none() && error.is_none() && reached { io.apply(&op, false) } else { write };
+            if let Some(write) = write {
+                io.file_mut(op.file).complete(write);
+            }
+        }
+        io.files = chain.iter().map(|id| io.file(*id).clone()).collect();
+        io.writable = vec![FileId(0)];
+        // What goes wrong goes wrong once.
+        (io.fault, io.candidates) = if io.fault_happened() { (io.fault, u64::MAX / 2) } else { (None, 0) };
+        io
     }
 
     /// A file.

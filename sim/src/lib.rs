@@ -14,6 +14,7 @@ pub mod explore;
 pub mod file;
 pub mod flat;
 pub mod io;
+pub mod logs;
 pub mod media;
 pub mod oracle;
 pub mod planted;

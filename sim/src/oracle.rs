@@ -123,6 +123,12 @@ impl Oracle {
         }
     }
 
+    /// A number for what the guest was told: what its reads may find from now on.
+    pub fn answered_digest(&self) -> u64 {
+        let answered = self.versions.iter().filter(|version| version.answered.is_some());
+        answered.fold(0, |sum, version| mix(sum ^ version.write.0 ^ (u64::from(version.done) << 63)))
+    }
+
     /// The content that a sector had at first.
     pub fn base(&self, sector: u64) -> Word {
         self.base.get(&sector).copied().unwrap_or(Word::ZERO)

@@ -75,6 +75,20 @@ pub enum Planted {
     UnfilledEnd,
     /// A layer that a merge has made larger says that there is nothing behind its old end.
     EndRemembered,
+    /// What an answered request has changed is logged with the next one.
+    LoggedAfterAnswer,
+    /// The same, below the leaf: what a merge has given up is logged, and what it has copied is not.
+    LowerLayerLoggedLater,
+    /// The log is dropped when a round is sealed, not when it is durable.
+    LogDroppedEarly,
+    /// The log of another image is believed.
+    LogOfAnotherImage,
+    /// What was left to be written below the leaf is forgotten.
+    ParentsDebtForgotten,
+    /// What was left to be written is written without syncs in between.
+    OwedWithoutSyncs,
+    /// That a sync has failed is forgotten with the process that has seen it.
+    FailedSyncForgotten,
 }
 
 /// Layers in which a bug lives.
@@ -88,7 +102,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 32] = [
+const NAMES: [(Planted, &str, &str); 39] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -121,6 +135,13 @@ const NAMES: [(Planted, &str, &str); 32] = [
     (Planted::LeafGrows, "leaf-grows", "chain"),
     (Planted::UnfilledEnd, "unfilled-end", "qcow2"),
     (Planted::EndRemembered, "end-remembered", "chain"),
+    (Planted::LoggedAfterAnswer, "logged-after-answer", "qcow2"),
+    (Planted::LowerLayerLoggedLater, "lower-layer-logged-later", "chain"),
+    (Planted::LogDroppedEarly, "log-dropped-early", "vhd"),
+    (Planted::LogOfAnotherImage, "log-of-another-image", "vhd"),
+    (Planted::ParentsDebtForgotten, "parents-debt-forgotten", "chain"),
+    (Planted::OwedWithoutSyncs, "owed-without-syncs", "qcow2"),
+    (Planted::FailedSyncForgotten, "failed-sync-forgotten", "vhd"),
 ];
 
 impl Planted {
@@ -137,7 +158,7 @@ impl Planted {
     /// Where in a chain it lives.
     pub fn layers(self) -> Layers {
         match self {
-            Planted::ForgottenBeforeCopied | Planted::EndRemembered => Layers::Below,
+            Planted::ForgottenBeforeCopied | Planted::EndRemembered | Planted::LowerLayerLoggedLater => Layers::Below,
             Planted::UpperLayerFirst | Planted::LeafGrows => Layers::All,
             _ => Layers::Leaf,
         }
@@ -148,6 +169,7 @@ impl Planted {
         match self {
             Planted::LostAbandon | Planted::LostRewrite => &[FaultKind::NoSpace],
             Planted::TrustedRelease => &[FaultKind::Unsupported],
+            Planted::FailedSyncForgotten => &[FaultKind::Failed],
             _ => &[],
         }
     }

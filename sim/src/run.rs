@@ -8,15 +8,17 @@
 //! - after a failed sync nothing is durable and no new write is accepted.
 
 mod steps;
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use disk::{Disk, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
+use disk::{Access, Disk, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::io::{Fault, SimIo, Visible};
+use crate::logs::Logs;
 use crate::media::Media;
 use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken};
 use crate::planted::Planted;
@@ -26,6 +28,7 @@ use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
 use crate::subject::{Form, Start, Subject};
 use crate::workload::{Op, Sectors};
 use steps::Chore;
+pub use takeover::{Death, take_over};
 
 /// More events than any workload has: a run that goes on is one that never ends.
 const EVENTS_MAX: usize = 200_000;
@@ -87,6 +90,9 @@ pub enum Violation {
     /// The run does not end.
     #[error("the disk is still busy after {EVENTS_MAX} events")]
     Endless,
+    /// What is wrong is wrong in the process that has taken over.
+    #[error("after the death of the disk's process: {0}")]
+    TakenOver(Box<Violation>),
     /// A panic.
     #[error("panic: {0}")]
     Panic(String),
@@ -109,6 +115,8 @@ pub struct Setup {
     pub room: usize,
     /// The number of the first request, which its version carries: what an earlier life wrote has smaller ones.
     pub first: u64,
+    /// Bytes of a redo log for records.
+    pub log: usize,
 }
 
 /// How a run ended.
@@ -148,6 +156,7 @@ struct Run {
     /// that vanishes panics, as it should.
     disk: ManuallyDrop<Disk<Saboteur<Image>>>,
     oracle: Oracle,
+    logs: Logs,
     /// How each file is to be understood, by its number.
     forms: Vec<Form>,
     /// The chains of which each must be right after a power loss, leaf first; the first is the one that is served.
@@ -164,6 +173,7 @@ struct Run {
 }
 
 /// What there is to see of a life at one moment.
+#[derive(Clone, Copy)]
 pub struct Sight<'a> {
     /// The storage.
     pub io: &'a SimIo,
@@ -173,6 +183,8 @@ pub struct Sight<'a> {
     pub chains: &'a [Vec<FileId>],
     /// What may be found.
     pub oracle: &'a Oracle,
+    /// What outlives the process.
+    pub logs: &'a Logs,
 }
 
 /// Who looks after every event.
@@ -213,6 +225,7 @@ pub fn run(
             Event::GoOn => run.go_on(&setup.subject)?,
         }
         run.answers()?;
+        run.drop_logs_early();
         watch(&run.sight())?;
     }
     Err(Violation::Endless)
@@ -235,22 +248,41 @@ fn event(pace: Pace, picked: usize, pending: usize, begins: bool, goes_on: bool)
 
 impl Run {
     fn new(setup: &Setup, start: &Start) -> Result<Run, Violation> {
-        let mut files = start.files.clone();
+        let io = SimIo::new(start.files.clone(), setup.visible, setup.room, setup.fault);
+        let logs = Logs::new(setup.log, setup.bug);
+        Run::on(setup, io, logs, start.forms.clone(), Oracle::new(start.base.clone()))
+    }
+
+    /// A disk on the files of this storage, leaf first, only the first of them open for writing.
+    fn on(setup: &Setup, io: SimIo, mut logs: Logs, forms: Vec<Form>, oracle: Oracle) -> Result<Run, Violation> {
         let plot = Plot::default();
-        let layers = setup.subject.open(&mut files, &start.forms, 1).map_err(Violation::Open)?;
+        let chain: Vec<FileId> = (0..).map(FileId).zip(&forms).map(|(file, _)| file).collect();
+        let mut files = io.contents(&chain);
         let len = files.first().map_or(0, Media::len);
+        let (mut layers, mut opened) = (Vec::new(), Vec::new());
+        for ((id, file), form) in chain.iter().zip(&mut files).zip(&forms) {
+            let access = if layers.is_empty() { Access::ReadWrite } else { Access::ReadOnly };
+            // Of one that is only read, what is left to be written is in its log for good: a sync of it has failed.
+            let logged = layers.is_empty() || logs.has_failed(*id);
+            let log = logged.then(|| logs.open(*id, file)).transpose().map_err(Violation::Open)?;
+            let image = match &log {
+                Some(log) => setup.subject.open_one(&mut log.patched(file), *form, access),
+                None => setup.subject.open_one(file, *form, access),
+            };
+            layers.push(image.map_err(Violation::Open)?);
+            opened.extend(log.map(|log| (*id, log)));
+        }
         let sabotage = |(layer, image)| {
             let file = FileId(u8::try_from(layer).unwrap_or(u8::MAX));
             Saboteur::new(image, setup.bug, plot.clone(), (file, layer), len)
         };
         let layers = layers.into_iter().enumerate().map(sabotage).collect();
         let options = Options { requests: setup.depth, ..Options::default() };
-        let disk = Disk::new(layers, options).map_err(Violation::Open)?;
-        let chain = (0..).map(FileId).zip(&files).map(|(file, _)| file).collect();
-        let io = SimIo::new(files, setup.visible, setup.room, setup.fault);
-        let oracle = Oracle::new(start.base.clone());
+        let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
+        for (id, log) in opened {
+            disk.set_log(id, log).map_err(Violation::Open)?;
+        }
         let disk = ManuallyDrop::new(disk);
-        let (forms, chains) = (start.forms.clone(), vec![chain]);
         let (in_flight, next) = (BTreeMap::new(), setup.first);
         let (bug, told) = (setup.bug, disk.geometry().len / SECTOR);
         Ok(Run {
@@ -259,8 +291,9 @@ impl Run {
             plot,
             disk,
             oracle,
+            logs,
             forms,
-            chains,
+            chains: vec![chain],
             chore: None,
             told,
             in_flight,
@@ -271,7 +304,7 @@ impl Run {
     }
 
     fn sight(&self) -> Sight<'_> {
-        Sight { io: &self.io, forms: &self.forms, chains: &self.chains, oracle: &self.oracle }
+        Sight { io: &self.io, forms: &self.forms, chains: &self.chains, oracle: &self.oracle, logs: &self.logs }
     }
 
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {
@@ -330,6 +363,13 @@ impl Run {
         // At rest, as by whoever serves it: else what needs much metadata would learn it again and again, and never be done.
         if self.forgets && self.operations % FORGETS == 0 && self.disk.is_idle() {
             self.disk.drop_caches();
+        }
+    }
+
+    /// What a planted bug does when a round is sealed.
+    fn drop_logs_early(&mut self) {
+        for file in std::mem::take(&mut self.plot.borrow_mut().dropped) {
+            self.logs.drop_until(file, self.logs.head(file));
         }
     }
 

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use disk::qcow2::Qcow2;
 use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
-use disk::{Access, Image, ImageError, Severity, Tail};
+use disk::{Access, Image, ImageError, Severity, Source, Tail};
 
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
@@ -372,7 +372,7 @@ impl Subject {
     }
 
     /// Opens one file.
-    pub fn open_one(&self, file: &mut Media, form: Form, access: Access) -> Result<Image, ImageError> {
+    pub fn open_one(&self, file: &mut dyn Source, form: Form, access: Access) -> Result<Image, ImageError> {
         let tail = match self.told {
             Unwritten::Zeroes => Tail::Zeroes,
             Unwritten::Stale => Tail::Stale,

@@ -13,6 +13,7 @@ use sim::crash::{AGAIN, Counts, Explorer, WHOLE, WHOLE_CHAIN};
 use sim::explore::{self, Bound, Case, Failure, Outcome};
 use sim::flat;
 use sim::io::{Fault, ROOM, Visible};
+use sim::logs::ROOMY;
 use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
@@ -44,6 +45,7 @@ promised. Without a seed: all workloads of up to N operations, and every fault a
   --visible at-completion   reads see a write only when it has completed
   --depth N             requests in flight at once (default 8)
   --room N              file operations that the engine takes at once (default: any number)
+  --log N               bytes of a redo log (default: 16384)
   --json                print one JSON object
 
 Exit code 0: nothing found (or all planted bugs found). 1: otherwise.
@@ -66,6 +68,7 @@ struct Arguments {
     visible: Visible,
     depth: usize,
     room: usize,
+    log: usize,
     json: bool,
     help: bool,
 }
@@ -109,6 +112,7 @@ impl Arguments {
             visible: Visible::AtPush,
             depth: 8,
             room: ROOM,
+            log: ROOMY,
             json: false,
             help: false,
         };
@@ -132,6 +136,7 @@ impl Arguments {
                 "--fault" => arguments.fault = Some(values.parse(word)?),
                 "--visible" => arguments.visible = visible(&values.parse::<String>(word)?)?,
                 "--room" => arguments.room = values.positive(word)?,
+                "--log" => arguments.log = values.positive(word)?,
                 "--depth" => arguments.depth = values.positive(word)?,
                 "--json" => arguments.json = true,
                 "--help" | "-h" => arguments.help = true,
@@ -336,7 +341,7 @@ fn one_workload(arguments: &Arguments, workload: &[Op]) -> Result<Findings, Stri
                 let mut case = Case::new(subject, workload.to_vec(), schedule);
                 (case.setup.bug, case.setup.fault) = (bug, arguments.fault);
                 (case.setup.visible, case.setup.depth) = (arguments.visible, arguments.depth);
-                case.setup.room = arguments.room;
+                (case.setup.room, case.setup.log) = (arguments.room, arguments.log);
                 failure = explore::explore(&mut explorer, &start, &mut case).err();
                 let more = arguments.schedule.is_none() && failure.is_none();
                 next = if more { case.schedule.next(INTERFERENCES) } else { None };
@@ -356,6 +361,7 @@ fn counts_json(counts: Counts) -> Value {
     json!({
         "runs": counts.runs, "events": counts.events, "reached": counts.reached,
         "states": counts.states, "second_lives": counts.again,
+        "deaths": counts.deaths,
     })
 }
 
@@ -374,11 +380,11 @@ fn report(arguments: &Arguments, findings: &Findings) -> Result<(), String> {
         });
         println!("{object}");
     } else {
-        let Counts { runs, events, reached, states, again } = outcome.counts;
+        let Counts { runs, events, reached, states, again, deaths } = outcome.counts;
         println!("{scope}");
         println!(
             "{runs} runs, {events} moments, {reached} states reached, {states} different ones opened and compared, \
-             {again} lived in again, {:.1} s",
+             {again} lived in again; {deaths} processes that died and were followed by another; {:.1} s",
             took.as_secs_f64()
         );
         if !failed {

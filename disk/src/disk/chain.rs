@@ -15,6 +15,7 @@ use super::flush::{Reclaim, Upkeep};
 use super::{Disk, LAYERS_MAX};
 use crate::fold::Fold;
 use crate::format::Format;
+use crate::redo::RedoLog;
 use crate::{FileId, Geometry, ImageError, ImageErrorKind, Io};
 
 /// One image of the chain, and the number of its file.
@@ -24,6 +25,8 @@ pub struct Layer<F> {
     pub file: FileId,
     /// What is in it.
     pub format: F,
+    /// What the next process will have to know of it.
+    pub(super) log: Option<RedoLog>,
     pub(super) upkeep: Upkeep,
     /// It could be written, and is not.
     pub(super) frozen: bool,
@@ -34,7 +37,17 @@ pub struct Layer<F> {
 impl<F: Format> Layer<F> {
     pub(super) fn new(file: FileId, format: F) -> Layer<F> {
         let upkeep = Upkeep::new(format.geometry().read_only);
-        Layer { file, format, upkeep, frozen: false, closing: false }
+        Layer { file, format, log: None, upkeep, frozen: false, closing: false }
+    }
+
+    /// Whether a power loss could take something away.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.upkeep.unsynced || self.format.dirty() > 0 || self.owes()
+    }
+
+    /// Whether what the last process has left is not durable yet.
+    pub(super) fn owes(&self) -> bool {
+        self.log.as_ref().is_some_and(|log| log.owed().is_some())
     }
 }
 
@@ -109,8 +122,9 @@ impl<F: Format> Disk<F> {
 
     pub(super) fn freeze_if_durable(&mut self, depth: usize) {
         let Some(layer) = self.layers.get_mut(depth).filter(|layer| layer.closing) else { return };
-        if !layer.upkeep.unsynced && layer.format.dirty() == 0 {
+        if !layer.is_dirty() {
             layer.frozen = true;
+            layer.log = None;
             layer.upkeep = Upkeep::new(true);
             self.layers_changed();
         }
@@ -122,7 +136,7 @@ impl<F: Format> Disk<F> {
         self.require_quiet("a layer cannot be opened for another access")?;
         let new = format.geometry();
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
-        if self.broken || layer.upkeep.unsynced || layer.format.dirty() > 0 {
+        if self.broken || layer.is_dirty() {
             let what =
                 format!("layer {depth} cannot be opened for another access while not everything in it is durable");
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
@@ -161,6 +175,7 @@ impl<F: Format> Disk<F> {
     /// flight.
     pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
         self.require_quiet("the disk cannot be made larger")?;
+        self.require_nothing_owed(0)?;
         if len < self.geometry.len {
             let what = format!("a disk of {} bytes cannot be made smaller, to {len}", self.geometry.len);
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
@@ -176,6 +191,7 @@ impl<F: Format> Disk<F> {
     /// grows no earlier it does neither. The guest may go on meanwhile.
     pub fn grow_layer(&mut self, depth: usize, len: u64) -> Result<(), ImageError> {
         self.check_hidden(depth, len)?;
+        self.require_nothing_owed(depth)?;
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
         layer.format.grow(len)?;
         let file = layer.file;
@@ -223,8 +239,11 @@ impl<F: Format> Disk<F> {
 
     /// Something was written to the file, or deallocated in it, that no sync has covered.
     pub(super) fn touched(&mut self, file: FileId) {
-        if let Some(layer) = self.layer_of(file) {
+        if let Some(layer) = self.layer_of(file).filter(|layer| !layer.upkeep.unsynced) {
             layer.upkeep.unsynced = true;
+            if let Some(log) = &mut layer.log {
+                log.touched();
+            }
         }
     }
 
@@ -253,6 +272,18 @@ impl<F: Format> Disk<F> {
     }
 
     /// What every other change of the chain needs.
+    /// A layer changes only when what its last process has left is durable.
+    pub(super) fn require_nothing_owed(&self, depth: usize) -> Result<(), ImageError> {
+        match self.layers.get(depth).is_some_and(Layer::owes) {
+            true => {
+                let what =
+                    format!("layer {depth} has changes of its last process that are not durable yet; flush first");
+                Err(ImageError::new(ImageErrorKind::Unsupported, what))
+            }
+            false => Ok(()),
+        }
+    }
+
     fn require_quiet(&self, what: &str) -> Result<(), ImageError> {
         if self.merge.is_some() {
             return Err(refused(what, "layers are being merged"));

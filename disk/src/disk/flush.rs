@@ -20,6 +20,8 @@ pub(super) struct Upkeep {
     pub unsynced: bool,
     /// Changed metadata blocks that a failed round has left.
     pub dirty_left: usize,
+    /// Bytes of the redo log that a failed round has left.
+    pub log_left: u64,
     /// How far the reclaiming of stray space has come.
     pub reclaim: Reclaim,
 }
@@ -28,7 +30,7 @@ impl Upkeep {
     /// Of a layer that has just been opened.
     pub fn new(read_only: bool) -> Upkeep {
         let reclaim = if read_only { Reclaim::Done } else { Reclaim::Start };
-        Upkeep { unsynced: !read_only, dirty_left: 0, reclaim }
+        Upkeep { unsynced: !read_only, dirty_left: 0, log_left: 0, reclaim }
     }
 }
 
@@ -63,9 +65,7 @@ impl<F: Format> Disk<F> {
 
     /// Whether everything is durable that was ever written.
     pub fn is_clean(&self) -> bool {
-        let clean = |&depth: &usize| {
-            self.layers.get(depth).is_none_or(|layer| !layer.upkeep.unsynced && layer.format.dirty() == 0)
-        };
+        let clean = |&depth: &usize| self.layers.get(depth).is_none_or(|layer| !layer.is_dirty());
         !self.broken && !self.is_syncing() && self.writers.iter().all(clean)
     }
 
@@ -93,19 +93,20 @@ impl<F: Format> Disk<F> {
     fn is_much_dirty(&self) -> bool {
         let much = |&depth: &usize| {
             let Some(layer) = self.layers.get(depth) else { return false };
-            layer.format.dirty() > self.options.dirty_max.saturating_add(layer.upkeep.dirty_left)
+            layer.format.dirty() > self.options.dirty_max.saturating_add(layer.upkeep.dirty_left) || layer.is_log_full()
         };
         !self.broken && self.writers.iter().any(much)
     }
 
     /// Seals all layers that something was written to, at one moment; the deepest comes first.
     fn seal(&mut self) -> Vec<Part> {
+        self.log_changes();
         let mut parts = Vec::new();
         for &depth in self.writers.iter().rev() {
             let Some(layer) = self.layers.get_mut(depth) else { continue };
-            if layer.upkeep.unsynced || layer.format.dirty() > 0 {
+            if layer.is_dirty() {
                 layer.upkeep.unsynced = false;
-                parts.push(Part { file: layer.file, batches: layer.format.seal() });
+                parts.push(Part { file: layer.file, batches: layer.seal() });
             }
         }
         parts
@@ -136,7 +137,7 @@ impl<F: Format> Disk<F> {
     fn settle_layer(&mut self, file: FileId, durable: bool) {
         let Some(layer) = self.layer_of(file) else { return };
         let before = layer.format.geometry().len;
-        layer.format.settled(durable);
+        layer.settled(durable);
         let grown = layer.format.geometry().len != before;
         layer.upkeep.dirty_left = if durable { 0 } else { layer.format.dirty() };
         // Its turn may not even have come.
@@ -174,11 +175,16 @@ impl<F: Format> Disk<F> {
         if self.broken || !self.writers.iter().any(much) {
             return false;
         }
-        self.piece_begun(number);
-        self.throttled.push(Parked::Request { number, rest });
+        self.wait_for_round(Parked::Request { number, rest }, io);
+        true
+    }
+
+    /// Sets something aside until a round has ended.
+    pub(super) fn wait_for_round<I: Io>(&mut self, parked: Parked, io: &mut I) {
+        self.set_aside(parked);
+        self.throttled.push(parked);
         self.sync_asked = true;
         self.begin_round(io);
-        true
     }
 
     pub(super) fn meta_written<I: Io>(&mut self, result: Result<(), FileError>, io: &mut I) {
@@ -190,20 +196,23 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    pub(super) fn synced<I: Io>(&mut self, result: Result<(), FileError>, io: &mut I) {
+    pub(super) fn synced<I: Io>(&mut self, file: FileId, result: Result<(), FileError>, io: &mut I) {
         if result.is_err() {
-            // The kernel may have marked the lost pages clean: a sync that succeeds later proves nothing.
-            self.broken = true;
+            self.sync_failed(file);
             self.round_status = Status::Failed;
         }
         let step = self.round.synced(result.is_ok());
         self.take_steps(step, io);
     }
 
-    /// Looks for stray space in layers that were opened since it was last looked for, when a request comes.
+    /// Looks for stray space in layers that were opened since it was last looked for, when a request comes. What the last
+    /// process has left comes first.
     pub(super) fn begin_reclaim<I: Io>(&mut self, io: &mut I) {
         if !self.reclaim_due || self.held_back || !self.round.is_idle() {
             return;
+        }
+        if self.owes() {
+            return self.sync(io);
         }
         self.reclaim_due = false;
         for depth in self.writers.clone() {
@@ -230,7 +239,9 @@ impl<F: Format> Disk<F> {
         io: &mut I,
     ) {
         self.reclaim_syncs = self.reclaim_syncs.saturating_sub(1);
-        self.broken |= result.is_err();
+        if result.is_err() {
+            self.sync_failed(file);
+        }
         if let Some(layer) = self.layer_of(file) {
             layer.upkeep.reclaim = if result.is_ok() { Reclaim::Busy } else { Reclaim::Done };
         }

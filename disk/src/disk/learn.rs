@@ -137,7 +137,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// What is set aside is a piece of its request. A fill is one already.
-    fn set_aside(&mut self, parked: Parked) {
+    pub(super) fn set_aside(&mut self, parked: Parked) {
         if let Parked::Request { number, .. } = parked {
             self.piece_begun(number);
         }
@@ -176,6 +176,7 @@ impl<F: Format> Disk<F> {
         let parked = Parked::Request { number, rest };
         match obstacle {
             Obstacle::Grain(missing) => self.park_for_grain(parked, missing, io),
+            Obstacle::Owed => self.wait_for_round(parked, io),
             Obstacle::Layer(file, Wait::Load(block)) => {
                 self.park(parked, vec![(file, block)], io);
             }
@@ -213,8 +214,8 @@ impl<F: Format> Disk<F> {
         let file = done.op.file;
         self.taken = self.taken.saturating_add(usize::try_from(block.len).unwrap_or(0));
         let parked = self.loads.remove(&(file, block.at)).unwrap_or_default();
-        let sound = match (done.result, done.op.action, self.format_of(file)) {
-            (Ok(()), Action::Read { into, .. }, Some(format)) => format.load(block, &into.to_vec()).is_ok(),
+        let sound = match (done.result, done.op.action, self.layer_of(file)) {
+            (Ok(()), Action::Read { into, .. }, Some(layer)) => layer.load(block, into.to_vec()),
             _ => false,
         };
         for parked in parked {

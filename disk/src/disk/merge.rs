@@ -265,6 +265,7 @@ impl<F: Format> Disk<F> {
                 format!("layers {from} to {into} of a chain of {} cannot be merged into the last", self.layers.len());
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
+        (from..=into).try_for_each(|depth| self.require_nothing_owed(depth))?;
         let layers = || self.layers.iter().enumerate().take(into.saturating_add(1)).skip(from);
         if let Some((depth, _)) = layers().find(|(_, layer)| layer.closing || layer.format.geometry().read_only) {
             let what = format!("layer {depth} takes part in the merge and is not open for writing");

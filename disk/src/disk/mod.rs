@@ -12,7 +12,7 @@
 //! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live and
 //! waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed clusters,
 //! `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that are under way,
-//! `held` those that wait for others, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become
+//! `held` those that wait for others, `logging` what outlives the process, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become
 //! one, `piece` one grain of that, `rest` what is given back when nothing is asked for.
 
 mod active;
@@ -23,6 +23,7 @@ mod fill;
 mod flush;
 mod held;
 mod learn;
+mod logging;
 mod merge;
 mod packed;
 mod piece;
@@ -137,6 +138,8 @@ enum Obstacle {
     Layer(FileId, Wait),
     /// Metadata for the map.
     Grain(Missing),
+    /// What the last process has left of this layer is not durable yet.
+    Owed,
 }
 
 /// A virtual disk: a chain of images, and everything that is in flight on it.
@@ -191,6 +194,8 @@ pub struct Disk<F: Format> {
     /// How often it was begun anew to decide where writes go.
     epoch: u64,
     broken: bool,
+    /// Some layer has a redo log.
+    logs: bool,
 }
 
 impl<F: Format> Disk<F> {
@@ -237,6 +242,7 @@ impl<F: Format> Disk<F> {
             taken: 0,
             epoch: 0,
             broken: false,
+            logs: false,
         };
         for (depth, layer) in disk.layers.iter().enumerate() {
             disk.check_block(layer.format.geometry(), &format!("layer {depth}"))?;
@@ -318,7 +324,7 @@ impl<F: Format> Disk<F> {
             Some(Op::Packed { begin }) => self.packed_read(begin, done, io),
             Some(Op::Load { block }) => self.loaded(block, done, io),
             Some(Op::Meta) => self.meta_written(done.result, io),
-            Some(Op::Sync) => self.synced(done.result, io),
+            Some(Op::Sync) => self.synced(file, done.result, io),
             Some(Op::ReclaimSync { at, len }) => self.reclaim_synced(file, at, len, done.result, io),
             // An engine that invents completions is broken beyond what we could mend.
             None => debug_assert!(false, "a completion of an operation that was never pushed"),
@@ -413,12 +419,15 @@ impl<F: Format> Disk<F> {
     #[inline(always)]
     fn quiet(&mut self, number: u32) {
         let Some(active) = self.active.get(number) else { return };
-        let durable = match active.request.operation() {
+        let operation = active.request.operation();
+        let done = active.status == Status::Done;
+        let durable = match operation {
             Operation::Flush => true,
             Operation::Write { durable } | Operation::WriteZeroes { durable, .. } => durable,
             Operation::Read | Operation::Discard | Operation::Extents => false,
         };
-        if durable && active.status == Status::Done {
+        let unlogged = self.logs && operation.is_write() && !self.log_changes();
+        if (durable || unlogged) && done {
             self.flushes.push(number);
         } else {
             self.end(number);

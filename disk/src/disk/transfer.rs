@@ -88,7 +88,11 @@ impl<F: Format> Disk<F> {
         file: FileId,
         question: impl FnOnce(&mut F) -> Result<T, Wait>,
     ) -> Result<T, Obstacle> {
-        self.format_of(file).map_or(Err(Wait::NoSpace), question).map_err(|wait| Obstacle::Layer(file, wait))
+        let Some(layer) = self.layer_of(file) else { return Err(Obstacle::Layer(file, Wait::NoSpace)) };
+        if layer.owes() {
+            return Err(Obstacle::Owed);
+        }
+        question(&mut layer.format).map_err(|wait| Obstacle::Layer(file, wait))
     }
 
     /// The length of a run of which `len` bytes are known, at most `left`, looking into the next grains too.

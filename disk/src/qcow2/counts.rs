@@ -7,7 +7,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::layout::{entry, index, length, set_entry};
+use super::order::{COUNTS, COUNTS_TABLE, LOWERED};
 use super::slices::Slices;
+use crate::Records;
 use crate::format::{MetaWrite, Wait};
 
 /// Bytes of refcount blocks that are kept: those of 64 GiB of file with clusters of 64 KiB.
@@ -74,6 +76,7 @@ pub struct Counts {
     /// By slice of the table.
     dirty_table: BTreeSet<u64>,
     sealed: Sealed,
+    records: Records,
 }
 
 /// What the round under way will have made durable.
@@ -99,6 +102,7 @@ impl Counts {
             losses: Vec::new(),
             dirty_table: BTreeSet::new(),
             sealed: Sealed::default(),
+            records: Records::default(),
         }
     }
 
@@ -175,7 +179,7 @@ impl Counts {
 
     /// A cluster has its first reference.
     pub fn raise(&mut self, cluster: u64) {
-        self.set(cluster, 1);
+        self.set(cluster, 1, COUNTS);
         if let Cover::Counted(at) = self.cover(cluster) {
             self.raised.insert(at);
         }
@@ -186,7 +190,7 @@ impl Counts {
         for cluster in loss.first..loss.first.saturating_add(loss.count) {
             let count = self.get(cluster);
             debug_assert!(count > 0, "cluster {cluster} has no reference to lose");
-            self.set(cluster, count.saturating_sub(1));
+            self.set(cluster, count.saturating_sub(1), LOWERED);
             if let Cover::Counted(at) = self.cover(cluster) {
                 self.lowered.insert(at);
             }
@@ -194,13 +198,26 @@ impl Counts {
         self.losses.push(loss);
     }
 
-    fn set(&mut self, cluster: u64, count: u64) {
+    /// What has changed and is to be logged.
+    pub fn records(&mut self) -> &mut Records {
+        &mut self.records
+    }
+
+    /// Changes a refcount, which `batch` of a round writes.
+    fn set(&mut self, cluster: u64, count: u64, batch: u8) {
         let Cover::Counted(at) = self.cover(cluster) else { return };
         let within = cluster % self.per_slice();
         debug_assert!(self.slices.bytes(at).is_some(), "a refcount is changed in a slice that is not here");
-        if let Some(bytes) = self.slices.change(at) {
-            set(bytes, self.order, within, count);
-        }
+        let Some(bytes) = self.slices.change(at) else { return };
+        set(bytes, self.order, within, count);
+        let Some(width) = 1u64.checked_shl(self.order).and_then(|bits| bits.checked_div(8)).filter(|&width| width > 0)
+        else {
+            // Others in the same byte may belong to another batch.
+            return self.records.leave_out();
+        };
+        let raw = count.to_be_bytes();
+        let raw = raw.get(8usize.saturating_sub(index(width))..).unwrap_or_default();
+        self.records.bytes(batch, at.saturating_add(within.saturating_mul(width)), raw);
     }
 
     /// Makes cluster `at` the block that counts it.
@@ -210,12 +227,21 @@ impl Counts {
             *entry = at << self.bits;
             self.slices.begin_table(at << self.bits);
             self.dirty_table.insert(number.saturating_mul(8) / self.slices.size());
+            self.log_block(number, at);
             self.count_table(at, 1);
         }
     }
 
+    /// Logs that cluster `at` is the block of this number now, and empty.
+    fn log_block(&mut self, number: u64, at: u64) {
+        let at = at << self.bits;
+        self.records.fill(COUNTS, at, 1 << self.bits, 0);
+        self.records.bytes(COUNTS_TABLE, self.table_at.saturating_add(number.saturating_mul(8)), &at.to_be_bytes());
+    }
+
     /// Makes the table `entries` long and has it stand at cluster `at`. All of it is written by the next round.
     pub fn move_table(&mut self, entries: u64, at: u64) {
+        self.records.leave_out();
         self.table.resize(index(entries), 0);
         self.table_at = at << self.bits;
         self.dirty_table = (0..entries.saturating_mul(8).div_ceil(self.slices.size())).collect();
@@ -227,6 +253,7 @@ impl Counts {
             *entry = at << self.bits;
             self.slices.begin_table(at << self.bits);
             self.dirty_table.insert(number.saturating_mul(8) / self.slices.size());
+            self.log_block(number, at);
         }
     }
 

@@ -43,6 +43,7 @@ impl Qcow2 {
         }
         self.head.header.raw.len = len.into();
         self.head.changed();
+        self.records.leave_out();
         self.clusters.len = len;
         self.geometry.len = len;
         Ok(())

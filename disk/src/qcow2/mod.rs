@@ -71,7 +71,7 @@ pub use unpack::Compression;
 use crate::format::{
     Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
 };
-use crate::{Geometry, ImageError, Link, Source, Span};
+use crate::{Geometry, ImageError, Link, Records, Source, Span};
 
 use clusters::Clusters;
 use head::Head;
@@ -89,6 +89,7 @@ pub struct Qcow2 {
     first: Option<MetaWrite>,
     /// The last round has failed: it is not known what the file refers to.
     retried: bool,
+    records: Records,
 }
 
 impl Qcow2 {
@@ -109,7 +110,7 @@ impl Qcow2 {
             chs: None,
             read_only: access == Access::ReadOnly,
         };
-        Ok(Qcow2 { info, geometry, head, clusters, first, retried: false })
+        Ok(Qcow2 { info, geometry, head, clusters, first, retried: false, records: Records::default() })
     }
 
     /// What the metadata says, as of opening.
@@ -140,6 +141,7 @@ impl Qcow2 {
     /// caller's business as before.
     pub fn relink(&mut self, parent: Option<&Link>) -> Result<(), ImageError> {
         self.head.relink(self.info.uuid, parent)?;
+        self.records.leave_out();
         self.clusters.parent = parent.is_some();
         Ok(())
     }
@@ -202,6 +204,22 @@ impl Format for Qcow2 {
 
     fn drop_caches(&mut self) {
         self.clusters.drop_clean();
+    }
+
+    fn records(&mut self) -> &mut Records {
+        self.records.append(self.clusters.tables.records());
+        if let Some(room) = &mut self.clusters.room {
+            self.records.append(room.counts.records());
+        }
+        &mut self.records
+    }
+
+    fn collect_records(&mut self) {
+        self.records.collect();
+        self.clusters.tables.records().collect();
+        if let Some(room) = &mut self.clusters.room {
+            room.counts.records().collect();
+        }
     }
 
     fn dirty(&self) -> usize {

@@ -7,7 +7,9 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::entry::Entry;
 use super::layout::{COPIED, OFFSET_MASK, entry, index, set_entry};
+use super::order::{L1, L2};
 use super::slices::Slices;
+use crate::Records;
 use crate::format::{Corrupt, MetaWrite, Wait};
 
 /// Bytes of L2 tables that are kept: they are about 64 GiB of disk with clusters of 64 KiB. What is folded into the map
@@ -42,6 +44,7 @@ pub struct Tables {
     /// By slice of the L1 table.
     dirty_l1: BTreeSet<u64>,
     sealed_l1: BTreeSet<u64>,
+    records: Records,
 }
 
 /// What a round is to write of the tables.
@@ -67,6 +70,7 @@ impl Tables {
             unsound: HashMap::new(),
             dirty_l1: BTreeSet::new(),
             sealed_l1: BTreeSet::new(),
+            records: Records::default(),
         }
     }
 
@@ -143,7 +147,10 @@ impl Tables {
     pub fn set(&mut self, spot: Spot, by: u64, new: Entry) {
         debug_assert!(self.slices.bytes(spot.slice).is_some(), "an entry is changed in a slice that is not here");
         if let Some(bytes) = self.slices.change(spot.slice) {
-            set_entry(bytes, spot.index.saturating_add(index(by)), new.encode());
+            let (number, raw) = (spot.index.saturating_add(index(by)), new.encode());
+            set_entry(bytes, number, raw);
+            let at = spot.slice.saturating_add(super::layout::length(number).saturating_mul(8));
+            self.records.bytes(L2, at, &raw.to_be_bytes());
         }
     }
 
@@ -152,13 +159,22 @@ impl Tables {
         let number = cluster >> self.table_bits();
         if let Some(entry) = self.l1.get_mut(index(number)) {
             *entry = at | COPIED;
+            let raw = *entry;
             self.slices.begin_table(at);
             self.dirty_l1.insert(number.saturating_mul(8) / self.slices.size());
+            self.records.fill(L2, at, 1 << self.bits, 0);
+            self.records.bytes(L1, self.l1_at.saturating_add(number.saturating_mul(8)), &raw.to_be_bytes());
         }
+    }
+
+    /// What has changed and is to be logged.
+    pub fn records(&mut self) -> &mut Records {
+        &mut self.records
     }
 
     /// Makes the L1 table `entries` long and has it stand at `at`. All of it is written by the next round.
     pub fn grow(&mut self, entries: u64, at: u64) {
+        self.records.leave_out();
         self.l1.resize(index(entries).max(self.l1.len()), 0);
         self.l1_at = at;
         self.dirty_l1.extend(0..entries.saturating_mul(8).div_ceil(self.slices.size()));

@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 use super::layout::{RawFooter, SECTOR};
 use super::survey::index;
 use crate::format::{Discarded, MetaWrite, Place, Reserved, Wait};
-use crate::{ImageError, ImageErrorKind, Span};
+use crate::{ImageError, ImageErrorKind, Records, Span};
 
 /// Some programs round the size up in the file and not in the footer; to a cylinder, at most.
 const SLACK_MAX: u64 = 1 << 20;
@@ -30,12 +30,13 @@ pub struct Fixed {
     growing: Option<RawFooter>,
     /// The one of the round under way.
     sealed: Option<RawFooter>,
+    records: Records,
 }
 
 impl Fixed {
     /// An image with this footer at this place.
     pub fn new(footer: RawFooter, footer_at: u64) -> Fixed {
-        Fixed { footer, footer_at, growing: None, sealed: None }
+        Fixed { footer, footer_at, growing: None, sealed: None, records: Records::default() }
     }
 
     /// Bytes of the disk.
@@ -87,7 +88,13 @@ impl Fixed {
         let mut footer = self.footer;
         footer.resize(len);
         self.growing = Some(footer.sealed());
+        self.records.leave_out();
         Ok(())
+    }
+
+    /// What has changed and is to be logged.
+    pub fn records(&mut self) -> &mut Records {
+        &mut self.records
     }
 
     /// Whether there is something to write.

@@ -47,7 +47,7 @@ pub use crate::{Problem, Severity};
 use crate::format::{
     Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
 };
-use crate::{Geometry, ImageError, ImageErrorKind, Link, Source, Span};
+use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
 
 use fixed::Fixed;
 use sparse::Sparse;
@@ -263,6 +263,17 @@ impl Format for Vhd {
         if let Body::Sparse(sparse) = &mut self.body {
             sparse.drop_caches();
         }
+    }
+
+    fn records(&mut self) -> &mut Records {
+        match &mut self.body {
+            Body::Fixed(fixed) => fixed.records(),
+            Body::Sparse(sparse) => sparse.records(),
+        }
+    }
+
+    fn collect_records(&mut self) {
+        self.records().collect();
     }
 
     fn dirty(&self) -> usize {

@@ -10,15 +10,17 @@ mod round;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
+use zerocopy::IntoBytes;
+
 use super::bitmap::Bitmap;
 use super::layout::{RawFooter, RawHeader, SECTOR, UNUSED};
 use super::pending::{Pending, Write};
 use super::space::Space;
 use super::survey::{Batmap, DiskType, Survey, bitmap_len, index};
-use crate::Span;
 use crate::format::{Access, Tail};
+use crate::{Records, Span};
 use generation::Change;
-use round::Round;
+use round::{FIRST, Round, TABLE};
 
 use crate::format::{Discarded, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
 
@@ -88,6 +90,7 @@ pub struct Sparse {
     /// Slots given up since the last seal.
     forgotten: Vec<u32>,
     round: Round,
+    records: Records,
 }
 
 impl Sparse {
@@ -136,6 +139,7 @@ impl Sparse {
             held: Vec::new(),
             forgotten: Vec::new(),
             round: Round::default(),
+            records: Records::default(),
         }
     }
 
@@ -188,7 +192,9 @@ impl Sparse {
             self.set_not_full(write.block);
             self.keep(write.block, Bitmap::filled(count, index(self.bitmap_len), whole), true);
             self.set_entry(write.block, slot.sector);
+            self.log_bitmap(write.block, slot.sector);
             self.dirty_footer = true;
+            self.records.bytes(FIRST, self.space.end(), self.footer.as_bytes());
             if whole {
                 self.set_full(write.block);
                 span = self.span_of(Write { block: write.block, from: 0, count });
@@ -280,6 +286,23 @@ impl Sparse {
         if let Some(entry) = self.table.get_mut(index(block.into())) {
             *entry = sector;
             self.dirty_table.insert(block / ENTRIES);
+            let at = self.table_at.saturating_add(u64::from(block).saturating_mul(4));
+            self.records.bytes(TABLE, at, &sector.to_be_bytes());
+        }
+    }
+
+    /// What has changed and is to be logged.
+    pub fn records(&mut self) -> &mut Records {
+        &mut self.records
+    }
+
+    /// Logs the bitmap of a block as it is now.
+    fn log_bitmap(&mut self, block: u32, sector: u32) {
+        let Some(cached) = self.bitmaps.get(&block) else { return };
+        let (at, bytes) = (u64::from(sector).saturating_mul(SECTOR), cached.bitmap.as_bytes());
+        match bytes.first().copied().filter(|&first| bytes.iter().all(|&byte| byte == first)) {
+            Some(byte) => self.records.fill(FIRST, at, self.bitmap_len, byte),
+            None => self.records.bytes(FIRST, at, bytes),
         }
     }
 
@@ -365,6 +388,12 @@ impl Sparse {
         if cached.bitmap.set(write.from, write.count) {
             cached.dirty = true;
             let full = cached.bitmap.is_full();
+            // The bytes in which its bits are.
+            let (first, last) = (write.from / 8, write.from.saturating_add(write.count).saturating_sub(1) / 8);
+            let bytes = cached.bitmap.as_bytes().get(index(first.into())..=index(last.into())).unwrap_or_default();
+            let entry = self.table.get(index(write.block.into())).copied().unwrap_or(UNUSED);
+            let at = u64::from(entry).saturating_mul(SECTOR).saturating_add(first.into());
+            self.records.bytes(FIRST, at, bytes);
             self.dirty_bitmaps.insert(write.block);
             if full {
                 self.set_full(write.block);
@@ -392,10 +421,13 @@ impl Sparse {
         if let Some(word) = self.full.get_mut(index(u64::from(block / 64))) {
             *word &= !(1 << (block % 64));
         }
-        if let Some(byte) = self.batmap.as_mut().and_then(|map| map.bits.get_mut(index(u64::from(block / 8)))) {
-            let bit = 0x80 >> (block % 8);
-            self.dirty_batmap |= *byte & bit != 0;
+        let Some(batmap) = &mut self.batmap else { return };
+        let (number, bit) = (u64::from(block / 8), 0x80 >> (block % 8));
+        if let Some(byte) = batmap.bits.get_mut(index(number)).filter(|byte| **byte & bit != 0) {
             *byte &= !bit;
+            self.dirty_batmap = true;
+            // Its checksum is not logged: a batmap without the right one is not believed, and made anew.
+            self.records.bytes(FIRST, batmap.header.offset.get().saturating_add(number), &[*byte]);
         }
     }
 

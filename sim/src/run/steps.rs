@@ -5,7 +5,8 @@
 //! after a power loss meanwhile.
 
 use disk::{
-    Access, FileId, Format, Image, ImageError, ImageErrorKind, MergeState, Operation, Request, Span, Status, Token,
+    Access, FileId, Format, Image, ImageError, ImageErrorKind, MergeState, Operation, RedoLog, Request, Span, Status,
+    Token,
 };
 use memory::Segments;
 
@@ -196,8 +197,9 @@ impl Run {
         if self.bug == Some(Planted::SnapshotWithoutRound) {
             self.plot.borrow_mut().deaf = old;
         }
-        let leaf = self.open(file, 0, Access::ReadWrite, subject)?;
+        let (leaf, log) = self.open(file, 0, subject)?;
         self.disk.push_leaf(file, leaf).map_err(refused)?;
+        self.disk.set_log(file, log).map_err(refused)?;
         self.disk.freeze(1).map_err(refused)?;
         Ok(old.map(Chore::Closing))
     }
@@ -207,6 +209,7 @@ impl Run {
         self.chore = None;
         if self.disk.is_frozen(file) {
             self.io.let_write(file, false);
+            self.logs.close(file);
         } else if !self.io.fault_happened() {
             return Err(Violation::Step("the old leaf does not become durable".into()));
         }
@@ -264,8 +267,9 @@ impl Run {
         let opened = if self.disk.merge().is_none() { from.max(1)..into + 1 } else { 0..0 };
         for depth in opened {
             let Some(file) = self.chains.first().and_then(|chain| chain.get(depth)).copied() else { continue };
-            let image = self.open(file, depth, Access::ReadWrite, subject)?;
+            let (image, log) = self.open(file, depth, subject)?;
             self.disk.reopen(depth, image).map_err(refused)?;
+            self.disk.set_log(file, log).map_err(refused)?;
             self.io.let_write(file, true);
         }
         Ok(())
@@ -295,23 +299,22 @@ impl Run {
     fn end_merge(&mut self) -> Result<(), Violation> {
         let sources = self.disk.end_merge().map_err(refused)?;
         let old = self.chains.swap_remove(0);
-        sources.iter().for_each(|layer| self.io.let_write(layer.file, false));
+        for layer in &sources {
+            self.io.let_write(layer.file, false);
+            self.logs.close(layer.file);
+        }
         let rest = old.iter().copied().filter(|file| sources.iter().all(|layer| layer.file != *file)).collect();
         self.chains = vec![rest, old];
         Ok(())
     }
 
-    /// Opens a file as it is now, to stand so deep in the chain.
-    fn open(
-        &self,
-        file: FileId,
-        depth: usize,
-        access: Access,
-        subject: &Subject,
-    ) -> Result<Saboteur<Image>, Violation> {
+    /// Opens a file as it is now for writing, to stand so deep in the chain.
+    fn open(&mut self, file: FileId, depth: usize, subject: &Subject) -> Result<(Saboteur<Image>, RedoLog), Violation> {
         let mut media = self.io.file(file).visible().clone();
-        let image = subject.open_one(&mut media, self.form(Some(&file)), access).map_err(Violation::Open)?;
-        Ok(Saboteur::new(image, self.bug, self.plot.clone(), (file, depth), media.len()))
+        let log = self.logs.open(file, &mut media).map_err(Violation::Open)?;
+        let form = self.form(Some(&file));
+        let image = subject.open_one(&mut log.patched(&mut media), form, Access::ReadWrite).map_err(Violation::Open)?;
+        Ok((Saboteur::new(image, self.bug, self.plot.clone(), (file, depth), media.len()), log))
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Agreed {
     pub regrown: Vec<Span>,
     /// The file whose syncs do nothing any more.
     pub deaf: Option<FileId>,
+    /// Files whose logs are dropped as soon as a round is sealed.
+    pub dropped: Vec<FileId>,
 }
 
 /// The same, shared by all that are in it.

@@ -8,8 +8,8 @@ mod vhd;
 use std::collections::BTreeMap;
 
 use disk::{
-    Corrupt, Discarded, FileId, Format, Geometry, ImageError, MetaBlock, MetaWrite, Place, Placed, Reserved, Span,
-    Ticket, Wait,
+    Corrupt, Discarded, FileId, Format, Geometry, ImageError, MetaBlock, MetaWrite, Place, Placed, Records, Reserved,
+    Span, Ticket, Wait,
 };
 
 use crate::planted::{Layers, Planted};
@@ -51,6 +51,8 @@ pub struct Saboteur<F> {
     footer_at: u64,
     /// Where the disk has ended before it grew.
     old_end: Option<u64>,
+    /// Records that are handed out when the next ones are asked for.
+    late: [Records; 2],
 }
 
 impl<F: Format> Saboteur<F> {
@@ -83,6 +85,7 @@ impl<F: Format> Saboteur<F> {
             discarded: Vec::new(),
             footer_at: file_len.saturating_sub(SECTOR),
             old_end: None,
+            late: Default::default(),
         }
     }
 
@@ -145,7 +148,11 @@ impl<F: Format> Saboteur<F> {
             Some(Planted::UpperLayerFirst) if sync == last => SyncFate::ForAll,
             _ => SyncFate::Honest,
         };
-        self.plot.borrow_mut().syncs.insert(self.file, (0..=last).map(fate).collect());
+        let mut plot = self.plot.borrow_mut();
+        // That one has been agreed upon before.
+        if self.bug != Some(Planted::OwedWithoutSyncs) || !plot.syncs.contains_key(&self.file) {
+            plot.syncs.insert(self.file, (0..=last).map(fate).collect());
+        }
     }
 
     /// Takes a place for what was written to the target, and has it say something about it.
@@ -332,6 +339,22 @@ impl<F: Format> Format for Saboteur<F> {
         self.inner.drop_caches();
     }
 
+    fn records(&mut self) -> &mut Records {
+        if !self.has(Planted::LoggedAfterAnswer) && !self.has(Planted::LowerLayerLoggedLater) {
+            return self.inner.records();
+        }
+        let [now, later] = &mut self.late;
+        if now.is_empty() {
+            now.append(later);
+        }
+        later.append(self.inner.records());
+        now
+    }
+
+    fn collect_records(&mut self) {
+        self.inner.collect_records();
+    }
+
     fn dirty(&self) -> usize {
         let owed = if self.has(Planted::ForgottenBeforeCopied) { 0 } else { self.owed.len() };
         self.inner.dirty() + owed
@@ -339,6 +362,9 @@ impl<F: Format> Format for Saboteur<F> {
 
     fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
         self.in_round = true;
+        if self.has(Planted::LogDroppedEarly) {
+            self.plot.borrow_mut().dropped.push(self.file);
+        }
         if self.depth == 0 && self.has(Planted::LeafGrows) {
             self.grow_leaf();
         }

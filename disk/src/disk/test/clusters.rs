@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::*;
-use crate::{Corrupt, Discarded, Fill, Placed, Reserved};
+use crate::{Corrupt, Discarded, Fill, Placed, Records, Reserved};
 
 /// Small, so that requests meet in one cluster.
 pub const CLUSTER: u64 = 4096;
@@ -38,6 +38,8 @@ pub struct Clusters {
     pub len: u64,
     pub read_only: bool,
     pub table: Vec<Entry>,
+    /// Never any.
+    records: Records,
     pending: HashMap<u64, Pending>,
     last_ticket: u64,
     /// Slices of the table that are known, the latest last.
@@ -69,6 +71,7 @@ impl Clusters {
             len,
             read_only: false,
             table: vec![Entry::Parent; len.div_ceil(CLUSTER) as usize],
+            records: Records::default(),
             pending: HashMap::new(),
             last_ticket: 0,
             known: VecDeque::new(),
@@ -302,6 +305,12 @@ impl Format for Clusters {
         }
         Ok(())
     }
+
+    fn records(&mut self) -> &mut Records {
+        &mut self.records
+    }
+
+    fn collect_records(&mut self) {}
 
     fn dirty(&self) -> usize {
         self.changed + self.limbo.len() + self.forgotten.len()

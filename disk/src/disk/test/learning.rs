@@ -1,11 +1,13 @@
 //! Learning the map from formats that make it hard.
 
 use super::*;
+use crate::Records;
 
 /// A layout in which every sector lives somewhere else, so that the map soon has to forget, and of which metadata is
 /// to be loaded once for every 1024 grains.
 struct Scattered {
     loaded: std::collections::HashSet<u64>,
+    records: Records,
 }
 
 const EVERY: u64 = 1024 * (2 << 20);
@@ -39,6 +41,12 @@ impl Format for Scattered {
         self.loaded.insert(block.at / 512);
         Ok(())
     }
+
+    fn records(&mut self) -> &mut Records {
+        &mut self.records
+    }
+
+    fn collect_records(&mut self) {}
 
     fn dirty(&self) -> usize {
         0
@@ -76,7 +84,9 @@ impl Format for Scattered {
 #[test]
 fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
     let mut files = Files::new(vec![Vec::new()], 1);
-    let mut disk = Disk::new(vec![Scattered { loaded: Default::default() }], Options::default()).unwrap();
+    let mut disk =
+        Disk::new(vec![Scattered { loaded: Default::default(), records: Records::default() }], Options::default())
+            .unwrap();
     let span = Span { at: 0, len: EVERY };
     let request = Request::new(Operation::Extents, span, Segments::empty(), Token(1), &disk.geometry()).unwrap();
     disk.submit(request, &mut files);

@@ -53,11 +53,13 @@ impl Sparse {
         }
         self.bitmap(block, sector)?;
         let Some(cached) = self.bitmaps.get_mut(&block) else { return Ok(false) };
-        if cached.bitmap.clear(sectors(from), sectors(len)) {
+        let cleared = cached.bitmap.clear(sectors(from), sectors(len));
+        let empty = cached.bitmap.is_empty();
+        if cleared {
             cached.dirty = true;
             self.dirty_bitmaps.insert(block);
+            self.log_bitmap(block, sector);
         }
-        let empty = cached.bitmap.is_empty();
         self.set_not_full(block);
         Ok(empty && !self.pending.busy(block))
     }

@@ -60,6 +60,7 @@ impl Sparse {
     /// Puts the image on another parent, or on none.
     pub fn relink(&mut self, parent: Option<&Parent>) -> Result<(), ImageError> {
         let locators = parent.map(Parent::locators).transpose()?.unwrap_or_default();
+        self.records.leave_out();
         self.name_parent(parent);
         self.change.get_or_insert_default().locators = Some(locators);
         let disk_type = if parent.is_some() { DiskType::Differencing } else { DiskType::Dynamic };
@@ -74,6 +75,7 @@ impl Sparse {
     pub fn rename_parent(&mut self, parent: &Parent) {
         self.name_parent(Some(parent));
         self.dirty_header = true;
+        self.records.leave_out();
     }
 
     fn name_parent(&mut self, parent: Option<&Parent>) {
@@ -89,6 +91,7 @@ impl Sparse {
     /// Makes the disk larger.
     pub fn grow(&mut self, len: u64) {
         let blocks = len.div_ceil(self.block_len);
+        self.records.leave_out();
         self.table.resize(index(blocks), UNUSED);
         self.full.resize(index(blocks.div_ceil(64)), 0);
         self.disk_len = len;

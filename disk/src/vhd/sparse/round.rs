@@ -10,6 +10,11 @@ use super::Sparse;
 use super::generation::Change;
 use crate::format::MetaWrite;
 
+/// The batch of a round in which bitmaps, batmap and footer are written, for the redo log.
+pub const FIRST: u8 = 0;
+/// The batch of the table.
+pub const TABLE: u8 = 1;
+
 /// What the round under way will have made durable.
 #[derive(Debug, Default)]
 pub struct Round {

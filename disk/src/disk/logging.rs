@@ -1,0 +1,109 @@
+//! The redo logs of the layers: what is logged when, and what an earlier process has left in them.
+//!
+//! Knows nothing of what a log looks like. Keeps: changes are logged before the request that caused them is answered, the
+//! deepest layer first, as a round makes them durable; a layer changes only when what its last process has left is durable.
+
+use super::Disk;
+use super::chain::Layer;
+use crate::format::{Format, MetaBlock, MetaWrite};
+use crate::redo::RedoLog;
+use crate::{FileId, ImageError, ImageErrorKind};
+
+impl<F: Format> Disk<F> {
+    /// Gives a layer its redo log, through which its image was opened ([`RedoLog::patched`]). Before the first request, or
+    /// right behind the call that put the layer there. A layer that is only read has one where a sync of it has failed: what
+    /// is left to be written to it never will be, and is read from the log.
+    pub fn set_log(&mut self, file: FileId, log: RedoLog) -> Result<(), ImageError> {
+        let failed = log.has_failed();
+        let wants_one = |layer: &&mut Layer<F>| failed || !layer.format.geometry().read_only;
+        let Some(layer) = self.layer_of(file).filter(wants_one) else {
+            let what = format!("file {} is no layer that is open for writing: it needs no redo log", file.0);
+            return Err(ImageError::new(ImageErrorKind::Mismatch, what));
+        };
+        layer.format.collect_records();
+        let log = layer.log.insert(log);
+        if layer.upkeep.unsynced {
+            log.touched();
+        }
+        self.logs = true;
+        self.broken |= failed;
+        Ok(())
+    }
+
+    /// The redo log of a layer, if it has one.
+    pub fn log(&self, file: FileId) -> Option<&RedoLog> {
+        self.layers.iter().find(|layer| layer.file == file).and_then(|layer| layer.log.as_ref())
+    }
+
+    /// Whether some layer has something left of its last process that is not durable yet.
+    pub fn owes(&self) -> bool {
+        self.logs && self.layers.iter().any(Layer::owes)
+    }
+
+    /// Logs what has changed. Whether all of it, and all before it, is logged: if not, what has changed must be durable
+    /// before anybody is told.
+    pub(super) fn log_changes(&mut self) -> bool {
+        let mut gap = false;
+        for &depth in self.writers.iter().rev() {
+            if let Some(layer) = self.layers.get_mut(depth) {
+                gap |= layer.log_changes(gap);
+            }
+        }
+        !gap
+    }
+
+    /// A sync has failed. The kernel may have marked the lost pages clean: a sync that succeeds later proves nothing, not
+    /// in another process either.
+    pub(super) fn sync_failed(&mut self, file: FileId) {
+        self.broken = true;
+        if let Some(log) = self.layer_of(file).and_then(|layer| layer.log.as_mut()) {
+            log.sync_failed();
+        }
+    }
+}
+
+impl<F: Format> Layer<F> {
+    /// Logs what has changed in this layer; whether something is missing in its log. `below`: in that of a layer below.
+    fn log_changes(&mut self, below: bool) -> bool {
+        let Some(log) = &mut self.log else { return below };
+        let changes = self.format.records();
+        if !changes.is_empty() {
+            log.append(changes, below);
+        }
+        log.has_gap()
+    }
+
+    /// Whether so much is logged that a round should begin, lest requests have to wait for one.
+    pub(super) fn is_log_full(&self) -> bool {
+        let full = |log: &RedoLog| log.used().saturating_sub(self.upkeep.log_left) > log.capacity() / 2;
+        self.log.as_ref().is_some_and(full)
+    }
+
+    /// Begins a round: what is owed comes first, since the format knows of nothing else.
+    pub(super) fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
+        let mut batches = Vec::new();
+        if let Some(log) = &mut self.log {
+            log.seal();
+            batches.extend_from_slice(log.owed().map(|owed| owed.batches()).unwrap_or_default());
+        }
+        batches.append(&mut self.format.seal());
+        batches
+    }
+
+    /// Ends a round.
+    pub(super) fn settled(&mut self, durable: bool) {
+        self.format.settled(durable);
+        if let Some(log) = &mut self.log {
+            log.settle(durable, !self.upkeep.unsynced);
+            self.upkeep.log_left = if durable { 0 } else { log.used() };
+        }
+    }
+
+    /// Hands metadata that was read to the format, as it is when all that is owed has been written. Whether it makes sense.
+    pub(super) fn load(&mut self, block: MetaBlock, mut bytes: Vec<u8>) -> bool {
+        if let Some(owed) = self.log.as_ref().and_then(RedoLog::owed) {
+            owed.patch(block.at, &mut bytes);
+        }
+        self.format.load(block, &bytes).is_ok()
+    }
+}

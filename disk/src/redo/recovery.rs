@@ -1,0 +1,225 @@
+//! What is read back from a redo log: the writes that its process still owed, in the batches of a round.
+//!
+//! Of the rounds that the process had under way, any write may be in the file. So each place that the log names is written
+//! anew, with what it must hold in the end, in the order of a round's batches: first what the first batch has changed,
+//! and so on. It is as if no round had begun yet and one were sealed now.
+//!
+//! Knows nothing of what the bytes mean. The log is memory that others may have written to: whatever it holds leads to
+//! these writes or to an error. Keeps: a sector that is written holds, of what was changed, what belongs to this batch and
+//! those before it, and for the rest what the file has.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::records::{BYTES, FILL};
+use crate::format::MetaWrite;
+use crate::{ImageError, ImageErrorKind, ReadFault, Source};
+
+/// The record that ends a gap: without place, batch or value. What is behind it counts only where it has been dropped.
+pub const GAP: u64 = 0xf0;
+
+/// Bytes that storage writes whole or not at all.
+const SECTOR: u64 = 512;
+/// Bytes of one record, at most: nothing that is logged is larger than a cluster of 2 MiB.
+const RECORD_MAX: u64 = 2 << 20;
+
+type Sectors = BTreeMap<u64, [u8; 512]>;
+
+/// Writes that a process owed when it died.
+#[derive(Clone, Debug)]
+pub struct Owed {
+    batches: Vec<Vec<MetaWrite>>,
+    /// What the sectors hold when all of it is written.
+    sectors: Sectors,
+}
+
+/// One change.
+struct Record {
+    batch: u8,
+    at: u64,
+    len: u64,
+    content: Content,
+}
+
+enum Content {
+    Fill(u8),
+    Bytes(Vec<u8>),
+}
+
+impl Owed {
+    /// What the records in `words` come to, over the file as it is; `None` if they are none. And how many of the words
+    /// count: those in front of a gap.
+    pub fn of(words: &[u64], source: &mut dyn Source) -> Result<(Option<Owed>, usize), ImageError> {
+        let (records, count) = parse(words)?;
+        if records.is_empty() {
+            return Ok((None, count));
+        }
+        let mut sectors = Sectors::new();
+        for record in &records {
+            for at in record.sectors() {
+                if let std::collections::btree_map::Entry::Vacant(place) = sectors.entry(at) {
+                    place.insert(read_sector(source, at)?);
+                }
+            }
+        }
+        let numbers: BTreeSet<u8> = records.iter().map(|record| record.batch).collect();
+        let mut batches = Vec::new();
+        for batch in numbers {
+            let mut touched = BTreeSet::new();
+            for record in records.iter().filter(|record| record.batch == batch) {
+                record.apply(&mut sectors);
+                touched.extend(record.sectors());
+            }
+            batches.push(writes(&sectors, &touched));
+        }
+        Ok((Some(Owed { batches, sectors }), count))
+    }
+
+    /// The writes, batch by batch: any order within one, a sync in front of the first and behind every one.
+    pub fn batches(&self) -> &[Vec<MetaWrite>] {
+        &self.batches
+    }
+
+    /// Number of sectors that are to be written.
+    pub fn sectors(&self) -> usize {
+        self.sectors.len()
+    }
+
+    /// Turns bytes that were read at `at` into what they are when all is written.
+    pub fn patch(&self, at: u64, bytes: &mut [u8]) {
+        let end = at.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        let first = at.saturating_sub(SECTOR.saturating_sub(1));
+        for (&sector, content) in self.sectors.range(first..end) {
+            let (from, to) = (sector.max(at), sector.saturating_add(SECTOR).min(end));
+            let places = bytes.get_mut(index(from, at)..index(to, at)).unwrap_or_default();
+            let content = content.get(index(from, sector)..index(to, sector)).unwrap_or_default();
+            places.iter_mut().zip(content).for_each(|(place, &byte)| *place = byte);
+        }
+    }
+
+    /// The end of the last sector.
+    fn end(&self) -> u64 {
+        self.sectors.keys().next_back().map_or(0, |at| at.saturating_add(SECTOR))
+    }
+}
+
+impl Record {
+    /// The sectors that it lies in.
+    fn sectors(&self) -> impl Iterator<Item = u64> + use<> {
+        let first = self.at / SECTOR * SECTOR;
+        (first..self.at.saturating_add(self.len)).step_by(512)
+    }
+
+    fn apply(&self, sectors: &mut Sectors) {
+        let end = self.at.saturating_add(self.len);
+        for sector in self.sectors() {
+            let Some(content) = sectors.get_mut(&sector) else { continue };
+            let (from, to) = (self.at.max(sector), end.min(sector.saturating_add(SECTOR)));
+            let Some(places) = content.get_mut(index(from, sector)..index(to, sector)) else { continue };
+            match &self.content {
+                Content::Fill(byte) => places.fill(*byte),
+                Content::Bytes(bytes) => {
+                    let bytes = bytes.get(index(from, self.at)..index(to, self.at)).unwrap_or_default();
+                    places.iter_mut().zip(bytes).for_each(|(place, &byte)| *place = byte);
+                }
+            }
+        }
+    }
+}
+
+/// How far an offset lies behind another.
+fn index(at: u64, base: u64) -> usize {
+    usize::try_from(at.saturating_sub(base)).unwrap_or(usize::MAX)
+}
+
+/// The records in front of a gap, and the words they take.
+fn parse(words: &[u64]) -> Result<(Vec<Record>, usize), ImageError> {
+    let damaged =
+        |what: &str| ImageError::new(ImageErrorKind::Corrupt, format!("the image's redo log is damaged: {what}"));
+    let mut records = Vec::new();
+    let all = words.len();
+    let mut words = words.iter().copied();
+    while let Some(head) = words.next() {
+        if head == GAP {
+            return Ok((records, all.saturating_sub(words.len()).saturating_sub(1)));
+        }
+        let (at, kind) = (head >> 8, (head >> 4) & 0xf);
+        let batch = u8::try_from(head & 0xf).unwrap_or(0);
+        let value = words.next().ok_or_else(|| damaged("a record ends before its value"))?;
+        let (len, content) = match kind {
+            1..=8 => (kind, Content::Bytes(value.to_be_bytes().to_vec())),
+            FILL => (value >> 8, Content::Fill(u8::try_from(value & 0xff).unwrap_or(0))),
+            BYTES => {
+                let count = usize::try_from(value.div_ceil(8)).ok().filter(|&count| count <= words.len());
+                let count = count.ok_or_else(|| damaged("a record ends before its bytes"))?;
+                (value, Content::Bytes(words.by_ref().take(count).flat_map(u64::to_be_bytes).collect()))
+            }
+            _ => return Err(damaged("a record is of no kind")),
+        };
+        if len == 0 || len > RECORD_MAX {
+            return Err(damaged("a record is of no size"));
+        }
+        records.push(Record { batch, at, len, content });
+    }
+    Ok((records, all))
+}
+
+/// A sector of the file; zeros behind its end.
+fn read_sector(source: &mut dyn Source, at: u64) -> Result<[u8; 512], ImageError> {
+    let mut sector = [0; 512];
+    let there = usize::try_from(source.len().saturating_sub(at).min(SECTOR)).unwrap_or(0);
+    let Some(bytes) = sector.get_mut(..there).filter(|bytes| !bytes.is_empty()) else { return Ok(sector) };
+    source.read_at(at, bytes).map_err(|fault| {
+        ImageError::at(ImageErrorKind::Storage, at, format!("cannot read what a redo log has changes for: {fault}"))
+    })?;
+    Ok(sector)
+}
+
+/// Writes of some sectors, neighbours in one.
+fn writes(sectors: &Sectors, touched: &BTreeSet<u64>) -> Vec<MetaWrite> {
+    let mut writes: Vec<MetaWrite> = Vec::new();
+    for at in touched {
+        let Some(content) = sectors.get(at) else { continue };
+        let end = |write: &MetaWrite| write.at.saturating_add(u64::try_from(write.bytes.len()).unwrap_or(u64::MAX));
+        match writes.last_mut().filter(|last| end(last) == *at) {
+            Some(last) => last.bytes.extend_from_slice(content),
+            None => writes.push(MetaWrite { at: *at, bytes: content.to_vec() }),
+        }
+    }
+    writes
+}
+
+/// A file as it is when what is owed has been written.
+pub struct Patched<'a> {
+    source: &'a mut dyn Source,
+    owed: Option<&'a Owed>,
+}
+
+impl<'a> Patched<'a> {
+    pub(super) fn new(source: &'a mut dyn Source, owed: Option<&'a Owed>) -> Patched<'a> {
+        Patched { source, owed }
+    }
+}
+
+impl Source for Patched<'_> {
+    fn len(&self) -> u64 {
+        self.source.len().max(self.owed.map_or(0, Owed::end))
+    }
+
+    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
+        let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let end = at.saturating_add(len);
+        if end > self.len() {
+            return Err(ReadFault::PastEnd(end));
+        }
+        let there = usize::try_from(self.source.len().saturating_sub(at).min(len)).unwrap_or(0);
+        let (in_file, behind) = bytes.split_at_mut_checked(there).unwrap_or_default();
+        behind.fill(0);
+        if !in_file.is_empty() {
+            self.source.read_at(at, in_file)?;
+        }
+        if let Some(owed) = self.owed {
+            owed.patch(at, bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! What is read back from a redo log is what was appended, whenever its process has died.
+
+use memory::Mapping;
+
+use super::*;
+use crate::format::MetaWrite;
+
+const IDENTITY: [u8; IDENTITY_LEN] = [7; IDENTITY_LEN];
+const CAPACITY: usize = 256;
+
+/// A file of three sectors of sevens.
+fn file() -> Vec<u8> {
+    vec![7; 1536]
+}
+
+struct Bed {
+    mapping: std::sync::Arc<Mapping>,
+    file: Vec<u8>,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let mapping = std::sync::Arc::new(Mapping::anonymous(HEADER_LEN + CAPACITY).unwrap());
+        Bed { mapping, file: file() }
+    }
+
+    fn try_open(&self, identity: &[u8; IDENTITY_LEN]) -> Result<RedoLog, ImageError> {
+        RedoLog::open(Shared::of_mapping(&self.mapping), identity, &mut self.file.as_slice())
+    }
+
+    /// The log as the next process finds it.
+    fn open(&self) -> RedoLog {
+        self.try_open(&IDENTITY).unwrap()
+    }
+
+    /// What the file holds when all that the log says has been written.
+    fn patched(&self) -> Vec<u8> {
+        let log = self.open();
+        let mut file = self.file.as_slice();
+        let mut patched = log.patched(&mut file);
+        let mut bytes = vec![0; usize::try_from(patched.len()).unwrap()];
+        patched.read_at(0, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+fn changed(change: impl FnOnce(&mut Records)) -> Records {
+    let mut changes = Records::default();
+    changes.collect();
+    change(&mut changes);
+    changes
+}
+
+fn append(log: &mut RedoLog, change: impl FnOnce(&mut Records)) {
+    log.append(&mut changed(change), false);
+}
+
+#[test]
+fn every_kind_of_change_is_read_back() {
+    let bed = Bed::new();
+    let mut log = bed.open();
+    let long: Vec<u8> = (0..21).collect();
+    append(&mut log, |changes| {
+        changes.bytes(0, 3, &[1]);
+        changes.bytes(0, 8, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        changes.bytes(1, 505, &long);
+        changes.fill(1, 1500, 100, 9);
+    });
+    let mut expected = file();
+    expected.resize(2048, 0);
+    expected[3] = 1;
+    expected[8..16].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    expected[505..526].copy_from_slice(&long);
+    expected[1500..1600].fill(9);
+    assert_eq!(bed.patched(), expected);
+}
+
+#[test]
+fn a_batch_has_what_it_and_those_before_it_have_changed() {
+    let bed = Bed::new();
+    let mut log = bed.open();
+    append(&mut log, |changes| {
+        changes.bytes(4, 1, &[41]);
+        changes.bytes(0, 0, &[1]);
+        changes.bytes(2, 600, &[2]);
+    });
+    let next = bed.open();
+    let batches = next.owed().unwrap().batches();
+    let begin = |write: &MetaWrite| (write.at, write.bytes[0], write.bytes[1]);
+    let found: Vec<_> = batches.iter().map(|batch| batch.iter().map(begin).collect::<Vec<_>>()).collect();
+    assert_eq!(found, [vec![(0, 1, 7)], vec![(512, 7, 7)], vec![(0, 1, 41)]]);
+}
+
+#[test]
+fn what_is_not_published_or_of_another_image_is_not_read() {
+    let bed = Bed::new();
+    let mut log = bed.open();
+    append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+    bed.mapping_word(HEADER_LEN + 16, u64::MAX);
+    assert_eq!(bed.patched()[..2], [1, 7]);
+    assert!(bed.try_open(&[8; IDENTITY_LEN]).unwrap().owed().is_none());
+    assert!(bed.open().owed().is_none(), "another image's log has taken its place");
+}
+
+#[test]
+fn a_settled_round_drops_what_was_sealed_and_no_more() {
+    let bed = Bed::new();
+    let mut log = bed.open();
+    append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+    log.seal();
+    append(&mut log, |changes| changes.bytes(0, 1, &[2]));
+    log.settle(false, false);
+    assert_eq!(bed.patched()[..2], [1, 2], "a round that has failed drops nothing");
+    log.seal();
+    append(&mut log, |changes| changes.bytes(0, 2, &[3]));
+    log.settle(true, false);
+    assert_eq!(bed.patched()[..3], [7, 7, 3]);
+}
+
+#[test]
+fn a_log_that_wraps_around_reads_back() {
+    let bed = Bed::new();
+    let mut log = bed.open();
+    for number in 0..200u8 {
+        append(&mut log, |changes| changes.bytes(0, 9, &[number; 17]));
+        assert!(!log.has_gap());
+        assert_eq!(bed.patched()[9..26], [number; 17]);
+        log.seal();
+        log.settle(true, true);
+        assert!(log.is_clean());
+    }
+}
+
+#[test]
+fn behind_a_gap_nothing_counts_before_the_round_that_ends_it() {
+    for leave_gap in [
+        |log: &mut RedoLog| append(log, |changes| changes.leave_out()),
+        |log: &mut RedoLog| append(log, |changes| changes.bytes(0, 100, &[9; CAPACITY])),
+        |log: &mut RedoLog| log.append(&mut changed(|changes| changes.bytes(0, 100, &[9])), true),
+    ] {
+        let bed = Bed::new();
+        let mut log = bed.open();
+        append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+        leave_gap(&mut log);
+        append(&mut log, |changes| changes.bytes(0, 1, &[2]));
+        assert!(log.has_gap());
+        assert_eq!(bed.patched()[..2], [1, 7]);
+        log.seal();
+        append(&mut log, |changes| changes.bytes(0, 2, &[3]));
+        assert_eq!(bed.patched()[..3], [1, 7, 7]);
+    }
+}
+
+#[test]
+fn a_gap_ends_with_its_round_or_goes_on() {
+    for durable in [true, false] {
+        let bed = Bed::new();
+        let mut log = bed.open();
+        append(&mut log, |changes| changes.leave_out());
+        log.seal();
+        append(&mut log, |changes| changes.bytes(0, 2, &[3]));
+        assert!(log.has_gap());
+        log.settle(durable, false);
+        assert_eq!(log.has_gap(), !durable);
+        append(&mut log, |changes| changes.bytes(0, 3, &[4]));
+        assert_eq!(bed.patched()[2..4], if durable { [3, 4] } else { [7, 7] });
+    }
+}
+
+#[test]
+fn who_dies_behind_a_gap_leaves_nothing_that_a_third_would_stumble_over() {
+    let bed = Bed::new();
+    let mut log = bed.open();
+    append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+    append(&mut log, |changes| changes.leave_out());
+    log.seal();
+    append(&mut log, |changes| changes.bytes(0, 2, &[3]));
+    let mut next = bed.open();
+    next.seal();
+    next.settle(true, false);
+    append(&mut next, |changes| changes.bytes(0, 4, &[5]));
+    assert_eq!(bed.patched()[..5], [7, 7, 7, 7, 5]);
+}
+
+#[test]
+fn syncs_that_are_owed_and_one_that_has_failed_are_known_to_the_next() {
+    let bed = Bed::new();
+    let mut log = bed.open();
+    assert!(log.is_clean());
+    log.touched();
+    assert!(bed.open().is_unsynced() && !bed.open().is_clean());
+    log.seal();
+    log.settle(true, false);
+    assert!(bed.open().is_unsynced(), "something was written since");
+    log.settle(true, true);
+    assert!(bed.open().is_clean());
+    log.sync_failed();
+    assert!(bed.open().has_failed() && !bed.open().is_clean());
+}
+
+#[test]
+fn a_log_that_makes_no_sense_is_an_error_and_never_a_panic() {
+    let damaged = |at: usize, value: u64| {
+        let bed = Bed::new();
+        append(&mut bed.open(), |changes| changes.bytes(0, 0, &[1; 20]));
+        bed.mapping_word(at, value);
+        bed.try_open(&IDENTITY).map(|_| ()).map_err(|error| error.kind)
+    };
+    let corrupt = Err(ImageErrorKind::Corrupt);
+    assert_eq!(damaged(HEAD_AT, 1 << 40), corrupt);
+    assert_eq!(damaged(HEAD_AT, 12), corrupt);
+    assert_eq!(damaged(HEAD_AT, 8), corrupt, "a record without its value");
+    assert_eq!(damaged(TAIL_AT, 64), corrupt, "a tail behind the head");
+    assert_eq!(damaged(HEADER_LEN, 0), corrupt, "no kind");
+    assert_eq!(damaged(HEADER_LEN, 9 << 4), corrupt, "a fill of nothing");
+    assert_eq!(damaged(HEADER_LEN + 8, u64::MAX), corrupt, "more bytes than there are");
+    assert_eq!(damaged(VERSION_AT, 2), Err(ImageErrorKind::Unsupported));
+    assert_eq!(damaged(MAGIC_AT, 0), Ok(()));
+}
+
+impl Bed {
+    fn mapping_word(&self, at: usize, value: u64) {
+        Shared::of_mapping(&self.mapping).publish_u64_native(at, value).unwrap();
+    }
+}

@@ -1,0 +1,149 @@
+//! The redo logs of a run's files: memory that outlives a process, and no power loss.
+//!
+//! Knows nothing of what is in a log but where it says how much that is. A new log's memory holds the log of another image, as
+//! where a file's number is used again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use disk::redo::{FAILED_AT, HEAD_AT, HEADER_LEN, IDENTITY_LEN, TAIL_AT, UNSYNCED_AT};
+use disk::{FileId, ImageError, Records, RedoLog};
+use memory::{Mapping, Shared};
+
+use crate::media::Media;
+use crate::planted::Planted;
+use crate::sector::mix;
+
+/// Bytes for the records of a log into which all of a short workload goes.
+pub const ROOMY: usize = 16 << 10;
+/// The identity of an image that is gone.
+const GONE: [u8; IDENTITY_LEN] = [0xee; IDENTITY_LEN];
+
+/// Logs by the number of their file.
+pub struct Logs {
+    regions: BTreeMap<FileId, Arc<Mapping>>,
+    capacity: usize,
+    bug: Option<Planted>,
+}
+
+impl Logs {
+    /// No logs yet; each is to have so many bytes for records.
+    pub fn new(capacity: usize, bug: Option<Planted>) -> Logs {
+        Logs { regions: BTreeMap::new(), capacity, bug }
+    }
+
+    /// Opens the log of a file that is opened for writing.
+    pub fn open(&mut self, file: FileId, media: &mut Media) -> Result<RedoLog, ImageError> {
+        if !self.regions.contains_key(&file) {
+            self.regions.insert(file, self.used_before()?);
+        }
+        let Some(region) = self.regions.get(&file) else { unreachable!("it was just put there") };
+        if self.bug == Some(Planted::FailedSyncForgotten) {
+            set(region, FAILED_AT, 0);
+        }
+        RedoLog::open(Shared::of_mapping(region), &self.identity(file), media)
+    }
+
+    fn identity(&self, file: FileId) -> [u8; IDENTITY_LEN] {
+        if self.bug == Some(Planted::LogOfAnotherImage) { GONE } else { [file.0; IDENTITY_LEN] }
+    }
+
+    /// Memory in which the log of another image stands, with a change where a VHD has its table.
+    fn used_before(&self) -> Result<Arc<Mapping>, ImageError> {
+        let region = Arc::new(empty(self.capacity));
+        let mut log = RedoLog::open(Shared::of_mapping(&region), &GONE, &mut [].as_slice())?;
+        let mut records = Records::default();
+        records.collect();
+        records.bytes(0, 1536, &[0, 0, 0, 9, 0, 0, 0, 9]);
+        log.append(&mut records, false);
+        Ok(region)
+    }
+
+    /// Whether a file has a log that its next process must read.
+    pub fn is_left(&self, file: FileId) -> bool {
+        let left = |region: &Arc<Mapping>| {
+            get(region, HEAD_AT) != get(region, TAIL_AT) || get(region, UNSYNCED_AT) != 0 || get(region, FAILED_AT) != 0
+        };
+        self.regions.get(&file).is_some_and(left)
+    }
+
+    /// Whether a sync of a file has failed.
+    pub fn has_failed(&self, file: FileId) -> bool {
+        self.regions.get(&file).is_some_and(|region| get(region, FAILED_AT) != 0)
+    }
+
+    /// A file is closed for writing, with nothing left to be read.
+    pub fn close(&mut self, file: FileId) {
+        self.regions.remove(&file);
+    }
+
+    /// How many bytes were ever appended to the log of a file.
+    pub fn head(&self, file: FileId) -> u64 {
+        self.regions.get(&file).map_or(0, |region| get(region, HEAD_AT))
+    }
+
+    /// Drops of the log of a file what was appended up to there: what a planted bug does too early.
+    pub fn drop_until(&mut self, file: FileId, head: u64) {
+        if let Some(region) = self.regions.get(&file) {
+            set(region, TAIL_AT, head.max(get(region, TAIL_AT)));
+        }
+    }
+
+    /// What the next process finds, for which these files have the numbers from 0 on.
+    pub fn of_chain(&self, chain: &[FileId]) -> Logs {
+        let copy = |(file, id): (FileId, &FileId)| Some((file, Arc::new(self.regions.get(id).map(copy_of)?)));
+        let mut logs = Logs::new(self.capacity, self.bug);
+        logs.regions = (0..).map(FileId).zip(chain).filter_map(copy).collect();
+        // Whose log it is goes with the file, not with its number.
+        for (file, region) in &logs.regions {
+            let identity = logs.identity(*file);
+            let ours = chain.get(usize::from(file.0)).map(|id| self.identity(*id));
+            let shared = Shared::of_mapping(region);
+            if shared.read(IDENTITY_AT) == ours {
+                shared.write(IDENTITY_AT, identity);
+            }
+        }
+        logs
+    }
+
+    /// A number for what stands in the logs of some files.
+    pub fn digest(&self, files: &[FileId]) -> u64 {
+        let words = |region: &Arc<Mapping>| {
+            let (head, tail) = (get(region, HEAD_AT), get(region, TAIL_AT));
+            let capacity = u64::try_from(self.capacity).unwrap_or(1).max(1);
+            let at = |at: u64| HEADER_LEN + usize::try_from(at % capacity).unwrap_or(0);
+            let records =
+                (tail..head).step_by(8).map(|place| get(region, at(place))).fold(0, |sum, word| mix(sum ^ word));
+            mix(records ^ get(region, UNSYNCED_AT)) ^ mix(get(region, FAILED_AT) + 2)
+        };
+        files.iter().filter_map(|file| self.regions.get(file)).fold(0, |sum, region| mix(sum ^ words(region)))
+    }
+}
+
+/// Where the identity stands.
+const IDENTITY_AT: usize = 64;
+
+fn empty(capacity: usize) -> Mapping {
+    match Mapping::anonymous(HEADER_LEN + capacity) {
+        Ok(mapping) => mapping,
+        Err(error) => panic!("there is no memory for a redo log: {error}"),
+    }
+}
+
+fn copy_of(region: &Arc<Mapping>) -> Mapping {
+    let (from, copy) = (Shared::of_mapping(region), Arc::new(empty(region.len() - HEADER_LEN)));
+    let into = Shared::of_mapping(&copy);
+    for at in (0..region.len()).step_by(8) {
+        into.publish_u64_native(at, from.load_u64_native(at).unwrap_or(0));
+    }
+    drop(into);
+    Arc::into_inner(copy).unwrap_or_else(|| unreachable!("nobody else has it"))
+}
+
+fn get(region: &Arc<Mapping>, at: usize) -> u64 {
+    Shared::of_mapping(region).load_u64_native(at).unwrap_or(0)
+}
+
+fn set(region: &Arc<Mapping>, at: usize, value: u64) {
+    Shared::of_mapping(region).publish_u64_native(at, value);
+}

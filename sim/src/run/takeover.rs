@@ -1,0 +1,133 @@
+//! The death of a disk's process, whose guest lives: another takes over.
+//!
+//! Knows what outlives a process: what its writes have brought to the files, the redo logs, and what the guest was told.
+//! Requests that had no answer are as good as not begun, or begun and not ended. What is done here in front of the disk is
+//! what opens an image does: what was left below the leaf is made durable, then the disk is opened.
+//!
+//! Invariants checked:
+//! - every answered write is read, in every chain that may be opened;
+//! - a flush covers them all: after a power loss from then on they are found;
+//! - nothing that was flushed before is lost by a power loss at any moment meanwhile;
+//! - after a failed sync nothing is durable and no new write is accepted, by another process either.
+
+use std::ops::Range;
+
+use disk::{Access, Disk, FileDone, FileId, FileOp, Io, Operation, Options};
+
+use super::{Run, Setup, Sight, Violation, Watch};
+use crate::io::SimIo;
+use crate::logs::Logs;
+use crate::planted::Planted;
+use crate::saboteur::SyncFate;
+use crate::subject::{Form, Subject};
+use crate::workload::{Op, Sectors};
+
+/// How a process has died.
+#[derive(Clone, Debug)]
+pub struct Death<'a> {
+    /// The chain that is opened then, leaf first.
+    pub chain: &'a [FileId],
+    /// Whether the writes that were under way have reached the storage.
+    pub reached: bool,
+    /// Where to read.
+    pub windows: &'a [Range<u64>],
+}
+
+/// Has another process take over, read, flush, write, flush and read. `watch` looks at every moment of it.
+pub fn take_over(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
+    let wrong = |violation| Violation::TakenOver(Box::new(violation));
+    live_on(setup, sight, death, watch).map_err(wrong)
+}
+
+fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
+    let forms = death.chain.iter().filter_map(|id| sight.forms.get(usize::from(id.0)).copied()).collect::<Vec<_>>();
+    let mut io = sight.io.after_death(death.chain, death.reached);
+    let mut logs = sight.logs.of_chain(death.chain);
+    let chains = [(0..).map(FileId).zip(&forms).map(|(file, _)| file).collect::<Vec<_>>()];
+    for depth in (1..forms.len()).rev() {
+        let file = FileId(u8::try_from(depth).unwrap_or(u8::MAX));
+        if logs.is_left(file) && setup.bug != Some(Planted::ParentsDebtForgotten) {
+            let mut look =
+                |io: &SimIo, logs: &Logs| watch(&Sight { io, logs, forms: &forms, chains: &chains, ..*sight });
+            settle_parent(&setup.subject, &mut io, &mut logs, (file, forms[depth]), &mut look)?;
+        }
+    }
+    let mut run = Run::on(setup, io, logs, forms, sight.oracle.clone())?;
+    if setup.bug == Some(Planted::OwedWithoutSyncs) {
+        // The one between the first batch of what is owed and the second.
+        run.plot.borrow_mut().syncs.insert(FileId(0), [SyncFate::Honest, SyncFate::Hollow].into());
+    }
+    let windows = death.windows.iter().map(|window| Sectors { at: window.start, count: window.end - window.start });
+    let reads: Vec<Op> = windows.map(Op::Read).collect();
+    let later = crate::workload::parse("f w1026+2 f w2+1 f").unwrap_or_default();
+    for op in reads.iter().chain(&later).chain(&reads) {
+        run.do_alone(*op, watch)?;
+    }
+    Ok(())
+}
+
+/// Makes durable what the process has left to be written to a file below the leaf.
+fn settle_parent(
+    subject: &Subject,
+    io: &mut SimIo,
+    logs: &mut Logs,
+    (file, form): (FileId, Form),
+    look: &mut dyn FnMut(&SimIo, &Logs) -> Result<(), Violation>,
+) -> Result<(), Violation> {
+    let mut media = io.file(file).visible().clone();
+    let log = logs.open(file, &mut media).map_err(Violation::Open)?;
+    let failed = log.has_failed();
+    let image = subject.open_one(&mut log.patched(&mut media), form, Access::ReadWrite).map_err(Violation::Open)?;
+    let mut disk = Disk::new(vec![image], Options::default()).map_err(Violation::Open)?;
+    disk.set_log(FileId(0), log).map_err(Violation::Open)?;
+    io.let_write(file, true);
+    disk.sync(&mut Only { io, file });
+    while io.pending() > 0 {
+        let FileDone { op, result } = io.finish(0);
+        disk.settle(FileDone { op: FileOp { file: FileId(0), ..op }, result }, &mut Only { io, file });
+        look(io, logs)?;
+    }
+    io.let_write(file, false);
+    if disk.is_clean() {
+        logs.close(file);
+    } else if !failed {
+        return Err(Violation::Step("what was left to be written below the leaf does not become durable".into()));
+    }
+    Ok(())
+}
+
+/// One file of the storage, as the only one.
+struct Only<'a> {
+    io: &'a mut SimIo,
+    file: FileId,
+}
+
+impl Io for Only<'_> {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        self.io.push(FileOp { file: self.file, ..op })
+    }
+
+    fn reap(&mut self, until: disk::Until, done: &mut Vec<FileDone>) -> Result<(), disk::EngineFailed> {
+        self.io.reap(until, done)
+    }
+
+    fn allocated(&mut self, _: FileId, at: u64, len: u64) -> disk::Allocation {
+        self.io.allocated(self.file, at, len)
+    }
+}
+
+impl Run {
+    /// Does one operation from its beginning to its end.
+    fn do_alone(&mut self, op: Op, watch: &mut Watch<'_>) -> Result<(), Violation> {
+        let Some(op) = op.within(self.told) else { return Ok(()) };
+        let operation = op.operation().unwrap_or(Operation::Flush);
+        self.submit(op, operation);
+        while self.io.pending() > 0 || self.retry() {
+            self.finish(0);
+            self.answers()?;
+            watch(&self.sight())?;
+        }
+        self.answers()?;
+        if self.in_flight.is_empty() { Ok(()) } else { Err(Violation::Unanswered(self.in_flight.len())) }
+    }
+}

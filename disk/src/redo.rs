@@ -57,11 +57,24 @@ pub const TAIL_AT: usize = 24;
 pub const UNSYNCED_AT: usize = 32;
 /// Where it stands whether a sync has failed.
 pub const FAILED_AT: usize = 40;
+/// Where it stands when the process was last seen to write.
+const SEEN_AT: usize = 48;
 const IDENTITY_AT: usize = 64;
+/// Bytes from the beginning that say whether there is something to be read.
+pub const STATE_LEN: usize = 64;
 
 const WORD: usize = 8;
 /// Kept free for the mark that ends a gap.
 const SPARE: u64 = 8;
+
+/// Whether a log, of which this is the beginning, says something that is not in its image.
+pub fn is_left(state: &[u8; STATE_LEN]) -> bool {
+    let word = |at: usize| {
+        let bytes = state.get(at..).and_then(|rest| rest.first_chunk());
+        bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    };
+    word(MAGIC_AT) == MAGIC && (word(HEAD_AT) != word(TAIL_AT) || word(UNSYNCED_AT) != 0 || word(FAILED_AT) != 0)
+}
 
 /// How far what is appended can be relied on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +155,7 @@ impl RedoLog {
     /// An empty log. Until it has its first word, the region holds none.
     fn reset(&mut self, identity: &[u8; IDENTITY_LEN]) {
         self.store(MAGIC_AT, 0);
-        for at in [HEAD_AT, TAIL_AT, UNSYNCED_AT, FAILED_AT] {
+        for at in [HEAD_AT, TAIL_AT, UNSYNCED_AT, FAILED_AT, SEEN_AT] {
             self.store(at, 0);
         }
         self.store(VERSION_AT, VERSION);
@@ -181,6 +194,22 @@ impl RedoLog {
     /// Whether the process before us, or we, have seen a sync of this image fail.
     pub fn has_failed(&self) -> bool {
         self.failed
+    }
+
+    /// The image is opened by someone who knows that a sync has failed, and takes it as it is.
+    pub fn accept_failure(&mut self) {
+        self.failed = false;
+        self.store(FAILED_AT, 0);
+    }
+
+    /// When the process before us was last seen to write, in the words of [`RedoLog::seen`]; zero if it never was.
+    pub fn last_seen(&self) -> u64 {
+        self.word(SEEN_AT)
+    }
+
+    /// This process is at work on the image; `now` is for whoever opens it next, and of no meaning here.
+    pub fn seen(&self, now: u64) {
+        self.store(SEEN_AT, now);
     }
 
     /// Whether something was written to the image that no sync has covered.

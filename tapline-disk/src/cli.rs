@@ -101,6 +101,9 @@ pub struct Serve {
     /// A write that finds no space on the storage fails, or waits until there is some, with all behind it that need space
     #[arg(long, value_name = "WHAT", default_value = "fail")]
     pub when_full: WhenFull,
+    /// Serve the image though a sync of it has failed under an earlier process: what was flushed then may be lost
+    #[arg(long)]
+    pub accept_failed_sync: bool,
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end
     #[arg(long, value_name = "FILE", conflicts_with = "handed")]
     pub stats: Option<PathBuf>,

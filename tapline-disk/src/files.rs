@@ -161,6 +161,20 @@ fn failed(tried: &'static str, path: &Path, source: io::Error) -> FileOpenError 
     FileOpenError::Failed { tried, path: path.to_owned(), source }
 }
 
+/// What was handed for writing under a path that ends in this name.
+pub fn handed_as(name: &str) -> Option<io::Result<File>> {
+    let found = in_handed(|handed| {
+        let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
+        handed.files.iter().find(named).map(|file| file.descriptor.try_clone())
+    });
+    found.flatten().map(|descriptor| descriptor.map(File::from))
+}
+
+/// Closes what was handed for writing to this path, and with it its lock.
+pub fn close_writable(path: &Path) {
+    in_handed(|handed| handed.files.retain(|file| file.path != path || !file.write));
+}
+
 /// Opens an image file.
 pub fn open(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
     match in_handed(|handed| handed.duplicate(path, options.write)) {

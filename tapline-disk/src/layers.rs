@@ -10,7 +10,7 @@ use std::path::Path;
 
 use disk::qcow2::Qcow2;
 use disk::vhd::Vhd;
-use disk::{Access, Format, Geometry, Image, ImageError, ImageErrorKind, LAYERS_MAX, Tail, raw};
+use disk::{Access, Disk, Format, Geometry, Image, ImageError, ImageErrorKind, LAYERS_MAX, RedoLog, Tail, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Parents;
@@ -21,6 +21,7 @@ use crate::leftovers;
 use crate::lineage;
 use crate::log::say;
 use crate::ordered;
+use crate::redo_log;
 use crate::soundness;
 use crate::unfinished::{self, Unfinished};
 
@@ -33,6 +34,8 @@ pub struct Layers {
     pub files: Vec<ImageFile>,
     /// The formats.
     pub images: Vec<Image>,
+    /// The redo logs, of those that have one.
+    pub logs: Vec<(usize, RedoLog)>,
     /// The note beside the image, where it was opened for [`Chain::command`].
     pub unfinished: Option<Unfinished>,
 }
@@ -48,13 +51,22 @@ pub struct Chain<'a> {
     pub writable: usize,
     /// The command that this is for, if it writes to the image and leaves what it shows as it is.
     pub command: Option<&'a str>,
+    /// Whether the image is served: what is written to it is to outlive this process, in a redo log.
+    pub served: Option<Served>,
+}
+
+/// How an image is served.
+#[derive(Clone, Copy, Debug)]
+pub struct Served {
+    /// Though a sync of it has failed under an earlier process.
+    pub accept_failed_sync: bool,
 }
 
 impl<'a> Chain<'a> {
     /// `name` on `parents`; only the image itself may be written.
     pub fn of(name: &'a ImageName, parents: &'a Parents) -> Chain<'a> {
         let names = std::iter::once(name).chain(&parents.names).collect();
-        Chain { names, accept_changed: parents.accept_changed_parent, writable: 1, command: None }
+        Chain { names, accept_changed: parents.accept_changed_parent, writable: 1, command: None, served: None }
     }
 }
 
@@ -66,8 +78,18 @@ impl Layers {
 
     /// The same for writing, by a command that leaves what the image shows as it is.
     pub fn open_alone_for(name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<Layers, Failure> {
-        let mut layers = Layers { name: name.clone(), files: Vec::new(), images: Vec::new(), unfinished: None };
-        let opened = layers.add(name, options, command);
+        Layers::open_first(name, options, command, None)
+    }
+
+    fn open_first(
+        name: &ImageName,
+        options: OpenOptions,
+        command: Option<&str>,
+        served: Option<Served>,
+    ) -> Result<Layers, Failure> {
+        let (files, images, logs) = Default::default();
+        let mut layers = Layers { name: name.clone(), files, images, logs, unfinished: None };
+        let opened = layers.add(name, options, command, served);
         layers.unless_failed(opened)
     }
 
@@ -82,14 +104,19 @@ impl Layers {
             return Err(Failure::new("open a chain", "it has no layer"));
         };
         check_names(&chain.names)?;
-        let mut layers = Layers::open_alone_for(first, options, chain.command)?;
+        let mut layers = Layers::open_first(first, options, chain.command, chain.served)?;
         let opened = layers.add_parents(chain, rest, options);
         layers.unless_failed(opened)
     }
 
     fn add_parents(&mut self, chain: &Chain<'_>, rest: &[&ImageName], options: OpenOptions) -> Result<(), Failure> {
         for (n, (child, parent)) in (1..).zip(chain.names.iter().zip(rest)) {
-            self.add(parent, OpenOptions { write: options.write && n < chain.writable, ..options }, None)?;
+            self.add(
+                parent,
+                OpenOptions { write: options.write && n < chain.writable, ..options },
+                None,
+                chain.served,
+            )?;
             self.check_last_pair(child, parent, chain.accept_changed)?;
         }
         match (chain.names.last(), self.images.last().and_then(Image::link)) {
@@ -114,18 +141,40 @@ impl Layers {
         self.images.first().map(Format::geometry)
     }
 
-    fn add(&mut self, name: &ImageName, options: OpenOptions, command: Option<&str>) -> Result<(), Failure> {
+    fn add(
+        &mut self,
+        name: &ImageName,
+        options: OpenOptions,
+        command: Option<&str>,
+        served: Option<Served>,
+    ) -> Result<(), Failure> {
+        if options.lock && !options.write && redo_log::is_left(name.path()) {
+            settle_read_only(name, options)?;
+        }
         self.files.push(files::open(name.path(), options).map_err(Failure::said)?);
+        let depth = self.images.len();
         let Some(file) = self.files.last_mut() else { return Ok(()) };
         match command {
             Some(command) => self.unfinished = Some(Unfinished::begin(name, command)?),
             None if options.write => unfinished::settle(name)?,
             None => {}
         }
-        if options.write && name.format == FormatName::Vhd {
-            leftovers::clear(name, file)?;
-        }
-        self.images.push(open_as_it_is(name, file, options.write)?);
+        let log = match served.filter(|_| options.write) {
+            Some(served) => open_log(name, file, served)?,
+            None if options.write => redo_log::settle(name, file).map(|()| None)?,
+            None => None,
+        };
+        let image = match log.as_ref().filter(|log| log.owed().is_some()) {
+            Some(log) => open_as_logged(name, file, log)?,
+            None => {
+                if options.write && name.format == FormatName::Vhd {
+                    leftovers::clear(name, file)?;
+                }
+                open_as_it_is(name, file, options.write)?
+            }
+        };
+        self.images.push(image);
+        self.logs.extend(log.map(|log| (depth, log)));
         Ok(())
     }
 
@@ -144,6 +193,59 @@ impl Layers {
         }
         Ok(())
     }
+}
+
+/// A disk over `images`, leaf first, some of which have a redo log.
+pub fn disk_of(images: Vec<Image>, logs: Vec<(usize, RedoLog)>) -> Result<Disk<Image>, ImageError> {
+    let mut disk = Disk::new(images, disk::Options::default())?;
+    for (depth, log) in logs {
+        let file = disk.layers().get(depth).map(|layer| layer.file);
+        file.map_or(Ok(()), |file| disk.set_log(file, log))?;
+    }
+    Ok(disk)
+}
+
+/// Makes durable what a process has left of an image that is to be read only.
+fn settle_read_only(name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
+    let mut file = files::open(name.path(), OpenOptions { write: true, ..options }).map_err(Failure::said)?;
+    redo_log::settle(name, &mut file)?;
+    // Its lock would be in the way of the reader's.
+    drop(file);
+    files::close_writable(name.path());
+    Ok(())
+}
+
+/// Opens the redo log of an image that is served, and says what a process has left in it.
+fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Option<RedoLog>, Failure> {
+    let Some(mut log) = redo_log::open(name, file)? else { return Ok(None) };
+    if log.has_failed() && served.accept_failed_sync {
+        say(format_args!("a sync of {name} has failed under an earlier process; it is served all the same"));
+        log.accept_failure();
+    } else if log.has_failed() {
+        say(format_args!("a sync of {name} has failed under an earlier process: nothing is written to it"));
+        say("see the kernel's log for the reason; with --accept-failed-sync it is served as it is");
+    }
+    if let Some(owed) = log.owed() {
+        say(format_args!("{name}: {} sectors are to be written that its last process has left", owed.sectors()));
+    }
+    Ok(Some(log))
+}
+
+/// Opens an image for writing as it is when all has been written that its last process has left.
+fn open_as_logged(name: &ImageName, file: &mut ImageFile, log: &RedoLog) -> Result<Image, Failure> {
+    let tail = tail(file);
+    let opened = match name.format {
+        // Nothing is ever left of one but syncs.
+        FormatName::Raw => return open_as_it_is(name, file, true),
+        FormatName::Vhd => {
+            Vhd::open(&mut log.patched(file), Access::ReadWrite, tail).map(|image| Image::Vhd(Box::new(image)))
+        }
+        // Its last process has seen to what an image needs before the first write.
+        FormatName::Qcow2 => {
+            Qcow2::open(&mut log.patched(file), Access::ReadWrite, tail).map(|image| Image::Qcow2(Box::new(image)))
+        }
+    };
+    opened.map_err(|error| explain(name, error))
 }
 
 /// What makes no chain, whatever the files hold: too many of them, or one of them twice, by this name or another.
@@ -204,6 +306,7 @@ impl FileIdentity {
 pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     if write {
         unfinished::settle(name)?;
+        redo_log::settle(name, file)?;
     }
     open_as_it_is(name, file, write)
 }

@@ -23,6 +23,7 @@ mod ordered;
 mod output;
 mod presence;
 mod progress;
+mod redo_log;
 mod reflink;
 mod relink;
 mod remains;
@@ -78,6 +79,7 @@ fn receive(handing: Handing) -> Result<(), Failure> {
     if handing.handed {
         files::replace_file_system(handed::receive(std::io::stdin())?)?;
     }
+    redo_log::prepare();
     if handing.confine { confine::enter() } else { Ok(()) }
 }
 

@@ -29,7 +29,7 @@ use crate::failure::{Exit, Failure};
 use crate::files;
 use crate::handed::Listens;
 use crate::image_name::ImageName;
-use crate::layers::{Layers, explain};
+use crate::layers::{self, Chain, Layers, explain};
 use crate::log::say;
 use crate::output;
 use crate::signals::Signal;
@@ -54,14 +54,16 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(serve, disk)).transpose()?;
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
     let sockets = Sockets::find(serve)?;
-    let layers = Layers::open(&serve.image, &serve.parents, serve.access.options(!read_only))?;
+    let served = layers::Served { accept_failed_sync: serve.accept_failed_sync };
+    let chain = Chain { served: Some(served), ..Chain::of(&serve.image, &serve.parents) };
+    let layers = Layers::open_chain(&chain, serve.access.options(!read_only))?;
     files::forget();
-    let Layers { name, files, images, .. } = layers;
+    let Layers { name, files, images, logs, .. } = layers;
     let choice = choose(serve.access.engine(), &files, data(serve));
     if let Some(note) = &choice.note {
         say(note);
     }
-    let disk = Disk::new(images, disk::Options::default()).map_err(|error| explain(&name, error))?;
+    let disk = layers::disk_of(images, logs).map_err(|error| explain(&name, error))?;
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
     say(describe(&name, &disk, choice.kind));
     let poll_max = Duration::from_micros(serve.poll_max);

@@ -35,6 +35,16 @@ impl<F: Format> Disk<F> {
         self.layers.iter().find(|layer| layer.file == file).and_then(|layer| layer.log.as_ref())
     }
 
+    /// This process is at work on its images, at this time: for whoever opens them next.
+    pub fn seen(&self, now: u64) {
+        self.layers.iter().filter_map(|layer| layer.log.as_ref()).for_each(|log| log.seen(now));
+    }
+
+    /// Whether there is a log.
+    pub fn is_logged(&self) -> bool {
+        self.logs
+    }
+
     /// Whether some layer has something left of its last process that is not durable yet.
     pub fn owes(&self) -> bool {
         self.logs && self.layers.iter().any(Layer::owes)

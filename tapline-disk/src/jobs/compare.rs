@@ -27,8 +27,13 @@ pub fn run(compare: &Compare) -> Result<Exit, Failure> {
     let options = compare.access.options(false);
     let one = Layers::open(&compare.one, &compare.parents, options)?;
     let others = std::iter::once(&compare.other).chain(&compare.other_parent).collect();
-    let others =
-        Chain { names: others, accept_changed: compare.parents.accept_changed_parent, writable: 0, command: None };
+    let others = Chain {
+        names: others,
+        accept_changed: compare.parents.accept_changed_parent,
+        writable: 0,
+        command: None,
+        served: None,
+    };
     let other = Layers::open_chain(&others, options)?;
     let size = |layers: &Layers| layers.geometry().map_or(0, |geometry| geometry.len);
     let (size_a, size_b) = (size(&one), size(&other));

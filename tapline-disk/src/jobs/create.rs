@@ -114,7 +114,7 @@ fn open_parent(create: &Create, parent: &ImageName, below: &[ImageName]) -> Resu
     match below {
         [] => Layers::open_alone(parent, to_look_at(true)),
         _ => Layers::open_chain(
-            &Chain { names, accept_changed: create.accept_changed_parent, writable: 0, command: None },
+            &Chain { names, accept_changed: create.accept_changed_parent, writable: 0, command: None, served: None },
             to_look_at(true),
         ),
     }

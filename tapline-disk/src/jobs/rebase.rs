@@ -173,7 +173,7 @@ fn open_new(rebase: &Rebase) -> Result<Layers, Failure> {
         return Err(Failure::new(format!("rebase {} onto {loops}", rebase.image), why).exit_as(Exit::Usage));
     }
     let accept_changed = rebase.parents.accept_changed_parent;
-    let chain = Chain { names: rebase.onto.iter().collect(), accept_changed, writable: 0, command: None };
+    let chain = Chain { names: rebase.onto.iter().collect(), accept_changed, writable: 0, command: None, served: None };
     Layers::open_chain(&chain, rebase.access.options(false))
 }
 

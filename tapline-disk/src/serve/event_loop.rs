@@ -20,6 +20,7 @@ use uring::Engine;
 
 use crate::failure::{Exit, Failure};
 use crate::log::{Log, say};
+use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
 use crate::serve::full::Full;
@@ -130,9 +131,23 @@ struct Turn {
 impl<S: Server + Disclose> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
-        let Serving { disk, mut engine, poll_max, stats_file, blkback_stats, stop, leave, report, mut control, full } =
-            serving;
+        let Serving {
+            mut disk,
+            mut engine,
+            poll_max,
+            stats_file,
+            blkback_stats,
+            stop,
+            leave,
+            report,
+            mut control,
+            full,
+        } = serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
+        if disk.owes() {
+            // Until it is durable nothing can be allocated.
+            disk.sync(&mut engine);
+        }
         let mut watch = EngineWatch(&mut engine);
         watch.watch(stop.as_fd(), Interest::Read, STOP).map_err(failed("wait for signals"))?;
         watch.watch(leave.as_fd(), Interest::Read, LEAVE).map_err(failed("wait for signals"))?;
@@ -216,6 +231,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.time = None;
         }
         let settled = self.settle();
+        if came + settled > 0 && self.disk.is_logged() {
+            self.disk.seen(redo_log::now());
+        }
         let mut answered = self.answer() + self.see_to_space();
         self.publish();
         if self.control_due {

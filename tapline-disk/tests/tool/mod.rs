@@ -55,8 +55,20 @@ impl Room {
         self.run_words(program, &words.split_whitespace().collect::<Vec<&str>>())
     }
 
+    /// A program that works in this room, and has its redo logs there.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.path()).env("TAPLINE_REDO_DIR", self.file("redo"));
+        command
+    }
+
+    /// What a power loss takes.
+    pub fn lose_redo_logs(&self) {
+        fs::remove_dir_all(self.file("redo")).unwrap();
+    }
+
     pub fn run_words(&self, program: &str, words: &[&str]) -> Said {
-        let output = Command::new(program).args(words).current_dir(self.path()).output();
+        let output = self.command(program).args(words).output();
         let output = output.unwrap_or_else(|error| panic!("{program} cannot be run (make prepare?): {error}"));
         Said::of(&output)
     }
@@ -90,8 +102,8 @@ impl Room {
         let mut words = vec!["serve"];
         words.extend(disk.split_whitespace());
         words.extend(["--nbd", "./guest.sock"]);
-        let mut server = Command::new(TAPLINE);
-        let server = server.args(&words).current_dir(self.path()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut server = self.command(TAPLINE);
+        let server = server.args(&words).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut server = server.spawn().unwrap();
         let mut log = BufReader::new(server.stderr.take().unwrap());
         let mut said = String::new();

@@ -19,8 +19,8 @@ pub struct Disk {
 impl Disk {
     /// Starts it and waits until it listens.
     pub fn serve(room: &Room, words: &str) -> Disk {
-        let mut command = Command::new(TAPLINE);
-        command.arg("serve").args(words.split_whitespace()).current_dir(room.path());
+        let mut command = room.command(TAPLINE);
+        command.arg("serve").args(words.split_whitespace());
         Disk::start(command)
     }
 

@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
 use tokio::net::UnixStream;
 
 /// Files beside a line at most (docs/control.md).
-const FILES_MAX: usize = 64;
+const FILES_MAX: usize = 128;
 
 /// A file that goes with a verb.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use ::vm::xen::lend::Lent;
@@ -16,6 +16,8 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
 };
 use serde_json::{Value, json};
+
+use super::redo::RedoLogs;
 
 /// What a socket is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub enum Role {
 #[derive(Debug, Default)]
 pub struct Handing {
     messages: Vec<(Value, OwnedFd)>,
+    /// Of the first messages, which files they are about: their redo logs go with them.
+    files: Vec<(PathBuf, bool, OwnedFd)>,
 }
 
 /// The daemon's end of the socket, and what goes over it.
@@ -44,7 +48,7 @@ pub struct Ready {
 impl Handing {
     /// The file that the command line names `path`.
     pub fn file(&mut self, path: &Path, write: bool, file: File) {
-        self.messages.push((json!({ "file": path, "write": write }), file.into()));
+        self.files.push((path.to_owned(), write, file.into()));
     }
 
     /// A socket that listens at `path` already.
@@ -65,10 +69,14 @@ impl Handing {
     }
 
     /// What becomes the standard input of the process, and what is sent when it runs.
-    pub fn prepare(self) -> Result<(Stdio, Ready), Problem> {
+    pub fn prepare(self, redo: &RedoLogs) -> Result<(Stdio, Ready), Problem> {
+        let logs = redo.of_handed(self.files.iter().map(|(path, write, file)| (path.as_path(), *write, file)))?;
+        let logs = logs.into_iter().map(|log| (log.path, log.write, OwnedFd::from(log.file)));
+        let said = |(path, write, file): (PathBuf, bool, OwnedFd)| (json!({ "file": path, "write": write }), file);
+        let messages = self.files.into_iter().chain(logs).map(said).chain(self.messages).collect();
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (theirs, ours) = pair.map_err(|errno| Problem::failed("make a socket to a disk process", errno))?;
-        Ok((theirs.into(), Ready { messages: self.messages, ours }))
+        Ok((theirs.into(), Ready { messages, ours }))
     }
 }
 
@@ -103,6 +111,7 @@ mod test {
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
     use super::*;
+    use crate::config::Config;
 
     #[test]
     fn each_descriptor_comes_with_what_it_is() {
@@ -110,11 +119,13 @@ mod test {
         let file = tempfile::tempfile().unwrap();
         handing.file(Path::new("/srv/a b.vhd"), true, file.try_clone().unwrap());
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let ready = Ready { messages: handing.messages, ours: pair.0 };
+        let room = tempfile::tempdir().unwrap();
+        let redo = RedoLogs::of(&Config { run_directory: room.path().to_owned(), ..Config::default() });
+        let ready = Ready { ours: pair.0, ..handing.prepare(&redo).unwrap().1 };
         let _ours = ready.send().unwrap();
 
         let mut said = Vec::new();
-        for _ in 0..2 {
+        for _ in 0..3 {
             let mut bytes = [0; 4096];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
             let mut beside = RecvAncillaryBuffer::new(&mut space);
@@ -125,14 +136,16 @@ mod test {
                 .sum();
             said.push((String::from_utf8(bytes[..got.bytes].to_vec()).unwrap(), descriptors));
         }
-        assert_eq!(said, [(r#"{"file":"/srv/a b.vhd","write":true}"#.into(), 1), (r#"{"end":true}"#.into(), 0)]);
+        assert_eq!(said.remove(0), (r#"{"file":"/srv/a b.vhd","write":true}"#.into(), 1));
+        assert!(said[0].0.contains(".redo") && said[0].1 == 1, "its redo log: {said:?}");
+        assert_eq!(said[1], (r#"{"end":true}"#.into(), 0));
     }
 
     #[test]
     fn a_process_that_has_ended_is_told_of() {
         let mut handing = Handing::default();
         handing.file(Path::new("/a"), false, tempfile::tempfile().unwrap());
-        let (theirs, ready) = handing.prepare().unwrap();
+        let (theirs, ready) = handing.prepare(&RedoLogs::of(&Config::default())).unwrap();
         drop(theirs);
         assert!(ready.send().is_err());
     }

@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::handing::Handing;
+use super::redo::RedoLogs;
 use crate::config::Config;
 
 /// The program, which lies beside this one or in the PATH.
@@ -29,6 +30,8 @@ pub struct Tool {
     program: PathBuf,
     /// The user and group they run as; the daemon's own if it cannot change that.
     user: Option<(u32, u32)>,
+    /// What goes with image files.
+    pub redo: RedoLogs,
 }
 
 impl Tool {
@@ -41,7 +44,8 @@ impl Tool {
             true => Some(user_id(&config.disk_user)?),
             false => None,
         };
-        Ok(Tool { program: program.unwrap_or_else(|| PROGRAM.into()), user })
+        let redo = RedoLogs::of(config);
+        Ok(Tool { program: program.unwrap_or_else(|| PROGRAM.into()), user, redo })
     }
 
     /// A disk process that is not started yet.
@@ -70,7 +74,7 @@ impl Tool {
         let mut all: Vec<OsString> = vec!["image".into()];
         all.extend(words);
         all.extend(["--json".into(), "--handed".into(), "--confine".into()]);
-        let (stdin, ready) = handing.prepare()?;
+        let (stdin, ready) = handing.prepare(&self.redo)?;
         let mut command = self.command(&all);
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let started = command.spawn();

@@ -71,9 +71,14 @@ async fn start(
             disk.node().await?
         }
     };
-    let (stdin, ready) = handing.prepare()?;
+    let (stdin, ready) = handing.prepare(&daemon.tool.redo)?;
+    let mut words = order.words(place);
+    if log == Log::Begun {
+        // Whoever plugs it anew knows what has happened; a process that only takes another's place does not.
+        words.push("--accept-failed-sync".into());
+    }
     let log = place.open_log(log == Log::Begun)?;
-    let mut command = daemon.tool.command(&order.words(place)).into_std();
+    let mut command = daemon.tool.command(&words).into_std();
     command.stdin(stdin).stdout(Stdio::null()).stderr(log);
     let started = command.spawn();
     // Our copy of its end of the socket would keep the socket open behind its end.

@@ -21,6 +21,7 @@ const TO_SAY: Duration = Duration::from_secs(10);
 
 /// Has the disk process of a VBD do a verb.
 pub async fn ask(daemon: &Daemon, vbd: Uuid, verb: Value, files: Vec<Beside>) -> Result<Value, Problem> {
+    let files = daemon.tool.redo.with_logs(files)?;
     control::ask(&socket(daemon, vbd), verb, files, TO_CHANGE, |_| ()).await
 }
 
@@ -32,6 +33,7 @@ pub async fn follow(
     files: Vec<Beside>,
     told: impl FnMut(&Value) + Send,
 ) -> Result<Value, Problem> {
+    let files = daemon.tool.redo.with_logs(files)?;
     control::ask(&socket(daemon, vbd), verb, files, TO_MERGE, told).await
 }
 

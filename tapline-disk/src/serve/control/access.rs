@@ -4,7 +4,7 @@
 //! layer cannot be opened for writing, because another disk stands on it, all of them stay as they were. Nothing is written
 //! to a layer before the layers above it have forgotten, durably, when it was last changed.
 
-use disk::{FileId, Image};
+use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
 
 use super::refusal::{Kind, Refusal};
@@ -13,6 +13,7 @@ use crate::files;
 use crate::image_name::ImageName;
 use crate::layers::open_image;
 use crate::ordered;
+use crate::redo_log;
 
 /// A layer that is open for writing now, and may be written to.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct Raised {
     pub file: ImageFile,
     /// What is in it.
     pub image: Image,
+    /// Its redo log.
+    pub log: Option<RedoLog>,
 }
 
 /// A layer that is to be opened otherwise, or whose file was and nothing was written to it yet.
@@ -96,7 +99,9 @@ pub fn forget_parents(layers: Vec<Layer>) -> Result<Vec<Raised>, (Refusal, Lower
     let mut rest = layers.into_iter();
     while let Some(mut layer) = rest.next() {
         match forget_parent(&mut layer) {
-            Ok(image) => ready.push(Raised { depth: layer.depth, id: layer.id, file: layer.file, image }),
+            Ok((image, log)) => {
+                ready.push(Raised { depth: layer.depth, id: layer.id, file: layer.file, image, log });
+            }
             Err(refusal) => {
                 let mut lowered = take_back(ready);
                 lowered.extend(lower(std::iter::once(layer).chain(rest).collect()));
@@ -107,13 +112,14 @@ pub fn forget_parents(layers: Vec<Layer>) -> Result<Vec<Raised>, (Refusal, Lower
     Ok(ready)
 }
 
-fn forget_parent(layer: &mut Layer) -> Result<Image, Refusal> {
+fn forget_parent(layer: &mut Layer) -> Result<(Image, Option<RedoLog>), Refusal> {
     let mut image = open_image(&layer.name, &mut layer.file, true)?;
     if forget(&mut image)? {
         ordered::round(&mut layer.file, &mut image)
             .map_err(|error| Refusal::failed(format!("change what {} records of its parent", layer.name), &error))?;
     }
-    Ok(image)
+    let log = redo_log::open(&layer.name, &mut layer.file)?;
+    Ok((image, log))
 }
 
 /// Has an image forget what will change of its parent, with its next round; whether it recorded anything of that.

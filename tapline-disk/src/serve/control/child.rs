@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use disk::{Format, Image};
+use disk::{Format, Image, RedoLog};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use super::refusal::{Kind, Refusal};
@@ -21,6 +21,7 @@ use crate::jobs::create::unit_of;
 use crate::layers::open_image;
 use crate::lineage;
 use crate::log::say;
+use crate::redo_log;
 use crate::target::{self, Plan, Shape};
 
 /// What to make.
@@ -38,6 +39,8 @@ pub struct Child {
     pub file: ImageFile,
     /// What is in it.
     pub image: Image,
+    /// Its redo log.
+    pub log: Option<RedoLog>,
     /// The time that making it took, but for
     pub work: Duration,
     /// the time that the storage took to make it durable.
@@ -72,8 +75,9 @@ impl Wanted {
         drop(file);
         let mut file = files::open(self.name.path(), self.options)?;
         let image = open_image(&self.name, &mut file, true)?;
+        let log = redo_log::open(&self.name, &mut file)?;
         named.keep();
-        Ok(Child { file, image, work: begun.elapsed().saturating_sub(sync), sync })
+        Ok(Child { file, image, log, work: begun.elapsed().saturating_sub(sync), sync })
     }
 }
 

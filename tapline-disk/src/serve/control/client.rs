@@ -24,8 +24,9 @@ const OWED_MAX: usize = 4;
 /// Bytes received in one call.
 const PIECE: usize = 16 << 10;
 
-/// Descriptors that may come with a line: a chain has [`disk::LAYERS_MAX`] layers, and a new one may come to them.
-const DESCRIPTORS_MAX: usize = 64;
+/// Descriptors that may come with a line: a chain has [`disk::LAYERS_MAX`] layers, a new one may come to them, and each may
+/// have a redo log.
+const DESCRIPTORS_MAX: usize = 128;
 
 /// What came of a look at a client.
 #[derive(Debug, PartialEq, Eq)]

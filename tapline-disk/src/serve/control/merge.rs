@@ -222,7 +222,10 @@ impl Merge {
     fn open(&mut self, raised: Vec<Raised>, work: &mut Work<'_>) -> Stage {
         for layer in raised {
             let replaced = work.engine.replace(layer.id, layer.file).map_err(Refusal::from);
-            let opened = replaced.and_then(|_| Ok(work.disk.reopen(layer.depth, layer.image)?));
+            let opened = replaced.and_then(|_| {
+                work.disk.reopen(layer.depth, layer.image)?;
+                Ok(layer.log.map_or(Ok(()), |log| work.disk.set_log(layer.id, log))?)
+            });
             if let Err(refusal) = opened {
                 return self.fail(refusal, work);
             }

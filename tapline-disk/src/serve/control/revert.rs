@@ -88,6 +88,7 @@ impl Revert {
             }
         };
         work.disk.push_leaf(new, child.image)?;
+        child.log.map_or(Ok(()), |log| work.disk.set_log(new, log))?;
         self.made = None;
         for layer in popped {
             if let Err(error) = work.engine.remove(layer.file) {

@@ -113,7 +113,7 @@ impl Snapshot {
     fn switch(&mut self, child: Child, work: &mut Work<'_>) -> Result<Stage, Refusal> {
         let (old, old_name) = (work.file(0)?.0, work.name(0)?);
         let handle = work.file(0)?.1.try_clone()?;
-        let Child { file, image, work: making, sync } = child;
+        let Child { file, image, log, work: making, sync } = child;
         let new = work.engine.add(file)?;
         if let Err(error) = work.disk.push_leaf(new, image) {
             work.engine.remove(new)?;
@@ -121,6 +121,7 @@ impl Snapshot {
         }
         work.disk.freeze(1)?;
         self.made = None;
+        log.map_or(Ok(()), |log| work.disk.set_log(new, log))?;
         work.let_go();
         let answer = json!({
             "method": Method::Chain.to_string(),

@@ -9,6 +9,7 @@ use transport::Server;
 use super::{Disclose, EngineWatch, EventLoop, write_stats};
 use crate::failure::{Exit, Failure};
 use crate::log::say;
+use crate::redo_log;
 use crate::serve::control::Control;
 
 impl<S: Server + Disclose> EventLoop<S> {
@@ -31,6 +32,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             return Err(Failure::new("flush the disk before leaving", why)
                 .advise("what the guest was told to be flushed is safe; see the kernel's log"));
         }
+        redo_log::end_all();
         say("stopped: everything is answered and flushed");
         Ok(Exit::Done)
     }

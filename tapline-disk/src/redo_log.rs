@@ -1,0 +1,264 @@
+//! Where the redo logs of images are (see [`disk::redo`]), and what is done with one that a process has left.
+//!
+//! A log is a file in memory, named after the image's file, not after its path: whoever opens the image next finds it, by
+//! whatever name and in whatever chain. Files that are handed over ([`crate::files`]) come with theirs; otherwise logs are in
+//! one directory of the user's: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo` below
+//! `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
+//!
+//! Knows nothing of what a log says. Invariant: a log is opened only by whoever holds the lock of its image, for writing. It
+//! is void after a reboot, and for another file that has got the same number.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use disk::RedoLog;
+use disk::redo::{self, HEADER_LEN, IDENTITY_LEN};
+use memory::{Mapping, Shared};
+use uring::ImageFile;
+
+use crate::failure::Failure;
+use crate::files;
+use crate::image_name::ImageName;
+use crate::log::say;
+use crate::ordered;
+
+/// Bytes for records. A round begins when half of it is used: after some thousand changes.
+const CAPACITY: usize = 256 << 10;
+const LEN: u64 = 260 << 10;
+
+/// How much later than its process was last seen an image may have changed, by writes that were under way.
+const LATE_MAX: Duration = Duration::from_secs(10);
+
+/// Where the kernel says which boot this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
+
+/// Logs that this process has opened to keep.
+static OPENED: Mutex<Vec<LogFile>> = Mutex::new(Vec::new());
+
+/// The file of a log.
+#[derive(Debug)]
+struct LogFile {
+    file: File,
+    /// To be removed by this process, if it was not handed over.
+    path: PathBuf,
+    handed: bool,
+}
+
+/// Learns which boot this is, before the file system may be out of reach.
+pub fn prepare() {
+    BOOT.get_or_init(|| {
+        let text = std::fs::read_to_string(BOOT_ID).ok()?;
+        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+        u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)
+    });
+}
+
+/// Opens the log of an image that is to be served for writing, whose lock this process has. `None` where files are handed
+/// over, and no log was.
+pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
+    let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
+    let Some(found) = LogFile::of(file, true).map_err(failed)? else {
+        say(format_args!(
+            "no redo log was handed over for {name}: what a guest has not flushed is lost with this process"
+        ));
+        return Ok(None);
+    };
+    if found.file.metadata().map_err(failed)?.len() != LEN {
+        found.file.set_len(LEN).map_err(failed)?;
+    }
+    let log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
+        .map_err(|error| found.not_understood(name, error))?;
+    found.check_unchanged(name, file, &log)?;
+    opened().push(found);
+    Ok(Some(log))
+}
+
+const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that only this user can write to";
+
+/// Whether a process has left something in the log of the image at this path.
+pub fn is_left(path: &Path) -> bool {
+    let found = files::metadata(path).ok().and_then(|metadata| LogFile::find(&metadata, false).ok().flatten());
+    found.is_some_and(|found| found.is_left())
+}
+
+/// Makes durable in an image, which is open for writing and locked, what a process has left to be written, and ends the log.
+/// What is owed to a sync that has failed cannot be made good: that is said.
+pub fn settle(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::new(format!("write to {name} what its last process has left"), error);
+    let Some(found) = LogFile::of(file, false).map_err(failed)?.filter(LogFile::is_left) else { return Ok(()) };
+    let log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
+        .map_err(|error| found.not_understood(name, error))?;
+    found.check_unchanged(name, file, &log)?;
+    if log.has_failed() {
+        say(format_args!("a sync of {name} has failed under its last process: what was flushed then may be lost"));
+    }
+    match log.owed() {
+        Some(owed) => {
+            ordered::write(file, owed.batches()).map_err(failed)?;
+            say(format_args!("{name}: {} sectors were written that its last process has left", owed.sectors()));
+        }
+        None if log.is_unsynced() => file.sync().map_err(failed)?,
+        None => {}
+    }
+    drop(log);
+    found.end();
+    Ok(())
+}
+
+/// Ends the logs that this process has opened and that nobody has to read. While their images are still locked; nothing is
+/// logged any more.
+pub fn end_all() {
+    for found in opened().drain(..).filter(|found| !found.is_left()) {
+        found.end();
+    }
+}
+
+fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {
+    // Whoever has panicked with it has left it whole: it is changed by single steps.
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What tells an image's file from all others, and from itself before the last boot.
+fn identity(file: &ImageFile) -> io::Result<[u8; IDENTITY_LEN]> {
+    prepare();
+    let metadata = file.metadata()?;
+    let boot = BOOT.get().copied().flatten().unwrap_or_default();
+    let (device, inode) = numbers(&metadata);
+    // A device node has none that means something.
+    let born = metadata.created().ok().filter(|_| !metadata.file_type().is_block_device());
+    let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    let mut identity = [0; IDENTITY_LEN];
+    let parts = [&boot[..], &device.to_be_bytes(), &inode.to_be_bytes(), &born.as_nanos().to_be_bytes()].concat();
+    identity.iter_mut().zip(parts).for_each(|(place, byte)| *place = byte);
+    Ok(identity)
+}
+
+/// The device and the inode of a file; of a block device its number and none.
+fn numbers(metadata: &std::fs::Metadata) -> (u64, u64) {
+    match metadata.file_type().is_block_device() {
+        true => (metadata.rdev(), 0),
+        false => (metadata.dev(), metadata.ino()),
+    }
+}
+
+/// What the log of a file is called.
+fn file_name(metadata: &std::fs::Metadata) -> String {
+    let (device, inode) = numbers(metadata);
+    format!("{device:x}-{inode:x}.redo")
+}
+
+impl LogFile {
+    fn of(file: &ImageFile, create: bool) -> io::Result<Option<LogFile>> {
+        LogFile::find(&file.metadata()?, create)
+    }
+
+    fn find(image: &std::fs::Metadata, create: bool) -> io::Result<Option<LogFile>> {
+        let name = file_name(image);
+        if files::are_handed() {
+            let found = files::handed_as(&name).transpose()?;
+            return Ok(found.map(|file| LogFile { file, path: PathBuf::from(name), handed: true }));
+        }
+        let directory = directory();
+        if create {
+            DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        }
+        check_ours(&directory)?;
+        let path = directory.join(name);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(create).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        match options.open(&path) {
+            Ok(file) => Ok(Some(LogFile { file, path, handed: false })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !create => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn region(&self) -> io::Result<Shared> {
+        let len = usize::try_from(self.file.metadata()?.len()).unwrap_or(0).min(HEADER_LEN + CAPACITY);
+        Ok(Shared::of(Mapping::of_file(self.file.as_fd(), 0, len)?))
+    }
+
+    /// Whether there is something to be read. One that cannot be read says so when it is opened.
+    fn is_left(&self) -> bool {
+        let mut header = [0; redo::STATE_LEN];
+        match std::os::unix::fs::FileExt::read_at(&self.file, &mut header, 0) {
+            Ok(len) => len == header.len() && redo::is_left(&header),
+            Err(_) => true,
+        }
+    }
+
+    /// Somebody may have changed the image, or put another in its place, since its process was last seen. The log may not
+    /// fit then, and that is for people to say.
+    fn check_unchanged(&self, name: &ImageName, file: &ImageFile, log: &RedoLog) -> Result<(), Failure> {
+        let changed = file.metadata().and_then(|metadata| metadata.modified());
+        let seen = UNIX_EPOCH + Duration::from_nanos(log.last_seen());
+        let late = changed.ok().and_then(|changed| changed.duration_since(seen).ok());
+        match late.filter(|late| log.owed().is_some() && log.last_seen() > 0 && *late > LATE_MAX) {
+            None => Ok(()),
+            Some(late) => {
+                let why = format!("it was changed {} s after the process that used it was last seen", late.as_secs());
+                Err(Failure::new(format!("open {name}"), why).advise(format!(
+                    "what that process has left to be written may not fit any more. Put the image back as it was; or remove {} \
+                     to open it as after a power loss",
+                    self.path.display()
+                )))
+            }
+        }
+    }
+
+    fn not_understood(&self, name: &ImageName, error: disk::ImageError) -> Failure {
+        Failure::new(format!("open {name}"), error).advise(format!(
+            "remove {} to open it as after a power loss: what its last process has not made durable is lost then",
+            self.path.display()
+        ))
+    }
+
+    /// Nobody needs it any more.
+    fn end(self) {
+        let ended = self.file.set_len(0);
+        let ended = if self.handed { ended } else { std::fs::remove_file(&self.path) };
+        if let Err(error) = ended {
+            say(format_args!("an empty redo log is left, {}: {error}", self.path.display()));
+        }
+    }
+}
+
+/// Where the logs of this user are.
+fn directory() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(directory) = set("TAPLINE_REDO_DIR") {
+        return directory;
+    }
+    let user = rustix::process::geteuid();
+    if user.is_root() {
+        return PathBuf::from("/run/tapline/redo");
+    }
+    let runtime = set("XDG_RUNTIME_DIR").map(|directory| directory.join("tapline/redo"));
+    runtime.unwrap_or_else(|| PathBuf::from(format!("/tmp/tapline-{}/redo", user.as_raw())))
+}
+
+/// A directory that others can write to, or that another has made, may hold a log that another has made up.
+fn check_ours(directory: &Path) -> io::Result<()> {
+    let metadata = match std::fs::symlink_metadata(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    if metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let what = format!("{} is not a directory of this user's that nobody else can write to", directory.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+}
+
+/// The time, for [`RedoLog::seen`].
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

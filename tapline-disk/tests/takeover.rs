@@ -1,0 +1,129 @@
+//! A disk whose process is killed under a client that lives: what was answered is there for the next process, and is
+//! covered by its flush.
+//!
+//! `TAPLINE_TAKEOVER_ROUNDS` says how often the process is killed, on each kind of disk; `TAPLINE_TAKEOVER_SEED` where the
+//! random numbers begin.
+
+mod tool;
+
+use rustix::process::Signal;
+use tool::Room;
+use tool::nbd::{BLOCK, Dice, Nbd, Peer};
+use tool::served::Disk;
+
+/// Blocks of the disk: some MiB, so that both formats allocate anew in every round.
+const BLOCKS: u64 = 16 << 10;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap())
+}
+
+/// What one version of a block holds.
+fn content(version: u8) -> Vec<u8> {
+    vec![version; BLOCK]
+}
+
+/// Makes the images of a kind; the words that serve it.
+fn make(room: &Room, kind: &str) -> String {
+    let (leaf, below) = kind.split_once('-').map_or((kind, None), |(leaf, _)| (leaf, Some("p")));
+    match (leaf, below) {
+        ("raw", _) => {
+            room.done("image create raw:a.raw --size 64M");
+            "raw:a.raw".into()
+        }
+        (format, None) => {
+            room.done(&format!("image create {format}:a.img --size 64M"));
+            format!("{format}:a.img")
+        }
+        (format, Some(_)) => {
+            room.done("image create raw:p.raw --size 64M");
+            room.done(&format!("image create {format}:a.img --parent raw:p.raw"));
+            format!("{format}:a.img --parent raw:p.raw")
+        }
+    }
+}
+
+/// Some writes, and then death.
+fn live_and_die(room: &Room, words: &str, model: &mut [u8], dice: &mut Dice, round: u64) {
+    let disk = Disk::serve(room, &format!("{words} --nbd nbd.sock"));
+    let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    if round > 0 {
+        // As a guest does that has been waiting for it.
+        client.flush().unwrap();
+    }
+    check(&mut client, model, dice);
+    for write in 0..20 {
+        let (block, version) = (dice.throw(BLOCKS), u8::try_from(dice.throw(255) + 1).unwrap());
+        client.write(block * BLOCK as u64, &content(version)).unwrap();
+        model[usize::try_from(block).unwrap()] = version;
+        if write == 9 && dice.throw(2) == 0 {
+            client.flush().unwrap();
+        }
+    }
+    disk.signal(Signal::KILL);
+    drop(disk);
+    std::fs::remove_file(room.file("nbd.sock")).unwrap();
+}
+
+/// Reads what was ever written, or some of it.
+fn check(client: &mut Nbd, model: &[u8], dice: &mut Dice) {
+    let written: Vec<usize> = (0..model.len()).filter(|&block| model[block] != 0).collect();
+    let some = written.len().min(400);
+    for at in 0..some {
+        let block = if written.len() > some {
+            written[usize::try_from(dice.throw(written.len() as u64)).unwrap()]
+        } else {
+            written[at]
+        };
+        let found = client.read((block * BLOCK) as u64, BLOCK).unwrap();
+        assert!(found == content(model[block]), "block {block} holds {} for {}", found[0], model[block]);
+    }
+}
+
+fn survives(kind: &str) {
+    let (rounds, seed) = (number("TAPLINE_TAKEOVER_ROUNDS", 6), number("TAPLINE_TAKEOVER_SEED", 7));
+    println!("{kind}: TAPLINE_TAKEOVER_ROUNDS={rounds} TAPLINE_TAKEOVER_SEED={seed}");
+    let room = Room::new();
+    let words = make(&room, kind);
+    let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(seed));
+    for round in 0..rounds {
+        live_and_die(&room, &words, &mut model, &mut dice, round);
+    }
+    let disk = Disk::serve(&room, &format!("{words} --nbd nbd.sock"));
+    let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    check(&mut client, &model, &mut dice);
+    drop(client);
+    let (code, said) = disk.stop();
+    assert_eq!(code, Some(0), "{said}");
+    let left = std::fs::read_dir(room.file("redo")).unwrap().count();
+    assert_eq!(left, 0, "a disk that ends cleanly leaves no log");
+    let image = words.split(' ').next().unwrap();
+    if !image.starts_with("raw") {
+        assert_eq!(room.json(&format!("image check {image}"))["result"], "clean");
+    }
+}
+
+#[test]
+fn answered_writes_survive_the_process_on_raw() {
+    survives("raw");
+}
+
+#[test]
+fn answered_writes_survive_the_process_on_vhd() {
+    survives("vhd");
+}
+
+#[test]
+fn answered_writes_survive_the_process_on_qcow2() {
+    survives("qcow2");
+}
+
+#[test]
+fn answered_writes_survive_the_process_on_a_chain_of_vhd() {
+    survives("vhd-raw");
+}
+
+#[test]
+fn answered_writes_survive_the_process_on_a_chain_of_qcow2() {
+    survives("qcow2-raw");
+}

@@ -1,0 +1,118 @@
+//! The redo logs of images, which disk processes are handed together with the images: what an answered request has changed
+//! outlives the process that has answered it.
+//!
+//! A log is a file in memory, called after its image's file as the disk processes call it (`tapline-disk`, `redo_log`); whoever
+//! serves an image without the daemon finds it too. Knows nothing of what is in one.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use api::Problem;
+
+use super::control::Beside;
+use crate::config::Config;
+
+/// The directory in which they are.
+#[derive(Clone, Debug)]
+pub struct RedoLogs {
+    directory: PathBuf,
+}
+
+impl RedoLogs {
+    /// As the settings say.
+    pub fn of(config: &Config) -> RedoLogs {
+        RedoLogs { directory: config.run_directory.join("redo") }
+    }
+
+    /// Those that go with an image file: its log, and the file once more, open for writing, where a process has left something
+    /// to be written to it and it is handed for reading.
+    pub fn beside(&self, path: &Path, write: bool, image: &File) -> Result<Vec<Beside>, Problem> {
+        self.open(path, write, image)
+            .map_err(|error| Problem::failed(format_args!("open the redo log of {}", path.display()), error))
+    }
+
+    fn open(&self, path: &Path, write: bool, image: &File) -> io::Result<Vec<Beside>> {
+        let log = self.directory.join(name_of(image)?);
+        if !write && std::fs::metadata(&log).map_or(0, |found| found.len()) == 0 {
+            return Ok(Vec::new());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        let file = OpenOptions::new().read(true).write(true).create(write).truncate(false).mode(0o600).open(&log)?;
+        let mut all = vec![Beside { path: log, write: true, file }];
+        if !write {
+            let again = format!("/proc/self/fd/{}", image.as_raw_fd());
+            let file = OpenOptions::new().read(true).write(true).open(again)?;
+            all.push(Beside { path: path.to_owned(), write: true, file });
+        }
+        Ok(all)
+    }
+
+    /// The files of a verb, with their logs.
+    pub fn with_logs(&self, mut files: Vec<Beside>) -> Result<Vec<Beside>, Problem> {
+        let logs = files.iter().filter(|file| file.write).map(|file| self.beside(&file.path, true, &file.file));
+        let logs = logs.collect::<Result<Vec<_>, _>>()?;
+        files.extend(logs.into_iter().flatten());
+        Ok(files)
+    }
+
+    /// The logs of files that are handed to a process, as what that is called, and its descriptor.
+    pub fn of_handed<'a>(
+        &self,
+        files: impl Iterator<Item = (&'a Path, bool, &'a OwnedFd)>,
+    ) -> Result<Vec<Beside>, Problem> {
+        let mut all = Vec::new();
+        for (path, write, descriptor) in files {
+            let again = descriptor.try_clone().map_err(|error| Problem::failed("duplicate a descriptor", error))?;
+            all.extend(self.beside(path, write, &File::from(again))?);
+        }
+        Ok(all)
+    }
+}
+
+/// What the log of a file is called: after its device and inode, of a block device after its own number.
+fn name_of(image: &File) -> io::Result<String> {
+    let metadata = image.metadata()?;
+    let (device, inode) = match metadata.file_type().is_block_device() {
+        true => (metadata.rdev(), 0),
+        false => (metadata.dev(), metadata.ino()),
+    };
+    Ok(format!("{device:x}-{inode:x}.redo"))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn bed() -> (tempfile::TempDir, RedoLogs, PathBuf) {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("image");
+        std::fs::write(&path, [0; 512]).unwrap();
+        let logs = RedoLogs { directory: room.path().join("redo") };
+        (room, logs, path)
+    }
+
+    #[test]
+    fn an_image_that_is_written_has_a_log_that_the_next_process_finds() {
+        let (_room, logs, path) = bed();
+        let image = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let first = logs.beside(&path, true, &image).unwrap();
+        assert_eq!((first.len(), first[0].write), (1, true));
+        assert_eq!(logs.beside(&path, true, &image).unwrap()[0].path, first[0].path);
+    }
+
+    #[test]
+    fn an_image_that_is_read_comes_with_its_log_only_where_something_is_left() {
+        let (_room, logs, path) = bed();
+        let image = File::open(&path).unwrap();
+        assert!(logs.beside(&path, false, &image).unwrap().is_empty());
+        let log = logs.beside(&path, true, &image).unwrap().remove(0);
+        assert!(logs.beside(&path, false, &image).unwrap().is_empty(), "an empty one");
+        log.file.set_len(4096).unwrap();
+        let both = logs.beside(&path, false, &image).unwrap();
+        assert_eq!(both.iter().map(|file| &file.path).collect::<Vec<_>>(), [&log.path, &path]);
+        assert!(both.iter().all(|file| file.write));
+    }
+}

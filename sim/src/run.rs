@@ -241,6 +241,9 @@ fn event(pace: Pace, picked: usize, pending: usize, begins: bool, goes_on: bool)
         Pace::Eager | Pace::Newest if picked < begins => Event::Begin,
         Pace::Eager if picked < begins + pending => Event::Finish(picked - begins),
         Pace::Eager => Event::GoOn,
+        Pace::Steps if picked < goes_on => Event::GoOn,
+        Pace::Steps if picked < goes_on + pending => Event::Finish(picked - goes_on),
+        Pace::Steps => Event::Begin,
         Pace::Newest if picked < begins + goes_on => Event::GoOn,
         Pace::Newest => Event::Finish((begins + goes_on + pending).saturating_sub(picked + 1)),
     }

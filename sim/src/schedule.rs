@@ -17,17 +17,22 @@ pub enum Pace {
     Eager,
     /// The same, and what was begun last ends first: the oldest operations wait for ever.
     Newest,
+    /// What is done to the chain goes on before anything else, and no request begins while anything can go on: who interferes
+    /// has one begin at a moment of that.
+    Steps,
 }
 
 impl Pace {
-    /// All of them.
+    /// Those under which all workloads are explored.
     pub const ALL: [Pace; 3] = [Pace::Serial, Pace::Eager, Pace::Newest];
+    const KNOWN: [Pace; 4] = [Pace::Serial, Pace::Eager, Pace::Newest, Pace::Steps];
 
     fn letter(self) -> &'static str {
         match self {
             Pace::Serial => "s",
             Pace::Eager => "e",
             Pace::Newest => "n",
+            Pace::Steps => "c",
         }
     }
 }
@@ -108,7 +113,7 @@ impl fmt::Display for Schedule {
 
 /// A word that is not a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a schedule; they look like s, e, n, or e.0.0.2")]
+#[error("'{0}' is not a schedule; they look like s, e, n, c, or e.0.0.2")]
 pub struct NotASchedule(String);
 
 impl FromStr for Schedule {
@@ -118,7 +123,7 @@ impl FromStr for Schedule {
         let wrong = || NotASchedule(text.into());
         let mut words = text.split('.');
         let letter = words.next().unwrap_or_default();
-        let pace = Pace::ALL.into_iter().find(|pace| pace.letter() == letter).ok_or_else(wrong)?;
+        let pace = Pace::KNOWN.into_iter().find(|pace| pace.letter() == letter).ok_or_else(wrong)?;
         let prefix = words.map(|word| word.parse().map_err(|_| wrong())).collect::<Result<_, _>>()?;
         Ok(Schedule { pace, source: Source::Prefix(prefix), taken: Vec::new() })
     }

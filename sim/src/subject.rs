@@ -42,6 +42,10 @@ pub enum Kind {
     UsedChildQcow2,
     /// A VHD on a VHD, both used: to be merged.
     VhdOnVhd,
+    /// A new VHD on a used one.
+    NewVhdOnVhd,
+    /// A new qcow2 file on a used one.
+    NewQcow2OnQcow2,
     /// A VHD on a raw file.
     VhdOnRaw,
     /// A qcow2 file on another.
@@ -154,6 +158,7 @@ impl Kind {
             Kind::Raw => "raw",
             Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
+            Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 => "chain",
             Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
             Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild => "vhd",
         }
@@ -211,6 +216,8 @@ impl Kind {
             Kind::ChildQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Given, "")],
             Kind::UsedChildQcow2 => vec![layer(Made::Qcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
             Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
+            Kind::NewVhdOnVhd => vec![layer(Made::Vhd, ""), layer(Made::Vhd, IN_TARGET)],
+            Kind::NewQcow2OnQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Qcow2, IN_TARGET)],
             Kind::VhdOnRaw => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
             Kind::Qcow2OnQcow2 => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
             Kind::Qcow2OnRaw => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
@@ -222,7 +229,7 @@ impl Kind {
     }
 }
 
-const KINDS: [(Kind, &str); 18] = [
+const KINDS: [(Kind, &str); 20] = [
     (Kind::Raw, "raw"),
     (Kind::Fixed, "fixed"),
     (Kind::Dynamic, "dynamic"),
@@ -230,6 +237,8 @@ const KINDS: [(Kind, &str); 18] = [
     (Kind::Child, "child"),
     (Kind::UsedChild, "used-child"),
     (Kind::VhdOnVhd, "vhd-on-vhd"),
+    (Kind::NewVhdOnVhd, "new-vhd-on-vhd"),
+    (Kind::NewQcow2OnQcow2, "new-qcow2-on-qcow2"),
     (Kind::VhdOnRaw, "vhd-on-raw"),
     (Kind::Qcow2, "qcow2"),
     (Kind::UsedQcow2, "used-qcow2"),

@@ -64,3 +64,10 @@ fn what_was_found_once_is_not_found_again() {
         search::assert_sound(Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes), text, pace, None);
     }
 }
+
+#[test]
+fn two_writes_to_one_grain_on_both_sides_of_a_merges_beginning_agree() {
+    let outcome = explore::around_a_beginning(2, &|_, _| true);
+    assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
+    assert!(outcome.counts.runs > 100, "{:?}", outcome.counts);
+}

@@ -201,8 +201,9 @@ fn visible(text: &str) -> Result<Visible, String> {
 fn subjects(format: &str, kind: Option<Kind>, tail: Option<&str>) -> Result<Vec<Subject>, String> {
     let kinds =
         Kind::of_format(format).ok_or_else(|| format!("--format {format}: there are vhd, qcow2, chain and raw"))?;
-    let mut subjects = explore::subjects(kinds);
-    subjects.retain(|subject| kind.is_none_or(|kind| subject.kind == kind));
+    // One that is named need not be among those of which everything is explored.
+    let mut subjects = explore::subjects(kind.as_ref().map_or(kinds, std::slice::from_ref));
+    subjects.retain(|subject| subject.kind.format() == format);
     let tail = match tail {
         None => None,
         Some("zeroes") => Some(Unwritten::Zeroes),
@@ -268,6 +269,12 @@ fn everything(arguments: &Arguments) -> Findings {
         progress.keep_going(done, all)
     });
     drop(progress);
+    if theme == Theme::Chain && outcome.failure.is_none() {
+        let progress = Progress::new("around the beginning of a merge", arguments);
+        let around = explore::around_a_beginning(arguments.threads, &|done, all| progress.keep_going(done, all));
+        outcome.counts.add(around.counts);
+        outcome.failure = around.failure;
+    }
     if outcome.failure.is_none() {
         let progress = Progress::new("faults", arguments);
         let faults =

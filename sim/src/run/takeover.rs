@@ -10,6 +10,7 @@
 //! - nothing that was flushed before is lost by a power loss at any moment meanwhile;
 //! - after a failed sync nothing is durable and no new write is accepted, by another process either.
 
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 
 use disk::{Access, Disk, FileDone, FileId, FileOp, Io, Operation, Options};
@@ -63,6 +64,8 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     for op in reads.iter().chain(&later).chain(&reads) {
         run.do_alone(*op, watch)?;
     }
+    // Every request is answered.
+    drop(ManuallyDrop::into_inner(run.disk));
     Ok(())
 }
 

@@ -47,6 +47,9 @@ use failure::{Exit, Failure};
 use jobs::snapshot::Verb;
 
 fn main() -> ExitCode {
+    // The daemon starts the open file of this program: its own name would be that descriptor's number in `ps` and `pidof`. A
+    // kernel that cannot call it otherwise does no harm.
+    rustix::thread::set_name(c"tapline-disk").unwrap_or_default();
     let arguments = match cli::Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(refused) => return explain(&refused),

@@ -4,6 +4,7 @@ pub mod control;
 pub mod handing;
 pub mod place;
 pub mod process;
+mod program;
 pub mod tool;
 
 use std::path::PathBuf;

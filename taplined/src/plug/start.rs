@@ -73,13 +73,9 @@ async fn start(
     };
     let (stdin, ready) = handing.prepare()?;
     let log = place.open_log(log == Log::Begun)?;
-    let mut command = daemon.tool.command(&order.words(place)).into_std();
-    command.stdin(stdin).stdout(Stdio::null()).stderr(log);
-    let started = command.spawn();
-    // Our copy of its end of the socket would keep the socket open behind its end.
-    drop(command);
-    let child = started.map_err(|error| daemon.tool.not_started(error))?;
-    let identity = process.insert(DiskProcess::of_child(child)?).identity();
+    let mut starting = daemon.tool.starting(&order.words(place))?;
+    starting.command.stdin(stdin).stdout(Stdio::null()).stderr(log);
+    let identity = process.insert(DiskProcess::of_child(starting.start_to_stay()?)?).identity();
     let vbd = order.vbd.uuid;
     daemon.catalogue.write(move |tx| tx.set_vbd_served(vbd, identity, &at)).await?;
     Ok(ready)

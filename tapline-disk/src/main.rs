@@ -4,6 +4,8 @@
 //! This file knows how a command line becomes a command and how a command's end becomes an exit code.
 
 #![forbid(unsafe_code)]
+// They panic where nothing can be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod ask;
 mod cli;
@@ -55,9 +57,12 @@ fn main() -> ExitCode {
         Err(refused) => return explain(&refused),
     };
     match carry_out(&arguments.command) {
-        Ok(exit) => ExitCode::from(exit.code()),
+        Ok(exit) => {
+            log::end();
+            ExitCode::from(exit.code())
+        }
         Err(failure) => {
-            eprintln!("tapline: {failure}");
+            log::say_failure(&failure);
             ExitCode::from(failure.exit().code())
         }
     }

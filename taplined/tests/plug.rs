@@ -346,3 +346,17 @@ fn a_guest_waits_while_its_repository_is_full_and_goes_on_when_there_is_space() 
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
 }
+
+#[test]
+fn a_disk_is_served_where_its_log_cannot_be_written() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let logs = daemon.room().join("log/vbd");
+    std::fs::remove_dir(&logs).unwrap();
+    std::fs::write(&logs, "").unwrap();
+    plug(&daemon, &vbd);
+    let (well, said) = io(&nbd(&daemon, &vbd), &["write 0 64k", "read 0 64k"]);
+    assert!(well && daemon.log().contains("without a log"), "{said}\n{}", daemon.log());
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}

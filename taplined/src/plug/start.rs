@@ -72,7 +72,14 @@ async fn start(
         }
     };
     let (stdin, ready) = handing.prepare()?;
-    let log = place.open_log(log == Log::Begun)?;
+    let log = place.open_log(log == Log::Begun).map_or_else(
+        // A guest needs its disk more than somebody its log.
+        |problem| {
+            tracing::warn!(vbd = %order.vbd.uuid, "its disk is served without a log: {problem}");
+            Stdio::null()
+        },
+        Stdio::from,
+    );
     let mut starting = daemon.tool.starting(&order.words(place))?;
     starting.command.stdin(stdin).stdout(Stdio::null()).stderr(log);
     let identity = process.insert(DiskProcess::of_child(starting.start_to_stay()?)?).identity();

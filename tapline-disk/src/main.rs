@@ -23,6 +23,7 @@ mod lineage;
 mod log;
 mod ordered;
 mod output;
+mod panics;
 mod presence;
 mod progress;
 mod reflink;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
     // The daemon starts the open file of this program: its own name would be that descriptor's number in `ps` and `pidof`. A
     // kernel that cannot call it otherwise does no harm.
     rustix::thread::set_name(c"tapline-disk").unwrap_or_default();
+    panics::abort_on_panic();
     let arguments = match cli::Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(refused) => return explain(&refused),

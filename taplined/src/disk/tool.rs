@@ -91,7 +91,8 @@ impl Tool {
             None => {
                 // It was killed; that nothing could be handed to it is no news then.
                 drop(sent.await);
-                Err(Problem::new(Code::Failed, format!("a disk process has ended: {status}")))
+                let words = if words.is_empty() { words } else { format!("; it said: {}", words.trim_end()) };
+                Err(Problem::new(Code::Failed, format!("a disk process has ended: {status}{words}")))
             }
         }
     }

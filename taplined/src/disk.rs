@@ -2,6 +2,7 @@
 
 pub mod control;
 pub mod handing;
+pub mod oom;
 pub mod place;
 pub mod process;
 mod program;

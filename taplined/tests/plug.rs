@@ -360,3 +360,28 @@ fn a_disk_is_served_where_its_log_cannot_be_written() {
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
 }
+
+#[test]
+fn a_disk_has_its_score_for_when_there_is_no_memory_left_and_keeps_it() {
+    // The default lowers it, which not everybody may.
+    let (mut daemon, vdis) = with_disks("disk-oom-score-adj = 321", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let pid = |daemon: &harness::Taplined| daemon.get(&vbd).1["pid"].clone();
+    let score = |pid: &Value| std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+    let first = pid(&daemon);
+    assert_eq!(score(&first), "321\n");
+    daemon.kill();
+    daemon.restart();
+    assert_eq!((pid(&daemon), score(&first).as_str()), (first.clone(), "321\n"));
+    kill(&first);
+    wait_until("another process serves", || state(&daemon, &vbd) == "plugged" && pid(&daemon) != first);
+    assert_eq!(score(&pid(&daemon)), "321\n");
+    unplug(&daemon, &vbd);
+
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = harness::disks::vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let refused = daemon.log().contains("the score of a disk's process");
+    assert_eq!(score(&daemon.get(&vbd).1["pid"]), if refused { "0\n" } else { "-500\n" });
+}

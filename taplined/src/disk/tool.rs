@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::handing::Handing;
+use super::oom;
 use super::program::{Opened, Program, User};
 use crate::config::Config;
 
@@ -79,6 +80,7 @@ impl Tool {
         let mut starting = self.starting(&all)?;
         starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = starting.start()?;
+        child.id().into_iter().for_each(oom::make_normal);
         let sent = tokio::task::spawn_blocking(move || ready.send());
         let (output, words) = read_both(&mut child, told).await?;
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;

@@ -11,6 +11,7 @@ use super::order::Order;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::handing::{Handing, Ready, Role};
+use crate::disk::oom;
 use crate::disk::place::Place;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::blocking;
@@ -83,6 +84,7 @@ async fn start(
     let mut starting = daemon.tool.starting(&order.words(place))?;
     starting.command.stdin(stdin).stdout(Stdio::null()).stderr(log);
     let identity = process.insert(DiskProcess::of_child(starting.start_to_stay()?)?).identity();
+    oom::protect(identity.pid, daemon.config.disk_oom_score_adj);
     let vbd = order.vbd.uuid;
     daemon.catalogue.write(move |tx| tx.set_vbd_served(vbd, identity, &at)).await?;
     Ok(ready)

@@ -90,27 +90,47 @@ fn a_disk_process_that_is_killed_is_started_again_in_the_same_place() {
 }
 
 #[test]
-fn one_that_dies_too_often_stays_down_until_it_is_plugged_again() {
+fn one_that_cannot_be_served_is_tried_again_until_it_can_be_and_says_when() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
-    for death in 1..=6 {
-        wait_until("it is served", || state(&daemon, &vbd) == "plugged");
-        kill(&daemon.get(&vbd).1["pid"]);
-        wait_until("its death is seen", || {
-            let now = daemon.get(&vbd).1;
-            now["restarts"].as_u64() >= Some(death.min(5)) && (death < 6 || now["state"] == "restarting")
-        });
-    }
-    wait_until("it stays down", || {
-        let now = daemon.get(&vbd).1;
-        now["state"] == "restarting"
-            && now["problem"]["advice"].as_str().is_some_and(|advice| advice.contains("too often"))
-    });
-    // It has its VDI all the same.
-    assert_eq!(daemon.get(&format!("/vbds?vdi={}", vdis[0])).1[0]["pid"], Value::Null);
+    let image = daemon.room().join("disks").join(daemon.get(&format!("/vdis/{}", vdis[0])).1["file"].as_str().unwrap());
+    let away = daemon.room().join("away");
+    std::fs::rename(&image, &away).unwrap();
+    kill(&daemon.get(&vbd).1["pid"]);
+    // More often than it would be worth if it never came back.
+    wait_until("it was tried often", || daemon.get(&vbd).1["restarts"].as_u64() >= Some(6));
+    let now = daemon.get(&vbd).1;
+    assert_eq!((&now["state"], &now["pid"]), (&json!("restarting"), &Value::Null));
+    let said = |field: &str, part: &str| now["problem"][field].as_str().is_some_and(|said| said.contains(part));
+    assert!(said("message", "No such file") && said("advice", "started again at 20"), "{now}");
+    std::fs::rename(&away, &image).unwrap();
+    wait_until("it is served by itself", || state(&daemon, &vbd) == "plugged");
+    let now = daemon.get(&vbd).1;
+    assert!(!now["problem"]["advice"].as_str().unwrap_or_default().contains("started again"), "{now}");
+
+    // Who does not want to wait for the next try plugs it.
+    std::fs::rename(&image, &away).unwrap();
+    kill(&daemon.get(&vbd).1["pid"]);
+    wait_until("its death is seen", || state(&daemon, &vbd) == "restarting");
+    std::fs::rename(&away, &image).unwrap();
+    let answer = daemon.post(&format!("{vbd}/plug"), json!({}));
+    // It may have come back by itself in this moment.
+    assert!([202, 409].contains(&answer.0), "{answer:?}");
+    wait_until("it is served", || state(&daemon, &vbd) == "plugged");
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_that_is_tried_again_and_again_can_be_unplugged() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
-    assert_eq!(daemon.get(&vbd).1["restarts"], 0);
+    std::fs::remove_dir_all(daemon.room().join("disks")).unwrap();
+    kill(&daemon.get(&vbd).1["pid"]);
+    wait_until("it was tried", || daemon.get(&vbd).1["restarts"].as_u64() >= Some(3));
+    unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
 }
 

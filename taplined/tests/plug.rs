@@ -395,7 +395,10 @@ fn a_disk_has_its_score_for_when_there_is_no_memory_left_and_keeps_it() {
     daemon.restart();
     assert_eq!((pid(&daemon), score(&first).as_str()), (first.clone(), "321\n"));
     kill(&first);
-    wait_until("another process serves", || state(&daemon, &vbd) == "plugged" && pid(&daemon) != first);
+    wait_until("another process serves", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "plugged" && now["pid"] != first
+    });
     assert_eq!(score(&pid(&daemon)), "321\n");
     unplug(&daemon, &vbd);
 
@@ -404,4 +407,43 @@ fn a_disk_has_its_score_for_when_there_is_no_memory_left_and_keeps_it() {
     plug(&daemon, &vbd);
     let refused = daemon.log().contains("the score of a disk's process");
     assert_eq!(score(&daemon.get(&vbd).1["pid"]), if refused { "0\n" } else { "-500\n" });
+}
+
+#[test]
+fn a_disk_whose_log_is_full_comes_back_and_says_what_is_missing_when_there_is_space() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let logs = daemon.room().join("log/vbd");
+    std::fs::remove_dir(&logs).unwrap();
+    let Some(_small) = Small::mount(logs.clone()) else {
+        return harness::not_run("a disk whose log is full: this user may mount nothing");
+    };
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let filler = logs.join("filler");
+    assert!(std::fs::write(&filler, vec![1; 16 << 20]).is_err());
+    let pid = || daemon.get(&vbd).1["pid"].clone();
+    let log = || std::fs::read_to_string(logs.join(format!("{}.log", &vbd["/vbds/".len()..]))).unwrap();
+    // The rest of the page that the log has already is full soon after: each signal is a line of statistics.
+    for _ in 0..32 {
+        let told = std::process::Command::new("kill").args(["-USR1", &pid().to_string()]).status().unwrap();
+        assert!(told.success() && io(&nbd(&daemon, &vbd), &["write 0 64k", "flush"]).0);
+    }
+    let before = pid();
+    kill(&before);
+    wait_until("another process serves", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "plugged" && now["pid"] != before
+    });
+    assert!(io(&nbd(&daemon, &vbd), &["write 0 64k", "flush"]).0);
+    std::fs::remove_file(&filler).unwrap();
+    let (before, full) = (pid(), log());
+    assert!(io(&nbd(&daemon, &vbd), &["read 0 64k"]).0);
+    wait_until("what is missing is said", || log().get(full.len()..).unwrap().contains("could not be logged"));
+    assert_eq!(pid(), before);
+    unplug(&daemon, &vbd);
+    // Another plug begins a log, which has no room either.
+    assert!(std::fs::write(&filler, vec![1; 16 << 20]).is_err());
+    plug(&daemon, &vbd);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
 }

@@ -447,3 +447,25 @@ fn a_disk_whose_log_is_full_comes_back_and_says_what_is_missing_when_there_is_sp
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
 }
+
+#[test]
+fn a_guest_does_not_wait_for_its_disk_behind_plugs_of_others() {
+    let settings = "[plug]\nworker-pool-size = 1\ninjected-delays = true";
+    let (daemon, vdis) = with_disks(settings, &["disk", "slow~250000ms"]);
+    let (served, slow) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));
+    plug(&daemon, &served);
+    let task = daemon.post(&format!("{slow}/plug"), json!({})).1;
+    let path = format!("/tasks/{}", task["uuid"].as_str().unwrap());
+    wait_until("the only worker is at work", || daemon.get(&path).1["step"] == "open");
+    let before = daemon.get(&served).1["pid"].clone();
+    kill(&before);
+    wait_until("another process serves", || {
+        let now = daemon.get(&served).1;
+        now["state"] == "plugged" && now["pid"] != before
+    });
+    assert_eq!(daemon.get(&path).1["step"], "open");
+    assert_eq!(daemon.post(&format!("{path}/cancel"), json!({})).0, 200);
+    wait_until("it is cancelled", || daemon.get(&path).1["state"] == "cancelled");
+    unplug(&daemon, &served);
+    nothing_leaked(&daemon);
+}

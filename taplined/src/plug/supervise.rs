@@ -193,7 +193,7 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     let vdi = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.vdi;
     daemon.tasks.leave(vdi).await?;
     let order = Order::of(daemon, vbd).await?;
-    let _turn = daemon.plugs.workers.turn(order.request()).await;
+    let _turn = daemon.plugs.restarts.acquire().await;
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
     serve(daemon, &order, Log::Continued, &mut steps, process).await?;
     // Why it died last stays to be seen.

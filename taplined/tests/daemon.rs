@@ -69,7 +69,10 @@ fn it_goes_on_whatever_becomes_of_its_log() {
     rustix::pipe::fcntl_setpipe_size(&stopped, 4096).unwrap();
     daemon.restart_logging_to(stopped.into());
     use_it(&daemon);
-    drop(unread);
+    // It ends as well while nobody reads.
+    let (gone, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    daemon.restart_logging_to(writer.into());
+    drop((unread, gone));
     use_it(&daemon);
     assert!(daemon.stop());
 }

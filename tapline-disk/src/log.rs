@@ -1,9 +1,16 @@
-//! Lines for people on stderr, while a disk is served.
+//! Lines for people on stderr.
 //!
-//! What a guest or a client can cause is limited in rate: they cannot fill the host's log.
+//! It knows nothing of what they say. What a guest or a client can cause is limited in rate: they cannot fill the host's log. A log
+//! that is full, or that nobody reads, ends and holds up nothing (crate `logging`).
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
+
+use logging::Stderr;
+
+use crate::failure::Failure;
+
+static STDERR: Stderr = Stderr::of("tapline-disk");
 
 /// Lines in a [`PERIOD`]: enough to see what happens, too few to matter.
 const LINES_MAX: u32 = 20;
@@ -49,7 +56,17 @@ impl Log {
 
 /// Says something that only we or our user can cause.
 pub fn say(line: impl Display) {
-    eprintln!("tapline-disk: {line}");
+    STDERR.say(line);
+}
+
+/// Says why a command could not be done, as the last that it says.
+pub fn say_failure(failure: &Failure) {
+    STDERR.write_last(&format!("tapline: {failure}\n"));
+}
+
+/// The program is about to end well: says what is missing in the log, if it can.
+pub fn end() {
+    STDERR.tell_losses();
 }
 
 #[cfg(test)]

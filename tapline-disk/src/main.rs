@@ -4,6 +4,8 @@
 //! This file knows how a command line becomes a command and how a command's end becomes an exit code.
 
 #![forbid(unsafe_code)]
+// They panic where nothing can be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod ask;
 mod cli;
@@ -21,6 +23,7 @@ mod lineage;
 mod log;
 mod ordered;
 mod output;
+mod panics;
 mod presence;
 mod progress;
 mod redo_log;
@@ -48,14 +51,21 @@ use failure::{Exit, Failure};
 use jobs::snapshot::Verb;
 
 fn main() -> ExitCode {
+    // The daemon starts the open file of this program: its own name would be that descriptor's number in `ps` and `pidof`. A
+    // kernel that cannot call it otherwise does no harm.
+    rustix::thread::set_name(c"tapline-disk").unwrap_or_default();
+    panics::abort_on_panic();
     let arguments = match cli::Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(refused) => return explain(&refused),
     };
     match carry_out(&arguments.command) {
-        Ok(exit) => ExitCode::from(exit.code()),
+        Ok(exit) => {
+            log::end();
+            ExitCode::from(exit.code())
+        }
         Err(failure) => {
-            eprintln!("tapline: {failure}");
+            log::say_failure(&failure);
             ExitCode::from(failure.exit().code())
         }
     }

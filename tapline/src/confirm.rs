@@ -1,8 +1,10 @@
 //! «really?», before something is destroyed: only where somebody can answer.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use api::{Code, Problem};
+
+use crate::session::say;
 
 /// The options of a verb that destroys.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -18,9 +20,9 @@ impl Confirm {
         if self.yes || !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
             return Ok(());
         }
-        eprint!("{what}: really? [y/N] ");
+        say(&format!("{what}: really? [y/N] "));
         let mut answer = String::new();
-        let read = io::stderr().flush().and_then(|()| io::stdin().read_line(&mut answer));
+        let read = io::stdin().read_line(&mut answer);
         read.map_err(|error| Problem::failed("read the answer", error))?;
         if agrees(&answer) { Ok(()) } else { Err(Problem::new(Code::Cancelled, "nothing was destroyed")) }
     }

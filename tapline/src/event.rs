@@ -1,10 +1,12 @@
 //! `tapline event`.
 
+use std::ops::ControlFlow;
+
 use api::client::Tiding;
 use api::{Code, Event, ObjectKind, Problem};
 use serde_json::Value;
 
-use crate::session::{Session, print};
+use crate::session::{Session, print_on, say};
 use crate::word;
 
 /// What can be done with events.
@@ -30,20 +32,24 @@ impl Verb {
         let mut events = session.client.events(behind).await?;
         loop {
             match events.next().await {
-                Tiding::Change(event) if kind.is_empty() || kind.contains(&event.kind) => tell(session, &event)?,
+                Tiding::Change(event) if kind.is_empty() || kind.contains(&event.kind) => {
+                    if tell(session, &event)?.is_break() {
+                        return Ok(());
+                    }
+                }
                 Tiding::Change(_) => {}
-                Tiding::Reset => eprintln!("tapline: events were lost: look at everything anew"),
+                Tiding::Reset => say("tapline: events were lost: look at everything anew\n"),
                 // The token has ended, and the daemon would say so each time.
                 Tiding::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
-                Tiding::Lost(problem) => eprintln!("tapline: {problem}; looking for it again"),
+                Tiding::Lost(problem) => say(&format!("tapline: {problem}; looking for it again\n")),
             }
         }
     }
 }
 
-fn tell(session: &Session, event: &Event) -> Result<(), Problem> {
+fn tell(session: &Session, event: &Event) -> Result<ControlFlow<()>, Problem> {
     if session.json() {
-        return print(&format!("{}\n", word::json(event)?));
+        return print_on(&format!("{}\n", word::json(event)?));
     }
     let (kind, change) = (word::of(&event.kind), word::of(&event.change));
     let object: Option<Value> = event.object().map_err(|error| Problem::failed("read an event", error))?;
@@ -51,5 +57,5 @@ fn tell(session: &Session, event: &Event) -> Result<(), Problem> {
     let name = known("name").or(known("verb")).unwrap_or("-");
     let state = known("state").or(known("power")).unwrap_or_default();
     let line = format!("{:>6}  {:.0}  {change:<7}  {kind:<4}  {}  {name}  {state}", event.seq, event.at, event.uuid);
-    print(&format!("{}\n", line.trim_end()))
+    print_on(&format!("{}\n", line.trim_end()))
 }

@@ -5,6 +5,8 @@
 //! than that image. All else is asked of the daemon, `taplined`, over its API: a noun and a verb ask one thing.
 
 #![forbid(unsafe_code)]
+// They panic where nothing can be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod column;
 mod completion;
@@ -115,7 +117,7 @@ fn main() -> ExitCode {
     match run(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
-            eprint!("{}", told(&problem));
+            session::say(&told(&problem));
             ExitCode::from(FAILED)
         }
     }

@@ -3,6 +3,7 @@
 //! Objects go to stdout, as text for people or as the API's own JSON; everything else goes to stderr.
 
 use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
 
 use api::client::{Answer, Client};
 use api::{AbsolutePath, Code, Problem, Task, TaskState};
@@ -143,11 +144,22 @@ impl Session {
 
 /// Prints to stdout. A reader that has seen enough, as `head` has, is no failure.
 pub fn print(text: &str) -> Result<(), Problem> {
+    print_on(text).map(drop)
+}
+
+/// Prints to stdout while there is a reader: what follows something ends with who reads it.
+pub fn print_on(text: &str) -> Result<ControlFlow<()>, Problem> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Problem::failed("print", error)),
-        _ => Ok(()),
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(Problem::failed("print", error)),
     }
+}
+
+/// Says something beside what is printed, on stderr. That nobody hears it changes nothing.
+pub fn say(text: &str) {
+    io::stderr().write_all(text.as_bytes()).unwrap_or_default();
 }
 
 /// Columns of the terminal that stdout is; none if it is something else.

@@ -1,10 +1,12 @@
 //! `tapline task`.
 
+use std::ops::ControlFlow;
+
 use api::client::Tiding;
 use api::{Change, Code, ObjectKind, Problem, Task, TaskState};
 
 use crate::column::{Column, Uuids};
-use crate::session::{Listing, Session, print};
+use crate::session::{Listing, Session, print_on, say};
 use crate::{wait, word};
 
 /// What can be done with tasks.
@@ -86,37 +88,36 @@ async fn wait_for(session: &Session, task: &str) -> Result<(), Problem> {
     if task.state == TaskState::Done { Ok(()) } else { Err(wait::why(&task)) }
 }
 
-/// Tasks that are open, then each change of one.
+/// Tasks that are open, then each change of one, for as long as somebody reads.
 async fn watch(session: &Session) -> Result<(), Problem> {
     let mut events = session.client.events(None).await?;
-    for task in session.client.tasks(true).await? {
-        tell(session, &task)?;
-    }
+    let mut tasks = session.client.tasks(true).await?;
     loop {
+        for task in tasks.drain(..) {
+            if tell(session, &task)?.is_break() {
+                return Ok(());
+            }
+        }
         match events.next().await {
             Tiding::Change(event) if event.kind == ObjectKind::Task && event.change != Change::Removed => {
                 let task: Option<Task> = event.object().map_err(|error| Problem::failed("read an event", error))?;
-                task.map_or(Ok(()), |task| tell(session, &task))?;
+                tasks.extend(task);
             }
             Tiding::Change(_) => {}
-            Tiding::Reset => {
-                for task in session.client.tasks(true).await? {
-                    tell(session, &task)?;
-                }
-            }
+            Tiding::Reset => tasks = session.client.tasks(true).await?,
             Tiding::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
-            Tiding::Lost(problem) => eprintln!("tapline: {problem}; looking for it again"),
+            Tiding::Lost(problem) => say(&format!("tapline: {problem}; looking for it again\n")),
         }
     }
 }
 
-fn tell(session: &Session, task: &Task) -> Result<(), Problem> {
+fn tell(session: &Session, task: &Task) -> Result<ControlFlow<()>, Problem> {
     if session.json() {
-        return print(&format!("{}\n", word::json(task)?));
+        return print_on(&format!("{}\n", word::json(task)?));
     }
     let percent = task.progress * 100.0;
     let step = task.step.as_deref().unwrap_or("-");
     let why = task.problem.as_ref().map(|problem| format!("  {problem}")).unwrap_or_default();
     let uuid = Uuids::Short.show(task.uuid);
-    print(&format!("{uuid}  {:<16} {:<10} {percent:>3.0} %  {step}{why}\n", task.verb, word::of(&task.state)))
+    print_on(&format!("{uuid}  {:<16} {:<10} {percent:>3.0} %  {step}{why}\n", task.verb, word::of(&task.state)))
 }

@@ -26,6 +26,9 @@ pub struct Config {
     pub disk_program: Option<PathBuf>,
     /// The user as whom disk processes run, who owns nothing: only where the daemon is root.
     pub disk_user: String,
+    /// How late disk processes are ended when the host has no memory left: their `oom_score_adj`, −1000 (never) to 1000 (first).
+    /// A guest without its disk is worth less than one that is ended.
+    pub disk_oom_score_adj: i16,
     /// The program of virtual machines: a path, or a name in the PATH.
     #[schema(value_type = String)]
     pub qemu_program: PathBuf,
@@ -128,6 +131,7 @@ impl Default for Config {
             log_directory: "/var/log/tapline".into(),
             disk_program: None,
             disk_user: "nobody".into(),
+            disk_oom_score_adj: -500,
             qemu_program: "qemu-system-x86_64".into(),
             xl_program: "xl".into(),
             api: Api::default(),
@@ -206,6 +210,9 @@ impl Config {
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name} is at least 1"));
         }
+        if !(-1000..=1000).contains(&self.disk_oom_score_adj) {
+            return Err("disk-oom-score-adj is -1000 to 1000".into());
+        }
         let (certificate, key) = (&self.api.certificate, &self.api.key);
         if certificate.is_some() != key.is_some() {
             return Err("api.certificate and api.key are set both or not at all".into());
@@ -279,6 +286,7 @@ mod test {
         assert!(Config::parse("[plug]\nplug-windo = 1").unwrap_err().contains("plug-windo"));
         assert!(Config::parse("[plug]\nplug-window = 0").unwrap_err().contains("plug-window"));
         assert!(Config::parse("run-directory = \"run\"").unwrap_err().contains("run-directory"));
+        assert!(Config::parse("disk-oom-score-adj = 1001").unwrap_err().contains("disk-oom-score-adj"));
         assert!(Config::parse("[api]\nlisten = [\"alpha:7443\"]").unwrap_err().contains("listen"));
     }
 

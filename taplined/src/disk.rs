@@ -2,8 +2,10 @@
 
 pub mod control;
 pub mod handing;
+pub mod oom;
 pub mod place;
 pub mod process;
+mod program;
 pub mod redo;
 pub mod tool;
 

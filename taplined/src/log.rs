@@ -1,14 +1,24 @@
 //! The daemon's log: text on standard error, or JSON lines in files of a bounded size.
+//!
+//! It knows nothing of what is logged. Invariant: the daemon goes on whatever becomes of its log, and does not wait for who reads
+//! it; lines that are lost are counted (crate `logging`).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use api::{Code, Problem};
+use jiff::Timestamp;
+use logging::{Lines, Stderr};
+use serde_json::json;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogTo};
+
+/// What the daemon says outside of its log goes here too.
+pub static STDERR: Stderr = Stderr::of("taplined");
 
 /// Begins the log.
 pub fn start(config: &Config) -> Result<(), Problem> {
@@ -17,15 +27,68 @@ pub fn start(config: &Config) -> Result<(), Problem> {
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     match config.log.to {
-        LogTo::Stderr => builder.with_writer(io::stderr).with_ansi(false).init(),
+        LogTo::Stderr => builder.with_writer(|| ToStderr).with_ansi(false).init(),
         LogTo::File => {
             let path = config.log_directory.join("taplined.log");
             let file = Rotating::open(&path, config.log.file_size, config.log.files)
                 .map_err(|error| Problem::failed(format_args!("write the log {}", path.display()), error))?;
-            builder.json().with_writer(Mutex::new(file)).init();
+            builder.json().with_writer(ToFile::new(file)).init();
         }
     }
     Ok(())
+}
+
+/// Writes events to standard error. A failure would be printed by `tracing`, which panics if it cannot.
+struct ToStderr;
+
+impl Write for ToStderr {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        STDERR.write(lines);
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes events to a file.
+struct ToFile<F> {
+    file: Mutex<F>,
+    lines: Lines,
+}
+
+impl<F> ToFile<F> {
+    fn new(file: F) -> ToFile<F> {
+        ToFile { file: Mutex::new(file), lines: Lines::new() }
+    }
+}
+
+impl<'a, F: Write + 'a> MakeWriter<'a> for ToFile<F> {
+    type Writer = &'a ToFile<F>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        self
+    }
+}
+
+impl<F: Write> Write for &ToFile<F> {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        self.lines.write(lines, notice, |bytes| file.write(bytes));
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// That lines are missing, as `tracing` would write it.
+fn notice(lost: u64) -> String {
+    let fields = json!({ "message": logging::in_words(lost) });
+    let event = json!({ "timestamp": Timestamp::now(), "level": "WARN", "fields": fields, "target": module_path!() });
+    format!("{event}\n")
 }
 
 /// A file that is renamed to `NAME.1` when it is full, `NAME.1` to `NAME.2` and so on; the last is removed.
@@ -81,7 +144,7 @@ impl Write for Rotating {
         if self.written > 0 && self.written.saturating_add(len) > self.size_max {
             // A log that cannot be rotated is written on: too long is better than lost.
             if let Err(error) = self.rotate() {
-                eprintln!("taplined: cannot rotate the log {}: {error}", self.path.display());
+                STDERR.say(format_args!("cannot rotate the log {}: {error}", self.path.display()));
                 self.written = 0;
             }
         }
@@ -116,6 +179,38 @@ mod test {
         assert!(files.iter().all(|file| file.metadata().unwrap().len() <= 100));
         let kept: Vec<u32> = all.lines().map(|line| line.parse().unwrap()).collect();
         assert_eq!(kept, (70..100).collect::<Vec<u32>>());
+    }
+
+    /// A device that is full for a while.
+    struct Full(u32, Vec<u8>);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match self.0.checked_sub(1) {
+                Some(left) => {
+                    self.0 = left;
+                    Err(io::ErrorKind::StorageFull.into())
+                }
+                None => self.1.write(bytes),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_full_log_is_no_error_and_tells_later_what_is_missing() {
+        let log = ToFile::new(Full(2, Vec::new()));
+        for line in ["1\n", "2\n", "3\n"] {
+            (&log).write_all(line.as_bytes()).unwrap();
+        }
+        let file = log.file.into_inner().unwrap();
+        let text = String::from_utf8(file.1).unwrap();
+        let (notice, rest) = text.split_once('\n').unwrap();
+        let notice: serde_json::Value = serde_json::from_str(notice).unwrap();
+        assert_eq!((notice["fields"]["message"].as_str(), rest), (Some("2 lines could not be logged"), "3\n"));
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! outlive it, and it finds them again.
 
 #![forbid(unsafe_code)]
+// They panic where nothing can be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod config;
 mod daemon;
@@ -67,7 +69,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
             let advice = problem.advice.as_ref().map(|advice| format!("\n  {advice}")).unwrap_or_default();
-            eprintln!("taplined: {problem}{advice}");
+            log::STDERR.write_last(&format!("taplined: {problem}{advice}\n"));
             ExitCode::from(FAILED)
         }
     }
@@ -114,5 +116,10 @@ async fn serve(config: Config) -> Result<(), Problem> {
 }
 
 fn print(text: &str) -> Result<(), Problem> {
-    std::io::stdout().write_all(text.as_bytes()).map_err(|error| Problem::failed("print", error))
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // A reader who has seen enough, as `head` has, is no failure.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.map_err(|error| Problem::failed("print", error)),
+    }
 }

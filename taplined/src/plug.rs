@@ -29,6 +29,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::Problem;
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use crate::config::Config;
@@ -49,6 +50,8 @@ use workers::Workers;
 #[derive(Debug)]
 pub struct Plugs {
     workers: Workers,
+    /// Disks that are started again at one time: as many as workers, but not behind plugs, since their guests wait.
+    restarts: Semaphore,
     operations: Operations,
     served: Mutex<HashMap<Uuid, Served>>,
     /// The group that may connect to disks.
@@ -61,6 +64,7 @@ impl Plugs {
         let group = config.plug.socket_group.as_deref().map(|name| group_id("plug.socket-group", name)).transpose()?;
         Ok(Plugs {
             workers: Workers::new(config.limits()),
+            restarts: Semaphore::new(usize::try_from(config.plug.worker_pool_size).unwrap_or(Semaphore::MAX_PERMITS)),
             operations: Operations::default(),
             served: Mutex::default(),
             group,

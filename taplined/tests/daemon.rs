@@ -2,6 +2,9 @@
 
 mod harness;
 
+use std::fs::File;
+
+use rustix::pipe::{PipeFlags, pipe_with};
 use serde_json::json;
 
 #[test]
@@ -49,4 +52,27 @@ fn what_the_document_forbids_is_refused_and_no_fault_of_the_daemon() {
         let (imported, problem) = daemon.post("/vdis/import", asked);
         assert_eq!(imported, status, "{problem}");
     }
+}
+
+#[test]
+fn it_goes_on_whatever_becomes_of_its_log() {
+    let mut daemon = harness::start_with("[log]\nlevel = \"debug\"", &[]);
+    // Each makes a task and its lines in the log.
+    let use_it = |daemon: &harness::Taplined| {
+        for _ in 0..20 {
+            daemon.done(daemon.post("/host/drain", json!({})));
+        }
+    };
+    daemon.restart_logging_to(File::options().write(true).open("/dev/full").unwrap().into());
+    use_it(&daemon);
+    let (unread, stopped) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    rustix::pipe::fcntl_setpipe_size(&stopped, 4096).unwrap();
+    daemon.restart_logging_to(stopped.into());
+    use_it(&daemon);
+    // It ends as well while nobody reads.
+    let (gone, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    daemon.restart_logging_to(writer.into());
+    drop((unread, gone));
+    use_it(&daemon);
+    assert!(daemon.stop());
 }

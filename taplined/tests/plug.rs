@@ -90,27 +90,47 @@ fn a_disk_process_that_is_killed_is_started_again_in_the_same_place() {
 }
 
 #[test]
-fn one_that_dies_too_often_stays_down_until_it_is_plugged_again() {
+fn one_that_cannot_be_served_is_tried_again_until_it_can_be_and_says_when() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
-    for death in 1..=6 {
-        wait_until("it is served", || state(&daemon, &vbd) == "plugged");
-        kill(&daemon.get(&vbd).1["pid"]);
-        wait_until("its death is seen", || {
-            let now = daemon.get(&vbd).1;
-            now["restarts"].as_u64() >= Some(death.min(5)) && (death < 6 || now["state"] == "restarting")
-        });
-    }
-    wait_until("it stays down", || {
-        let now = daemon.get(&vbd).1;
-        now["state"] == "restarting"
-            && now["problem"]["advice"].as_str().is_some_and(|advice| advice.contains("too often"))
-    });
-    // It has its VDI all the same.
-    assert_eq!(daemon.get(&format!("/vbds?vdi={}", vdis[0])).1[0]["pid"], Value::Null);
+    let image = daemon.room().join("disks").join(daemon.get(&format!("/vdis/{}", vdis[0])).1["file"].as_str().unwrap());
+    let away = daemon.room().join("away");
+    std::fs::rename(&image, &away).unwrap();
+    kill(&daemon.get(&vbd).1["pid"]);
+    // More often than it would be worth if it never came back.
+    wait_until("it was tried often", || daemon.get(&vbd).1["restarts"].as_u64() >= Some(6));
+    let now = daemon.get(&vbd).1;
+    assert_eq!((&now["state"], &now["pid"]), (&json!("restarting"), &Value::Null));
+    let said = |field: &str, part: &str| now["problem"][field].as_str().is_some_and(|said| said.contains(part));
+    assert!(said("message", "No such file") && said("advice", "started again at 20"), "{now}");
+    std::fs::rename(&away, &image).unwrap();
+    wait_until("it is served by itself", || state(&daemon, &vbd) == "plugged");
+    let now = daemon.get(&vbd).1;
+    assert!(!now["problem"]["advice"].as_str().unwrap_or_default().contains("started again"), "{now}");
+
+    // Who does not want to wait for the next try plugs it.
+    std::fs::rename(&image, &away).unwrap();
+    kill(&daemon.get(&vbd).1["pid"]);
+    wait_until("its death is seen", || state(&daemon, &vbd) == "restarting");
+    std::fs::rename(&away, &image).unwrap();
+    let answer = daemon.post(&format!("{vbd}/plug"), json!({}));
+    // It may have come back by itself in this moment.
+    assert!([202, 409].contains(&answer.0), "{answer:?}");
+    wait_until("it is served", || state(&daemon, &vbd) == "plugged");
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_that_is_tried_again_and_again_can_be_unplugged() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
-    assert_eq!(daemon.get(&vbd).1["restarts"], 0);
+    std::fs::remove_dir_all(daemon.room().join("disks")).unwrap();
+    kill(&daemon.get(&vbd).1["pid"]);
+    wait_until("it was tried", || daemon.get(&vbd).1["restarts"].as_u64() >= Some(3));
+    unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
 }
 
@@ -344,5 +364,108 @@ fn a_guest_waits_while_its_repository_is_full_and_goes_on_when_there_is_space() 
     wait_until("it waits no more", || daemon.get(&vbd).1["waits_for_space"] == false);
     wait_until("nor is its repository full", || full() == false);
     unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_is_served_where_its_log_cannot_be_written() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let logs = daemon.room().join("log/vbd");
+    std::fs::remove_dir(&logs).unwrap();
+    std::fs::write(&logs, "").unwrap();
+    plug(&daemon, &vbd);
+    let (well, said) = io(&nbd(&daemon, &vbd), &["write 0 64k", "read 0 64k"]);
+    assert!(well && daemon.log().contains("without a log"), "{said}\n{}", daemon.log());
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_has_its_score_for_when_there_is_no_memory_left_and_keeps_it() {
+    // The default lowers it, which not everybody may.
+    let (mut daemon, vdis) = with_disks("disk-oom-score-adj = 321", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let pid = |daemon: &harness::Taplined| daemon.get(&vbd).1["pid"].clone();
+    let score = |pid: &Value| std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+    let first = pid(&daemon);
+    assert_eq!(score(&first), "321\n");
+    daemon.kill();
+    daemon.restart();
+    assert_eq!((pid(&daemon), score(&first).as_str()), (first.clone(), "321\n"));
+    kill(&first);
+    wait_until("another process serves", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "plugged" && now["pid"] != first
+    });
+    assert_eq!(score(&pid(&daemon)), "321\n");
+    unplug(&daemon, &vbd);
+
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = harness::disks::vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let refused = daemon.log().contains("the score of a disk's process");
+    assert_eq!(score(&daemon.get(&vbd).1["pid"]), if refused { "0\n" } else { "-500\n" });
+}
+
+#[test]
+fn a_disk_whose_log_is_full_comes_back_and_says_what_is_missing_when_there_is_space() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let logs = daemon.room().join("log/vbd");
+    std::fs::remove_dir(&logs).unwrap();
+    let Some(_small) = Small::mount(logs.clone()) else {
+        return harness::not_run("a disk whose log is full: this user may mount nothing");
+    };
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let filler = logs.join("filler");
+    assert!(std::fs::write(&filler, vec![1; 16 << 20]).is_err());
+    let pid = || daemon.get(&vbd).1["pid"].clone();
+    let log = || std::fs::read_to_string(logs.join(format!("{}.log", &vbd["/vbds/".len()..]))).unwrap();
+    // The rest of the page that the log has already is full soon after: each signal is a line of statistics.
+    for _ in 0..32 {
+        let told = std::process::Command::new("kill").args(["-USR1", &pid().to_string()]).status().unwrap();
+        assert!(told.success() && io(&nbd(&daemon, &vbd), &["write 0 64k", "flush"]).0);
+    }
+    let before = pid();
+    kill(&before);
+    wait_until("another process serves", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "plugged" && now["pid"] != before
+    });
+    assert!(io(&nbd(&daemon, &vbd), &["write 0 64k", "flush"]).0);
+    std::fs::remove_file(&filler).unwrap();
+    let (before, full) = (pid(), log());
+    assert!(io(&nbd(&daemon, &vbd), &["read 0 64k"]).0);
+    wait_until("what is missing is said", || log().get(full.len()..).unwrap().contains("could not be logged"));
+    assert_eq!(pid(), before);
+    unplug(&daemon, &vbd);
+    // Another plug begins a log, which has no room either.
+    assert!(std::fs::write(&filler, vec![1; 16 << 20]).is_err());
+    plug(&daemon, &vbd);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_guest_does_not_wait_for_its_disk_behind_plugs_of_others() {
+    let settings = "[plug]\nworker-pool-size = 1\ninjected-delays = true";
+    let (daemon, vdis) = with_disks(settings, &["disk", "slow~250000ms"]);
+    let (served, slow) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));
+    plug(&daemon, &served);
+    let task = daemon.post(&format!("{slow}/plug"), json!({})).1;
+    let path = format!("/tasks/{}", task["uuid"].as_str().unwrap());
+    wait_until("the only worker is at work", || daemon.get(&path).1["step"] == "open");
+    let before = daemon.get(&served).1["pid"].clone();
+    kill(&before);
+    wait_until("another process serves", || {
+        let now = daemon.get(&served).1;
+        now["state"] == "plugged" && now["pid"] != before
+    });
+    assert_eq!(daemon.get(&path).1["step"], "open");
+    assert_eq!(daemon.post(&format!("{path}/cancel"), json!({})).0, 200);
+    wait_until("it is cancelled", || daemon.get(&path).1["state"] == "cancelled");
+    unplug(&daemon, &served);
     nothing_leaked(&daemon);
 }

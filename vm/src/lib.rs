@@ -5,6 +5,8 @@
 //! bounded time: callers that must not wait have threads.
 
 #![forbid(unsafe_code)]
+// They panic where nothing can be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod paste;
 pub mod qemu;

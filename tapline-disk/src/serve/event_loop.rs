@@ -20,6 +20,7 @@ use uring::Engine;
 
 use crate::failure::{Exit, Failure};
 use crate::log::{Log, say};
+use crate::panics;
 use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
@@ -255,7 +256,9 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         // A peer with one request at a time has another when it has heard of the answer to the last, not before; any other
         // may have more already. A verb may have waited for what was found.
-        let one_by_one = came.max(answered).max(self.disk.in_flight()) <= 1;
+        let in_flight = self.disk.in_flight();
+        panics::in_flight(in_flight);
+        let one_by_one = came.max(answered).max(in_flight) <= 1;
         Ok(Turn { found, more: found && (!one_by_one || self.control_due) })
     }
 

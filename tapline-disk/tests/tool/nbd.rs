@@ -26,6 +26,8 @@ pub struct Nbd {
 impl Nbd {
     pub fn connect(path: &Path) -> io::Result<Nbd> {
         let mut stream = UnixStream::connect(path)?;
+        // Who is not answered for so long has failed.
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(60)))?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
         // Fixed newstyle without zeroes; the default export.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use api::Task;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::session::say;
 use crate::word;
 
 /// The bar's length in parts of the whole.
@@ -48,7 +49,7 @@ impl Progress {
             }
             Progress::Lines(last) => {
                 if *last != line {
-                    eprintln!("{line}");
+                    say(&format!("{line}\n"));
                     *last = line;
                 }
             }
@@ -59,7 +60,7 @@ impl Progress {
     pub fn say(&self, text: &str) {
         match self {
             Progress::Bar(bar) => bar.println(text),
-            Progress::Lines(_) => eprintln!("{text}"),
+            Progress::Lines(_) => say(&format!("{text}\n")),
         }
     }
 }

@@ -144,3 +144,21 @@ async fn events_can_be_followed() {
     let mut events = Client::new(daemon.socket()).events(Some(1_000_000)).await.unwrap();
     assert_eq!(events.next().await, api::client::Tiding::Reset);
 }
+
+#[test]
+fn who_follows_ends_without_a_word_when_nobody_reads_any_more() {
+    let daemon = Daemon::start();
+    for words in [&["event", "follow"][..], &["task", "watch"]] {
+        let mut follow = Command::new(env!("CARGO_BIN_EXE_tapline"));
+        let pipe = std::process::Stdio::piped;
+        let mut follow =
+            follow.args(words).env("TAPLINE_SOCKET", daemon.socket()).stdout(pipe()).stderr(pipe()).spawn().unwrap();
+        drop(follow.stdout.take());
+        // Whether it follows already is not seen from here, so there is something to tell until it has ended.
+        while follow.try_wait().unwrap().is_none() {
+            out(&run(&daemon.socket(), &["host", "drain"]));
+        }
+        let ended = follow.wait_with_output().unwrap();
+        assert_eq!((ended.status.code(), err(&ended).as_str()), (Some(0), ""));
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
 use api::{Code, Problem};
@@ -12,11 +12,10 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::handing::Handing;
+use super::oom;
+use super::program::{Opened, Program, User};
 use super::redo::RedoLogs;
 use crate::config::Config;
-
-/// The program, which lies beside this one or in the PATH.
-const PROGRAM: &str = "tapline-disk";
 
 /// Bytes of a process's answer; the longest is the map of a disk.
 const OUTPUT_MAX: u64 = 64 << 20;
@@ -27,36 +26,42 @@ const LINE_MAX: u64 = 4096;
 /// How disk processes are started.
 #[derive(Clone, Debug)]
 pub struct Tool {
-    program: PathBuf,
+    program: Program,
     /// The user and group they run as; the daemon's own if it cannot change that.
-    user: Option<(u32, u32)>,
+    user: Option<User>,
     /// What goes with image files.
     pub redo: RedoLogs,
+}
+
+/// A disk process that is not started yet.
+#[derive(Debug)]
+pub struct Starting {
+    /// What it is started with.
+    pub command: Command,
+    program: Opened,
+    user: Option<User>,
 }
 
 impl Tool {
     /// As the settings say.
     pub fn of(config: &Config) -> Result<Tool, Problem> {
-        let beside =
-            || std::env::current_exe().ok().and_then(|me| me.parent().map(|directory| directory.join(PROGRAM)));
-        let program = config.disk_program.clone().or_else(|| beside().filter(|path| path.is_file()));
         let user = match rustix::process::geteuid().is_root() {
             true => Some(user_id(&config.disk_user)?),
             false => None,
         };
-        let redo = RedoLogs::of(config);
-        Ok(Tool { program: program.unwrap_or_else(|| PROGRAM.into()), user, redo })
+        Ok(Tool { program: Program::of(config), user, redo: RedoLogs::of(config) })
     }
 
     /// A disk process that is not started yet.
-    pub fn command(&self, words: &[OsString]) -> Command {
-        let mut command = std::process::Command::new(&self.program);
-        command.args(words).current_dir("/").process_group(0).env_clear();
+    pub fn starting(&self, words: &[OsString]) -> Result<Starting, Problem> {
+        let program = self.program.open()?;
+        let mut command = std::process::Command::new(program.executed());
+        command.arg0(program.path()).args(words).current_dir("/").process_group(0).env_clear();
         if let Some((uid, gid)) = self.user {
             // Other groups go with the change of the user.
             command.uid(uid).gid(gid);
         }
-        command.into()
+        Ok(Starting { command: command.into(), program, user: self.user })
     }
 
     /// Runs `image VERB …`, and gives what it has printed. Dropped before its end, it ends the process.
@@ -75,12 +80,10 @@ impl Tool {
         all.extend(words);
         all.extend(["--json".into(), "--handed".into(), "--confine".into()]);
         let (stdin, ready) = handing.prepare(&self.redo)?;
-        let mut command = self.command(&all);
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let started = command.spawn();
-        // Our copy of its end of the socket would keep the socket open behind its end.
-        drop(command);
-        let mut child = started.map_err(|error| self.not_started(error))?;
+        let mut starting = self.starting(&all)?;
+        starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = starting.start()?;
+        child.id().into_iter().for_each(oom::make_normal);
         let sent = tokio::task::spawn_blocking(move || ready.send());
         let (output, words) = read_both(&mut child, told).await?;
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
@@ -93,15 +96,23 @@ impl Tool {
             None => {
                 // It was killed; that nothing could be handed to it is no news then.
                 drop(sent.await);
-                Err(Problem::new(Code::Failed, format!("a disk process has ended: {status}")))
+                let words = if words.is_empty() { words } else { format!("; it said: {}", words.trim_end()) };
+                Err(Problem::new(Code::Failed, format!("a disk process has ended: {status}{words}")))
             }
         }
     }
+}
 
-    /// Why a process could not be started.
-    pub fn not_started(&self, error: std::io::Error) -> Problem {
-        Problem::failed(format_args!("start {}", self.program.display()), error)
-            .advise(format!("install {PROGRAM} beside taplined, or set disk-program"))
+impl Starting {
+    /// Starts it. What it is handed is open here no longer: our copy of its end of a socket would keep that open behind its end.
+    pub fn start(mut self) -> Result<Child, Problem> {
+        self.command.spawn().map_err(|error| self.program.not_started(self.user, &error))
+    }
+
+    /// The same for one that outlives whoever waits for it.
+    pub fn start_to_stay(self) -> Result<std::process::Child, Problem> {
+        let started = self.command.into_std().spawn();
+        started.map_err(|error| self.program.not_started(self.user, &error))
     }
 }
 

@@ -1,35 +1,33 @@
-//! How long to wait before a disk process that has died is started again: a function of when it died.
+//! How long to wait before a disk process that has died is started again: a function of how long each has served.
 //!
-//! The first time not at all, since a guest waits. If it dies again and again, there is something wrong that starting it does
-//! not mend: the pauses grow, and after [`IN_A_MINUTE`] deaths within a minute it stays down.
+//! It knows no clock. Not at all after one that has served, since a guest waits. If it dies again and again, or does not come to
+//! serve, there is something that starting it does not mend: the pauses grow, up to [`PAUSE_MAX`]. They never become for ever: a
+//! full log or a repository that is lost come to an end, and nobody should have to plug the disk again for that.
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Deaths within a minute after which it stays down.
-const IN_A_MINUTE: usize = 6;
-const MINUTE: Duration = Duration::from_secs(60);
+/// A process that has served so long was no failure.
+const SERVED: Duration = Duration::from_secs(1);
 
 /// The second pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// The deaths of the last minute.
-#[derive(Clone, Debug, Default)]
-pub struct Deaths(VecDeque<Instant>);
+/// Failures in a row.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Deaths(u32);
 
 impl Deaths {
-    /// It has died; how long to wait before it is started again, or none if it is not.
-    pub fn died(&mut self, now: Instant) -> Option<Duration> {
-        while self.0.front().is_some_and(|at| now.saturating_duration_since(*at) >= MINUTE) {
-            self.0.pop_front();
+    /// It has died, or could not be started, after having served so long; how long to wait before it is started again.
+    pub fn died(&mut self, served: Duration) -> Duration {
+        if served >= SERVED {
+            self.0 = 0;
         }
-        self.0.push_back(now);
-        let before = u32::try_from(self.0.len().saturating_sub(1)).unwrap_or(u32::MAX);
-        match self.0.len() {
-            0 | 1 => Some(Duration::ZERO),
-            IN_A_MINUTE.. => None,
-            _ => Some(PAUSE.saturating_mul(2_u32.saturating_pow(before.saturating_sub(1))).min(PAUSE_MAX)),
+        let before = self.0;
+        self.0 = before.saturating_add(1);
+        match before.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(doubled) => PAUSE.saturating_mul(2_u32.saturating_pow(doubled)).min(PAUSE_MAX),
         }
     }
 }
@@ -39,20 +37,22 @@ mod test {
     use super::*;
 
     #[test]
-    fn pauses_grow_and_after_too_many_it_stays_down() {
+    fn pauses_grow_to_a_limit_and_it_is_always_started_again() {
         let mut deaths = Deaths::default();
-        let begin = Instant::now();
-        let pauses: Vec<_> = (0..6).map(|second| deaths.died(begin + Duration::from_secs(second))).collect();
-        let ms = |ms| Some(Duration::from_millis(ms));
-        assert_eq!(pauses, [ms(0), ms(100), ms(200), ms(400), ms(800), None]);
+        let pauses: Vec<_> = (0..12).map(|_| deaths.died(Duration::ZERO).as_millis()).collect();
+        assert_eq!(pauses, [0, 100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
+        for _ in 0..100 {
+            assert_eq!(deaths.died(Duration::ZERO), PAUSE_MAX);
+        }
     }
 
     #[test]
-    fn deaths_that_are_far_apart_are_each_the_first() {
+    fn after_one_that_has_served_it_is_started_at_once_however_many_there_were() {
         let mut deaths = Deaths::default();
-        let begin = Instant::now();
-        for minute in 0..20 {
-            assert_eq!(deaths.died(begin + MINUTE * minute), Some(Duration::ZERO));
+        for _ in 0..100 {
+            assert_eq!(deaths.died(SERVED), Duration::ZERO);
         }
+        assert_eq!(deaths.died(Duration::ZERO), PAUSE);
+        assert_eq!(deaths.died(SERVED), Duration::ZERO);
     }
 }

@@ -11,6 +11,7 @@ use super::order::Order;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::handing::{Handing, Ready, Role};
+use crate::disk::oom;
 use crate::disk::place::Place;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::blocking;
@@ -77,14 +78,18 @@ async fn start(
         // Whoever plugs it anew knows what has happened; a process that only takes another's place does not.
         words.push("--accept-failed-sync".into());
     }
-    let log = place.open_log(log == Log::Begun)?;
-    let mut command = daemon.tool.command(&words).into_std();
-    command.stdin(stdin).stdout(Stdio::null()).stderr(log);
-    let started = command.spawn();
-    // Our copy of its end of the socket would keep the socket open behind its end.
-    drop(command);
-    let child = started.map_err(|error| daemon.tool.not_started(error))?;
-    let identity = process.insert(DiskProcess::of_child(child)?).identity();
+    let log = place.open_log(log == Log::Begun).map_or_else(
+        // A guest needs its disk more than somebody its log.
+        |problem| {
+            tracing::warn!(vbd = %order.vbd.uuid, "its disk is served without a log: {problem}");
+            Stdio::null()
+        },
+        Stdio::from,
+    );
+    let mut starting = daemon.tool.starting(&words)?;
+    starting.command.stdin(stdin).stdout(Stdio::null()).stderr(log);
+    let identity = process.insert(DiskProcess::of_child(starting.start_to_stay()?)?).identity();
+    oom::protect(identity.pid, daemon.config.disk_oom_score_adj);
     let vbd = order.vbd.uuid;
     daemon.catalogue.write(move |tx| tx.set_vbd_served(vbd, identity, &at)).await?;
     Ok(ready)

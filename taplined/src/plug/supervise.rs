@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use api::{Problem, VbdState};
+use jiff::{Timestamp, TimestampRound, Unit};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -75,7 +76,7 @@ async fn look_after(
     stopped: &mut oneshot::Receiver<()>,
 ) -> Option<DiskProcess> {
     let mut deaths = Deaths::default();
-    let mut failed = None;
+    let (mut failed, mut since) = (None, Instant::now());
     loop {
         let died = match (&mut process, failed.take()) {
             (Some(running), _) => {
@@ -94,18 +95,14 @@ async fn look_after(
             stopped.await.ok();
             return None;
         }
-        let pause = deaths.died(Instant::now());
-        if let Err(problem) = record(daemon, vbd, died, pause.is_none()).await {
+        let served = if process.is_some() { since.elapsed() } else { Duration::ZERO };
+        let pause = deaths.died(served);
+        if let Err(problem) = record(daemon, vbd, &died, pause).await {
             tracing::error!(%vbd, "the death of its process could not be recorded: {problem}");
         }
-        let Some(pause) = pause else {
-            // Until it is unplugged, or plugged again.
-            stopped.await.ok();
-            return None;
-        };
-        match revive(daemon, vbd, pause, stopped).await {
+        match revive(daemon, vbd, pause, died, stopped).await {
             Ok(Some(another)) => {
-                process = Some(another);
+                (process, since) = (Some(another), Instant::now());
                 lost::look(daemon, vbd);
             }
             Ok(None) => return None,
@@ -133,12 +130,13 @@ async fn revive(
     daemon: &Daemon,
     vbd: Uuid,
     pause: Duration,
+    died: Problem,
     stopped: &mut oneshot::Receiver<()>,
 ) -> Result<Option<DiskProcess>, Problem> {
     let mut process = None;
     let work = async {
         tokio::time::sleep(pause).await;
-        restart(daemon, vbd, &mut process).await
+        restart(daemon, vbd, died, &mut process).await
     };
     let restarted = tokio::select! {
         biased;
@@ -166,15 +164,12 @@ fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
     Problem::failed("keep a disk served", format_args!("its process has ended ({how}); its last words: {words}"))
 }
 
-/// Records a death.
-async fn record(daemon: &Daemon, vbd: Uuid, died: Problem, stays_down: bool) -> Result<(), Problem> {
-    let problem = match stays_down {
-        true => died.advise("it has died too often, and stays down: find out why, then plug it again or unplug it"),
-        false => died,
-    };
-    tracing::error!(%vbd, stays_down, "{problem}");
+/// Records a death, and when another process is started.
+async fn record(daemon: &Daemon, vbd: Uuid, died: &Problem, pause: Duration) -> Result<(), Problem> {
+    tracing::error!(%vbd, ?pause, "{died}");
+    let problem = if pause.is_zero() { died.clone() } else { with_next_try(died, Timestamp::now(), pause) };
     let recorded = daemon.catalogue.write(move |tx| {
-        let restarts = tx.vbd(vbd)?.restarts.saturating_add(u32::from(!stays_down));
+        let restarts = tx.vbd(vbd)?.restarts.saturating_add(1);
         tx.set_vbd_unserved(vbd)?;
         tx.set_vbd_restarts(vbd, restarts)?;
         tx.set_vbd_state(vbd, VbdState::Restarting, Some(&problem))
@@ -182,21 +177,39 @@ async fn record(daemon: &Daemon, vbd: Uuid, died: Problem, stays_down: bool) -> 
     recorded.await
 }
 
+/// A death, with what to do about it and when it is tried again.
+fn with_next_try(died: &Problem, now: Timestamp, pause: Duration) -> Problem {
+    let at = now.saturating_add(pause).unwrap_or(now);
+    let at = at.round(TimestampRound::new().smallest(Unit::Second)).unwrap_or(at);
+    let advice = died.advice.as_ref().map(|advice| format!("{advice}; ")).unwrap_or_default();
+    died.clone().advise(format!(
+        "{advice}it is started again at {at}, and from then on until it serves; to try at once, plug it"
+    ))
+}
+
 /// Has another process serve in the place of the dead one.
-async fn restart(daemon: &Daemon, vbd: Uuid, process: &mut Option<DiskProcess>) -> Result<(), Problem> {
+async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option<DiskProcess>) -> Result<(), Problem> {
     // A task that was at work through the process that died finds out first of which files the disk consists now.
     let vdi = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.vdi;
     daemon.tasks.leave(vdi).await?;
     let order = Order::of(daemon, vbd).await?;
-    let _turn = daemon.plugs.workers.turn(order.request()).await;
+    let _turn = daemon.plugs.restarts.acquire().await;
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
     serve(daemon, &order, Log::Continued, &mut steps, process).await?;
     // Why it died last stays to be seen.
-    daemon
-        .catalogue
-        .write(move |tx| {
-            let problem = tx.vbd(vbd)?.problem;
-            tx.set_vbd_state(vbd, VbdState::Plugged, problem.as_ref())
-        })
-        .await
+    daemon.catalogue.write(move |tx| tx.set_vbd_state(vbd, VbdState::Plugged, Some(&died))).await
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_next_try_is_told_with_its_time_beside_what_can_be_done() {
+        let died = Problem::failed("open it", "it is not there").advise("bring it back");
+        let now = "2026-11-23T05:00:00.7Z".parse().unwrap();
+        let told = with_next_try(&died, now, Duration::from_secs(30));
+        assert_eq!(told.message, died.message);
+        assert!(told.advice.unwrap().starts_with("bring it back; it is started again at 2026-11-23T05:00:31Z, "));
+    }
 }

@@ -20,6 +20,7 @@ use super::hardware::Plan;
 use super::machine::Machine;
 use super::{Operation, domain, end, hardware, machine, new_task, place};
 use crate::daemon::Daemon;
+use crate::disk::oom;
 use crate::fault;
 use crate::plug;
 use crate::task::{Context, blocking};
@@ -147,6 +148,7 @@ async fn start_qemu(
     // Not given up in the middle: a QEMU of which nobody knows would be left.
     let launched = blocking(format!("start VM {vm}"), move || launch(vm, &program, &hardware, &directory));
     let machine = launched.await?;
+    u32::try_from(machine.identity().pid).into_iter().for_each(oom::make_normal);
     fault::point("vm-start", "start", true);
     match Guest::of_qemu(vm, machine) {
         Ok(guest) => Ok(Arc::new(guest)),

@@ -70,6 +70,16 @@ pub fn disk_program() -> PathBuf {
 impl Taplined {
     fn run(&mut self) {
         let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();
+        self.run_logging_to(log.into());
+    }
+
+    /// Starts it again, its log going somewhere else; ends it before.
+    pub fn restart_logging_to(&mut self, log: Stdio) {
+        assert!(self.stop(), "{}", self.log());
+        self.run_logging_to(log);
+    }
+
+    fn run_logging_to(&mut self, log: Stdio) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
         command.arg("--config").arg(self.room.path().join("taplined.toml"));
         command.envs(self.environment.clone()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

@@ -50,6 +50,7 @@ use watching::Watchers;
 use crate::failure::Failure;
 use crate::files::{AtHand, Files};
 use crate::log::say;
+use crate::panics;
 
 pub use pause::Pause;
 pub use work::{Flush, Work};
@@ -186,6 +187,12 @@ impl Control {
         }
         self.tell_watchers(work.condition());
         self.bury(work);
+        panics::under_way(self.under_way());
+    }
+
+    /// The verb under way.
+    fn under_way(&self) -> Option<&'static str> {
+        self.job.as_ref().map(|(job, _)| job.verb()).or(self.merging.is_some().then_some("merge"))
     }
 
     /// No more verbs are begun; the one under way comes to its end, and nothing is held any more.
@@ -389,6 +396,7 @@ impl Control {
     /// Drives the verb under way.
     fn go_on(&mut self, work: &mut Work<'_>) {
         let Some((mut job, asker)) = self.job.take() else { return };
+        panics::under_way(Some(job.verb()));
         let outcome = match job.advance(work) {
             Ok(None) => {
                 self.job = Some((job, asker));

@@ -8,6 +8,7 @@ mod ended;
 mod error;
 mod launch;
 
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::process::{Child, ExitStatus};
@@ -284,7 +285,8 @@ impl Drop for Starting {
         let Some(mut child) = self.0.take() else { return };
         // One that has ended cannot be killed and needs not; it is waited for in both cases.
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
-            eprintln!("cannot end QEMU, process {}: {error}", child.id());
+            // That nobody hears of it is no reason to panic.
+            writeln!(std::io::stderr(), "cannot end QEMU, process {}: {error}", child.id()).unwrap_or_default();
         }
     }
 }

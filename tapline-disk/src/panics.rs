@@ -1,0 +1,113 @@
+//! A fault in this program: told with what was in flight, and the end of the process.
+//!
+//! It knows nothing of disks but their numbers. Invariant: whichever thread panics, whatever becomes of the log, the process ends by
+//! abort(3) at once: nothing that it holds can be trusted, so nothing more is written, flushed or answered. The kernel gives back
+//! its locks, and another process takes its sockets and its disk over.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt::{self, Display};
+use std::panic::PanicHookInfo;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::log;
+
+/// Requests in flight, as the loop has counted them last.
+static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
+/// The verb under way.
+static VERB: Mutex<Option<&'static str>> = Mutex::new(None);
+
+/// From now on panics are told and end the process. Where the profile unwinds they do so too: a drop on the way could write.
+pub fn abort_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        // Not waiting for a reader: the guest waits for the next process.
+        log::say(Told(panic));
+        std::process::abort();
+    }));
+}
+
+/// So many requests are in flight.
+#[inline]
+pub fn in_flight(requests: usize) {
+    IN_FLIGHT.store(requests, Ordering::Relaxed);
+}
+
+/// This verb is under way, or none.
+pub fn under_way(verb: Option<&'static str>) {
+    // What only a panic reads nobody waits for.
+    if let Ok(mut under_way) = VERB.try_lock() {
+        *under_way = verb;
+    }
+}
+
+struct Told<'a>(&'a PanicHookInfo<'a>);
+
+impl Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PANIC, a fault in this program")?;
+        if let Some(location) = self.0.location() {
+            write!(f, ", at {location}")?;
+        }
+        let payload = self.0.payload();
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        write!(f, ": {}", text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("it says nothing"))?;
+        let requests = IN_FLIGHT.load(Ordering::Relaxed);
+        write!(f, "; {requests} requests were in flight")?;
+        // The lock may be held by whoever panics.
+        if let Some(verb) = VERB.try_lock().ok().and_then(|verb| *verb) {
+            write!(f, ", a {verb} was under way")?;
+        }
+        write!(f, "; the process ends, and another can take its disk over")?;
+        let trace = Backtrace::capture();
+        if trace.status() == BacktraceStatus::Captured { write!(f, "\n{trace}") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs::File;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Output, Stdio};
+
+    use super::*;
+
+    const ENVIRONMENT: &str = "TAPLINE_TEST_PANIC";
+
+    fn panics(log: Stdio) -> Output {
+        // It ends the process, so another one does it.
+        let mut inside = Command::new(std::env::current_exe().unwrap());
+        inside
+            .args(["--exact", "panics::test::inside", "--nocapture"])
+            .env(ENVIRONMENT, "1")
+            .env("RUST_BACKTRACE", "0");
+        inside.stdout(Stdio::piped()).stderr(log).spawn().unwrap().wait_with_output().unwrap()
+    }
+
+    #[test]
+    fn a_panic_is_told_with_what_was_in_flight_and_ends_the_process() {
+        let ended = panics(Stdio::piped());
+        let told = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.signal(), Some(6), "{told}");
+        assert!(told.starts_with("tapline-disk: PANIC") && told.contains("src/panics.rs:"), "{told}");
+        assert!(told.contains(": too much: 3; 7 requests were in flight, a snapshot was under way; "), "{told}");
+    }
+
+    #[test]
+    fn it_ends_the_process_also_where_nobody_can_be_told() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        assert_eq!(panics(full.into()).status.signal(), Some(6));
+    }
+
+    /// The part of the other tests that is done in a process of its own: there is nothing to do in this one.
+    #[test]
+    fn inside() {
+        if std::env::var_os(ENVIRONMENT).is_none() {
+            return;
+        }
+        abort_on_panic();
+        in_flight(7);
+        under_way(Some("snapshot"));
+        // In any thread.
+        std::thread::spawn(|| panic!("too much: {}", 3)).join().unwrap();
+    }
+}

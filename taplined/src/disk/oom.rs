@@ -1,0 +1,39 @@
+//! Who is ended first when the host has no memory left (proc_pid_oom_score_adj(5)).
+//!
+//! It knows processes by their numbers only. A process inherits the score of whoever starts it, and keeps it when that ends: what
+//! is set here holds for a disk that the next daemon finds again.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What a process has that nobody has set.
+const NORMAL: i16 = 0;
+
+/// It was said that scores cannot be set.
+static SAID: AtomicBool = AtomicBool::new(false);
+
+/// Sets the score of a disk's process. Where the daemon may not, the disk is served all the same.
+pub fn protect(pid: u32, score: i16) {
+    if let Err(error) = set(pid, score) {
+        let what =
+            "the score of a disk's process, which decides who is ended when there is no memory left, stays as it is";
+        match SAID.swap(true, Ordering::Relaxed) {
+            false => tracing::warn!(pid, score, "{what}: {error}"),
+            true => tracing::debug!(pid, score, "{what}: {error}"),
+        }
+    }
+}
+
+/// A process that is not as important as the daemon does not inherit its score.
+pub fn make_normal(pid: u32) {
+    let ours = std::fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
+    if ours.is_some_and(|score: i16| score < NORMAL) {
+        if let Err(error) = set(pid, NORMAL) {
+            tracing::warn!(pid, "a process is ended as late as the daemon when there is no memory left: {error}");
+        }
+    }
+}
+
+fn set(pid: u32, score: i16) -> io::Result<()> {
+    std::fs::write(format!("/proc/{pid}/oom_score_adj"), format!("{score}\n"))
+}

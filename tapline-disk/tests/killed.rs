@@ -7,9 +7,11 @@
 mod ring;
 mod tool;
 
+use std::fs::File;
 use std::time::Duration;
 
 use ring::{Driver, Kind};
+use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
 use tool::Room;
 use tool::nbd::Dice;
@@ -41,6 +43,7 @@ fn survive(recorded: bool, kills: u64, engine: &str) {
         disk.signal(Signal::KILL);
         disk.child.wait().unwrap();
         unanswered += driver.unanswered();
+        wait_for_storage(&room);
         disk = Disk::serve(&room, &words);
         driver.connect_again();
         if kill % 64 == 63 {
@@ -55,6 +58,12 @@ fn survive(recorded: bool, kills: u64, engine: &str) {
     println!("{} requests answered, {unanswered} in flight at kills", driver.answered);
     assert!(unanswered > 0, "nothing was in flight at any kill");
     assert_eq!(disk.stop().0, Some(0));
+}
+
+/// Waits until the last I/O of the killed process is over, for which the kernel keeps its lock: storage may be slow.
+fn wait_for_storage(room: &Room) {
+    let image = File::options().write(true).open(room.file("a")).unwrap();
+    fcntl_lock(&image, FlockOperation::LockExclusive).unwrap();
 }
 
 /// Something new, and what was answered in the meantime.

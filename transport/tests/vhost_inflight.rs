@@ -229,7 +229,10 @@ fn a_damaged_record_breaks_its_queue_with_a_reason_and_no_other() {
     let damages: [Damage; 8] = [
         ("version is 7", &|of| of.record.store_u16(8, 7).unwrap()),
         ("it has 3 descriptors", &|of| of.record.store_u16(10, 3).unwrap()),
-        ("used index is 65000, and the ring's is 1", &|of| of.record.store_u16(14, 65000).unwrap()),
+        ("used index is 65000, and the ring's is 1", &|of| {
+            of.record.store_u16(14, 65000).unwrap();
+            of.put_state(3, 1, 1);
+        }),
         ("it names descriptor 16", &|of| {
             of.record.store_u16(14, 0).unwrap();
             of.record.store_u16(12, SIZE).unwrap();
@@ -261,6 +264,19 @@ fn a_damaged_record_breaks_its_queue_with_a_reason_and_no_other() {
         of.machine.settle();
         assert_eq!(of.front.used(1, 0).len(), 1, "{what}: the other queue goes on");
     }
+}
+
+#[test]
+fn an_index_that_is_far_off_matters_only_if_something_is_in_flight() {
+    let mut of = recorded();
+    of.offer_writes(0..2);
+    of.machine.settle();
+    of.kill();
+    of.record.store_u16(14, 65000).unwrap();
+    of.come_again();
+    of.offer_writes(2..3);
+    of.machine.settle();
+    assert_eq!((heads(&of.front), of.record.load_u16(14)), (vec![0, 3, 6], Some(3)));
 }
 
 #[test]

@@ -474,6 +474,7 @@ fn memory_may_change_while_requests_are_under_way() {
     front_end.request(0, 0, &[(at, 512, WRITE)]);
     machine.settle();
     assert_eq!(front_end.used(0, 0).len(), 1, "a front-end that changes its table takes away first");
+    assert!(machine.events().contains("queue 0 waits for memory"));
     let file = rustix::io::dup(&front_end.files[1]).unwrap();
     front_end.expect(&mut machine, 37, &gone, &[file.as_fd()], 0);
     assert_eq!((front_end.status(), front_end.used(0, 0).len()), (0, 2));

@@ -146,7 +146,7 @@ impl Device {
         for _ in 0..=self.queues.len() {
             while self.taken < TURN {
                 self.taken = self.taken.saturating_add(1);
-                match self.take(self.turn, geometry) {
+                match self.take(self.turn, geometry, log) {
                     Ok(Some(Taken::Request(request))) => return Some(self.hand_out(request)),
                     Ok(Some(Taken::Answer(..))) => {}
                     Ok(None) => break,
@@ -165,12 +165,13 @@ impl Device {
     }
 
     /// Takes one chain from a queue.
-    fn take(&mut self, index: usize, geometry: &Geometry) -> Result<Option<Taken>, Broken> {
+    fn take(&mut self, index: usize, geometry: &Geometry, log: &mut Log) -> Result<Option<Taken>, Broken> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         let Some((head, ring)) = queue.pop()? else { return Ok(None) };
         let filled = self.scratch.fill(ring, &self.table, head);
         if !self.gone.is_empty() && self.scratch.touches(&self.gone) {
             queue.park(head);
+            log.note(Event::Waits { queue: index });
             return Ok(None);
         }
         let status_at = filled?;

@@ -45,6 +45,12 @@ pub enum Event {
         /// How many.
         count: usize,
     },
+    /// A request of a queue lies in memory that the front-end has taken away; no more are taken until it changes memory
+    /// again, which is at once where it only moves things.
+    Waits {
+        /// The queue.
+        queue: usize,
+    },
     /// A connection could not be taken in.
     AcceptFailed {
         /// Why.
@@ -85,6 +91,7 @@ impl fmt::Display for Event {
             Event::TakenAgain { queue, count } => {
                 write!(f, "queue {queue} goes on with {count} requests that were taken before and not answered")
             }
+            Event::Waits { queue } => write!(f, "queue {queue} waits for memory that the front-end has taken away"),
             Event::AcceptFailed { why } => write!(f, "cannot take in a connection: {why}"),
             Event::SizeTold { len } => write!(f, "the front-end was told that the disk has {len} bytes now"),
             Event::SizeUntold { len } => {

@@ -14,7 +14,7 @@ use memory::GuestAddr;
 use super::inflight::{Damaged, InflightRegion, Left, Record};
 use super::message::VringAddr;
 use super::moment;
-use super::request::status_byte;
+use super::request::{S_OK, status_byte};
 use super::ring::{Broken, Position, Ring};
 use super::table::Table;
 
@@ -84,8 +84,8 @@ struct Slot {
     written: u32,
     /// Requests made of the chain that have no answer yet.
     open: u16,
-    worst: Status,
     stage: Stage,
+    /// What the driver is told: all is well, or what was not.
     status: u8,
 }
 
@@ -102,8 +102,7 @@ enum Stage {
     Done,
 }
 
-const FREE: Slot =
-    Slot { status_at: GuestAddr(0), written: 0, open: 0, worst: Status::Done, stage: Stage::Free, status: 0 };
+const FREE: Slot = Slot { status_at: GuestAddr(0), written: 0, open: 0, stage: Stage::Free, status: S_OK };
 
 impl Queue {
     /// Whether the front-end has started it.
@@ -262,7 +261,7 @@ impl Queue {
     /// Notes that `open` requests were made of a chain.
     pub fn open(&mut self, head: u16, status_at: GuestAddr, written: u32, open: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(head)) {
-            *slot = Slot { status_at, written, open, stage: slot.stage, ..FREE };
+            *slot = Slot { status_at, written, open, stage: Stage::Taken, status: S_OK };
             self.in_flight = self.in_flight.saturating_add(1);
         }
     }
@@ -275,24 +274,22 @@ impl Queue {
         slot.open = left;
         match status {
             Some(Status::Done) => {}
-            Some(status) => slot.worst = status,
+            // Of a failed read nothing is promised but the status byte.
+            Some(status) => (slot.status, slot.written) = (status_byte(status), 1),
             None => slot.stage = Stage::GivenBack,
         }
         if left > 0 {
             return Ok(false);
         }
-        let Slot { status_at, written, worst, stage, .. } = *slot;
         self.in_flight = self.in_flight.saturating_sub(1);
-        if stage == Stage::GivenBack {
+        if slot.stage == Stage::GivenBack {
             return Ok(false);
         }
-        // Of a failed read nothing is promised but the status byte.
-        let written = if worst == Status::Done { written } else { 1 };
-        self.answer(head, status_at, status_byte(worst), written, table)
+        slot.stage = Stage::Done;
+        self.finish(head, table)
     }
 
-    /// Answers a chain, if its turn has come and its memory is there; else that is done later. `true`: there is something
-    /// to publish.
+    /// Answers a chain of which no request was made. `true`: there is something to publish.
     pub fn answer(
         &mut self,
         head: u16,
@@ -302,7 +299,12 @@ impl Queue {
         table: &Table,
     ) -> Result<bool, Broken> {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
-        *slot = Slot { status_at, written, status, stage: Stage::Done, ..*slot };
+        *slot = Slot { status_at, written, open: 0, stage: Stage::Done, status };
+        self.finish(head, table)
+    }
+
+    /// Answers a chain that is done, if its turn has come and its memory is there; else that comes later.
+    fn finish(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
         #[cfg(test)]
         if (moment::is_planted(moment::Bug::AnswerWithoutRing) && self.ring.is_none())
             || (moment::is_planted(moment::Bug::OutOfOrder) && self.record.is_none())
@@ -324,8 +326,7 @@ impl Queue {
     pub fn answer_in_order(&mut self, table: &Table) -> Result<bool, Broken> {
         let mut any = false;
         while let Some(&head) = self.order.front() {
-            let is_done = self.slots.get(usize::from(head)).is_some_and(|slot| slot.stage == Stage::Done);
-            if !is_done || !self.put_answer(head, table)? {
+            if !self.put_answer(head, table)? {
                 break;
             }
             self.order.pop_front();
@@ -334,10 +335,11 @@ impl Queue {
         Ok(any)
     }
 
-    /// Writes an answer: status first, then the used element. `false`: the memory for it is not there.
+    /// Writes an answer: status first, then the used element. `false`: it is not done, or the memory for it is not there.
     fn put_answer(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(false) };
-        let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
+        let slot = self.slots.get_mut(usize::from(head)).filter(|slot| slot.stage == Stage::Done);
+        let Some(slot) = slot else { return Ok(false) };
         if moment::lives() && table.write_byte(slot.status_at, slot.status).is_none() {
             return Ok(false);
         }

@@ -316,7 +316,7 @@ fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
 fn a_machine_that_is_gone_leaves_nothing_that_waits() {
     let Some(small) = Small::new() else { return };
     let (disk, mut control, driver) = waiting_machine(&small, false);
-    drop(driver);
+    driver.leave();
     let mut next = Driver::connect(&small.room.file("vm.sock"), true);
     next.offer(Kind::Read, 100);
     next.drain();

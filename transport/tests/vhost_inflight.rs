@@ -13,7 +13,7 @@ use disk::Operation;
 use memory::{Mapping, Shared};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use transport::Server as _;
-use vhost_mock::{FLUSH, FrontEnd, GEOMETRY, Machine, VERSION_1, WRITE, region_for};
+use vhost_mock::{Desc, FLUSH, FrontEnd, GEOMETRY, INDIRECT, Machine, NEXT, REGION, VERSION_1, WRITE, region_for};
 
 const FEATURES: u64 = VERSION_1 | FLUSH;
 const SIZE: u16 = 16;
@@ -479,6 +479,44 @@ fn what_is_done_while_the_rings_memory_is_away_is_answered_when_it_is_back() {
         machine.release();
         assert_eq!(heads(&front), [0, 3, 6, 9]);
         assert!(FrontEnd::signalled(&front.calls[0]) > 0);
+    }
+}
+
+#[test]
+fn a_request_waits_for_any_part_of_it_that_was_taken_away() {
+    // In the second region; the third parts are the status and, in the last case, a table of descriptors.
+    let far = REGION + 0x1000;
+    let [header, data, status] = [0x40000, 0x41000, 0x40100];
+    for (header, data, status, is_indirect) in [
+        (far, data, status, false),
+        (header, far, status, false),
+        (header, data, far, false),
+        (header, data, status, true),
+    ] {
+        let mut machine = Machine::new(GEOMETRY, 1);
+        let mut front = FrontEnd::connect(&machine.path());
+        front.set_up(&mut machine, FEATURES, 1);
+        let region = front.region(1);
+        front.header(header, 1, 0);
+        front.put(data, &[7; 512]);
+        let parts = [(header, 16, 0), (data, 512, 0), (status, 1, WRITE)];
+        if is_indirect {
+            for (index, &(addr, len, flags)) in (0u16..).zip(&parts) {
+                let flags = if index < 2 { flags | NEXT } else { flags };
+                front.describe(far + 16 * u64::from(index), Desc { addr, len, flags, next: index + 1 });
+            }
+            front.chain(0, 0, &[(far, 48, INDIRECT)]);
+        } else {
+            front.chain(0, 0, &parts);
+        }
+        front.expect(&mut machine, 38, &region, &[], 0);
+        front.offer(0, 0);
+        machine.settle();
+        assert_eq!(heads(&front), []);
+        let file = rustix::io::dup(&front.files[1]).unwrap();
+        front.expect(&mut machine, 37, &region, &[file.as_fd()], 0);
+        assert_eq!((heads(&front), front.get(status, 1)), (vec![0], vec![0]));
+        assert_eq!(machine.bytes[..512], [7; 512]);
     }
 }
 

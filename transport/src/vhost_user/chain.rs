@@ -98,11 +98,11 @@ impl Chain {
         Err(Broken::TooLong(head))
     }
 
-    /// Whether a part of it, as far as it was walked, lies in one of these places.
+    /// Whether a part of it, as far as it was walked and is not taken off yet, lies in one of these places.
     pub fn touches(&self, places: &[RegionInfo]) -> bool {
         let overlaps = |&(addr, len): &(GuestAddr, u32)| {
             let end = addr.0.saturating_add(u64::from(len));
-            places.iter().any(|place| addr.0 < place.guest.saturating_add(place.len) && place.guest < end)
+            len > 0 && places.iter().any(|place| addr.0 < place.guest.saturating_add(place.len) && place.guest < end)
         };
         self.readable.iter().chain(&self.writable).any(overlaps)
     }

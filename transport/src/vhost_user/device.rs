@@ -169,17 +169,24 @@ impl Device {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         let Some((head, ring)) = queue.pop()? else { return Ok(None) };
         let filled = self.scratch.fill(ring, &self.table, head);
-        if !self.gone.is_empty() && self.scratch.touches(&self.gone) {
-            queue.park(head);
+        let taken = filled.map(|status_at| {
+            let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {
+                Some(Ok(header)) => self.judge(index, head, status_at, header, geometry),
+                Some(Err(byte)) => Taken::Answer(byte, 1),
+                None => Taken::Answer(S_IOERR, 1),
+            };
+            (taken, status_at)
+        });
+        // Looked at only when something is wrong, since what is gone may stay so.
+        let is_bad = matches!(taken, Err(_) | Ok((Taken::Answer(S_IOERR, _), _)));
+        if is_bad && self.scratch.touches(&self.gone) {
+            if let Some(queue) = self.queues.get_mut(index) {
+                queue.park(head);
+            }
             log.note(Event::Waits { queue: index });
             return Ok(None);
         }
-        let status_at = filled?;
-        let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {
-            Some(Ok(header)) => self.judge(index, head, status_at, header, geometry),
-            Some(Err(byte)) => Taken::Answer(byte, 1),
-            None => Taken::Answer(S_IOERR, 1),
-        };
+        let (taken, status_at) = taken?;
         if let Taken::Answer(byte, written) = taken {
             let queue = self.queues.get_mut(index);
             if queue.map_or(Ok(false), |queue| queue.answer(head, status_at, byte, written, &self.table))? {

@@ -93,7 +93,7 @@ fn serve(path: &Path) -> (Server, Epoll) {
 }
 
 impl Run {
-    /// A guest whose disk works; the first process dies after the last of `kills` moments from now on.
+    /// A guest that finds its disk; the first process dies after the last of `kills` moments from now on.
     pub fn new(nature: Nature, kills: Vec<u64>) -> Run {
         moment::die_after(u64::MAX);
         let directory = tempfile::tempdir().unwrap();
@@ -118,8 +118,9 @@ impl Run {
             kills,
             killed: 0,
         };
-        run.connect(0).unwrap();
+        // The first process may die before the guest has found its disk.
         moment::die_after(run.kills.pop().unwrap_or(u64::MAX));
+        run.connect(0).and_then(|()| run.mourn()).unwrap();
         run
     }
 

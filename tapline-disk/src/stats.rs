@@ -121,6 +121,14 @@ impl Stats {
         }
     }
 
+    /// A request that came then was given back, as if it had not come.
+    pub fn given_back(&mut self, operation: Operation, came_at: u64) {
+        if let Some(kind) = self.kind(operation) {
+            kind.come = kind.come.saturating_sub(1);
+            kind.come_ns = kind.come_ns.saturating_sub(u128::from(came_at));
+        }
+    }
+
     /// The loop went round once; `slept`: it waited for something to happen.
     pub fn round(&mut self, slept: bool) {
         self.rounds += 1;
@@ -197,6 +205,15 @@ mod test {
         let kind = Kind { come: 1, come_ns: 100, ..Kind::default() };
         let line = kind.line(700);
         assert_eq!((line.count, line.in_flight, line.sum_ns), (0, 1, 600));
+    }
+
+    #[test]
+    fn what_is_given_back_has_not_come() {
+        let mut stats = Stats::new();
+        stats.came(Operation::Flush, 5);
+        stats.came(Operation::Flush, 7);
+        stats.given_back(Operation::Flush, 7);
+        assert_eq!((stats.come(), stats.flushes.line(9).in_flight, stats.flushes.line(9).sum_ns), (1, 1, 4));
     }
 
     #[test]

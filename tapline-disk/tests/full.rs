@@ -1,14 +1,17 @@
 //! A disk whose storage fills, on a file system that is small and really full: the guest is told, or it waits until there is
 //! space again.
 
+#[path = "tool/ring.rs"]
+mod ring;
 mod tool;
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use ring::{Driver, Kind};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::{Value, json};
 use tool::Room;
@@ -50,6 +53,19 @@ impl Small {
         let words = format!("{format}:small/a --nbd nbd.sock --control control.sock {words}");
         let disk = Disk::serve(&self.room, &words);
         (disk, Control::connect(&self.room.file("control.sock")))
+    }
+
+    /// The same for a virtual machine, of a raw image.
+    fn serve_machine(&self) -> (Disk, Control) {
+        let words = "raw:small/a --vhost-user vm.sock --control control.sock --when-full wait";
+        let disk = Disk::serve(&self.room, words);
+        (disk, Control::connect(&self.room.file("control.sock")))
+    }
+
+    /// Takes all the space that is left.
+    fn fill(&self) {
+        let mut ballast = fs::File::options().append(true).open(self.ballast()).unwrap();
+        while ballast.write_all(&[1; 4096]).is_ok() {}
     }
 
     fn nbd(&self) -> Nbd {
@@ -229,4 +245,85 @@ fn a_snapshot_to_another_file_system_lets_a_full_disk_go_on() {
     assert!((0..PIECES).all(|n| reader.read(at(n), MIB).unwrap() == piece(n)));
     drop(reader);
     assert_eq!(disk.stop().0, Some(0));
+}
+
+/// A machine that has written four blocks, and whose next writes wait for space; a read is answered in the meantime.
+fn waiting_machine(small: &Small, recorded: bool) -> (Disk, Control, Driver) {
+    small.room.done("image create raw:small/a --size 16M");
+    let (disk, control) = small.serve_machine();
+    let mut watcher = watcher(small);
+    let mut driver = Driver::connect(&small.room.file("vm.sock"), recorded);
+    (0..4).for_each(|block| driver.offer(Kind::Write, block));
+    driver.drain();
+    small.fill();
+    (100..104).for_each(|block| driver.offer(Kind::Write, block));
+    assert_eq!(event(&mut watcher), "full");
+    if recorded {
+        driver.offer(Kind::Read, 1);
+        let unanswered = driver.unanswered();
+        while driver.unanswered() == unanswered {
+            driver.interrupt(std::time::Duration::from_secs(1));
+        }
+    }
+    (disk, control, driver)
+}
+
+/// QEMU's main loop waits for this answer when a guest resets, stops or loses the device.
+#[test]
+fn a_queue_of_a_full_disk_is_stopped_at_once_and_goes_on_later() {
+    for recorded in [true, false] {
+        let Some(small) = Small::new() else { return };
+        let (disk, mut control, mut driver) = waiting_machine(&small, recorded);
+        let layers = control.done(&json!({ "verb": "layers" }));
+        assert_eq!(layers["inflight"], if recorded { "recorded" } else { "in order" });
+        let base = driver.stop_ring();
+        assert_eq!(base, if recorded { 9 } else { 4 }, "with a record they count as taken");
+        assert_eq!(driver.unanswered(), 4);
+        let layers = control.done(&json!({ "verb": "layers" }));
+        assert_eq!((&layers["full"], &layers["waiting"]), (&json!(false), &json!(0)), "nothing of it is left here");
+        // A second time, with writes that are taken again and wait again.
+        driver.start_ring(base);
+        assert_eq!(driver.stop_ring(), base);
+        fs::remove_file(small.ballast()).unwrap();
+        driver.start_ring(base);
+        driver.drain();
+        assert_eq!(disk.stop().0, Some(0));
+        driver.check(&small.room.read("small/a"));
+    }
+}
+
+#[test]
+fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
+    for recorded in [true, false] {
+        let Some(small) = Small::new() else { return };
+        let (disk, _control, mut driver) = waiting_machine(&small, recorded);
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("4 requests that waited for space are left to their guest"), "{said}");
+        driver.interrupt(std::time::Duration::ZERO);
+        assert_eq!(driver.unanswered(), 4, "no error of ours");
+        fs::remove_file(small.ballast()).unwrap();
+        let (disk, _control) = small.serve_machine();
+        driver.connect_again();
+        driver.drain();
+        assert_eq!(disk.stop().0, Some(0));
+        driver.check(&small.room.read("small/a"));
+    }
+}
+
+/// The guest that is gone needs nothing any more, and its successor must not find its writes.
+#[test]
+fn a_machine_that_is_gone_leaves_nothing_that_waits() {
+    let Some(small) = Small::new() else { return };
+    let (disk, mut control, driver) = waiting_machine(&small, false);
+    driver.leave();
+    let mut next = Driver::connect(&small.room.file("vm.sock"), true);
+    next.offer(Kind::Read, 100);
+    next.drain();
+    assert_eq!(control.done(&json!({ "verb": "layers" }))["waiting"], 0);
+    fs::remove_file(small.ballast()).unwrap();
+    next.offer(Kind::Write, 101);
+    next.drain();
+    assert_eq!(disk.stop().0, Some(0));
+    next.check(&small.room.read("small/a"));
 }

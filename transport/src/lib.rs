@@ -6,6 +6,10 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+// The tests of the crate are, where they must see its inside, written as those beside it.
+#[cfg(test)]
+extern crate self as transport;
+
 pub mod blkif;
 mod log;
 pub mod nbd;
@@ -16,6 +20,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use disk::{Request, Status, Token};
 use memory::Buffer;
 
 pub use timer::Timer;
@@ -74,6 +79,28 @@ pub trait Server: disk::Transport {
     /// The disk has this size now, and requests are held to it. Peers are told where their protocol has words for it;
     /// the others see it when they come again.
     fn resized(&mut self, geometry: &disk::Geometry, watch: &mut dyn Watch);
+
+    /// Whether its peers keep what is not answered and offer it again: then what waits for something outside, and was not
+    /// begun, need not be answered when the server stops, nor when a peer wants it back.
+    fn takes_back(&self) -> bool {
+        false
+    }
+
+    /// Whether a request that waits is wanted back now ([`Server::give_back`]): its queue is to stop, or its peer has gone.
+    fn recalls(&self, _token: Token) -> bool {
+        false
+    }
+
+    /// Takes back a request of which nothing is under way and nothing will be done. One that takes nothing back answers that
+    /// there is no space, which is what requests wait for.
+    fn give_back(&mut self, request: Request) {
+        self.complete(request, Status::NoSpace);
+    }
+
+    /// Whether the peers record what is in flight, so that it survives this process; `None` where none says.
+    fn records_in_flight(&self) -> Option<bool> {
+        None
+    }
 
     /// Peers that use the disk now.
     fn peers(&self) -> usize;

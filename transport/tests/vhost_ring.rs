@@ -23,6 +23,8 @@ fn ready(geometry: Geometry, features: u64, queues: u16) -> (Machine, FrontEnd) 
     let mut front_end = FrontEnd::connect(&machine.path());
     front_end.set_up(&mut machine, features, queues);
     machine.events();
+    // Each queue is signalled once when it starts, for what may have been lost before.
+    assert!(front_end.calls.iter().all(|call| FrontEnd::signalled(call) == 1));
     (machine, front_end)
 }
 

@@ -107,6 +107,13 @@ fn layers(answer: &Value) -> Vec<String> {
             if layer.get("writable") == Some(&Value::Bool(true)) { "writable" } else { "read-only" },
         ));
     }
+    match text(answer, "inflight").as_deref() {
+        Some("recorded") => lines.push("the guest's front-end records what is in flight".into()),
+        Some(_) => {
+            lines.push("the guest's front-end records nothing of what is in flight: answers are in order".into())
+        }
+        None => {}
+    }
     if answer.get("broken") == Some(&Value::Bool(true)) {
         lines.push("a sync has FAILED: nothing is written any more, until the disk is served anew".into());
     }

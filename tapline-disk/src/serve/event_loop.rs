@@ -108,6 +108,8 @@ pub struct EventLoop<S> {
     full: Full,
     quiet: Quiet,
     stopping: bool,
+    /// Requests that waited for space and were given back to their peers.
+    given_back: usize,
     /// It was said that a sync has failed.
     said_broken: bool,
     /// It was said that there is no space.
@@ -176,6 +178,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             full,
             quiet: Quiet::default(),
             stopping: false,
+            given_back: 0,
             said_broken: false,
             said_full: false,
             control_due: true,
@@ -274,7 +277,10 @@ impl<S: Server + Disclose> EventLoop<S> {
         for key in self.ready.drain(..) {
             match WatchKey(key) {
                 STOP if self.stop.take() => {
-                    self.full.stop();
+                    // What peers keep is given back when the server has stopped.
+                    if !self.server.takes_back() {
+                        self.full.stop();
+                    }
                     self.stopping |= self.server.close();
                 }
                 STOP => {}

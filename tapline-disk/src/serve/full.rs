@@ -102,6 +102,14 @@ impl Full {
         Some((request, status))
     }
 
+    /// Hands out those of the requests that wait which are wanted back. The one with which it is being tried is not among
+    /// them: it is under way.
+    pub fn recall(&mut self, is_wanted: impl Fn(Token) -> bool) -> Vec<Request> {
+        let (wanted, others) = self.waiting.drain(..).partition(|request| is_wanted(request.token()));
+        self.waiting = others;
+        Vec::from(wanted)
+    }
+
     /// There may be space again.
     pub fn stir(&mut self) {
         if self.probe.is_none() && !self.waiting.is_empty() && self.stirred == Stirred::Not {
@@ -262,6 +270,24 @@ mod test {
         let (probe, status) = full.judge(request(WRITE, 1), Status::NoSpace).unwrap();
         assert_eq!((probe.retire(), status, full.is_full()), (Token(1), Status::NoSpace, false));
         Full::new(false).judge(request(WRITE, 1), Status::NoSpace).unwrap().0.retire();
+    }
+
+    #[test]
+    fn what_is_wanted_back_is_never_tried_again() {
+        let mut full = full(&[1, 2, 3]);
+        full.stir();
+        assert_eq!(tokens(full.next(false)), ("submit", vec![1]));
+        let wanted = |full: &mut Full| {
+            let requests = full.recall(|token| token.0 < 3);
+            requests.into_iter().map(|request| request.retire().0).collect::<Vec<_>>()
+        };
+        assert_eq!(wanted(&mut full), [2]);
+        assert!(full.judge(request(WRITE, 1), Status::NoSpace).is_none());
+        assert_eq!((wanted(&mut full), full.waiting()), (vec![1], 1));
+        full.stir();
+        assert_eq!(tokens(full.next(false)), ("submit", vec![3]));
+        full.judge(request(WRITE, 3), Status::Done).unwrap().0.retire();
+        assert!(!full.is_full());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use memory::GuestAddr;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
+use super::message::RegionInfo;
 use super::ring::{Broken, Ring};
 use super::table::Table;
 
@@ -79,7 +80,11 @@ impl Chain {
         let mut index: u16 = 0;
         for _ in 0..MAX_CHAIN {
             let at = outer.addr.get().checked_add(16 * u64::from(index)).filter(|_| u32::from(index) < count);
-            let bytes = at.and_then(|at| table.read::<16>(GuestAddr(at))).ok_or(Broken::BadIndirect(head))?;
+            let Some(bytes) = at.and_then(|at| table.read::<16>(GuestAddr(at))) else {
+                // Kept for [`Chain::touches`].
+                self.readable.push((GuestAddr(outer.addr.get()), outer.len.get()));
+                return Err(Broken::BadIndirect(head));
+            };
             let found = Descriptor::from(bytes);
             if found.flags.get() & INDIRECT != 0 {
                 return Err(Broken::BadIndirect(head));
@@ -91,6 +96,15 @@ impl Chain {
             index = found.next.get();
         }
         Err(Broken::TooLong(head))
+    }
+
+    /// Whether a part of it, as far as it was walked and is not taken off yet, lies in one of these places.
+    pub fn touches(&self, places: &[RegionInfo]) -> bool {
+        let overlaps = |&(addr, len): &(GuestAddr, u32)| {
+            let end = addr.0.saturating_add(u64::from(len));
+            len > 0 && places.iter().any(|place| addr.0 < place.guest.saturating_add(place.len) && place.guest < end)
+        };
+        self.readable.iter().chain(&self.writable).any(overlaps)
     }
 
     fn add(&mut self, found: &Descriptor, head: u16) -> Result<(), Broken> {
@@ -111,8 +125,8 @@ impl Chain {
         while let Some((addr, len)) = self.writable.pop() {
             let Some(rest) = len.checked_sub(1) else { continue };
             let status = addr.0.checked_add(u64::from(rest)).map(GuestAddr).filter(|&at| table.has(at));
-            if rest > 0 {
-                self.writable.push((addr, rest));
+            if rest > 0 || status.is_none() {
+                self.writable.push((addr, rest.max(1)));
             }
             return status.ok_or(Broken::NoStatus(head));
         }

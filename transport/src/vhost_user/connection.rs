@@ -4,15 +4,19 @@
 //! byte further, so that file descriptors (which the kernel delivers with the bytes they were sent with) are
 //! always those of the message being read.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 use zerocopy::FromBytes;
 
 use super::message::{Frame, HEADER_LEN, Header, MAX_FDS, MAX_PAYLOAD};
+use super::moment;
 
 /// Why a connection has ended.
 #[derive(Debug, thiserror::Error)]
@@ -139,10 +143,21 @@ impl Connection {
         Frame { header, payload, fds: std::mem::take(&mut self.fds) }
     }
 
-    /// Sends a reply. A front-end has few requests under way, so a full socket is one that reads nothing.
-    pub fn send(&mut self, reply: &[u8]) -> Result<(), End> {
+    /// Sends a reply, and what goes along. A front-end has few requests under way, so a full socket is one that reads
+    /// nothing.
+    pub fn send(&mut self, reply: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), End> {
+        if !moment::lives() {
+            return Ok(());
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if let Some(fd) = &fd {
+            // There is room for one.
+            control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
+        }
         loop {
-            match rustix::net::send(&self.stream, reply, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(&self.stream, &[IoSlice::new(reply)], &mut control, flags) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return Err(End::Deaf),
                 Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(End::Closed),
@@ -229,7 +244,7 @@ mod test {
     fn a_front_end_that_reads_nothing_is_given_up() {
         let (mut connection, _peer) = pair();
         let end = loop {
-            if let Err(end) = connection.send(&[0; 4096]) {
+            if let Err(end) = connection.send(&[0; 4096], None) {
                 break end;
             }
         };

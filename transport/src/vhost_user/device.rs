@@ -13,10 +13,12 @@ use memory::{GuestAddr, Segments};
 
 use super::chain::Chain;
 use super::event::{Event, Log};
-use super::queue::Queue;
+use super::inflight::InflightRegion;
+use super::message::RegionInfo;
+use super::queue::{Ground, Queue};
 use super::request::{Header, ID_LEN, Kind, MAX_RANGES, Range, S_IOERR, S_OK, take_16};
 use super::ring::Broken;
-use super::table::Table;
+use super::table::{MAX_REGIONS, Table};
 
 /// Chains taken from one queue before the next has its turn: enough to stay in the cache, few enough to be fair.
 const TURN: u32 = 16;
@@ -31,6 +33,10 @@ const MAX_PARTS: usize = 1024;
 pub struct Device {
     /// Guest memory.
     pub table: Table,
+    /// Memory that was taken away and may come back: a front-end that changes its table takes away first.
+    gone: Vec<RegionInfo>,
+    /// The front-end's record of what is in flight.
+    pub region: Option<InflightRegion>,
     /// The queues, by index; as many as were offered.
     pub queues: Vec<Queue>,
     /// Notifications and interrupts by index are negotiated.
@@ -49,6 +55,8 @@ pub struct Device {
     taken: u32,
     /// Queues with something to publish: one bit each.
     unpublished: u64,
+    /// How rings run was said.
+    said: bool,
     scratch: Chain,
 }
 
@@ -65,6 +73,8 @@ impl Device {
     pub fn new(queues: u16, serial: [u8; ID_LEN], epoch: u32) -> Device {
         Device {
             table: Table::default(),
+            gone: Vec::new(),
+            region: None,
             queues: (0..queues).map(|_| Queue::default()).collect(),
             event_idx: false,
             can_flush: false,
@@ -75,8 +85,56 @@ impl Device {
             turn: 0,
             taken: 0,
             unpublished: 0,
+            said: false,
             scratch: Chain::default(),
         }
+    }
+
+    /// Brings up the ring of a queue, or to its new place, and gives the answers that waited for that.
+    pub fn start(&mut self, index: usize, log: &mut Log) {
+        let Device { queues, table, region, event_idx, .. } = self;
+        let Some(queue) = queues.get_mut(index) else { return };
+        let ground = Ground { table, event_idx: *event_idx, region: region.as_ref() };
+        let begun = queue.start(u16::try_from(index).unwrap_or(u16::MAX), ground);
+        match begun.and_then(|begun| Ok((begun, queue.answer_in_order(table)?))) {
+            Ok((begun, _)) => {
+                // Also of what was answered before the ring's memory went away.
+                self.mark(index);
+                let Some(begun) = begun else { return };
+                if !std::mem::replace(&mut self.said, true) {
+                    log.note(Event::Started { recorded: begun.recorded });
+                }
+                if begun.again > 0 {
+                    log.note(Event::TakenAgain { queue: index, count: begun.again });
+                }
+            }
+            Err(why) => self.break_off(index, why, log),
+        }
+    }
+
+    /// A region was taken away: chains that need it wait until it comes back.
+    pub fn removed(&mut self, info: RegionInfo) {
+        // As many as there can have been; a front-end that plays with more does not change a table.
+        if self.gone.len() >= MAX_REGIONS {
+            self.gone.clear();
+        }
+        self.gone.push(info);
+    }
+
+    /// A region has come, or all are new.
+    pub fn added(&mut self, info: Option<&RegionInfo>) {
+        let is_apart = |place: &RegionInfo| {
+            info.is_some_and(|info| {
+                place.guest.saturating_add(place.len) <= info.guest
+                    || info.guest.saturating_add(info.len) <= place.guest
+            })
+        };
+        self.gone.retain(is_apart);
+    }
+
+    /// Whether the front-end records what is in flight; `None` before a ring runs.
+    pub fn is_recorded(&self) -> Option<bool> {
+        self.queues.iter().filter_map(Queue::is_recorded).reduce(|all, one| all && one)
     }
 
     /// The next request. Each queue has its turn; work per call is bounded by the number of queues.
@@ -88,7 +146,7 @@ impl Device {
         for _ in 0..=self.queues.len() {
             while self.taken < TURN {
                 self.taken = self.taken.saturating_add(1);
-                match self.take(self.turn, geometry) {
+                match self.take(self.turn, geometry, log) {
                     Ok(Some(Taken::Request(request))) => return Some(self.hand_out(request)),
                     Ok(Some(Taken::Answer(..))) => {}
                     Ok(None) => break,
@@ -107,15 +165,28 @@ impl Device {
     }
 
     /// Takes one chain from a queue.
-    fn take(&mut self, index: usize, geometry: &Geometry) -> Result<Option<Taken>, Broken> {
+    fn take(&mut self, index: usize, geometry: &Geometry, log: &mut Log) -> Result<Option<Taken>, Broken> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         let Some((head, ring)) = queue.pop()? else { return Ok(None) };
-        let status_at = self.scratch.fill(ring, &self.table, head)?;
-        let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {
-            Some(Ok(header)) => self.judge(index, head, status_at, header, geometry),
-            Some(Err(byte)) => Taken::Answer(byte, 1),
-            None => Taken::Answer(S_IOERR, 1),
-        };
+        let filled = self.scratch.fill(ring, &self.table, head);
+        let taken = filled.map(|status_at| {
+            let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {
+                Some(Ok(header)) => self.judge(index, head, status_at, header, geometry),
+                Some(Err(byte)) => Taken::Answer(byte, 1),
+                None => Taken::Answer(S_IOERR, 1),
+            };
+            (taken, status_at)
+        });
+        // Looked at only when something is wrong, since what is gone may stay so.
+        let is_bad = matches!(taken, Err(_) | Ok((Taken::Answer(S_IOERR, _), _)));
+        if is_bad && self.scratch.touches(&self.gone) {
+            if let Some(queue) = self.queues.get_mut(index) {
+                queue.park(head);
+            }
+            log.note(Event::Waits { queue: index });
+            return Ok(None);
+        }
+        let (taken, status_at) = taken?;
         if let Taken::Answer(byte, written) = taken {
             let queue = self.queues.get_mut(index);
             if queue.map_or(Ok(false), |queue| queue.answer(head, status_at, byte, written, &self.table))? {
@@ -214,6 +285,21 @@ impl Device {
 
     /// Takes the answer to a request. `false`: it was one of an earlier device.
     pub fn complete(&mut self, token: Token, status: Status, log: &mut Log) -> bool {
+        self.close(token, Some(status), log)
+    }
+
+    /// Takes back a request that was not begun. `false`: it was one of an earlier device.
+    pub fn give_back(&mut self, token: Token, log: &mut Log) -> bool {
+        self.close(token, None, log)
+    }
+
+    /// Whether a request belongs to a queue that is to stop, or to no queue of this device.
+    pub fn recalls(&self, token: Token) -> bool {
+        let (epoch, index, _) = parts(token);
+        epoch != self.epoch || self.queues.get(index).is_none_or(|queue| queue.draining)
+    }
+
+    fn close(&mut self, token: Token, status: Option<Status>, log: &mut Log) -> bool {
         let (epoch, index, head) = parts(token);
         if epoch != self.epoch {
             return false;

@@ -33,6 +33,24 @@ pub enum Event {
         /// How.
         why: Broken,
     },
+    /// A ring runs, and what is in flight in it is recorded by the front-end, or is not.
+    Started {
+        /// It is recorded.
+        recorded: bool,
+    },
+    /// Requests were taken by a process before this one, or before the queue was stopped, and not answered.
+    TakenAgain {
+        /// The queue.
+        queue: usize,
+        /// How many.
+        count: usize,
+    },
+    /// A request of a queue lies in memory that the front-end has taken away; no more are taken until it changes memory
+    /// again, which is at once where it only moves things.
+    Waits {
+        /// The queue.
+        queue: usize,
+    },
     /// A connection could not be taken in.
     AcceptFailed {
         /// Why.
@@ -63,6 +81,17 @@ impl fmt::Display for Event {
             }
             Event::Refused { why } => write!(f, "refused a request of the front-end: {why}"),
             Event::QueueBroken { queue, why } => write!(f, "queue {queue} is broken by its driver: {why}"),
+            Event::Started { recorded: true } => {
+                write!(f, "the front-end records what is in flight: it survives the end of this process")
+            }
+            Event::Started { recorded: false } => write!(
+                f,
+                "the front-end records nothing of what is in flight: answers are given in the order of the requests"
+            ),
+            Event::TakenAgain { queue, count } => {
+                write!(f, "queue {queue} goes on with {count} requests that were taken before and not answered")
+            }
+            Event::Waits { queue } => write!(f, "queue {queue} waits for memory that the front-end has taken away"),
             Event::AcceptFailed { why } => write!(f, "cannot take in a connection: {why}"),
             Event::SizeTold { len } => write!(f, "the front-end was told that the disk has {len} bytes now"),
             Event::SizeUntold { len } => {

@@ -133,6 +133,33 @@ pub struct ConfigWindow {
 }
 const _: () = assert!(size_of::<ConfigWindow>() == 12);
 
+/// A region for what is in flight, as a message has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InflightInfo {
+    /// Bytes to be mapped.
+    pub len: u64,
+    /// Where they start in the file.
+    pub offset: u64,
+    /// Queues.
+    pub queues: u16,
+    /// Descriptors in each.
+    pub size: u16,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct RawInflight {
+    len: u64,
+    offset: u64,
+    queues: u16,
+    size: u16,
+    /// QEMU sends and expects its compiler's padding; the specification has none.
+    padding: u32,
+}
+const _: () = assert!(size_of::<RawInflight>() == 24);
+/// The payload as the specification has it.
+const INFLIGHT_LEN: usize = 20;
+
 /// A message as it came: header, payload, file descriptors.
 pub struct Frame {
     /// The header.
@@ -176,6 +203,8 @@ pub enum Message {
     GetConfig(ConfigWindow),
     SetConfig,
     ResetDevice,
+    GetInflightFd(InflightInfo),
+    SetInflightFd(InflightInfo, OwnedFd),
     GetMaxMemSlots,
     AddMemReg(RegionInfo, OwnedFd),
     RemMemReg(RegionInfo),
@@ -229,6 +258,8 @@ impl Message {
             21 => Message::SetBackendReqFd(body.one_fd()?),
             24 => Message::GetConfig(body.config()?),
             25 => body.config().map(|_| Message::SetConfig)?,
+            31 => Message::GetInflightFd(body.inflight()?),
+            32 => Message::SetInflightFd(body.inflight()?, body.one_fd()?),
             34 => Message::ResetDevice,
             36 => Message::GetMaxMemSlots,
             37 => Message::AddMemReg(body.read::<SingleRegion>()?.region, body.one_fd()?),
@@ -300,6 +331,18 @@ impl Body<'_> {
         if fits { Ok(window) } else { Err(self.wrong_size()) }
     }
 
+    fn inflight(&self) -> Result<InflightInfo, Malformed> {
+        let mut bytes = [0; size_of::<RawInflight>()];
+        if ![INFLIGHT_LEN, bytes.len()].contains(&self.payload.len()) {
+            return Err(self.wrong_size());
+        }
+        for (byte, found) in bytes.iter_mut().zip(self.payload) {
+            *byte = *found;
+        }
+        let RawInflight { len, offset, queues, size, .. } = zerocopy::transmute!(bytes);
+        Ok(InflightInfo { len, offset, queues, size })
+    }
+
     /// "For compatibility with existing incorrect implementations, the back-end MAY accept messages with one
     /// file descriptor" (which is closed unused): `blkio` is one of them.
     fn removed_region(&mut self) -> Result<Message, Malformed> {
@@ -324,6 +367,8 @@ pub enum Reply {
     Vring(VringState),
     /// A window of the configuration space; `None` says "no".
     Config(Option<(ConfigWindow, Vec<u8>)>),
+    /// A region for what is in flight; its file goes along.
+    Inflight(InflightInfo),
 }
 
 impl Reply {
@@ -332,6 +377,9 @@ impl Reply {
         let payload = match self {
             Reply::Number(number) => number.as_bytes().to_vec(),
             Reply::Vring(state) => state.as_bytes().to_vec(),
+            Reply::Inflight(InflightInfo { len, offset, queues, size }) => {
+                RawInflight { len: *len, offset: *offset, queues: *queues, size: *size, padding: 0 }.as_bytes().to_vec()
+            }
             Reply::Config(None) => Vec::new(),
             Reply::Config(Some((window, bytes))) => [window.as_bytes(), bytes].concat(),
         };

@@ -11,10 +11,12 @@
 //! |---|---|
 //! | `listener` | the path and the socket |
 //! | `connection` | framing, file descriptors |
-//! | `message` | what may be said |
+//! | `message`, `refusal` | what may be said, and why not |
 //! | `session` | what it does |
 //! | `table` | guest memory |
 //! | `queue`, `ring`, `chain` | split virtqueues |
+//! | `inflight` | what was taken and not answered, for the next process |
+//! | `moment` | where tests kill this one |
 //! | `device`, `request`, `config_space` | virtio-blk |
 //! | `backend` | what is said to the front-end unasked |
 //! | `event` | what to log |
@@ -25,9 +27,14 @@ mod config_space;
 mod connection;
 mod device;
 mod event;
+mod inflight;
 mod listener;
 mod message;
+#[cfg(test)]
+mod model;
+mod moment;
 mod queue;
+mod refusal;
 mod request;
 mod ring;
 mod session;
@@ -37,7 +44,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use disk::{Disconnected, Geometry, Request, Status, Transport};
+use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::log::in_full;
@@ -135,6 +142,11 @@ impl Server {
         self.client.is_some()
     }
 
+    /// Whether the present front-end records what is in flight; `None` while no ring runs.
+    pub fn is_recorded(&self) -> Option<bool> {
+        self.client.as_ref()?.session.device.is_recorded()
+    }
+
     /// Takes in a front-end that waits, and turns others away.
     fn admit(&mut self, watch: &mut dyn Watch) {
         for _ in 0..TURN {
@@ -188,6 +200,14 @@ impl Server {
         self.log.note(Event::Disconnected { why: in_full(end), in_flight });
     }
 
+    /// A request of a front-end that is gone is over.
+    fn bury_orphan(&mut self) {
+        self.orphans = self.orphans.saturating_sub(1);
+        if self.orphans == 0 {
+            self.wake();
+        }
+    }
+
     fn wake(&self) {
         // It does not block, and one that is full is signalled already.
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
@@ -197,16 +217,16 @@ impl Server {
 impl Client {
     /// `true` when there is nothing more for now; `false` when there may be.
     fn listen(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Result<bool, End> {
-        if let Some(reply) = self.session.settle(watch, log) {
-            self.connection.send(&reply)?;
+        if let Some(answer) = self.session.settle(watch, log) {
+            self.connection.send(&answer.bytes, answer.fd.as_ref().map(AsFd::as_fd))?;
         }
         for _ in 0..TURN {
             if self.session.is_waiting() {
                 return Ok(true);
             }
             let Some(frame) = self.connection.receive()? else { return Ok(true) };
-            if let Some(reply) = self.session.handle(frame, watch, log)? {
-                self.connection.send(&reply)?;
+            if let Some(answer) = self.session.handle(frame, watch, log)? {
+                self.connection.send(&answer.bytes, answer.fd.as_ref().map(AsFd::as_fd))?;
             }
         }
         Ok(false)
@@ -228,10 +248,7 @@ impl Transport for Server {
                 return;
             }
         }
-        self.orphans = self.orphans.saturating_sub(1);
-        if self.orphans == 0 {
-            self.wake();
-        }
+        self.bury_orphan();
     }
 
     fn publish(&mut self) -> Result<(), Disconnected> {
@@ -283,6 +300,28 @@ impl crate::Server for Server {
             Some(Err(end)) => self.disconnect(&end, watch),
             None => {}
         }
+    }
+
+    fn takes_back(&self) -> bool {
+        true
+    }
+
+    fn recalls(&self, token: Token) -> bool {
+        self.stopped || self.client.as_ref().is_none_or(|client| client.session.device.recalls(token))
+    }
+
+    fn give_back(&mut self, request: Request) {
+        let token = request.retire();
+        if let Some(client) = &mut self.client {
+            if client.session.device.give_back(token, &mut self.log) {
+                return;
+            }
+        }
+        self.bury_orphan();
+    }
+
+    fn records_in_flight(&self) -> Option<bool> {
+        self.is_recorded()
     }
 
     fn peers(&self) -> usize {

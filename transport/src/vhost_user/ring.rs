@@ -9,7 +9,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use memory::Shared;
 
+use super::inflight::Damaged;
 use super::message::VringAddr;
+use super::moment;
 use super::table::Table;
 
 /// The largest split ring (virtio 1.2, 2.7: "maximum Queue Size value is 32768").
@@ -60,6 +62,9 @@ pub enum Broken {
     /// The ring itself is not where it was.
     #[error("the ring cannot be accessed")]
     Unreachable,
+    /// The front-end's record of what is in flight is not one of this ring.
+    #[error("the record of requests in flight is damaged: {0}")]
+    Inflight(Damaged),
 }
 
 /// One ring that is being served.
@@ -71,6 +76,14 @@ pub struct Ring {
     avail: Shared,
     used: Shared,
     event_idx: bool,
+    at: Position,
+    /// The driver has been asked for notifications.
+    wants_kick: bool,
+}
+
+/// How far a ring is, also while its memory is gone.
+#[derive(Clone, Copy)]
+pub struct Position {
     /// The next entry of the available ring to look at.
     next_avail: u16,
     /// The available index as last read.
@@ -79,37 +92,60 @@ pub struct Ring {
     next_used: u16,
     /// The used index that the driver can see.
     published: u16,
-    /// The driver has been asked for notifications.
-    wants_kick: bool,
     /// Nothing was signalled yet, so the driver may be waiting for something from before our time.
     fresh: bool,
+}
+
+impl Position {
+    /// The index to continue at, for whoever continues.
+    pub fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// Answers that the driver has not seen.
+    pub fn unpublished(&self) -> u16 {
+        self.next_used.wrapping_sub(self.published)
+    }
 }
 
 impl Ring {
     /// The ring at `place`, to be continued at index `base`. `None` if it does not lie in the table or is not
     /// aligned as virtio 1.2, 2.7 asks for.
     pub fn new(table: &Table, place: &VringAddr, size: u16, base: u16, event_idx: bool) -> Option<Ring> {
+        let (_, _, used) = pieces(table, place, size)?;
+        // What the driver saw used last is where we go on; `base` tells the same of the other ring.
+        let used = used.load_u16(INDEX_AT)?;
+        let at = Position { next_avail: base, seen_avail: base, next_used: used, published: used, fresh: true };
+        Ring::resume(table, place, size, at, event_idx)
+    }
+
+    /// The ring at `place`, which is as far as `at` says. `None` as above.
+    pub fn resume(table: &Table, place: &VringAddr, size: u16, at: Position, event_idx: bool) -> Option<Ring> {
         let (desc, avail, used) = pieces(table, place, size)?;
-        // Drained before it was stopped, so what the driver saw used last is where we go on; `base` tells the
-        // same of the other ring.
-        let next_used = used.load_u16(INDEX_AT)?;
         avail.load_u16(INDEX_AT)?;
-        let mut ring = Ring {
-            size,
-            mask: size.checked_sub(1)?,
-            desc,
-            avail,
-            used,
-            event_idx,
-            next_avail: base,
-            seen_avail: base,
-            next_used,
-            published: next_used,
-            wants_kick: true,
-            fresh: true,
-        };
+        let mut ring = Ring { size, mask: size.checked_sub(1)?, desc, avail, used, event_idx, at, wants_kick: true };
         ring.suppress_kicks();
         Some(ring)
+    }
+
+    /// How far it is.
+    pub fn position(&self) -> Position {
+        self.at
+    }
+
+    /// The used index.
+    pub fn used(&self) -> u16 {
+        self.at.next_used
+    }
+
+    /// Requests that the driver has offered and that have no answer, if it is to be believed.
+    pub fn unanswered(&self) -> Option<u16> {
+        Some(self.avail.load_u16(INDEX_AT)?.wrapping_sub(self.at.next_used))
+    }
+
+    /// Continues at another index; nothing was taken yet.
+    pub fn go_on_at(&mut self, next: u16) {
+        (self.at.next_avail, self.at.seen_avail) = (next, next);
     }
 
     /// The same ring in another memory table, or at another place.
@@ -123,22 +159,17 @@ impl Ring {
         self.size
     }
 
-    /// The index to continue at, for whoever continues.
-    pub fn next_avail(&self) -> u16 {
-        self.next_avail
-    }
-
     /// The head of the next chain that the driver offers.
     pub fn pop(&mut self) -> Result<Option<u16>, Broken> {
-        if self.next_avail == self.seen_avail && !self.look()? {
+        if self.at.next_avail == self.at.seen_avail && !self.look()? {
             return Ok(None);
         }
-        let entry = usize::from(self.next_avail & self.mask);
+        let entry = usize::from(self.at.next_avail & self.mask);
         let head = self.avail.load_u16(ENTRIES_AT + 2 * entry).ok_or(Broken::Unreachable)?;
         if head >= self.size {
             return Err(Broken::NoSuchDescriptor(head));
         }
-        self.next_avail = self.next_avail.wrapping_add(1);
+        self.at.next_avail = self.at.next_avail.wrapping_add(1);
         if self.wants_kick {
             self.suppress_kicks();
         }
@@ -148,11 +179,11 @@ impl Ring {
     /// Reads the available index. Loading it orders everything that the driver wrote before.
     fn look(&mut self) -> Result<bool, Broken> {
         let to = self.avail.load_u16(INDEX_AT).ok_or(Broken::Unreachable)?;
-        if to.wrapping_sub(self.next_avail) > self.size {
-            return Err(Broken::IndexJump { from: self.next_avail, to, size: self.size });
+        if to.wrapping_sub(self.at.next_avail) > self.size {
+            return Err(Broken::IndexJump { from: self.at.next_avail, to, size: self.size });
         }
-        self.seen_avail = to;
-        Ok(to != self.next_avail)
+        self.at.seen_avail = to;
+        Ok(to != self.at.next_avail)
     }
 
     /// Descriptor `index` of the table, copied.
@@ -165,22 +196,26 @@ impl Ring {
 
     /// Writes a used element, which the driver does not see before `publish`.
     pub fn push_used(&mut self, head: u16, written: u32) -> Result<(), Broken> {
-        let entry = usize::from(self.next_used & self.mask);
+        let entry = usize::from(self.at.next_used & self.mask);
         let [a, b, c, d] = u32::from(head).to_le_bytes();
         let [e, f, g, h] = written.to_le_bytes();
-        self.used.write(ENTRIES_AT + USED_LEN * entry, [a, b, c, d, e, f, g, h]).ok_or(Broken::Unreachable)?;
-        self.next_used = self.next_used.wrapping_add(1);
+        if moment::lives() {
+            self.used.write(ENTRIES_AT + USED_LEN * entry, [a, b, c, d, e, f, g, h]).ok_or(Broken::Unreachable)?;
+        }
+        self.at.next_used = self.at.next_used.wrapping_add(1);
         Ok(())
     }
 
     /// Shows the driver everything used until now. `true`: it wants to be signalled.
     pub fn publish(&mut self) -> Result<bool, Broken> {
-        let (old, new) = (self.published, self.next_used);
+        let (old, new) = (self.at.published, self.at.next_used);
         if old == new {
             return Ok(false);
         }
-        self.used.store_u16(INDEX_AT, new).ok_or(Broken::Unreachable)?;
-        self.published = new;
+        if moment::lives() {
+            self.used.store_u16(INDEX_AT, new).ok_or(Broken::Unreachable)?;
+        }
+        self.at.published = new;
         // virtio 1.2, 2.7.7.2: the index must be visible before we look whether an interrupt is wanted, else
         // both sides could miss each other.
         fence(Ordering::SeqCst);
@@ -191,14 +226,14 @@ impl Ring {
             let flags = self.avail.load_u16(FLAGS_AT).ok_or(Broken::Unreachable)?;
             flags & AVAIL_NO_INTERRUPT == 0
         };
-        Ok(std::mem::take(&mut self.fresh) || wanted)
+        Ok(std::mem::take(&mut self.at.fresh) || wanted)
     }
 
     /// Asks the driver to notify of the next request. To be followed by a full barrier and [`Ring::is_empty`].
     pub fn ask_for_kicks(&mut self) -> Result<(), Broken> {
         self.wants_kick = true;
         if self.event_idx {
-            self.used.store_u16(self.avail_event_at(), self.next_avail).ok_or(Broken::Unreachable)
+            self.used.store_u16(self.avail_event_at(), self.at.next_avail).ok_or(Broken::Unreachable)
         } else {
             self.used.store_u16(FLAGS_AT, 0).ok_or(Broken::Unreachable)
         }
@@ -206,7 +241,7 @@ impl Ring {
 
     /// Whether the driver has nothing that we have not taken.
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
-        Ok(self.next_avail == self.seen_avail && !self.look()?)
+        Ok(self.at.next_avail == self.at.seen_avail && !self.look()?)
     }
 
     /// With event indices there is nothing to do: the index we asked for lies behind the driver now, and it will
@@ -315,7 +350,7 @@ mod test {
         assert_eq!(ring.pop(), Ok(None));
         assert_eq!(ring.publish(), Ok(true));
         assert_eq!(get(&table, USED + 2), 1);
-        assert_eq!(ring.next_avail(), 1);
+        assert_eq!(ring.position().next_avail(), 1);
     }
 
     #[test]

@@ -18,10 +18,12 @@ use super::config_space::{self, FLUSH, PROTOCOL_FEATURES, RING_EVENT_IDX};
 use super::connection::End;
 use super::device::Device;
 use super::event::{Event, Log};
+use super::inflight::InflightRegion;
 use super::message::{
-    ConfigWindow, Frame, Header, MAX_CONFIG, Malformed, Message, Reply, VringAddr, VringFd, VringState,
+    ConfigWindow, Frame, Header, InflightInfo, MAX_CONFIG, Message, Reply, VringAddr, VringFd, VringState,
 };
 use super::queue::Queue;
+use super::refusal::Refusal;
 use super::ring::{MAX_SIZE, is_reachable};
 use super::table::{BadRegion, MAX_REGIONS, Table};
 
@@ -29,46 +31,27 @@ const F_MQ: u64 = 1 << 0;
 const F_REPLY_ACK: u64 = 1 << 3;
 const F_BACKEND_REQ: u64 = 1 << 5;
 const F_CONFIG: u64 = 1 << 9;
+const F_INFLIGHT_SHMFD: u64 = 1 << 12;
 const F_RESET_DEVICE: u64 = 1 << 13;
 const F_CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-const PROTOCOL: u64 = F_MQ | F_REPLY_ACK | F_BACKEND_REQ | F_CONFIG | F_RESET_DEVICE | F_CONFIGURE_MEM_SLOTS;
+const PROTOCOL: u64 =
+    F_MQ | F_REPLY_ACK | F_BACKEND_REQ | F_CONFIG | F_INFLIGHT_SHMFD | F_RESET_DEVICE | F_CONFIGURE_MEM_SLOTS;
 
 /// In the flags of SET_VRING_ADDR: log writes, for a migration that we do not offer.
 const VRING_LOG: u32 = 1;
 
-/// Why a message is answered with "no".
-#[derive(Debug, thiserror::Error)]
-enum Refusal {
-    #[error(transparent)]
-    Malformed(Malformed),
-    #[error("the memory table cannot change")]
-    Region(#[source] BadRegion),
-    #[error("there is no queue {0}")]
-    NoQueue(u32),
-    #[error("features {0:#x} were not offered")]
-    Features(u64),
-    #[error("queue {0} is running")]
-    Running(u32),
-    #[error("queue {queue} cannot have {what} {value}")]
-    Value { queue: u32, what: &'static str, value: u32 },
-    #[error("the ring of queue {0} is not in guest memory, or not aligned")]
-    Ring(u32),
-    #[error("queue {0} asks for its writes to be logged")]
-    Log(u32),
-    #[error("queue {0} has no kick: this server does not poll for a driver that cannot notify")]
-    NoKick(u32),
-    #[error("the file descriptor for queue {0} is no eventfd or pipe")]
-    NotSignal(u32),
-    #[error("the file descriptor for queue {queue} cannot be used")]
-    Fd {
-        queue: u32,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("the configuration space is read-only")]
-    ReadOnlyConfig,
-    #[error("the back-end's channel cannot be used")]
-    Backend(#[source] std::io::Error),
+/// What is sent back.
+pub struct Answer {
+    /// The message.
+    pub bytes: Vec<u8>,
+    /// What goes along.
+    pub fd: Option<OwnedFd>,
+}
+
+impl From<Vec<u8>> for Answer {
+    fn from(bytes: Vec<u8>) -> Answer {
+        Answer { bytes, fd: None }
+    }
 }
 
 /// What a message led to.
@@ -77,6 +60,8 @@ enum Outcome {
     Done,
     /// It has an answer of its own.
     Reply(Reply),
+    /// The same, with a file.
+    File(Reply, OwnedFd),
     /// To be continued when requests under way are completed.
     Drain(Drain),
 }
@@ -119,11 +104,12 @@ impl Session {
     }
 
     /// Does what a message says; the answer, if there is one now.
-    pub fn handle(&mut self, frame: Frame, watch: &mut dyn Watch, log: &mut Log) -> Result<Option<Vec<u8>>, End> {
+    pub fn handle(&mut self, frame: Frame, watch: &mut dyn Watch, log: &mut Log) -> Result<Option<Answer>, End> {
         let header = frame.header;
-        let outcome = Message::parse(frame).map_err(Refusal::Malformed).and_then(|message| self.obey(message, watch));
-        match outcome {
-            Ok(Outcome::Reply(reply)) => Ok(Some(reply.encode(header.request))),
+        let message = Message::parse(frame).map_err(Refusal::Malformed);
+        match message.and_then(|message| self.obey(message, watch, log)) {
+            Ok(Outcome::Reply(reply)) => Ok(Some(reply.encode(header.request).into())),
+            Ok(Outcome::File(reply, fd)) => Ok(Some(Answer { bytes: reply.encode(header.request), fd: Some(fd) })),
             Ok(Outcome::Done) => Ok(self.acknowledge(&header, 0)),
             Ok(Outcome::Drain(drain)) => {
                 self.waiting = Some((header, drain));
@@ -143,9 +129,9 @@ impl Session {
         }
     }
 
-    fn acknowledge(&self, header: &Header, code: u64) -> Option<Vec<u8>> {
+    fn acknowledge(&self, header: &Header, code: u64) -> Option<Answer> {
         let wanted = header.needs_reply() && self.protocol & F_REPLY_ACK != 0;
-        wanted.then(|| Reply::Number(code).encode(header.request))
+        wanted.then(|| Reply::Number(code).encode(header.request).into())
     }
 
     /// Whether a message waits for requests under way; those behind it wait for it.
@@ -163,7 +149,7 @@ impl Session {
     }
 
     /// Finishes the message that waited, if it may; the answer to it.
-    pub fn settle(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Option<Vec<u8>> {
+    pub fn settle(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Option<Answer> {
         if !self.may_settle() {
             return None;
         }
@@ -173,7 +159,7 @@ impl Session {
             Drain::Vring(index) => {
                 let base = self.stop(index, watch);
                 let state = VringState { queue: index, num: u32::from(base) };
-                Some(Reply::Vring(state).encode(header.request))
+                Some(Reply::Vring(state).encode(header.request).into())
             }
             Drain::Reset => {
                 for index in 0..self.queue_count() {
@@ -181,6 +167,10 @@ impl Session {
                     if let Some(queue) = find_mut(&mut self.device.queues, index) {
                         *queue = Queue::default();
                     }
+                }
+                // What is in flight is the driver's to forget, and it has.
+                if let Some(region) = &self.device.region {
+                    region.forget();
                 }
                 self.acknowledge(&header, 0)
             }
@@ -206,7 +196,7 @@ impl Session {
         self.device.end()
     }
 
-    fn obey(&mut self, message: Message, watch: &mut dyn Watch) -> Result<Outcome, Refusal> {
+    fn obey(&mut self, message: Message, watch: &mut dyn Watch, log: &mut Log) -> Result<Outcome, Refusal> {
         match message {
             Message::GetFeatures => Ok(Outcome::Reply(Reply::Number(self.offered))),
             Message::GetProtocolFeatures => Ok(Outcome::Reply(Reply::Number(PROTOCOL))),
@@ -227,17 +217,27 @@ impl Session {
                 self.backend = Some(Backend::new(fd).map_err(Refusal::Backend)?);
                 Ok(Outcome::Done)
             }
-            Message::SetMemTable(regions) => self.set_table(Table::of(regions)).map(done),
-            Message::AddMemReg(info, fd) => self.set_table(self.device.table.with(&info, &fd)).map(done),
-            Message::RemMemReg(info) => self.set_table(self.device.table.without(&info)).map(done),
+            Message::GetInflightFd(info) => self.create_region(&info),
+            Message::SetInflightFd(info, fd) => self.set_region(&info, &fd).map(done),
+            Message::SetMemTable(regions) => {
+                self.set_table(Table::of(regions), |device| device.added(None), log).map(done)
+            }
+            Message::AddMemReg(info, fd) => {
+                let table = self.device.table.with(&info, &fd);
+                self.set_table(table, |device| device.added(Some(&info)), log).map(done)
+            }
+            Message::RemMemReg(info) => {
+                let table = self.device.table.without(&info);
+                self.set_table(table, |device| device.removed(info), log).map(done)
+            }
             Message::SetVringNum(state) => self.set_size(state).map(done),
             Message::SetVringBase(state) => self.set_base(state).map(done),
-            Message::SetVringAddr(place) => self.set_place(place).map(done),
+            Message::SetVringAddr(place) => self.set_place(place, log).map(done),
             Message::SetVringEnable(state) => self.set_enabled(state).map(done),
-            Message::SetVringKick(kick) => self.set_kick(kick, watch).map(done),
+            Message::SetVringKick(kick) => self.set_kick(kick, watch, log).map(done),
             Message::SetVringCall(VringFd { queue, fd }) => {
                 let fd = fd.map(|fd| signal_fd(queue, fd)).transpose()?;
-                self.queue(queue)?.call = fd;
+                self.queue(queue)?.set_call(fd);
                 Ok(Outcome::Done)
             }
             Message::SetVringErr(VringFd { queue, fd }) => {
@@ -291,12 +291,42 @@ impl Session {
 
     /// Replaces the memory table. Requests under way keep the memory that they were made with; rings are looked
     /// up again, and one that is not there any more waits for the next table.
-    fn set_table(&mut self, table: Result<Table, BadRegion>) -> Result<(), Refusal> {
+    fn set_table(
+        &mut self,
+        table: Result<Table, BadRegion>,
+        note: impl FnOnce(&mut Device),
+        log: &mut Log,
+    ) -> Result<(), Refusal> {
         self.device.table = table.map_err(Refusal::Region)?;
-        for queue in &mut self.device.queues {
-            queue.start(&self.device.table, self.device.event_idx);
+        note(&mut self.device);
+        for index in 0..self.device.queues.len() {
+            self.device.start(index, log);
         }
         Ok(())
+    }
+
+    fn create_region(&mut self, asked: &InflightInfo) -> Result<Outcome, Refusal> {
+        let queues = self.may_have_region()?;
+        let (info, file) = InflightRegion::create(asked, queues).map_err(Refusal::Inflight)?;
+        Ok(Outcome::File(Reply::Inflight(info), file))
+    }
+
+    fn set_region(&mut self, info: &InflightInfo, file: &OwnedFd) -> Result<(), Refusal> {
+        let queues = self.may_have_region()?;
+        let running = (0..).zip(&self.device.queues).find(|(_, queue)| queue.is_recorded().is_some());
+        if let Some((index, _)) = running {
+            return Err(Refusal::Running(index));
+        }
+        self.device.region = Some(InflightRegion::of(info, file, queues).map_err(Refusal::Inflight)?);
+        Ok(())
+    }
+
+    /// The number of queues that a record may have.
+    fn may_have_region(&self) -> Result<u16, Refusal> {
+        if self.protocol & F_INFLIGHT_SHMFD == 0 {
+            return Err(Refusal::NotNegotiated);
+        }
+        Ok(u16::try_from(self.device.queues.len()).unwrap_or(u16::MAX))
     }
 
     fn set_size(&mut self, VringState { queue: index, num }: VringState) -> Result<(), Refusal> {
@@ -320,9 +350,9 @@ impl Session {
         Ok(())
     }
 
-    fn set_place(&mut self, place: VringAddr) -> Result<(), Refusal> {
+    fn set_place(&mut self, place: VringAddr, log: &mut Log) -> Result<(), Refusal> {
         let index = place.queue;
-        let Device { queues, table, event_idx, .. } = &mut self.device;
+        let Device { queues, table, .. } = &mut self.device;
         let queue = find_mut(queues, index).ok_or(Refusal::NoQueue(index))?;
         if place.flags & VRING_LOG != 0 {
             return Err(Refusal::Log(index));
@@ -331,7 +361,7 @@ impl Session {
             return Err(Refusal::Ring(index));
         }
         queue.place = Some(place);
-        queue.start(table, *event_idx);
+        self.start(index, log);
         Ok(())
     }
 
@@ -347,9 +377,9 @@ impl Session {
 
     /// Starts a queue. The specification has it start with the first kick; a driver that offers requests before
     /// that may have them taken earlier, as by every device that polls.
-    fn set_kick(&mut self, kick: VringFd, watch: &mut dyn Watch) -> Result<(), Refusal> {
+    fn set_kick(&mut self, kick: VringFd, watch: &mut dyn Watch, log: &mut Log) -> Result<(), Refusal> {
         let index = kick.queue;
-        let Device { queues, table, event_idx, .. } = &mut self.device;
+        let Device { queues, table, .. } = &mut self.device;
         let queue = find_mut(queues, index).ok_or(Refusal::NoQueue(index))?;
         let fd = kick.fd.ok_or(Refusal::NoKick(index))?;
         if queue.place.is_some_and(|place| queue.size > 0 && !is_reachable(table, &place, queue.size)) {
@@ -359,12 +389,16 @@ impl Session {
             watch.forget(key(index));
         }
         if let Err(source) = watch.watch(fd.as_fd(), Interest::Read, key(index)) {
-            queue.stop();
+            queue.kick = None;
             return Err(Refusal::Fd { queue: index, source });
         }
         queue.kick = Some(fd);
-        queue.start(table, *event_idx);
+        self.start(index, log);
         Ok(())
+    }
+
+    fn start(&mut self, index: u32, log: &mut Log) {
+        self.device.start(usize::try_from(index).unwrap_or(usize::MAX), log);
     }
 
     fn get_base(&mut self, VringState { queue: index, .. }: VringState) -> Result<Outcome, Refusal> {
@@ -414,8 +448,8 @@ fn find_mut(queues: &mut [Queue], index: u32) -> Option<&mut Queue> {
 
 /// The requests whose replies have a form of their own.
 fn has_own_reply(request: u32) -> bool {
-    // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_MAX_MEM_SLOTS.
-    matches!(request, 1 | 11 | 15 | 17 | 24 | 36)
+    // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_INFLIGHT_FD, GET_MAX_MEM_SLOTS.
+    matches!(request, 1 | 11 | 15 | 17 | 24 | 31 | 36)
 }
 
 /// Makes sure that signalling never blocks: only an eventfd or a pipe is taken (writing to a file may wait for

@@ -3,7 +3,12 @@
 //! Invariants checked: no panic; no more requests under way than the ring has places for, ranges counted; stopping
 //! the queue always gets its answer once the requests under way are completed; the next front-end is served.
 //!
-//! Input: one byte of features, then records of one byte and what it takes (see `step`).
+//! Input: one byte of features (bit 2: a record of what is in flight is kept), then records of one byte and what it takes
+//! (see `step`).
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use memory::{Mapping, Shared};
 
 use crate::vhost_mock::{Desc, EVENT_IDX, FLUSH, FrontEnd, GEOMETRY, Machine, REGION, VERSION_1, WRITE};
 
@@ -12,16 +17,43 @@ const SIZE: u16 = 16;
 /// Runs one input.
 pub fn run(data: &[u8]) {
     let mut input = Input { rest: data };
-    let features = input.byte();
+    let features_byte = input.byte();
     let mut machine = Machine::new(GEOMETRY, 1);
     let mut front_end = FrontEnd::connect(&machine.path());
     front_end.size = SIZE;
-    let flush = if features & 1 == 0 { FLUSH } else { 0 };
-    let events = if features & 2 == 0 { EVENT_IDX } else { 0 };
-    front_end.set_up(&mut machine, VERSION_1 | flush | events, 1);
+    let flush = if features_byte & 1 == 0 { FLUSH } else { 0 };
+    let events = if features_byte & 2 == 0 { EVENT_IDX } else { 0 };
+    let features = VERSION_1 | flush | events;
+    let record = recorded(features_byte, features, &mut machine, &mut front_end);
+    front_end.set_up(&mut machine, features, 1);
 
     while !input.rest.is_empty() {
-        step(&mut input, &mut machine, &front_end);
+        match input.byte() {
+            // The connection is lost, and comes again.
+            248.. => {
+                machine.release();
+                front_end.reconnect(&machine.path());
+                machine.settle();
+                machine.release();
+                front_end.negotiate(&mut machine, features);
+                if let Some((payload, file, _)) = &record {
+                    front_end.expect(&mut machine, 32, payload, &[file.as_fd()], 0);
+                }
+                front_end.set_up(&mut machine, features, 0);
+                let base = front_end.get_u16(front_end.used_at(0) + 2);
+                front_end.start_queue(&mut machine, 0, base);
+            }
+            // Anything in the record.
+            kind @ 240..248 => {
+                let (at, value) = (usize::from(input.byte()) * 2, input.word());
+                if let Some((.., record)) = &record {
+                    let wide = [[0; 6].as_slice(), &value.to_le_bytes()].concat().try_into().unwrap();
+                    let place = if kind % 2 == 0 { record.store_u16(at, value) } else { record.write::<8>(at, wide) };
+                    place.unwrap_or_default();
+                }
+            }
+            kind => step(kind, &mut input, &mut machine, &front_end),
+        }
         assert!(machine.held.len() <= usize::from(SIZE) * 16, "{} requests under way", machine.held.len());
     }
 
@@ -40,9 +72,26 @@ pub fn run(data: &[u8]) {
     assert_eq!(next.used(0, 0).len(), 1, "the next front-end is served");
 }
 
+/// A record of what is in flight, if the input wants one: the message that brings it, its file, and what is in it.
+fn recorded(
+    byte: u8,
+    features: u64,
+    machine: &mut Machine,
+    front_end: &mut FrontEnd,
+) -> Option<(Vec<u8>, OwnedFd, Shared)> {
+    if byte & 4 == 0 {
+        return None;
+    }
+    front_end.negotiate(machine, features);
+    let (payload, file) = front_end.ask_for_region(machine, 1, SIZE);
+    front_end.expect(machine, 32, &payload, &[file.as_fd()], 0);
+    let record = Shared::of(Mapping::of_file(file.as_fd(), 0, 16 + 16 * usize::from(SIZE)).unwrap());
+    Some((payload, file, record))
+}
+
 /// What a driver does next, by the low three bits of a byte.
-fn step(input: &mut Input<'_>, machine: &mut Machine, front_end: &FrontEnd) {
-    match input.byte() & 7 {
+fn step(kind: u8, input: &mut Input<'_>, machine: &mut Machine, front_end: &FrontEnd) {
+    match kind & 7 {
         // A request that is mostly right: kind, sector, length of the data in sectors.
         0 => {
             let (kind, sector, sectors) = (input.byte(), input.byte(), input.byte() % 16);

@@ -7,9 +7,9 @@
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 
 #[path = "../epoll/mod.rs"]
-mod epoll;
+pub mod epoll;
 
-use std::io::{IoSlice, Read};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,9 @@ use disk::{Geometry, Operation, Request, Status, Transport};
 use memory::{GuestAddr, GuestMemory, Mapping, Region};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
 use tempfile::TempDir;
 use transport::vhost_user::{self, Config};
 use transport::{Interest, Server, Watch, WatchKey};
@@ -223,6 +225,13 @@ pub struct FrontEnd {
     pub errs: Vec<OwnedFd>,
 }
 
+/// The payload of GET_INFLIGHT_FD and SET_INFLIGHT_FD.
+pub fn region_for(len: u64, offset: u64, queues: u16, size: u16) -> Vec<u8> {
+    let mut bytes = [len, offset].map(u64::to_ne_bytes).concat();
+    bytes.extend([queues, size, 0, 0].map(u16::to_ne_bytes).concat());
+    bytes
+}
+
 fn ring_base(queue: u16) -> u64 {
     0x1000 + u64::from(queue) * 0x8000
 }
@@ -271,6 +280,41 @@ impl FrontEnd {
         let mut payload = vec![0; word(8) as usize];
         self.stream.read_exact(&mut payload).unwrap();
         Some(payload)
+    }
+
+    /// The payload of the next reply, and the file that came with it.
+    pub fn reply_with_file(&mut self, request: u32) -> Option<(Vec<u8>, OwnedFd)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0; 12 + 24];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut room = [IoSliceMut::new(&mut bytes)];
+        let received = rustix::net::recvmsg(&self.stream, &mut room, &mut control, flags).ok()?;
+        let fd = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        if received.bytes == 0 {
+            return None;
+        }
+        let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!((word(0), word(4), received.bytes), (request, 5, 12 + word(8) as usize), "the header of a reply");
+        Some((bytes[12..received.bytes].to_vec(), fd?))
+    }
+
+    /// Leaves, and comes again with the memory that it has.
+    pub fn reconnect(&mut self, path: &Path) {
+        self.stream = UnixStream::connect(path).unwrap();
+        self.kicks.clear();
+        self.calls.clear();
+        self.errs.clear();
+    }
+
+    /// Asks for a region for what is in flight; the payload that sends it back, and its file.
+    pub fn ask_for_region(&mut self, machine: &mut Machine, queues: u16, size: u16) -> (Vec<u8>, OwnedFd) {
+        self.send(31, 0, &region_for(0, 0, queues, size), &[]);
+        machine.settle();
+        self.reply_with_file(31).unwrap_or_else(|| panic!("no region: {}", machine.events()))
     }
 
     /// Sends a request, lets the machine work, and reads the reply.

@@ -305,7 +305,7 @@ impl Control {
         match verb {
             Verb::Version => return Ok(Some(report::version())),
             Verb::Layers => {
-                return Ok(Some(report::layers(work.disk, work.engine, work.condition(), work.server.peers())));
+                return Ok(Some(report::layers(work.disk, work.engine, work.condition(), work.server)));
             }
             Verb::Space => {
                 work.full.stir();

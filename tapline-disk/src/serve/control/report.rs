@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 
 use disk::{Disk, Format, Image};
 use serde_json::{Value, json};
+use transport::Server;
 use uring::Engine;
 
 use super::protocol::{VERBS, VERSION};
@@ -16,7 +17,7 @@ pub fn version() -> Value {
 }
 
 /// `layers`.
-pub fn layers(disk: &Disk<Image>, engine: &Engine, condition: Condition, peers: usize) -> Value {
+pub fn layers(disk: &Disk<Image>, engine: &Engine, condition: Condition, server: &dyn Server) -> Value {
     let layers = disk.layers().iter().enumerate().map(|(depth, layer)| {
         let file = engine.file(layer.file);
         let path = file.map(|file| file.path());
@@ -39,7 +40,9 @@ pub fn layers(disk: &Disk<Image>, engine: &Engine, condition: Condition, peers: 
         "broken": condition.broken,
         "full": condition.full,
         "waiting": condition.waiting,
-        "peers": peers,
+        "peers": server.peers(),
+        // What becomes of requests in flight when this process dies; null where no ring of a vhost-user guest runs.
+        "inflight": server.records_in_flight().map(|recorded| if recorded { "recorded" } else { "in order" }),
         "layers": layers.collect::<Vec<Value>>(),
     })
 }

@@ -1,4 +1,4 @@
-//! The end of a served disk: what was taken in is answered, and what was written is durable.
+//! The end of a served disk: what was taken in is answered, or left to a peer that keeps it, and what was written is durable.
 //!
 //! It knows no protocol and no format. Invariant: it ends only when nothing is under way.
 
@@ -17,7 +17,10 @@ impl<S: Server + Disclose> EventLoop<S> {
     pub(super) fn shut_down(mut self) -> Result<Exit, Failure> {
         say("stopping: no more requests are taken");
         self.server.stop(&mut EngineWatch(&mut self.engine));
-        self.full.stop();
+        let before = self.given_back;
+        if !self.server.takes_back() {
+            self.full.stop();
+        }
         self.see_to_space();
         self.leave_control()?;
         self.drain()?;
@@ -33,7 +36,13 @@ impl<S: Server + Disclose> EventLoop<S> {
                 .advise("what the guest was told to be flushed is safe; see the kernel's log"));
         }
         redo_log::end_all();
-        say("stopped: everything is answered and flushed");
+        match self.given_back.saturating_sub(before) {
+            0 => say("stopped: everything is answered and flushed"),
+            left => say(format_args!(
+                "stopped: {left} requests that waited for space are left to their guest, for who serves the disk next; \
+                 everything else is answered and flushed"
+            )),
+        }
         Ok(Exit::Done)
     }
 
@@ -43,6 +52,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.reap(Until::Now)?;
             self.settle();
             self.answer();
+            self.give_back();
             self.publish();
             if self.disk.is_idle() {
                 return Ok(());

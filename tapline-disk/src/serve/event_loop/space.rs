@@ -1,6 +1,7 @@
 //! Requests that wait for space ([`Full`]), between the disk and the server.
 //!
-//! It knows no protocol and no format. Invariant: what waits is answered once, by the disk or by the end of the waiting.
+//! It knows no protocol and no format. Invariant: what waits is answered once, by the disk or by the end of the waiting; or
+//! it is given back to its peer, and nothing of it is done here any more.
 
 use disk::Status;
 use transport::Server;
@@ -12,7 +13,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Sees to the requests that wait for space, until there is nothing more to do at once; how many were answered or
     /// begun.
     pub(super) fn see_to_space(&mut self) -> usize {
-        let mut moved = 0;
+        let mut moved = self.give_back();
         while self.full.needs_care(self.is_alone()) {
             moved += match self.full.next(self.is_alone()) {
                 Next::Nothing => 0,
@@ -34,6 +35,21 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         self.tell_of_space();
         moved
+    }
+
+    /// Gives back what waits and is wanted by its peer, or stays with it when the server stops; how many.
+    pub(super) fn give_back(&mut self) -> usize {
+        if !self.full.is_full() {
+            return 0;
+        }
+        let wanted = self.full.recall(|token| self.server.recalls(token));
+        let count = wanted.len();
+        for request in wanted {
+            self.stats.given_back(request.operation(), request.taken);
+            self.server.give_back(request);
+        }
+        self.given_back = self.given_back.saturating_add(count);
+        count
     }
 
     /// Whether nobody is there any more for whom something waits.

@@ -1,0 +1,90 @@
+//! A guest that survives its disk's process: the process is killed at random moments under load, and started again.
+//!
+//! Invariants checked: each request is answered once and without an error, none is done after its answer, reads and in the
+//! end the image show what was written last. `TAPLINE_KILLS` says how often it is killed, `TAPLINE_SEED` how all of it goes.
+
+#[path = "tool/ring.rs"]
+mod ring;
+mod tool;
+
+use std::fs::File;
+use std::time::Duration;
+
+use ring::{Driver, Kind};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::Signal;
+use tool::Room;
+use tool::nbd::Dice;
+use tool::served::Disk;
+
+const BLOCKS: u64 = 4096;
+
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+}
+
+/// A guest at depth 128 whose disk is killed so many times.
+fn survive(recorded: bool, kills: u64, engine: &str) {
+    let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
+    println!("TAPLINE_SEED={seed} TAPLINE_KILLS={kills}, recorded: {recorded}, {engine}");
+    let mut dice = Dice(seed);
+    let room = Room::new();
+    room.done("image create raw:a --size 16M");
+    let words = format!("raw:a --vhost-user vm.sock {engine}");
+    let mut disk = Disk::serve(&room, &words);
+    let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
+    let (mut unanswered, mut before) = (0, 0);
+    for kill in 0..kills {
+        let rounds = dice.throw(60);
+        for _ in 0..rounds {
+            work(&mut driver, &mut dice);
+        }
+        // Some are killed while they recover.
+        disk.signal(Signal::KILL);
+        disk.child.wait().unwrap();
+        unanswered += driver.unanswered();
+        wait_for_storage(&room);
+        disk = Disk::serve(&room, &words);
+        driver.connect_again();
+        if kill % 64 == 63 {
+            driver.drain();
+            driver.check(&room.read("a"));
+            assert!(driver.answered > before, "nothing goes on");
+            before = driver.answered;
+        }
+    }
+    driver.drain();
+    driver.check(&room.read("a"));
+    println!("{} requests answered, {unanswered} in flight at kills", driver.answered);
+    assert!(unanswered > 0, "nothing was in flight at any kill");
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+/// Waits until the last I/O of the killed process is over, for which the kernel keeps its lock: storage may be slow.
+fn wait_for_storage(room: &Room) {
+    let image = File::options().write(true).open(room.file("a")).unwrap();
+    fcntl_lock(&image, FlockOperation::LockExclusive).unwrap();
+}
+
+/// Something new, and what was answered in the meantime.
+fn work(driver: &mut Driver, dice: &mut Dice) {
+    for _ in 0..dice.throw(64) {
+        let kind = match dice.throw(10) {
+            0 => Kind::Flush,
+            1..4 => Kind::Read,
+            _ => Kind::Write,
+        };
+        driver.offer(kind, dice.throw(BLOCKS));
+    }
+    driver.interrupt(Duration::from_micros(dice.throw(500)));
+}
+
+#[test]
+fn a_guest_whose_front_end_records_survives_kills() {
+    survive(true, from_environment("TAPLINE_KILLS").unwrap_or(50), "");
+}
+
+#[test]
+fn a_guest_whose_front_end_records_nothing_survives_kills() {
+    survive(false, from_environment("TAPLINE_KILLS").unwrap_or(50), "");
+}

@@ -1,0 +1,544 @@
+//! What becomes of requests that are not answered when a ring, a connection or the process ends: with a record of what is
+//! in flight, and without; and what a front-end may put into such a record.
+//!
+//! That no moment of it loses or repeats anything is explored in `vhost_user::model`.
+
+#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+
+mod vhost_mock;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use disk::Operation;
+use memory::{Mapping, Shared};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use transport::Server as _;
+use vhost_mock::{Desc, FLUSH, FrontEnd, GEOMETRY, INDIRECT, Machine, NEXT, REGION, VERSION_1, WRITE, region_for};
+
+const FEATURES: u64 = VERSION_1 | FLUSH;
+const SIZE: u16 = 16;
+const QUEUE_LEN: u64 = (16 + 16 * SIZE as u64).next_multiple_of(64);
+const DATA: u64 = 0x41000;
+
+struct Recorded {
+    machine: Machine,
+    front: FrontEnd,
+    payload: Vec<u8>,
+    file: OwnedFd,
+    /// What lies in the file.
+    record: Shared,
+}
+
+fn recorded() -> Recorded {
+    let mut machine = Machine::new(GEOMETRY, 2);
+    let mut front = FrontEnd::connect(&machine.path());
+    front.negotiate(&mut machine, FEATURES);
+    let (payload, file) = front.ask_for_region(&mut machine, 2, SIZE);
+    let record = Shared::of(Mapping::of_file(file.as_fd(), 0, 2 * QUEUE_LEN as usize).unwrap());
+    front.expect(&mut machine, 32, &payload, &[file.as_fd()], 0);
+    front.set_up(&mut machine, FEATURES, 1);
+    Recorded { machine, front, payload, file, record }
+}
+
+impl Recorded {
+    /// The process is killed, and another serves the same front-end.
+    fn kill(&mut self) {
+        let bytes = std::mem::take(&mut self.machine.bytes);
+        self.machine = {
+            let directory = self.machine.directory.take();
+            let path = directory.as_ref().unwrap().path().join("disk.sock");
+            self.machine.server.stop(&mut self.machine.watch);
+            let mut machine = Machine::at(&path, GEOMETRY, 2);
+            machine.directory = directory;
+            machine
+        };
+        self.machine.bytes = bytes;
+        self.front.reconnect(&self.machine.path());
+    }
+
+    /// Comes again with the record.
+    fn come_again(&mut self) {
+        self.front.negotiate(&mut self.machine, FEATURES);
+        self.front.expect(&mut self.machine, 32, &self.payload, &[self.file.as_fd()], 0);
+        let base = self.front.get_u16(self.front.used_at(0) + 2);
+        self.start(base);
+    }
+
+    fn start(&mut self, base: u16) {
+        self.front.set_up(&mut self.machine, FEATURES, 0);
+        self.front.start_queue(&mut self.machine, 0, base);
+    }
+
+    /// Offers writes of one sector each, with heads 0, 3, 6 …
+    fn offer_writes(&self, heads: std::ops::Range<u16>) {
+        heads.for_each(|index| offer_write(&self.front, index));
+    }
+
+    fn state(&self, head: u16) -> [u8; 16] {
+        self.record.read(16 + 16 * usize::from(head)).unwrap()
+    }
+
+    fn put_state(&self, head: u16, inflight: u8, counter: u64) {
+        let mut bytes = [0; 16];
+        bytes[0] = inflight;
+        bytes[8..].copy_from_slice(&counter.to_le_bytes());
+        self.record.write(16 + 16 * usize::from(head), bytes).unwrap();
+    }
+}
+
+fn offer_write(front: &FrontEnd, index: u16) {
+    let (head, header) = (3 * index, 0x40000 + 0x100 * u64::from(index));
+    front.header(header, 1, u64::from(index));
+    front.put(DATA + 512 * u64::from(index), &[index as u8 + 1; 512]);
+    front.put(header + 0x80, &[0xff]);
+    let parts = [(header, 16, 0), (DATA + 512 * u64::from(index), 512, 0), (header + 0x80, 1, WRITE)];
+    front.chain(0, head, &parts);
+    front.offer(0, head);
+}
+
+/// The sectors of what is held, in order.
+fn held(machine: &Machine) -> Vec<u64> {
+    machine.held.iter().map(|request| request.span().at / 512).collect()
+}
+
+/// Answers the held request at a place in the queue.
+fn answer(machine: &mut Machine, index: usize) {
+    let request = machine.held.remove(index);
+    let at = request.span().at as usize;
+    if let Operation::Write { .. } = request.operation() {
+        let bytes = request.memory().to_vec();
+        machine.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
+    }
+    use disk::Transport as _;
+    machine.server.complete(request, disk::Status::Done);
+}
+
+fn publish(machine: &mut Machine) {
+    use disk::Transport as _;
+    machine.server.publish().unwrap();
+}
+
+fn heads(front: &FrontEnd) -> Vec<u32> {
+    front.used(0, 0).iter().map(|&(head, _)| head).collect()
+}
+
+#[test]
+fn the_record_is_laid_out_as_specified_and_cannot_be_resized() {
+    let mut of = recorded();
+    assert_eq!(of.payload[..8], (2 * QUEUE_LEN).to_ne_bytes());
+    assert_eq!(of.payload[8..], [0u64.to_ne_bytes().to_vec(), [2, SIZE, 0, 0].map(u16::to_ne_bytes).concat()].concat());
+    assert!(ftruncate(&of.file, 0).is_err() && ftruncate(&of.file, 1 << 20).is_err(), "sealed");
+    assert_eq!((of.record.load_u16(8), of.record.load_u16(10)), (Some(1), Some(SIZE)), "version, desc_num");
+    of.machine.hold = true;
+    of.offer_writes(0..3);
+    of.machine.settle();
+    for (head, counter) in [(0, 0), (3, 1), (6, 2u64)] {
+        assert_eq!(of.state(head)[..6], [1, 0, 0, 0, 0, 0], "in flight");
+        assert_eq!(of.state(head)[8..], counter.to_le_bytes());
+    }
+    answer(&mut of.machine, 1);
+    answer(&mut of.machine, 0);
+    assert_eq!(of.state(3)[0], 1, "in flight until its answer is published");
+    publish(&mut of.machine);
+    assert_eq!(heads(&of.front), [3, 0], "in the order in which they were done");
+    assert_eq!([of.state(0)[0], of.state(3)[0], of.state(6)[0]], [0, 0, 1]);
+    assert_eq!(of.state(0)[6..8], 3u16.to_le_bytes(), "next");
+    assert_eq!((of.record.load_u16(12), of.record.load_u16(14)), (Some(0), Some(2)), "last_batch_head, used_idx");
+}
+
+#[test]
+fn a_successor_takes_what_was_in_flight_first_and_in_its_order() {
+    let mut of = recorded();
+    of.machine.hold = true;
+    of.offer_writes(0..4);
+    of.machine.settle();
+    answer(&mut of.machine, 2);
+    publish(&mut of.machine);
+    answer(&mut of.machine, 0);
+    of.kill();
+    of.machine.hold = true;
+    of.offer_writes(4..5);
+    of.come_again();
+    assert_eq!(held(&of.machine), [0, 1, 3, 4]);
+    let said = of.machine.events();
+    assert!(said.contains("survives the end") && said.contains("goes on with 3 requests"), "{said}");
+    assert_eq!(of.machine.server.is_recorded(), Some(true));
+    of.machine.release();
+    assert_eq!(heads(&of.front), [6, 0, 3, 9, 12]);
+    assert_eq!(of.machine.bytes[3 * 512], 4);
+}
+
+#[test]
+fn a_record_of_another_shape_is_refused_and_changes_nothing() {
+    let mut of = recorded();
+    of.kill();
+    of.front.negotiate(&mut of.machine, FEATURES);
+    let of_len = 2 * QUEUE_LEN;
+    let cases = [
+        (region_for(of_len - 1, 0, 2, SIZE), "needs"),
+        (region_for(of_len, 4096, 2, SIZE), "needs"),
+        (region_for(of_len, u64::MAX - 100, 2, SIZE), "needs"),
+        (region_for(u64::MAX, 1, 2, SIZE), "needs"),
+        (region_for(of_len, 0, 2, SIZE * 2), "needs"),
+        (region_for(of_len, 0, 3, SIZE), "are not what this disk has"),
+        (region_for(of_len, 0, 0, SIZE), "are not what this disk has"),
+        (region_for(of_len, 0, 1, 0), "are not what this disk has"),
+        (region_for(of_len, 0, u16::MAX, u16::MAX), "are not what this disk has"),
+    ];
+    for (payload, why) in cases {
+        of.front.expect(&mut of.machine, 32, &payload, &[of.file.as_fd()], 1);
+        let said = of.machine.events();
+        assert!(said.contains(why), "{said}");
+    }
+    let (pipe, _other) = rustix::pipe::pipe().unwrap();
+    of.front.expect(&mut of.machine, 32, &of.payload, &[pipe.as_fd()], 1);
+    of.front.expect(&mut of.machine, 32, &of.payload, &[], 1);
+    of.front.expect(&mut of.machine, 32, &of.payload[..19], &[of.file.as_fd()], 1);
+    of.front.expect(&mut of.machine, 32, &of.payload[..20], &[of.file.as_fd()], 0);
+    of.start(0);
+    of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 1);
+    assert!(of.machine.events().contains("queue 0 is running"));
+}
+
+#[test]
+fn a_record_is_asked_for_only_by_who_has_negotiated_it() {
+    let mut machine = Machine::new(GEOMETRY, 1);
+    let mut front = FrontEnd::connect(&machine.path());
+    front.send(2, 0, &(FEATURES | vhost_mock::PROTOCOL).to_ne_bytes(), &[]);
+    front.send(16, 0, &(1u64 << 3).to_ne_bytes(), &[]);
+    let file = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 4096).unwrap();
+    front.expect(&mut machine, 32, &region_for(4096, 0, 1, SIZE), &[file.as_fd()], 1);
+    front.send(31, 0, &region_for(0, 0, 1, SIZE), &[]);
+    machine.settle();
+    assert!(front.is_closed());
+    for (queues, size) in [(2, SIZE), (0, SIZE), (1, 0), (u16::MAX, u16::MAX)] {
+        front.reconnect(&machine.path());
+        front.negotiate(&mut machine, FEATURES);
+        front.send(31, 0, &region_for(0, 0, queues, size), &[]);
+        machine.settle();
+        assert!(front.is_closed(), "{queues} queues of {size}");
+    }
+}
+
+/// What a front-end has written into its record, and what is said of it.
+type Damage<'a> = (&'a str, &'a dyn Fn(&Recorded));
+
+#[test]
+fn a_damaged_record_breaks_its_queue_with_a_reason_and_no_other() {
+    let damages: [Damage; 8] = [
+        ("version is 7", &|of| of.record.store_u16(8, 7).unwrap()),
+        ("it has 3 descriptors", &|of| of.record.store_u16(10, 3).unwrap()),
+        ("used index is 65000, and the ring's is 1", &|of| {
+            of.record.store_u16(14, 65000).unwrap();
+            of.put_state(3, 1, 1);
+        }),
+        ("it names descriptor 16", &|of| {
+            of.record.store_u16(14, 0).unwrap();
+            of.record.store_u16(12, SIZE).unwrap();
+        }),
+        ("state of descriptor 2 is none", &|of| of.put_state(2, 2, 9)),
+        ("two requests have the counter 9", &|of| (5..7).for_each(|head| of.put_state(head, 1, 9))),
+        ("two requests have the counter 18446744073709551615", &|of| of.put_state(2, 1, u64::MAX)),
+        ("it has 16 requests, and the driver waits for 0", &|of| {
+            (0..SIZE).for_each(|head| of.put_state(head, 1, u64::from(head)))
+        }),
+    ];
+    for (what, damage) in damages {
+        let mut of = recorded();
+        of.offer_writes(0..1);
+        of.machine.settle();
+        of.kill();
+        damage(&of);
+        of.come_again();
+        of.machine.settle();
+        let said = of.machine.events();
+        assert!(said.contains("queue 0 is broken") && said.contains(what), "{what}: {said}");
+        of.offer_writes(1..2);
+        of.machine.settle();
+        assert_eq!(of.front.used(0, 0).len(), 1, "{what}: the broken queue is left alone");
+        of.front.start_queue(&mut of.machine, 1, 0);
+        of.front.header(0x4f000, 4, 0);
+        of.front.chain(1, 0, &[(0x4f000, 16, 0), (0x4f080, 1, WRITE)]);
+        of.front.offer(1, 0);
+        of.machine.settle();
+        assert_eq!(of.front.used(1, 0).len(), 1, "{what}: the other queue goes on");
+    }
+}
+
+#[test]
+fn an_index_that_is_far_off_matters_only_if_something_is_in_flight() {
+    let mut of = recorded();
+    of.offer_writes(0..2);
+    of.machine.settle();
+    of.kill();
+    of.record.store_u16(14, 65000).unwrap();
+    of.come_again();
+    of.offer_writes(2..3);
+    of.machine.settle();
+    assert_eq!((heads(&of.front), of.record.load_u16(14)), (vec![0, 3, 6], Some(3)));
+}
+
+#[test]
+fn what_is_in_the_record_while_a_ring_runs_does_not_matter() {
+    let mut of = recorded();
+    of.machine.hold = true;
+    of.offer_writes(0..4);
+    of.machine.settle();
+    for at in (0..QUEUE_LEN as usize).step_by(8) {
+        of.record.write(at, [0xff; 8]).unwrap();
+    }
+    of.machine.release();
+    assert_eq!(heads(&of.front), [0, 3, 6, 9]);
+    assert_eq!(of.machine.events().matches("broken").count(), 0);
+}
+
+#[test]
+fn one_record_given_to_two_disks_harms_neither_process() {
+    let mut of = recorded();
+    let mut other = recorded();
+    other.kill();
+    (other.payload, other.file) = (of.payload.clone(), of.file.try_clone().unwrap());
+    other.come_again();
+    for round in 0..3 {
+        of.offer_writes(round..round + 1);
+        other.offer_writes(round..round + 1);
+        of.machine.settle();
+        other.machine.settle();
+    }
+    assert_eq!((heads(&of.front), heads(&other.front)), (vec![0, 3, 6], vec![0, 3, 6]));
+    of.kill();
+    of.come_again();
+    other.kill();
+    other.come_again();
+    assert!(of.machine.server.is_connected() && other.machine.server.is_connected());
+}
+
+#[test]
+fn a_smaller_ring_than_the_record_is_fine_and_a_larger_one_is_none() {
+    for (size, is_served) in [(SIZE / 2, true), (SIZE * 2, false)] {
+        let mut of = recorded();
+        of.kill();
+        of.front.size = size;
+        of.come_again();
+        of.offer_writes(0..1);
+        of.machine.settle();
+        assert_eq!(of.front.used(0, 0).len(), usize::from(is_served), "{}", of.machine.events());
+    }
+}
+
+#[test]
+fn a_reset_forgets_what_was_in_flight() {
+    let mut of = recorded();
+    of.machine.hold = true;
+    of.offer_writes(0..1);
+    of.machine.settle();
+    of.front.send(34, 8, &[], &[]);
+    of.machine.settle();
+    of.machine.server.give_back(of.machine.held.pop().unwrap());
+    publish(&mut of.machine);
+    of.machine.settle();
+    assert_eq!(of.front.reply(34).unwrap(), [0; 8]);
+    // The driver makes its ring anew.
+    for at in [of.front.avail_at(0) + 2, of.front.used_at(0) + 2] {
+        of.front.put(at, &[0; 2]);
+    }
+    of.front.start_queue(&mut of.machine, 0, 0);
+    assert_eq!(held(&of.machine), []);
+    of.offer_writes(1..2);
+    of.machine.settle();
+    assert_eq!(held(&of.machine), [1]);
+}
+
+/// A front-end without a record, with four writes taken.
+fn unrecorded() -> (Machine, FrontEnd) {
+    let mut machine = Machine::new(GEOMETRY, 1);
+    let mut front = FrontEnd::connect(&machine.path());
+    front.set_up(&mut machine, FEATURES, 1);
+    machine.hold = true;
+    (0..4).for_each(|index| offer_write(&front, index));
+    machine.settle();
+    (machine, front)
+}
+
+#[test]
+fn without_a_record_answers_come_in_the_order_of_the_requests() {
+    let (mut machine, front) = unrecorded();
+    assert!(machine.events().contains("in the order of the requests"));
+    assert_eq!(machine.server.is_recorded(), Some(false));
+    answer(&mut machine, 2);
+    answer(&mut machine, 1);
+    publish(&mut machine);
+    assert_eq!(heads(&front), []);
+    answer(&mut machine, 0);
+    publish(&mut machine);
+    assert_eq!(heads(&front), [0, 3, 6]);
+}
+
+#[test]
+fn without_a_record_the_used_index_says_what_was_answered() {
+    let (mut machine, mut front) = unrecorded();
+    answer(&mut machine, 0);
+    publish(&mut machine);
+    // The front-end has looked at the used index before that, and comes again with what it has seen.
+    front.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    machine.settle();
+    machine.release();
+    front.reconnect(&machine.path());
+    front.set_up(&mut machine, FEATURES, 1);
+    assert_eq!(held(&machine), [1, 2, 3], "what was not answered, once");
+    machine.release();
+    assert_eq!(heads(&front), [0, 3, 6, 9]);
+}
+
+#[test]
+fn a_queue_that_waits_for_something_outside_stops_at_once() {
+    let (mut machine, mut front) = unrecorded();
+    answer(&mut machine, 0);
+    answer(&mut machine, 1);
+    assert!(!machine.held.iter().any(|request| machine.server.recalls(request.token())));
+    front.send(11, 0, &[0; 8], &[]);
+    machine.settle();
+    assert!(machine.held.iter().all(|request| machine.server.recalls(request.token())));
+    assert!(front.reply(11).is_none(), "what is under way is waited for");
+    for request in std::mem::take(&mut machine.held) {
+        machine.server.give_back(request);
+    }
+    publish(&mut machine);
+    machine.settle();
+    assert_eq!(front.reply(11).unwrap()[4..], 1u32.to_ne_bytes(), "the first that has no answer");
+    assert_eq!(heads(&front), [0]);
+    front.start_queue(&mut machine, 0, 1);
+    assert_eq!(held(&machine), [1, 2, 3]);
+    machine.release();
+    assert_eq!(heads(&front), [0, 3, 6, 9]);
+}
+
+#[test]
+fn with_a_record_what_was_given_back_stays_in_flight() {
+    let mut of = recorded();
+    of.machine.hold = true;
+    of.offer_writes(0..4);
+    of.machine.settle();
+    answer(&mut of.machine, 2);
+    of.front.send(11, 0, &[0; 8], &[]);
+    of.machine.settle();
+    for request in std::mem::take(&mut of.machine.held) {
+        of.machine.server.give_back(request);
+    }
+    publish(&mut of.machine);
+    of.machine.settle();
+    assert_eq!(of.front.reply(11).unwrap()[4..], 4u32.to_ne_bytes());
+    assert_eq!((heads(&of.front), of.state(0)[0], of.state(6)[0]), (vec![6], 1, 0));
+    of.front.start_queue(&mut of.machine, 0, 4);
+    assert_eq!(held(&of.machine), [0, 1, 3]);
+    of.machine.release();
+    assert_eq!(heads(&of.front), [6, 0, 3, 9]);
+}
+
+#[test]
+fn who_comes_next_is_let_in_when_what_waited_was_given_back() {
+    let (mut machine, front) = unrecorded();
+    drop(front);
+    let mut next = FrontEnd::connect(&machine.path());
+    machine.settle();
+    assert_eq!(machine.server.peers(), 0);
+    for request in std::mem::take(&mut machine.held) {
+        assert!(machine.server.recalls(request.token()));
+        machine.server.give_back(request);
+    }
+    machine.hold = false;
+    machine.settle();
+    next.set_up(&mut machine, FEATURES, 1);
+    assert_eq!(machine.server.peers(), 1);
+}
+
+/// Fault 4 as it was found: what is done while the ring's memory is away is answered when it is back.
+#[test]
+fn what_is_done_while_the_rings_memory_is_away_is_answered_when_it_is_back() {
+    for is_recorded in [true, false] {
+        let (mut machine, mut front) = if is_recorded {
+            let mut of = recorded();
+            of.machine.hold = true;
+            of.offer_writes(0..4);
+            of.machine.settle();
+            (of.machine, of.front)
+        } else {
+            unrecorded()
+        };
+        for done in [1, 2] {
+            let region = front.region(0);
+            front.expect(&mut machine, 38, &region, &[], 0);
+            for _ in 0..done {
+                answer(&mut machine, 0);
+            }
+            publish(&mut machine);
+            let file = rustix::io::dup(&front.files[0]).unwrap();
+            front.expect(&mut machine, 37, &region, &[file.as_fd()], 0);
+        }
+        machine.release();
+        assert_eq!(heads(&front), [0, 3, 6, 9]);
+        assert!(FrontEnd::signalled(&front.calls[0]) > 0);
+    }
+}
+
+#[test]
+fn a_request_waits_for_any_part_of_it_that_was_taken_away() {
+    // In the second region; the third parts are the status and, in the last case, a table of descriptors.
+    let far = REGION + 0x1000;
+    let [header, data, status] = [0x40000, 0x41000, 0x40100];
+    for (header, data, status, is_indirect) in [
+        (far, data, status, false),
+        (header, far, status, false),
+        (header, data, far, false),
+        (header, data, status, true),
+    ] {
+        let mut machine = Machine::new(GEOMETRY, 1);
+        let mut front = FrontEnd::connect(&machine.path());
+        front.set_up(&mut machine, FEATURES, 1);
+        let region = front.region(1);
+        front.header(header, 1, 0);
+        front.put(data, &[7; 512]);
+        let parts = [(header, 16, 0), (data, 512, 0), (status, 1, WRITE)];
+        if is_indirect {
+            for (index, &(addr, len, flags)) in (0u16..).zip(&parts) {
+                let flags = if index < 2 { flags | NEXT } else { flags };
+                front.describe(far + 16 * u64::from(index), Desc { addr, len, flags, next: index + 1 });
+            }
+            front.chain(0, 0, &[(far, 48, INDIRECT)]);
+        } else {
+            front.chain(0, 0, &parts);
+        }
+        front.expect(&mut machine, 38, &region, &[], 0);
+        front.offer(0, 0);
+        machine.settle();
+        assert_eq!(heads(&front), []);
+        let file = rustix::io::dup(&front.files[1]).unwrap();
+        front.expect(&mut machine, 37, &region, &[file.as_fd()], 0);
+        assert_eq!((heads(&front), front.get(status, 1)), (vec![0], vec![0]));
+        assert_eq!(machine.bytes[..512], [7; 512]);
+    }
+}
+
+/// Guest memory is used where it lies, so that large requests take no memory of ours.
+#[test]
+fn requests_of_a_mebibyte_take_none_of_our_memory() {
+    let mut machine = Machine::new(GEOMETRY, 1);
+    let mut front = FrontEnd::connect(&machine.path());
+    front.size = 1024;
+    front.set_up(&mut machine, FEATURES, 1);
+    machine.hold = true;
+    // Both regions, 256 times over.
+    for index in 0..256 {
+        front.header(0x40000, 0, 0);
+        front.chain(0, 4 * index, &[(0x40000, 16, 0), (0x41000, 0xbf000, WRITE), (0x40800, 1, WRITE)]);
+        front.offer(0, 4 * index);
+    }
+    machine.settle();
+    assert_eq!(machine.held.len(), 256);
+    let (guest, parts) = (front.memory.clone(), &machine.held);
+    assert_eq!(guest.regions().len(), 2);
+    assert!(parts.iter().all(|request| request.memory().len() == 0xbf000 && request.memory().parts().len() <= 2));
+    machine.release();
+    assert_eq!(front.used(0, 0).len(), 256);
+}

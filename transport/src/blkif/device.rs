@@ -11,8 +11,9 @@ use xen::{EventChannels, Grants, PAGE, Port};
 
 use super::data::{Data, Moved};
 use super::event::{Event, Log};
+use super::moment::{Mistake, mistake};
 use super::queue::{Queue, Record};
-use super::request::{self, Ask, Descriptors, ERROR};
+use super::request::{self, Ask, Descriptors, ERROR, UNSUPPORTED};
 use super::ring::Broken;
 use crate::MemoryChange;
 
@@ -41,6 +42,8 @@ pub struct Device {
     finishing: bool,
     /// Nothing was published yet: the front end may have to be told of what another process answered.
     fresh: bool,
+    /// A front end could not be told of its answers.
+    owes_signal: bool,
 }
 
 /// What a front end may ask for, beside what the disk allows.
@@ -50,6 +53,8 @@ pub struct Limits {
     pub segments_max: u16,
     /// Nothing is written.
     pub read_only: bool,
+    /// Space may be given up.
+    pub discard: bool,
 }
 
 /// A request that was taken: its queue, and its number there.
@@ -78,8 +83,22 @@ impl Device {
     /// A device with these queues.
     pub fn new(queues: Vec<Queue>, data: Data, limits: Limits, epoch: u32) -> Device {
         let (coming, told, answers) = Default::default();
-        let (popped, later, in_flight, finishing, fresh) = (0, false, 0, false, true);
-        Device { queues, data, limits, epoch, coming, popped, told, later, answers, in_flight, finishing, fresh }
+        let (popped, later, in_flight, finishing, fresh, owes_signal) = (0, false, 0, false, true, false);
+        Device {
+            queues,
+            data,
+            limits,
+            epoch,
+            coming,
+            popped,
+            told,
+            later,
+            answers,
+            in_flight,
+            finishing,
+            fresh,
+            owes_signal,
+        }
     }
 
     /// The next request. Where there is none this costs one load a queue: it is asked in each turn of the loop.
@@ -151,6 +170,11 @@ impl Device {
             let seat = Seat { queue: u16::try_from(index).unwrap_or(u16::MAX), number };
             let moved = match (parsed.ask, parsed.told) {
                 (Ok(ask), None) if ask.has_data() => data.lend(grants, (pieces, pieces.bytes()), ask.is_write(), lent),
+                (Ok(Ask::Discard), None) if !limits.discard => {
+                    queue.done();
+                    answers.push(Answer { seat, status: UNSUPPORTED, sent: Moved::There });
+                    continue;
+                }
                 (Ok(_), None) => Moved::There,
                 (Ok(_), Some(descriptors)) => {
                     told.push((seat, descriptors));
@@ -271,7 +295,7 @@ impl Device {
     /// Brings what was read to the guest, shows it the answers, and signals it where it asked for that.
     #[inline]
     pub fn publish(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
-        if self.fresh || !self.answers.is_empty() {
+        if self.fresh || !self.answers.is_empty() || self.owes_signal {
             self.fresh = false;
             self.show(grants, channels, log);
         }
@@ -294,11 +318,22 @@ impl Device {
         }
         self.data.forget_delivered();
         self.answers = answers;
+        self.owes_signal = false;
         for index in 0..self.queues.len() {
-            if let Some(Err(why)) = self.queues.get_mut(index).map(|queue| queue.tell(channels)) {
-                self.break_off(index, why, log);
+            match self.queues.get_mut(index).map(|queue| queue.tell(channels)) {
+                Some(Ok(Ok(()))) | None => {}
+                Some(Ok(Err(error))) => {
+                    self.owes_signal = !mistake(Mistake::SignalLost);
+                    log.failed("cannot signal the guest", &error);
+                }
+                Some(Err(why)) => self.break_off(index, why, log),
             }
         }
+    }
+
+    /// Whether the front end could not be told of answers, and is to be.
+    pub fn owes_signal(&self) -> bool {
+        self.owes_signal
     }
 
     /// Whether answers come in the reverse order of their requests, as some kernels complete what ends at once. The other way

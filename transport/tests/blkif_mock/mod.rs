@@ -181,8 +181,12 @@ impl Machine {
 
     /// Everything that can be done now. Whether something was.
     pub fn turn(&mut self) -> bool {
+        self.turn_after(false)
+    }
+
+    fn turn_after(&mut self, sleep: bool) -> bool {
         let Some(server) = &mut self.server else { return false };
-        let keys = self.watch.wait(false);
+        let keys = self.watch.wait(sleep);
         for &key in &keys {
             server.ready(key, &mut self.watch);
         }
@@ -214,6 +218,18 @@ impl Machine {
     pub fn settle(&mut self) {
         let turns = (0..1000).take_while(|_| self.turn()).count();
         assert!(turns < 1000, "it never sleeps");
+    }
+
+    /// Turns, and sleeps between them, until it is as it should be.
+    pub fn settle_when(&mut self, mut done: impl FnMut(&Machine) -> bool) {
+        for _ in 0..1000 {
+            self.settle();
+            if done(self) {
+                return;
+            }
+            self.turn_after(true);
+        }
+        panic!("it never comes to that: {}", self.log);
     }
 
     pub fn stop(&mut self) {

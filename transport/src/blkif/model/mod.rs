@@ -1,0 +1,1 @@
+//! The take-over of a device, killed and failing at every moment.

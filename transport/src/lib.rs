@@ -6,6 +6,10 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+// What tests of this crate and those beside it share calls it by its name.
+#[cfg(test)]
+extern crate self as transport;
+
 pub mod blkif;
 mod log;
 pub mod nbd;

@@ -9,7 +9,7 @@ mod blkif_mock;
 
 use blkif_mock::{BACKEND, FRONTEND, Front, Machine, READ, Rings, WRITE, attach, config, discard, get, set, transfer};
 use transport::blkif::{Config, GrantsPolicy, OnStop};
-use xen::fake::{Host, Part};
+use xen::fake::{Access, Host, Part};
 
 const OKAY: i16 = 0;
 const UNSUPPORTED: i16 = -2;
@@ -234,4 +234,44 @@ fn a_guest_that_could_not_be_signalled_is_signalled_later() {
         assert_eq!(front.answers(0).len(), 1, "{nth}");
         front.ask(0, &transfer(READ, 2, 8, &[(page, 0, 7)]));
     }
+}
+
+/// A page that cannot be mapped is copied, for a read as for a write, in a request that tells its pieces itself or elsewhere.
+#[test]
+fn what_cannot_be_mapped_to_stay_is_copied() {
+    for mapped_before in [false, true] {
+        let host = Host::new().unwrap();
+        attach(&host);
+        let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Persistent)), Front::new(&host));
+        front.connect(&mut machine, Rings { persistent: true, ..Rings::default() });
+        if mapped_before {
+            let (_, page) = front.page(1);
+            assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 0, &[(page, 0, 7)])), OKAY);
+        }
+        let before = machine.host.counts().mapped;
+        // Granted to be read only, it can be copied from and not be mapped to be written, which stays so.
+        let page = front.guest.page().unwrap();
+        front.guest.write(page, 0, &[9; 4096]).unwrap();
+        let granted = front.guest.grant(page, Access::ReadOnly);
+        assert_eq!(front.run(&mut machine, &transfer(WRITE, 1, 8, &[(granted, 0, 7)])), OKAY);
+        let list = front.guest.page().unwrap();
+        front.guest.write(list, 0, &[&granted.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).unwrap();
+        let list = front.guest.grant(list, Access::ReadOnly);
+        assert_eq!(front.run(&mut machine, &blkif_mock::indirect(WRITE, 2, 16, list, 1)), OKAY);
+        assert_eq!(machine.file.bytes[4096..3 * 4096], [9; 2 * 4096]);
+        assert_eq!(machine.host.counts().mapped, before);
+        // Calls that fail while a page is read into: those that would map it.
+        let (page, granted) = front.page(0);
+        machine.host.observe(Some(maps_fail));
+        assert_eq!(front.run(&mut machine, &transfer(READ, 3, 8, &[(granted, 0, 7)])), OKAY);
+        machine.host.observe(None);
+        assert_eq!(front.guest.read(page, 0, 4096).unwrap(), [9; 4096]);
+        assert_eq!(front.run(&mut machine, &transfer(READ, 3, 8, &[(xen::GrantRef(77_777), 0, 7)])), -1, "a bad one");
+    }
+}
+
+/// The first two calls that a read makes: to map with others, and to map alone.
+fn maps_fail(part: Part) -> bool {
+    thread_local!(static CALLS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
+    part == Part::Grants && CALLS.replace(CALLS.get() + 1) % 4 < 2
 }

@@ -29,7 +29,7 @@ pub enum Event {
         /// Why.
         why: String,
     },
-    /// The rings of a front end that is connected cannot be taken now. It keeps its connection, and they are tried again.
+    /// The rings of the front end cannot be taken now. If it is connected it stays so, and they are tried again.
     NotYet {
         /// Why.
         why: String,
@@ -81,10 +81,7 @@ impl fmt::Display for Event {
             }
             Event::Refused { why } => write!(f, "the front end cannot be connected: {why}"),
             Event::NotYet { why } => {
-                write!(
-                    f,
-                    "the front end is connected and waits, since its rings cannot be taken now: {why}; trying again"
-                )
+                write!(f, "the front end waits, since its rings cannot be taken now: {why}; trying again")
             }
             Event::Disconnected { why, in_flight: 0 } => write!(f, "disconnected: {why}"),
             Event::Disconnected { why, in_flight } => {

@@ -14,10 +14,12 @@ pub enum Mistake {
     NoteNotRead,
     /// A front end is judged by what this process offers, not by what it was offered.
     OwnOffer,
+    /// Likewise, of pages that stay mapped.
+    OwnPersistence,
     /// A front end whose rings cannot be taken is told to close.
     FailureIsFinal,
-    /// What an earlier kernel of the guest's has chosen is taken for the present one's.
-    StaleChoices,
+    /// The number of queues that an earlier kernel of the guest's has chosen is taken for the present one's.
+    StaleQueues,
     /// The front end is not told of what another process has answered.
     NotToldAfterwards,
     /// What a front end that closes is owed by a process that is gone is not answered.
@@ -43,12 +45,26 @@ pub use test::*;
 #[cfg(test)]
 mod test {
     use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    use xen::fake::Part;
 
     use super::Mistake;
 
+    /// What is about to be done.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Moment {
+        /// Something is stored in a ring.
+        Stored,
+        /// Xen is called.
+        Called(Part),
+    }
+
+    type Hook = Rc<dyn Fn(Moment) -> bool>;
+
     thread_local! {
         static MISTAKE: Cell<Option<Mistake>> = const { Cell::new(None) };
-        static STEP: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+        static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
     pub fn mistake(which: Mistake) -> bool {
@@ -61,11 +77,21 @@ mod test {
     }
 
     pub fn step() {
-        STEP.with_borrow(|step| step.as_ref().inspect(|step| step()).is_some());
+        at(Moment::Stored);
     }
 
-    /// What happens at each step of this thread from now on.
-    pub fn at_each_step(step: Option<Box<dyn Fn()>>) {
-        STEP.set(step);
+    /// A call of Xen's, in this thread; whether it fails.
+    pub fn called(part: Part) -> bool {
+        at(Moment::Called(part))
+    }
+
+    fn at(moment: Moment) -> bool {
+        let hook = HOOK.with_borrow(Clone::clone);
+        hook.is_some_and(|hook| hook(moment))
+    }
+
+    /// What happens at each moment of this thread from now on.
+    pub fn at_each(hook: Option<Hook>) {
+        HOOK.set(hook);
     }
 }

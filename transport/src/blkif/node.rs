@@ -244,7 +244,7 @@ impl Nodes {
     ) -> Result<bool, StoreError> {
         let transaction = store.begin()?;
         let written = self.put(store, transaction, keys, next).and_then(|written| {
-            if written && begins == Begins::Anew && !mistake(Mistake::StaleChoices) {
+            if written && begins == Begins::Anew {
                 self.forget_choices(store, transaction)?;
             }
             Ok(written)
@@ -278,7 +278,7 @@ impl Nodes {
         if theirs.map(|theirs| State::parse(theirs.as_bytes())) != Some(State::Initialising) {
             return Ok(());
         }
-        for key in CHOICES {
+        for key in CHOICES.into_iter().skip(usize::from(mistake(Mistake::StaleQueues))) {
             let path = format!("{}/{key}", self.frontend);
             if store.read(within, &path)?.is_none() {
                 continue;

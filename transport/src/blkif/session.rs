@@ -32,9 +32,9 @@ const STEPS: usize = 8;
 
 const WATCH: &str = "blkif";
 
-/// Attempts at the rings of a front end that closes, to answer what a process that is gone owes to it. It may have given them
-/// up already.
-const FAREWELLS: u32 = 4;
+/// Attempts at the rings of a front end that is not connected: it may name rings that there are not; or it closes, and may
+/// have given up those in which a process that is gone owes it answers.
+const ATTEMPTS: u32 = 4;
 
 /// The device as its two nodes have it.
 pub struct Session {
@@ -113,12 +113,14 @@ impl NotConnected {
         errno.unwrap_or(Errno::INVAL.raw_os_error())
     }
 
-    /// Whether the front end is to have another attempt. One that is connected is never told to close; one that is not yet is
-    /// told what its guest's administrator can see there.
-    fn is_tried_again(&self, seen: &Seen) -> bool {
+    /// Whether the front end is to have another attempt, after so many. One that is connected is never told to close.
+    fn is_tried_again(&self, seen: &Seen, attempts: u32) -> bool {
         let ours_to_blame = matches!(self, NotConnected::Map { .. } | NotConnected::Bind { .. });
-        let served = seen.ours == Some(State::Connected);
-        let again = served || (ours_to_blame && seen.theirs == Some(State::Connected));
+        let again = match (seen.ours, seen.theirs) {
+            (Some(State::Connected), _) => true,
+            (_, Some(State::Connected)) => ours_to_blame,
+            _ => ours_to_blame && attempts < ATTEMPTS,
+        };
         again && !mistake(Mistake::FailureIsFinal)
     }
 }
@@ -280,15 +282,15 @@ impl Session {
         let (errno, why) = (error.errno(), in_full(error));
         let attempts = self.trouble.as_ref().map_or(0, |(_, attempts)| *attempts).saturating_add(1);
         if matches!(seen.theirs, Some(State::Closing | State::Closed)) {
-            let given_up = attempts >= FAREWELLS || matches!(error, NotConnected::Keys(_) | NotConnected::Ring { .. });
+            let given_up = attempts >= ATTEMPTS || matches!(error, NotConnected::Keys(_) | NotConnected::Ring { .. });
             if given_up {
                 (self.inherited, self.trouble) = (Some(false), None);
                 return machine.wake();
             }
-        } else if !error.is_tried_again(seen) {
+        } else if !error.is_tried_again(seen, attempts) {
             self.tell(self.nodes.complain(&mut *machine.store, errno, &why), log);
             log.note(Event::Refused { why });
-            self.refused = true;
+            (self.refused, self.trouble) = (true, None);
             // It is told so at once.
             return machine.wake();
         }
@@ -368,6 +370,7 @@ impl Session {
         if mistake(Mistake::OwnOffer) {
             features = offer.features;
         }
+        features.persistent |= mistake(Mistake::OwnPersistence) && offer.features.persistent;
         Ok(Offer { features, ..offer })
     }
 

@@ -24,7 +24,7 @@ use xen::{DomId, Store, StoreError};
 use epoll::Epoll;
 
 #[allow(unused_imports, reason = "each test uses a part of it")]
-pub use entry::{Abi, READ, Rings, WRITE, discard, indirect, transfer};
+pub use entry::{Abi, Entry, READ, Rings, WRITE, discard, indirect, transfer};
 #[allow(unused_imports, reason = "each test uses a part of it")]
 pub use front::Front;
 
@@ -48,13 +48,27 @@ pub struct File {
     pub hold: bool,
     /// The newest is done first. Otherwise there is no order in what is done.
     pub backwards: bool,
+    /// Nothing is done any more: whoever asked for it is dead.
+    pub dead: bool,
     queue: Vec<FileOp>,
 }
 
 impl File {
+    /// The process is dead: what it has asked for ends before another begins, done or not.
+    pub fn die(&mut self, mut is_done: impl FnMut() -> bool) {
+        let queue = std::mem::take(&mut self.queue);
+        for op in queue.iter().filter(|_| is_done()) {
+            self.execute(&op.action).unwrap();
+        }
+        (self.queue, self.dead, self.hold) = (queue, true, false);
+    }
+
     fn execute(&mut self, action: &Action) -> Result<(), FileError> {
         if let Some(fault) = self.fault {
             return Err(fault);
+        }
+        if self.dead {
+            return Ok(());
         }
         match action {
             Action::Read { at, into } => into.copy_from(&self.bytes[*at as usize..*at as usize + into.len()]),

@@ -12,6 +12,7 @@
 //! | `state` | the handshake, as a function |
 //! | `node` | what both ends write about themselves |
 //! | `session` | does what the handshake asks for |
+//! | `not_connected` | why it could not be done |
 //! | `retry` | what is tried again, and when |
 //! | `device` | the queues of one front end |
 //! | `queue`, `ring`, `abi` | one ring |
@@ -28,6 +29,7 @@ mod event;
 mod model;
 mod moment;
 mod node;
+mod not_connected;
 mod persistent;
 mod pool;
 mod queue;

@@ -6,12 +6,10 @@
 //! served is asked again a bounded number of times, since each time may hold its requests up.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 
 use disk::{Geometry, Request, Status};
 use memory::Buffer;
-use rustix::io::Errno;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
 use super::data::{Data, Way};
@@ -19,9 +17,10 @@ use super::device::{Device, Limits};
 use super::event::{Event, Log};
 use super::moment::{Mistake, mistake};
 use super::node::{self, Begins, Features, Nodes, Offer, RingKeys, Rings, Unusable};
+use super::not_connected::NotConnected;
 use super::queue::Queue;
 use super::retry::Patience;
-use super::ring::{Broken, Ring};
+use super::ring::Ring;
 use super::state::{Seen, State, Step};
 use super::{Config, GrantsPolicy, Machine, OnStop};
 use crate::MemoryChange;
@@ -31,10 +30,6 @@ use crate::log::in_full;
 const STEPS: usize = 8;
 
 const WATCH: &str = "blkif";
-
-/// Attempts at the rings of a front end that is not connected: it may name rings that there are not; or it closes, and may
-/// have given up those in which a process that is gone owes it answers.
-const ATTEMPTS: u32 = 4;
 
 /// The device as its two nodes have it.
 pub struct Session {
@@ -74,55 +69,6 @@ enum Closing {
     /// Nobody is asked: the store does not take it, and asked once more it would only take time; or nobody has the rings of
     /// a front end that is connected, and it would have no answers.
     Unheard,
-}
-
-/// Why the rings could not be taken.
-#[derive(Debug, thiserror::Error)]
-enum NotConnected {
-    #[error("its keys cannot be used")]
-    Keys(#[source] Unusable),
-    #[error("its ring {queue} cannot be mapped")]
-    Map {
-        queue: usize,
-        #[source]
-        source: io::Error,
-    },
-    #[error("its ring {queue} is not one")]
-    Ring {
-        queue: usize,
-        #[source]
-        source: Broken,
-    },
-    #[error("the event channel of its ring {queue} cannot be bound")]
-    Bind {
-        queue: usize,
-        #[source]
-        source: io::Error,
-    },
-    #[error("our node cannot be written")]
-    Say(#[source] StoreError),
-}
-
-impl NotConnected {
-    /// The number that complaints begin with.
-    fn errno(&self) -> i32 {
-        let errno = match self {
-            NotConnected::Map { source, .. } | NotConnected::Bind { source, .. } => source.raw_os_error(),
-            NotConnected::Keys(_) | NotConnected::Ring { .. } | NotConnected::Say(_) => None,
-        };
-        errno.unwrap_or(Errno::INVAL.raw_os_error())
-    }
-
-    /// Whether the front end is to have another attempt, after so many. One that is connected is never told to close.
-    fn is_tried_again(&self, seen: &Seen, attempts: u32) -> bool {
-        let ours_to_blame = matches!(self, NotConnected::Map { .. } | NotConnected::Bind { .. });
-        let again = match (seen.ours, seen.theirs) {
-            (Some(State::Connected), _) => true,
-            (_, Some(State::Connected)) => ours_to_blame,
-            _ => ours_to_blame && attempts < ATTEMPTS,
-        };
-        again && !mistake(Mistake::FailureIsFinal)
-    }
 }
 
 impl Session {
@@ -281,13 +227,13 @@ impl Session {
     fn not_connected(&mut self, error: &NotConnected, seen: &Seen, machine: &mut Machine, log: &mut Log) {
         let (errno, why) = (error.errno(), in_full(error));
         let attempts = self.trouble.as_ref().map_or(0, |(_, attempts)| *attempts).saturating_add(1);
-        if matches!(seen.theirs, Some(State::Closing | State::Closed)) {
-            let given_up = attempts >= ATTEMPTS || matches!(error, NotConnected::Keys(_) | NotConnected::Ring { .. });
-            if given_up {
-                (self.inherited, self.trouble) = (Some(false), None);
-                return machine.wake();
-            }
-        } else if !error.is_tried_again(seen, attempts) {
+        let again = error.is_tried_again(seen, attempts);
+        if !again && matches!(seen.theirs, Some(State::Closing | State::Closed)) {
+            // It has given its rings up, and waits for nothing in them.
+            (self.inherited, self.trouble) = (Some(false), None);
+            return machine.wake();
+        }
+        if !again {
             self.tell(self.nodes.complain(&mut *machine.store, errno, &why), log);
             log.note(Event::Refused { why });
             (self.refused, self.trouble) = (true, None);

@@ -271,8 +271,9 @@ fn every_mistake_that_is_made_on_purpose_is_found() {
         Mistake::SignalLost,
     ] {
         moment::make(Some(mistake));
-        let found = explore(|scene, seed| killed(scene, seed + 1, 1))
-            .and_then(|_| explore(|scene, seed| failed(scene, seed + 1, 97)));
+        let plain = |scene: &Scene, seed| planned(scene, &Plan { seed: seed + 1, ..Plan::default() }).map(|_| 1);
+        let every = |scene: &Scene, seed| Ok(killed(scene, seed + 1, 1)? + failed(scene, seed + 1, 97)?);
+        let found = explore(plain).and_then(|_| explore(every));
         moment::make(None);
         let wrong = found.expect_err(&format!("{mistake:?} is not found"));
         println!("{mistake:?}: {}", wrong.lines().next().unwrap_or_default());

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::image_name::ImageName;
 
 /// What xl has written into either end that is not ours to say.
-const XLS: [&str; 5] = ["removable", "bootable", "discard-enable", "direct-io-safe", "device-type"];
+const XLS: [&str; 4] = ["removable", "bootable", "discard-enable", "direct-io-safe"];
 const XLS_OF_GUEST: [&str; 1] = ["trusted"];
 
 /// What xl's configuration says of the disk.

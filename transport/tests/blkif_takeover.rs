@@ -275,3 +275,15 @@ fn maps_fail(part: Part) -> bool {
     thread_local!(static CALLS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
     part == Part::Grants && CALLS.replace(CALLS.get() + 1) % 4 < 2
 }
+
+#[test]
+fn one_that_does_not_wait_for_an_offer_is_refused_after_some_attempts_as_well() {
+    let host = Host::new().unwrap();
+    attach(&host);
+    let mut front = Front::new(&host);
+    front.initialise(Rings::default());
+    set(&host, &format!("{FRONTEND}/ring-ref"), "99999999");
+    let mut machine = Machine::new(&host, config(GrantsPolicy::Copy));
+    machine.settle_when(|machine| get(&machine.host, &format!("{BACKEND}/state")).as_deref() != Some("1"));
+    assert_eq!(front.backend_says(), "5", "{}", machine.log);
+}

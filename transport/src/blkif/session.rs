@@ -263,7 +263,8 @@ impl Session {
         self.settled |= connected && theirs == Some(State::Connected);
         let inherited = *self.inherited.get_or_insert(matches!(ours, Some(State::Connected | State::Closing)));
         let inherited = inherited && !mistake(Mistake::ClosedUnanswered);
-        if !matches!(ours, Some(State::Connected | State::InitWait | State::Closing)) {
+        if ours.is_none() || matches!(theirs, None | Some(State::Initialising | State::InitWait)) {
+            // Whose rings they were is gone.
             self.trouble = None;
         }
         // One that has left the states in which it wants to be connected has begun anew.

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
-// The tests of the crate are, where they must see its inside, written as those beside it.
+// What tests of this crate and those beside it share calls it by its name.
 #[cfg(test)]
 extern crate self as transport;
 

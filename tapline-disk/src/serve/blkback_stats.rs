@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use disk::{Operation, Request};
+use disk::{Operation, Request, Status};
 use memory::{Mapping, Shared};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -42,8 +42,10 @@ const LEN: usize = FIELDS * 8;
 /// Bytes of `struct stats`: a version of four, padding of four, eleven numbers.
 const TD3_LEN: usize = 96;
 const TD3_VERSION: u32 = 1;
-/// Where each number stands in `struct stats`, if it does. What else that has, of requests without memory, of errors and the flags,
-/// stays zero.
+/// Where that counts requests that failed.
+const TD3_ERRORS_AT: usize = 80;
+/// Where each number stands in `struct stats`, if it does. What else that has, of requests without memory and the flags, stays
+/// zero.
 const TD3_AT: [Option<usize>; FIELDS] = {
     let mut at = [None; FIELDS];
     let mut field = 0;
@@ -61,7 +63,9 @@ pub struct BlkbackStats {
     vbd3: Published,
     td3: Published,
     fields: [u64; FIELDS],
-    /// Which of them have changed since readers were told: a bit each.
+    /// Requests that failed.
+    errors: u64,
+    /// Which of the fields have changed since readers were told: a bit each; a further one for the errors.
     changed: u32,
 }
 
@@ -76,7 +80,7 @@ impl BlkbackStats {
         let td3 = place.join(format!("td3-{}", std::process::id()));
         let td3 = Published::create(td3, &td3_name(domain, device), &begun)?;
         let vbd3 = Published::create(vbd3_directory(place, domain, device), VBD3_NAME, &[0; LEN])?;
-        Ok(BlkbackStats { vbd3, td3, fields: [0; FIELDS], changed: 0 })
+        Ok(BlkbackStats { vbd3, td3, fields: [0; FIELDS], errors: 0, changed: 0 })
     }
 
     /// A request was taken from its ring.
@@ -92,7 +96,12 @@ impl BlkbackStats {
     }
 
     /// A request is answered, at this moment of the clock by which it was taken in.
-    pub fn answered(&mut self, request: &Request, at: u64) {
+    pub fn answered(&mut self, request: &Request, status: Status, at: u64) {
+        // What may not be asked for is the guest's fault, not the disk's.
+        if matches!(status, Status::Failed | Status::NoSpace) {
+            self.errors += 1;
+            self.changed |= 1 << FIELDS;
+        }
         let first = match request.operation() {
             Operation::Read => READS,
             Operation::Write { .. } => WRITES,
@@ -112,6 +121,10 @@ impl BlkbackStats {
         while self.changed != 0 {
             let field = usize::try_from(self.changed.trailing_zeros()).unwrap_or(0);
             self.changed &= self.changed - 1;
+            if field == FIELDS {
+                self.td3.store(TD3_ERRORS_AT, self.errors);
+                continue;
+            }
             let value = self.fields[field];
             self.vbd3.store(field * 8, value);
             if let Some(at) = TD3_AT[field] {
@@ -277,11 +290,11 @@ mod test {
             stats.came(request);
         }
         for (request, answered) in requests.iter().zip([130, 120, 105]) {
-            stats.answered(request, at(answered));
+            stats.answered(request, Status::Done, at(answered));
         }
         for other in [request(Operation::Flush, 0, 4), request(Operation::Discard, 4096, 5)] {
             stats.came(&other);
-            stats.answered(&other, at(200));
+            stats.answered(&other, Status::Refused, at(200));
             other.retire();
         }
         stats.came(&request_kept(WRITE, 6));
@@ -310,9 +323,10 @@ mod test {
         stats.publish();
         assert_eq!(read(place.path())[8], 1);
         assert_eq!(read_td3(place.path()), td3_bytes([0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]));
-        stats.answered(&request_kept(WRITE, 2), 7000);
+        stats.answered(&request_kept(WRITE, 2), Status::Failed, 7000);
         stats.publish();
         assert_eq!(read(place.path())[8..], [1, 1, 1, 7, 7, 0]);
+        assert_eq!(read_td3(place.path()), td3_bytes([0, 0, 0, 0, 0, 1, 1, 1, 7, 1, 0]), "it has failed");
         drop(stats);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }

@@ -400,7 +400,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         let now = self.time();
         self.stats.answered(request.operation(), request.span().len, now);
         if let Some(stats) = &mut self.blkback_stats {
-            stats.answered(&request, now);
+            stats.answered(&request, status, now);
         }
         if let Some(why) = worth_a_line(status) {
             let Span { at, len } = request.span();

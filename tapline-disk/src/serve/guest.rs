@@ -23,8 +23,12 @@ use crate::files;
 use crate::handed::Lent;
 use crate::log::say;
 use crate::toolstack::claim::{Claim, Places};
-use crate::toolstack::device::{Device, remove_own_end, store_failed, text, together, write_all};
+use crate::toolstack::device::{Device, remove_own_end, store_failed, text, together};
 use crate::toolstack::{connect, domain};
+
+mod keys;
+
+use keys::{KTHREAD_PID, asked_polling, leave_word};
 
 /// The guest's disk, which nobody else serves from now on.
 pub struct Claimed {
@@ -82,6 +86,9 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
     let blkback_stats = if files::are_handed() { None } else { open_stats(&Places::of_host(), &device) };
     make_own_end(&mut *store, &device, Wish { read_only, kept: false })?;
     leave_word(&mut *store, &device, serve)?;
+    if let Some(most) = asked_polling(&mut *store, &device)? {
+        serving.poll_max = most;
+    }
     let backend =
         Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, domains, grants, channels)?;
     serving.blkback_stats = blkback_stats;
@@ -121,32 +128,6 @@ fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -
             cli::OnStop::Leave => OnStop::Leave,
         },
     }
-}
-
-/// In our end's node, who serves it: readers of statistics look for tapdisk3's there. It means a process that lives.
-const KTHREAD_PID: &str = "kthread-pid";
-
-/// Who serves what, for `tapline xen list` and readers of statistics. The guest may read our end's node, but not this.
-fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
-    let control = serve.control.as_deref().map(super::absolute).transpose()?;
-    let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
-    let node = format!("{}/tapline", device.backend());
-    together(store, |store, within| {
-        if device.states(store, within)?.0.is_none() {
-            return Err(Failure::new(format!("serve {device}"), "somebody has removed it meanwhile"));
-        }
-        let kthread_pid = format!("{}/{KTHREAD_PID}", device.backend());
-        for (node, value) in [(&node, ""), (&kthread_pid, &pid)] {
-            store.write(within, node, value.as_bytes()).map_err(store_failed)?;
-            store.set_permissions(within, node, &[&format!("n{}", device.own)]).map_err(store_failed)?;
-        }
-        write_all(store, within, &node, &[("pid", &pid), ("image", &image)])?;
-        match &control {
-            Some(control) => write_all(store, within, &node, &[("control", &control.to_string_lossy())])?,
-            None => store.remove(within, &format!("{node}/control")).map_err(store_failed)?,
-        }
-        Ok(())
-    })
 }
 
 /// Our own name for what the store says of domains, among those of the server.

@@ -5,11 +5,15 @@
 //! but their names. Keeps: a guest that has begun to use the disk is not touched.
 
 use vm::xen::give::{Wish, make_both_ends};
-use xen::Store;
+use xen::{Store, Transaction};
 
 use super::device::{Device, State, described, remove_own_end, store_failed, text, together, write_all};
 use crate::failure::Failure;
 use crate::image_name::ImageName;
+
+/// What xl has written into either end that is not ours to say.
+const XLS: [&str; 4] = ["removable", "bootable", "discard-enable", "direct-io-safe"];
+const XLS_OF_GUEST: [&str; 1] = ["trusted"];
 
 /// What xl's configuration says of the disk.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,11 +45,33 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
         }
         let device = Device { kind: kind.to_owned(), ..theirs.clone() };
         let wish = Wish { read_only: !mode.contains('w'), kept: false };
+        let (kept, of_guest) = (values(store, within, node, &XLS)?, theirs.frontend());
+        let kept_of_guest = values(store, within, &of_guest, &XLS_OF_GUEST)?;
         remove_own_end(store, within, &theirs)?;
         make_both_ends(store, within, &device, wish)?;
+        for (node, kept) in [(device.backend(), kept), (of_guest, kept_of_guest)] {
+            let kept: Vec<(&str, &str)> = kept.iter().map(|(key, value)| (*key, value.as_str())).collect();
+            write_all(store, within, &node, &kept)?;
+        }
         write_all(store, within, &device.of_xl(), &[("backend", &device.backend())])?;
         Ok(Adopted { device, images, wish })
     })
+}
+
+/// Those of the values below a node that are there.
+fn values(
+    store: &mut dyn Store,
+    within: Option<Transaction>,
+    node: &str,
+    keys: &[&'static str],
+) -> Result<Vec<(&'static str, String)>, Failure> {
+    let mut found = Vec::new();
+    for &key in keys {
+        if let Some(value) = text(store, within, &format!("{node}/{key}"))? {
+            found.push((key, value));
+        }
+    }
+    Ok(found)
 }
 
 /// Leaves to xl why it cannot have the disk.
@@ -111,6 +137,26 @@ mod test {
         detach::refuse_xls(&mut store, &adopted.device).unwrap();
         vm::xen::take::remove(&mut store, &adopted.device).unwrap();
         assert_eq!(store.read(None, &theirs.of_xl()).unwrap(), None);
+    }
+
+    #[test]
+    fn what_xl_was_told_of_the_disk_stays() {
+        let (_host, mut store, theirs) = of_xl();
+        write_all(&mut store, None, &theirs.backend(), &[("discard-enable", "0"), ("direct-io-safe", "1")]).unwrap();
+        write_all(&mut store, None, &theirs.frontend(), &[("trusted", "0"), ("ring-ref", "8")]).unwrap();
+        let ours = adopt(&mut store, &theirs.backend(), "tapline").unwrap().device;
+        let mut value = |node: String, key: &str| text(&mut store, None, &format!("{node}/{key}")).unwrap();
+        assert_eq!(value(ours.backend(), "discard-enable").as_deref(), Some("0"));
+        assert_eq!(value(ours.backend(), "direct-io-safe").as_deref(), Some("1"));
+        assert_eq!(value(ours.frontend(), "trusted").as_deref(), Some("0"));
+        assert_eq!(value(ours.frontend(), "ring-ref"), None);
+        // Nor does whoever makes both ends of a device that waits already.
+        announce(&mut store, &ours, WRITABLE).unwrap_err();
+        store.remove(None, &ours.frontend()).unwrap();
+        store.remove(None, &ours.of_xl()).unwrap();
+        announce(&mut store, &ours, WRITABLE).unwrap();
+        let discard = text(&mut store, None, &format!("{}/discard-enable", ours.backend())).unwrap();
+        assert_eq!(discard.as_deref(), Some("0"));
     }
 
     #[test]

@@ -7,6 +7,8 @@
 
 use memory::{Shared, Window};
 
+use super::moment::step;
+
 /// Segments that an entry itself has room for (`BLKIF_MAX_SEGMENTS_PER_REQUEST`).
 pub const SEGMENTS_DIRECT: usize = 11;
 
@@ -95,12 +97,17 @@ impl Layout {
     #[inline]
     pub fn respond(&self, ring: &Shared, slot: u32, id: u64, result: u64) -> Option<()> {
         let at = self.at(slot);
+        step();
         if self.wide {
             let response = ring.window::<16, WIDE>(at)?;
-            return response.store_u64(0, id).and_then(|()| response.store_u64(8, result));
+            response.store_u64(0, id)?;
+            step();
+            return response.store_u64(8, result);
         }
         let response = ring.window::<16, NARROW>(at)?;
-        response.store_u64(0, id).and_then(|()| response.store_u64(8, result))
+        response.store_u64(0, id)?;
+        step();
+        response.store_u64(8, result)
     }
 }
 
@@ -139,8 +146,10 @@ impl Entry {
     #[inline(always)]
     fn write<const LEN: usize, const ALIGN: usize>(&self, to: Window<'_, LEN, ALIGN>) -> Option<()> {
         let [low, high] = self.third.to_le_bytes();
+        step();
         to.store_u32(0, u32::from_le_bytes([self.operation, self.second, low, high]))?;
         for (index, &word) in self.words.iter().take(self.count).enumerate() {
+            step();
             to.store_u64(ALIGN + 8 * index, word)?;
         }
         Some(())

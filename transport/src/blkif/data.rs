@@ -4,7 +4,7 @@
 //! what was read goes to the guest only if the disk filled all of it; nothing stays mapped for a front end that is gone.
 //!
 //! Three ways. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from and to pages
-//! that stay mapped, new ones in one call a pass. *Map*: the pages themselves, mapped for each request. In the first two the
+//! that stay mapped, new ones in one call a pass; what cannot be mapped, or is too much to stay so, is copied as in the first. *Map*: the pages themselves, mapped for each request. In the first two the
 //! storage never sees a guest's page, so one that does not answer keeps no dead guest's memory.
 
 use std::sync::Arc;
@@ -157,7 +157,8 @@ impl Data {
         moved
     }
 
-    /// The same for those for which there is no later: what could not be mapped with others may be alone, or is lost.
+    /// The same for those for which there is no later: what could not be mapped with others may be alone, or is copied by the
+    /// hypervisor, with the others of the pass. Whether it can be, that tells.
     pub fn lend_at_last(
         &mut self,
         grants: &mut dyn Grants,
@@ -173,14 +174,13 @@ impl Data {
                 break;
             }
         }
-        Moved::Lost
+        self.lend_copy((pieces, len), write, lent)
     }
 
     /// Copies everything that is to be written and was noted, in one call.
     pub fn gather(&mut self, grants: &mut dyn Grants) {
         if !self.inward.is_empty() {
-            // An error is one of all copies, and each says so.
-            grants.copy(self.domain, &mut self.inward).ok();
+            copy(grants, self.domain, &mut self.inward);
         }
     }
 
@@ -223,7 +223,10 @@ impl Data {
                     // They were given up meanwhile. What was copied before one is missed is copied again.
                     pages.get(grants, self.domain, pieces).then(|| pages.copy_in(pieces, ours)).flatten()
                 });
-                copied.map_or(Moved::Lost, |()| Moved::There)
+                match copied {
+                    Some(()) => Moved::There,
+                    None => in_batch(self.outward.push(Direction::ToGuest, self.pool.segments(loan), pieces)),
+                }
             }
             Way::Copy => in_batch(self.outward.push(Direction::ToGuest, self.pool.segments(loan), pieces)),
             Way::Map => Moved::There,
@@ -233,8 +236,7 @@ impl Data {
     /// Brings everything that was noted to the guest, in one call.
     pub fn deliver(&mut self, grants: &mut dyn Grants) {
         if !self.outward.is_empty() {
-            // An error is one of all copies, and each says so.
-            grants.copy(self.domain, &mut self.outward).ok();
+            copy(grants, self.domain, &mut self.outward);
         }
     }
 
@@ -283,6 +285,15 @@ impl Descriptors {
     fn piece(&self) -> Piece {
         const _: () = assert!(SEGMENT_LEN == 8);
         Piece { page: self.page, from: 0, len: self.count.saturating_mul(8) }
+    }
+}
+
+/// Makes all copies, once more if the call itself has failed: that is no fault of the guest's, whose requests would all be
+/// errors. What was copied already is copied again, which nobody sees before it is answered.
+fn copy(grants: &mut dyn Grants, domain: DomId, batch: &mut CopyBatch) {
+    if grants.copy(domain, batch).is_err() {
+        // An error is one of all copies, and each says so.
+        grants.copy(domain, batch).ok();
     }
 }
 

@@ -11,13 +11,17 @@ use xen::{EventChannels, Grants, PAGE, Port};
 
 use super::data::{Data, Moved};
 use super::event::{Event, Log};
+use super::moment::{Mistake, mistake};
 use super::queue::{Queue, Record};
-use super::request::{self, Ask, Descriptors, ERROR};
+use super::request::{self, Ask, Descriptors, ERROR, UNSUPPORTED};
 use super::ring::Broken;
 use crate::MemoryChange;
 
 /// Entries taken from one queue before the next has its turn: a ring of one page.
 const TURN: usize = 32;
+
+/// Attempts to signal a front end that closes. It may listen to nobody any more.
+const UNTOLD_MAX: u32 = 4;
 
 /// The device of one front end.
 pub struct Device {
@@ -41,6 +45,8 @@ pub struct Device {
     finishing: bool,
     /// Nothing was published yet: the front end may have to be told of what another process answered.
     fresh: bool,
+    /// Times in a row that the front end could not be told of its answers.
+    untold: u32,
 }
 
 /// What a front end may ask for, beside what the disk allows.
@@ -50,6 +56,8 @@ pub struct Limits {
     pub segments_max: u16,
     /// Nothing is written.
     pub read_only: bool,
+    /// Space may be given up.
+    pub discard: bool,
 }
 
 /// A request that was taken: its queue, and its number there.
@@ -78,8 +86,22 @@ impl Device {
     /// A device with these queues.
     pub fn new(queues: Vec<Queue>, data: Data, limits: Limits, epoch: u32) -> Device {
         let (coming, told, answers) = Default::default();
-        let (popped, later, in_flight, finishing, fresh) = (0, false, 0, false, true);
-        Device { queues, data, limits, epoch, coming, popped, told, later, answers, in_flight, finishing, fresh }
+        let (popped, later, in_flight, finishing, fresh, untold) = (0, false, 0, false, true, 0);
+        Device {
+            queues,
+            data,
+            limits,
+            epoch,
+            coming,
+            popped,
+            told,
+            later,
+            answers,
+            in_flight,
+            finishing,
+            fresh,
+            untold,
+        }
     }
 
     /// The next request. Where there is none this costs one load a queue: it is asked in each turn of the loop.
@@ -151,6 +173,11 @@ impl Device {
             let seat = Seat { queue: u16::try_from(index).unwrap_or(u16::MAX), number };
             let moved = match (parsed.ask, parsed.told) {
                 (Ok(ask), None) if ask.has_data() => data.lend(grants, (pieces, pieces.bytes()), ask.is_write(), lent),
+                (Ok(Ask::Discard), None) if !limits.discard => {
+                    queue.done();
+                    answers.push(Answer { seat, status: UNSUPPORTED, sent: Moved::There });
+                    continue;
+                }
                 (Ok(_), None) => Moved::There,
                 (Ok(_), Some(descriptors)) => {
                     told.push((seat, descriptors));
@@ -271,7 +298,7 @@ impl Device {
     /// Brings what was read to the guest, shows it the answers, and signals it where it asked for that.
     #[inline]
     pub fn publish(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
-        if self.fresh || !self.answers.is_empty() {
+        if self.fresh || !self.answers.is_empty() || self.owes_signal() {
             self.fresh = false;
             self.show(grants, channels, log);
         }
@@ -294,11 +321,23 @@ impl Device {
         }
         self.data.forget_delivered();
         self.answers = answers;
+        let mut untold = 0;
         for index in 0..self.queues.len() {
-            if let Some(Err(why)) = self.queues.get_mut(index).map(|queue| queue.tell(channels)) {
-                self.break_off(index, why, log);
+            match self.queues.get_mut(index).map(|queue| queue.tell(channels)) {
+                Some(Ok(Ok(()))) | None => {}
+                Some(Ok(Err(error))) => {
+                    untold = if mistake(Mistake::SignalLost) { 0 } else { self.untold.saturating_add(1) };
+                    log.failed("cannot signal the guest", &error);
+                }
+                Some(Err(why)) => self.break_off(index, why, log),
             }
         }
+        self.untold = untold;
+    }
+
+    /// Whether the front end could not be told of answers, and is to be.
+    pub fn owes_signal(&self) -> bool {
+        self.untold > 0
     }
 
     /// Whether answers come in the reverse order of their requests, as some kernels complete what ends at once. The other way
@@ -355,8 +394,10 @@ impl Device {
     /// Whether nothing new is taken and all is answered.
     pub fn is_finished(&mut self) -> bool {
         let idle = self.in_flight == 0 && self.popped == self.coming.len() && self.answers.is_empty();
+        // What a process before us has answered is told of with the first answers of ours, or without any.
+        let told = !self.fresh && (self.untold == 0 || self.untold >= UNTOLD_MAX);
         // One that is broken is empty.
-        self.finishing && idle && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
+        self.finishing && idle && told && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
     }
 
     /// What the engine should know of its memory, and was not yet told.

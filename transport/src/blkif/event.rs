@@ -29,6 +29,11 @@ pub enum Event {
         /// Why.
         why: String,
     },
+    /// The rings of the front end cannot be taken now. If it is connected it stays so, and they are tried again.
+    NotYet {
+        /// Why.
+        why: String,
+    },
     /// The front end is gone, or begins anew.
     Disconnected {
         /// Why.
@@ -75,6 +80,9 @@ impl fmt::Display for Event {
                 write!(f, "the front end is {how}: {queues} rings of {pages} pages, grants by {grants}")
             }
             Event::Refused { why } => write!(f, "the front end cannot be connected: {why}"),
+            Event::NotYet { why } => {
+                write!(f, "the front end waits, since its rings cannot be taken now: {why}; trying again")
+            }
             Event::Disconnected { why, in_flight: 0 } => write!(f, "disconnected: {why}"),
             Event::Disconnected { why, in_flight } => {
                 write!(f, "disconnected with {in_flight} requests under way: {why}")

@@ -12,21 +12,29 @@
 //! | `state` | the handshake, as a function |
 //! | `node` | what both ends write about themselves |
 //! | `session` | does what the handshake asks for |
+//! | `not_connected` | why it could not be done |
+//! | `retry` | what is tried again, and when |
 //! | `device` | the queues of one front end |
 //! | `queue`, `ring`, `abi` | one ring |
 //! | `request` | what an entry asks for |
 //! | `data`, `pool`, `persistent` | the guest's pages |
 //! | `event` | what to log |
+//! | `moment` | where tests kill it, and mistakes that they must find |
 
 mod abi;
 mod data;
 mod device;
 mod event;
+#[cfg(test)]
+mod model;
+mod moment;
 mod node;
+mod not_connected;
 mod persistent;
 mod pool;
 mod queue;
 mod request;
+mod retry;
 mod ring;
 mod session;
 mod state;
@@ -48,6 +56,7 @@ pub use ring::Broken;
 
 use device::Device;
 use event::Log;
+use retry::{Patience, Retry};
 use session::Session;
 
 /// The largest ring: 16 pages, 512 requests. Linux's front end asks for as much.
@@ -60,6 +69,7 @@ const STORE: WatchKey = WatchKey(0);
 const CHANNELS: WatchKey = WatchKey(1);
 const WAKE: WatchKey = WatchKey(2);
 const REST: WatchKey = WatchKey(3);
+const RETRY: WatchKey = WatchKey(4);
 
 /// How long memory that only large requests need is kept for the next of them.
 const REST_AFTER: Duration = Duration::from_secs(1);
@@ -153,6 +163,8 @@ struct Machine {
     channels: Box<dyn EventChannels>,
     /// Signalled by ourselves, for what has to wait until there is a turn again.
     wake: OwnedFd,
+    /// Runs out when what has failed is to be tried again.
+    retry: Retry,
 }
 
 /// A blkif server for one device.
@@ -171,29 +183,6 @@ pub struct Server {
     log: Log,
 }
 
-/// Failures in a row of something that is tried again by ourselves, a bounded number of times: what failed may have taken
-/// with it the only sign that there is something to do.
-#[derive(Default)]
-struct Patience {
-    failures: u32,
-}
-
-impl Patience {
-    /// Attempts that are made by ourselves.
-    const ATTEMPTS: u32 = 3;
-
-    fn failed(&mut self, machine: &Machine) {
-        self.failures = self.failures.saturating_add(1);
-        if self.failures <= Patience::ATTEMPTS {
-            machine.wake();
-        }
-    }
-
-    fn worked(&mut self) {
-        self.failures = 0;
-    }
-}
-
 impl Server {
     /// A server that has not begun.
     pub fn new(
@@ -209,7 +198,8 @@ impl Server {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| SetUpError::Eventfd(errno.into()))?;
         let rest = Timer::new().map_err(SetUpError::Timer)?;
-        let machine = Machine { store, grants, channels, wake };
+        let retry = Retry::new().map_err(SetUpError::Timer)?;
+        let machine = Machine { store, grants, channels, wake, retry };
         let session = Session::new(config, nodes, Buffer::zeroed(pool::STAGING_LEN));
         let (masked, log, hearing, unmasking, looking) = Default::default();
         Ok(Server { machine, session, rest, resting: false, masked, hearing, unmasking, looking, stopped: false, log })
@@ -255,7 +245,7 @@ impl Server {
                 Ok(false) => return self.hearing.worked(),
                 Err(error) => {
                     self.log.failed("cannot take events from the guest", &error);
-                    return self.hearing.failed(&self.machine);
+                    return self.hearing.failed(&mut self.machine, &mut self.log);
                 }
             }
         }
@@ -278,7 +268,7 @@ impl Server {
                 }
                 Err(error) => {
                     if self.session.store_failed("cannot take events from the store", &error, &mut self.log) {
-                        self.looking.failed(&self.machine);
+                        self.looking.failed_once_more(&self.machine);
                     }
                     more = false;
                     break;
@@ -324,7 +314,7 @@ impl Server {
             error.is_some()
         });
         match failed {
-            true => unmasking.failed(machine),
+            true => unmasking.failed(machine, log),
             false => unmasking.worked(),
         }
     }
@@ -371,6 +361,9 @@ impl Transport for Server {
     fn publish(&mut self) -> Result<(), Disconnected> {
         if let Some(device) = &mut self.session.device {
             device.publish(&mut *self.machine.grants, &mut *self.machine.channels, &mut self.log);
+            if device.owes_signal() {
+                self.machine.retry.arm(&mut self.log);
+            }
             if device.is_finishing() && device.is_finished() {
                 self.machine.wake();
             }
@@ -387,6 +380,7 @@ impl crate::Server for Server {
         watch.watch(self.machine.channels.fd(), Interest::Read, CHANNELS)?;
         watch.watch(self.machine.store.fd(), Interest::Read, STORE)?;
         watch.watch(self.rest.as_fd(), Interest::Read, REST)?;
+        watch.watch(self.machine.retry.as_fd(), Interest::Read, RETRY)?;
         self.machine.wake();
         Ok(())
     }
@@ -399,6 +393,10 @@ impl crate::Server for Server {
             CHANNELS => self.hear(),
             STORE => self.look(),
             REST => self.take_rest(),
+            RETRY => {
+                self.machine.retry.ran_out();
+                self.machine.wake();
+            }
             WAKE => {
                 self.hear();
                 self.look();
@@ -434,7 +432,7 @@ impl crate::Server for Server {
 
     fn stop(&mut self, watch: &mut dyn Watch) {
         self.stopped = true;
-        [WAKE, CHANNELS, STORE, REST].into_iter().for_each(|key| watch.forget(key));
+        [WAKE, CHANNELS, STORE, REST, RETRY].into_iter().for_each(|key| watch.forget(key));
         self.session.stop(&mut self.machine, &mut self.log);
     }
 }

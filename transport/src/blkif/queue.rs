@@ -2,10 +2,13 @@
 //!
 //! Knows nothing of grants. Invariants: a request is answered once; a barrier is alone; a broken queue is not touched again.
 
+use std::io;
+
 use disk::Geometry;
 use xen::{EventChannels, Port};
 
 use super::data::Lent;
+use super::moment::{Mistake, mistake};
 use super::request::{Parsed, Pieces};
 use super::ring::{Broken, Response, Ring};
 
@@ -22,6 +25,8 @@ pub struct Queue {
     broken: bool,
     /// There are answers that the front end may have to be told of.
     answered: bool,
+    /// It could not be told of them.
+    owes_signal: bool,
 }
 
 /// What was taken and has no answer.
@@ -62,7 +67,8 @@ impl Queue {
         let slots = u16::try_from(ring.slots()).unwrap_or(0);
         let records = (0..slots).map(|_| Record::default()).collect();
         let free = (0..slots).rev().collect();
-        Queue { ring, port, records, free, open: 0, barrier: Barrier::None, broken: false, answered: true }
+        let (open, barrier, broken, answered, owes_signal) = (0, Barrier::None, false, true, false);
+        Queue { ring, port, records, free, open, barrier, broken, answered, owes_signal }
     }
 
     /// Whether there may be something to take, at the price of one load.
@@ -141,16 +147,18 @@ impl Queue {
         self.ring.answer(number, Response { id, operation, status })
     }
 
-    /// Tells the front end of the answers, if it wants to know.
-    pub fn tell(&mut self, channels: &mut dyn EventChannels) -> Result<(), Broken> {
-        if self.broken || !std::mem::take(&mut self.answered) {
-            return Ok(());
+    /// Tells the front end of the answers, if it wants to know. What fails is owed, and tried again with the next call: it may
+    /// wait for nothing else.
+    pub fn tell(&mut self, channels: &mut dyn EventChannels) -> Result<io::Result<()>, Broken> {
+        if self.broken || !(std::mem::take(&mut self.answered) || self.owes_signal) {
+            return Ok(Ok(()));
         }
-        if self.ring.must_signal()? {
-            // An end that cannot be signalled is one that nobody listens at.
-            channels.notify(self.port).ok();
+        if !self.ring.must_signal()? && !self.owes_signal {
+            return Ok(Ok(()));
         }
-        Ok(())
+        let notified = channels.notify(self.port);
+        self.owes_signal = notified.is_err() && !mistake(Mistake::SignalLost);
+        Ok(notified)
     }
 
     /// Asks to be signalled of the next request.

@@ -13,6 +13,7 @@ use std::sync::atomic::{Ordering, fence};
 use memory::{Shared, Window};
 
 use super::abi::{Entry, HEADER_LEN, Layout};
+use super::moment::{Mistake, mistake, step};
 
 const REQ_PROD: usize = 0;
 const REQ_EVENT: usize = 4;
@@ -108,10 +109,12 @@ impl Ring {
         let (seats, places) = (vec![0; count], vec![0; count]);
         let answered = shared.load_u32(RSP_PROD).ok_or(Broken::Unreachable)?;
         let (next, seen, told) = (answered, answered, answered);
-        let (step, fresh, closed, entry) = (0, true, false, Entry::default());
+        let (fresh, closed, entry) = (!mistake(Mistake::NotToldAfterwards), false, Entry::default());
         let mut ring =
-            Ring { shared, layout, slots, next, seen, answered, step, told, fresh, closed, seats, places, entry };
-        ring.finish_noted()?;
+            Ring { shared, layout, slots, next, seen, answered, step: 0, told, fresh, closed, seats, places, entry };
+        if !mistake(Mistake::NoteNotRead) {
+            ring.finish_noted()?;
+        }
         // Whatever stands there now, it is not about the next answer.
         note_about(ring.header()?, ring.answered.wrapping_sub(1), 0)?;
         ring.look()?;
@@ -165,6 +168,12 @@ impl Ring {
         let ours = self.slot(self.answered);
         let freed = self.places.get(usize::from(number)).copied().map_or(ours, u32::from);
         self.note(freed, response, if freed == ours { ANSWERING } else { MOVING })?;
+        if mistake(Mistake::NoteClearedEarly) {
+            note_about(self.header()?, self.answered.wrapping_sub(1), 0)?;
+        }
+        if freed != ours && mistake(Mistake::SlotBeforeMove) {
+            self.layout.respond(&self.shared, ours, response.id, response.result()).ok_or(Broken::Unreachable)?;
+        }
         if freed != ours {
             let other = self.seats.get(usize::try_from(ours).unwrap_or(0)).copied().unwrap_or(0);
             self.relocate(ours, freed)?;
@@ -181,19 +190,22 @@ impl Ring {
     /// Notes what is going to be overwritten: last what the note is about, which makes it one. The one before is about the
     /// answer before.
     #[inline]
-    fn note(&mut self, freed: u32, response: Response, step: u32) -> Result<(), Broken> {
-        self.note_step(step)?;
+    fn note(&mut self, freed: u32, response: Response, noted: u32) -> Result<(), Broken> {
+        self.note_step(noted)?;
         let header = self.header()?;
+        step();
         header.store_u64(NOTE_ID, response.id).ok_or(Broken::Unreachable)?;
+        step();
         header.store_u64(NOTE_RESULT, response.result()).ok_or(Broken::Unreachable)?;
         note_about(header, self.answered, freed)
     }
 
     #[inline]
-    fn note_step(&mut self, step: u32) -> Result<(), Broken> {
-        if self.step != step {
-            self.header()?.store_u32(NOTE_STEP, step).ok_or(Broken::Unreachable)?;
-            self.step = step;
+    fn note_step(&mut self, noted: u32) -> Result<(), Broken> {
+        if self.step != noted {
+            step();
+            self.header()?.store_u32(NOTE_STEP, noted).ok_or(Broken::Unreachable)?;
+            self.step = noted;
         }
         Ok(())
     }
@@ -235,6 +247,7 @@ impl Ring {
         let Response { id, .. } = response;
         self.layout.respond(&self.shared, slot, id, response.result()).ok_or(Broken::Unreachable)?;
         self.answered = self.answered.wrapping_add(1);
+        step();
         self.header()?.store_u32(RSP_PROD, self.answered).ok_or(Broken::Unreachable)
     }
 
@@ -255,6 +268,7 @@ impl Ring {
     /// Asks the front end to signal its next request. To be followed by a full barrier and `is_empty`. Otherwise the event
     /// is left behind, and the front end does not signal while we are busy anyway.
     pub fn ask_for_signal(&mut self) -> Result<(), Broken> {
+        step();
         self.header()?.store_u32(REQ_EVENT, self.next.wrapping_add(1)).ok_or(Broken::Unreachable)
     }
 
@@ -291,6 +305,7 @@ impl Ring {
 #[inline]
 fn note_about(header: Header<'_>, index: u32, freed: u32) -> Result<(), Broken> {
     const _: () = assert!(NOTE_SLOT == NOTE_INDEX + 4);
+    step();
     header.store_u64(NOTE_INDEX, u64::from(index) | u64::from(freed) << 32).ok_or(Broken::Unreachable)
 }
 

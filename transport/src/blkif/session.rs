@@ -1,25 +1,28 @@
 //! Does what the handshake asks for: reads both nodes, takes the rings, lets them go.
 //!
 //! Knows nothing of what is in the rings. Invariants: what was mapped or bound for a front end that then cannot be connected
-//! is given up; each look at the nodes ends, whatever they say; a store that fails is asked again a bounded number of times.
+//! is given up; each look at the nodes ends, whatever they say; a front end that is connected is never told to close because
+//! its rings cannot be taken: it is left as it is, and tried again after a pause; a store that fails while a front end is
+//! served is asked again a bounded number of times, since each time may hold its requests up.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 
 use disk::{Geometry, Request, Status};
 use memory::Buffer;
-use rustix::io::Errno;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
 use super::data::{Data, Way};
 use super::device::{Device, Limits};
 use super::event::{Event, Log};
-use super::node::{self, Nodes, Offer, RingKeys, Rings, Unusable};
+use super::moment::{Mistake, mistake};
+use super::node::{self, Begins, Features, Nodes, Offer, RingKeys, Rings, Unusable};
+use super::not_connected::NotConnected;
 use super::queue::Queue;
-use super::ring::{Broken, Ring};
+use super::retry::Patience;
+use super::ring::Ring;
 use super::state::{Seen, State, Step};
-use super::{Config, GrantsPolicy, Machine, OnStop, Patience};
+use super::{Config, GrantsPolicy, Machine, OnStop};
 use crate::MemoryChange;
 use crate::log::in_full;
 
@@ -44,6 +47,10 @@ pub struct Session {
     settled: bool,
     announced: bool,
     refused: bool,
+    /// See [`Seen::inherited`]; nothing before our node was looked at.
+    inherited: Option<bool>,
+    /// Why the rings of a front end that keeps its connection cannot be taken, and how often that was tried.
+    trouble: Option<(String, u32)>,
     ended: bool,
     closing: Closing,
     /// The connection to the store is gone, and with it all that was watched. The rings are served as they are.
@@ -59,46 +66,9 @@ enum Closing {
     No,
     /// The front end was asked to let go.
     Asked,
-    /// The store does not take it; asked once more it would only take time.
+    /// Nobody is asked: the store does not take it, and asked once more it would only take time; or nobody has the rings of
+    /// a front end that is connected, and it would have no answers.
     Unheard,
-}
-
-/// Why the rings could not be taken.
-#[derive(Debug, thiserror::Error)]
-enum NotConnected {
-    #[error("its keys cannot be used")]
-    Keys(#[source] Unusable),
-    #[error("its ring {queue} cannot be mapped")]
-    Map {
-        queue: usize,
-        #[source]
-        source: io::Error,
-    },
-    #[error("its ring {queue} is not one")]
-    Ring {
-        queue: usize,
-        #[source]
-        source: Broken,
-    },
-    #[error("the event channel of its ring {queue} cannot be bound")]
-    Bind {
-        queue: usize,
-        #[source]
-        source: io::Error,
-    },
-    #[error("our node cannot be written")]
-    Say(#[source] StoreError),
-}
-
-impl NotConnected {
-    /// The number that complaints begin with.
-    fn errno(&self) -> i32 {
-        let errno = match self {
-            NotConnected::Map { source, .. } | NotConnected::Bind { source, .. } => source.raw_os_error(),
-            NotConnected::Keys(_) | NotConnected::Ring { .. } | NotConnected::Say(_) => None,
-        };
-        errno.unwrap_or(Errno::INVAL.raw_os_error())
-    }
 }
 
 impl Session {
@@ -118,6 +88,8 @@ impl Session {
             settled: false,
             announced: false,
             refused: false,
+            inherited: None,
+            trouble: None,
             ended: false,
             closing: Closing::No,
             lost: false,
@@ -171,8 +143,10 @@ impl Session {
                 Ok(true) => {}
                 Ok(false) => return self.asking.worked(),
                 Err(error) => {
-                    if self.store_failed("the store does not answer as it should", &error, log) {
-                        self.asking.failed(machine);
+                    let may_be_asked = self.store_failed("the store does not answer as it should", &error, log);
+                    let again = may_be_asked && self.asking.failed_once_more(machine);
+                    if may_be_asked && !again && self.device.is_none() {
+                        machine.retry.arm(log);
                     }
                     return;
                 }
@@ -204,23 +178,17 @@ impl Session {
                 return Ok(false);
             }
             Step::Announce | Step::Connect { .. } if self.closing != Closing::No => return Ok(false),
-            Step::Announce => {
-                let next = Some(State::InitWait);
-                if self.nodes.announce(&mut *machine.store, &self.offer(), seen.ours, next)? {
-                    self.announced = true;
-                    log.note(Event::Announced);
-                }
-            }
+            Step::Announce => self.announce(machine, &seen, log)?,
+            Step::Connect { .. } if self.trouble.is_some() && machine.retry.runs() => return Ok(false),
             Step::Connect { say } => match self.connect(machine, &seen, say, log) {
-                Ok(true) => self.tell(self.nodes.retract(&mut *machine.store), log),
+                Ok(true) => {
+                    machine.retry.worked();
+                    self.trouble = None;
+                    self.tell(self.nodes.retract(&mut *machine.store), log);
+                }
                 Ok(false) => {}
                 Err(NotConnected::Keys(Unusable::Store(error)) | NotConnected::Say(error)) => return Err(error),
-                Err(error) => {
-                    let (errno, why) = (error.errno(), in_full(&error));
-                    self.tell(self.nodes.complain(&mut *machine.store, errno, &why), log);
-                    log.note(Event::Refused { why });
-                    self.refused = true;
-                }
+                Err(error) => self.not_connected(&error, &seen, machine, log),
             },
             Step::Finish => return Ok(self.device.as_mut().is_none_or(|device| device.finish(log))),
             Step::Disconnect(why) => self.disconnect(why, machine, log),
@@ -231,6 +199,53 @@ impl Session {
             }
         }
         Ok(true)
+    }
+
+    /// Writes what we offer, and that we wait for the front end.
+    fn announce(&mut self, machine: &mut Machine, seen: &Seen, log: &mut Log) -> Result<(), StoreError> {
+        let mut offer = self.offer(&mut *machine.store)?;
+        // One that waits for us already may have read what another process has offered.
+        let mut begins = Begins::Anew;
+        if seen.ours == Some(State::InitWait) {
+            begins = Begins::Before;
+            match self.nodes.offered(&mut *machine.store) {
+                Ok(before) => offer.features = before.map_or(offer.features, |before| offer.features.widened(before)),
+                Err(Unusable::Store(error)) => return Err(error),
+                // What cannot be served is offered anew.
+                Err(_) => {}
+            }
+        }
+        if self.nodes.announce(&mut *machine.store, &offer, (seen.ours, Some(State::InitWait)), begins)? {
+            (self.announced, self.inherited, self.trouble) = (true, Some(false), None);
+            machine.retry.worked();
+            log.note(Event::Announced);
+        }
+        Ok(())
+    }
+
+    /// The rings could not be taken.
+    fn not_connected(&mut self, error: &NotConnected, seen: &Seen, machine: &mut Machine, log: &mut Log) {
+        let (errno, why) = (error.errno(), in_full(error));
+        let attempts = self.trouble.as_ref().map_or(0, |(_, attempts)| *attempts).saturating_add(1);
+        let again = error.is_tried_again(seen, attempts);
+        if !again && matches!(seen.theirs, Some(State::Closing | State::Closed)) {
+            // It has given its rings up, and waits for nothing in them.
+            (self.inherited, self.trouble) = (Some(false), None);
+            return machine.wake();
+        }
+        if !again {
+            self.tell(self.nodes.complain(&mut *machine.store, errno, &why), log);
+            log.note(Event::Refused { why });
+            (self.refused, self.trouble) = (true, None);
+            // It is told so at once.
+            return machine.wake();
+        }
+        if self.trouble.as_ref().is_none_or(|(before, _)| *before != why) {
+            self.tell(self.nodes.complain(&mut *machine.store, errno, &why), log);
+            log.note(Event::NotYet { why: why.clone() });
+        }
+        self.trouble = Some((why, attempts));
+        machine.retry.arm(log);
     }
 
     /// Words for whoever looks after the host, which are no part of the handshake and must not stop it.
@@ -246,6 +261,12 @@ impl Session {
         let online = self.nodes.is_online(store)?;
         let connected = self.device.is_some();
         self.settled |= connected && theirs == Some(State::Connected);
+        let inherited = *self.inherited.get_or_insert(matches!(ours, Some(State::Connected | State::Closing)));
+        let inherited = inherited && !mistake(Mistake::ClosedUnanswered);
+        if ours.is_none() || matches!(theirs, None | Some(State::Initialising | State::InitWait)) {
+            // Whose rings they were is gone.
+            self.trouble = None;
+        }
         // One that has left the states in which it wants to be connected has begun anew.
         self.refused &= matches!(theirs, Some(State::Initialised | State::Connected));
         let finishing = self.device.as_ref().is_some_and(Device::is_finishing);
@@ -262,24 +283,48 @@ impl Session {
             draining: self.orphans > 0,
             announced,
             refused,
+            inherited,
         })
     }
 
-    fn offer(&self) -> Offer {
+    fn offer(&self, store: &mut dyn Store) -> Result<Offer, StoreError> {
         let geometry = self.config.geometry;
-        Offer {
-            geometry: Geometry { read_only: geometry.read_only || self.config.read_only, ..geometry },
+        let features = Features {
             ring_order: self.config.max_ring_pages_order,
             queues: self.config.max_queues,
             segments: self.config.max_segments,
             persistent: matches!(self.config.grants, GrantsPolicy::Persistent | GrantsPolicy::Auto),
+        };
+        Ok(Offer {
+            geometry: Geometry { read_only: geometry.read_only || self.config.read_only, ..geometry },
+            discard: self.nodes.may_discard(store)?,
+            features,
+        })
+    }
+
+    /// What the front end was offered. It has chosen from what stands in our node, whoever has written that; and it keeps to
+    /// its choice, so what is offered there stays as it is until it begins anew.
+    fn offered(&self, seen: &Seen, store: &mut dyn Store) -> Result<Offer, NotConnected> {
+        let offer = self.offer(store).map_err(NotConnected::Say)?;
+        let before = match seen.ours {
+            Some(State::InitWait | State::Connected | State::Closing) => {
+                self.nodes.offered(store).map_err(NotConnected::Keys)?
+            }
+            _ => Some(offer.features),
+        };
+        let none = if seen.ours == Some(State::InitWait) { offer.features } else { Features::NONE };
+        let mut features = before.unwrap_or(none);
+        if mistake(Mistake::OwnOffer) {
+            features = offer.features;
         }
+        features.persistent |= mistake(Mistake::OwnPersistence) && offer.features.persistent;
+        Ok(Offer { features, ..offer })
     }
 
     /// `false`: our node says something else than was seen.
     fn connect(&mut self, machine: &mut Machine, seen: &Seen, say: bool, log: &mut Log) -> Result<bool, NotConnected> {
-        let offer = self.offer();
-        let rings = self.nodes.rings(&mut *machine.store, &offer).map_err(NotConnected::Keys)?;
+        let offer = self.offered(seen, &mut *machine.store)?;
+        let rings = self.nodes.rings(&mut *machine.store, &offer.features).map_err(NotConnected::Keys)?;
         let pages = rings.queues.first().map_or(0, |ring| ring.pages.len());
         let mut queues = Vec::with_capacity(rings.queues.len());
         let taken = rings.queues.iter().try_for_each(|keys| {
@@ -287,8 +332,8 @@ impl Session {
             Ok(())
         });
         let said = taken.and_then(|()| {
-            let next = say.then_some(State::Connected);
-            self.nodes.announce(&mut *machine.store, &offer, seen.ours, next).map_err(NotConnected::Say)
+            let states = (seen.ours, say.then_some(State::Connected));
+            self.nodes.announce(&mut *machine.store, &offer, states, Begins::Before).map_err(NotConnected::Say)
         });
         if !matches!(said, Ok(true)) {
             queues.iter().for_each(|queue| self.unbind(queue.port, machine));
@@ -299,26 +344,28 @@ impl Session {
         log.note(Event::Connected { queues: queues.len(), pages, grants, taken_over });
         self.epoch = self.epoch.wrapping_add(1);
         let data = Data::new(self.config.domain, way, self.staging.clone());
-        let limits = Limits { segments_max: self.config.max_segments, read_only: self.config.read_only };
+        let limits =
+            Limits { segments_max: offer.features.segments, read_only: self.config.read_only, discard: offer.discard };
         self.device = Some(Device::new(queues, data, limits, self.epoch));
-        self.settled = false;
+        (self.settled, self.inherited) = (false, Some(false));
         Ok(true)
     }
 
+    /// Its event channel first: a driver that has gone has given that up, and what its references stand for now is not known.
     fn take_ring(
-        &self,
+        &mut self,
         machine: &mut Machine,
         rings: &Rings,
         keys: &RingKeys,
         queue: usize,
     ) -> Result<Queue, NotConnected> {
         let domain = self.config.domain;
-        let granted: Arc<Granted> =
-            machine.grants.map(domain, &keys.pages, false).map_err(|source| NotConnected::Map { queue, source })?;
-        let ring =
-            Ring::attach(granted.shared(), rings.layout).map_err(|source| NotConnected::Ring { queue, source })?;
         let port = machine.channels.bind(domain, keys.port).map_err(|source| NotConnected::Bind { queue, source })?;
-        Ok(Queue::new(ring, port))
+        let mapped = machine.grants.map(domain, &keys.pages, false);
+        let ring = mapped.map_err(|source| NotConnected::Map { queue, source }).and_then(|granted: Arc<Granted>| {
+            Ring::attach(granted.shared(), rings.layout).map_err(|source| NotConnected::Ring { queue, source })
+        });
+        ring.map(|ring| Queue::new(ring, port)).inspect_err(|_| self.unbind(port, machine))
     }
 
     fn way(&self, rings: &Rings) -> (Way, &'static str) {
@@ -371,7 +418,8 @@ impl Session {
         if self.config.on_stop == OnStop::Leave || self.closing != Closing::No {
             return;
         }
-        self.closing = if self.lost { Closing::Unheard } else { Closing::Asked };
+        let unheard = self.lost || self.trouble.is_some();
+        self.closing = if unheard { Closing::Unheard } else { Closing::Asked };
         if self.closing == Closing::Asked && self.device.is_some() {
             let asked = self.ask_to_close(machine);
             self.heard(asked, log);

@@ -99,6 +99,9 @@ pub struct Seen {
     pub announced: bool,
     /// What the front end has written about itself could not be used.
     pub refused: bool,
+    /// Another process has served the device before us, as our node says, and nobody has its rings since: what they hold may
+    /// have no answer.
+    pub inherited: bool,
 }
 
 /// What is to be done.
@@ -131,6 +134,10 @@ impl Seen {
             // Whatever it says now, it has closed.
             _ if self.connected && self.finishing => self.after_answers("the front end has closed", Step::Wait),
             State::Initialised | State::Connected => self.connect(ours, theirs),
+            State::Closing | State::Closed if self.owes_answers(ours) => match self.draining {
+                true => Step::Wait,
+                false => Step::Connect { say: false },
+            },
             State::Closing => match ours {
                 State::Closing | State::Closed => Step::Wait,
                 _ => Step::Say(State::Closing),
@@ -138,6 +145,11 @@ impl Seen {
             State::Closed => self.closed(ours, "the front end has closed"),
             State::Unknown | State::Reconfiguring | State::Reconfigured => Step::Wait,
         }
+    }
+
+    /// Whether a process that is gone may owe answers to a front end that closes: its driver waits for them.
+    fn owes_answers(&self, ours: State) -> bool {
+        self.inherited && !self.connected && !self.refused && matches!(ours, State::Connected | State::Closing)
     }
 
     /// First lets go of what is connected, and waits for what is under way; then `step`.
@@ -216,6 +228,7 @@ mod test {
         draining: false,
         announced: false,
         refused: false,
+        inherited: false,
     };
 
     /// Does what is said until there is nothing more to do.
@@ -225,7 +238,7 @@ mod test {
                 Step::Wait => return (seen, steps),
                 Step::Announce => (seen.ours, seen.announced) = (Some(State::InitWait), true),
                 Step::Connect { say } => {
-                    seen.connected = true;
+                    (seen.connected, seen.unanswered, seen.inherited) = (true, true, false);
                     seen.ours = if say { Some(State::Connected) } else { seen.ours };
                 }
                 Step::Finish => (seen.finishing, seen.unanswered) = (true, false),
@@ -269,10 +282,11 @@ mod test {
         let mut count = 0;
         let states = || ALL.into_iter().map(Some).chain([None]);
         for (ours, theirs) in states().flat_map(|ours| states().map(move |theirs| (ours, theirs))) {
-            for flags in 0..=u8::MAX {
-                let [online, connected, settled, draining, announced, refused, unanswered, finishing] =
-                    [1, 2, 4, 8, 16, 32, 64, 128].map(|bit| flags & bit != 0);
+            for flags in 0..512u16 {
+                let [online, connected, settled, draining, announced, refused, unanswered, finishing, inherited] =
+                    [1, 2, 4, 8, 16, 32, 64, 128, 256].map(|bit| flags & bit != 0);
                 let (finishing, unanswered) = (finishing && connected, unanswered && connected);
+                let inherited = inherited && !connected;
                 let seen = Seen {
                     ours,
                     theirs,
@@ -284,6 +298,7 @@ mod test {
                     draining,
                     announced,
                     refused,
+                    inherited,
                 };
                 let (end, steps) = settle(seen);
                 assert!(steps <= 4, "{seen:?} takes {steps} steps");
@@ -293,7 +308,7 @@ mod test {
                 count += 1;
             }
         }
-        assert_eq!(count, 25600);
+        assert_eq!(count, 51200);
     }
 
     #[test]
@@ -315,6 +330,20 @@ mod test {
         assert!(matches!(used.next(), Step::Disconnect(_)), "it begins anew");
         let back = Seen { theirs: Some(State::Connected), finishing: true, unanswered: false, ..used };
         assert!(matches!(back.next(), Step::Disconnect(_)), "what has closed is not served any more");
+    }
+
+    #[test]
+    fn what_a_process_that_is_gone_owes_to_a_front_end_that_closes_is_answered_first() {
+        for theirs in [State::Closing, State::Closed] {
+            for ours in [State::Connected, State::Closing] {
+                let seen = Seen { ours: Some(ours), theirs: Some(theirs), inherited: true, ..NEW };
+                assert_eq!(seen.next(), Step::Connect { say: false }, "{ours:?} {theirs:?}");
+                assert_eq!(settle(seen).0.ours, Some(theirs));
+                assert!(!matches!(Seen { inherited: false, ..seen }.next(), Step::Connect { .. }));
+            }
+            let closed = Seen { ours: Some(State::Closed), theirs: Some(theirs), inherited: true, ..NEW };
+            assert_eq!(closed.next(), Step::Wait, "whoever has said Closed has answered");
+        }
     }
 
     #[test]

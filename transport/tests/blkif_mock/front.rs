@@ -96,6 +96,24 @@ impl Front {
         machine.settle();
     }
 
+    /// The whole handshake of one that writes what it has chosen and nothing else, and leaves what another has written.
+    pub fn connect_as_linux(&mut self, machine: &mut Machine, made: Rings) {
+        machine.settle();
+        let kept = ["feature-persistent"].map(|key| (key, get(&self.host, &format!("{FRONTEND}/{key}"))));
+        self.initialise(made);
+        if !made.persistent {
+            // It has never heard of that.
+            for (key, before) in kept {
+                let path = format!("{FRONTEND}/{key}");
+                before.map_or_else(|| super::remove(&self.host, &path), |before| set(&self.host, &path, &before));
+            }
+        }
+        machine.settle();
+        assert_eq!(self.backend_says(), "4", "{}", machine.log);
+        self.say(4);
+        machine.settle();
+    }
+
     /// Closes, and forgets its rings and keys.
     pub fn close(&mut self, machine: &mut Machine) {
         self.say(5);

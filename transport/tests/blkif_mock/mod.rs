@@ -24,7 +24,7 @@ use xen::{DomId, Store, StoreError};
 use epoll::Epoll;
 
 #[allow(unused_imports, reason = "each test uses a part of it")]
-pub use entry::{Abi, READ, Rings, WRITE, discard, indirect, transfer};
+pub use entry::{Abi, Entry, READ, Rings, WRITE, discard, indirect, transfer};
 #[allow(unused_imports, reason = "each test uses a part of it")]
 pub use front::Front;
 
@@ -48,13 +48,27 @@ pub struct File {
     pub hold: bool,
     /// The newest is done first. Otherwise there is no order in what is done.
     pub backwards: bool,
+    /// Nothing is done any more: whoever asked for it is dead.
+    pub dead: bool,
     queue: Vec<FileOp>,
 }
 
 impl File {
+    /// The process is dead: what it has asked for ends before another begins, done or not.
+    pub fn die(&mut self, mut is_done: impl FnMut() -> bool) {
+        let queue = std::mem::take(&mut self.queue);
+        for op in queue.iter().filter(|_| is_done()) {
+            self.execute(&op.action).unwrap();
+        }
+        (self.queue, self.dead, self.hold) = (queue, true, false);
+    }
+
     fn execute(&mut self, action: &Action) -> Result<(), FileError> {
         if let Some(fault) = self.fault {
             return Err(fault);
+        }
+        if self.dead {
+            return Ok(());
         }
         match action {
             Action::Read { at, into } => into.copy_from(&self.bytes[*at as usize..*at as usize + into.len()]),
@@ -181,8 +195,12 @@ impl Machine {
 
     /// Everything that can be done now. Whether something was.
     pub fn turn(&mut self) -> bool {
+        self.turn_after(false)
+    }
+
+    fn turn_after(&mut self, sleep: bool) -> bool {
         let Some(server) = &mut self.server else { return false };
-        let keys = self.watch.wait(false);
+        let keys = self.watch.wait(sleep);
         for &key in &keys {
             server.ready(key, &mut self.watch);
         }
@@ -214,6 +232,18 @@ impl Machine {
     pub fn settle(&mut self) {
         let turns = (0..1000).take_while(|_| self.turn()).count();
         assert!(turns < 1000, "it never sleeps");
+    }
+
+    /// Turns, and sleeps between them, until it is as it should be.
+    pub fn settle_when(&mut self, mut done: impl FnMut(&Machine) -> bool) {
+        for _ in 0..1000 {
+            self.settle();
+            if done(self) {
+                return;
+            }
+            self.turn_after(true);
+        }
+        panic!("it never comes to that: {}", self.log);
     }
 
     pub fn stop(&mut self) {

@@ -22,8 +22,10 @@ impl Epoll {
     pub fn wait(&self, sleep: bool) -> Vec<WatchKey> {
         let mut events: Vec<Event> = Vec::with_capacity(64);
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let timeout = if sleep { None } else { Some(&none) };
-        epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout).unwrap();
+        let long = Timespec { tv_sec: 120, tv_nsec: 0 };
+        let timeout = if sleep { &long } else { &none };
+        epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(timeout)).unwrap();
+        assert!(!sleep || !events.is_empty(), "nothing comes any more");
         events.iter().map(|event| WatchKey(event.data.u64())).collect()
     }
 }

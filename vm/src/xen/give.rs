@@ -125,6 +125,8 @@ fn make_backend(
     let node = device.backend();
     let waits = matches!(device.states(store, within)?.0, Some(State::INITIALISING | State::INIT_WAIT));
     let served = text(store, within, &format!("{node}/tapline"))?.is_some();
+    // A toolstack may have forbidden it.
+    let discard = text(store, within, &format!("{node}/discard-enable"))?.filter(|_| waits || served);
     if !waits && !served {
         store.remove(within, &node).map_err(store_failed)?;
         store.write(within, &node, b"").map_err(store_failed)?;
@@ -145,7 +147,7 @@ fn make_backend(
         ("type", "phy".into()),
         ("mode", wish.mode().into()),
         ("device-type", "disk".into()),
-        ("discard-enable", if wish.read_only { "0" } else { "1" }.into()),
+        ("discard-enable", discard.unwrap_or_else(|| if wish.read_only { "0" } else { "1" }.into())),
     ];
     let kept = [(KEPT, String::from("1"))];
     let all = values.iter().chain(kept.iter().filter(|_| wish.kept));

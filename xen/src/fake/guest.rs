@@ -95,6 +95,14 @@ impl Guest {
         self.host.lock().table.grant(self.domain, page, access)
     }
 
+    /// Grants a page under a reference that was taken back, as guests do at once.
+    ///
+    /// # Panics
+    /// If it is in use.
+    pub fn grant_as(&self, grant: GrantRef, page: Page, access: Access) {
+        self.host.lock().table.grant_as(self.domain, grant, page, access);
+    }
+
     /// Takes a grant back: it cannot be copied from or to, or mapped, any more; where it is mapped it stays so. `true` if
     /// it was mapped nowhere.
     pub fn revoke(&self, grant: GrantRef) -> bool {

@@ -60,6 +60,7 @@ pub struct Host {
 struct State {
     domains: BTreeSet<DomId>,
     calls: BTreeMap<Part, Calls>,
+    observer: Option<Observer>,
     /// Bytes of the pages of all guests.
     memory_len: u64,
     table: table::Table,
@@ -74,6 +75,9 @@ struct Calls {
     fails: Option<u64>,
     act: Option<(u64, Act)>,
 }
+
+/// Asked before each call of the tested side, whether it fails; one that unwinds is how the tested side is killed there.
+pub type Observer = fn(Part) -> bool;
 
 /// What somebody else does.
 type Act = Box<dyn FnOnce(&mut Tree) + Send>;
@@ -125,6 +129,11 @@ impl Host {
         calls.act = Some((at, Box::new(act)));
     }
 
+    /// Has each call of any part observed from now on.
+    pub fn observe(&self, observer: Option<Observer>) {
+        self.lock().observer = observer;
+    }
+
     /// How often `part` was called.
     pub fn calls(&self, part: Part) -> u64 {
         self.lock().calls.get(&part).map_or(0, |calls| calls.made)
@@ -158,6 +167,10 @@ impl Host {
 
     /// The state, for a call of `part`; or that this is the one which fails.
     fn enter(&self, part: Part) -> io::Result<MutexGuard<'_, State>> {
+        let observer = self.lock().observer;
+        if observer.is_some_and(|fails| fails(part)) {
+            return Err(io::Error::other(format!("a call of {part:?} was made to fail")));
+        }
         let mut state = self.lock();
         let calls = state.calls.entry(part).or_default();
         if let Some((_, act)) = calls.act.take_if(|(at, _)| *at == calls.made + 1) {

@@ -46,6 +46,11 @@ impl Table {
         grant
     }
 
+    pub(super) fn grant_as(&mut self, domain: DomId, grant: GrantRef, page: Page, access: Access) {
+        let before = self.grants.insert((domain, grant), Grant { page, access, mapped: 0, revoked: false });
+        assert!(before.is_none(), "grant {} of domain {domain} is in use", grant.0);
+    }
+
     pub(super) fn revoke(&mut self, domain: DomId, grant: GrantRef) -> bool {
         let Some(found) = self.grants.get_mut(&(domain, grant)) else { return true };
         found.revoked = true;

@@ -25,7 +25,7 @@ use crate::signals::Signal;
 use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
 use crate::toolstack::attach::wait_connected;
 use crate::toolstack::detach;
-use crate::toolstack::device::State;
+use crate::toolstack::device::{State, write_all};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -206,6 +206,9 @@ fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
     let counted = || fs::read(machine.statistics().join("statistics")).unwrap_or_default();
     until(|| counted().get(24..48).is_some_and(|reads| reads.chunks(8).all(|count| count[0] == 1)));
     assert!(machine.of_backend("tapline/image").unwrap().ends_with("disk.raw"));
+    // What toolstacks wait for; a file is no device.
+    assert_eq!(machine.of_backend("hotplug-status").as_deref(), Some("connected"));
+    assert_eq!(machine.of_backend("physical-device"), None);
     // Readers of today begin with the process, and find the same.
     let pid = machine.of_backend("kthread-pid").unwrap();
     assert_eq!(pid, std::process::id().to_string());
@@ -379,4 +382,31 @@ fn a_device_that_is_removed_before_it_is_served_is_not_made_again() {
     let failure = leave_word(&mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
     assert!(failure.what().contains("somebody has removed it meanwhile"), "{failure}");
     assert_eq!(machine.backends(), [""; 0]);
+}
+
+#[test]
+fn a_toolstack_says_how_long_to_look_before_sleeping() {
+    let mut machine = Machine::new();
+    let asked = |machine: &mut Machine| asked_polling(&mut machine.store, &machine.device).unwrap();
+    assert_eq!(asked(&mut machine), None);
+    let node = machine.device.backend();
+    for (values, expected) in [
+        ([("polling-duration", "8000"), ("polling-idle-threshold", "50")], Some(8000)),
+        ([("polling-duration", "8000"), ("polling-idle-threshold", "100")], Some(0)),
+        ([("polling-duration", "0"), ("polling-idle-threshold", "50")], Some(0)),
+        ([("polling-duration", "99999999"), ("polling-idle-threshold", "x")], Some(10_000)),
+        ([("polling-duration", "-1"), ("polling-idle-threshold", "50")], None),
+    ] {
+        write_all(&mut machine.store, None, &node, &values).unwrap();
+        assert_eq!(asked(&mut machine), expected.map(Duration::from_micros), "{values:?}");
+    }
+}
+
+#[test]
+fn a_process_before_may_have_served_a_device() {
+    let mut machine = Machine::new();
+    let device = machine.device.clone();
+    write_all(&mut machine.store, None, &device.backend(), &[("physical-device", "8:1")]).unwrap();
+    leave_word(&mut machine.store, &device, &words("raw:/dev/null")).unwrap();
+    assert_eq!(machine.of_backend("physical-device"), None, "no block device");
 }

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::Mapping;
 
 /// A piece of memory that a guest and we use at once: a ring. Each access is checked against the piece and
-/// reads or writes exactly once.
+/// reads or writes exactly once. Clones are the same piece.
+#[derive(Clone)]
 pub struct Shared {
     #[allow(dead_code, reason = "held for its mappings")]
     owner: Arc<dyn Any + Send + Sync>,
@@ -34,15 +35,18 @@ impl Shared {
 
     /// All of a mapping that can be written.
     pub fn of(mapping: Mapping) -> Shared {
-        Shared::of_mapping(&Arc::new(mapping))
-    }
-
-    /// The same of a mapping that others use too.
-    pub fn of_mapping(mapping: &Arc<Mapping>) -> Shared {
         let (base, len) = (mapping.base(), mapping.len());
         // SAFETY: the whole mapping, which the value holds. That it is not written to where it cannot be is the caller's to
         // keep, and a fault, not a corruption, if it is not.
-        unsafe { Shared::new(Arc::clone(mapping) as Arc<dyn Any + Send + Sync>, base, len) }
+        unsafe { Shared::new(Arc::new(mapping), base, len) }
+    }
+
+    /// So many zero words of this process's memory, for tests: shared by the clones of the value.
+    pub fn of_words(count: usize) -> Shared {
+        let words: Arc<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
+        let base = words.as_ptr().cast_mut().cast();
+        // SAFETY: all of the words, which may be written to through a shared reference, and which the value holds.
+        unsafe { Shared::new(Arc::new(words), base, 8 * count) }
     }
 
     /// Bytes in the piece.

@@ -38,8 +38,8 @@ pub const AGAIN: u64 = 64;
 pub const WHOLE: u64 = 12;
 /// The same for chains, which are longer, and of which two may have to be read.
 pub const WHOLE_CHAIN: u64 = 60;
-/// Of so many deaths of a process one is followed by power losses.
-pub const POWER_LOST_LATER: u64 = 8;
+/// Of so many deaths of a process one is followed by more than reads and a flush, and by power losses.
+pub const LIVES_ON: u64 = 8;
 /// Sectors of one read when everything is read.
 const PIECE: usize = 128;
 /// The same.
@@ -90,6 +90,8 @@ pub struct Explorer {
     pub all_up_to: u64,
     /// Of one with more, twice so many at random.
     pub at_random: u64,
+    /// Of so many moments that differ, at one the process dies.
+    pub deaths_each: u64,
     /// What was looked at so far.
     pub counts: Counts,
 }
@@ -103,7 +105,7 @@ impl Explorer {
 
 impl Default for Explorer {
     fn default() -> Explorer {
-        Explorer { seen: HashSet::new(), all_up_to: 4096, at_random: 64, counts: Counts::default() }
+        Explorer { seen: HashSet::new(), all_up_to: 4096, at_random: 64, deaths_each: 1, counts: Counts::default() }
     }
 }
 
@@ -150,14 +152,14 @@ impl Explorer {
     }
 
     /// Has the process die at this moment and another take over. A power loss while it does is looked at in one of
-    /// [`POWER_LOST_LATER`].
+    /// [`LIVES_ON`].
     pub fn death(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
         let files = files_of(sight.chains);
         let (wreck, legal) = (Wreck::new(sight.io, &files), sight.oracle.after_crash());
         let told = sight.oracle.answered_digest();
         let digest =
             mix(!wreck.digest() ^ legal.digest() ^ told ^ sight.logs.digest(&files) ^ scene_digest(scene, sight));
-        if !self.seen.insert(digest) {
+        if !self.seen.insert(digest) || digest % self.deaths_each != 0 {
             return Ok(());
         }
         let windows = windows_of(&legal, sight.oracle, scene.setup.subject.kind);
@@ -169,10 +171,11 @@ impl Explorer {
             for reached in [true, false] {
                 if result.is_ok() && (reached || scene.setup.visible == Visible::AtCompletion) {
                     self.counts.deaths += 1;
-                    let death = Death { chain, reached, windows: &windows };
-                    let mut watch = |sight: &Sight<'_>| match digest % POWER_LOST_LATER {
-                        0 => self.event(Scene { setup: &setup, first_life: false }, sight),
-                        _ => Ok(()),
+                    let lives_on = digest / self.deaths_each % LIVES_ON == 0;
+                    let death = Death { chain, reached, windows: &windows, lives_on };
+                    let mut watch = |sight: &Sight<'_>| match lives_on {
+                        true => self.event(Scene { setup: &setup, first_life: false }, sight),
+                        false => Ok(()),
                     };
                     result = take_over(&setup, sight, &death, &mut watch);
                 }

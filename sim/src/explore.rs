@@ -137,6 +137,7 @@ fn live_first(subject: Subject, start: &mut Start, preparation: &str, first: u64
 pub fn explore(explorer: &mut Explorer, start: &Start, case: &mut Case) -> Result<End, Failure> {
     explorer.counts.runs += 1;
     let Case { setup, workload, schedule } = case;
+    explorer.deaths_each = if workload.len() == COMMON { DEATHS_EACH } else { 1 };
     let looked = catch_unwind(AssertUnwindSafe(|| {
         let scene = Scene { setup, first_life: true };
         run(setup, start, workload, schedule, &mut |sight| {
@@ -152,6 +153,11 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of an unknown kind").into()
 }
+
+/// Operations in the workloads of which there are most: what is found at the death of a process is mostly what shorter ones
+/// have shown, so that it dies at one of so many moments of them.
+const COMMON: usize = 3;
+const DEATHS_EACH: u64 = 4;
 
 /// Limits of an exhaustive search.
 #[derive(Clone, Copy, Debug)]

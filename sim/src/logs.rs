@@ -4,11 +4,10 @@
 //! where a file's number is used again.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use disk::redo::{FAILED_AT, HEAD_AT, HEADER_LEN, IDENTITY_LEN, TAIL_AT, UNSYNCED_AT};
 use disk::{FileId, ImageError, Records, RedoLog};
-use memory::{Mapping, Shared};
+use memory::Shared;
 
 use crate::media::Media;
 use crate::planted::Planted;
@@ -21,7 +20,7 @@ const GONE: [u8; IDENTITY_LEN] = [0xee; IDENTITY_LEN];
 
 /// Logs by the number of their file.
 pub struct Logs {
-    regions: BTreeMap<FileId, Arc<Mapping>>,
+    regions: BTreeMap<FileId, Shared>,
     capacity: usize,
     bug: Option<Planted>,
 }
@@ -41,7 +40,7 @@ impl Logs {
         if self.bug == Some(Planted::FailedSyncForgotten) {
             set(region, FAILED_AT, 0);
         }
-        RedoLog::open(Shared::of_mapping(region), &self.identity(file), media)
+        RedoLog::open(region.clone(), &self.identity(file), media)
     }
 
     fn identity(&self, file: FileId) -> [u8; IDENTITY_LEN] {
@@ -49,9 +48,9 @@ impl Logs {
     }
 
     /// Memory in which the log of another image stands, with a change where a VHD has its table.
-    fn used_before(&self) -> Result<Arc<Mapping>, ImageError> {
-        let region = Arc::new(empty(self.capacity));
-        let mut log = RedoLog::open(Shared::of_mapping(&region), &GONE, &mut [].as_slice())?;
+    fn used_before(&self) -> Result<Shared, ImageError> {
+        let region = empty(self.capacity);
+        let mut log = RedoLog::open(region.clone(), &GONE, &mut [].as_slice())?;
         let mut records = Records::default();
         records.collect();
         records.bytes(0, 1536, &[0, 0, 0, 9, 0, 0, 0, 9]);
@@ -61,7 +60,7 @@ impl Logs {
 
     /// Whether a file has a log that its next process must read.
     pub fn is_left(&self, file: FileId) -> bool {
-        let left = |region: &Arc<Mapping>| {
+        let left = |region: &Shared| {
             get(region, HEAD_AT) != get(region, TAIL_AT) || get(region, UNSYNCED_AT) != 0 || get(region, FAILED_AT) != 0
         };
         self.regions.get(&file).is_some_and(left)
@@ -91,16 +90,15 @@ impl Logs {
 
     /// What the next process finds, for which these files have the numbers from 0 on.
     pub fn of_chain(&self, chain: &[FileId]) -> Logs {
-        let copy = |(file, id): (FileId, &FileId)| Some((file, Arc::new(self.regions.get(id).map(copy_of)?)));
+        let copy = |(file, id): (FileId, &FileId)| Some((file, self.regions.get(id).map(copy_of)?));
         let mut logs = Logs::new(self.capacity, self.bug);
         logs.regions = (0..).map(FileId).zip(chain).filter_map(copy).collect();
         // Whose log it is goes with the file, not with its number.
         for (file, region) in &logs.regions {
             let identity = logs.identity(*file);
             let ours = chain.get(usize::from(file.0)).map(|id| self.identity(*id));
-            let shared = Shared::of_mapping(region);
-            if shared.read(IDENTITY_AT) == ours {
-                shared.write(IDENTITY_AT, identity);
+            if region.read(IDENTITY_AT) == ours {
+                region.write(IDENTITY_AT, identity);
             }
         }
         logs
@@ -108,7 +106,7 @@ impl Logs {
 
     /// A number for what stands in the logs of some files.
     pub fn digest(&self, files: &[FileId]) -> u64 {
-        let words = |region: &Arc<Mapping>| {
+        let words = |region: &Shared| {
             let (head, tail) = (get(region, HEAD_AT), get(region, TAIL_AT));
             let capacity = u64::try_from(self.capacity).unwrap_or(1).max(1);
             let at = |at: u64| HEADER_LEN + usize::try_from(at % capacity).unwrap_or(0);
@@ -122,28 +120,30 @@ impl Logs {
 
 /// Where the identity stands.
 const IDENTITY_AT: usize = 64;
+/// Behind it are only records.
+const STATE_END: usize = IDENTITY_AT + IDENTITY_LEN;
 
-fn empty(capacity: usize) -> Mapping {
-    match Mapping::anonymous(HEADER_LEN + capacity) {
-        Ok(mapping) => mapping,
-        Err(error) => panic!("there is no memory for a redo log: {error}"),
-    }
+fn empty(capacity: usize) -> Shared {
+    Shared::of_words((HEADER_LEN + capacity) / 8)
 }
 
-fn copy_of(region: &Arc<Mapping>) -> Mapping {
-    let (from, copy) = (Shared::of_mapping(region), Arc::new(empty(region.len() - HEADER_LEN)));
-    let into = Shared::of_mapping(&copy);
-    for at in (0..region.len()).step_by(8) {
+fn copy_of(from: &Shared) -> Shared {
+    let capacity = from.len() - HEADER_LEN;
+    let into = empty(capacity);
+    let (head, tail) = (get(from, HEAD_AT), get(from, TAIL_AT));
+    let len = u64::try_from(capacity).unwrap_or(1).max(1);
+    let record = |at: u64| HEADER_LEN + usize::try_from(at % len).unwrap_or(0);
+    // What is dropped is nobody's business.
+    for at in (0..STATE_END).step_by(8).chain((tail..head).step_by(8).map(record)) {
         into.publish_u64_native(at, from.load_u64_native(at).unwrap_or(0));
     }
-    drop(into);
-    Arc::into_inner(copy).unwrap_or_else(|| unreachable!("nobody else has it"))
+    into
 }
 
-fn get(region: &Arc<Mapping>, at: usize) -> u64 {
-    Shared::of_mapping(region).load_u64_native(at).unwrap_or(0)
+fn get(region: &Shared, at: usize) -> u64 {
+    region.load_u64_native(at).unwrap_or(0)
 }
 
-fn set(region: &Arc<Mapping>, at: usize, value: u64) {
-    Shared::of_mapping(region).publish_u64_native(at, value);
+fn set(region: &Shared, at: usize, value: u64) {
+    region.publish_u64_native(at, value);
 }

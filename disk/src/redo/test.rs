@@ -1,7 +1,5 @@
 //! What is read back from a redo log is what was appended, whenever its process has died.
 
-use memory::Mapping;
-
 use super::*;
 use crate::format::MetaWrite;
 
@@ -14,18 +12,17 @@ fn file() -> Vec<u8> {
 }
 
 struct Bed {
-    mapping: std::sync::Arc<Mapping>,
+    region: Shared,
     file: Vec<u8>,
 }
 
 impl Bed {
     fn new() -> Bed {
-        let mapping = std::sync::Arc::new(Mapping::anonymous(HEADER_LEN + CAPACITY).unwrap());
-        Bed { mapping, file: file() }
+        Bed { region: Shared::of_words((HEADER_LEN + CAPACITY) / WORD), file: file() }
     }
 
     fn try_open(&self, identity: &[u8; IDENTITY_LEN]) -> Result<RedoLog, ImageError> {
-        RedoLog::open(Shared::of_mapping(&self.mapping), identity, &mut self.file.as_slice())
+        RedoLog::open(self.region.clone(), identity, &mut self.file.as_slice())
     }
 
     /// The log as the next process finds it.
@@ -96,7 +93,7 @@ fn what_is_not_published_or_of_another_image_is_not_read() {
     let bed = Bed::new();
     let mut log = bed.open();
     append(&mut log, |changes| changes.bytes(0, 0, &[1]));
-    bed.mapping_word(HEADER_LEN + 16, u64::MAX);
+    bed.set_word(HEADER_LEN + 16, u64::MAX);
     assert_eq!(bed.patched()[..2], [1, 7]);
     assert!(bed.try_open(&[8; IDENTITY_LEN]).unwrap().owed().is_none());
     assert!(bed.open().owed().is_none(), "another image's log has taken its place");
@@ -203,7 +200,7 @@ fn a_log_that_makes_no_sense_is_an_error_and_never_a_panic() {
     let damaged = |at: usize, value: u64| {
         let bed = Bed::new();
         append(&mut bed.open(), |changes| changes.bytes(0, 0, &[1; 20]));
-        bed.mapping_word(at, value);
+        bed.set_word(at, value);
         bed.try_open(&IDENTITY).map(|_| ()).map_err(|error| error.kind)
     };
     let corrupt = Err(ImageErrorKind::Corrupt);
@@ -219,7 +216,7 @@ fn a_log_that_makes_no_sense_is_an_error_and_never_a_panic() {
 }
 
 impl Bed {
-    fn mapping_word(&self, at: usize, value: u64) {
-        Shared::of_mapping(&self.mapping).publish_u64_native(at, value).unwrap();
+    fn set_word(&self, at: usize, value: u64) {
+        self.region.publish_u64_native(at, value).unwrap();
     }
 }

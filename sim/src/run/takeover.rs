@@ -32,6 +32,8 @@ pub struct Death<'a> {
     pub reached: bool,
     /// Where to read.
     pub windows: &'a [Range<u64>],
+    /// Whether the next process is to do more than to read and to flush.
+    pub lives_on: bool,
 }
 
 /// Has another process take over, read, flush, write, flush and read. `watch` looks at every moment of it.
@@ -60,8 +62,8 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     }
     let windows = death.windows.iter().map(|window| Sectors { at: window.start, count: window.end - window.start });
     let reads: Vec<Op> = windows.map(Op::Read).collect();
-    let later = crate::workload::parse("f w1026+2 f w2+1 f").unwrap_or_default();
-    for op in reads.iter().chain(&later).chain(&reads) {
+    let (later, again) = if death.lives_on { ("f w1026+2 f w2+1 f", reads.as_slice()) } else { ("f", [].as_slice()) };
+    for op in reads.iter().chain(&crate::workload::parse(later).unwrap_or_default()).chain(again) {
         run.do_alone(*op, watch)?;
     }
     // Every request is answered.

@@ -7,6 +7,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 
 mod entry;
+#[allow(clippy::duplicate_mod, reason = "in the tests of the crate itself each mock has its own")]
 #[path = "../epoll/mod.rs"]
 mod epoll;
 mod front;

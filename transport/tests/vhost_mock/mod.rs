@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 
+#[allow(clippy::duplicate_mod, reason = "in the tests of the crate itself each mock has its own")]
 #[path = "../epoll/mod.rs"]
 pub mod epoll;
 

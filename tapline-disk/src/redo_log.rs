@@ -19,6 +19,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use disk::RedoLog;
 use disk::redo::{self, HEADER_LEN, IDENTITY_LEN};
 use memory::{Mapping, Shared};
+use rustix::fs::{FallocateFlags, fallocate};
 use uring::ImageFile;
 
 use crate::failure::Failure;
@@ -28,8 +29,8 @@ use crate::log::say;
 use crate::ordered;
 
 /// Bytes for records. A round begins when half of it is used: after some thousand changes.
-const CAPACITY: usize = 256 << 10;
-const LEN: u64 = 260 << 10;
+const CAPACITY: usize = 128 << 10;
+const LEN: u64 = 132 << 10;
 
 /// How much later than its process was last seen an image may have changed, by writes that were under way.
 const LATE_MAX: Duration = Duration::from_secs(10);
@@ -70,9 +71,8 @@ pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, F
         ));
         return Ok(None);
     };
-    if found.file.metadata().map_err(failed)?.len() != LEN {
-        found.file.set_len(LEN).map_err(failed)?;
-    }
+    // All of it is there from the beginning: a page that memory has no room for later would end the process.
+    fallocate(&found.file, FallocateFlags::empty(), 0, LEN).map_err(|errno| failed(errno.into()))?;
     let log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
         .map_err(|error| found.not_understood(name, error))?;
     found.check_unchanged(name, file, &log)?;

@@ -2,6 +2,9 @@
 
 mod harness;
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
 use harness::disks::{io, nbd, nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use harness::wait_until;
 use serde_json::{Value, json};
@@ -87,6 +90,44 @@ fn a_disk_process_that_is_killed_is_started_again_in_the_same_place() {
     nothing_leaked(&daemon);
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
+}
+
+/// A client that has written and not flushed, and is connected.
+fn write_without_flush(at: &str, write: &str) -> std::process::Child {
+    let mut client = std::process::Command::new("qemu-io")
+        .args(["-t", "writeback", "-f", "raw", at])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    writeln!(client.stdin.as_mut().unwrap(), "{write}").unwrap();
+    let said = BufReader::new(client.stdout.take().unwrap());
+    assert!(said.lines().map_while(Result::ok).any(|line| line.contains("wrote ")), "qemu-io has not written");
+    client
+}
+
+#[test]
+fn what_was_answered_is_there_when_a_killed_disk_is_back() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let at = nbd(&daemon, &vbd);
+    for (restarts, pattern) in [(1, 5), (2, 6)] {
+        let mut client = write_without_flush(&at, &format!("write -P {pattern} {restarts}M 64k"));
+        kill(&daemon.get(&vbd).1["pid"]);
+        wait_until("another one serves", || {
+            let now = daemon.get(&vbd).1;
+            now["state"] == "plugged" && now["restarts"] == restarts
+        });
+        // It would flush at its end.
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+    let (same, said) = io(&at, &["flush", "read -P 5 1M 64k", "read -P 6 2M 64k"]);
+    assert!(same, "{said}");
+    unplug(&daemon, &vbd);
+    let left = std::fs::read_dir(daemon.room().join("run/redo")).unwrap().flatten();
+    assert!(left.map(|log| log.metadata().unwrap().len()).all(|len| len == 0), "a log that nobody needs is not empty");
 }
 
 #[test]

@@ -181,6 +181,7 @@ impl<F: Format> Disk<F> {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
         }
         self.check_hidden(0, len)?;
+        self.may_change();
         let Some(leaf) = self.layers.first_mut() else { return Err(no_layer(0)) };
         leaf.format.grow(len)?;
         self.leaf_grown();
@@ -192,6 +193,7 @@ impl<F: Format> Disk<F> {
     pub fn grow_layer(&mut self, depth: usize, len: u64) -> Result<(), ImageError> {
         self.check_hidden(depth, len)?;
         self.require_nothing_owed(depth)?;
+        self.may_change();
         let Some(layer) = self.layers.get_mut(depth) else { return Err(no_layer(depth)) };
         layer.format.grow(len)?;
         let file = layer.file;
@@ -230,6 +232,7 @@ impl<F: Format> Disk<F> {
 
     /// The image of a layer, to be changed in a way that does not concern where bytes live, nor how many there are.
     pub fn layer_mut(&mut self, depth: usize) -> Option<&mut F> {
+        self.may_change();
         self.layers.get_mut(depth).map(|layer| &mut layer.format)
     }
 

@@ -50,6 +50,11 @@ impl<F: Format> Disk<F> {
         self.logs && self.layers.iter().any(Layer::owes)
     }
 
+    /// A format is about to be asked for something that may change it.
+    pub(super) fn may_change(&mut self) {
+        self.log_due = self.logs;
+    }
+
     /// Logs what has changed. Whether all of it, and all before it, is logged: if not, what has changed must be durable
     /// before anybody is told.
     pub(super) fn log_changes(&mut self) -> bool {
@@ -59,6 +64,7 @@ impl<F: Format> Disk<F> {
                 gap |= layer.log_changes(gap);
             }
         }
+        self.log_due = gap;
         !gap
     }
 

@@ -206,6 +206,7 @@ impl<F: Format> Disk<F> {
         let Some(len) = self.layers.get(from).map(|layer| layer.format.geometry().len) else { return Ok(()) };
         let (Some(below), Some(count)) = (from.checked_add(1), into.checked_sub(from)) else { return Ok(()) };
         self.check_hidden(into, len)?;
+        self.may_change();
         // The deepest first: if it cannot be made larger, nothing has changed.
         let mut grown = Vec::new();
         for layer in self.layers.iter_mut().skip(below).take(count).rev() {

@@ -196,6 +196,8 @@ pub struct Disk<F: Format> {
     broken: bool,
     /// Some layer has a redo log.
     logs: bool,
+    /// A format was asked for something that may have changed it since that was logged, or something is missing in a log.
+    log_due: bool,
 }
 
 impl<F: Format> Disk<F> {
@@ -243,6 +245,7 @@ impl<F: Format> Disk<F> {
             epoch: 0,
             broken: false,
             logs: false,
+            log_due: false,
         };
         for (depth, layer) in disk.layers.iter().enumerate() {
             disk.check_block(layer.format.geometry(), &format!("layer {depth}"))?;
@@ -426,7 +429,7 @@ impl<F: Format> Disk<F> {
             Operation::Write { durable } | Operation::WriteZeroes { durable, .. } => durable,
             Operation::Read | Operation::Discard | Operation::Extents => false,
         };
-        let unlogged = self.logs && operation.is_write() && !self.log_changes();
+        let unlogged = self.log_due && operation.is_write() && !self.log_changes();
         if (durable || unlogged) && done {
             self.flushes.push(number);
         } else {

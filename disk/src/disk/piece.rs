@@ -252,6 +252,7 @@ impl<F: Format> Disk<F> {
     /// Lets the sources forget the grain, the deepest first.
     fn forget<I: Io>(&mut self, number: u32, grain: Span, io: &mut I) {
         let Some((from, into)) = self.merge.as_ref().map(|merge| (merge.from, merge.into)) else { return };
+        self.may_change();
         for depth in (from..into).rev() {
             let Some(layer) = self.layers.get_mut(depth) else { continue };
             if let Err(wait) = forget_all(layer, grain) {

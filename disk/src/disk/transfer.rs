@@ -88,6 +88,7 @@ impl<F: Format> Disk<F> {
         file: FileId,
         question: impl FnOnce(&mut F) -> Result<T, Wait>,
     ) -> Result<T, Obstacle> {
+        self.may_change();
         let Some(layer) = self.layer_of(file) else { return Err(Obstacle::Layer(file, Wait::NoSpace)) };
         if layer.owes() {
             return Err(Obstacle::Owed);
@@ -145,6 +146,7 @@ impl<F: Format> Disk<F> {
 
     /// Commits or abandons a reservation; those who waited for that go on.
     pub(super) fn conclude<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
+        self.may_change();
         let Some(format) = self.format_of(file) else { return };
         if ok {
             if let Some(placed) = format.commit(ticket) {

@@ -90,6 +90,7 @@ fn settle_parent(
     while io.pending() > 0 {
         let FileDone { op, result } = io.finish(0);
         disk.settle(FileDone { op: FileOp { file: FileId(0), ..op }, result }, &mut Only { io, file });
+        disk.retry(&mut Only { io, file });
         look(io, logs)?;
     }
     io.let_write(file, false);

@@ -38,9 +38,14 @@ fn write(room: &Room, file: &str) -> Handed {
 
 /// A disk of 64 MiB, served by sockets that were handed over.
 fn serve(room: &Room, format: &str) -> Disk {
+    serve_with(room, format, |_| Vec::new())
+}
+
+/// The same with more files than its image.
+fn serve_with(room: &Room, format: &str, more: impl FnOnce(&Room) -> Vec<Handed>) -> Disk {
     create(room, format, "a");
     let words = format!("serve {} --nbd {NOWHERE}/nbd.sock --control {NOWHERE}/control.sock", name(format, "a"));
-    let hand = Hand::to(&words).file(&write(room, "a"));
+    let hand = Hand::to(&words).file(&write(room, "a")).files(&more(room));
     hand.listen(room, "nbd", "nbd.sock").listen(room, "control", "control.sock").serve()
 }
 
@@ -420,16 +425,19 @@ fn two_lines_in_one_are_given_their_own_files() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// The process is killed at a moment of a snapshot that is as good as any: the file tells which disk there is.
+/// The process is killed at a moment of a snapshot that is as good as any: the file tells which disk there is, and with the
+/// redo logs all that was answered is in it.
 #[test]
 fn whatever_a_kill_leaves_of_a_snapshot_is_no_image_or_the_leaf() {
     for (n, format) in FORMATS.iter().cycle().take(12).enumerate() {
         let room = Room::new();
-        let disk = serve(&room, format);
+        let disk = serve_with(&room, format, |room| vec![Handed::redo_log(room, "a")]);
         let guest = guest(&room);
         let mut control = control(&room);
         guest.work(50);
-        control.send_with(&snapshot(format, "b"), &for_snapshot(&room, "a", "b"));
+        let [new, old] = for_snapshot(&room, "a", "b");
+        let log = Handed::redo_log(&room, "b");
+        control.send_with(&snapshot(format, "b"), &[new, old, log]);
         guest.work(n * 3);
         disk.signal(Signal::KILL);
         drop(disk);

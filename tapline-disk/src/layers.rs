@@ -148,10 +148,12 @@ impl Layers {
         command: Option<&str>,
         served: Option<Served>,
     ) -> Result<(), Failure> {
-        if options.lock && !options.write && redo_log::is_left(name.path()) {
-            settle_read_only(name, options)?;
-        }
-        self.files.push(files::open(name.path(), options).map_err(Failure::said)?);
+        // Of one that is served, what is left is written when it is: reads need not wait for it.
+        let served = served.filter(|_| options.write);
+        self.files.push(match served {
+            Some(_) => files::open(name.path(), options).map_err(Failure::said)?,
+            None => open_file(name, options)?,
+        });
         let depth = self.images.len();
         let Some(file) = self.files.last_mut() else { return Ok(()) };
         match command {
@@ -159,11 +161,7 @@ impl Layers {
             None if options.write => unfinished::settle(name)?,
             None => {}
         }
-        let log = match served.filter(|_| options.write) {
-            Some(served) => open_log(name, file, served)?,
-            None if options.write => redo_log::settle(name, file).map(|()| None)?,
-            None => None,
-        };
+        let log = served.map_or(Ok(None), |served| open_log(name, file, served))?;
         let image = match log.as_ref().filter(|log| log.owed().is_some()) {
             Some(log) => open_as_logged(name, file, log)?,
             None => {
@@ -203,6 +201,18 @@ pub fn disk_of(images: Vec<Image>, logs: Vec<(usize, RedoLog)>) -> Result<Disk<I
         file.map_or(Ok(()), |file| disk.set_log(file, log))?;
     }
     Ok(disk)
+}
+
+/// Opens the file of an image, in which nothing is missing that a process has left to be written.
+pub fn open_file(name: &ImageName, options: OpenOptions) -> Result<ImageFile, Failure> {
+    if options.lock && !options.write && redo_log::is_left(name.path()) {
+        settle_read_only(name, options)?;
+    }
+    let mut file = files::open(name.path(), options).map_err(Failure::said)?;
+    if options.write {
+        redo_log::settle(name, &mut file)?;
+    }
+    Ok(file)
 }
 
 /// Makes durable what a process has left of an image that is to be read only.

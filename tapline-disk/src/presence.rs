@@ -7,9 +7,8 @@ use disk::{Format, Image, MetaBlock, Place, ReadFault, Source, Span, Wait};
 use uring::{ImageFile, OpenOptions};
 
 use crate::failure::Failure;
-use crate::files;
 use crate::image_name::ImageName;
-use crate::layers::open_image;
+use crate::layers::{open_file, open_image};
 
 /// Who answers for a part of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +33,7 @@ impl Presence {
     /// past it, as `options` say.
     pub fn of(name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
         let options = OpenOptions { write: false, lock: false, ..options };
-        let mut file = files::open(name.path(), options).map_err(Failure::said)?;
+        let mut file = open_file(name, options)?;
         let image = open_image(name, &mut file, false)?;
         Ok(Presence { name: name.clone(), file, image })
     }

@@ -9,7 +9,7 @@ use uring::{Cache, OpenOptions};
 use crate::failure::Failure;
 use crate::files;
 use crate::image_name::ImageName;
-use crate::layers::open_as_it_is;
+use crate::layers::{open_as_it_is, open_file};
 use crate::log::say;
 use crate::ordered;
 
@@ -21,7 +21,7 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
         None => format!("record in {name} that it has no parent"),
     };
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: false };
-    let mut file = files::open(name.path(), options).map_err(Failure::said)?;
+    let mut file = open_file(name, options)?;
     let mut image = open_as_it_is(name, &mut file, true)?;
     image.relink(link).map_err(|error| Failure::new(tried(), error))?;
     ordered::round(&mut file, &mut image).map_err(|error| Failure::new(tried(), error))

@@ -12,7 +12,7 @@ use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 use crate::failure::Failure;
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
-use crate::layers::{FileIdentity, open_image, to_look_at};
+use crate::layers::{FileIdentity, open_file, open_image, to_look_at};
 use crate::presence::{Holds, Presence};
 
 /// A layer that others may stand on.
@@ -66,7 +66,7 @@ pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> 
 }
 
 fn look(name: &ImageName) -> Result<Image, Failure> {
-    let mut file = files::open(name.path(), to_look_at(true)).map_err(Failure::said)?;
+    let mut file = open_file(name, to_look_at(true))?;
     open_image(name, &mut file, false)
 }
 

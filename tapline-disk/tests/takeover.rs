@@ -127,3 +127,43 @@ fn answered_writes_survive_the_process_on_a_chain_of_vhd() {
 fn answered_writes_survive_the_process_on_a_chain_of_qcow2() {
     survives("qcow2-raw");
 }
+
+/// Somebody has put another image in its place, or changed it, since its process has died: what is left may not fit.
+#[test]
+fn an_image_that_was_changed_since_is_not_opened_before_somebody_decides() {
+    let room = Room::new();
+    let words = make(&room, "qcow2");
+    let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
+    live_and_die(&room, &words, &mut model, &mut dice, 0);
+    let image = std::fs::File::options().write(true).open(room.file("a.img")).unwrap();
+    image.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(3600)).unwrap();
+    let before = room.read("a.img");
+    for refused in
+        ["serve qcow2:a.img --nbd other.sock", "image check qcow2:a.img", "image resize qcow2:a.img --size 80M"]
+    {
+        let said = room.tapline(refused);
+        assert_eq!(said.code, Some(4), "{refused}: {said:?}");
+        assert!(said.err.contains("was changed") && said.err.contains(".redo"), "{refused}: {said:?}");
+    }
+    assert!(room.read("a.img") == before, "it was written to");
+    room.lose_redo_logs();
+    assert_eq!(Disk::serve(&room, &format!("{words} --nbd nbd.sock")).stop().0, Some(0));
+    assert_ne!(room.json("image check qcow2:a.img")["result"], "damaged");
+}
+
+/// Whoever opens the image, whatever for, sees what was answered.
+#[test]
+fn a_job_finds_what_was_answered() {
+    for kind in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let words = make(&room, kind);
+        let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
+        live_and_die(&room, &words, &mut model, &mut dice, 0);
+        room.done(&format!("image convert {kind}:a.img raw:b"));
+        let found = room.read("b");
+        for (block, version) in model.iter().enumerate() {
+            assert!(found[block * BLOCK..(block + 1) * BLOCK] == content(*version), "block {block} of {kind}");
+        }
+        assert_eq!(std::fs::read_dir(room.file("redo")).unwrap().count(), 0, "the log is not needed any more");
+    }
+}

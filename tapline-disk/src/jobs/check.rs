@@ -9,9 +9,8 @@ use uring::{Cache, OpenOptions};
 
 use crate::cli::Check;
 use crate::failure::{Exit, Failure};
-use crate::files;
 use crate::image_name::ImageName;
-use crate::layers::{Layers, to_look_at};
+use crate::layers::{Layers, open_file, to_look_at};
 use crate::output;
 use crate::soundness::{Examined, examine, mend};
 
@@ -41,8 +40,7 @@ struct Line {
 /// Runs the job. Parents that are named are checked too, and never repaired.
 pub fn run(check: &Check) -> Result<Exit, Failure> {
     let write = check.repair;
-    let mut file = files::open(check.image.path(), OpenOptions { write, cache: Cache::Writeback, lock: true })
-        .map_err(Failure::said)?;
+    let mut file = open_file(&check.image, OpenOptions { write, cache: Cache::Writeback, lock: true })?;
     let first = examine(&check.image, &mut file, check.repair)?;
     let mut found = Found {
         image: check.image.to_string(),
@@ -62,7 +60,7 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
     }
     drop(file);
     for parent in &check.parents.names {
-        let mut file = files::open(parent.path(), to_look_at(true)).map_err(Failure::said)?;
+        let mut file = open_file(parent, to_look_at(true))?;
         let report = examine(parent, &mut file, false)?;
         found.problems.extend(lines(parent, &report.problems));
         found.unlisted = found.unlisted.saturating_add(report.unlisted);

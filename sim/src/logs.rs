@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use disk::redo::{FAILED_AT, HEAD_AT, HEADER_LEN, IDENTITY_LEN, TAIL_AT, UNSYNCED_AT};
+use disk::redo::{self, FAILED_AT, HEAD_AT, HEADER_LEN, IDENTITY_LEN, TAIL_AT, UNSYNCED_AT};
 use disk::{FileId, ImageError, Records, RedoLog};
 use memory::Shared;
 
@@ -60,10 +60,8 @@ impl Logs {
 
     /// Whether a file has a log that its next process must read.
     pub fn is_left(&self, file: FileId) -> bool {
-        let left = |region: &Shared| {
-            get(region, HEAD_AT) != get(region, TAIL_AT) || get(region, UNSYNCED_AT) != 0 || get(region, FAILED_AT) != 0
-        };
-        self.regions.get(&file).is_some_and(left)
+        let state = self.regions.get(&file).and_then(|region| region.read(0));
+        state.is_some_and(|state| redo::is_left(&state))
     }
 
     /// Whether a sync of a file has failed.

@@ -316,7 +316,6 @@ impl FileIdentity {
 pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     if write {
         unfinished::settle(name)?;
-        redo_log::settle(name, file)?;
     }
     open_as_it_is(name, file, write)
 }

@@ -12,8 +12,9 @@
 //! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live and
 //! waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed clusters,
 //! `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that are under way,
-//! `held` those that wait for others, `logging` what outlives the process, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become
-//! one, `piece` one grain of that, `rest` what is given back when nothing is asked for.
+//! `held` those that wait for others, `logging` what outlives the process, `flush` the rounds, `chain` the layers and how
+//! they change, `merge` layers that become one, `piece` one grain of that, `rest` what is given back when nothing is asked
+//! for.
 
 mod active;
 mod budget;

@@ -8,8 +8,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Resize;
 use crate::failure::{Exit, Failure};
-use crate::files;
-use crate::layers::open_image;
+use crate::layers::{open_file, open_image};
 use crate::ordered;
 use crate::output;
 use crate::size::{Size, readable};
@@ -26,7 +25,7 @@ struct Resized {
 pub fn run(resize: &Resize) -> Result<Exit, Failure> {
     let name = &resize.image;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-    let mut file = files::open(name.path(), options).map_err(Failure::said)?;
+    let mut file = open_file(name, options)?;
     let mut image = open_image(name, &mut file, true)?;
     let (before, Size(after)) = (image.geometry().len, resize.size);
     let tried = || format!("resize {name} from {before} to {after} bytes");

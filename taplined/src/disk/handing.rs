@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
 use ::vm::xen::lend::Lent;
@@ -17,6 +17,7 @@ use rustix::net::{
 };
 use serde_json::{Value, json};
 
+use super::control::Beside;
 use super::redo::RedoLogs;
 
 /// What a socket is for.
@@ -34,8 +35,8 @@ pub enum Role {
 #[derive(Debug, Default)]
 pub struct Handing {
     messages: Vec<(Value, OwnedFd)>,
-    /// Of the first messages, which files they are about: their redo logs go with them.
-    files: Vec<(PathBuf, bool, OwnedFd)>,
+    /// Image files, with which their redo logs go.
+    files: Vec<Beside>,
 }
 
 /// The daemon's end of the socket, and what goes over it.
@@ -48,7 +49,7 @@ pub struct Ready {
 impl Handing {
     /// The file that the command line names `path`.
     pub fn file(&mut self, path: &Path, write: bool, file: File) {
-        self.files.push((path.to_owned(), write, file.into()));
+        self.files.push(Beside { path: path.to_owned(), write, file });
     }
 
     /// A socket that listens at `path` already.
@@ -70,9 +71,8 @@ impl Handing {
 
     /// What becomes the standard input of the process, and what is sent when it runs.
     pub fn prepare(self, redo: &RedoLogs) -> Result<(Stdio, Ready), Problem> {
-        let logs = redo.of_handed(self.files.iter().map(|(path, write, file)| (path.as_path(), *write, file)))?;
-        let logs = logs.into_iter().map(|log| (log.path, log.write, OwnedFd::from(log.file)));
-        let said = |(path, write, file): (PathBuf, bool, OwnedFd)| (json!({ "file": path, "write": write }), file);
+        let logs = redo.of_handed(&self.files)?;
+        let said = |Beside { path, write, file }| (json!({ "file": path, "write": write }), OwnedFd::from(file));
         let messages = self.files.into_iter().chain(logs).map(said).chain(self.messages).collect();
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (theirs, ours) = pair.map_err(|errno| Problem::failed("make a socket to a disk process", errno))?;

@@ -6,7 +6,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -58,15 +58,11 @@ impl RedoLogs {
         Ok(files)
     }
 
-    /// The logs of files that are handed to a process, as what that is called, and its descriptor.
-    pub fn of_handed<'a>(
-        &self,
-        files: impl Iterator<Item = (&'a Path, bool, &'a OwnedFd)>,
-    ) -> Result<Vec<Beside>, Problem> {
+    /// What goes with files that are handed to a process when it is started.
+    pub fn of_handed(&self, files: &[Beside]) -> Result<Vec<Beside>, Problem> {
         let mut all = Vec::new();
-        for (path, write, descriptor) in files {
-            let again = descriptor.try_clone().map_err(|error| Problem::failed("duplicate a descriptor", error))?;
-            all.extend(self.beside(path, write, &File::from(again))?);
+        for file in files {
+            all.extend(self.beside(&file.path, file.write, &file.file)?);
         }
         Ok(all)
     }

@@ -9,7 +9,7 @@ mod quiet;
 mod space;
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use uring::Engine;
 
 use crate::failure::{Exit, Failure};
-use crate::log::{self, Log, say};
+use crate::log::{Log, say};
 use crate::panics;
 use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
@@ -28,7 +28,7 @@ use crate::serve::full::Full;
 use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
 use crate::signals::Signal;
-use crate::stats::{self, Condition, Counters, Stats};
+use crate::stats::{Condition, Counters, Stats};
 
 /// Keys of our own. No server has so many connections or queues that it comes near them.
 const STOP: WatchKey = WatchKey(u64::MAX - 64);
@@ -306,7 +306,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.look_whether_quiet();
         }
         if report {
-            write_stats(&self.line(), self.stats_file.as_ref());
+            ending::write_stats(&self.line(), self.stats_file.as_ref());
         }
     }
 
@@ -431,9 +431,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     fn control(&mut self) {
         self.with_control(|control, work, stats| control.turn(work, stats));
         if self.replaced {
-            // Nothing is dropped on the way: all that there is belongs to the other process.
-            log::end();
-            std::process::exit(i32::from(Exit::Done.code()));
+            ending::leave_everything();
         }
         self.control_due = self.control.as_ref().is_some_and(|control| control.is_awake() || control.is_working());
         // A verb may open files, and measures by a clock of its own.
@@ -499,13 +497,5 @@ fn in_words(operation: Operation) -> &'static str {
         Operation::Discard => "a discard",
         Operation::WriteZeroes { .. } => "a write of zeroes",
         Operation::Extents => "a query for extents",
-    }
-}
-
-/// Statistics must not end a disk: what cannot be written is said.
-fn write_stats(line: &str, file: Option<&PathBuf>) {
-    let Some(path) = file else { return say(format_args!("statistics: {line}")) };
-    if let Err(error) = stats::open_file(path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
-        say(format_args!("cannot append statistics to {}: {error}", path.display()));
     }
 }

@@ -27,13 +27,20 @@ pub struct Merging {
 
 impl Control {
     /// The merge, to be told something.
-    pub(super) fn running_merge(&mut self) -> Result<&mut Merge, Refusal> {
+    fn running_merge(&mut self) -> Result<&mut Merge, Refusal> {
         match &mut self.merging {
             Some(merging) => Ok(&mut merging.merge),
             None => {
                 Err(Refusal::new(Kind::State, "there is no merge").advise("merge-status tells how the last one ended"))
             }
         }
+    }
+
+    /// Has the merge do something; the answer is how it is then.
+    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut Merge)) -> Result<Option<Value>, Refusal> {
+        let merge = self.running_merge()?;
+        tell(merge);
+        Ok(Some(merge.status()))
     }
 
     /// `merge-status`.

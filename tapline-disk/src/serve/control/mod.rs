@@ -44,6 +44,7 @@ use transport::{Interest, Watch, WatchKey};
 
 use client::{Client, Heard};
 use job::{Job, Steps};
+use merge::Merge;
 use merging::Merging;
 use protocol::{Asked, Id, Verb};
 use refusal::{Kind, Refusal};
@@ -333,24 +334,9 @@ impl Control {
             }
             Verb::Watch => return Ok(Some(self.watchers.add(asker, work.condition()))),
             Verb::MergeStatus => return Ok(Some(self.merge_status())),
-            Verb::MergePause => {
-                return self.running_merge().map(|merge| {
-                    merge.stop(true);
-                    Some(merge.status())
-                });
-            }
-            Verb::MergeResume => {
-                return self.running_merge().map(|merge| {
-                    merge.stop(false);
-                    Some(merge.status())
-                });
-            }
-            Verb::MergeCancel => {
-                return self.running_merge().map(|merge| {
-                    merge.cancel();
-                    Some(merge.status())
-                });
-            }
+            Verb::MergePause => return self.tell_merge(|merge| merge.stop(true)),
+            Verb::MergeResume => return self.tell_merge(|merge| merge.stop(false)),
+            Verb::MergeCancel => return self.tell_merge(Merge::cancel),
             Verb::Stats => return Ok(Some(serde_json::from_str(&stats()).unwrap_or(Value::Null))),
             _ => {}
         }

@@ -11,6 +11,7 @@ mod full;
 mod guest;
 mod polling;
 mod quiet;
+mod suspects;
 
 use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;

@@ -63,6 +63,8 @@ pub struct Condition {
     pub full: bool,
     /// So many of them.
     pub waiting: usize,
+    /// Requests that were answered with an error since one process after the other had died of them.
+    pub fatal: u64,
 }
 
 #[derive(Serialize)]

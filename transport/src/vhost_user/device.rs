@@ -402,6 +402,12 @@ fn token(epoch: u32, index: usize, head: u16) -> Token {
     Token((u64::from(epoch) << 32) | (index << 16) | u64::from(head))
 }
 
+/// Where the request of a token came from, for people.
+pub fn place_of(token: Token) -> String {
+    let (_, index, head) = parts(token);
+    format!("queue {index}, descriptor {head}")
+}
+
 fn parts(token: Token) -> (u32, usize, u16) {
     let [a, b, c, d, e, f, g, h] = token.0.to_be_bytes();
     (u32::from_be_bytes([a, b, c, d]), usize::from(u16::from_be_bytes([e, f])), u16::from_be_bytes([g, h]))

@@ -381,6 +381,10 @@ impl crate::Server for Server {
         self.is_recorded()
     }
 
+    fn place_of(&self, token: Token) -> Option<String> {
+        Some(device::place_of(token))
+    }
+
     fn peers(&self) -> usize {
         usize::from(self.client.is_some())
     }

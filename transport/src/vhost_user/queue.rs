@@ -286,7 +286,19 @@ impl Queue {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
         let Some(left) = slot.open.checked_sub(1) else { return Ok(false) };
         slot.open = left;
+        #[cfg(test)]
+        let status = match status {
+            Some(_) if moment::is_planted(moment::Bug::ErrorLost) => Some(Status::Done),
+            None if moment::is_planted(moment::Bug::GivenBackAnswered) => Some(Status::Done),
+            status => status,
+        };
         match status {
+            #[cfg(test)]
+            Some(Status::Done) if moment::is_planted(moment::Bug::LastSaysAll) => slot.status = S_OK,
+            #[cfg(test)]
+            Some(status) if status != Status::Done && moment::is_planted(moment::Bug::LengthOfFailure) => {
+                slot.status = status_byte(status);
+            }
             Some(Status::Done) => {}
             // Of a failed read nothing is promised but the status byte.
             Some(status) => (slot.status, slot.written) = (status_byte(status), 1),

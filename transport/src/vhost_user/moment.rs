@@ -48,6 +48,12 @@ pub mod test {
         MarkedLate,
         /// What a process before this one may not have signalled is not signalled.
         SignalLost,
+        /// The process that takes over goes on behind all that was taken, answered or not.
+        BaseOfTaken,
+        /// It is not told of the record of what is in flight.
+        RegionUntold,
+        /// Nor of memory that was taken away and may come back.
+        GoneUntold,
         /// What the storage has failed is answered as if it were done.
         ErrorLost,
         /// Of the requests of a chain the one that ends last says how it went.
@@ -67,7 +73,7 @@ pub mod test {
     }
 
     /// All of them.
-    pub const BUGS: [Bug; 19] = [
+    pub const BUGS: [Bug; 22] = [
         Bug::ClearBeforePublish,
         Bug::UsedIndexLost,
         Bug::Reversed,
@@ -87,6 +93,9 @@ pub mod test {
         Bug::WaitsForAll,
         Bug::FirstPublished,
         Bug::GivenBackAnswered,
+        Bug::BaseOfTaken,
+        Bug::RegionUntold,
+        Bug::GoneUntold,
     ];
 
     /// Another moment is reached; whether the process still lives.

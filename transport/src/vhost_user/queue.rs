@@ -209,9 +209,16 @@ impl Queue {
     /// The index at which the ring is to be continued, were it stopped now.
     pub fn goes_on_at(&self) -> u16 {
         let Some(at) = self.ring.as_ref().map(Ring::position).or(self.lost) else { return self.base };
-        let unanswered = u16::try_from(self.order.len()).unwrap_or(u16::MAX).wrapping_add(at.unpublished());
-        let back = if self.record.is_some() { 0 } else { unanswered };
-        at.next_avail().wrapping_sub(back)
+        at.next_avail().wrapping_sub(self.unanswered().wrapping_add(if self.record.is_some() {
+            0
+        } else {
+            at.unpublished()
+        }))
+    }
+
+    /// Without a record: chains that were taken and whose answers are not written.
+    pub fn unanswered(&self) -> u16 {
+        if self.record.is_some() { 0 } else { u16::try_from(self.order.len()).unwrap_or(u16::MAX) }
     }
 
     /// Where answers are signalled.

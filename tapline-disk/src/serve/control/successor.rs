@@ -141,6 +141,9 @@ impl Successor {
             (Said::Taken, _) => {}
             (said, _) => return Err(NotHanded::Successor(ChannelError::Strange(format!("{said:?}")))),
         }
+        if Instant::now() >= until {
+            return Err(NotHanded::Successor(ChannelError::Late));
+        }
         say(Said::Go, &[])?;
         *work.replaced = true;
         Ok(())

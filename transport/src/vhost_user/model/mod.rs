@@ -35,6 +35,7 @@ struct Explored {
     killed: usize,
     answered: u64,
     errors: u64,
+    upgraded: u64,
 }
 
 impl Explored {
@@ -43,6 +44,7 @@ impl Explored {
         self.killed += run.killed;
         self.answered += run.answered();
         self.errors += run.errors();
+        self.upgraded += run.upgraded;
     }
 }
 
@@ -100,7 +102,7 @@ fn live_at_random(seed: u64, explored: &mut Explored) -> Result<(), String> {
 
 fn any_step(dice: &mut Dice) -> Step {
     let queue = dice.roll(2) as usize;
-    match dice.roll(38) {
+    match dice.roll(40) {
         0..6 => Step::Offer(queue, Kind::Write),
         6..8 => Step::Offer(queue, Kind::Read),
         8 => Step::Offer(queue, Kind::Flush),
@@ -116,6 +118,7 @@ fn any_step(dice: &mut Dice) -> Step {
         32..34 => Step::Offer(queue, Kind::Zeroes),
         34..36 => Step::Fail(dice.roll(3) as usize, dice.roll(2) == 0),
         36 => Step::Full(dice.roll(3) as usize),
+        37..39 => Step::Upgrade(dice.roll(4) > 0),
         _ => Step::Space,
     }
 }
@@ -159,6 +162,7 @@ fn a_kill_at_any_moment_of_a_short_script_loses_and_repeats_nothing() {
     let explored = explore(from_environment("TAPLINE_MODEL_DEEP").is_some()).unwrap();
     println!("{explored:?}");
     assert!(explored.lives > 1000 && explored.killed > 1000 && explored.errors > 100, "{explored:?}");
+    assert!(explored.upgraded > 500, "{explored:?}");
 }
 
 #[test]

@@ -51,6 +51,8 @@ pub enum Step {
     Restart(usize),
     /// The connection is lost, and comes again.
     Reconnect,
+    /// Another process takes the place of this one; or it fails to, when it has been told everything.
+    Upgrade(bool),
 }
 
 /// How the life is.
@@ -92,13 +94,17 @@ pub struct Run {
     /// Moments after which the next processes are killed, the last first.
     kills: Vec<u64>,
     pub killed: usize,
+    pub upgraded: u64,
 }
 
 const DISK: Geometry = Geometry { len: SECTORS as u64 * 512, physical_block: 512, discard: 512, ..GEOMETRY };
 
+fn config(path: &Path, queues: usize) -> Config {
+    Config { path: path.to_owned(), queues: queues as u16, serial: String::new(), geometry: DISK }
+}
+
 fn serve(path: &Path, queues: usize) -> (Server, Epoll) {
-    let config = Config { path: path.to_owned(), queues: queues as u16, serial: String::new(), geometry: DISK };
-    let mut server = Server::bind(config).unwrap();
+    let mut server = Server::bind(config(path, queues)).unwrap();
     let mut watch = Epoll::new();
     server.start(&mut watch).unwrap();
     (server, watch)
@@ -127,6 +133,7 @@ impl Run {
             removed: [false; 2],
             kills,
             killed: 0,
+            upgraded: 0,
         };
         // The first process may die before the guest has found its disk.
         moment::die_after(run.kills.pop().unwrap_or(u64::MAX));
@@ -194,6 +201,7 @@ impl Run {
             Step::Remove(_) | Step::Add(_) | Step::Replace => {}
             Step::Restart(queue) => self.restart(queue % self.nature.queues)?,
             Step::Reconnect => self.reconnect()?,
+            Step::Upgrade(succeeds) => self.upgrade(succeeds)?,
         }
         self.mourn()?;
         self.guest.interrupt(&self.storage.durable)
@@ -417,6 +425,33 @@ impl Run {
         self.last = [None; QUEUES];
         self.guest.take_region();
         self.guest.start(&bases);
+        self.turn()
+    }
+
+    /// What is under way ends, what waits for space stays with the guest, and another process goes on.
+    fn upgrade(&mut self, succeeds: bool) -> Check {
+        self.server.hold(true);
+        while !self.held.is_empty() {
+            self.end(usize::MAX, End::Done)?;
+            self.take()?;
+        }
+        self.turn()?;
+        let next =
+            self.server.hand_over().and_then(|all| Server::taken_over(all, config(&self.path, self.nature.queues)));
+        // Not while a queue is being stopped, nor while the memory of a ring is away.
+        let Some(mut next) = next.ok().filter(|_| succeeds && !moment::is_dead()) else {
+            self.server.hold(false);
+            return self.turn();
+        };
+        for taken in self.waiting.drain(..) {
+            taken.request.retire();
+        }
+        let mut watch = Epoll::new();
+        next.start(&mut watch).unwrap();
+        self.watch = watch;
+        std::mem::replace(&mut self.server, next).leave_path();
+        self.last = [None; QUEUES];
+        self.upgraded += 1;
         self.turn()
     }
 

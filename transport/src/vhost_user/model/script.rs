@@ -17,7 +17,7 @@ pub fn with_events(deep: bool) -> Vec<Vec<Step>> {
     } else {
         &[[0, 0, 0], [2, 1, 0]]
     };
-    let events: [&[Step]; 7] = [
+    let events: [&[Step]; 11] = [
         &[],
         &[Step::Replace],
         &[Step::Remove(0), Step::Complete(0), Step::Publish, Step::Add(0)],
@@ -25,6 +25,10 @@ pub fn with_events(deep: bool) -> Vec<Vec<Step>> {
         &[Step::Restart(0)],
         &[Step::Wait(0), Step::Restart(0)],
         &[Step::Wait(0), Step::Reconnect],
+        &[Step::Upgrade(true)],
+        &[Step::Upgrade(false)],
+        &[Step::Wait(0), Step::Upgrade(true), Step::Space],
+        &[Step::Remove(1), Step::Upgrade(true), WRITE, Step::Turn, Step::Add(1)],
     ];
     let mut scripts = Vec::new();
     for order in orders {

@@ -9,7 +9,7 @@ mod ring;
 mod tool;
 
 use std::os::unix::process::ExitStatusExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ring::{Driver, Kind};
 use rustix::process::Signal;
@@ -116,27 +116,39 @@ fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// Killed again and again before it has done anything, or while it recovers: nobody is to be blamed for that.
+/// Killed again and again before it has done anything, or while it recovers: nobody is to be blamed for that. `TAPLINE_LIFE_US` says
+/// how long a process lives at most, `TAPLINE_KILLS` how often one is killed, `TAPLINE_SEED` how all of it goes.
 #[test]
 fn a_process_that_is_killed_again_and_again_while_it_recovers_fails_nothing() {
+    let from_environment = |name: &str, otherwise: u64| {
+        std::env::var(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    };
+    let (life, kills) = (from_environment("TAPLINE_LIFE_US", 2000), from_environment("TAPLINE_KILLS", 200));
+    let seed = from_environment("TAPLINE_SEED", 3);
+    println!("TAPLINE_LIFE_US={life} TAPLINE_KILLS={kills} TAPLINE_SEED={seed}");
     let room = Room::new();
     room.done("image create qcow2:a --size 16M");
     let words = "qcow2:a --vhost-user vm.sock";
     let mut disk = Disk::serve(&room, words);
     let mut driver = Driver::connect(&room.file("vm.sock"), true);
-    let mut dice = tool::nbd::Dice(3);
-    for _ in 0..200 {
-        for _ in 0..128 {
-            let kind = if dice.throw(4) == 0 { Kind::Read } else { Kind::Write };
-            driver.offer(kind, dice.throw(4096));
+    let mut dice = tool::nbd::Dice(seed);
+    for _ in 0..kills {
+        let (life, begun) = (Duration::from_micros(dice.throw(life)), Instant::now());
+        loop {
+            for _ in 0..128 {
+                let kind = if dice.throw(4) == 0 { Kind::Read } else { Kind::Write };
+                driver.offer(kind, dice.throw(4096));
+            }
+            let Some(left) = life.checked_sub(begun.elapsed()) else { break };
+            driver.interrupt(left);
         }
-        driver.interrupt(Duration::from_micros(dice.throw(2000)));
         disk.signal(Signal::KILL);
         disk.child.wait().unwrap();
         disk = Disk::serve(&room, words);
         driver.connect_again();
     }
     driver.drain();
+    println!("{} requests answered", driver.answered);
     assert_eq!(driver.failed, 0);
     assert_eq!(disk.stop().0, Some(0));
     room.done("image convert qcow2:a raw:b");

@@ -44,7 +44,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         match self.given_back.saturating_sub(before) {
             0 => say("stopped: everything is answered and flushed"),
             left => say(format_args!(
-                "stopped: {left} requests that waited for space are left to their guest, for who serves the disk next; \
+                "stopped: {left} requests that waited are left to their guest, for who serves the disk next; \
                  everything else is answered and flushed"
             )),
         }

@@ -93,17 +93,17 @@ pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, No
     }
 }
 
-/// Why the old process goes on: in the new one's own words, if it has said why it ended.
+/// Why the old process goes on. Where that is the new one's fault it may have said more of it itself.
 pub fn cause(vbd: Uuid, why: Problem, ended: Option<Ended>, said: Option<Problem>) -> Problem {
-    let (message, advice) = match (said, ended) {
-        (Some(said), _) => (said.message, said.advice.or(why.advice)),
-        (None, Some(Ended::Badly(how))) => (format!("{}; the new process has ended ({how})", why.message), why.advice),
-        (None, _) => (why.message, why.advice),
+    let (more, advice) = match (said.filter(|_| why.code == Code::Failed), ended) {
+        (Some(said), _) => (format!("; the new process said: {said}"), said.advice.or(why.advice)),
+        (None, Some(Ended::Badly(how))) if why.code == Code::Failed => {
+            (format!("; the new process has ended ({how})"), why.advice)
+        }
+        (None, _) => (String::new(), why.advice),
     };
-    Problem {
-        advice,
-        ..Problem::new(why.code, format!("VBD {vbd} was not upgraded, and its old process goes on: {message}"))
-    }
+    let what = format!("VBD {vbd} was not upgraded, and its old process goes on: {}{more}", why.message);
+    Problem { advice, ..Problem::new(why.code, what) }
 }
 
 #[cfg(test)]
@@ -158,22 +158,23 @@ mod test {
     }
 
     #[test]
-    fn why_it_was_not_done_is_said_in_the_words_of_the_new_process_if_it_has_any() {
-        let refused = || Problem::new(Code::Failed, "the successor has gone").advise("look at its log");
-        let of = |ended, said| {
-            let told = cause(Uuid::nil(), refused(), ended, said);
+    fn why_it_was_not_done_is_said_with_what_the_new_process_has_said_of_its_own_fault() {
+        let of = |code, ended, said| {
+            let told = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
             let (_, why) = told.message.split_once(" was not upgraded, and its old process goes on: ").unwrap();
             (why.to_owned(), told.advice.unwrap())
         };
-        let advice = "look at its log".to_owned();
-        assert_eq!(of(None, None), ("the successor has gone".into(), advice.clone()));
-        assert_eq!(of(Some(Ended::Well), None), ("the successor has gone".into(), advice.clone()));
-        let killed = Some(Ended::Badly("exit status: 3".into()));
-        let why = "the successor has gone; the new process has ended (exit status: 3)".to_owned();
-        assert_eq!(of(killed.clone(), None), (why, advice.clone()));
+        let (advice, failed) = ("see its log".to_owned(), || Some(Ended::Badly("exit status: 3".into())));
+        assert_eq!(of(Code::Failed, None, None), ("it has gone".into(), advice.clone()));
+        assert_eq!(of(Code::Failed, Some(Ended::Well), None), ("it has gone".into(), advice.clone()));
+        let with_status = "it has gone; the new process has ended (exit status: 3)".to_owned();
+        assert_eq!(of(Code::Failed, failed(), None), (with_status, advice.clone()));
         let said = || Problem::new(Code::Failed, "it cannot be confined");
-        assert_eq!(of(killed.clone(), Some(said())), ("it cannot be confined".into(), advice));
-        assert_eq!(of(killed, Some(said().advise("confine it"))).1, "confine it");
+        let with_words = "it has gone; the new process said: it cannot be confined".to_owned();
+        assert_eq!(of(Code::Failed, failed(), Some(said())), (with_words.clone(), advice.clone()));
+        assert_eq!(of(Code::Failed, failed(), Some(said().advise("confine it"))), (with_words, "confine it".into()));
+        // It was only told to end.
+        assert_eq!(of(Code::Busy, failed(), Some(said())), ("it has gone".into(), advice));
     }
 
     /// What comes of an answer.

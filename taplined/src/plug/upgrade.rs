@@ -49,6 +49,9 @@ const TO_BE_SEEN: Duration = Duration::from_secs(1);
 /// How long a process may take to end that is not needed any more, before it is killed.
 const TO_END: Duration = Duration::from_secs(5);
 
+/// How long to rest before a disk is asked again that was busy.
+const RESTS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
+
 /// Upgrades a VBD: a task.
 pub async fn upgrade(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     let operation = daemon.plugs.operations.begin(vbd, Kind::Upgrade)?;
@@ -150,8 +153,24 @@ impl Upgrade {
         }
     }
 
-    /// Has the old process hand the disk to a new one.
+    /// Has the old process hand the disk to a new one; more than once, if it is busy with something that passes, such as the
+    /// beginning of a merge.
     async fn replace(&mut self, order: Order, old: DiskProcess) -> Outcome {
+        let mut old = old;
+        for rest in RESTS {
+            match self.attempt(order.clone(), old).await {
+                (Some(same), Err(problem)) if problem.code == Code::Busy => {
+                    old = same;
+                    tracing::info!(vbd = %self.vbd, "it is tried again: {problem}");
+                    tokio::time::sleep(rest).await;
+                }
+                outcome => return outcome,
+            }
+        }
+        self.attempt(order, old).await
+    }
+
+    async fn attempt(&mut self, order: Order, old: DiskProcess) -> Outcome {
         let log_at = Place::of(&self.daemon.config, self.vbd).log_len();
         let mut new = None;
         let started = self.start(order, &old, &mut new).await;

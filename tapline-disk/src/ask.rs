@@ -84,6 +84,11 @@ fn request(verb: &DiskVerb) -> Result<Map<String, Value>, Failure> {
         DiskVerb::Revert { to, leaf } => json!({ "verb": "revert", "to": to, "leaf": whole(leaf)? }),
         DiskVerb::Clone { of, to } => json!({ "verb": "clone", "of": of, "to": whole(to)? }),
         DiskVerb::Resize { size } => json!({ "verb": "resize", "size": size.0 }),
+        DiskVerb::Upgrade { program, pause_max } => {
+            let program = program.as_deref().map_or_else(std::env::current_exe, std::path::absolute);
+            let program = program.map_err(|error| Failure::new("find the program to be started", error))?;
+            json!({ "verb": "upgrade", "program": program, "pause_max": pause_max.saturating_mul(1000) })
+        }
         DiskVerb::Space => json!({ "verb": "space" }),
         DiskVerb::Pause => json!({ "verb": "pause" }),
         DiskVerb::Resume => json!({ "verb": "resume" }),

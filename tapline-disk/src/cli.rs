@@ -112,6 +112,10 @@ pub struct Serve {
     pub control: Option<PathBuf>,
     #[command(flatten)]
     pub handing: Handing,
+    /// Take the place of the process that serves the disk, which hands everything over on standard input: it is started so by
+    /// that process, or by a daemon (`tapline disk SOCKET upgrade`, docs/control.md)
+    #[arg(long, conflicts_with = "xen", hide = true)]
+    pub take_over: bool,
     /// Print what to paste into a virtual machine's configuration as well
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,

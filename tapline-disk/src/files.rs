@@ -12,7 +12,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
@@ -23,6 +23,9 @@ use crate::handed::{Lent, Listens, twice};
 
 /// What was handed, if anything ever was.
 static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
+
+/// What a process has taken over that has the file system as well.
+static TAKEN: Mutex<Option<Files>> = Mutex::new(None);
 
 /// Files and listening sockets by the names that others have for them.
 #[derive(Debug, Default)]
@@ -61,6 +64,19 @@ pub fn are_handed() -> bool {
 /// Closes what was handed and is not in use.
 pub fn forget() {
     in_handed(|handed| *handed = Files::default());
+    *taken() = None;
+}
+
+/// Has files at hand that were taken over from another process, until [`forget`].
+pub fn have_at_hand(files: Files) {
+    match are_handed() {
+        true => drop(in_handed(|handed| *handed = files)),
+        false => *taken() = Some(files),
+    }
+}
+
+fn taken() -> MutexGuard<'static, Option<Files>> {
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Looks into what was handed, if files are. Not for what may wait: others look too.
@@ -177,7 +193,8 @@ pub fn close_writable(path: &Path) {
 
 /// Opens an image file.
 pub fn open(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
-    match in_handed(|handed| handed.duplicate(path, options.write)) {
+    let found = taken().as_ref().map(|taken| taken.duplicate(path, options.write));
+    match found.or_else(|| in_handed(|handed| handed.duplicate(path, options.write))) {
         None => ImageFile::open(path, options),
         Some(found) => ImageFile::of_descriptor(found?, path, options),
     }

@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use disk::qcow2::Qcow2;
+use disk::redo::Patched;
 use disk::vhd::Vhd;
 use disk::{Access, Disk, Format, Geometry, Image, ImageError, ImageErrorKind, LAYERS_MAX, RedoLog, Tail, raw};
 use uring::{Cache, ImageFile, OpenOptions};
@@ -60,6 +61,8 @@ pub struct Chain<'a> {
 pub struct Served {
     /// Though a sync of it has failed under an earlier process.
     pub accept_failed_sync: bool,
+    /// By a process that may go on with it: nothing is written before that has let go.
+    pub taken_over: bool,
 }
 
 impl<'a> Chain<'a> {
@@ -148,22 +151,24 @@ impl Layers {
         command: Option<&str>,
         served: Option<Served>,
     ) -> Result<(), Failure> {
+        let taken_over = served.is_some_and(|served| served.taken_over);
         // Of one that is served, what is left is written when it is: reads need not wait for it.
         let served = served.filter(|_| options.write);
-        self.files.push(match served {
-            Some(_) => files::open(name.path(), options).map_err(Failure::said)?,
-            None => open_file(name, options)?,
+        self.files.push(match served.is_some() || taken_over {
+            true => files::open(name.path(), options).map_err(Failure::said)?,
+            false => open_file(name, options)?,
         });
         let depth = self.images.len();
         let Some(file) = self.files.last_mut() else { return Ok(()) };
         match command {
             Some(command) => self.unfinished = Some(Unfinished::begin(name, command)?),
-            None if options.write => unfinished::settle(name)?,
+            None if options.write && !taken_over => unfinished::settle(name)?,
             None => {}
         }
         let log = served.map_or(Ok(None), |served| open_log(name, file, served))?;
-        let image = match log.as_ref().filter(|log| log.owed().is_some()) {
-            Some(log) => open_as_logged(name, file, log)?,
+        let image = match log.as_ref().filter(|log| taken_over || log.owed().is_some()) {
+            Some(log) => open_as_logged(name, file, Some(log))?,
+            None if options.write && taken_over => open_as_logged(name, file, None)?,
             None => {
                 if options.write && name.format == FormatName::Vhd {
                     leftovers::clear(name, file)?;
@@ -242,17 +247,23 @@ fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Op
 }
 
 /// Opens an image for writing as it is when all has been written that its last process has left.
-fn open_as_logged(name: &ImageName, file: &mut ImageFile, log: &RedoLog) -> Result<Image, Failure> {
-    let tail = tail(file);
-    let opened = match name.format {
+fn open_as_logged(name: &ImageName, file: &mut ImageFile, log: Option<&RedoLog>) -> Result<Image, Failure> {
+    if name.format == FormatName::Raw {
         // Nothing is ever left of one but syncs.
-        FormatName::Raw => return open_as_it_is(name, file, true),
-        FormatName::Vhd => {
-            Vhd::open(&mut log.patched(file), Access::ReadWrite, tail).map(|image| Image::Vhd(Box::new(image)))
+        return open_as_it_is(name, file, true);
+    }
+    let tail = tail(file);
+    let mut source = match log {
+        Some(log) => log.patched(file),
+        None => Patched::of(file),
+    };
+    let opened = match name.format {
+        FormatName::Raw | FormatName::Vhd => {
+            Vhd::open(&mut source, Access::ReadWrite, tail).map(|image| Image::Vhd(Box::new(image)))
         }
         // Its last process has seen to what an image needs before the first write.
         FormatName::Qcow2 => {
-            Qcow2::open(&mut log.patched(file), Access::ReadWrite, tail).map(|image| Image::Qcow2(Box::new(image)))
+            Qcow2::open(&mut source, Access::ReadWrite, tail).map(|image| Image::Qcow2(Box::new(image)))
         }
     };
     opened.map_err(|error| explain(name, error))

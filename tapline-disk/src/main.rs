@@ -48,6 +48,7 @@ use clap::Parser;
 
 use cli::{Command, Handing, ImageCommand};
 use failure::{Exit, Failure};
+use files::Files;
 use jobs::snapshot::Verb;
 
 fn main() -> ExitCode {
@@ -74,7 +75,7 @@ fn main() -> ExitCode {
 fn carry_out(command: &Command) -> Result<Exit, Failure> {
     signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     if let Some(handing) = command.handing() {
-        receive(handing)?;
+        receive(handing, matches!(command, Command::Serve(serve) if serve.take_over))?;
     }
     match command {
         Command::Serve(serve) => serve::run(serve),
@@ -85,9 +86,12 @@ fn carry_out(command: &Command) -> Result<Exit, Failure> {
 }
 
 /// Takes what is handed over, and gives up what is not needed then, before anything is looked at.
-fn receive(handing: Handing) -> Result<(), Failure> {
-    if handing.handed {
-        files::replace_file_system(handed::receive(std::io::stdin())?)?;
+fn receive(handing: Handing, takes_over: bool) -> Result<(), Failure> {
+    match handing.handed {
+        // All comes from the process whose place this one takes, when it is ready.
+        true if takes_over => files::replace_file_system(Files::default())?,
+        true => files::replace_file_system(handed::receive(std::io::stdin())?)?,
+        false => {}
     }
     redo_log::prepare();
     if handing.confine { confine::enter() } else { Ok(()) }

@@ -120,6 +120,20 @@ pub fn end_all() {
     }
 }
 
+/// Whether a process would find something in another log than that of this image.
+pub fn others_left(image: &ImageFile) -> bool {
+    let own = image.metadata().ok().map(|metadata| file_name(&metadata));
+    let is_own = |found: &&LogFile| found.path.file_name().and_then(|name| name.to_str()) == own.as_deref();
+    opened().iter().filter(|found| !is_own(found)).any(LogFile::is_left)
+}
+
+/// The logs that were handed to this process, for the one that takes its place. Another opens its logs itself.
+pub fn to_be_handed() -> io::Result<Vec<(PathBuf, File)>> {
+    let opened = opened();
+    let handed = opened.iter().filter(|found| found.handed);
+    handed.map(|found| Ok((found.path.clone(), found.file.try_clone()?))).collect()
+}
+
 fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {
     // Whoever has panicked with it has left it whole: it is changed by single steps.
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)

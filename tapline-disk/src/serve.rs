@@ -9,8 +9,10 @@ mod control;
 mod event_loop;
 mod full;
 mod guest;
+mod handover;
 mod polling;
 mod quiet;
+mod takeover;
 
 use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;
@@ -19,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use disk::{Disk, Geometry, Image};
-use transport::{nbd, vhost_user};
+use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
 use vm::paste::{self, Served};
 
@@ -34,10 +36,11 @@ use crate::log::say;
 use crate::output;
 use crate::signals::Signal;
 use crate::size::readable;
-use crate::stats;
+use crate::stats::{self, Counters};
 
 use event_loop::{Disclose, EventLoop, Serving};
 use full::Full;
+use takeover::{Listening, Rest, Takeover};
 
 /// Operations in flight at most: a few requests of every queue that a guest is likely to have.
 const DEPTH: usize = 256;
@@ -53,12 +56,13 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     }
     let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(serve, disk)).transpose()?;
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
-    let sockets = Sockets::find(serve)?;
-    let served = layers::Served { accept_failed_sync: serve.accept_failed_sync };
-    let chain = Chain { served: Some(served), ..Chain::of(&serve.image, &serve.parents) };
-    let layers = Layers::open_chain(&chain, serve.access.options(!read_only))?;
+    let taken = serve.take_over.then(Takeover::receive).transpose()?;
+    let Layers { name, files, images, logs, .. } = open(serve, taken.as_ref(), !read_only)?;
+    let (sockets, counters) = match taken {
+        None => (Sockets::find(serve)?, Counters::default()),
+        Some(taken) => Sockets::taken_over(taken),
+    };
     files::forget();
-    let Layers { name, files, images, logs, .. } = layers;
     let choice = choose(serve.access.engine(), &files, data(serve));
     if let Some(note) = &choice.note {
         say(note);
@@ -70,12 +74,23 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let control = match (&serve.control, sockets.control) {
         (None, _) => None,
         (Some(path), None) => Some(control::Control::bind(path)?),
-        (Some(path), Some(socket)) => Some(control::Control::at(socket, path)?),
+        (Some(path), Some(Listening { socket, bound })) => Some(control::Control::at(socket, path, bound)?),
     };
     let stats_file = serve.stats.clone();
     let full = Full::new(serve.when_full == WhenFull::Wait);
-    let serving =
-        Serving { disk, engine, poll_max, stats_file, blkback_stats: None, stop, leave, report, control, full };
+    let serving = Serving {
+        disk,
+        engine,
+        poll_max,
+        stats_file,
+        blkback_stats: None,
+        stop,
+        leave,
+        report,
+        control,
+        full,
+        counters,
+    };
     match (&serve.vhost_user, &serve.nbd, guest) {
         (Some(socket), _, _) => serve_vhost_user(serve, socket, sockets.transport, serving),
         (None, Some(address), _) => serve_nbd(serve, address, sockets.transport, serving),
@@ -84,13 +99,45 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     }
 }
 
-/// Sockets that were handed over, and are not to be bound.
+/// Opens the layers: those that the command line names, or those that were taken over.
+fn open(serve: &Serve, taken: Option<&Takeover>, write: bool) -> Result<Layers, Failure> {
+    let accept_failed_sync = serve.accept_failed_sync && taken.is_none();
+    let served = Some(layers::Served { accept_failed_sync, taken_over: taken.is_some() });
+    let chain = match taken {
+        None => Chain { served, ..Chain::of(&serve.image, &serve.parents) },
+        // The process that has it open has compared the layers.
+        Some(taken) => Chain {
+            names: taken.layers.iter().collect(),
+            accept_changed: true,
+            served,
+            ..Chain::of(&serve.image, &serve.parents)
+        },
+    };
+    Layers::open_chain(&chain, serve.access.options(write))
+}
+
+/// Where the server's socket is from.
+enum Transport {
+    /// The command line names where to bind it.
+    ToBind,
+    /// It listens already.
+    Handed(OwnedFd),
+    /// A process before this one has it, and has peers.
+    TakenOver(Handover, Rest),
+}
+
+/// Sockets that are not to be bound.
 struct Sockets {
-    transport: Option<OwnedFd>,
-    control: Option<OwnedFd>,
+    transport: Transport,
+    control: Option<Listening>,
 }
 
 impl Sockets {
+    fn taken_over(taken: Takeover) -> (Sockets, Counters) {
+        let (counters, control, server, rest) = taken.parts();
+        (Sockets { transport: Transport::TakenOver(server, rest), control }, counters)
+    }
+
     fn find(serve: &Serve) -> Result<Sockets, Failure> {
         let handed = |listens, path: Option<&Path>| path.map_or(Ok(None), |path| files::listener(listens, path));
         let transport = match (&serve.vhost_user, &serve.nbd) {
@@ -98,7 +145,9 @@ impl Sockets {
             (None, Some(address)) => handed(Listens::Nbd, Some(Path::new(address)))?,
             (None, None) => None,
         };
+        let transport = transport.map_or(Transport::ToBind, Transport::Handed);
         let control = handed(Listens::Control, serve.control.as_deref())?;
+        let control = control.map(|socket| Listening { socket, bound: None });
         files::no_listener_left()?;
         Ok(Sockets { transport, control })
     }
@@ -127,17 +176,20 @@ fn describe(name: &ImageName, disk: &Disk<Image>, kind: EngineKind) -> String {
     format!("{name}: {}{parents}, {access}, {engine}", readable(geometry.len))
 }
 
-fn serve_vhost_user(serve: &Serve, socket: &Path, handed: Option<OwnedFd>, serving: Serving) -> Result<Exit, Failure> {
+fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving: Serving) -> Result<Exit, Failure> {
     let config = vhost_user::Config {
         path: socket.to_owned(),
         queues: serve.queues,
         serial: serve.serial.clone().unwrap_or_else(|| serial(serve.image.path())),
         geometry: serving.disk.geometry(),
     };
-    let server = match handed {
-        None => vhost_user::Server::bind(config),
-        Some(handed) => {
+    let server = match transport {
+        Transport::ToBind => vhost_user::Server::bind(config),
+        Transport::Handed(handed) => {
             vhost_user::Listener::of_socket(handed, socket).and_then(|socket| vhost_user::Server::on(socket, config))
+        }
+        Transport::TakenOver(server, rest) => {
+            return go_on(vhost_user::Server::taken_over(server, config), rest, serving);
         }
     };
     let server = server.map_err(cannot_listen)?;
@@ -145,14 +197,17 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, handed: Option<OwnedFd>, servi
     EventLoop::new(server, serving)?.run()
 }
 
-fn serve_nbd(serve: &Serve, address: &str, handed: Option<OwnedFd>, serving: Serving) -> Result<Exit, Failure> {
+fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Serving) -> Result<Exit, Failure> {
     if serve.queues > 1 {
         say("--queues is of no use with --nbd: a client opens as many connections as it likes");
     }
     let export = export(serve, serving.disk.geometry());
-    let server = match handed {
-        None => nbd::Server::bind(nbd::Config { address: nbd_address(address)?, export }),
-        Some(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
+    let server = match transport {
+        Transport::ToBind => nbd::Server::bind(nbd::Config { address: nbd_address(address)?, export }),
+        Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
+        Transport::TakenOver(server, rest) => {
+            return go_on(nbd::Server::taken_over(server, Path::new(address), export), rest, serving);
+        }
     };
     let server = server.map_err(cannot_listen)?;
     match server.address() {
@@ -160,6 +215,16 @@ fn serve_nbd(serve: &Serve, address: &str, handed: Option<OwnedFd>, serving: Ser
         // The port may have been the system's choice.
         nbd::Address::Tcp(address) => announce(serve, Served::NbdTcp(&address.ip().to_string(), address.port()))?,
     }
+    EventLoop::new(server, serving)?.run()
+}
+
+/// Goes on in the place of another process, when that has let go.
+fn go_on<S>(server: Result<S, HandoverError>, rest: Rest, serving: Serving) -> Result<Exit, Failure>
+where
+    S: transport::Server + Disclose,
+{
+    let server = server.map_err(|error| Failure::new("take over the peers of the disk", error))?;
+    rest.begin()?;
     EventLoop::new(server, serving)?.run()
 }
 

@@ -7,14 +7,22 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use disk::Operation;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// Counters of one served disk.
+/// What one served disk has done.
 pub struct Stats {
     started: Instant,
+    counters: Counters,
+}
+
+/// The counters, as a process hands them to the one that takes its place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Nanoseconds since the start, where times are counted from.
+    elapsed_ns: u64,
     reads: Kind,
     writes: Kind,
     flushes: Kind,
@@ -24,10 +32,12 @@ pub struct Stats {
     sleeps: u64,
     /// How often memory was given back since the disk was not used.
     rests: u64,
+    /// Looks for more work before sleeping that have found some, and that have not.
+    polls: (u64, u64),
 }
 
 /// Counters of one kind of request.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Kind {
     come: u64,
     answered: u64,
@@ -74,19 +84,19 @@ struct KindLine {
 }
 
 impl Stats {
-    /// Counts from now on.
-    pub fn new() -> Stats {
-        let kind = Kind::default();
-        Stats {
-            started: Instant::now(),
-            reads: kind,
-            writes: kind,
-            flushes: kind,
-            discards: kind,
-            rounds: 0,
-            sleeps: 0,
-            rests: 0,
-        }
+    /// Goes on counting where a process before this one has stopped, if there was one.
+    pub fn resumed(counters: Counters) -> Stats {
+        let now = Instant::now();
+        // A clock that did not run then: the durations of requests are differences, and stay right.
+        let started = now.checked_sub(Duration::from_nanos(counters.elapsed_ns)).unwrap_or(now);
+        Stats { started, counters }
+    }
+
+    /// All of it, for the next process; `polls` are the looks before sleeping of this one.
+    pub fn counters(&self, polls: (u64, u64)) -> Counters {
+        let (hit, missed) = self.counters.polls;
+        let polls = (hit.saturating_add(polls.0), missed.saturating_add(polls.1));
+        Counters { elapsed_ns: self.clock(), polls, ..self.counters }
     }
 
     /// When counting began.
@@ -101,12 +111,13 @@ impl Stats {
 
     /// Requests that have come so far.
     pub fn come(&self) -> u64 {
-        [self.reads, self.writes, self.flushes, self.discards].iter().map(|kind| kind.come).sum()
+        let Counters { reads, writes, flushes, discards, .. } = self.counters;
+        [reads, writes, flushes, discards].iter().map(|kind| kind.come).sum()
     }
 
     /// A request was taken from its peer.
     pub fn came(&mut self, operation: Operation, at: u64) {
-        if let Some(kind) = self.kind(operation) {
+        if let Some(kind) = self.counters.kind(operation) {
             kind.come += 1;
             kind.come_ns += u128::from(at);
         }
@@ -114,7 +125,7 @@ impl Stats {
 
     /// A request was answered.
     pub fn answered(&mut self, operation: Operation, bytes: u64, at: u64) {
-        if let Some(kind) = self.kind(operation) {
+        if let Some(kind) = self.counters.kind(operation) {
             kind.answered += 1;
             kind.bytes = kind.bytes.saturating_add(bytes);
             kind.answered_ns += u128::from(at);
@@ -123,40 +134,48 @@ impl Stats {
 
     /// A request that came then was given back, as if it had not come.
     pub fn given_back(&mut self, operation: Operation, came_at: u64) {
-        if let Some(kind) = self.kind(operation) {
-            kind.come = kind.come.saturating_sub(1);
-            kind.come_ns = kind.come_ns.saturating_sub(u128::from(came_at));
-        }
+        self.counters.given_back(operation, came_at);
     }
 
     /// The loop went round once; `slept`: it waited for something to happen.
     pub fn round(&mut self, slept: bool) {
-        self.rounds += 1;
-        self.sleeps += u64::from(slept);
+        self.counters.rounds += 1;
+        self.counters.sleeps += u64::from(slept);
     }
 
     /// Memory was given back, since the disk was not used.
     pub fn memory_given_back(&mut self) {
-        self.rests += 1;
+        self.counters.rests += 1;
     }
 
     /// Everything so far, in one line without an end; `hits` and `misses` are those of looks before sleeping.
     pub fn line(&self, hits: u64, misses: u64, condition: Condition) -> String {
-        let now = self.clock();
+        let Counters { elapsed_ns: now, reads, writes, flushes, discards, rounds, sleeps, rests, polls } =
+            self.counters((hits, misses));
         let line = Line {
             elapsed_ns: now,
-            reads: self.reads.line(now),
-            writes: self.writes.line(now),
-            flushes: self.flushes.line(now),
-            discards: self.discards.line(now),
-            rounds: self.rounds,
-            sleeps: self.sleeps,
-            rests: self.rests,
-            polls_hit: hits,
-            polls_missed: misses,
+            reads: reads.line(now),
+            writes: writes.line(now),
+            flushes: flushes.line(now),
+            discards: discards.line(now),
+            rounds,
+            sleeps,
+            rests,
+            polls_hit: polls.0,
+            polls_missed: polls.1,
             condition,
         };
         serde_json::to_string(&line).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+    }
+}
+
+impl Counters {
+    /// A request that came then is not done here, as if it had not come.
+    pub fn given_back(&mut self, operation: Operation, came_at: u64) {
+        if let Some(kind) = self.kind(operation) {
+            kind.come = kind.come.saturating_sub(1);
+            kind.come_ns = kind.come_ns.saturating_sub(u128::from(came_at));
+        }
     }
 
     fn kind(&mut self, operation: Operation) -> Option<&mut Kind> {
@@ -209,16 +228,31 @@ mod test {
 
     #[test]
     fn what_is_given_back_has_not_come() {
-        let mut stats = Stats::new();
+        let mut stats = Stats::resumed(Counters::default());
         stats.came(Operation::Flush, 5);
         stats.came(Operation::Flush, 7);
         stats.given_back(Operation::Flush, 7);
-        assert_eq!((stats.come(), stats.flushes.line(9).in_flight, stats.flushes.line(9).sum_ns), (1, 1, 4));
+        let flushes = stats.counters.flushes.line(9);
+        assert_eq!((stats.come(), flushes.in_flight, flushes.sum_ns), (1, 1, 4));
+    }
+
+    #[test]
+    fn the_next_process_goes_on_counting() {
+        let mut stats = Stats::resumed(Counters::default());
+        stats.counters.reads =
+            Kind { come: 3, answered: 3, bytes: 9, come_ns: u128::MAX / 3, answered_ns: u128::MAX / 2 };
+        stats.round(true);
+        let told = serde_json::to_string(&stats.counters((5, 7))).unwrap();
+        let mut next = Stats::resumed(serde_json::from_str(&told).unwrap());
+        assert!(next.clock() >= stats.counters.elapsed_ns);
+        next.round(false);
+        let all = next.counters((1, 1));
+        assert_eq!((all.reads, all.rounds, all.sleeps, all.polls), (stats.counters.reads, 2, 1, (6, 8)));
     }
 
     #[test]
     fn the_line_is_json_with_every_kind() {
-        let mut stats = Stats::new();
+        let mut stats = Stats::resumed(Counters::default());
         stats.came(Operation::Write { durable: true }, 5);
         stats.answered(Operation::Write { durable: true }, 4096, 9);
         let line: serde_json::Value =

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tool::Room;
 use tool::control::Control;
 use tool::nbd::{Nbd, Peer};
+use tool::replaced::Replaced;
 use tool::served::Disk;
 
 const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
@@ -307,6 +308,31 @@ fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
         driver.connect_again();
         driver.drain();
         assert_eq!(disk.stop().0, Some(0));
+        driver.check(&small.room.read("small/a"));
+    }
+}
+
+/// Nor does it keep the process from being replaced, or from going on when another does not come up.
+#[test]
+fn what_waits_for_space_waits_under_the_process_that_takes_over() {
+    for recorded in [true, false] {
+        let Some(small) = Small::new() else { return };
+        let (disk, control, mut driver) = waiting_machine(&small, recorded);
+        drop(control);
+        let mut disk = Replaced::of(&small.room, disk);
+        let answer = disk.upgrade_to("/bin/false").join().unwrap();
+        assert_eq!(answer["error"]["kind"], "failed", "{answer}");
+        let answer = disk.upgrade().join().unwrap();
+        disk.replaced_by(&answer);
+        let mut control = Control::connect(&small.room.file("control.sock"));
+        while control.done(&json!({ "verb": "layers" }))["waiting"] != 4 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(control.done(&json!({ "verb": "stats" }))["writes"]["in_flight"], 4);
+        fs::remove_file(small.ballast()).unwrap();
+        control.done(&json!({ "verb": "space" }));
+        driver.drain();
+        disk.stop();
         driver.check(&small.room.read("small/a"));
     }
 }

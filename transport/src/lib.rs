@@ -11,6 +11,7 @@
 extern crate self as transport;
 
 pub mod blkif;
+mod handover;
 mod log;
 pub mod nbd;
 mod timer;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use disk::{Request, Status, Token};
 use memory::Buffer;
 
+pub use handover::{Handover, HandoverError, Parcel};
 pub use timer::Timer;
 
 /// A server's own name for a file descriptor it watches.
@@ -95,6 +97,15 @@ pub trait Server: disk::Transport {
     /// there is no space, which is what requests wait for.
     fn give_back(&mut self, request: Request) {
         self.complete(request, Status::NoSpace);
+    }
+
+    /// Takes nothing more from its peers, or does so again. What it has taken and not handed out yet is still popped.
+    fn hold(&mut self, _held: bool) {}
+
+    /// All that the process which takes the place of this one needs. While held, with no request under way. Nothing is
+    /// changed by it.
+    fn hand_over(&self) -> Result<Handover, HandoverError> {
+        Err(HandoverError::Never)
     }
 
     /// Whether the peers record what is in flight, so that it survives this process; `None` where none says.

@@ -195,6 +195,11 @@ pub struct Patched<'a> {
 }
 
 impl<'a> Patched<'a> {
+    /// The file as it is, where nothing is owed.
+    pub fn of(source: &'a mut dyn Source) -> Patched<'a> {
+        Patched::new(source, None)
+    }
+
     pub(super) fn new(source: &'a mut dyn Source, owed: Option<&'a Owed>) -> Patched<'a> {
         Patched { source, owed }
     }

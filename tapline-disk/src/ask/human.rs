@@ -22,6 +22,12 @@ pub fn answer(verb: &DiskVerb, answer: &Value) -> String {
         }],
         DiskVerb::Pause => vec!["the disk stands still; `resume` lets it go on".into()],
         DiskVerb::Resume => vec![with_pause("the disk goes on".into(), answer)],
+        DiskVerb::Upgrade { .. } => vec![format!(
+            "the process {} serves the disk now, version {}; its guest's requests have waited {} µs",
+            number(answer, "pid"),
+            or(answer, "program"),
+            number(answer, "pause_us")
+        )],
         DiskVerb::Layers => layers(answer),
         DiskVerb::Stats => stats(answer),
         DiskVerb::Version => vec![format!("version {} of the protocol", number(answer, "version"))],

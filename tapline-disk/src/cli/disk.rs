@@ -87,6 +87,15 @@ pub enum DiskVerb {
         #[arg(long)]
         size: Size,
     },
+    /// Have another process take the place of the one that serves the disk; its guest notices nothing but a short wait
+    Upgrade {
+        /// The program to be started [default: this one]
+        #[arg(long, value_name = "PATH")]
+        program: Option<PathBuf>,
+        /// Give up, and leave all as it is, if the guest's requests would have to wait longer than so many milliseconds
+        #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+        pause_max: u64,
+    },
     /// Hold all requests; everything is durable while they are held
     Pause,
     /// Let requests go on

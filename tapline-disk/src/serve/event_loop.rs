@@ -9,7 +9,7 @@ mod quiet;
 mod space;
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::serve::full::Full;
 use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
 use crate::signals::Signal;
-use crate::stats::{self, Condition, Stats};
+use crate::stats::{Condition, Counters, Stats};
 
 /// Keys of our own. No server has so many connections or queues that it comes near them.
 const STOP: WatchKey = WatchKey(u64::MAX - 64);
@@ -63,6 +63,8 @@ pub struct Serving {
     pub control: Option<Control>,
     /// What waits for space.
     pub full: Full,
+    /// What the disk has done under processes before this one.
+    pub counters: Counters,
 }
 
 /// A server that tells what happens to it.
@@ -108,6 +110,8 @@ pub struct EventLoop<S> {
     full: Full,
     quiet: Quiet,
     stopping: bool,
+    /// Another process has taken the place of this one.
+    replaced: bool,
     /// Requests that waited for space and were given back to their peers.
     given_back: usize,
     /// It was said that a sync has failed.
@@ -145,6 +149,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             report,
             mut control,
             full,
+            counters,
         } = serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         if disk.owes() {
@@ -164,7 +169,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             geometry: disk.geometry(),
             disk,
             engine,
-            stats: Stats::new(),
+            stats: Stats::resumed(counters),
             blkback_stats,
             polling: Polling::new(poll_max),
             stats_file,
@@ -178,6 +183,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             full,
             quiet: Quiet::default(),
             stopping: false,
+            replaced: false,
             given_back: 0,
             said_broken: false,
             said_full: false,
@@ -300,7 +306,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.look_whether_quiet();
         }
         if report {
-            write_stats(&self.line(), self.stats_file.as_ref());
+            ending::write_stats(&self.line(), self.stats_file.as_ref());
         }
     }
 
@@ -424,6 +430,9 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Gives the control socket its turn.
     fn control(&mut self) {
         self.with_control(|control, work, stats| control.turn(work, stats));
+        if self.replaced {
+            ending::leave_everything();
+        }
         self.control_due = self.control.as_ref().is_some_and(|control| control.is_awake() || control.is_working());
         // A verb may open files, and measures by a clock of its own.
         self.time = None;
@@ -443,6 +452,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             started: self.stats.started(),
             came: self.stats.come(),
             paused,
+            counters: self.stats.counters((self.polling.hits, self.polling.misses)),
+            replaced: &mut self.replaced,
         };
         let (stats, polling, condition) = (&self.stats, &self.polling, work.condition());
         act(control, &mut work, &|| stats.line(polling.hits, polling.misses, condition));
@@ -486,13 +497,5 @@ fn in_words(operation: Operation) -> &'static str {
         Operation::Discard => "a discard",
         Operation::WriteZeroes { .. } => "a write of zeroes",
         Operation::Extents => "a query for extents",
-    }
-}
-
-/// Statistics must not end a disk: what cannot be written is said.
-fn write_stats(line: &str, file: Option<&PathBuf>) {
-    let Some(path) = file else { return say(format_args!("statistics: {line}")) };
-    if let Err(error) = stats::open_file(path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
-        say(format_args!("cannot append statistics to {}: {error}", path.display()));
     }
 }

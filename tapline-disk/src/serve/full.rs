@@ -110,6 +110,11 @@ impl Full {
         Vec::from(wanted)
     }
 
+    /// The requests that wait and are not under way.
+    pub fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.waiting.iter()
+    }
+
     /// There may be space again.
     pub fn stir(&mut self) {
         if self.probe.is_none() && !self.waiting.is_empty() && self.stirred == Stirred::Not {

@@ -21,6 +21,11 @@ impl Control {
         Control { lines: BufReader::new(UnixStream::connect(path).unwrap()) }
     }
 
+    /// A connection, if anybody is there.
+    pub fn try_connect(path: &Path) -> Option<Control> {
+        Some(Control { lines: BufReader::new(UnixStream::connect(path).ok()?) })
+    }
+
     /// Sends a request without waiting.
     pub fn send(&mut self, request: &Value) {
         let mut request = request.clone();

@@ -6,6 +6,7 @@ pub mod control;
 pub mod guest;
 pub mod handed;
 pub mod nbd;
+pub mod replaced;
 pub mod served;
 
 use std::fs;

@@ -53,6 +53,12 @@ impl Disk {
         kill_process(pid, signal).unwrap();
     }
 
+    /// All that is said until everybody who has its log has ended.
+    pub fn rest_of_log(&mut self) -> String {
+        self.log.read_to_string(&mut self.said).unwrap();
+        std::mem::take(&mut self.said)
+    }
+
     /// Stops it; its exit code and all that it has said.
     pub fn stop(mut self) -> (Option<i32>, String) {
         self.signal(Signal::TERM);

@@ -26,6 +26,8 @@ pub(super) struct Connection {
     ended: bool,
     /// Received, and not used yet.
     unread: Vec<u8>,
+    /// What is unread was received by the process before this one, and was not looked at here.
+    fresh: bool,
     /// The socket may have bytes (or an end) for us.
     readable: bool,
     /// The socket may take bytes.
@@ -41,10 +43,28 @@ impl Connection {
             socket: Some(socket),
             ended: false,
             unread: Vec::new(),
+            fresh: false,
             readable: true,
             writable: true,
             watched: Interest::Read,
         }
+    }
+
+    /// A client whose conversation goes on from there. What was received and not used may be waiting for room, or be the
+    /// beginning of a message: both are found out when more is looked for.
+    pub(super) fn resumed(client: u32, session: Session, socket: OwnedFd, unread: Vec<u8>) -> Connection {
+        Connection { unread, fresh: true, ..Connection::new(client, session, socket) }
+    }
+
+    /// Its socket, its conversation, and what was received and not used; none of a client that leaves.
+    pub(super) fn parts(&self) -> Option<(&OwnedFd, &Session, &[u8])> {
+        let socket = self.socket.as_ref().filter(|_| !self.ended)?;
+        Some((socket, &self.session, &self.unread))
+    }
+
+    /// The socket, to be watched from now on.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -64,7 +84,7 @@ impl Connection {
 
     /// Whether a look at the client may bring something.
     pub(super) fn is_hungry(&self, room: Room) -> bool {
-        !self.ended && self.session.has_room(room) && (self.readable || self.session.is_stalled())
+        !self.ended && self.session.has_room(room) && (self.readable || self.fresh || self.session.is_stalled())
     }
 
     /// Takes in what waited for room, or else one piece of what the socket has. One piece only: a client that
@@ -80,8 +100,9 @@ impl Connection {
         let kept = self.unread.len();
         let (front, back) = staging.split_at_mut_checked(kept).ok_or(End::Socket(Errno::NOBUFS))?;
         front.copy_from_slice(&self.unread);
-        let fresh = if self.session.is_stalled() { 0 } else { self.receive(back)? };
-        if fresh == 0 && !self.session.is_stalled() {
+        let look = std::mem::take(&mut self.fresh) || self.session.is_stalled();
+        let fresh = if look { 0 } else { self.receive(back)? };
+        if fresh == 0 && !look {
             return Ok(());
         }
         let bytes = staging.get(..kept.saturating_add(fresh)).unwrap_or_default();

@@ -35,15 +35,15 @@ pub(super) enum Progress {
 /// The state of a negotiation.
 #[derive(Debug, Default)]
 pub(super) struct Handshake {
-    client: Option<ClientFlags>,
-    options: u32,
-    agreed: Agreed,
+    pub(super) client: Option<ClientFlags>,
+    pub(super) options: u32,
+    pub(super) agreed: Agreed,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct ClientFlags {
-    fixed: bool,
-    no_zeroes: bool,
+pub(super) struct ClientFlags {
+    pub(super) fixed: bool,
+    pub(super) no_zeroes: bool,
 }
 
 /// The first bytes of a connection.

@@ -71,6 +71,24 @@ impl Listener {
         Ok(Listener { socket, address, path: None })
     }
 
+    /// The same, where the path has this device and inode and is to be removed at the end; or a TCP port.
+    pub(super) fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
+        let unix = Address::Unix(path.to_owned());
+        let found =
+            rustix::net::getsockname(&socket).map_err(|errno| failed("look at the socket", &unix, errno.into()))?;
+        let mut listener = Listener::of_socket(socket, path)?;
+        listener.path = file.map(|(device, inode)| BoundPath { path: path.to_owned(), device, inode });
+        if let Ok(port) = SocketAddr::try_from(found) {
+            listener.address = Address::Tcp(port);
+        }
+        Ok(listener)
+    }
+
+    /// Device and inode of the path, if it is to be removed at the end.
+    pub(super) fn bound(&self) -> Option<(u64, u64)> {
+        self.path.as_ref().map(|bound| (bound.device, bound.inode))
+    }
+
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

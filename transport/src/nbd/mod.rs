@@ -8,12 +8,13 @@
 //!
 //! Who knows what: `wire` the protocol's bytes; `option`, `handshake` the negotiation; `command`, `reply`,
 //! `transmission` the requests; [`Session`] one conversation, all of it pure; `listener`, `connection` the
-//! sockets; [`Server`] the clients as a whole and the disk's side of them.
+//! sockets; `handover` a client as the next process is told of it; [`Server`] the clients as a whole and the disk's side of them.
 
 mod command;
 mod connection;
 mod error;
 mod export;
+mod handover;
 mod handshake;
 mod listener;
 mod option;

@@ -78,6 +78,14 @@ impl Outgoing {
         filled
     }
 
+    /// All that has not been sent, copied.
+    pub(super) fn unsent(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.held.saturating_sub(self.sent)];
+        let len = self.fill(&mut bytes);
+        bytes.truncate(len);
+        bytes
+    }
+
     /// So many bytes of what `fill` gave have been sent.
     pub fn sent(&mut self, len: usize) {
         self.sent = self.sent.saturating_add(len);

@@ -15,13 +15,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::connection::Connection;
 use super::error::{BindError, End, Event};
 use super::export::Export;
+use super::handover;
 use super::handshake::OPTION_DATA_MAX;
 use super::listener::{Address, Listener};
 use super::room::Room;
 use super::session::Session;
 use super::wire::STRING_MAX;
-use crate::log::Log;
-use crate::{Interest, Watch, WatchKey};
+use crate::log::{Log, in_full};
+use crate::{Handover, HandoverError, Interest, Watch, WatchKey};
 
 /// Connections at one time. Clients with multi-conn open 4 to 16.
 const CONNECTIONS_MAX: usize = 64;
@@ -58,6 +59,8 @@ pub struct Server {
     staging: Vec<u8>,
     log: Log<Event>,
     stopping: bool,
+    /// Nothing more is taken, for a while.
+    held: bool,
 }
 
 impl Server {
@@ -92,7 +95,24 @@ impl Server {
             staging: vec![0; STAGING],
             log: Log::default(),
             stopping: false,
+            held: false,
         })
+    }
+
+    /// Goes on in the place of another process, with its socket, known as `path`, and its clients
+    /// ([`crate::Server::hand_over`]).
+    pub fn taken_over(handover: Handover, path: &Path, export: Export) -> Result<Server, HandoverError> {
+        let Handover { listener, bound, peers } = handover;
+        let refused = |error: BindError| HandoverError::Refused(in_full(&error));
+        check_texts(&export).map_err(refused)?;
+        let mut server =
+            Server::on(Listener::of_bound(listener, path, bound).map_err(refused)?, export).map_err(refused)?;
+        for (index, parcel) in peers.into_iter().enumerate().take(CONNECTIONS_MAX) {
+            let connection = handover::take(parcel, |client| token_prefix(index, client))?;
+            server.clients = server.clients.max(connection.client);
+            server.connections.push(Some(connection));
+        }
+        Ok(server)
     }
 
     /// Where it listens; with the port that the system chose.
@@ -255,7 +275,7 @@ impl Transport for Server {
         // Each client is listened to once at most: endless nonsense of one is no endless loop here.
         let count = self.connections.len();
         for step in 0..count {
-            if !self.requests.is_empty() || self.stopping {
+            if !self.requests.is_empty() || self.stopping || self.held {
                 break;
             }
             let index = self.turn.wrapping_add(step) % count;
@@ -298,14 +318,22 @@ impl Transport for Server {
 impl crate::Server for Server {
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
         watch.watch(self.listener.fd(), Interest::Read, LISTENER)?;
-        watch.watch(self.nudge.as_fd(), Interest::Read, NUDGE)
+        watch.watch(self.nudge.as_fd(), Interest::Read, NUDGE)?;
+        // Of a process before this one.
+        for (index, connection) in self.connections.iter().enumerate() {
+            if let Some((connection, socket)) = connection.as_ref().and_then(|found| Some((found, found.socket()?))) {
+                watch.watch(socket, Interest::Read, key(index, connection.client))?;
+            }
+        }
+        self.send_all();
+        Ok(())
     }
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
         match key {
             LISTENER | NUDGE => {
                 self.catch_up(watch);
-                if !self.stopping {
+                if !self.stopping && !self.held {
                     self.accept_all(watch);
                 }
             }
@@ -324,12 +352,31 @@ impl crate::Server for Server {
     fn may_sleep(&mut self) -> bool {
         let held = self.held();
         let hungry = |connection: &Connection| connection.is_hungry(room_of(connection, held));
-        self.requests.is_empty() && (self.stopping || !self.connections.iter().flatten().any(hungry))
+        self.requests.is_empty() && (self.stopping || self.held || !self.connections.iter().flatten().any(hungry))
     }
 
     /// NBD has no word for it: a client was told the size when it came, and keeps to that.
     fn resized(&mut self, geometry: &Geometry, _watch: &mut dyn Watch) {
         self.export.geometry = *geometry;
+    }
+
+    fn hold(&mut self, held: bool) {
+        self.held = held;
+        if !held {
+            // Whoever has come meanwhile is waiting.
+            self.nudge();
+        }
+    }
+
+    fn hand_over(&self) -> Result<Handover, HandoverError> {
+        if !self.requests.is_empty() {
+            return Err(HandoverError::NotNow("requests are under way"));
+        }
+        let listener = self.listener.fd().try_clone_to_owned();
+        let listener = listener.map_err(|error| HandoverError::Failed("duplicate a listening socket", error))?;
+        let clients = self.connections.iter().flatten().filter(|connection| !connection.has_ended());
+        let peers = clients.map(handover::told).collect::<Result<_, _>>()?;
+        Ok(Handover { listener, bound: self.listener.bound(), peers })
     }
 
     fn peers(&self) -> usize {

@@ -46,7 +46,7 @@ pub struct Session {
 }
 
 #[derive(Debug)]
-enum Phase {
+pub(super) enum Phase {
     Negotiating(Handshake),
     Serving(Transmission),
     Over,
@@ -58,6 +58,21 @@ impl Session {
         let mut outgoing = Outgoing::default();
         outgoing.push(handshake::greeting(), Segments::empty());
         Session { phase: Phase::Negotiating(Handshake::default()), outgoing, prefix, stalled: None }
+    }
+
+    /// A conversation that goes on from there, with replies that are to be sent.
+    pub(super) fn resumed(phase: Phase, outgoing: Outgoing, prefix: u64) -> Session {
+        Session { phase, outgoing, prefix, stalled: None }
+    }
+
+    /// How far it is.
+    pub(super) fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    /// What has not been sent to the client.
+    pub(super) fn unsent(&self) -> &Outgoing {
+        &self.outgoing
     }
 
     /// Whether the client has not yet got as far as requests.

@@ -36,7 +36,7 @@ pub(super) struct Transmission {
 
 /// What the next bytes of the client are.
 #[derive(Debug)]
-enum Receiving {
+pub(super) enum Receiving {
     Header,
     /// Data of a write, of which `filled` bytes are there.
     Data {
@@ -76,6 +76,20 @@ pub(super) enum Step {
 impl Transmission {
     pub(super) fn new(agreed: Agreed, prefix: u64) -> Transmission {
         Transmission { agreed, prefix, receiving: Receiving::Header, pending: Vec::new(), in_flight: 0, held: 0 }
+    }
+
+    /// One that goes on from there, with no request in the disk.
+    pub(super) fn resumed(agreed: Agreed, prefix: u64, receiving: Receiving) -> Transmission {
+        let held = match &receiving {
+            Receiving::Data { memory, .. } => memory.len(),
+            Receiving::Header | Receiving::Waste { .. } => 0,
+        };
+        Transmission { receiving, held, ..Transmission::new(agreed, prefix) }
+    }
+
+    /// What was agreed, and what is being received; unless requests are in the disk.
+    pub(super) fn parts(&self) -> Option<(Agreed, &Receiving)> {
+        (self.in_flight == 0).then_some((self.agreed, &self.receiving))
     }
 
     pub(super) fn in_flight(&self) -> usize {

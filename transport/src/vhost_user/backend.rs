@@ -5,7 +5,7 @@
 //! Specification: QEMU, docs/interop/vhost-user.rst, "Back-end message types".
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -37,6 +37,11 @@ impl Backend {
         let flags = fcntl_getfl(&socket)?;
         fcntl_setfl(&socket, flags | OFlags::NONBLOCK)?;
         Ok(Backend { socket })
+    }
+
+    /// The socket.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Says that the configuration space has changed. A channel so full that nothing goes in is one that nobody reads.

@@ -73,6 +73,20 @@ impl Connection {
         Ok(Connection { stream, partial: Box::new([0; HEADER_LEN + MAX_PAYLOAD]), filled: 0, fds: Vec::new() })
     }
 
+    /// Goes on with a socket of which part of a message was received already.
+    pub fn resumed(stream: UnixStream, partial: &[u8], fds: Vec<OwnedFd>) -> io::Result<Connection> {
+        let mut connection = Connection::new(stream)?;
+        let place = connection.partial.get_mut(..partial.len()).ok_or(io::ErrorKind::InvalidData)?;
+        place.copy_from_slice(partial);
+        (connection.filled, connection.fds) = (partial.len(), fds);
+        Ok(connection)
+    }
+
+    /// The socket, and what was received of a message that has not come whole.
+    pub fn whole(&self) -> (BorrowedFd<'_>, &[u8], &[OwnedFd]) {
+        (self.fd(), self.partial.get(..self.filled).unwrap_or_default(), &self.fds)
+    }
+
     /// The socket, to be watched.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()

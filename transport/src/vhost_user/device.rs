@@ -132,6 +132,22 @@ impl Device {
         self.gone.retain(is_apart);
     }
 
+    /// Memory that was taken away and may come back.
+    pub fn gone(&self) -> &[RegionInfo] {
+        &self.gone
+    }
+
+    /// The next request of a chain of which one was popped before.
+    pub fn pop_begun(&mut self) -> Option<Request> {
+        let request = self.ready.pop_front()?;
+        Some(self.hand_out(request))
+    }
+
+    /// Whether all requests of the chains that were taken are popped.
+    pub fn has_begun_all(&self) -> bool {
+        self.ready.is_empty()
+    }
+
     /// Whether the front-end records what is in flight; `None` before a ring runs.
     pub fn is_recorded(&self) -> Option<bool> {
         self.queues.iter().filter_map(Queue::is_recorded).reduce(|all, one| all && one)
@@ -139,8 +155,8 @@ impl Device {
 
     /// The next request. Each queue has its turn; work per call is bounded by the number of queues.
     pub fn pop(&mut self, geometry: &Geometry, log: &mut Log) -> Option<Request> {
-        if let Some(request) = self.ready.pop_front() {
-            return Some(self.hand_out(request));
+        if let Some(request) = self.pop_begun() {
+            return Some(request);
         }
         // One round more than there are queues, for the one whose turn ends at once.
         for _ in 0..=self.queues.len() {

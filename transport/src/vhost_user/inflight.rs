@@ -124,6 +124,8 @@ pub struct InflightRegion {
     memory: Arc<GuestMemory>,
     queues: u16,
     size: u16,
+    /// As it was told, and its file: for the process that takes the place of this one.
+    told: (InflightInfo, OwnedFd),
 }
 
 impl InflightRegion {
@@ -139,11 +141,11 @@ impl InflightRegion {
     }
 
     /// Takes over a region that a front-end has kept, or just been given.
-    pub fn of(info: &InflightInfo, file: &OwnedFd, queues: u16) -> Result<InflightRegion, BadRegion> {
+    pub fn of(info: &InflightInfo, file: OwnedFd, queues: u16) -> Result<InflightRegion, BadRegion> {
         let InflightInfo { len, offset, queues: count, size } = *info;
         let needed = total_len(count, size).filter(|_| count <= queues);
         let needed = needed.ok_or(BadRegion::Shape { queues: count, size })?;
-        let stat = fstat(file).map_err(|errno| BadRegion::Failed(errno.into()))?;
+        let stat = fstat(&file).map_err(|errno| BadRegion::Failed(errno.into()))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(BadRegion::NotMemory);
         }
@@ -157,7 +159,12 @@ impl InflightRegion {
         let mapping = Arc::new(Mapping::of_file(file.as_fd(), offset, bytes).map_err(BadRegion::Failed)?);
         let whole = Region { guest: GuestAddr(0), peer: 0, len: needed, offset: 0, mapping };
         let memory = GuestMemory::new(vec![whole]).ok_or(BadRegion::Shape { queues: count, size })?;
-        Ok(InflightRegion { memory: Arc::new(memory), queues: count, size })
+        Ok(InflightRegion { memory: Arc::new(memory), queues: count, size, told: (*info, file) })
+    }
+
+    /// The region as it was told, and its file.
+    pub fn told(&self) -> (&InflightInfo, &OwnedFd) {
+        (&self.told.0, &self.told.1)
     }
 
     /// The record of one queue; `None` for a queue that the region has no room for.

@@ -87,6 +87,18 @@ impl Listener {
         Ok(Listener { socket, path: path.into(), file: None })
     }
 
+    /// The same, where the path has this device and inode and is to be removed at the end.
+    pub fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
+        let mut listener = Listener::of_socket(socket, path)?;
+        listener.file = file;
+        Ok(listener)
+    }
+
+    /// Device and inode of the path, if it is to be removed at the end.
+    pub fn bound(&self) -> Option<(u64, u64)> {
+        self.file
+    }
+
     fn bind_with(path: &Path, mode: Option<Mode>) -> Result<Listener, BindError> {
         let len = path.as_os_str().len();
         if len > MAX_PATH {

@@ -18,6 +18,7 @@
 //! | `inflight` | what was taken and not answered, for the next process |
 //! | `moment` | where tests kill this one |
 //! | `device`, `request`, `config_space` | virtio-blk |
+//! | `handover` | what the process that takes the place of this one is told |
 //! | `backend` | what is said to the front-end unasked |
 //! | `event` | what to log |
 
@@ -27,6 +28,7 @@ mod config_space;
 mod connection;
 mod device;
 mod event;
+mod handover;
 mod inflight;
 mod listener;
 mod message;
@@ -48,7 +50,7 @@ use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::log::in_full;
-use crate::{Interest, Watch, WatchKey};
+use crate::{Handover, HandoverError, Interest, Watch, WatchKey};
 
 pub use event::Event;
 pub use listener::{BindError, Listener};
@@ -58,6 +60,7 @@ use backend::Told;
 use connection::{Connection, End};
 use device::Device;
 use event::Log;
+use message::Message;
 use request::ID_LEN;
 use session::Session;
 
@@ -98,6 +101,10 @@ pub struct Server {
     orphans: usize,
     epoch: u32,
     stopped: bool,
+    /// Nothing more is taken, for a while.
+    held: bool,
+    /// Rings that the process before this one has handed over, to be started with the server.
+    kicks: Vec<Message>,
     log: Log,
 }
 
@@ -129,7 +136,27 @@ impl Server {
             source: errno.into(),
         })?;
         let log = Log::default();
-        Ok(Server { config, serial, listener, client: None, wake, orphans: 0, epoch: 0, stopped: false, log })
+        let (client, kicks) = (None, Vec::new());
+        let (orphans, epoch, stopped, held) = (0, 0, false, false);
+        Ok(Server { config, serial, listener, client, wake, orphans, epoch, stopped, held, kicks, log })
+    }
+
+    /// Goes on in the place of another process, with its socket and its front-end ([`crate::Server::hand_over`]).
+    pub fn taken_over(handover: Handover, config: Config) -> Result<Server, HandoverError> {
+        let Handover { listener, bound, peers } = handover;
+        let refused = |error: BindError| HandoverError::Refused(in_full(&error));
+        let listener = Listener::of_bound(listener, &config.path, bound).map_err(refused)?;
+        let mut server = Server::on(listener, config).map_err(refused)?;
+        let session = server.new_session();
+        if let Some((client, kicks)) = handover::take(peers, session, &mut server.log)? {
+            (server.client, server.kicks) = (Some(client), kicks);
+        }
+        Ok(server)
+    }
+
+    fn new_session(&mut self) -> Session {
+        self.epoch = self.epoch.wrapping_add(1);
+        Session::new(Device::new(self.config.queues, self.serial, self.epoch), &self.config.geometry)
     }
 
     /// What has happened since the last call, for the log.
@@ -151,7 +178,7 @@ impl Server {
     fn admit(&mut self, watch: &mut dyn Watch) {
         for _ in 0..TURN {
             // One that comes before the requests of the last are completed waits for that in the backlog.
-            if self.orphans > 0 || self.stopped {
+            if self.orphans > 0 || self.stopped || self.held {
                 return;
             }
             match self.listener.accept() {
@@ -173,11 +200,20 @@ impl Server {
 
     fn connect(&mut self, connection: Connection, watch: &mut dyn Watch) -> io::Result<()> {
         watch.watch(connection.fd(), Interest::Read, WatchKey(CONNECTION))?;
-        self.epoch = self.epoch.wrapping_add(1);
-        let device = Device::new(self.config.queues, self.serial, self.epoch);
-        let session = Session::new(device, &self.config.geometry);
+        let session = self.new_session();
         self.client = Some(Client { connection, session });
         self.log.note(Event::Connected);
+        Ok(())
+    }
+
+    /// Starts the rings that were handed over.
+    fn resume(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
+        let Some(client) = &mut self.client else { return Ok(()) };
+        watch.watch(client.connection.fd(), Interest::Read, WatchKey(CONNECTION))?;
+        for kick in std::mem::take(&mut self.kicks) {
+            let started = client.session.obey(kick, watch, &mut self.log);
+            started.map_err(|refusal| io::Error::other(in_full(&refusal)))?;
+        }
         Ok(())
     }
 
@@ -238,7 +274,8 @@ impl Transport for Server {
         if self.stopped {
             return None;
         }
-        self.client.as_mut()?.session.device.pop(geometry, &mut self.log)
+        let device = &mut self.client.as_mut()?.session.device;
+        if self.held { device.pop_begun() } else { device.pop(geometry, &mut self.log) }
     }
 
     fn complete(&mut self, request: Request, status: Status) {
@@ -266,7 +303,8 @@ impl Transport for Server {
 impl crate::Server for Server {
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
         watch.watch(self.wake.as_fd(), Interest::Read, WatchKey(WAKE))?;
-        watch.watch(self.listener.fd(), Interest::Read, WatchKey(LISTENER))
+        watch.watch(self.listener.fd(), Interest::Read, WatchKey(LISTENER))?;
+        self.resume(watch)
     }
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
@@ -286,6 +324,7 @@ impl crate::Server for Server {
 
     fn may_sleep(&mut self) -> bool {
         match &mut self.client {
+            Some(client) if self.held => client.session.device.has_begun_all(),
             Some(client) if !self.stopped => client.session.device.may_sleep(&mut self.log),
             _ => true,
         }
@@ -318,6 +357,24 @@ impl crate::Server for Server {
             }
         }
         self.bury_orphan();
+    }
+
+    fn hold(&mut self, held: bool) {
+        self.held = held;
+        if !held {
+            // Whoever has come meanwhile, or said something, is waiting.
+            self.wake();
+        }
+    }
+
+    fn hand_over(&self) -> Result<Handover, HandoverError> {
+        if self.orphans > 0 {
+            return Err(HandoverError::NotNow("requests of a front-end that has gone are under way"));
+        }
+        let listener = self.listener.fd().try_clone_to_owned();
+        let listener = listener.map_err(|error| HandoverError::Failed("duplicate a listening socket", error))?;
+        let peers = self.client.as_ref().map(handover::told).transpose()?.unwrap_or_default();
+        Ok(Handover { listener, bound: self.listener.bound(), peers })
     }
 
     fn records_in_flight(&self) -> Option<bool> {

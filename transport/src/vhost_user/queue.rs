@@ -194,12 +194,8 @@ impl Queue {
     /// Takes the ring down; the answer is the index at which it is to be continued. Chains that were not answered will
     /// be taken again: recorded ones count as taken, others are given back to the available ring.
     pub fn stop(&mut self) -> u16 {
-        let at = self.ring.take().map(|ring| ring.position()).or(self.lost.take());
-        if let Some(at) = at {
-            let unanswered = u16::try_from(self.order.len()).unwrap_or(u16::MAX).wrapping_add(at.unpublished());
-            let back = if self.record.is_some() { 0 } else { unanswered };
-            self.base = at.next_avail().wrapping_sub(back);
-        }
+        self.base = self.goes_on_at();
+        (self.ring, self.lost) = (None, None);
         self.kick = None;
         self.draining = false;
         (self.broken, self.parked) = (false, false);
@@ -208,6 +204,24 @@ impl Queue {
         self.order.clear();
         self.slots.clear();
         self.base
+    }
+
+    /// The index at which the ring is to be continued, were it stopped now.
+    pub fn goes_on_at(&self) -> u16 {
+        let Some(at) = self.ring.as_ref().map(Ring::position).or(self.lost) else { return self.base };
+        let unanswered = u16::try_from(self.order.len()).unwrap_or(u16::MAX).wrapping_add(at.unpublished());
+        let back = if self.record.is_some() { 0 } else { unanswered };
+        at.next_avail().wrapping_sub(back)
+    }
+
+    /// Where answers are signalled.
+    pub fn call(&self) -> Option<&OwnedFd> {
+        self.call.as_ref()
+    }
+
+    /// Whether it is not touched any more until it is set up anew.
+    pub fn is_broken(&self) -> bool {
+        self.broken
     }
 
     /// The ring, if chains may be taken from it.

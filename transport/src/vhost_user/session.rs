@@ -55,7 +55,7 @@ impl From<Vec<u8>> for Answer {
 }
 
 /// What a message led to.
-enum Outcome {
+pub enum Outcome {
     /// Done; acknowledged if that is wanted.
     Done,
     /// It has an answer of its own.
@@ -68,7 +68,7 @@ enum Outcome {
 
 /// What waits for requests under way.
 #[derive(Clone, Copy)]
-enum Drain {
+pub enum Drain {
     /// GET_VRING_BASE of one queue.
     Vring(u32),
     /// RESET_DEVICE.
@@ -80,11 +80,13 @@ pub struct Session {
     /// The device it drives.
     pub device: Device,
     offered: u64,
-    features: u64,
-    protocol: u64,
+    /// What the front-end has taken of what was offered.
+    pub features: u64,
+    /// The same of the protocol's own features.
+    pub protocol: u64,
     config: Vec<u8>,
     /// To tell the front-end of a changed configuration.
-    backend: Option<Backend>,
+    pub backend: Option<Backend>,
     waiting: Option<(Header, Drain)>,
 }
 
@@ -196,7 +198,8 @@ impl Session {
         self.device.end()
     }
 
-    fn obey(&mut self, message: Message, watch: &mut dyn Watch, log: &mut Log) -> Result<Outcome, Refusal> {
+    /// Does what a message says, or refuses it.
+    pub fn obey(&mut self, message: Message, watch: &mut dyn Watch, log: &mut Log) -> Result<Outcome, Refusal> {
         match message {
             Message::GetFeatures => Ok(Outcome::Reply(Reply::Number(self.offered))),
             Message::GetProtocolFeatures => Ok(Outcome::Reply(Reply::Number(PROTOCOL))),
@@ -218,12 +221,12 @@ impl Session {
                 Ok(Outcome::Done)
             }
             Message::GetInflightFd(info) => self.create_region(&info),
-            Message::SetInflightFd(info, fd) => self.set_region(&info, &fd).map(done),
+            Message::SetInflightFd(info, fd) => self.set_region(&info, fd).map(done),
             Message::SetMemTable(regions) => {
                 self.set_table(Table::of(regions), |device| device.added(None), log).map(done)
             }
             Message::AddMemReg(info, fd) => {
-                let table = self.device.table.with(&info, &fd);
+                let table = self.device.table.with(&info, fd);
                 self.set_table(table, |device| device.added(Some(&info)), log).map(done)
             }
             Message::RemMemReg(info) => {
@@ -311,7 +314,7 @@ impl Session {
         Ok(Outcome::File(Reply::Inflight(info), file))
     }
 
-    fn set_region(&mut self, info: &InflightInfo, file: &OwnedFd) -> Result<(), Refusal> {
+    fn set_region(&mut self, info: &InflightInfo, file: OwnedFd) -> Result<(), Refusal> {
         let queues = self.may_have_region()?;
         let running = (0..).zip(&self.device.queues).find(|(_, queue)| queue.is_recorded().is_some());
         if let Some((index, _)) = running {

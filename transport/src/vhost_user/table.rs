@@ -77,6 +77,8 @@ pub struct Table {
     memory: Arc<GuestMemory>,
     /// Each region in one piece, for accesses that need no owner of their own.
     pieces: Vec<Piece>,
+    /// The regions as they were told, and their files: for the process that takes the place of this one.
+    told: Vec<(RegionInfo, Arc<OwnedFd>)>,
 }
 
 struct Piece {
@@ -87,15 +89,17 @@ struct Piece {
 impl Table {
     /// The table that has just these regions.
     pub fn of(regions: Vec<(RegionInfo, OwnedFd)>) -> Result<Table, BadRegion> {
-        let regions: Result<Vec<Region>, BadRegion> = regions.iter().map(|(info, file)| map(info, file)).collect();
-        Table::new(regions?)
+        let mapped: Result<Vec<Region>, BadRegion> = regions.iter().map(|(info, file)| map(info, file)).collect();
+        Table::new(mapped?, regions.into_iter().map(|(info, file)| (info, Arc::new(file))).collect())
     }
 
     /// The table with a region more.
-    pub fn with(&self, info: &RegionInfo, file: &OwnedFd) -> Result<Table, BadRegion> {
+    pub fn with(&self, info: &RegionInfo, file: OwnedFd) -> Result<Table, BadRegion> {
         let mut regions: Vec<Region> = self.memory.regions().iter().map(same).collect();
-        regions.push(map(info, file)?);
-        Table::new(regions)
+        regions.push(map(info, &file)?);
+        let mut told = self.told.clone();
+        told.push((*info, Arc::new(file)));
+        Table::new(regions, told)
     }
 
     /// The table without the region of that address and size.
@@ -106,10 +110,18 @@ impl Table {
         if left.len() == self.memory.regions().len() {
             return Err(BadRegion::Absent { guest: info.guest });
         }
-        Table::new(left)
+        let is_other = |(told, _): &&(RegionInfo, Arc<OwnedFd>)| {
+            told.guest != info.guest || told.len != info.len || told.peer != info.peer
+        };
+        Table::new(left, self.told.iter().filter(is_other).cloned().collect())
     }
 
-    fn new(regions: Vec<Region>) -> Result<Table, BadRegion> {
+    /// The regions as they were told, and their files.
+    pub fn told(&self) -> &[(RegionInfo, Arc<OwnedFd>)] {
+        &self.told
+    }
+
+    fn new(regions: Vec<Region>, told: Vec<(RegionInfo, Arc<OwnedFd>)>) -> Result<Table, BadRegion> {
         if regions.len() > MAX_REGIONS {
             return Err(BadRegion::TooMany);
         }
@@ -119,7 +131,7 @@ impl Table {
             Some(Piece { guest: region.guest.0, bytes })
         };
         let pieces = memory.regions().iter().filter_map(piece).collect();
-        Ok(Table { memory, pieces })
+        Ok(Table { memory, pieces, told })
     }
 
     /// A ring at an address of the front-end's process.
@@ -242,8 +254,8 @@ mod test {
     #[test]
     fn regions_come_and_go_by_address() {
         let table = Table::of(vec![(info(0, 4096, 0), file(4096))]).unwrap();
-        assert!(matches!(table.with(&info(4095, 4096, 0), &file(4096)).err(), Some(BadRegion::Overlap)));
-        let table = table.with(&info(4096, 4096, 100), &file(8192)).unwrap();
+        assert!(matches!(table.with(&info(4095, 4096, 0), file(4096)).err(), Some(BadRegion::Overlap)));
+        let table = table.with(&info(4096, 4096, 100), file(8192)).unwrap();
         assert!(table.has(GuestAddr(8191)));
         assert!(matches!(table.without(&info(1, 4096, 0)).err(), Some(BadRegion::Absent { guest: 1 })));
         let table = table.without(&info(0, 4096, 0)).unwrap();

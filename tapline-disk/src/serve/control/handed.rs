@@ -36,6 +36,14 @@ pub fn check(verb: &Verb, given: &Files) -> Result<(), Refusal> {
     }
 }
 
+/// How many descriptors come with a verb beside its files.
+pub fn others(verb: &Verb) -> usize {
+    match verb {
+        Verb::Upgrade(upgrade) => usize::from(upgrade.successor),
+        _ => 0,
+    }
+}
+
 /// Whether a verb opens files.
 pub fn takes_files(verb: &Verb) -> bool {
     matches!(verb, Verb::Snapshot(_) | Verb::Revert(_) | Verb::Clone(_) | Verb::Merge(_))

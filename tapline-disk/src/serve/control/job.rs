@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::protocol::{self, Method};
 use super::refusal::Refusal;
 use super::work::Work;
-use super::{clone, copy, finish, resize, revert, snapshot, standstill};
+use super::{clone, copy, finish, resize, revert, snapshot, standstill, upgrade};
 use crate::files::AtHand;
 
 /// A verb that takes time.
@@ -32,6 +32,7 @@ pub enum Steps {
     Clone(clone::Clone),
     Resize(resize::Resize),
     Finish(finish::Finish),
+    Upgrade(Box<upgrade::Upgrade>),
 }
 
 impl Job {
@@ -65,6 +66,7 @@ impl Job {
             Steps::Clone(_) => "clone",
             Steps::Resize(_) => "resize",
             Steps::Finish(_) => "merge",
+            Steps::Upgrade(_) => "upgrade",
         }
     }
 
@@ -78,6 +80,14 @@ impl Job {
         matches!(self.steps, Steps::Finish(_))
     }
 
+    /// Another process taking the place of this one, if that is it.
+    pub fn as_upgrade(&mut self) -> Option<&mut upgrade::Upgrade> {
+        match &mut self.steps {
+            Steps::Upgrade(steps) => Some(steps),
+            _ => None,
+        }
+    }
+
     /// Takes back what has happened so far: it has failed.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         match &mut self.steps {
@@ -85,6 +95,7 @@ impl Job {
             Steps::Copy(steps) => steps.undo(work),
             Steps::Revert(steps) => steps.undo(work),
             Steps::Resize(steps) => steps.undo(work),
+            Steps::Upgrade(steps) => steps.undo(work),
             Steps::Pausing(_) | Steps::Resuming | Steps::Clone(_) | Steps::Finish(_) => work.let_go(),
         }
     }
@@ -101,6 +112,7 @@ impl Steps {
             Steps::Clone(steps) => steps.advance(work),
             Steps::Resize(steps) => steps.advance(work),
             Steps::Finish(steps) => steps.advance(work),
+            Steps::Upgrade(steps) => steps.advance(work),
         }
     }
 
@@ -109,7 +121,7 @@ impl Steps {
     fn tell_the_pause(&self) -> bool {
         match self {
             Steps::Resuming | Steps::Snapshot(_) | Steps::Copy(_) | Steps::Resize(_) => true,
-            Steps::Pausing(_) | Steps::Revert(_) | Steps::Clone(_) | Steps::Finish(_) => false,
+            Steps::Pausing(_) | Steps::Revert(_) | Steps::Clone(_) | Steps::Finish(_) | Steps::Upgrade(_) => false,
         }
     }
 }

@@ -27,13 +27,20 @@ pub struct Merging {
 
 impl Control {
     /// The merge, to be told something.
-    pub(super) fn running_merge(&mut self) -> Result<&mut Merge, Refusal> {
+    fn running_merge(&mut self) -> Result<&mut Merge, Refusal> {
         match &mut self.merging {
             Some(merging) => Ok(&mut merging.merge),
             None => {
                 Err(Refusal::new(Kind::State, "there is no merge").advise("merge-status tells how the last one ended"))
             }
         }
+    }
+
+    /// Has the merge do something; the answer is how it is then.
+    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut Merge)) -> Result<Option<Value>, Refusal> {
+        let merge = self.running_merge()?;
+        tell(merge);
+        Ok(Some(merge.status()))
     }
 
     /// `merge-status`.
@@ -66,7 +73,13 @@ impl Control {
     /// Drives the merge, unless another verb needs the disk still.
     pub(super) fn go_on_merging(&mut self, work: &mut Work<'_>) {
         let Some(mut merging) = self.merging.take() else { return };
-        let waits = (self.job.is_some() || self.paused) && !merging.merge.is_switching();
+        let upgrade = self.job.as_mut().and_then(|(job, _)| job.as_upgrade());
+        let (upgrading, in_the_way) = (upgrade.is_some(), upgrade.is_some_and(|upgrade| upgrade.needs_no_merge()));
+        if in_the_way {
+            merging.merge.cancel();
+        }
+        let held_up = self.paused || (self.job.is_some() && !upgrading);
+        let waits = held_up && !merging.merge.is_switching();
         let outcome = if waits { Ok(None) } else { merging.merge.advance(work) };
         let outcome = match outcome {
             Ok(None) => {
@@ -75,6 +88,7 @@ impl Control {
                 return;
             }
             Ok(Some(value)) => Ok(value),
+            Err(refusal) if in_the_way && refusal.kind == Kind::Cancelled => Err(replaced()),
             Err(refusal) => Err(refusal),
         };
         work.let_go();
@@ -107,10 +121,15 @@ impl Control {
     }
 }
 
+fn replaced() -> Refusal {
+    let what = "the merge was interrupted, since another process takes the place of this one";
+    Refusal::new(Kind::Replaced, what).advise("ask for it again: it goes on where it was")
+}
+
 /// How a merge that was not done has ended: where it was, and why.
 fn stopped(merge: &Merge, refusal: &Refusal) -> Value {
     let state = match refusal.kind {
-        Kind::Cancelled => "cancelled",
+        Kind::Cancelled | Kind::Replaced => "cancelled",
         _ => "failed",
     };
     let mut told = merge.status();

@@ -28,6 +28,8 @@ mod resize;
 mod revert;
 mod snapshot;
 mod standstill;
+mod successor;
+mod upgrade;
 mod watching;
 mod work;
 
@@ -42,8 +44,9 @@ use transport::{Interest, Watch, WatchKey};
 
 use client::{Client, Heard};
 use job::{Job, Steps};
+use merge::Merge;
 use merging::Merging;
-use protocol::{Id, Verb};
+use protocol::{Asked, Id, Verb};
 use refusal::{Kind, Refusal};
 use watching::Watchers;
 
@@ -61,6 +64,8 @@ const ERRAND: WatchKey = WatchKey(u64::MAX - 67);
 const TIMER: WatchKey = WatchKey(u64::MAX - 68);
 /// The first client's; the others follow.
 const CLIENT: u64 = u64::MAX - 128;
+const SUCCESSOR: WatchKey = WatchKey(u64::MAX - 72);
+const TIMER_OF_UPGRADE: WatchKey = WatchKey(u64::MAX - 73);
 
 /// A flush of our own. No server has so many connections or queues that it makes such a name.
 pub const FLUSH: Token = Token(u64::MAX - 1);
@@ -106,9 +111,10 @@ impl Control {
         Ok(Control::on(listener))
     }
 
-    /// The same at a socket that listens already; its mode is whoever's who has made it.
-    pub fn at(socket: OwnedFd, path: &Path) -> Result<Control, Failure> {
-        Listener::of_socket(socket, path).map(Control::on).map_err(Failure::said)
+    /// The same at a socket that listens already; its mode is whoever's who has made it. `bound`: device and inode of its
+    /// path, if that is to be removed at the end.
+    pub fn at(socket: OwnedFd, path: &Path, bound: Option<(u64, u64)>) -> Result<Control, Failure> {
+        Listener::of_bound(socket, path, bound).map(Control::on).map_err(Failure::said)
     }
 
     fn on(listener: Listener) -> Control {
@@ -137,7 +143,7 @@ impl Control {
         match key {
             LISTENER => self.knocked = true,
             // What the errand was sent by looks for itself.
-            ERRAND | TIMER => {}
+            ERRAND | TIMER | SUCCESSOR | TIMER_OF_UPGRADE => {}
             WatchKey(key) => {
                 let place = key.checked_sub(CLIENT).and_then(|place| usize::try_from(place).ok());
                 let Some(place) = place.and_then(|place| self.clients.get_mut(place)) else { return false };
@@ -205,9 +211,18 @@ impl Control {
         if let Some(merging) = &mut self.merging {
             merging.merge.cancel();
         }
+        self.end_upgrade(work);
         let switching = self.merging.as_ref().is_some_and(|merging| merging.merge.is_switching());
         if self.job.is_none() && !switching {
             work.let_go();
+        }
+    }
+
+    /// No other process takes over a disk that stops.
+    fn end_upgrade(&mut self, work: &mut Work<'_>) {
+        if let Some((mut job, asker)) = self.job.take_if(|(job, _)| job.as_upgrade().is_some()) {
+            job.undo(work);
+            self.pay(Some(&asker), &Err(Refusal::new(Kind::State, "the disk is about to stop")));
         }
     }
 
@@ -269,10 +284,15 @@ impl Control {
         };
         let (id, asked) = protocol::parse(&line);
         // What came with a line that makes no sense is closed.
-        let came = client.claim(asked.as_ref().map_or(0, |asked| asked.files.len()));
+        let wanted = |asked: &Asked| asked.files.len() + handed::others(&asked.verb);
+        let came = client.claim(asked.as_ref().map_or(0, wanted));
         let asker = Asker { place, number, id };
-        let asked = asked.and_then(|asked| Ok((asked.verb, handed::files(asked.files, came?)?)));
-        match asked.and_then(|(verb, files)| self.obey(verb, files, &asker, work, stats)) {
+        let asked = asked.and_then(|asked| {
+            let mut came = came?;
+            let other = (handed::others(&asked.verb) > 0).then(|| came.pop()).flatten();
+            Ok((asked.verb, handed::files(asked.files, came)?, other))
+        });
+        match asked.and_then(|(verb, files, other)| self.obey(verb, files, other, &asker, work, stats)) {
             Ok(Some(value)) => self.tell(&asker, Ok(value)),
             Ok(None) => {}
             Err(refusal) => self.tell(&asker, Err(refusal)),
@@ -297,6 +317,7 @@ impl Control {
         &mut self,
         verb: Verb,
         files: Files,
+        other: Option<OwnedFd>,
         asker: &Asker,
         work: &mut Work<'_>,
         stats: &dyn Fn() -> String,
@@ -313,24 +334,9 @@ impl Control {
             }
             Verb::Watch => return Ok(Some(self.watchers.add(asker, work.condition()))),
             Verb::MergeStatus => return Ok(Some(self.merge_status())),
-            Verb::MergePause => {
-                return self.running_merge().map(|merge| {
-                    merge.stop(true);
-                    Some(merge.status())
-                });
-            }
-            Verb::MergeResume => {
-                return self.running_merge().map(|merge| {
-                    merge.stop(false);
-                    Some(merge.status())
-                });
-            }
-            Verb::MergeCancel => {
-                return self.running_merge().map(|merge| {
-                    merge.cancel();
-                    Some(merge.status())
-                });
-            }
+            Verb::MergePause => return self.tell_merge(|merge| merge.stop(true)),
+            Verb::MergeResume => return self.tell_merge(|merge| merge.stop(false)),
+            Verb::MergeCancel => return self.tell_merge(Merge::cancel),
             Verb::Stats => return Ok(Some(serde_json::from_str(&stats()).unwrap_or(Value::Null))),
             _ => {}
         }
@@ -353,6 +359,9 @@ impl Control {
                 Some(finish) => Steps::Finish(finish),
                 None => return self.begin_merging(asked, at_hand, asker, work).map(|()| None),
             },
+            Verb::Upgrade(asked) => {
+                Steps::Upgrade(Box::new(upgrade::Upgrade::begin(asked, other, &self.listener, work)?))
+            }
             Verb::Version | Verb::Stats | Verb::Layers | Verb::Space | Verb::Watch => return Ok(None),
             Verb::MergeStatus | Verb::MergePause | Verb::MergeResume | Verb::MergeCancel => return Ok(None),
         };
@@ -373,6 +382,7 @@ impl Control {
             return Err(busy.advise("ask again when it has ended"));
         }
         match &self.merging {
+            Some(_) if matches!(verb, Verb::Upgrade(_)) => Ok(()),
             Some(merging) if !matches!(verb, Verb::Pause | Verb::Resume) || merging.merge.is_switching() => {
                 Err(Refusal::new(Kind::Busy, "a merge is under way")
                     .advise("ask again when it has ended, or merge-cancel"))
@@ -397,6 +407,9 @@ impl Control {
     fn go_on(&mut self, work: &mut Work<'_>) {
         let Some((mut job, asker)) = self.job.take() else { return };
         panics::under_way(Some(job.verb()));
+        if let Some(upgrade) = job.as_upgrade() {
+            upgrade.merging(self.merging.is_some());
+        }
         let outcome = match job.advance(work) {
             Ok(None) => {
                 self.job = Some((job, asker));

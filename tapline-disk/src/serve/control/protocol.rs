@@ -77,10 +77,12 @@ pub enum Verb {
     Space,
     /// Lines about what keeps the disk from writing, from now on.
     Watch,
+    /// Another process in the place of this one.
+    Upgrade(Upgrade),
 }
 
 /// The names of the verbs, in the order of the documentation.
-pub const VERBS: [&str; 16] = [
+pub const VERBS: [&str; 17] = [
     "version",
     "layers",
     "stats",
@@ -97,6 +99,7 @@ pub const VERBS: [&str; 16] = [
     "resize",
     "space",
     "watch",
+    "upgrade",
 ];
 
 /// `snapshot`.
@@ -176,6 +179,21 @@ pub struct Resize {
     pub size: u64,
 }
 
+/// `upgrade`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upgrade {
+    /// The program to be started in the place of this one.
+    #[serde(default)]
+    pub program: Option<PathBuf>,
+    /// Or: a socket to a process that was started comes with the line.
+    #[serde(default)]
+    pub successor: bool,
+    /// Microseconds that requests may wait.
+    #[serde(default)]
+    pub pause_max: Option<u64>,
+}
+
 /// `{}`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -245,6 +263,7 @@ fn verb(mut object: Map<String, Value>) -> Result<Verb, Refusal> {
         "revert" => fields(rest).map(Verb::Revert),
         "clone" => fields(rest).map(Verb::Clone),
         "resize" => fields(rest).map(Verb::Resize),
+        "upgrade" => fields(rest).and_then(whole_program).map(Verb::Upgrade),
         _ => {
             let what = format!("there is no verb {}", shortened(&Value::String(name)));
             Err(Refusal::new(Kind::UnknownVerb, what).advise(format!("there are {}", VERBS.join(", "))))
@@ -267,6 +286,15 @@ fn in_order(merge: Merge) -> Result<Merge, Refusal> {
     match merge.rate {
         Some(0) => Err(invalid("a rate of 0 would never end").advise("use merge-pause to stop a merge for a while")),
         _ => Ok(merge),
+    }
+}
+
+fn whole_program(upgrade: Upgrade) -> Result<Upgrade, Refusal> {
+    match &upgrade.program {
+        Some(program) if !program.is_absolute() => {
+            Err(invalid(format!("«{}» needs the whole path, from / on", program.display())))
+        }
+        _ => Ok(upgrade),
     }
 }
 

@@ -33,6 +33,8 @@ pub enum Kind {
     Unsupported,
     /// It was cancelled.
     Cancelled,
+    /// It was interrupted, since another process takes the place of this one.
+    Replaced,
     /// Anything else that failed.
     Failed,
 }

@@ -13,7 +13,7 @@ use crate::stats::Condition;
 
 /// `version`.
 pub fn version() -> Value {
-    json!({ "version": VERSION, "program": env!("CARGO_PKG_VERSION"), "verbs": VERBS })
+    json!({ "version": VERSION, "program": env!("CARGO_PKG_VERSION"), "verbs": VERBS, "pid": std::process::id() })
 }
 
 /// `layers`.

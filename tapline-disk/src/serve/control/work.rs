@@ -23,7 +23,7 @@ use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
 use crate::size::readable;
-use crate::stats::Condition;
+use crate::stats::{Condition, Counters};
 
 /// The hands of a verb.
 pub struct Work<'a> {
@@ -47,6 +47,10 @@ pub struct Work<'a> {
     pub came: u64,
     /// A client has requests held.
     pub paused: bool,
+    /// What the disk has done so far.
+    pub counters: Counters,
+    /// Another process has taken the place of this one, which is to end without touching anything.
+    pub replaced: &'a mut bool,
 }
 
 /// A flush of our own among those of the guest.

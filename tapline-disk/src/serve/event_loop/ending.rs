@@ -2,15 +2,19 @@
 //!
 //! It knows no protocol and no format. Invariant: it ends only when nothing is under way.
 
+use std::io::Write;
+use std::path::PathBuf;
+
 use disk::{Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use transport::Server;
 
-use super::{Disclose, EngineWatch, EventLoop, write_stats};
+use super::{Disclose, EngineWatch, EventLoop};
 use crate::failure::{Exit, Failure};
-use crate::log::say;
+use crate::log::{self, say};
 use crate::redo_log;
 use crate::serve::control::Control;
+use crate::stats;
 
 impl<S: Server + Disclose> EventLoop<S> {
     /// Answers what was taken in, makes it durable, and leaves.
@@ -93,5 +97,19 @@ impl<S: Server + Disclose> EventLoop<S> {
             }
         }
         Ok(())
+    }
+}
+
+/// Ends the process, whose place another has taken. Nothing is dropped on the way: all that there is belongs to that.
+pub(super) fn leave_everything() -> ! {
+    log::end();
+    std::process::exit(i32::from(Exit::Done.code()))
+}
+
+/// Statistics must not end a disk: what cannot be written is said.
+pub(super) fn write_stats(line: &str, file: Option<&PathBuf>) {
+    let Some(path) = file else { return say(format_args!("statistics: {line}")) };
+    if let Err(error) = stats::open_file(path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
+        say(format_args!("cannot append statistics to {}: {error}", path.display()));
     }
 }

@@ -22,6 +22,7 @@ use crate::layers::Layers;
 use crate::serve::data;
 use crate::serve::full::Full;
 use crate::signals::Signal;
+use crate::stats::Counters;
 use crate::toolstack::attach::test::{WRITABLE, machine, say as say_state};
 use crate::toolstack::attach::wait_connected;
 use crate::toolstack::detach;
@@ -140,6 +141,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, stop: Signal, leave: Si
         report: Signal::to_report().unwrap(),
         control: None,
         full: Full::new(false),
+        counters: Counters::default(),
     };
     EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap()
 }

@@ -1,0 +1,168 @@
+//! The process that takes the place of this one: started, told everything, or ended.
+//!
+//! Knows nothing of when that is done. Invariant: until it was told to go, it has written nothing and may end at any moment.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use transport::HandoverError;
+use transport::vhost_user::Listener;
+
+use super::SUCCESSOR;
+use super::errand::Errand;
+use super::refusal::{Kind, Refusal};
+use super::work::Work;
+use crate::redo_log;
+use crate::serve::handover::{Channel, ChannelError, Said};
+
+/// The new process.
+#[derive(Debug)]
+pub struct Successor {
+    channel: Channel,
+    /// If it was started here.
+    child: Option<Child>,
+    /// Its number and its version, once it has said hello.
+    pub pid: u32,
+    /// See [`Successor::pid`].
+    pub program: String,
+}
+
+/// The start of a program, in the background.
+pub type Start = Errand<std::io::Result<Child>>;
+
+/// Why nothing was handed over.
+pub enum NotHanded {
+    /// By the server.
+    Server(HandoverError),
+    /// By the new process.
+    Successor(ChannelError),
+    /// By the disk.
+    Disk(Refusal),
+}
+
+/// The control socket, as it is handed over.
+#[derive(Debug)]
+pub struct ControlSocket {
+    socket: OwnedFd,
+    bound: Option<(u64, u64)>,
+}
+
+impl ControlSocket {
+    /// That of a listener.
+    pub fn of(listener: &Listener) -> std::io::Result<ControlSocket> {
+        Ok(ControlSocket { socket: listener.fd().try_clone_to_owned()?, bound: listener.bound() })
+    }
+}
+
+impl Successor {
+    /// A process that somebody has started, at the other end of this socket.
+    pub fn at(socket: OwnedFd, work: &mut Work<'_>) -> Result<Successor, Refusal> {
+        let channel = Channel::over(socket).map_err(|why| Refusal::new(Kind::Invalid, why.to_string()))?;
+        let watched = work.engine.watch(channel.as_fd(), false, SUCCESSOR.0);
+        watched.map_err(|error| Refusal::failed("wait for a new process", &error))?;
+        Ok(Successor { channel, child: None, pid: 0, program: String::new() })
+    }
+
+    /// One that is being started here, with the words of this process. Its directory, environment, limits and log are those
+    /// of this process.
+    pub fn start(program: &Path, work: &mut Work<'_>) -> Result<(Successor, Start), Refusal> {
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (ours, theirs) = pair.map_err(|errno| Refusal::failed("make a socket to a new process", &errno.into()))?;
+        let program = program.to_owned();
+        let start = work.send(move || spawn(program, theirs))?;
+        Ok((Successor::at(ours, work)?, start))
+    }
+
+    /// It was started.
+    pub fn started(&mut self, child: std::io::Result<Child>) -> Result<(), Refusal> {
+        let failed = |error| Refusal::failed("start the new program", &error).advise("the disk goes on as before");
+        self.child = Some(child.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Whether it has said hello.
+    pub fn is_here(&mut self) -> Result<bool, Refusal> {
+        match self.channel.hear_now() {
+            Ok(None) => Ok(false),
+            Ok(Some((Said::Hello { program, pid }, _))) => {
+                (self.program, self.pid) = (program, pid);
+                Ok(true)
+            }
+            Ok(Some((said, _))) => Err(self.not_come(&ChannelError::Strange(format!("{said:?}")))),
+            Err(why) => Err(self.not_come(&why)),
+        }
+    }
+
+    /// It did not say hello.
+    pub fn not_come(&mut self, why: &ChannelError) -> Refusal {
+        let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+        let what = match ended {
+            Some(status) => format!("the new process has ended with {status} before it took anything"),
+            None => format!("the new process did not come up: {why}"),
+        };
+        let advice = "the disk goes on as before; its log may say why, or the new program is another one";
+        Refusal::new(Kind::Failed, what).advise(advice)
+    }
+
+    /// Hands everything over until then. Once the new process is told to go there is no way back.
+    pub fn hand_over(&self, control: &ControlSocket, until: Instant, work: &mut Work<'_>) -> Result<(), NotHanded> {
+        let server = work.server.hand_over().map_err(NotHanded::Server)?;
+        let say = |said: Said, descriptors: &[&dyn AsFd]| {
+            let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+            self.channel.say(&said, &descriptors, Some(until)).map_err(NotHanded::Successor)
+        };
+        for depth in 0..work.disk.layers().len() {
+            let name = work.name(depth).map_err(NotHanded::Disk)?.to_string();
+            let file = work.file(depth).map_err(NotHanded::Disk)?.1;
+            say(Said::Layer { name, write: file.options().write }, &[file])?;
+        }
+        let logs = redo_log::to_be_handed();
+        let logs = logs.map_err(|error| NotHanded::Disk(Refusal::failed("hand a redo log over", &error)))?;
+        for (name, log) in logs {
+            say(Said::Log { name }, &[&log])?;
+        }
+        // What waits for space stays with its guest, and comes to the new process again.
+        let mut counters = work.counters;
+        work.full.requests().for_each(|request| counters.given_back(request.operation(), request.taken));
+        say(Said::Counters(Box::new(counters)), &[])?;
+        say(Said::Listener { control: true, bound: control.bound }, &[&control.socket])?;
+        say(Said::Listener { control: false, bound: server.bound }, &[&server.listener])?;
+        for parcel in server.peers {
+            let beside = parcel.descriptors.iter().map(|descriptor| descriptor as &dyn AsFd);
+            say(Said::Peer { bytes: parcel.bytes }, &beside.collect::<Vec<_>>())?;
+        }
+        say(Said::All, &[])?;
+        match self.channel.hear(Some(until)).map_err(NotHanded::Successor)? {
+            (Said::Taken, _) => {}
+            (said, _) => return Err(NotHanded::Successor(ChannelError::Strange(format!("{said:?}")))),
+        }
+        say(Said::Go, &[])?;
+        *work.replaced = true;
+        Ok(())
+    }
+
+    /// It is not needed.
+    pub fn end(&mut self, work: &mut Work<'_>) {
+        work.engine.forget(SUCCESSOR.0);
+        // One that has ended hears nothing.
+        self.channel.say(&Said::Stay, &[], Some(Instant::now())).ok();
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap_or_default();
+            // One that waits for its storage ends when that answers, and our guest does not wait for it.
+            if !matches!(child.try_wait(), Ok(Some(_))) {
+                std::thread::spawn(move || child.wait());
+            }
+        }
+    }
+}
+
+/// Starts the program with the words of this one.
+fn spawn(program: PathBuf, socket: OwnedFd) -> std::io::Result<Child> {
+    let word = OsString::from("--take-over");
+    let words = std::env::args_os().skip(1).filter(|other| *other != word);
+    Command::new(program).args(words).arg(&word).stdin(socket).spawn()
+}

@@ -1,0 +1,316 @@
+//! `upgrade`: another process takes the place of this one, and the disk's peers notice nothing but a short wait.
+//!
+//! The new process is started here, or was started by whoever asks. When it is ready, what has been written is flushed, no
+//! more requests are taken, those under way come to their end, and everything is handed over ([`crate::serve::handover`]).
+//!
+//! Invariants: until the new process has said that it has taken everything, this one can go on, and does if anything fails or
+//! takes too long; once it has told the new one to go, it touches nothing any more.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use transport::vhost_user::Listener;
+use transport::{HandoverError, Timer};
+
+use super::TIMER_OF_UPGRADE;
+use super::pause::micros;
+use super::protocol;
+use super::refusal::{Kind, Refusal};
+use super::successor::{ControlSocket, NotHanded, Start, Successor};
+use super::work::Work;
+use crate::failure::Failure;
+use crate::files;
+use crate::log::say;
+use crate::redo_log;
+use crate::serve::handover::ChannelError;
+
+/// How long the new process may take to say hello.
+const TO_START: Duration = Duration::from_secs(30);
+/// How long peers wait at most, if nobody says another limit.
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+/// How often it is tried to have nothing under way, and how much later each time.
+const ATTEMPTS: u32 = 20;
+const REST: Duration = Duration::from_millis(20);
+
+const LATE: &str = "the new process does not take the disk over";
+
+/// The verb, as far as it is.
+#[derive(Debug)]
+pub struct Upgrade {
+    successor: Successor,
+    stage: Stage,
+    timer: Timer,
+    /// What is started, if it is started here.
+    program: Option<PathBuf>,
+    pause_max: Duration,
+    attempts: u32,
+    control: ControlSocket,
+    /// Whether a merge is in its way.
+    merging: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The new process is being started.
+    Starting(Option<Start>),
+    /// It has its words, and has not said hello.
+    Greeting { until: Instant },
+    /// It waits. A merge is being interrupted, or nothing is left to wait for.
+    Ready,
+    /// What was written is being flushed; requests are taken still.
+    Flushing,
+    /// No more requests are taken, since then; those under way end.
+    Draining { since: Instant },
+    /// The same, and what is in no redo log is being made durable.
+    Syncing { since: Instant },
+    /// Requests are taken again for a while, since those under way took too long.
+    Resting { until: Instant },
+}
+
+/// What came of an attempt.
+enum Attempt {
+    /// It is done; peers have waited so long.
+    Done(Duration),
+    /// Not now: something is under way.
+    Later,
+    /// The new process took too long.
+    Late,
+}
+
+impl Upgrade {
+    /// Begins; `successor` is the socket of a process that whoever asks has started.
+    pub fn begin(
+        asked: protocol::Upgrade,
+        successor: Option<OwnedFd>,
+        control: &Listener,
+        work: &mut Work<'_>,
+    ) -> Result<Upgrade, Refusal> {
+        refuse_what_cannot_be(work)?;
+        if matches!(work.server.hand_over(), Err(HandoverError::Never)) {
+            return Err(unsupported());
+        }
+        let failed = |error: std::io::Error| Refusal::failed("wait for a new process", &error);
+        let timer = Timer::new().map_err(failed)?;
+        let (successor, start) = match (successor, &asked.program) {
+            (Some(socket), None) => (Successor::at(socket, work)?, None),
+            (None, Some(program)) if files::are_handed() => return Err(must_be_handed(program)),
+            (None, Some(program)) => {
+                Successor::start(program, work).map(|(successor, start)| (successor, Some(start)))?
+            }
+            _ => {
+                let what = "either the program is named, or a socket to a process that was started comes along";
+                return Err(Refusal::new(Kind::Invalid, what));
+            }
+        };
+        work.engine.watch(timer.as_fd(), false, TIMER_OF_UPGRADE.0).map_err(failed)?;
+        timer.set(TO_START).map_err(failed)?;
+        let stage = match start {
+            Some(start) => Stage::Starting(Some(start)),
+            None => Stage::Greeting { until: Instant::now() + TO_START },
+        };
+        Ok(Upgrade {
+            successor,
+            stage,
+            timer,
+            program: asked.program,
+            pause_max: asked.pause_max.map_or(PAUSE_MAX, Duration::from_micros),
+            attempts: 0,
+            control: ControlSocket::of(control).map_err(failed)?,
+            merging: false,
+        })
+    }
+
+    /// Whether a merge must end before it goes on.
+    pub fn needs_no_merge(&self) -> bool {
+        !matches!(self.stage, Stage::Starting(_) | Stage::Greeting { .. })
+    }
+
+    /// Says whether there is a merge.
+    pub fn merging(&mut self, merging: bool) {
+        self.merging = merging;
+    }
+
+    /// Goes on; the answer, when the new process has taken over. This one is to end then, at once.
+    pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Value>, Refusal> {
+        loop {
+            match &mut self.stage {
+                Stage::Starting(errand) => {
+                    let Some(sent) = errand.take() else { return Ok(None) };
+                    match work.fetch(sent) {
+                        Err(sent) => {
+                            *errand = Some(sent);
+                            return Ok(None);
+                        }
+                        Ok(started) => self.successor.started(started)?,
+                    }
+                    self.stage = Stage::Greeting { until: Instant::now() + TO_START };
+                }
+                Stage::Greeting { until } => {
+                    let until = *until;
+                    match self.successor.is_here()? {
+                        true => self.stage = Stage::Ready,
+                        false if Instant::now() < until => return Ok(None),
+                        false => return Err(self.successor.not_come(&ChannelError::Late)),
+                    }
+                }
+                Stage::Ready if self.merging => return Ok(None),
+                Stage::Ready => {
+                    refuse_what_cannot_be(work)?;
+                    refuse_writable_parents(work)?;
+                    if work.geometry.read_only {
+                        self.hold(work)?;
+                    } else {
+                        work.begin_flush();
+                        self.stage = Stage::Flushing;
+                    }
+                }
+                Stage::Flushing => match work.is_flushed() {
+                    Ok(false) => return Ok(None),
+                    Ok(true) => self.hold(work)?,
+                    // What is not flushed is in the redo log, and the guest waits for space under the new process too.
+                    Err(refusal) if refusal.kind == Kind::NoSpace => self.hold(work)?,
+                    Err(refusal) => return Err(refusal),
+                },
+                Stage::Draining { since } | Stage::Syncing { since } => {
+                    let since = *since;
+                    match self.attempt(since, work)? {
+                        Some(Attempt::Done(pause)) => return Ok(Some(self.told(pause))),
+                        Some(Attempt::Later) => self.rest(work)?,
+                        Some(Attempt::Late) => self.start_again(work)?,
+                        None => return Ok(None),
+                    }
+                }
+                Stage::Resting { until } if Instant::now() >= *until => self.hold(work)?,
+                Stage::Resting { .. } => return Ok(None),
+            }
+        }
+    }
+
+    /// Takes no more requests.
+    fn hold(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
+        work.server.hold(true);
+        self.set_timer(self.pause_max)?;
+        self.stage = Stage::Draining { since: Instant::now() };
+        Ok(())
+    }
+
+    /// Takes requests again, and tries later.
+    fn rest(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
+        work.server.hold(false);
+        self.again("what is under way does not end")?;
+        let rest = REST * self.attempts;
+        self.set_timer(rest)?;
+        self.stage = Stage::Resting { until: Instant::now() + rest };
+        Ok(())
+    }
+
+    /// Takes requests again, and tries with another new process: one that was late has heard so, and ends.
+    fn start_again(&mut self, work: &mut Work<'_>) -> Result<(), Refusal> {
+        work.server.hold(false);
+        self.again(LATE)?;
+        let Some(program) = &self.program else { return Err(self.too_long(LATE)) };
+        self.successor.end(work);
+        let (successor, start) = Successor::start(program, work)?;
+        (self.successor, self.stage) = (successor, Stage::Starting(Some(start)));
+        self.set_timer(TO_START)
+    }
+
+    fn again(&mut self, what: &str) -> Result<(), Refusal> {
+        self.attempts += 1;
+        if self.attempts < ATTEMPTS { Ok(()) } else { Err(self.too_long(what)) }
+    }
+
+    fn too_long(&self, what: &str) -> Refusal {
+        Refusal::new(Kind::Busy, format!("{what} in {} ms", self.pause_max.as_millis()))
+            .advise("try when the disk is less busy, or let its guest wait longer: --pause-max")
+    }
+
+    fn set_timer(&self, after: Duration) -> Result<(), Refusal> {
+        self.timer.set(after).map_err(|error| Refusal::failed("wait for what is under way", &error))
+    }
+
+    /// Hands everything over, if nothing is under way any more and there is time.
+    fn attempt(&mut self, since: Instant, work: &mut Work<'_>) -> Result<Option<Attempt>, Refusal> {
+        let until = since + self.pause_max;
+        let idle = work.disk.is_idle();
+        if !idle {
+            return Ok((Instant::now() >= until).then_some(Attempt::Later));
+        }
+        if matches!(self.stage, Stage::Draining { .. }) && needs_sync(work) {
+            work.disk.sync(work.engine);
+            self.stage = Stage::Syncing { since };
+            return Ok(None);
+        }
+        if matches!(self.stage, Stage::Syncing { .. }) && !work.is_synced()? {
+            return Ok((Instant::now() >= until).then_some(Attempt::Later));
+        }
+        match self.successor.hand_over(&self.control, until, work) {
+            Ok(()) => Ok(Some(Attempt::Done(since.elapsed()))),
+            Err(NotHanded::Server(HandoverError::NotNow(_))) => Ok((Instant::now() >= until).then_some(Attempt::Later)),
+            Err(NotHanded::Server(why)) => Err(Failure::new("hand the disk's peers over", why).into()),
+            Err(NotHanded::Successor(ChannelError::Late)) => Ok(Some(Attempt::Late)),
+            Err(NotHanded::Successor(why)) => Err(Refusal::from(Failure::new("hand the disk over", why))
+                .advise("the disk goes on as before; the log says why the new process does not take it")),
+            Err(NotHanded::Disk(refusal)) => Err(refusal),
+        }
+    }
+
+    /// The answer.
+    fn told(&self, pause: Duration) -> Value {
+        let (Successor { pid, program, .. }, pause) = (&self.successor, micros(pause));
+        say(format_args!("the process {pid} has taken the disk over; its peers have waited {pause} µs"));
+        json!({ "pid": pid, "pause_us": pause, "program": program })
+    }
+
+    /// It has failed: the new process is to end, and this one goes on.
+    pub fn undo(&mut self, work: &mut Work<'_>) {
+        work.server.hold(false);
+        work.engine.forget(TIMER_OF_UPGRADE.0);
+        self.successor.end(work);
+    }
+}
+
+/// What no waiting helps against.
+fn refuse_what_cannot_be(work: &Work<'_>) -> Result<(), Refusal> {
+    if work.paused {
+        return Err(Refusal::new(Kind::State, "the disk is paused").advise("resume it first"));
+    }
+    if work.disk.is_broken() {
+        return Err(Refusal::new(Kind::State, "a sync of the disk has failed, and nothing is written to it any more")
+            .advise("see the kernel's log; serve the disk anew"));
+    }
+    if work.full.is_full() && !work.server.takes_back() {
+        return Err(Refusal::new(Kind::NoSpace, "requests of NBD clients wait for space")
+            .advise("free some space, and ask again"));
+    }
+    Ok(())
+}
+
+/// The next process opens them for reading only. A merge has them writable while it lasts.
+fn refuse_writable_parents(work: &Work<'_>) -> Result<(), Refusal> {
+    match (1..work.disk.layers().len()).find(|&depth| work.file(depth).is_ok_and(|(_, file)| file.options().write)) {
+        Some(depth) => {
+            let what = format!("the layer {depth} is open for writing");
+            Err(Refusal::new(Kind::State, what).advise("ask again; a merge may have to be asked for again first"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether something is in no redo log, or in that of a layer that the new process opens for reading only.
+fn needs_sync(work: &Work<'_>) -> bool {
+    let is_elsewhere = || work.file(0).is_ok_and(|(_, leaf)| redo_log::others_left(leaf));
+    !work.geometry.read_only && (!work.disk.is_logged() || is_elsewhere())
+}
+
+fn unsupported() -> Refusal {
+    Refusal::new(Kind::Unsupported, "a disk of a Xen guest is handed over through Xen's store")
+        .advise("use tapline xen upgrade, or send SIGUSR2 and serve it again")
+}
+
+fn must_be_handed(program: &Path) -> Refusal {
+    let what = format!("this disk was started with --handed, and starts nothing: not {}", program.display());
+    Refusal::new(Kind::Unsupported, what).advise("whoever started it upgrades it: tapline vbd upgrade")
+}

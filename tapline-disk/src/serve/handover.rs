@@ -1,0 +1,194 @@
+//! What passes between a disk's process and the one that takes its place, over a socket of the kind SOCK_SEQPACKET: one
+//! thing in each packet, with its descriptors.
+//!
+//! 1. The new process says hello when it has understood its words and given up what it does not need. The guest notices
+//!    nothing until then, and for a while after.
+//! 2. The old one takes no more requests, waits for those under way, and sends everything: the disk, its files, sockets, peers.
+//! 3. The new one opens the image and says that it has taken everything. It has written nothing, neither to a file nor to
+//!    the guest: the old one may still go on as before.
+//! 4. The old one says go, and never touches anything again. A connection that ends before that tells the new one to end.
+//!
+//! Knows nothing of disks and servers. Invariant: a packet is read whole, with just the descriptors it is to have, or not.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
+    recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::handed::descriptors_of;
+use crate::stats::Counters;
+
+/// Bytes of a packet: the longest has one path.
+const PACKET_MAX: usize = 64 << 10;
+/// Descriptors of a packet: a connection, with those of a message that has not come whole.
+const DESCRIPTORS_MAX: usize = 16;
+
+/// What is said. Each is followed by as many descriptors as its description tells.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Said {
+    /// The new process has understood its words. None.
+    Hello {
+        /// Its version.
+        program: String,
+        /// Its number.
+        pid: u32,
+    },
+    /// A layer of the disk, the leaf first. One: its file.
+    Layer {
+        /// Its name, as FORMAT:PATH.
+        name: String,
+        /// Whether it is open for writing too.
+        write: bool,
+    },
+    /// The redo log of a layer, where logs are handed over. One.
+    Log {
+        /// Its name, which is made of its image's file.
+        name: PathBuf,
+    },
+    /// What the disk has done so far. None.
+    Counters(Box<Counters>),
+    /// The socket at which the disk's peers connect, or those of the control socket. One.
+    Listener {
+        /// Whether it is the control socket.
+        control: bool,
+        /// Device and inode of its path, if that is to be removed at the end.
+        bound: Option<(u64, u64)>,
+    },
+    /// A peer, or a part of one. Any number.
+    Peer {
+        /// What its server has to say.
+        bytes: Vec<u8>,
+    },
+    /// That was all. None.
+    All,
+    /// Everything is taken, and nothing begun. None.
+    Taken,
+    /// The old process has let go. None.
+    Go,
+    /// The old process goes on. None.
+    Stay,
+}
+
+/// One end of the socket.
+#[derive(Debug)]
+pub struct Channel(OwnedFd);
+
+/// Why nothing was said or heard.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The other process has ended, or closed its end.
+    #[error("the other process has ended")]
+    Closed,
+    /// It takes longer than it may.
+    #[error("the other process does not answer in time")]
+    Late,
+    /// What came is none of this.
+    #[error("the other process says what is not understood here: {0}")]
+    Strange(String),
+    /// The system has failed.
+    #[error("the socket between two processes of the disk failed")]
+    Failed(#[source] io::Error),
+}
+
+impl Channel {
+    /// Over this socket, if it is of the kind.
+    pub fn over(socket: OwnedFd) -> Result<Channel, ChannelError> {
+        match sockopt::socket_type(&socket) {
+            Ok(SocketType::SEQPACKET) => Ok(Channel(socket)),
+            _ => Err(ChannelError::Strange("its socket is not of the kind SOCK_SEQPACKET".into())),
+        }
+    }
+
+    /// Says something, waiting until `until` at most for the other process to take it.
+    pub fn say(&self, said: &Said, descriptors: &[BorrowedFd<'_>], until: Option<Instant>) -> Result<(), ChannelError> {
+        let bytes = serde_json::to_vec(said).map_err(|error| ChannelError::Strange(error.to_string()))?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(ChannelError::Strange(format!("more than {DESCRIPTORS_MAX} descriptors")));
+        }
+        self.wait_at_most(Timeout::Send, until)?;
+        loop {
+            match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut beside, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(ChannelError::Late),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ChannelError::Closed),
+                Err(errno) => return Err(ChannelError::Failed(errno.into())),
+            }
+        }
+    }
+
+    /// What the other process says next, waiting until `until` at most.
+    pub fn hear(&self, until: Option<Instant>) -> Result<(Said, Vec<OwnedFd>), ChannelError> {
+        self.wait_at_most(Timeout::Recv, until)?;
+        self.receive(RecvFlags::CMSG_CLOEXEC)
+    }
+
+    /// What it has said already, if it has said anything.
+    pub fn hear_now(&self) -> Result<Option<(Said, Vec<OwnedFd>)>, ChannelError> {
+        match self.receive(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT) {
+            Err(ChannelError::Late) => Ok(None),
+            heard => heard.map(Some),
+        }
+    }
+
+    fn wait_at_most(&self, direction: Timeout, until: Option<Instant>) -> Result<(), ChannelError> {
+        // None at all would be for ever.
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+        sockopt::set_socket_timeout(&self.0, direction, left).map_err(|errno| ChannelError::Failed(errno.into()))
+    }
+
+    fn receive(&self, flags: RecvFlags) -> Result<(Said, Vec<OwnedFd>), ChannelError> {
+        let mut buffer = vec![0; PACKET_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            match recvmsg(&self.0, &mut [IoSliceMut::new(&mut buffer)], &mut beside, flags) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(ChannelError::Late),
+                Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
+                Err(errno) => return Err(ChannelError::Failed(errno.into())),
+                Ok(received) => break received,
+            }
+        };
+        let descriptors = descriptors_of(&mut beside);
+        if received.bytes == 0 {
+            return Err(ChannelError::Closed);
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(ChannelError::Strange("more than a packet may have".into()));
+        }
+        let said = serde_json::from_slice(buffer.get(..received.bytes).unwrap_or_default());
+        let said = said.map_err(|error| ChannelError::Strange(error.to_string()))?;
+        match wanted(&said).is_none_or(|wanted| descriptors.len() == wanted) {
+            true => Ok((said, descriptors)),
+            false => Err(ChannelError::Strange(format!("{} descriptors beside {said:?}", descriptors.len()))),
+        }
+    }
+}
+
+/// How many descriptors go with it; `None` for any number.
+fn wanted(said: &Said) -> Option<usize> {
+    match said {
+        Said::Layer { .. } | Said::Log { .. } | Said::Listener { .. } => Some(1),
+        Said::Peer { .. } => None,
+        _ => Some(0),
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,144 @@
+//! `serve --take-over`: takes the place of a process that serves the disk already, and hands it over by standard input.
+//!
+//! Everything is what the other process has: the layers, their files with their locks, the sockets, the peers. Knows nothing of
+//! what peers are. Invariant: until the other process has said that it has let go, nothing is written, to no file and to no
+//! guest, so that it may go on as if nothing had been.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use transport::{Handover, Parcel};
+
+use super::handover::{Channel, ChannelError, Said};
+use crate::failure::{Exit, Failure};
+use crate::files::{self, Files, HandedFile};
+use crate::image_name::ImageName;
+use crate::stats::Counters;
+
+/// What was taken over, and is not begun yet.
+#[derive(Debug)]
+pub struct Takeover {
+    channel: Channel,
+    /// The layers, the leaf first. Their files are at hand in [`files`].
+    pub layers: Vec<ImageName>,
+    /// What the disk has done so far.
+    counters: Counters,
+    /// The control socket, if there is one.
+    control: Option<Listening>,
+    /// The server's socket and peers.
+    server: Handover,
+}
+
+/// A socket that listens.
+#[derive(Debug)]
+pub struct Listening {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// Device and inode of its path, if that is to be removed at the end.
+    pub bound: Option<(u64, u64)>,
+}
+
+/// What has come so far.
+#[derive(Debug, Default)]
+struct Coming {
+    layers: Vec<ImageName>,
+    files: Files,
+    counters: Option<Counters>,
+    control: Option<Listening>,
+    listener: Option<Listening>,
+    peers: Vec<Parcel>,
+}
+
+impl Takeover {
+    /// Says hello, and waits for everything.
+    pub fn receive() -> Result<Takeover, Failure> {
+        let socket = io::stdin().as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|error| Failure::new("take over a disk", error))?;
+        let channel = Channel::over(socket).map_err(|why| {
+            failed(why)
+                .exit_as(Exit::Usage)
+                .advise("it is started by the process whose place it takes: tapline disk SOCKET upgrade")
+        })?;
+        let program = env!("CARGO_PKG_VERSION").to_owned();
+        channel.say(&Said::Hello { program, pid: std::process::id() }, &[], None).map_err(failed)?;
+        let mut coming = Coming::default();
+        loop {
+            let (said, descriptors) = channel.hear(None).map_err(failed)?;
+            match said {
+                Said::All => break,
+                Said::Stay => return Err(stays()),
+                said => coming.take(said, descriptors).map_err(failed)?,
+            }
+        }
+        let Coming { layers, files, counters, control, listener, peers } = coming;
+        let (Some(counters), Some(Listening { socket, bound }), false) = (counters, listener, layers.is_empty()) else {
+            return Err(failed(ChannelError::Strange("something is missing".into())));
+        };
+        files::have_at_hand(files);
+        let server = Handover { listener: socket, bound, peers };
+        Ok(Takeover { channel, layers, counters, control, server })
+    }
+}
+
+/// The rest of it: the moment at which the other process lets go.
+#[derive(Debug)]
+pub struct Rest(Channel);
+
+impl Rest {
+    /// Says that everything is taken, and waits until the other process has let go.
+    pub fn begin(self) -> Result<(), Failure> {
+        self.0.say(&Said::Taken, &[], None).map_err(failed)?;
+        match self.0.hear(None).map_err(failed)? {
+            (Said::Go, _) => Ok(()),
+            (Said::Stay, _) => Err(stays()),
+            (said, _) => Err(failed(ChannelError::Strange(format!("{said:?}")))),
+        }
+    }
+}
+
+impl Takeover {
+    /// Its parts: the counters, the control socket, the server, and what remains to be said.
+    pub fn parts(self) -> (Counters, Option<Listening>, Handover, Rest) {
+        let Takeover { channel, counters, control, server, .. } = self;
+        (counters, control, server, Rest(channel))
+    }
+}
+
+impl Coming {
+    fn take(&mut self, said: Said, descriptors: Vec<OwnedFd>) -> Result<(), ChannelError> {
+        let mut one = descriptors.into_iter();
+        match (said, one.next()) {
+            (Said::Layer { name, write }, Some(descriptor)) => {
+                let name: ImageName = name.parse().map_err(|_| ChannelError::Strange(format!("the layer {name}")))?;
+                let file = HandedFile::checked(name.path().to_owned(), write, descriptor);
+                file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
+                self.layers.push(name);
+            }
+            (Said::Log { name }, Some(descriptor)) => {
+                // Only its last part is ever looked at.
+                let path: PathBuf = Path::new("/").join(name);
+                let file = HandedFile::checked(path, true, descriptor);
+                file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
+            }
+            (Said::Listener { control, bound }, Some(socket)) => {
+                let place = if control { &mut self.control } else { &mut self.listener };
+                *place = Some(Listening { socket, bound });
+            }
+            (Said::Counters(counters), None) => self.counters = Some(*counters),
+            (Said::Peer { bytes }, first) => {
+                self.peers.push(Parcel { bytes, descriptors: first.into_iter().chain(one).collect() });
+            }
+            (said, _) => return Err(ChannelError::Strange(format!("{said:?}"))),
+        }
+        Ok(())
+    }
+}
+
+fn failed(why: ChannelError) -> Failure {
+    Failure::new("take the disk over from the process that serves it", why)
+}
+
+fn stays() -> Failure {
+    Failure::told("the process that serves the disk goes on: see its log for the reason".into())
+}

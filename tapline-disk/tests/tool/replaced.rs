@@ -1,0 +1,89 @@
+//! A disk whose process is replaced while it is served: the processes that come after the first are nobody's children here.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde_json::{Value, json};
+
+use super::control::Control;
+use super::served::Disk;
+use super::{Room, TAPLINE};
+
+/// No test depends on how fast a process starts, so that its guest may wait for long.
+pub const PAUSE_MAX: u64 = 60_000_000;
+
+/// A disk, and the process that serves it now.
+pub struct Replaced {
+    pub first: Disk,
+    pub pid: Pid,
+    control: PathBuf,
+}
+
+impl Replaced {
+    /// A disk with a control socket, `control.sock` in the room.
+    pub fn serve(room: &Room, words: &str) -> Replaced {
+        Replaced::of(room, Disk::serve(room, &format!("{words} --control control.sock")))
+    }
+
+    pub fn of(room: &Room, first: Disk) -> Replaced {
+        let pid = pid_of(&json!(first.child.id()));
+        Replaced { first, pid, control: room.file("control.sock") }
+    }
+
+    /// Asks for another process, and goes on; the answer comes to whoever joins.
+    pub fn upgrade(&self) -> JoinHandle<Value> {
+        self.upgrade_to(TAPLINE)
+    }
+
+    pub fn upgrade_to(&self, program: &str) -> JoinHandle<Value> {
+        let request = json!({ "verb": "upgrade", "program": program, "pause_max": PAUSE_MAX });
+        let path = self.control.clone();
+        std::thread::spawn(move || {
+            let mut control = Control::connect(&path);
+            control.send(&request);
+            control.hear().unwrap_or(json!({ "ended": true }))
+        })
+    }
+
+    /// The process that has taken over, as it was told, serves the disk from now on. Time that requests have waited.
+    pub fn replaced_by(&mut self, answer: &Value) -> Duration {
+        let told = answer.get("ok").unwrap_or_else(|| panic!("{answer}"));
+        let before = std::mem::replace(&mut self.pid, pid_of(&told["pid"]));
+        wait_until_gone(before);
+        let version = Control::connect(&self.control).done(&json!({ "verb": "version" }));
+        assert_eq!(version["pid"], told["pid"], "another process answers");
+        Duration::from_micros(told["pause_us"].as_u64().unwrap())
+    }
+
+    /// Has it stopped; all that its processes have said.
+    pub fn stop(mut self) -> String {
+        kill_process(self.pid, Signal::TERM).unwrap();
+        let said = self.first.rest_of_log();
+        assert!(said.contains("stopped: everything is answered and flushed"), "{said}");
+        assert_eq!(self.first.child.wait().unwrap().code(), Some(0), "{said}");
+        said
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        // Only after a failed test is it still there.
+        kill_process(self.pid, Signal::KILL).ok();
+    }
+}
+
+pub fn pid_of(number: &Value) -> Pid {
+    Pid::from_raw(i32::try_from(number.as_u64().unwrap()).unwrap()).unwrap()
+}
+
+/// Waits until a process has ended, whoever's child it is.
+pub fn wait_until_gone(pid: Pid) {
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+    let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&minute)).unwrap(), 1, "{pid:?} does not end");
+}

@@ -4,9 +4,13 @@
 mod harness;
 
 use std::fs;
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Command;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -15,6 +19,9 @@ use std::time::Duration;
 use harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use harness::nbd::Client;
 use harness::{Taplined, wait_until};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+};
 use serde_json::{Value, json};
 
 const BLOCK: usize = 64 << 10;
@@ -203,14 +210,14 @@ fn with_program() -> (Taplined, String, Writer, PathBuf) {
 }
 
 /// Puts a script in the place of a program, as an installation does.
-fn install(program: &PathBuf, script: &str) {
+fn install(program: &Path, script: &str) {
     let new = program.with_extension("new");
     fs::write(&new, format!("#!/bin/sh\n# In the place of tapline-disk.\n{script}\n")).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
     fs::rename(&new, program).unwrap();
 }
 
-fn install_real(program: &PathBuf) {
+fn install_real(program: &Path) {
     let new = program.with_extension("new");
     fs::copy(harness::disk_program(), &new).unwrap();
     fs::rename(&new, program).unwrap();
@@ -337,5 +344,121 @@ fn many_are_upgraded_and_one_that_cannot_be_stops_no_other() {
         drop(client.end());
         unplug(&daemon, vbd);
     }
+    nothing_leaked(&daemon);
+}
+
+fn control(daemon: &Taplined, vbd: &str) -> UnixStream {
+    let place = daemon.room().join("run").join(vbd.replace("/vbds", "vbd"));
+    UnixStream::connect(place.join("control.sock")).unwrap()
+}
+
+/// Asks a disk, as whoever has its control socket may.
+fn ask(daemon: &Taplined, vbd: &str, verb: &str) -> Value {
+    let mut stream = control(daemon, vbd);
+    stream.write_all(format!("{}\n", json!({ "version": 1, "id": 1, "verb": verb })).as_bytes()).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+/// A disk whose leaf is being merged, and stands still at that; none if that was too quick.
+fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
+    let asked = json!({ "sr": sr, "name": "disk", "size": 256 << 20, "format": "qcow2" });
+    let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();
+    let vbd = vbd(daemon, &vdi, "nbd");
+    plug(daemon, &vbd);
+    let mut client = Client::connect(&socket(daemon, &vbd));
+    client.write(0, BLOCK, 1);
+    let snapshot = daemon.done(daemon.post(&format!("/vdis/{vdi}/snapshot"), json!({})));
+    for at in 1..128 {
+        client.write(at << 20, 1 << 20, 2);
+    }
+    let deleted = daemon.delete(&format!("/vdis/{}", snapshot["uuid"].as_str().unwrap()));
+    assert_eq!(deleted.0, 202, "{}", deleted.1);
+    let mut paused = Value::Null;
+    wait_until("it is merged, or is being", || {
+        paused = ask(daemon, &vbd, "merge-pause");
+        paused.get("ok").is_some() || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1
+    });
+    let stands = paused["ok"]["state"] == "paused";
+    if !stands {
+        drop(client);
+        unplug(daemon, &vbd);
+        return None;
+    }
+    Some((vdi, vbd, client))
+}
+
+#[test]
+fn a_merge_that_is_under_way_goes_on_in_the_new_process() {
+    let daemon = harness::start();
+    let sr = daemon.repository("disks");
+    let (vdi, vbd, mut client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
+    let before = pid(&daemon, &vbd);
+    upgrade(&daemon, &vbd);
+    assert_ne!(pid(&daemon, &vbd), before);
+    assert!(daemon.log().contains("asked to go on with what the old one was at"), "{}", daemon.log());
+    // The task knows nothing of it, and nobody asks for another.
+    wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);
+    let tasks = daemon.get("/tasks").1;
+    let merges = tasks.as_array().unwrap().iter().filter(|task| task["verb"] == "vdi-merge");
+    assert!(merges.clone().all(|task| task["state"] == "done"), "{tasks}");
+    assert_eq!(merges.filter(|task| task["about"].to_string().contains(&vdi)).count(), 1, "{tasks}");
+    assert_eq!(client.read(0, BLOCK), vec![1; BLOCK]);
+    for at in 1..128 {
+        assert_eq!(client.read(at << 20, 1 << 20), vec![2; 1 << 20], "megabyte {at}");
+    }
+    drop(client);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_merge_that_is_under_way_survives_a_daemon_that_is_killed_in_an_upgrade() {
+    let mut daemon = harness::start();
+    let sr = daemon.repository("disks");
+    daemon.restart_with(&[("TAPLINED_ABORT_AT", "vbd-upgrade:answer:after")]);
+    let (vdi, vbd, mut client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
+    assert_eq!(daemon.post(&format!("{vbd}/upgrade"), json!({})).0, 202);
+    daemon.wait_for_death();
+    daemon.restart();
+    assert_eq!(daemon.get(&vbd).1["restarts"], 0);
+    wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);
+    for at in 1..128 {
+        assert_eq!(client.read(at << 20, 1 << 20), vec![2; 1 << 20], "megabyte {at}");
+    }
+    drop(client);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_that_somebody_else_has_had_replaced_is_known_by_its_new_process() {
+    let (daemon, vbd, writer) = written();
+    let before = pid(&daemon, &vbd);
+    let words = fs::read(format!("/proc/{before}/cmdline")).unwrap();
+    let words: Vec<String> = words.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into()).collect();
+    let words = words.iter().skip(1).filter(|word| !word.is_empty() && *word != "--accept-failed-sync");
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let mut new = Command::new(harness::disk_program());
+    new.args(words).arg("--take-over").stdin(pair.0).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut new = new.spawn().unwrap();
+    let stream = control(&daemon, &vbd);
+    let verb = format!("{}\n", json!({ "version": 1, "id": 1, "verb": "upgrade", "successor": true }));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [pair.1.as_fd()];
+    assert!(beside.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(&stream, &[IoSlice::new(verb.as_bytes())], &mut beside, SendFlags::NOSIGNAL).unwrap();
+    drop(pair.1);
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    assert!(answer.contains(&format!("\"pid\":{}", new.id())), "{answer}");
+    wait_until("the daemon knows it", || pid(&daemon, &vbd) == json!(new.id()));
+    let now = daemon.get(&vbd).1;
+    assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
+    drop(writer.end());
+    unplug(&daemon, &vbd);
+    assert!(new.wait().unwrap().success());
     nothing_leaked(&daemon);
 }

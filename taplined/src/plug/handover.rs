@@ -80,7 +80,7 @@ pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, No
         Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on").into())
     });
     match answered {
-        Ok(said) => match (said["pid"].as_u64(), said["pause"].as_u64()) {
+        Ok(said) => match (said["pid"].as_u64(), said["pause_us"].as_u64()) {
             (Some(pid), Some(pause)) if pid == u64::from(to) => Ok(pause),
             _ => Err(NotDone::Unknown(Problem::failed("understand to whom a disk was handed over", said))),
         },
@@ -196,12 +196,12 @@ mod test {
 
     #[tokio::test]
     async fn only_what_the_disk_has_said_itself_means_that_it_goes_on() {
-        assert_eq!(answered("{\"id\":1,\"ok\":{\"pid\":5,\"pause\":8123}}\n").await.unwrap(), 8123);
+        assert_eq!(answered("{\"id\":1,\"ok\":{\"pid\":5,\"pause_us\":8123}}\n").await.unwrap(), 8123);
         let refused = answered("{\"id\":1,\"error\":{\"kind\":\"failed\",\"message\":\"it has ended\"}}\n").await;
         assert!(matches!(refused, Err(NotDone::Refused(problem)) if problem.message == "it has ended"));
         let of_xen = answered("{\"id\":1,\"error\":{\"kind\":\"unsupported\",\"message\":\"no\"}}\n").await;
         assert!(matches!(of_xen, Err(NotDone::Refused(problem)) if problem.code == Code::Unsupported));
-        for unknown in ["", "{\"id\":1,\"ok\":{\"pid\":6,\"pause\":1}}\n", "{\"id\":1,\"ok\":{}}\n"] {
+        for unknown in ["", "{\"id\":1,\"ok\":{\"pid\":6,\"pause_us\":1}}\n", "{\"id\":1,\"ok\":{}}\n"] {
             assert!(matches!(answered(unknown).await, Err(NotDone::Unknown(_))), "{unknown}");
         }
     }

@@ -11,9 +11,11 @@ help:
 	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
 	@echo 'make test-shares  repositories on real servers of NFS and SMB, in a guest; 20 minutes or so'
 	@echo 'make build     tapline, taplined and tapline-disk in target/release'
-	@echo 'make install   build, then copy them to $(PREFIX)/bin, with manual pages, completions and systemd units'
+	@echo 'make install   build, then copy them to $(PREFIX)/bin, with manual pages, completions and systemd units; where the'
+	@echo '               daemon runs, start it again and upgrade its disks under their guests'
 	@echo 'make prepare   install what the others need (packages and, if need be, cargo)'
 	@echo
+	@echo 'TAPLINE_NO_UPGRADE=1       with make install: leave a daemon that runs, and its disks, at the old program'
 	@echo 'TAPLINE_NO_INSTALL=1       install nothing, say what is missing'
 	@echo 'TAPLINE_INSTALL_RUSTUP=1   where no package of cargo is new enough, install rustup without asking'
 
@@ -39,19 +41,21 @@ PREFIX ?= /usr/local
 SHARE = $(DESTDIR)$(PREFIX)/share
 UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
 
-# Nothing is enabled or started: systemctl enable --now taplined tapline-drain
+# On a host on which Tapline does not run nothing is enabled or started: systemctl enable --now taplined tapline-drain. Where it runs,
+# the daemon is started again and disks get new processes, under guests that go on (tools/upgrade-running).
 install: build
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
 	install -D -m 644 -t $(SHARE)/man/man1 docs/man/*.1
-	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md
+	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md docs/upgrade.md
 	install -d $(UNITS) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
-	for unit in taplined tapline-drain; do \
+	for unit in taplined tapline-drain tapline-upgrade; do \
 	    sed 's#/usr/local/bin/#$(PREFIX)/bin/#' packaging/$$unit.service >$(UNITS)/$$unit.service && \
 	    chmod 644 $(UNITS)/$$unit.service || exit; \
 	done
 	target/release/tapline completion bash >$(SHARE)/bash-completion/completions/tapline
 	target/release/tapline completion zsh >$(SHARE)/zsh/site-functions/_tapline
 	target/release/tapline completion fish >$(SHARE)/fish/vendor_completions.d/tapline.fish
+	@if [ -z '$(DESTDIR)' ]; then tools/upgrade-running $(PREFIX)/bin; fi
 
 prepare:
 	@tools/prepare

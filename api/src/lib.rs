@@ -30,7 +30,7 @@ pub use sr::{
 pub use task::{About, Task, TaskState};
 pub use token::{Secret, Token, TokenCreate, TokenMade};
 pub use value::{AbsolutePath, Description, Name, Size};
-pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdState, VbdUnplug, Vbds};
+pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{
     ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiResize, VdiRevert, VdiSnapshot,
     VdiState,

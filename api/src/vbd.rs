@@ -131,6 +131,22 @@ pub struct VbdUnplug {
     pub force: bool,
 }
 
+/// What came of an upgrade: the VBD as it is now, and how it went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VbdUpgraded {
+    /// The VBD, whose process is the new one.
+    #[serde(flatten)]
+    pub vbd: Vbd,
+    /// The number of the process before it.
+    pub replaced: u32,
+    /// How long the guest's requests waited, in microseconds, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_us: Option<u64>,
+    /// What else there is to know of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
 /// Plugs or unplugs many VBDs: either those of a VM or those that are named.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

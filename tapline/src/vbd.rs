@@ -1,5 +1,7 @@
 //! `tapline vbd`.
 
+mod upgrade;
+
 use api::client::Connector;
 use api::{Mode, Problem, Transport, Vbd, VbdCreate, VbdUnplug, Vbds};
 
@@ -47,6 +49,8 @@ pub enum Verb {
         #[command(flatten)]
         waiting: Waiting,
     },
+    /// Have the disk served by this program as it is installed now, in the place of its present process; the guest goes on
+    Upgrade(upgrade::Upgrade),
     /// Remove a block device, which is not plugged; its disk stays
     Destroy(One),
     /// Print what to paste where the machine is managed, for a machine that others manage
@@ -175,6 +179,7 @@ impl Verb {
             Verb::Show { vbd } => session.show(&client.vbd(session.vbd(&vbd).await?).await?, COLUMNS),
             Verb::Plug { which, waiting } => plug(session, which, waiting).await,
             Verb::Unplug { which, force, waiting } => unplug(session, which, force, waiting).await,
+            Verb::Upgrade(upgrade) => upgrade.run(session).await,
             Verb::Destroy(One { vbd, waiting }) => {
                 session.did(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
             }

@@ -1,12 +1,14 @@
 //! Disk processes: what they are handed, and how they are started. The daemon opens files for them and never looks inside.
 
 pub mod control;
+pub mod gate;
 pub mod handing;
 pub mod oom;
 pub mod place;
 pub mod process;
 mod program;
 pub mod redo;
+pub mod serving;
 pub mod tool;
 
 use std::path::PathBuf;
@@ -18,18 +20,21 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use control::{Beside, Watch};
+use gate::Gates;
 use place::Place;
 
 /// The disks that run, which are asked by their VBDs.
 #[derive(Debug)]
 pub struct Disks {
     config: Config,
+    /// Where verbs that change a disk wait while its process is replaced.
+    pub gates: Gates,
 }
 
 impl Disks {
     /// Those of a daemon.
     pub fn of(config: &Config) -> Disks {
-        Disks { config: config.clone() }
+        Disks { config: config.clone(), gates: Gates::default() }
     }
 
     /// Has the disk of a VBD do a verb of docs/control.md, and waits for the answer, but not longer than `patience`. The verb's
@@ -50,7 +55,8 @@ impl Disks {
         control::watch(&self.socket(vbd)).await
     }
 
-    fn socket(&self, vbd: Uuid) -> PathBuf {
+    /// Where the disk of a VBD is asked.
+    pub fn socket(&self, vbd: Uuid) -> PathBuf {
         Place::of(&self.config, vbd).control()
     }
 }

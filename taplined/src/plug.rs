@@ -6,23 +6,28 @@
 //!    It is recorded before anything is handed to it ([`start`]). *Killed before that:* its standard input ends, and so does it,
 //!    with no file open. *Killed behind it:* the next daemon finds it by the record, and ends it.
 //! 3. It answers, and the state is `plugged`. From here on it outlives the daemon, and is found again ([`recover`]).
+//!    Another process may take its place under a guest that goes on ([`upgrade`]).
 //! 4. An unplug waits for the guest to let go, records `unplugging`, and ends the process ([`unplug`]). *Killed behind that:* the
 //!    next daemon goes on with it. Only when the process is no more is the lease given back.
 
 mod begin;
 mod deaths;
 mod drain;
+mod handover;
+mod leave;
 mod lost;
 mod many;
 mod operation;
 mod order;
 mod queue;
 mod recover;
+mod settle;
 mod space;
 mod start;
 mod steps;
 mod supervise;
 mod unplug;
+mod upgrade;
 mod workers;
 
 use std::collections::HashMap;
@@ -41,6 +46,7 @@ pub use drain::drain;
 pub use many::{plug_all, plug_many, unplug_all, unplug_many};
 pub use recover::recover;
 pub use unplug::unplug;
+pub use upgrade::upgrade;
 
 use operation::Operations;
 use supervise::Served;
@@ -52,6 +58,8 @@ pub struct Plugs {
     workers: Workers,
     /// Disks that are started again at one time: as many as workers, but not behind plugs, since their guests wait.
     restarts: Semaphore,
+    /// Disks that are upgraded at one time.
+    upgrades: Semaphore,
     operations: Operations,
     served: Mutex<HashMap<Uuid, Served>>,
     /// The group that may connect to disks.
@@ -65,6 +73,7 @@ impl Plugs {
         Ok(Plugs {
             workers: Workers::new(config.limits()),
             restarts: Semaphore::new(usize::try_from(config.plug.worker_pool_size).unwrap_or(Semaphore::MAX_PERMITS)),
+            upgrades: Semaphore::new(upgrade::AT_ONE_TIME),
             operations: Operations::default(),
             served: Mutex::default(),
             group,

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Problem, Vbd, VbdCreate, VbdUnplug, Vbds};
+use crate::{Problem, Vbd, VbdCreate, VbdUnplug, VbdUpgraded, Vbds};
 
 const VBDS: &str = "vbds";
 
@@ -59,6 +59,11 @@ impl Client {
     /// Serves it no more.
     pub async fn vbd_unplug(&self, uuid: Uuid, asked: &VbdUnplug) -> Result<Answer<Vbd>, Problem> {
         self.begin(Method::POST, &Target::verb(VBDS, uuid, "unplug"), asked).await
+    }
+
+    /// Has another process, of the program as it is installed now, serve it in the place of the present one.
+    pub async fn vbd_upgrade(&self, uuid: Uuid) -> Result<Answer<VbdUpgraded>, Problem> {
+        self.begin(Method::POST, &Target::verb(VBDS, uuid, "upgrade"), &()).await
     }
 
     /// Serves many; each that cannot be served says why itself.

@@ -201,6 +201,15 @@ impl Tx<'_> {
         Ok(())
     }
 
+    /// Records that another process serves a VBD from now on, in the same place.
+    pub fn set_vbd_process(&mut self, uuid: Uuid, by: Process) -> Result<(), Problem> {
+        self.vbd(uuid)?;
+        let sql = "UPDATE vbd SET pid = ?2, pid_started = ?3 WHERE uuid = ?1";
+        self.execute(sql, (Id(uuid), by.pid, by.started))?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        Ok(())
+    }
+
     /// A VBD is served by nobody.
     pub fn set_vbd_unserved(&mut self, uuid: Uuid) -> Result<(), Problem> {
         self.vbd(uuid)?;

@@ -7,4 +7,5 @@ mod play;
 mod remote;
 mod taplined;
 mod terminal;
+mod upgrade;
 mod waiting;

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,28 +40,70 @@ pub async fn ask(
     told: impl FnMut(&Value) + Send,
 ) -> Result<Value, Problem> {
     let name = verb.get("verb").and_then(Value::as_str).unwrap_or("nothing").to_owned();
-    let answered = tokio::time::timeout(patience, converse(socket, verb, files, told)).await;
-    answered.unwrap_or_else(|_| {
-        let what = format!("the disk at {} has not answered «{name}» in {} s", socket.display(), patience.as_secs());
-        Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on"))
-    })
-}
-
-async fn converse(
-    socket: &Path,
-    verb: Value,
-    files: Vec<Beside>,
-    mut told: impl FnMut(&Value) + Send,
-) -> Result<Value, Problem> {
-    let mut talk = Watch::begin(socket, verb, files).await?;
-    while let Some(mut said) = talk.line().await? {
-        match (said.get("event"), said.get("error")) {
-            (Some(event), _) => told(event),
-            (None, Some(error)) => return Err(refused(error)),
-            (None, None) => return Ok(said["ok"].take()),
+    let answered = async { Asked::with_files(socket, verb, files).await?.answer(told).await };
+    match tokio::time::timeout(patience, answered).await {
+        Ok(answered) => answered.map_err(Problem::from),
+        Err(_) => {
+            let what =
+                format!("the disk at {} has not answered «{name}» in {} s", socket.display(), patience.as_secs());
+            Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on"))
         }
     }
-    Err(talk.failed(std::io::Error::other("it has ended without an answer")))
+}
+
+/// Why a verb was not done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refused {
+    /// The disk's own word for it (docs/control.md); none if it has not answered.
+    pub kind: Option<String>,
+    /// The same in the words of the API.
+    pub problem: Problem,
+}
+
+impl From<Problem> for Refused {
+    fn from(problem: Problem) -> Refused {
+        Refused { kind: None, problem }
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Problem {
+        refused.problem
+    }
+}
+
+/// A verb that a disk was asked for and has not answered yet.
+#[derive(Debug)]
+pub struct Asked(Watch);
+
+impl Asked {
+    /// Asks for a verb that comes with files.
+    pub async fn with_files(socket: &Path, mut verb: Value, files: Vec<Beside>) -> Result<Asked, Problem> {
+        if !files.is_empty() {
+            let said = files.iter().map(|file| json!({ "path": file.path, "write": file.write }));
+            verb["files"] = said.collect();
+        }
+        let descriptors = files.into_iter().map(|file| file.file.into()).collect();
+        Asked::with_descriptors(socket, verb, descriptors).await
+    }
+
+    /// Asks for a verb that comes with other descriptors. They are closed here when they are sent: our copies of files would keep
+    /// their locks, and those of sockets would keep them open.
+    pub async fn with_descriptors(socket: &Path, verb: Value, descriptors: Vec<OwnedFd>) -> Result<Asked, Problem> {
+        Watch::begin(socket, verb, descriptors).await.map(Asked)
+    }
+
+    /// Waits for the answer. What the disk tells before that goes to `told`.
+    pub async fn answer(mut self, mut told: impl FnMut(&Value) + Send) -> Result<Value, Refused> {
+        while let Some(mut said) = self.0.line().await? {
+            match (said.get("event"), said.get("error")) {
+                (Some(event), _) => told(event),
+                (None, Some(error)) => return Err(refused(error)),
+                (None, None) => return Ok(said["ok"].take()),
+            }
+        }
+        Err(self.0.failed(std::io::Error::other("it has ended without an answer")).into())
+    }
 }
 
 /// Asks the disk at a control socket to tell what happens to it, for as long as the connection is kept: how it is now, and
@@ -70,7 +112,7 @@ pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
     let mut talk = Watch::begin(socket, json!({ "verb": "watch" }), Vec::new()).await?;
     while let Some(mut said) = talk.line().await? {
         match said.get("error") {
-            Some(error) => return Err(refused(error)),
+            Some(error) => return Err(refused(error).into()),
             None if said.get("ok").is_some() => return Ok((said["ok"].take(), talk)),
             None => {}
         }
@@ -86,11 +128,10 @@ pub struct Watch {
 }
 
 impl Watch {
-    async fn begin(socket: &Path, verb: Value, files: Vec<Beside>) -> Result<Watch, Problem> {
+    async fn begin(socket: &Path, verb: Value, descriptors: Vec<OwnedFd>) -> Result<Watch, Problem> {
         let failed = |why| cannot_ask(socket, why);
         let mut stream = UnixStream::connect(socket).await.map_err(failed)?;
-        // The files are closed when they are sent: our copies would keep their locks (docs/control.md).
-        send(&mut stream, &request(verb, &files), &files).await.map_err(failed)?;
+        send(&mut stream, &request(verb), &descriptors).await.map_err(failed)?;
         Ok(Watch { socket: socket.to_owned(), lines: BufReader::new(stream).lines() })
     }
 
@@ -118,19 +159,15 @@ fn cannot_ask(socket: &Path, why: std::io::Error) -> Problem {
     Problem::failed(format_args!("ask the disk at {}", socket.display()), why)
 }
 
-fn request(mut verb: Value, files: &[Beside]) -> String {
+fn request(mut verb: Value) -> String {
     verb["version"] = json!(1);
     verb["id"] = json!(1);
-    if !files.is_empty() {
-        let files = files.iter().map(|file| json!({ "path": file.path, "write": file.write }));
-        verb["files"] = files.collect();
-    }
     format!("{verb}\n")
 }
 
-/// Sends a line, and its files with the first byte of it.
-async fn send(stream: &mut UnixStream, line: &str, files: &[Beside]) -> std::io::Result<()> {
-    let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.file.as_fd()).collect();
+/// Sends a line, and its descriptors with the first byte of it.
+async fn send(stream: &mut UnixStream, line: &str, descriptors: &[OwnedFd]) -> std::io::Result<()> {
+    let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
     let sent = stream.async_io(Interest::WRITABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -144,10 +181,10 @@ async fn send(stream: &mut UnixStream, line: &str, files: &[Beside]) -> std::io:
 }
 
 /// What the disk refuses, in the words of the API.
-fn refused(error: &Value) -> Problem {
+fn refused(error: &Value) -> Refused {
     let text = |field: &str| error.get(field).and_then(Value::as_str);
     let code = match text("kind") {
-        Some("busy") => Code::Busy,
+        Some("busy" | "replaced") => Code::Busy,
         Some("state" | "connected") => Code::State,
         Some("exists") => Code::Exists,
         Some("in-use") => Code::InUse,
@@ -159,10 +196,11 @@ fn refused(error: &Value) -> Problem {
         _ => Code::Failed,
     };
     let problem = Problem::new(code, text("message").unwrap_or("the disk refused, without a word"));
-    match text("advice") {
+    let problem = match text("advice") {
         Some(advice) => problem.advise(advice),
         None => problem,
-    }
+    };
+    Refused { kind: text("kind").map(str::to_owned), problem }
 }
 
 #[cfg(test)]
@@ -227,6 +265,20 @@ mod test {
             disk("{\"id\":1,\"error\":{\"kind\":\"in-use\",\"message\":\"it is\",\"advice\":\"end it\"}}\n");
         let refused = ask(&path, json!({ "verb": "resize" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
         assert_eq!(refused, Problem::new(Code::InUse, "it is").advise("end it"));
+    }
+
+    #[tokio::test]
+    async fn a_descriptor_goes_beside_a_line_that_names_no_files_and_is_closed() {
+        let (_room, path, thread) = disk("{\"id\":1,\"error\":{\"kind\":\"unknown-verb\",\"message\":\"no\"}}\n");
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let verb = json!({ "verb": "upgrade", "successor": true });
+        let asked = Asked::with_descriptors(&path, verb, vec![theirs.into()]).await.unwrap();
+        let refused = asked.answer(|_| ()).await.unwrap_err();
+        assert_eq!((refused.kind.as_deref(), refused.problem.code), (Some("unknown-verb"), Code::Internal));
+        let expected = json!({ "version": 1, "id": 1, "verb": "upgrade", "successor": true });
+        assert_eq!(thread.join().unwrap(), (expected, 1));
+        // The disk has closed its copy, and there is no other.
+        assert_eq!(std::io::Read::read(&mut &ours, &mut [0]).unwrap(), 0);
     }
 
     #[tokio::test]

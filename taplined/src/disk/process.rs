@@ -9,6 +9,7 @@ use std::process::Child;
 
 use api::Problem;
 use repo::catalogue::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
@@ -44,6 +45,15 @@ impl DiskProcess {
         Ok(found.map(|(identity, pidfd)| DiskProcess { identity, pidfd, child: None }))
     }
 
+    /// One by its number, if it is there and its words are such as `ours` knows. Words and number are the same process's.
+    pub fn with_words(pid: u32, ours: impl Fn(&[u8]) -> bool) -> Result<Option<DiskProcess>, Problem> {
+        let Some((identity, pidfd)) = hold(pid)? else { return Ok(None) };
+        let is_ours = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| ours(&words));
+        // The number may have become another's between the two: that one was started later.
+        let found = is_ours && started(pid) == Some(identity.started);
+        Ok(found.then_some(DiskProcess { identity, pidfd, child: None }))
+    }
+
     /// Its number and when it was started.
     pub fn identity(&self) -> Process {
         self.identity
@@ -58,6 +68,13 @@ impl DiskProcess {
         // The pidfd has said that this does not wait.
         let status = child.wait().map_err(wait)?;
         Ok(if status.success() { Ended::Well } else { Ended::Badly(status.to_string()) })
+    }
+
+    /// Whether it has ended. It is still to be reaped then ([`DiskProcess::ended`]).
+    pub fn has_ended(&self) -> bool {
+        let mut look = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
+        // What cannot be looked at just now is looked at again.
+        poll(&mut look, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Sends a signal; one that has ended already needs none.
@@ -134,6 +151,19 @@ mod test {
         child.wait().unwrap();
         assert!(DiskProcess::find(identity).unwrap().is_none());
         found.signal(Signal::TERM).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_process_is_known_by_its_words_and_seen_to_end() {
+        let mut child = sleeper();
+        let ours = |words: &[u8]| words == b"sleep\x0060\0";
+        let found = DiskProcess::with_words(child.id(), ours).unwrap().unwrap();
+        assert!(DiskProcess::with_words(child.id(), |_| false).unwrap().is_none());
+        assert!(!found.has_ended());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.has_ended());
+        assert!(DiskProcess::with_words(child.id(), ours).unwrap().is_none());
     }
 
     #[tokio::test]

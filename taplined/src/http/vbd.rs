@@ -30,6 +30,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(show, destroy))
         .routes(routes!(plug_one))
         .routes(routes!(unplug_one))
+        .routes(routes!(upgrade))
         .routes(routes!(plug_many))
         .routes(routes!(unplug_many))
         .routes(routes!(connect))
@@ -158,6 +159,16 @@ async fn plug_one(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 )]
 async fn unplug_one(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VbdUnplug>) -> Begun {
     begun(plug::unplug(&daemon, uuid, asked.force).await?)
+}
+
+/// Has another process, of the program as it is installed now, serve a plugged VBD in the place of the present one. Its guest goes
+/// on; its requests wait for a moment. If that fails the present process goes on.
+#[utoipa::path(
+    post, path = "/vbds/{uuid}/upgrade", tag = "vbd", operation_id = "vbd_upgrade", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(plug::upgrade(&daemon, uuid).await?)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -23,10 +23,23 @@ struct Entry {
 pub enum Kind {
     /// It is being plugged.
     Plug,
+    /// Another process takes the place of the one that serves it.
+    Upgrade,
     /// It is being unplugged, when its guest has let go.
     Unplug,
     /// It is being unplugged, whatever its guest does.
     ForcedUnplug,
+}
+
+impl Kind {
+    /// What is being done to the VBD.
+    fn participle(self) -> &'static str {
+        match self {
+            Kind::Plug => "plugged",
+            Kind::Upgrade => "upgraded",
+            Kind::Unplug | Kind::ForcedUnplug => "unplugged",
+        }
+    }
 }
 
 /// An operation; over when it is dropped.
@@ -46,7 +59,7 @@ impl Operations {
     pub fn begin(&self, vbd: Uuid, kind: Kind) -> Result<Operation, Problem> {
         let mut entries = self.entries();
         if let Some(other) = entries.get(&vbd) {
-            let doing = if other.kind == Kind::Plug { "plugged" } else { "unplugged" };
+            let doing = other.kind.participle();
             let what = format!("VBD {vbd} is being {doing}");
             return Err(Problem::new(Code::Busy, what).advise("wait for that task, or cancel it"));
         }
@@ -55,14 +68,19 @@ impl Operations {
         Ok(Operation { vbd, operations: self.clone(), cancelled })
     }
 
-    /// Begins an unplug. It puts an end to a plug, and one with force to one without.
+    /// Begins an unplug. It puts an end to a plug, and one with force to one without. An upgrade is given up too, or waited for
+    /// where it cannot be any more.
     pub async fn begin_unplug(&self, vbd: Uuid, force: bool) -> Result<Operation, Problem> {
         let kind = if force { Kind::ForcedUnplug } else { Kind::Unplug };
         loop {
             let other = {
                 let entries = self.entries();
                 let other = entries.get(&vbd).map(|entry| (entry.kind, entry.cancel.clone()));
-                other.filter(|(other, _)| *other == Kind::Plug || (force && *other == Kind::Unplug))
+                other.filter(|(other, _)| match other {
+                    Kind::Plug | Kind::Upgrade => true,
+                    Kind::Unplug => force,
+                    Kind::ForcedUnplug => false,
+                })
             };
             match other {
                 None => return self.begin(vbd, kind),
@@ -117,5 +135,22 @@ mod test {
         assert_eq!(operations.begin(vbd, Kind::Plug).unwrap_err().code, Code::Busy);
         drop(forced);
         operations.begin(vbd, Kind::Plug).unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_unplug_puts_an_end_to_an_upgrade_and_nothing_else_begins_beside_one() {
+        let operations = Operations::default();
+        let vbd = Uuid::new_v4();
+        let upgrade = operations.begin(vbd, Kind::Upgrade).unwrap();
+        for kind in [Kind::Plug, Kind::Upgrade] {
+            let busy = operations.begin(vbd, kind).unwrap_err();
+            assert_eq!((busy.code, busy.message), (Code::Busy, format!("VBD {vbd} is being upgraded")));
+        }
+        let upgrading =
+            tokio::spawn(async move { upgrade.unless_cancelled(std::future::pending::<Result<(), _>>()).await });
+        let unplug = operations.begin_unplug(vbd, false).await.unwrap();
+        assert_eq!(upgrading.await.unwrap().unwrap_err().code, Code::Cancelled);
+        assert_eq!(operations.begin(vbd, Kind::Upgrade).unwrap_err().code, Code::Busy);
+        drop(unplug);
     }
 }

@@ -32,6 +32,8 @@ pub struct Order {
     pub vbd: Vbd,
     /// From the top down.
     chain: Vec<Image>,
+    /// How a process calls them.
+    names: Vec<OsString>,
     directory: Arc<Directory>,
     /// What it is in the domain of a guest of Xen.
     pub disk: Option<domain::Disk>,
@@ -51,7 +53,17 @@ impl Order {
         let (vbd, vdi, chain, disk) = found.await?;
         let directory = daemon.srs.directory(vdi.sr).await?;
         let delay = if daemon.config.plug.injected_delays { delay_in(vdi.name.as_str()) } else { Duration::ZERO };
-        Ok(Order { vbd, chain, directory, disk, delay })
+        let names = chain.iter().map(|image| {
+            let mut name = OsString::from(format!("{}:", image.format));
+            name.push(image.path(directory.path()));
+            name
+        });
+        Ok(Order { names: names.collect(), vbd, chain, directory, disk, delay })
+    }
+
+    /// The same for a process that is given the files that another one has: it calls them as that one does.
+    pub fn with_names(self, names: Vec<OsString>) -> Order {
+        Order { names, ..self }
     }
 
     /// What the queue wants to know of it.
@@ -84,11 +96,7 @@ impl Order {
     /// The words of the command line.
     pub fn words(&self, place: &Place) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["serve".into()];
-        words.extend(words_of(self.chain.iter().map(|image| {
-            let mut name = OsString::from(format!("{}:", image.format));
-            name.push(self.path(image));
-            name
-        })));
+        words.extend(words_of(self.names.iter().cloned()));
         match &self.disk {
             Some(disk) => words.extend(["--xen".into(), disk.word().into()]),
             None => {

@@ -9,10 +9,12 @@ use repo::catalogue::Process;
 use rustix::process::Signal;
 use uuid::Uuid;
 
+use super::settle::{record, settle};
 use super::{space, start, supervise, unplug};
 use crate::daemon::Daemon;
 use crate::disk::place;
 use crate::disk::process::DiskProcess;
+use crate::disk::serving::{self, ByVbd};
 use crate::task::blocking;
 
 /// Under which the catalogue keeps the identity of the host's present life.
@@ -27,21 +29,46 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
         vbds.into_iter().map(|vbd| view.vbd_process(vbd.uuid).map(|process| (vbd, process))).collect()
     });
     let found: Vec<(Vbd, Option<Process>)> = found.await?;
+    let config = daemon.config.clone();
+    let mut running = blocking("look for disk processes", move || serving::all(&config)).await?;
     let mut known = HashSet::new();
     for (vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
         // After a reboot its number is somebody else's.
         let process = process.filter(|_| !rebooted);
         known.insert(vbd.uuid);
         let process = process.map(DiskProcess::find).transpose()?.flatten();
+        let process = alone(daemon, &vbd, process, running.remove(&vbd.uuid).unwrap_or_default()).await?;
         one(daemon, &vbd, process, rebooted).await?;
     }
-    // Those that were ended just now are gone by themselves.
+    // What is left runs for VBDs that are unplugged, or no more.
+    end_strays(running);
     let (config, keep) = (daemon.config.clone(), known);
-    let cleared = blocking("clear away what no VBD has", move || {
-        end_strays(&place::all(&config), &keep);
-        remove_strays(&place::all(&config), &keep)
-    });
-    cleared.await
+    blocking("clear away what no VBD has", move || remove_strays(&place::all(&config), &keep)).await
+}
+
+/// The one process of a VBD: the recorded one, or another that was to take its place, and may have; none if neither is there.
+/// No other is left.
+async fn alone(
+    daemon: &Daemon,
+    vbd: &Vbd,
+    recorded: Option<DiskProcess>,
+    running: Vec<DiskProcess>,
+) -> Result<Option<DiskProcess>, Problem> {
+    let known = recorded.as_ref().map(DiskProcess::identity);
+    let others: Vec<DiskProcess> = running.into_iter().filter(|other| Some(other.identity()) != known).collect();
+    if vbd.state != VbdState::Plugged {
+        // It was started, and the daemon ended before it was recorded: it has not been handed anything.
+        for mut other in others {
+            other.kill().await?;
+        }
+        return Ok(recorded);
+    }
+    let serves = settle(&daemon.disks, vbd.uuid, recorded, others).await?;
+    if let Some(other) = serves.as_ref().map(DiskProcess::identity).filter(|serves| Some(*serves) != known) {
+        tracing::info!(vbd = %vbd.uuid, pid = other.pid, "it is served by another process than was recorded");
+        record(daemon, vbd.uuid, other).await?;
+    }
+    Ok(serves)
 }
 
 /// Whether the host has started since a daemon last did.
@@ -112,42 +139,20 @@ fn remove_strays(places: &Path, known: &HashSet<Uuid>) -> Result<(), Problem> {
 }
 
 /// Kills disk processes of ours whose VBDs are unplugged or no more: a catalogue may have been put back from a backup.
-fn end_strays(places: &Path, known: &HashSet<Uuid>) {
-    let Ok(processes) = fs::read_dir("/proc") else { return };
-    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    for pid in pids {
-        let Ok(words) = fs::read(format!("/proc/{pid}/cmdline")) else { continue };
-        let served = words.split(|byte| *byte == 0).filter_map(|word| vbd_of(places, std::str::from_utf8(word).ok()?));
-        let stray = served.into_iter().any(|vbd| !known.contains(&vbd));
-        let Some(pid) = rustix::process::Pid::from_raw(pid).filter(|_| stray) else { continue };
-        tracing::warn!(pid = pid.as_raw_nonzero(), "a disk process whose VBD is not plugged is killed");
-        if let Err(errno) = rustix::process::kill_process(pid, Signal::KILL) {
-            tracing::error!("it cannot be killed: {errno}");
+fn end_strays(strays: ByVbd) {
+    for (vbd, processes) in strays {
+        for process in processes {
+            tracing::warn!(%vbd, pid = process.identity().pid, "a disk process whose VBD is not plugged is killed");
+            if let Err(problem) = process.signal(Signal::KILL) {
+                tracing::error!("{problem}");
+            }
         }
     }
-}
-
-/// The VBD that a process serves that has this word on its command line.
-fn vbd_of(places: &Path, word: &str) -> Option<Uuid> {
-    let within = Path::new(word).strip_prefix(places).ok()?;
-    let name = within.parent().filter(|_| within.file_name().is_some_and(|name| name == "control.sock"))?;
-    Uuid::parse_str(name.to_str()?).ok()
 }
 
 #[cfg(test)]
 mod test {
     use super::*;
-
-    #[test]
-    fn a_disk_process_is_known_by_its_control_socket() {
-        let vbd = Uuid::new_v4();
-        let places = Path::new("/run/tapline/vbd");
-        assert_eq!(vbd_of(places, &format!("/run/tapline/vbd/{vbd}/control.sock")), Some(vbd));
-        for other in ["serve", "/run/tapline/vbd/x/control.sock", "/run/other/control.sock"] {
-            assert_eq!(vbd_of(places, other), None);
-        }
-        assert_eq!(vbd_of(places, &format!("/run/tapline/vbd/{vbd}/vhost.sock")), None);
-    }
 
     #[test]
     fn a_directory_that_no_vbd_has_goes_and_others_stay() {

@@ -1,5 +1,6 @@
 //! Has a disk process serve a VBD: its files opened, its sockets made, itself started, recorded, handed all that, and heard.
 
+use std::ffi::OsString;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -78,6 +79,21 @@ async fn start(
         // Whoever plugs it anew knows what has happened; a process that only takes another's place does not.
         words.push("--accept-failed-sync".into());
     }
+    let identity = process.insert(launch(daemon, order, &words, stdin, log)?).identity();
+    let vbd = order.vbd.uuid;
+    daemon.catalogue.write(move |tx| tx.set_vbd_served(vbd, identity, &at)).await?;
+    Ok(ready)
+}
+
+/// Starts a process that waits for what comes over its standard input. Nothing of that is open here afterwards.
+pub fn launch(
+    daemon: &Daemon,
+    order: &Order,
+    words: &[OsString],
+    stdin: Stdio,
+    log: Log,
+) -> Result<DiskProcess, Problem> {
+    let place = Place::of(&daemon.config, order.vbd.uuid);
     let log = place.open_log(log == Log::Begun).map_or_else(
         // A guest needs its disk more than somebody its log.
         |problem| {
@@ -86,13 +102,11 @@ async fn start(
         },
         Stdio::from,
     );
-    let mut starting = daemon.tool.starting(&words)?;
+    let mut starting = daemon.tool.starting(words)?;
     starting.command.stdin(stdin).stdout(Stdio::null()).stderr(log);
-    let identity = process.insert(DiskProcess::of_child(starting.start_to_stay()?)?).identity();
-    oom::protect(identity.pid, daemon.config.disk_oom_score_adj);
-    let vbd = order.vbd.uuid;
-    daemon.catalogue.write(move |tx| tx.set_vbd_served(vbd, identity, &at)).await?;
-    Ok(ready)
+    let process = DiskProcess::of_child(starting.start_to_stay()?)?;
+    oom::protect(process.identity().pid, daemon.config.disk_oom_score_adj);
+    Ok(process)
 }
 
 /// Hands everything over. Nothing of it is open here afterwards.
@@ -138,15 +152,21 @@ async fn answer(
 fn ended_at_once(place: &Place, how: &Ended) -> Problem {
     let words = place.last_words();
     // In front of them may be those of a process before it.
-    let last = words.rfind("\ntapline: ").map_or(0, |at| at.saturating_add(1));
-    let last = words.get(last..).unwrap_or_default();
-    match how {
+    match (why_it_ended(&words), how) {
         // It was killed, and has not said why: what it says while it serves is no reason.
-        Ended::Badly(how) if !last.starts_with("tapline: ") => {
+        (None, Ended::Badly(how)) => {
             Problem::failed("serve a disk", format_args!("its process has ended before it answered ({how})"))
         }
-        _ => crate::disk::tool::said(last),
+        (None, _) => crate::disk::tool::said(&words),
+        (Some(problem), _) => problem,
     }
+}
+
+/// Why a process has ended, by what was said last; nothing if that is no reason.
+pub fn why_it_ended(words: &str) -> Option<Problem> {
+    let last = words.rfind("\ntapline: ").map_or(0, |at| at.saturating_add(1));
+    let last = words.get(last..).filter(|last| last.starts_with("tapline: "))?;
+    Some(crate::disk::tool::said(last))
 }
 
 /// Removes what is left in Xen's store of a VBD that nobody serves any more. What stays there harms nobody: the next plug is told

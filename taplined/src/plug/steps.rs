@@ -40,13 +40,30 @@ impl Steps {
             let what = format!("the step «{name}» of {} has not ended in {} s", self.verb, self.limit.as_secs());
             Err(Problem::new(Code::Timeout, what).advise("see that the storage answers, or raise plug.step-timeout"))
         })?;
-        fault::point(self.verb, name, true);
+        self.done(name);
         Ok(done)
     }
 
     /// Begins a step behind which there is no way back.
     pub async fn last(&mut self, name: &'static str) -> Result<(), Problem> {
         self.begin(name, false).await
+    }
+
+    /// Does a step behind which there is no way back, as long as it takes.
+    pub async fn last_step<T>(
+        &mut self,
+        name: &'static str,
+        work: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        self.last(name).await?;
+        let done = work.await;
+        self.done(name);
+        done
+    }
+
+    /// A step that was begun is done.
+    pub fn done(&self, name: &'static str) {
+        fault::point(self.verb, name, true);
     }
 
     async fn begin(&mut self, name: &'static str, cancellable: bool) -> Result<(), Problem> {

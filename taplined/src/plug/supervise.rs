@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use api::{Problem, VbdState};
 use jiff::{Timestamp, TimestampRound, Unit};
+use repo::catalogue::Process;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -13,6 +14,7 @@ use uuid::Uuid;
 use super::deaths::Deaths;
 use super::lost;
 use super::order::Order;
+use super::settle;
 use super::space;
 use super::start::{Log, clear, serve};
 use super::steps::Steps;
@@ -80,12 +82,18 @@ async fn look_after(
     loop {
         let died = match (&mut process, failed.take()) {
             (Some(running), _) => {
-                let _listening = space::listen(daemon, vbd);
-                tokio::select! {
+                let listening = space::listen(daemon, vbd);
+                let ended = tokio::select! {
                     biased;
                     _ = &mut *stopped => return process,
-                    ended = running.ended() => died(daemon, vbd, ended),
+                    ended = running.ended() => ended,
+                };
+                drop(listening);
+                if let Some(next) = succeeded(daemon, vbd, running.identity(), &ended).await {
+                    (process, since) = (Some(next), Instant::now());
+                    continue;
                 }
+                died(daemon, vbd, ended)
             }
             (None, Some(problem)) => problem,
             (None, None) => died(daemon, vbd, Ok(Ended::Unknown)),
@@ -109,6 +117,19 @@ async fn look_after(
             Err(problem) => (process, failed) = (None, Some(problem)),
         }
     }
+}
+
+/// The process to which one that has ended has handed its disk: somebody has asked it to who is not this daemon.
+async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<Ended, Problem>) -> Option<DiskProcess> {
+    if let Ok(Ended::Badly(_)) = ended {
+        return None;
+    }
+    let next = settle::successor(daemon, vbd, before).await?;
+    tracing::info!(%vbd, before = before.pid, now = next.identity().pid, "another process has taken its disk over");
+    if let Err(problem) = settle::record(daemon, vbd, next.identity()).await {
+        tracing::error!(%vbd, "that another process serves it could not be recorded: {problem}");
+    }
+    Some(next)
 }
 
 /// Whether there is nobody whom another process could serve.

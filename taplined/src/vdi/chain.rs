@@ -10,6 +10,7 @@ use repo::driver::Directory;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::disk::control::Beside;
 use crate::disk::handing::Handing;
 use crate::task::blocking;
 
@@ -63,6 +64,21 @@ impl Chain {
             chain.hand(&mut handing, writable).map(|()| handing)
         })
         .await
+    }
+
+    /// The files below the first one, down to a layer, for writing: a disk process that merges them has all of these open for reading
+    /// only, and each is told what it stands on, or takes what others hold.
+    pub async fn files_below(&self, into: usize) -> Result<Vec<Beside>, Problem> {
+        let chain = self.clone();
+        let opened = blocking("open files", move || {
+            let below = chain.images.iter().take(into.saturating_add(1)).skip(1);
+            let open = |image: &Image| {
+                let file = chain.directory.open_image(&image.file, true)?;
+                Ok(Beside { path: image.path(chain.directory.path()), write: true, file })
+            };
+            below.map(open).collect()
+        });
+        opened.await
     }
 
     /// Makes `to` share all blocks of the first image.

@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::control::{self, Beside};
-use crate::disk::place::Place;
+use crate::disk::control::{self, Asked, Beside};
 
 /// How long a verb may take that holds requests for a moment.
 const TO_CHANGE: Duration = Duration::from_secs(120);
@@ -16,37 +15,58 @@ const TO_CHANGE: Duration = Duration::from_secs(120);
 /// How long a merge may take: a disk that moves nothing for so long never will.
 const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// What a disk process calls it when another takes its place and what it was at is to be asked for again (docs/control.md).
+const REPLACED: &str = "replaced";
+
 /// How long a disk may take to say what it is.
 const TO_SAY: Duration = Duration::from_secs(10);
 
-/// Has the disk process of a VBD do a verb.
+/// Has the disk process of a VBD do a verb. While another takes its place, that waits.
 pub async fn ask(daemon: &Daemon, vbd: Uuid, verb: Value, files: Vec<Beside>) -> Result<Value, Problem> {
+    let gate = daemon.disks.gates.of(vbd);
+    let _inside = gate.enter().await;
     let files = daemon.tool.redo.with_logs(files)?;
-    control::ask(&socket(daemon, vbd), verb, files, TO_CHANGE, |_| ()).await
+    control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE, |_| ()).await
 }
 
-/// The same for one that takes long and tells how far it is.
-pub async fn follow(
+/// The same for one that takes long and tells how far it is. It holds nobody up: whoever has another process take the place of
+/// this one interrupts it, and that one is asked for it again, with files that are opened anew.
+pub async fn follow<F>(
     daemon: &Daemon,
     vbd: Uuid,
     verb: Value,
-    files: Vec<Beside>,
-    told: impl FnMut(&Value) + Send,
-) -> Result<Value, Problem> {
-    let files = daemon.tool.redo.with_logs(files)?;
-    control::ask(&socket(daemon, vbd), verb, files, TO_MERGE, told).await
+    files: impl Fn() -> F,
+    mut told: impl FnMut(&Value) + Send,
+) -> Result<Value, Problem>
+where
+    F: Future<Output = Result<Vec<Beside>, Problem>>,
+{
+    let gate = daemon.disks.gates.of(vbd);
+    loop {
+        let (asked, before) = {
+            let _inside = gate.enter().await;
+            let files = daemon.tool.redo.with_logs(files().await?)?;
+            (Asked::with_files(&daemon.disks.socket(vbd), verb.clone(), files).await?, gate.count())
+        };
+        let answered = tokio::time::timeout(TO_MERGE, asked.answer(&mut told)).await;
+        let answered =
+            answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not end it")))?;
+        match answered {
+            // Or it had not even heard it when its connections ended.
+            Err(refused) if refused.kind.as_deref() == Some(REPLACED) || gate.count() != before => {
+                tracing::info!(%vbd, "its new process is asked to go on with what the old one was at: {}", refused.problem);
+            }
+            answered => return answered.map_err(Problem::from),
+        }
+    }
 }
 
 /// The path of the leaf that the disk process of a VBD writes to; none if the process is no more.
 pub async fn leaf(daemon: &Daemon, vbd: Uuid) -> Result<Option<String>, Problem> {
-    match control::ask(&socket(daemon, vbd), json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await {
+    match daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await {
         Ok(said) => Ok(said.pointer("/layers/0/path").and_then(Value::as_str).map(str::to_owned)),
         // Nobody listens any more, or it has ended meanwhile. One that is only slow may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),
     }
-}
-
-fn socket(daemon: &Daemon, vbd: Uuid) -> std::path::PathBuf {
-    Place::of(&daemon.config, vbd).control()
 }

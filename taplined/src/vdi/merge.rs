@@ -23,10 +23,9 @@ use super::create::{physical, remove_file};
 use super::destroy::Reclaim;
 use super::{Chain, about_vdi, live};
 use crate::daemon::Daemon;
-use crate::disk::control::Beside;
+use crate::task::Context;
 use crate::task::job::Job;
 use crate::task::wanted::Wanted;
-use crate::task::{Context, blocking};
 
 /// The job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,27 +109,28 @@ impl Merge {
         from: usize,
         into: usize,
     ) -> Result<(), Problem> {
-        let mut files = Vec::new();
-        // All of these are open for reading only by now, and each is told what it stands on, or takes what others hold.
-        for depth in 1..=into {
-            let Some(image) = chain.images.get(depth) else { continue };
-            let (directory, file) = (chain.directory.clone(), image.file.clone());
-            let file = blocking("open a file", move || directory.open_image(&file, true)).await?;
-            files.push(Beside { path: image.path(chain.directory.path()), write: true, file });
-        }
         let expect: Vec<String> = chain.names().iter().map(|name| name.to_string_lossy().into_owned()).collect();
         let verb = json!({ "verb": "merge", "from": from, "into": into, "follow": true, "expect": expect });
-        let merged = live::follow(daemon, vbd, verb, files, |event| {
-            let number = |key| event.get(key).and_then(Value::as_f64);
-            if let (Some(done), Some(len)) = (number("done"), number("len").filter(|len| *len > 0.0)) {
-                context.progress(done / len);
-            }
-        });
+        let merged = live::follow(
+            daemon,
+            vbd,
+            verb,
+            || chain.files_below(into),
+            |event| {
+                let number = |key| event.get(key).and_then(Value::as_f64);
+                if let (Some(done), Some(len)) = (number("done"), number("len").filter(|len| *len > 0.0)) {
+                    context.progress(done / len);
+                }
+            },
+        );
         match context.unless_cancelled(merged).await {
             Err(problem) if problem.code == Code::Cancelled => {
                 // It ends by itself when what is in flight is durable; the disk tells when it takes verbs again.
-                live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await?;
-                Err(problem)
+                match live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await {
+                    // A process that has just taken over was not asked for one.
+                    Err(none) if none.code != Code::State => Err(none),
+                    _ => Err(problem),
+                }
             }
             other => other.map(drop),
         }

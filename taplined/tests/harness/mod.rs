@@ -6,6 +6,7 @@
 #![allow(dead_code, missing_docs)]
 
 pub mod disks;
+pub mod nbd;
 pub mod tls;
 
 use std::fs;

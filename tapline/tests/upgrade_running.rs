@@ -1,0 +1,93 @@
+//! `tools/upgrade-running`, which `make install` runs: when it touches a daemon and its disks, and what it says when it does not.
+//! `systemctl` and `tapline` are scripts that note what they are asked.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A host: what runs there, in directories of its own.
+struct Host {
+    room: tempfile::TempDir,
+}
+
+impl Host {
+    /// One whose daemon is of a directory; of the one in which the programs are installed, if none is named.
+    fn with_daemon_of(bin: Option<&str>) -> Host {
+        let host = Host { room: tempfile::tempdir().unwrap() };
+        fs::create_dir(host.path("bin")).unwrap();
+        let own = host.path("bin").display().to_string();
+        let systemctl = format!(
+            "case $1 in is-active) exit ${{INACTIVE:-0}};; show) echo '{{ path={}/taplined ; argv[]=taplined ; }}';;\n\
+             restart) exit ${{NO_RESTART:-0}};; esac",
+            bin.unwrap_or(&own)
+        );
+        host.script("systemctl", &systemctl);
+        host.script("tapline", "exit ${NO_UPGRADE:-0}");
+        host
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.room.path().join(name)
+    }
+
+    fn script(&self, name: &str, text: &str) {
+        let path = self.path("bin").join(name);
+        fs::write(&path, format!("#!/bin/sh\necho {name} \"$@\" >>{}\n{text}\n", self.path("asked").display()))
+            .unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// What it has printed, and what was asked.
+    fn run(&self, variables: &[(&str, &str)]) -> (String, Vec<String>) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/upgrade-running");
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new(script);
+        command.arg(self.path("bin")).env("PATH", path).env("TAPLINE_SYSTEMD", self.room.path());
+        command.env_remove("TAPLINE_NO_UPGRADE").envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let asked = fs::read_to_string(self.path("asked")).unwrap_or_default();
+        (String::from_utf8(output.stdout).unwrap(), asked.lines().map(str::to_owned).collect())
+    }
+}
+
+/// What is said and asked where the daemon is of the programs that were installed.
+fn own(variables: &[(&str, &str)]) -> (String, Vec<String>) {
+    Host::with_daemon_of(None).run(variables)
+}
+
+#[test]
+fn a_daemon_that_runs_is_started_again_before_its_disks_are_upgraded() {
+    let (said, asked) = own(&[]);
+    let changes = ["systemctl daemon-reload", "systemctl restart taplined", "tapline vbd upgrade --all"];
+    assert_eq!(asked[asked.len() - 3..], changes, "{asked:?}");
+    assert!(said.contains("TAPLINE_NO_UPGRADE=1"), "{said}");
+}
+
+#[test]
+fn who_declines_is_told_how_it_is_done_later() {
+    let (said, asked) = own(&[("TAPLINE_NO_UPGRADE", "1")]);
+    assert!(said.contains("systemctl restart taplined && tapline vbd upgrade --all"), "{said}");
+    assert!(!asked.iter().any(|asked| asked.contains("restart") || asked.contains("upgrade")), "{asked:?}");
+}
+
+#[test]
+fn where_none_runs_or_one_of_another_place_nothing_is_done() {
+    let (said, asked) = own(&[("INACTIVE", "3")]);
+    assert_eq!((said.as_str(), asked.len()), ("", 1), "{asked:?}");
+    let (said, asked) = Host::with_daemon_of(Some("/elsewhere/bin")).run(&[]);
+    assert!(said.contains("is left alone") && asked.len() == 2, "{said} {asked:?}");
+    let host = Host::with_daemon_of(Some("/elsewhere/bin"));
+    let none = host.path("no systemd");
+    assert_eq!(host.run(&[("TAPLINE_SYSTEMD", none.to_str().unwrap())]), (String::new(), Vec::new()));
+}
+
+#[test]
+fn what_fails_is_said_and_leaves_the_installation_as_it_is() {
+    let (said, asked) = own(&[("NO_RESTART", "1")]);
+    assert!(said.contains("could not be started again"), "{said}");
+    assert_eq!(asked.last().unwrap(), "systemctl restart taplined");
+    let (said, _) = own(&[("NO_UPGRADE", "4")]);
+    assert!(said.contains("not every disk was upgraded"), "{said}");
+}

@@ -1,0 +1,94 @@
+//! Where verbs of a disk wait while another process takes the place of the one that serves it.
+//!
+//! It knows no verb and no process. Invariant: while a gate is closed nobody is inside, and whoever was turned out, or has left
+//! something under way inside, can tell that it was closed meanwhile.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use uuid::Uuid;
+
+/// The gates of all disks.
+#[derive(Debug, Default)]
+pub struct Gates(Mutex<HashMap<Uuid, Gate>>);
+
+/// The gate of a disk.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<Both>);
+
+#[derive(Debug, Default)]
+struct Both {
+    lock: Arc<RwLock<()>>,
+    closed: AtomicU64,
+}
+
+impl Gates {
+    /// That of a VBD's disk.
+    pub fn of(&self, vbd: Uuid) -> Gate {
+        let mut gates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of those at which nobody is nothing is to be remembered.
+        gates.retain(|other, gate| *other == vbd || Arc::strong_count(&gate.0) > 1);
+        gates.entry(vbd).or_default().clone()
+    }
+}
+
+impl Gate {
+    /// Goes inside, when it is open.
+    pub async fn enter(&self) -> OwnedRwLockReadGuard<()> {
+        self.0.lock.clone().read_owned().await
+    }
+
+    /// Closes it, when nobody is inside; it is open again when this is dropped.
+    pub async fn close(&self) -> OwnedRwLockWriteGuard<()> {
+        let closed = self.0.lock.clone().write_owned().await;
+        self.0.closed.fetch_add(1, Ordering::SeqCst);
+        closed
+    }
+
+    /// How often it was closed.
+    pub fn count(&self) -> u64 {
+        self.0.closed.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_is_inside_while_it_is_closed_and_who_was_there_before_can_tell() {
+        let (gates, vbd) = (Gates::default(), Uuid::new_v4());
+        let gate = gates.of(vbd);
+        let (one, other) = (gate.enter().await, gate.enter().await);
+        let before = gate.count();
+        let closing = tokio::spawn({
+            let gate = gates.of(vbd);
+            async move { gate.close().await }
+        });
+        drop(one);
+        tokio::task::yield_now().await;
+        assert!(!closing.is_finished());
+        drop(other);
+        let closed = closing.await.unwrap();
+        let entering = tokio::spawn({
+            let gate = gates.of(vbd);
+            async move { drop(gate.enter().await) }
+        });
+        tokio::task::yield_now().await;
+        assert!(!entering.is_finished());
+        drop(closed);
+        entering.await.unwrap();
+        assert_eq!(gate.count(), before + 1);
+    }
+
+    #[test]
+    fn gates_at_which_nobody_is_are_forgotten() {
+        let gates = Gates::default();
+        let held = gates.of(Uuid::new_v4());
+        (0..100).for_each(|_| drop(gates.of(Uuid::new_v4())));
+        assert_eq!(gates.0.lock().unwrap().len(), 2);
+        drop(held);
+    }
+}

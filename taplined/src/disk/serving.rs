@@ -1,0 +1,116 @@
+//! Which processes are there to serve a VBD: found by their words, whoever has started them.
+//!
+//! A disk process has its control socket on its command line, which is in a directory that is called after the VBD. Which of
+//! several serves, it does not know.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use api::Problem;
+use uuid::Uuid;
+
+use super::place;
+use super::process::DiskProcess;
+use crate::config::Config;
+
+/// Processes by the VBDs that they are there for.
+pub type ByVbd = HashMap<Uuid, Vec<DiskProcess>>;
+
+/// All that run now.
+pub fn all(config: &Config) -> Result<ByVbd, Problem> {
+    let places = place::all(config);
+    let tried = |error| Problem::failed("look for disk processes in /proc", error);
+    let mut found = ByVbd::new();
+    for entry in fs::read_dir("/proc").map_err(tried)?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // Most are others': only of ours it is made sure that number and words are one process's.
+        let Ok(words) = fs::read(entry.path().join("cmdline")) else { continue };
+        let Some(vbd) = vbd_in(&places, &words) else { continue };
+        if let Some(process) = DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd))? {
+            found.entry(vbd).or_default().push(process);
+        }
+    }
+    Ok(found)
+}
+
+/// The process with this number, if it is there for the VBD.
+pub fn one(config: &Config, vbd: Uuid, pid: u32) -> Result<Option<DiskProcess>, Problem> {
+    let places = place::all(config);
+    DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd))
+}
+
+/// The VBD that a process with these words is there to serve. Somebody who only asks a disk names its socket as well.
+fn vbd_in(places: &Path, words: &[u8]) -> Option<Uuid> {
+    let mut words = words.split(|byte| *byte == 0).skip_while(|word| *word != b"serve");
+    words.find(|word| *word == b"--control")?;
+    vbd_of(places, std::str::from_utf8(words.next()?).ok()?)
+}
+
+/// The VBD whose control socket a word is.
+fn vbd_of(places: &Path, word: &str) -> Option<Uuid> {
+    let within = Path::new(word).strip_prefix(places).ok()?;
+    let name = within.parent().filter(|_| within.file_name().is_some_and(|name| name == "control.sock"))?;
+    Uuid::parse_str(name.to_str()?).ok()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_disk_process_is_known_by_its_control_socket_and_who_asks_it_is_none() {
+        let vbd = Uuid::new_v4();
+        let control = format!("/run/tapline/vbd/{vbd}/control.sock");
+        let of = |words: &str| vbd_in(Path::new("/run/tapline/vbd"), words.replace(' ', "\0").as_bytes());
+        assert_eq!(of(&format!("/bin/tapline-disk serve raw:/a --nbd /x --control {control} --handed ")), Some(vbd));
+        assert_eq!(of(&format!("sh tapline-disk serve raw:/a --control {control}")), Some(vbd));
+        for other in [
+            format!("tapline disk {control} watch"),
+            format!("tapline-disk serve raw:/a --nbd {control}"),
+            format!("tapline-disk serve raw:/a --control /run/tapline/vbd/{vbd}/nbd.sock"),
+            "tapline-disk serve raw:/a --control /run/tapline/vbd/x/control.sock".into(),
+            "tapline-disk serve raw:/a --control /run/other/control.sock".into(),
+            "tapline-disk serve raw:/a --control".into(),
+            String::new(),
+        ] {
+            assert_eq!(of(&other), None, "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn all_processes_of_a_vbd_are_found_and_no_others() {
+        let room = tempfile::tempdir().unwrap();
+        let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
+        let (vbd, other) = (Uuid::new_v4(), Uuid::new_v4());
+        let sleeper = |vbd: Uuid| {
+            let control = place::Place::of(&config, vbd).control();
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", "read word", "disk", "serve", "--control"]).arg(control);
+            command.stdin(std::process::Stdio::piped()).spawn().unwrap()
+        };
+        let mut children = [sleeper(vbd), sleeper(vbd), sleeper(other)];
+        let of = |found: &ByVbd, vbd: Uuid| {
+            let mut pids: Vec<u32> = found[&vbd].iter().map(|process| process.identity().pid).collect();
+            pids.sort_unstable();
+            pids
+        };
+        let mut expected = vec![children[0].id(), children[1].id()];
+        expected.sort_unstable();
+        // Until it executes another program, a child has our words.
+        let found = loop {
+            let found = all(&config).unwrap();
+            if found.values().map(Vec::len).sum::<usize>() == children.len() {
+                break found;
+            }
+        };
+        assert_eq!((of(&found, vbd), of(&found, other)), (expected, vec![children[2].id()]));
+        assert!(one(&config, vbd, children[0].id()).unwrap().is_some());
+        assert!(one(&config, other, children[0].id()).unwrap().is_none());
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(all(&config).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,208 @@
+//! What the daemon and a disk process say to each other about an upgrade (docs/control.md, `upgrade`): pure, but for the asking.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use api::{Code, Problem, Transport, Vbd};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::disk::control::{Asked, Refused};
+use crate::disk::process::Ended;
+
+/// How long a disk may take to hand itself over: what is in flight may wait for storage, and a disk that cannot gives up much sooner.
+const TO_HAND_OVER: Duration = Duration::from_secs(60);
+
+/// How long a disk may take to hear what it is asked.
+const TO_ASK: Duration = Duration::from_secs(10);
+
+/// Why a disk was not handed over.
+#[derive(Debug)]
+pub enum NotDone {
+    /// The old process goes on as before.
+    Refused(Problem),
+    /// It has not said so: it may have handed the disk over.
+    Unknown(Problem),
+}
+
+/// Refuses a process whose program cannot hand a disk over, by what it has answered to `version`.
+pub fn must_know_how(vbd: &Vbd, pid: u32, version: &Value) -> Result<(), Problem> {
+    let verbs = version.get("verbs").and_then(Value::as_array);
+    match verbs.is_some_and(|verbs| verbs.iter().any(|verb| verb == "upgrade")) {
+        true => Ok(()),
+        false => Err(too_old(vbd, pid, version)),
+    }
+}
+
+fn too_old(vbd: &Vbd, pid: u32, version: &Value) -> Problem {
+    let program = version.get("program").and_then(Value::as_str).unwrap_or("unknown");
+    let what = format!("its process {pid} is of an older program ({program}), which cannot hand a disk over");
+    let once = format!("the guest must let go of it once: tapline vbd unplug {0}, then plug {0}", vbd.uuid);
+    Problem::new(Code::Unsupported, what).advise(match vbd.transport {
+        Transport::VhostUser => {
+            format!("{once}; or, where its monitor connects again by itself, end the process (kill {pid}): it is started again at once")
+        }
+        Transport::Nbd | Transport::Blkif => once,
+    })
+}
+
+/// The layers of a disk as its process calls them, from the top down, by its answer to `layers`.
+pub fn names(said: &Value) -> Result<Vec<OsString>, Problem> {
+    let layers = said.get("layers").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let name = |layer: &Value| {
+        let text = |field: &str| layer.get(field).and_then(Value::as_str);
+        Some(OsString::from(format!("{}:{}", text("format")?, text("path")?)))
+    };
+    match layers.iter().map(name).collect::<Option<Vec<_>>>() {
+        Some(names) if !names.is_empty() => Ok(names),
+        _ => Err(Problem::failed("understand which layers a disk has", said)),
+    }
+}
+
+/// Asks the disk at a control socket to hand itself over to the process that has the other end of `successor`.
+pub async fn ask(socket: &Path, successor: OwnedFd) -> Result<Asked, Problem> {
+    let verb = json!({ "verb": "upgrade", "successor": true });
+    let asked = tokio::time::timeout(TO_ASK, Asked::with_descriptors(socket, verb, vec![successor]));
+    asked.await.unwrap_or_else(|_| {
+        let what = format!("the disk at {} does not hear", socket.display());
+        Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on"))
+    })
+}
+
+/// Waits until the disk is handed over to the process `to`; how long the guest's requests waited, in microseconds.
+pub async fn answer(asked: Asked, to: u32, patience: Duration) -> Result<u64, NotDone> {
+    let patience = patience.min(TO_HAND_OVER);
+    let answered = tokio::time::timeout(patience, asked.answer(|_| ())).await;
+    let answered = answered.unwrap_or_else(|_| {
+        let what = format!("a disk has not handed itself over in {} s", patience.as_secs());
+        Err(Problem::new(Code::Timeout, what).advise("look at its log, and at the storage it lies on").into())
+    });
+    match answered {
+        Ok(said) => match (said["pid"].as_u64(), said["pause_us"].as_u64()) {
+            (Some(pid), Some(pause)) if pid == u64::from(to) => Ok(pause),
+            _ => Err(NotDone::Unknown(Problem::failed("understand to whom a disk was handed over", said))),
+        },
+        Err(Refused { kind: Some(kind), problem }) => Err(NotDone::Refused(match kind.as_str() {
+            // It is not of a program that has no such verb at all, which was asked before.
+            "unknown-verb" | "unsupported" => Problem { code: Code::Unsupported, ..problem },
+            _ => problem,
+        })),
+        Err(Refused { kind: None, problem }) => Err(NotDone::Unknown(problem)),
+    }
+}
+
+/// Why the old process goes on. Where that is the new one's fault it may have said more of it itself.
+pub fn cause(vbd: Uuid, why: Problem, ended: Option<Ended>, said: Option<Problem>) -> Problem {
+    let (more, advice) = match (said.filter(|_| why.code == Code::Failed), ended) {
+        (Some(said), _) => (format!("; the new process said: {said}"), said.advice.or(why.advice)),
+        (None, Some(Ended::Badly(how))) if why.code == Code::Failed => {
+            (format!("; the new process has ended ({how})"), why.advice)
+        }
+        (None, _) => (String::new(), why.advice),
+    };
+    let what = format!("VBD {vbd} was not upgraded, and its old process goes on: {}{more}", why.message);
+    Problem { advice, ..Problem::new(why.code, what) }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn vbd(transport: Transport) -> Vbd {
+        Vbd {
+            uuid: uuid::Uuid::from_u128(7),
+            vm: None,
+            vdi: uuid::Uuid::nil(),
+            position: 0,
+            mode: api::Mode::ReadWrite,
+            bootable: false,
+            transport,
+            queues: 1,
+            state: api::VbdState::Plugged,
+            socket: None,
+            pid: Some(4),
+            restarts: 0,
+            waits_for_space: false,
+            problem: None,
+            created: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn an_older_program_is_not_asked_and_what_can_be_done_is_said() {
+        let knows = json!({ "program": "0.2.0", "verbs": ["version", "upgrade"] });
+        must_know_how(&vbd(Transport::Nbd), 4, &knows).unwrap();
+        let older = json!({ "program": "0.1.0", "verbs": ["version", "layers"] });
+        let told = must_know_how(&vbd(Transport::Nbd), 4, &older).unwrap_err();
+        assert_eq!(told.code, Code::Unsupported);
+        assert_eq!(told.message, "its process 4 is of an older program (0.1.0), which cannot hand a disk over");
+        assert!(told.advice.unwrap().ends_with("plug 00000000-0000-0000-0000-000000000007"));
+        let told = must_know_how(&vbd(Transport::VhostUser), 4, &older).unwrap_err();
+        assert!(told.advice.unwrap().contains("(kill 4)"));
+    }
+
+    #[test]
+    fn layers_are_called_as_the_disk_calls_them() {
+        let said = json!({ "layers": [{ "format": "qcow2", "path": "/a b" }, { "format": "raw", "path": "/c" }] });
+        assert_eq!(names(&said).unwrap(), ["qcow2:/a b", "raw:/c"]);
+        for senseless in [json!({}), json!({ "layers": [] }), json!({ "layers": [{ "format": "raw" }] })] {
+            assert!(names(&senseless).is_err());
+        }
+    }
+
+    #[test]
+    fn why_it_was_not_done_is_said_with_what_the_new_process_has_said_of_its_own_fault() {
+        let of = |code, ended, said| {
+            let told = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
+            let (_, why) = told.message.split_once(" was not upgraded, and its old process goes on: ").unwrap();
+            (why.to_owned(), told.advice.unwrap())
+        };
+        let (advice, failed) = ("see its log".to_owned(), || Some(Ended::Badly("exit status: 3".into())));
+        assert_eq!(of(Code::Failed, None, None), ("it has gone".into(), advice.clone()));
+        assert_eq!(of(Code::Failed, Some(Ended::Well), None), ("it has gone".into(), advice.clone()));
+        let with_status = "it has gone; the new process has ended (exit status: 3)".to_owned();
+        assert_eq!(of(Code::Failed, failed(), None), (with_status, advice.clone()));
+        let said = || Problem::new(Code::Failed, "it cannot be confined");
+        let with_words = "it has gone; the new process said: it cannot be confined".to_owned();
+        assert_eq!(of(Code::Failed, failed(), Some(said())), (with_words.clone(), advice.clone()));
+        assert_eq!(of(Code::Failed, failed(), Some(said().advise("confine it"))), (with_words, "confine it".into()));
+        // It was only told to end.
+        assert_eq!(of(Code::Busy, failed(), Some(said())), ("it has gone".into(), advice));
+    }
+
+    /// What comes of an answer.
+    async fn answered(says: &'static str) -> Result<u64, NotDone> {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let disk = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+            (&stream).write_all(says.as_bytes()).unwrap();
+        });
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let asked = ask(&path, ours.into()).await.unwrap();
+        let answer = answer(asked, 5, Duration::from_secs(20)).await;
+        disk.join().unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn only_what_the_disk_has_said_itself_means_that_it_goes_on() {
+        assert_eq!(answered("{\"id\":1,\"ok\":{\"pid\":5,\"pause_us\":8123}}\n").await.unwrap(), 8123);
+        let refused = answered("{\"id\":1,\"error\":{\"kind\":\"failed\",\"message\":\"it has ended\"}}\n").await;
+        assert!(matches!(refused, Err(NotDone::Refused(problem)) if problem.message == "it has ended"));
+        let of_xen = answered("{\"id\":1,\"error\":{\"kind\":\"unsupported\",\"message\":\"no\"}}\n").await;
+        assert!(matches!(of_xen, Err(NotDone::Refused(problem)) if problem.code == Code::Unsupported));
+        for unknown in ["", "{\"id\":1,\"ok\":{\"pid\":6,\"pause_us\":1}}\n", "{\"id\":1,\"ok\":{}}\n"] {
+            assert!(matches!(answered(unknown).await, Err(NotDone::Unknown(_))), "{unknown}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Has another process serve a guest of Xen: the one before it leaves the guest's rings as they are, and the next takes them over
+//! (decision 0008). The guest waits from the end of the one until the other serves, longer than where a disk is handed over.
+//!
+//! *Killed between the two:* the process that is recorded is gone, and the next daemon starts another, as after a death.
+
+use std::time::Instant;
+
+use api::{Code, Problem};
+use rustix::process::Signal;
+
+use super::order::Order;
+use super::start::{Log, clear, serve};
+use super::steps::Steps;
+use super::upgrade::{Outcome, Upgrade};
+use crate::disk::process::DiskProcess;
+
+/// Ends the old process and starts another.
+pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
+    let (daemon, vbd) = (upgrade.daemon.clone(), upgrade.vbd);
+    // No task is at work on what it consists of, nor begins to be: the catalogue has it as it is.
+    let order = match Order::of(&daemon, vbd).await {
+        Ok(order) => order,
+        Err(problem) => return (Some(old), Err(problem)),
+    };
+    let begun = Instant::now();
+    match leave(upgrade, &mut old).await {
+        Ok(()) => {}
+        Err(problem) => return (Some(old), Err(problem)),
+    }
+    let mut process = None;
+    let mut steps = Steps::of("vbd-restart", &daemon.config, None);
+    match serve(&daemon, &order, Log::Continued, &mut steps, &mut process).await {
+        Ok(()) => {
+            let pause = u64::try_from(begun.elapsed().as_micros()).ok();
+            let note = "a guest of Xen waits from the end of the old process until the new one serves";
+            (process, Ok((pause, Some(note.into()))))
+        }
+        Err(problem) => {
+            // It is started again and again from here on, as after a death.
+            if let Err(also) = clear(&daemon, vbd, process).await {
+                tracing::error!(%vbd, "{also}");
+            }
+            (None, Err(problem))
+        }
+    }
+}
+
+/// Has the old process leave its guest, and waits for its end.
+async fn leave(upgrade: &mut Upgrade, old: &mut DiskProcess) -> Result<(), Problem> {
+    let (vbd, limit) = (upgrade.vbd, upgrade.steps.limit());
+    let left = async {
+        old.signal(Signal::USR2)?;
+        match tokio::time::timeout(limit, old.ended()).await {
+            Ok(ended) => ended.map(drop),
+            Err(_) => {
+                let what = format!("the process of VBD {vbd} has not ended in {} s", limit.as_secs());
+                let advice = "see that the storage answers: when it does the process ends, and another is started";
+                Err(Problem::new(Code::Timeout, what).advise(advice))
+            }
+        }
+    };
+    upgrade.steps.last_step("leave", left).await
+}

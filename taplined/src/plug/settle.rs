@@ -1,0 +1,240 @@
+//! Who serves a VBD when several processes may: while one takes the place of another, and when that was not seen to its end.
+//!
+//! It knows processes and whom the control socket answers for, not how a disk is handed over. Invariant: of all that may serve, no
+//! more than one is left, and that one does, or is the only one that ever did. Whoever is not needed has ended when this says so:
+//! another may be started then.
+//!
+//! A process that was started and never took over ends by itself, since whoever would have handed it the disk has gone or has given
+//! up; one that has handed its disk over ends by itself too. So for a while both are only waited for.
+
+use std::time::{Duration, Instant};
+
+use api::Problem;
+use repo::catalogue::Process;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::disk::process::DiskProcess;
+use crate::disk::{Disks, serving};
+
+/// How long two processes of one disk may be there: as long as one takes to hand it to the other, many times over.
+const TO_SETTLE: Duration = Duration::from_secs(10);
+
+/// How long a disk may take to say who it is. One that nobody serves any more, while a process that has not taken over has its
+/// socket, does not answer.
+const TO_SAY: Duration = Duration::from_secs(1);
+
+/// How often is looked who is still there.
+const LOOK_AFTER: Duration = Duration::from_millis(20);
+
+/// The one process that serves a VBD, of the one that is recorded and others that are there for it; none if nobody does.
+pub async fn settle(
+    disks: &Disks,
+    vbd: Uuid,
+    recorded: Option<DiskProcess>,
+    others: Vec<DiskProcess>,
+) -> Result<Option<DiskProcess>, Problem> {
+    settle_in(disks, vbd, recorded, others, TO_SETTLE).await
+}
+
+async fn settle_in(
+    disks: &Disks,
+    vbd: Uuid,
+    recorded: Option<DiskProcess>,
+    others: Vec<DiskProcess>,
+    patience: Duration,
+) -> Result<Option<DiskProcess>, Problem> {
+    let known = recorded.as_ref().map(DiskProcess::identity);
+    let others = others.into_iter().filter(|process| Some(process.identity()) != known);
+    let mut all: Vec<DiskProcess> = recorded.into_iter().chain(others).collect();
+    let begun = Instant::now();
+    let mut answers = None;
+    loop {
+        bury(&mut all).await?;
+        match all.as_slice() {
+            [] => return Ok(None),
+            [alone] if Some(alone.identity()) == known => return Ok(all.pop()),
+            _ => {}
+        }
+        answers = who_answers(disks, vbd).await.or(answers);
+        let found = all.iter().position(|process| Some(process.identity().pid) == answers);
+        if let (1, Some(_)) = (all.len(), found) {
+            return Ok(all.pop());
+        }
+        if begun.elapsed() >= patience {
+            let stays = found.or_else(|| all.iter().position(|process| Some(process.identity()) == known));
+            return end_all_but(vbd, all, stays).await;
+        }
+        tokio::time::sleep(LOOK_AFTER).await;
+    }
+}
+
+/// Lets go of those that have ended.
+async fn bury(all: &mut Vec<DiskProcess>) -> Result<(), Problem> {
+    while let Some(at) = all.iter().position(DiskProcess::has_ended) {
+        // Children are reaped.
+        all.swap_remove(at).ended().await?;
+    }
+    Ok(())
+}
+
+async fn end_all_but(vbd: Uuid, all: Vec<DiskProcess>, stays: Option<usize>) -> Result<Option<DiskProcess>, Problem> {
+    let mut left = None;
+    for (at, mut process) in all.into_iter().enumerate() {
+        if Some(at) == stays {
+            left = Some(process);
+        } else {
+            tracing::warn!(%vbd, pid = process.identity().pid, "a process that does not serve its disk is killed");
+            process.kill().await?;
+        }
+    }
+    Ok(left)
+}
+
+/// The number of the process that answers at a disk's control socket, if one does and says it.
+async fn who_answers(disks: &Disks, vbd: Uuid) -> Option<u32> {
+    let asked = disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), TO_SAY, |_| ());
+    let said = asked.await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?;
+    said.get("pid").and_then(Value::as_u64).and_then(|pid| pid.try_into().ok())
+}
+
+/// The process that serves a VBD although the one that is known has ended: somebody has had it replaced.
+pub async fn successor(daemon: &Daemon, vbd: Uuid, ended: Process) -> Option<DiskProcess> {
+    let pid = who_answers(&daemon.disks, vbd).await?;
+    let found = serving::one(&daemon.config, vbd, pid).unwrap_or_else(|problem| {
+        tracing::warn!(%vbd, pid, "who answers in the place of its process cannot be seen: {problem}");
+        None
+    });
+    found.filter(|found| found.identity() != ended)
+}
+
+/// Records by which process a VBD is served now.
+pub async fn record(daemon: &Daemon, vbd: Uuid, process: Process) -> Result<(), Problem> {
+    daemon.catalogue.write(move |tx| tx.set_vbd_process(vbd, process)).await
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::disk::place::{self, Place};
+
+    /// A disk at whose control socket somebody answers, and processes that may be it.
+    struct Bed {
+        _room: tempfile::TempDir,
+        disks: Disks,
+        vbd: Uuid,
+        place: Place,
+    }
+
+    fn bed() -> Bed {
+        let room = tempfile::tempdir().unwrap();
+        let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
+        let (disks, vbd) = (Disks::of(&config), Uuid::new_v4());
+        std::fs::create_dir_all(place::all(&config).join(vbd.to_string())).unwrap();
+        Bed { place: Place::of(&config, vbd), _room: room, disks, vbd }
+    }
+
+    impl Bed {
+        /// From now on a process answers whose number is in what is given; none while that is 0.
+        fn answer(&self) -> Arc<AtomicU32> {
+            let listener = UnixListener::bind(self.place.control()).unwrap();
+            let who = Arc::new(AtomicU32::new(0));
+            let says = who.clone();
+            std::thread::spawn(move || {
+                for stream in listener.incoming().map_while(Result::ok) {
+                    let mut line = String::new();
+                    BufReader::new(&stream).read_line(&mut line).unwrap();
+                    if let pid @ 1.. = says.load(Ordering::SeqCst) {
+                        // Who has asked may have gone.
+                        (&stream).write_all(json!({ "id": 1, "ok": { "pid": pid } }).to_string().as_bytes()).ok();
+                        (&stream).write_all(b"\n").ok();
+                    }
+                }
+            });
+            who
+        }
+
+        async fn settle(&self, recorded: Option<DiskProcess>, others: Vec<DiskProcess>, patience: u64) -> Option<u32> {
+            let settled = settle_in(&self.disks, self.vbd, recorded, others, Duration::from_millis(patience));
+            settled.await.unwrap().map(|process| process.identity().pid)
+        }
+    }
+
+    /// A process that ends when its standard input does, or only when it is killed.
+    fn process() -> (DiskProcess, Child) {
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let found = DiskProcess::with_words(child.id(), |_| true).unwrap().unwrap();
+        (found, child)
+    }
+
+    const LONG: u64 = 60_000;
+
+    #[tokio::test]
+    async fn the_recorded_one_is_believed_when_it_is_alone_and_nobody_is_asked() {
+        let bed = bed();
+        let (recorded, mut child) = process();
+        assert_eq!(bed.settle(Some(recorded), Vec::new(), LONG).await, Some(child.id()));
+        assert_eq!(bed.settle(None, Vec::new(), LONG).await, None);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_that_never_took_over_is_waited_for_and_the_old_one_goes_on() {
+        let bed = bed();
+        let ((old, mut child), (new, mut other)) = (process(), process());
+        bed.answer().store(child.id(), Ordering::SeqCst);
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(other.stdin.take());
+            other.wait().unwrap()
+        });
+        assert_eq!(bed.settle(Some(old), vec![new], LONG).await, Some(child.id()));
+        assert!(ends.join().unwrap().success(), "it was killed");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_that_has_taken_over_is_found_by_what_it_answers() {
+        let bed = bed();
+        let (new, mut child) = process();
+        let who = bed.answer();
+        let (answers, pid) = (who.clone(), child.id());
+        let takes_over = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            answers.store(pid, Ordering::SeqCst);
+        });
+        assert_eq!(bed.settle(None, vec![new], LONG).await, Some(pid));
+        takes_over.join().unwrap();
+        assert!(child.try_wait().unwrap().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn after_a_while_whoever_does_not_serve_is_killed() {
+        let bed = bed();
+        let ((old, mut first), (new, mut second)) = (process(), process());
+        let who = bed.answer();
+        who.store(second.id(), Ordering::SeqCst);
+        assert_eq!(bed.settle(Some(old), vec![new], 50).await, Some(second.id()));
+        assert!(!first.wait().unwrap().success());
+        // Nobody answers: the one that is recorded may only be slow, and any other has taken nothing over.
+        who.store(0, Ordering::SeqCst);
+        let ((old, mut third), again) = (process(), DiskProcess::with_words(second.id(), |_| true).unwrap().unwrap());
+        assert_eq!(bed.settle(Some(old), vec![again], 50).await, Some(third.id()));
+        assert!(!second.wait().unwrap().success());
+        let again = DiskProcess::with_words(third.id(), |_| true).unwrap().unwrap();
+        assert_eq!(bed.settle(None, vec![again], 50).await, None);
+        assert!(!third.wait().unwrap().success());
+    }
+}

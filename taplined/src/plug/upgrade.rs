@@ -1,0 +1,316 @@
+//! Has another process serve a VBD in the place of the present one, while its guest goes on: a task.
+//!
+//! The old process hands all that it has to the new one, and ends. The daemon starts the new one, tells the old one of it, and sees
+//! that afterwards exactly one is there; a process's end in the course of this is no death.
+//!
+//! 1. The new process is started, and waits for what comes over its standard input. *Killed behind it:* nobody has the other end
+//!    any more, and it ends by itself.
+//! 2. The old one is asked to hand the disk over (docs/control.md, `upgrade`). *Killed behind it:* it does, or it does not; one of
+//!    the two ends by itself. The next daemon waits for that, and asks who serves ([`settle`]).
+//! 3. It answers, and ends. *Killed behind it:* the process that is recorded is gone, and the one that answers at the control
+//!    socket is taken for it.
+//! 4. The new process is recorded.
+//!
+//! Whatever fails before the answer leaves the old process as it was. Verbs that change the disk wait meanwhile; a merge that is
+//! under way is interrupted by the disk, and is asked for again by whoever has asked for it (`vdi::live`).
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use api::{About, Code, ObjectKind, Problem, Task, Vbd, VbdState, VbdUpgraded};
+use repo::catalogue::NewTask;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde_json::{Value, json};
+use tokio::sync::OwnedRwLockWriteGuard;
+use uuid::Uuid;
+
+use super::handover::{self, NotDone};
+use super::operation::{Kind, Operation};
+use super::order::Order;
+use super::settle::{record, settle};
+use super::start::{Log, launch, why_it_ended};
+use super::steps::Steps;
+use super::{leave, supervise};
+use crate::daemon::Daemon;
+use crate::disk::place::Place;
+use crate::disk::process::{DiskProcess, Ended};
+use crate::task::Context;
+
+/// Disks that are upgraded at one time: each needs its memory twice meanwhile, and guests wait for a moment.
+pub const AT_ONE_TIME: usize = 4;
+
+/// How long a disk may take to say what it is.
+const TO_SAY: Duration = Duration::from_secs(10);
+
+/// How long to wait for what there is at once if there is anything: a disk that has been handed over says what it is, and a process
+/// that has let go of its connections ends.
+const TO_BE_SEEN: Duration = Duration::from_secs(1);
+
+/// How long a process may take to end that is not needed any more, before it is killed.
+const TO_END: Duration = Duration::from_secs(5);
+
+/// How long to rest before a disk is asked again that was busy.
+const RESTS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
+
+/// Upgrades a VBD: a task.
+pub async fn upgrade(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
+    let operation = daemon.plugs.operations.begin(vbd, Kind::Upgrade)?;
+    must_be_plugged(&daemon.catalogue.read(move |view| view.vbd(vbd)).await?)?;
+    let about = vec![About { kind: ObjectKind::Vbd, uuid: vbd }];
+    let new = NewTask { uuid: Uuid::new_v4(), verb: "vbd-upgrade", about, cancellable: true, intent: None };
+    let at_work = daemon.clone();
+    let work = move |context: Context| async move {
+        let upgraded = Upgrade::of(&at_work, vbd, operation, context).run().await?;
+        serde_json::to_value(upgraded).map_err(|error| Problem::failed("show a VBD", error))
+    };
+    daemon.tasks.start(daemon, new, work).await
+}
+
+fn must_be_plugged(vbd: &Vbd) -> Result<(), Problem> {
+    let refused = |what: &str, advice: &str| {
+        Err(Problem::new(Code::State, format!("VBD {} cannot be upgraded: {what}", vbd.uuid)).advise(advice))
+    };
+    match vbd.state {
+        VbdState::Plugged => Ok(()),
+        VbdState::Unplugged => {
+            refused("it is not plugged", "there is nothing to do: when it is plugged, that is by the present program")
+        }
+        VbdState::Restarting => refused(
+            "its process has died, and is being started again",
+            "there is nothing to do: it is started again by the present program",
+        ),
+        VbdState::Plugging | VbdState::Unplugging => {
+            refused("it is being plugged or unplugged", "wait for that task, and ask again if it is plugged then")
+        }
+    }
+}
+
+/// An upgrade.
+#[derive(Debug)]
+pub struct Upgrade {
+    pub daemon: Daemon,
+    pub vbd: Uuid,
+    pub steps: Steps,
+    operation: Operation,
+    context: Context,
+}
+
+/// The process that is there afterwards, and what came of it: how long the guest's requests waited, where that is known, and
+/// what else there is to know.
+pub type Outcome = (Option<DiskProcess>, Result<(Option<u64>, Option<String>), Problem>);
+
+impl Upgrade {
+    fn of(daemon: &Daemon, vbd: Uuid, operation: Operation, context: Context) -> Upgrade {
+        let steps = Steps::of("vbd-upgrade", &daemon.config, Some(context.clone()));
+        Upgrade { daemon: daemon.clone(), vbd, steps, operation, context }
+    }
+
+    /// Waits for something that may be given up.
+    async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+        self.context.unless_cancelled(self.operation.unless_cancelled(work)).await
+    }
+
+    async fn run(mut self) -> Result<VbdUpgraded, Problem> {
+        let (daemon, vbd) = (self.daemon.clone(), self.vbd);
+        let turn = async { Ok(daemon.plugs.upgrades.acquire().await) };
+        let _turn = self.unless_cancelled(turn).await?;
+        let order = Order::of(&daemon, vbd).await?;
+        let of_xen = order.disk.is_some();
+        // The chain is what the old process has when it is asked: nothing that changes it is under way from here on.
+        let closed = match of_xen {
+            true => self.unless_cancelled(self.alone(order.vbd.vdi)).await?,
+            false => self.unless_cancelled(async { Ok(daemon.disks.gates.of(vbd).close().await) }).await?,
+        };
+        let Some(old) = daemon.plugs.release(vbd).await else {
+            supervise::begin(&daemon, vbd, None);
+            return must_be_plugged(&Vbd { state: VbdState::Restarting, ..order.vbd }).and(Err(self.lost()));
+        };
+        let replaced = old.identity();
+        // From here on nobody else looks after it: whatever happens, the one that is left is given back.
+        let (process, outcome) = match of_xen {
+            true => leave::replace(&mut self, old).await,
+            false => self.replace(order, old).await,
+        };
+        supervise::begin(&daemon, vbd, process);
+        drop(closed);
+        let (pause_us, note) = outcome?;
+        let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
+        Ok(VbdUpgraded { vbd, replaced: replaced.pid, pause_us, note })
+    }
+
+    fn lost(&self) -> Problem {
+        Problem::new(Code::Internal, format!("VBD {} is plugged, and has no process", self.vbd))
+    }
+
+    /// Closes the gate of the disk when no task is at work on what it consists of; a merge gives way.
+    async fn alone(&self, vdi: Uuid) -> Result<OwnedRwLockWriteGuard<()>, Problem> {
+        loop {
+            self.daemon.tasks.leave(vdi).await?;
+            let closed = self.daemon.disks.gates.of(self.vbd).close().await;
+            if self.daemon.catalogue.read(move |view| view.claimant(vdi)).await?.is_none() {
+                return Ok(closed);
+            }
+        }
+    }
+
+    /// Has the old process hand the disk to a new one; more than once, if it is busy with something that passes, such as the
+    /// beginning of a merge.
+    async fn replace(&mut self, order: Order, old: DiskProcess) -> Outcome {
+        let mut old = old;
+        for rest in RESTS {
+            match self.attempt(order.clone(), old).await {
+                (Some(same), Err(problem)) if problem.code == Code::Busy => {
+                    old = same;
+                    tracing::info!(vbd = %self.vbd, "it is tried again: {problem}");
+                    tokio::time::sleep(rest).await;
+                }
+                outcome => return outcome,
+            }
+        }
+        self.attempt(order, old).await
+    }
+
+    async fn attempt(&mut self, order: Order, old: DiskProcess) -> Outcome {
+        let log_at = Place::of(&self.daemon.config, self.vbd).log_len();
+        let mut new = None;
+        let started = self.start(order, &old, &mut new).await;
+        let taken = match (started, &new) {
+            (Ok((ours, before)), Some(new)) => {
+                self.take_over(ours, new.identity().pid).await.map(|pause| (pause, before))
+            }
+            (Ok(_), None) => Err(NotDone::Refused(self.lost())),
+            (Err(problem), _) => Err(NotDone::Refused(problem)),
+        };
+        match (taken, new) {
+            (Ok((pause, before)), Some(new)) => {
+                self.recorded(&new).await;
+                self.end(old).await;
+                let note = self.note(&before).await;
+                (Some(new), Ok((Some(pause), note)))
+            }
+            // None can have taken over.
+            (Ok(_), None) => (Some(old), Err(self.lost())),
+            (Err(NotDone::Refused(problem)), new) => self.give_up(old, new, problem, log_at).await,
+            (Err(NotDone::Unknown(problem)), new) => self.find_out(old, new, problem).await,
+        }
+    }
+
+    /// Starts the new process. Gives our end of its standard input, and of what version the old one is.
+    async fn start(
+        &mut self,
+        order: Order,
+        old: &DiskProcess,
+        new: &mut Option<DiskProcess>,
+    ) -> Result<(OwnedFd, Value), Problem> {
+        let (daemon, vbd, pid) = (self.daemon.clone(), self.vbd, old.identity().pid);
+        let work = async {
+            let asked = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), TO_SAY, |_| ()).await?;
+            handover::must_know_how(&order.vbd, pid, &asked)?;
+            let said = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await?;
+            let order = order.with_names(handover::names(&said)?);
+            let mut words = order.words(&Place::of(&daemon.config, vbd));
+            words.push("--take-over".into());
+            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            let (ours, theirs) = pair.map_err(|errno| Problem::failed("make a socket to a disk process", errno))?;
+            *new = Some(launch(&daemon, &order, &words, theirs.into(), Log::Continued)?);
+            Ok((ours, asked["program"].clone()))
+        };
+        let (context, operation) = (&self.context, &self.operation);
+        context.unless_cancelled(operation.unless_cancelled(self.steps.step("start", work))).await
+    }
+
+    /// Has the old process hand the disk over; how long the guest's requests waited.
+    async fn take_over(&mut self, ours: OwnedFd, new: u32) -> Result<u64, NotDone> {
+        let socket = self.daemon.disks.socket(self.vbd);
+        let limit = self.steps.limit();
+        let asked = self.steps.last_step("ask", handover::ask(&socket, ours)).await;
+        let answer = handover::answer(asked.map_err(NotDone::Refused)?, new, limit).await;
+        self.steps.done("answer");
+        answer
+    }
+
+    /// The new process is known from here on. It serves, whatever can be recorded.
+    async fn recorded(&mut self, new: &DiskProcess) {
+        let (daemon, vbd) = (self.daemon.clone(), self.vbd);
+        if let Err(problem) = self.steps.last_step("record", record(&daemon, vbd, new.identity())).await {
+            tracing::error!(%vbd, "that another process serves it could not be recorded: {problem}");
+        }
+    }
+
+    /// Sees to the end of a process that has handed its disk over.
+    async fn end(&self, mut old: DiskProcess) {
+        let (vbd, pid) = (self.vbd, old.identity().pid);
+        match tokio::time::timeout(TO_END, old.ended()).await {
+            Ok(Ok(Ended::Badly(how))) => {
+                tracing::warn!(%vbd, pid, how, "a process that had handed its disk over did not end well");
+            }
+            Ok(_) => {}
+            Err(_) => {
+                tracing::warn!(%vbd, pid, "a process that has handed its disk over does not end, and is killed");
+                // It may take as long as storage that does not answer.
+                tokio::spawn(async move { old.kill().await });
+            }
+        }
+        self.steps.done("end");
+    }
+
+    /// What there is to say although all went well.
+    async fn note(&self, before: &Value) -> Option<String> {
+        let now = self.daemon.disks.ask(self.vbd, json!({ "verb": "version" }), Vec::new(), TO_BE_SEEN, |_| ()).await;
+        let now = now.ok()?["program"].clone();
+        (now == *before && now.is_string())
+            .then(|| format!("the process before it was of version {} too", before.as_str().unwrap_or_default()))
+    }
+
+    /// The disk was not handed over: the old process goes on, and the new one is not needed.
+    async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem, log_at: u64) -> Outcome {
+        if why.code == Code::Cancelled {
+            // Nobody has told it to end.
+            self.kill(new).await;
+            return (Some(old), Err(why));
+        }
+        let ended = match new {
+            Some(mut new) => match tokio::time::timeout(TO_END, new.ended()).await {
+                Ok(ended) => ended.ok(),
+                Err(_) => {
+                    self.kill(Some(new)).await;
+                    None
+                }
+            },
+            None => None,
+        };
+        let said = why_it_ended(&Place::of(&self.daemon.config, self.vbd).words_behind(log_at));
+        (Some(old), Err(handover::cause(self.vbd, why, ended, said)))
+    }
+
+    async fn kill(&self, process: Option<DiskProcess>) {
+        let Some(mut process) = process else { return };
+        if let Err(problem) = process.kill().await {
+            tracing::error!(vbd = %self.vbd, "{problem}");
+        }
+    }
+
+    /// Whether the disk was handed over is not known.
+    async fn find_out(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
+        tracing::warn!(vbd = %self.vbd, "who serves it is not known, and is found out: {why}");
+        let known = new.as_ref().map(DiskProcess::identity);
+        // It lets go of the connection when it ends, a moment before it has ended.
+        let (old, dead) = match tokio::time::timeout(TO_BE_SEEN, old.ended()).await {
+            Ok(_) => (None, Some(old)),
+            Err(_) => (Some(old), None),
+        };
+        match settle(&self.daemon.disks, self.vbd, old, Vec::from_iter(new)).await {
+            Ok(Some(serves)) if Some(serves.identity()) == known => {
+                self.recorded(&serves).await;
+                let note = format!("the old process has ended without saying how long requests waited: {why}");
+                (Some(serves), Ok((None, Some(note))))
+            }
+            // If both are gone, how the old one has ended is what is told of that.
+            Ok(left) => (left.or(dead), Err(why)),
+            Err(problem) => {
+                tracing::error!(vbd = %self.vbd, "{problem}");
+                (None, Err(why))
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! An NBD client of our own: one connection, on which each request is answered before the next is sent. What it is told wrongly, or
+//! not told in time, fails the test.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// How long an answer may take; a disk that needs so long has been lost.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const OPTION_GO: u32 = 7;
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+
+/// A connection.
+pub struct Client {
+    stream: UnixStream,
+    handle: u64,
+}
+
+impl Client {
+    /// Connects to a disk that is plugged.
+    pub fn connect(socket: &str) -> Client {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        // NBD protocol, "Fixed newstyle negotiation".
+        let mut hello = [0; 18];
+        stream.read_exact(&mut hello).unwrap();
+        assert_eq!(&hello[..16], b"NBDMAGICIHAVEOPT");
+        stream.write_all(&3_u32.to_be_bytes()).unwrap();
+        stream.write_all(&[b"IHAVEOPT", &OPTION_GO.to_be_bytes()[..], &6_u32.to_be_bytes(), &[0; 6]].concat()).unwrap();
+        loop {
+            let mut head = [0; 20];
+            stream.read_exact(&mut head).unwrap();
+            let kind = u32::from_be_bytes(head[12..16].try_into().unwrap());
+            let mut data = vec![0; u32::from_be_bytes(head[16..].try_into().unwrap()) as usize];
+            stream.read_exact(&mut data).unwrap();
+            assert!(kind < 1 << 31, "it is refused: {kind:#x}");
+            // NBD_REP_ACK; the others say what there is to know of the export.
+            if kind == 1 {
+                return Client { stream, handle: 0 };
+            }
+        }
+    }
+
+    fn ask(&mut self, command: u16, at: u64, len: usize, data: &[u8]) -> std::io::Result<Vec<u8>> {
+        self.handle += 1;
+        let len = u32::try_from(len).unwrap();
+        let head = [
+            &0x2560_9513_u32.to_be_bytes()[..],
+            &0_u16.to_be_bytes(),
+            &command.to_be_bytes(),
+            &self.handle.to_be_bytes(),
+            &at.to_be_bytes(),
+            &len.to_be_bytes(),
+        ];
+        self.stream.write_all(&[&head.concat(), data].concat())?;
+        let mut answer = [0; 16];
+        self.stream.read_exact(&mut answer)?;
+        assert_eq!(answer[..4], 0x6744_6698_u32.to_be_bytes());
+        assert_eq!(answer[4..8], [0; 4], "it has failed");
+        assert_eq!(answer[8..], self.handle.to_be_bytes(), "another one is answered");
+        let mut data = vec![0; if command == READ { len as usize } else { 0 }];
+        self.stream.read_exact(&mut data)?;
+        Ok(data)
+    }
+
+    /// Writes a block of `byte`; whether there is still a connection.
+    pub fn try_write(&mut self, at: u64, len: usize, byte: u8) -> bool {
+        self.ask(WRITE, at, len, &vec![byte; len]).is_ok()
+    }
+
+    #[track_caller]
+    pub fn write(&mut self, at: u64, len: usize, byte: u8) {
+        self.ask(WRITE, at, len, &vec![byte; len]).expect("the connection ends");
+    }
+
+    #[track_caller]
+    pub fn read(&mut self, at: u64, len: usize) -> Vec<u8> {
+        self.ask(READ, at, len, &[]).expect("the connection ends")
+    }
+
+    #[track_caller]
+    pub fn flush(&mut self) {
+        self.ask(FLUSH, 0, 0, &[]).expect("the connection ends");
+    }
+}

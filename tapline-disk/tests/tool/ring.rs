@@ -183,7 +183,10 @@ impl Driver {
             return;
         }
         FrontEnd::signalled(&self.front.calls[0]);
-        for (head, written) in self.front.used(0, self.last_used) {
+        let used = self.front.used(0, self.last_used);
+        let (count, open) = (used.len(), self.asked.len());
+        assert!(count <= open, "{count} answers to {open} requests, from {} of the used ring on", self.last_used);
+        for (head, written) in used {
             self.last_used = self.last_used.wrapping_add(1);
             self.take_answer(head as u16, written);
         }
@@ -199,7 +202,9 @@ impl Driver {
     }
 
     fn take_answer(&mut self, head: u16, written: u32) {
-        let Asked { kind, block, version } = self.asked.remove(&head).expect("answered twice: its descriptor is free");
+        let asked = self.asked.remove(&head);
+        let Asked { kind, block, version } =
+            asked.unwrap_or_else(|| panic!("answered twice: descriptor {head} is free"));
         let (header, page) = places(head);
         let failed = kind != Kind::Flush && self.may_fail == Some(block) && self.front.get(header + 0x80, 1) == [1];
         self.failed += u64::from(failed);

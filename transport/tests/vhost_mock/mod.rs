@@ -404,8 +404,14 @@ impl FrontEnd {
         self.memory.segments([(GuestAddr(at), len as u32)]).unwrap().to_vec()
     }
 
+    /// A number that the other side may be storing: never half of one. A copy of two bytes may be two loads.
     pub fn get_u16(&self, at: u64) -> u16 {
-        u16::from_le_bytes(self.get(at, 2).try_into().unwrap())
+        self.memory.shared(GuestAddr(at), 2).and_then(|place| place.load_u16(0)).unwrap()
+    }
+
+    /// The same for one that the other side may be loading; what was written before is seen by then.
+    pub fn put_u16(&self, at: u64, value: u16) {
+        self.memory.shared(GuestAddr(at), 2).and_then(|place| place.store_u16(0, value)).unwrap();
     }
 
     pub fn describe(&self, at: u64, desc: Desc) {
@@ -430,7 +436,7 @@ impl FrontEnd {
         let avail = self.avail_at(queue);
         let index = self.get_u16(avail + 2);
         self.put(avail + 4 + 2 * u64::from(index % self.size), &head.to_le_bytes());
-        self.put(avail + 2, &index.wrapping_add(1).to_le_bytes());
+        self.put_u16(avail + 2, index.wrapping_add(1));
     }
 
     /// The used elements from `from` on.

@@ -50,7 +50,8 @@ pub struct Trial<'a> {
     changes: Changes,
     version: Version,
     progress: &'a Progress,
-    /// When the present process was started, and when it was seen to have the guest.
+    /// When the process before it was killed, the present one was started, and it was seen to have the guest.
+    died: Instant,
     started: Instant,
     rings: Option<Instant>,
     asked: Option<String>,
@@ -125,8 +126,8 @@ impl<'a> Trial<'a> {
             done: Done::default(),
         };
         let (changes, now) = (Changes::begin(work, &disk.control(), seed), Instant::now());
-        let (started, round_at) = (now, now);
-        Ok(Self { running, disk, changes, version, progress, started, rings: None, asked: None, round_at, lived })
+        let (died, started, round_at) = (now, now, now);
+        Ok(Self { running, disk, changes, version, progress, died, started, rings: None, asked: None, round_at, lived })
     }
 
     /// All of it. What is left are the images.
@@ -164,7 +165,7 @@ impl<'a> Trial<'a> {
                 self.rings = Some(Instant::now());
                 if self.disk.started > 1 {
                     self.lived.recorded += u64::from(self.disk.is_recorded()?);
-                    self.lived.back.push(self.started.elapsed());
+                    self.lived.back.push(self.died.elapsed());
                 }
             }
             let since = match moment.since {
@@ -185,6 +186,8 @@ impl<'a> Trial<'a> {
         let (stage, under_way) = (self.disk.stage()?, self.changes.done().under_way);
         match moment.deed {
             Deed::Kill => {
+                // Its end takes its time as well.
+                self.died = Instant::now();
                 self.disk.kill()?;
                 self.disk.start()?;
                 (self.started, self.rings) = (Instant::now(), None);

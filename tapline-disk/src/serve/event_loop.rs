@@ -452,6 +452,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             counters: self.stats.counters((self.polling.hits, self.polling.misses)),
             replaced: &mut self.replaced,
             fatal: self.suspects.fatal(),
+            suspected: self.suspects.left(),
         };
         let (stats, polling, condition) = (&self.stats, &self.polling, work.condition());
         act(control, &mut work, &|| stats.line(polling.hits, polling.misses, condition));

@@ -144,6 +144,10 @@ impl Successor {
         if Instant::now() >= until {
             return Err(NotHanded::Successor(ChannelError::Late));
         }
+        if let Some(log) = work.disk.leaf_log() {
+            // This process ends well, and has died of nothing.
+            log.note_in_flight(work.suspected);
+        }
         say(Said::Go, &[])?;
         *work.replaced = true;
         Ok(())

@@ -53,6 +53,8 @@ pub struct Work<'a> {
     pub replaced: &'a mut bool,
     /// Requests that were answered with an error since processes had died of them.
     pub fatal: u64,
+    /// Requests that a process before this one may have died of, and that are still to come.
+    pub suspected: u64,
 }
 
 /// A flush of our own among those of the guest.

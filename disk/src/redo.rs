@@ -23,6 +23,7 @@
 //! more is appended, and every request that writes is answered only when a round is durable. The next round that is sealed
 //! ends the gap; what is logged from then on counts once that round has settled, and not before.
 
+mod deaths;
 mod records;
 mod recovery;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use std::fmt;
 
 use memory::Shared;
 
+pub use deaths::{Mark, Suspect};
 pub use records::Records;
 pub use recovery::{Owed, Patched};
 
@@ -158,6 +160,7 @@ impl RedoLog {
         for at in [HEAD_AT, TAIL_AT, UNSYNCED_AT, FAILED_AT, SEEN_AT] {
             self.store(at, 0);
         }
+        self.forget_deaths();
         self.store(VERSION_AT, VERSION);
         self.region.write(IDENTITY_AT, *identity);
         self.store(MAGIC_AT, MAGIC);

@@ -13,6 +13,7 @@ mod confine;
 mod copy_up;
 mod engine_choice;
 mod failure;
+mod fault;
 mod files;
 mod handed;
 mod image_name;

@@ -12,6 +12,7 @@ mod guest;
 mod handover;
 mod polling;
 mod quiet;
+mod suspects;
 mod takeover;
 
 use std::net::ToSocketAddrs;

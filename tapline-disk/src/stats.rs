@@ -34,6 +34,8 @@ pub struct Counters {
     rests: u64,
     /// Looks for more work before sleeping that have found some, and that have not.
     polls: (u64, u64),
+    /// Requests that were answered with an error since the disk would have died of them.
+    pub fatal: u64,
 }
 
 /// Counters of one kind of request.
@@ -73,6 +75,8 @@ pub struct Condition {
     pub full: bool,
     /// So many of them.
     pub waiting: usize,
+    /// Requests that were answered with an error since one process after the other had died of them.
+    pub fatal: u64,
 }
 
 #[derive(Serialize)]
@@ -150,7 +154,7 @@ impl Stats {
 
     /// Everything so far, in one line without an end; `hits` and `misses` are those of looks before sleeping.
     pub fn line(&self, hits: u64, misses: u64, condition: Condition) -> String {
-        let Counters { elapsed_ns: now, reads, writes, flushes, discards, rounds, sleeps, rests, polls } =
+        let Counters { elapsed_ns: now, reads, writes, flushes, discards, rounds, sleeps, rests, polls, .. } =
             self.counters((hits, misses));
         let line = Line {
             elapsed_ns: now,

@@ -300,7 +300,7 @@ fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
         let (disk, _control, mut driver) = waiting_machine(&small, recorded);
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
-        assert!(said.contains("4 requests that waited for space are left to their guest"), "{said}");
+        assert!(said.contains("4 requests that waited are left to their guest"), "{said}");
         driver.interrupt(std::time::Duration::ZERO);
         assert_eq!(driver.unanswered(), 4, "no error of ours");
         fs::remove_file(small.ballast()).unwrap();

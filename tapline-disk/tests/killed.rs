@@ -8,7 +8,7 @@ mod ring;
 mod tool;
 
 use std::fs::File;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ring::{Driver, Kind};
 use rustix::fs::{FlockOperation, fcntl_lock};
@@ -35,6 +35,13 @@ fn survive(recorded: bool, kills: u64, format: &str) {
     let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
     let (mut unanswered, mut before) = (0, 0);
     for kill in 0..kills {
+        // Half of them outlive the requests that they do one at a time after a death.
+        let answered = driver.answered + 256 * dice.throw(2);
+        let begun = Instant::now();
+        while driver.answered < answered {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing goes on");
+            work(&mut driver, &mut dice);
+        }
         let rounds = dice.throw(60);
         for _ in 0..rounds {
             work(&mut driver, &mut dice);

@@ -194,6 +194,11 @@ fn a_program_that_does_not_come_up_changes_nothing() {
         driver.drain();
     }
     let mut control = Control::connect(&room.file("control.sock"));
+    // One that has taken everything, and too late: it is told to stay away, and takes no socket with it.
+    let line = json!({ "verb": "upgrade", "program": TAPLINE, "pause_max": 1 });
+    let answer = control.ask(&line);
+    assert_eq!(answer["error"]["kind"], "busy", "{answer}");
+    assert!(room.file("vm.sock").exists() && room.file("control.sock").exists());
     let refused = |control: &mut Control, request: Value, kind: &str| {
         let answer = control.ask(&request);
         assert_eq!(answer["error"]["kind"], kind, "{request}: {answer}");

@@ -55,7 +55,9 @@ unmount_and_check() {
     say "e2fsck=clean"
 }
 
-# load NAME FILE OPTION...: fio with verification of what it writes, past the guest's page cache; FILE stays.
+# load NAME FILE OPTION...: fio with verification of what it writes, past the guest's page cache; FILE stays. Not for jobs that are
+# time_based: fio ends them when their time is over, which is before it verifies. That a block is not an older one is seen only where
+# all blocks have one size.
 load() {
     name=$1
     file=$2

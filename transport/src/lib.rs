@@ -113,6 +113,11 @@ pub trait Server: disk::Transport {
         None
     }
 
+    /// Where a request came from, for people; `None` where there is nothing to say.
+    fn place_of(&self, _token: Token) -> Option<String> {
+        None
+    }
+
     /// Peers that use the disk now.
     fn peers(&self) -> usize;
 

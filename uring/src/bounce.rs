@@ -1,7 +1,8 @@
 //! Aligned memory that stands in for memory which the file does not take as it is.
 //!
-//! Invariant: a bounce is held by one operation at a time, and is read or written here only while the kernel has
-//! no request in flight on it; that order is kept by `flight`.
+//! Invariants: all bounces together hold a bounded number of bytes for each engine, however many operations need one
+//! and however long those are; a bounce is held by one operation at a time, and is read or written here only while the
+//! kernel has no request in flight on it; that order is kept by `flight`.
 
 use std::sync::Arc;
 
@@ -11,8 +12,12 @@ use memory::{Buffer, Segments};
 /// stream, more would let a few unaligned guests hold too much memory.
 const BOUNCE_MAX: usize = 1 << 20;
 
-/// What the pool keeps: enough for a few unaligned requests of ordinary size at once, and no more than 256 KiB
-/// of idle memory.
+/// Bytes of all bounces beyond which new ones are small. With as many small ones as there are operations in flight that
+/// is all there ever is: 32 MiB where there are 256.
+const BYTES_MAX: usize = 16 << 20;
+
+/// What the pool keeps, and the size of a small one: enough for a few unaligned requests of ordinary size at once, and
+/// no more than 256 KiB of idle memory.
 const KEPT_LEN: usize = 64 << 10;
 const KEPT_MAX: usize = 4;
 
@@ -20,12 +25,15 @@ const KEPT_MAX: usize = 4;
 #[derive(Default)]
 pub(crate) struct BouncePool {
     kept: Vec<Arc<Buffer>>,
+    /// Bytes of those that are in use.
+    taken: usize,
 }
 
 impl BouncePool {
     /// Aligned memory for (the first part of) `len` bytes.
     pub(crate) fn take(&mut self, len: usize) -> Bounce {
-        let len = len.min(BOUNCE_MAX);
+        let most = if self.taken.saturating_add(len.min(BOUNCE_MAX)) <= BYTES_MAX { BOUNCE_MAX } else { KEPT_LEN };
+        let len = len.min(most);
         let buffer = match self.kept.pop() {
             Some(buffer) if len <= buffer.capacity() => buffer,
             popped => {
@@ -33,11 +41,13 @@ impl BouncePool {
                 Buffer::zeroed(len.max(KEPT_LEN))
             }
         };
+        self.taken = self.taken.saturating_add(buffer.capacity());
         Bounce { memory: buffer.segments(len), buffer }
     }
 
     /// Takes a bounce back that is no longer in use.
     pub(crate) fn give(&mut self, bounce: Bounce) {
+        self.taken = self.taken.saturating_sub(bounce.buffer.capacity());
         if bounce.buffer.capacity() == KEPT_LEN && self.kept.len() < KEPT_MAX {
             self.kept.push(bounce.buffer);
         }
@@ -88,6 +98,18 @@ mod test {
         }
         assert_eq!(pool.kept.len(), KEPT_MAX);
         assert!(pool.kept.iter().all(|buffer| buffer.capacity() == KEPT_LEN));
+    }
+
+    #[test]
+    fn all_bounces_together_are_bounded_and_go_on() {
+        let mut pool = BouncePool::default();
+        let bounces: Vec<Bounce> = (0..256).map(|_| pool.take(BOUNCE_MAX)).collect();
+        let held: usize = bounces.iter().map(|bounce| bounce.buffer.capacity()).sum();
+        assert!(held <= BYTES_MAX + 256 * KEPT_LEN, "{held} bytes");
+        assert!(bounces.iter().all(|bounce| bounce.memory().len() >= KEPT_LEN), "none goes on without memory");
+        bounces.into_iter().for_each(|bounce| pool.give(bounce));
+        assert_eq!(pool.taken, 0);
+        assert_eq!(pool.take(BOUNCE_MAX).memory().len(), BOUNCE_MAX);
     }
 
     #[test]

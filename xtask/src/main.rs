@@ -8,6 +8,7 @@
 mod api_fuzz;
 mod bench;
 mod demo;
+mod guest_kill;
 mod man;
 mod shares;
 mod simulate;
@@ -39,6 +40,11 @@ const CHORES: &[Chore] = &[
         name: "guest-test",
         about: "a guest fills a disk, is killed with it, and finds all it fsynced",
         run: demo::guest_test,
+    },
+    Chore {
+        name: "guest-kill",
+        about: "a guest survives its disk's process, killed at random moments",
+        run: guest_kill::run,
     },
     Chore { name: "share-test", about: "repositories on real servers of NFS and SMB, in a guest", run: shares::run },
     Chore { name: "xen-test", about: "our programs and our peers' backends on real Xen, under QEMU", run: xen::run },

@@ -1,15 +1,15 @@
 //! Requests that wait because they overlap others.
 //!
-//! Knows what may overlap what, and nothing of how a request is done. Keeps: nothing overlaps a discard, a write of zeroes
-//! or a merge's piece, and what waits is not overtaken by what it must not overlap.
+//! Knows what may overlap what, and nothing of how a request is done. Keeps: nothing overlaps a discard, a write of
+//! zeroes or a merge's piece, and what waits is not overtaken by what it must not overlap.
 
 use super::Disk;
 use crate::format::Format;
-use crate::{Io, Operation, Request, Span};
+use crate::{Io, Operation, Request, Span, Token};
 
 impl<F: Format> Disk<F> {
-    /// Starts the held requests that need not wait any more, if some may not need to. Not part of `end`, since a request
-    /// may end as soon as it is started.
+    /// Starts the held requests that need not wait any more, if some may not need to. Not part of `end`, since a
+    /// request may end as soon as it is started.
     #[inline(always)]
     pub(super) fn start_held<I: Io>(&mut self, io: &mut I) {
         if self.ended {
@@ -28,6 +28,17 @@ impl<F: Format> Disk<F> {
                 }
             }
         }
+    }
+
+    /// Hands out those of the requests that are held back that are wanted: nothing of them was begun, and nothing will
+    /// be.
+    pub fn take_held(&mut self, wanted: impl Fn(Token) -> bool) -> Vec<Request> {
+        if !self.held_back || !self.held.iter().any(|request| wanted(request.token())) {
+            return Vec::new();
+        }
+        let (taken, held) = std::mem::take(&mut self.held).into_iter().partition(|request| wanted(request.token()));
+        self.held = held;
+        taken.into()
     }
 
     /// Whether the request overlaps, in flight or ahead of it in the queue, something that it must not.

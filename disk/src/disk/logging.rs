@@ -35,6 +35,12 @@ impl<F: Format> Disk<F> {
         self.layers.iter().find(|layer| layer.file == file).and_then(|layer| layer.log.as_ref())
     }
 
+    /// The redo log of the leaf, if it has one.
+    #[inline]
+    pub fn leaf_log(&self) -> Option<&RedoLog> {
+        self.layers.first().and_then(|layer| layer.log.as_ref())
+    }
+
     /// This process is at work on its images, at this time: for whoever opens them next.
     pub fn seen(&self, now: u64) {
         self.layers.iter().filter_map(|layer| layer.log.as_ref()).for_each(|log| log.seen(now));

@@ -5,8 +5,11 @@
 //! be woken for new requests; it ends only when every request is answered and what was written is flushed.
 
 mod ending;
+mod intake;
 mod quiet;
 mod space;
+mod suspects;
+mod words;
 
 use std::fmt::Display;
 use std::io;
@@ -14,11 +17,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use disk::{Disk, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Until};
+use disk::{Disk, FileDone, Geometry, Image, Io, Request, Span, Status, Until};
 use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use uring::Engine;
 
 use crate::failure::{Exit, Failure};
+use crate::fault;
 use crate::log::{Log, say};
 use crate::panics;
 use crate::redo_log;
@@ -27,8 +31,11 @@ use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
 use crate::serve::full::Full;
 use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
+use crate::serve::suspects::Suspects;
 use crate::signals::Signal;
 use crate::stats::{Condition, Counters, Stats};
+
+use words::{in_words, worth_a_line};
 
 /// Keys of our own. No server has so many connections or queues that it comes near them.
 const STOP: WatchKey = WatchKey(u64::MAX - 64);
@@ -36,10 +43,7 @@ const REPORT: WatchKey = WatchKey(u64::MAX - 65);
 const LEAVE: WatchKey = WatchKey(u64::MAX - 69);
 const SPACE: WatchKey = WatchKey(u64::MAX - 70);
 const QUIET: WatchKey = WatchKey(u64::MAX - 71);
-
-/// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
-/// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not count.
-const BATCH: usize = 16;
+const SUSPECTS: WatchKey = WatchKey(u64::MAX - 72);
 
 /// A disk, what is below it and where it reports.
 pub struct Serving {
@@ -109,6 +113,7 @@ pub struct EventLoop<S> {
     flush: Flush,
     full: Full,
     quiet: Quiet,
+    suspects: Suspects,
     stopping: bool,
     /// Another process has taken the place of this one.
     replaced: bool,
@@ -164,7 +169,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             control.start(&mut watch).map_err(failed("wait for clients of the control socket"))?;
         }
         server.start(&mut watch).map_err(failed("wait for connections"))?;
-        Ok(EventLoop {
+        let suspects = Suspects::after(disk.leaf_log(), counters.fatal);
+        let mut begun = EventLoop {
             server,
             geometry: disk.geometry(),
             disk,
@@ -182,6 +188,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             flush: Flush::default(),
             full,
             quiet: Quiet::default(),
+            suspects,
             stopping: false,
             replaced: false,
             given_back: 0,
@@ -191,14 +198,16 @@ impl<S: Server + Disclose> EventLoop<S> {
             ready: Vec::new(),
             done: Vec::new(),
             time: None,
-        })
+        };
+        begun.begin_suspecting()?;
+        Ok(begun)
     }
 
     /// Serves until a signal ends it.
     pub fn run(mut self) -> Result<Exit, Failure> {
         while !self.stopping {
             let busy = self.turn()?.more || self.look_again()?;
-            let asleep = !busy && !self.stopping && !self.is_asked() && self.server.may_sleep();
+            let asleep = !busy && !self.stopping && !self.is_asked() && self.may_sleep();
             if asleep {
                 self.mind_quiet();
                 let begun = self.time();
@@ -214,7 +223,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Looks for more to do, for as long as that has been worth it. Whether something was found.
     fn look_again(&mut self) -> Result<bool, Failure> {
         let budget = self.polling.budget();
-        if budget == 0 || self.stopping {
+        if budget == 0 || self.stopping || self.suspects.are_there() {
             return Ok(false);
         }
         let until = self.time().saturating_add(budget);
@@ -235,6 +244,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.hear();
         let came = self.take_in();
         self.prepare_memory();
+        self.at_work(true);
         self.reap(Until::Now)?;
         if came > 0 {
             // What was begun may have taken its time.
@@ -246,11 +256,15 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         let mut answered = self.answer() + self.see_to_space();
         self.publish();
+        self.suspects_answered(answered);
+        self.at_work(false);
         if self.control_due {
             self.control();
             // What a verb has let go, or asked for itself, may have its answer already.
-            answered += self.answer() + self.see_to_space();
+            let more = self.answer() + self.see_to_space();
             self.publish();
+            self.suspects_answered(more);
+            answered += more;
         }
         for event in self.server.take_events() {
             self.log.caused(event);
@@ -267,6 +281,9 @@ impl<S: Server + Disclose> EventLoop<S> {
         // may have more already. A verb may have waited for what was found.
         let in_flight = self.disk.in_flight();
         panics::in_flight(in_flight);
+        if found {
+            self.note_in_flight(in_flight);
+        }
         let one_by_one = came.max(answered).max(in_flight) <= 1;
         Ok(Turn { found, more: found && (!one_by_one || self.control_due) })
     }
@@ -292,6 +309,7 @@ impl<S: Server + Disclose> EventLoop<S> {
                 STOP => {}
                 SPACE => self.full.stir(),
                 QUIET => quiet = true,
+                SUSPECTS => self.suspects.rested(&mut EngineWatch(&mut self.engine), SUSPECTS),
                 LEAVE if self.leave.take() => {
                     self.server.leave();
                     self.stopping = true;
@@ -308,28 +326,6 @@ impl<S: Server + Disclose> EventLoop<S> {
         if report {
             ending::write_stats(&self.line(), self.stats_file.as_ref());
         }
-    }
-
-    /// Takes a batch of requests in; how many.
-    fn take_in(&mut self) -> usize {
-        for came in 0..BATCH {
-            let Some(mut request) = self.server.pop(&self.geometry) else { return came };
-            let now = self.time();
-            request.taken = now;
-            self.stats.came(request.operation(), now);
-            if let Some(stats) = &mut self.blkback_stats {
-                stats.came(&request);
-            }
-            if self.full.holds_back(&request) {
-                self.full.keep(request);
-                continue;
-            }
-            if came == 0 {
-                self.pause.came(Duration::from_nanos(now));
-            }
-            self.disk.submit(request, &mut self.engine);
-        }
-        BATCH
     }
 
     /// Tells the engine which memory data pass through.
@@ -388,6 +384,7 @@ impl<S: Server + Disclose> EventLoop<S> {
                 self.flush = Flush::Answered(status);
                 continue;
             }
+            fault::point("answer", &request);
             // Also of one that waits for space: a pause is not what it waits for.
             to_guest = true;
             if let Some((request, status)) = self.full.judge(request, status) {
@@ -454,6 +451,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             paused,
             counters: self.stats.counters((self.polling.hits, self.polling.misses)),
             replaced: &mut self.replaced,
+            fatal: self.suspects.fatal(),
         };
         let (stats, polling, condition) = (&self.stats, &self.polling, work.condition());
         act(control, &mut work, &|| stats.line(polling.hits, polling.misses, condition));
@@ -462,7 +460,8 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// The statistics.
     fn line(&self) -> String {
         let (full, waiting) = (self.full.is_full(), self.full.waiting());
-        let condition = Condition { broken: self.disk.is_broken(), full, waiting };
+        let fatal = self.suspects.fatal();
+        let condition = Condition { broken: self.disk.is_broken(), full, waiting, fatal };
         self.stats.line(self.polling.hits, self.polling.misses, condition)
     }
 }
@@ -477,25 +476,5 @@ impl Watch for EngineWatch<'_> {
 
     fn forget(&mut self, key: WatchKey) {
         self.0.forget(key.0);
-    }
-}
-
-/// What whoever runs the host must hear of a failed request, for only they can help. The rest is the guest's doing.
-fn worth_a_line(status: Status) -> Option<&'static str> {
-    match status {
-        Status::Failed => Some(""),
-        Status::NoSpace => Some(": no space is left on the image's storage; free some, and writes succeed again"),
-        Status::Done | Status::Refused | Status::Unsupported => None,
-    }
-}
-
-fn in_words(operation: Operation) -> &'static str {
-    match operation {
-        Operation::Read => "a read",
-        Operation::Write { .. } => "a write",
-        Operation::Flush => "a flush",
-        Operation::Discard => "a discard",
-        Operation::WriteZeroes { .. } => "a write of zeroes",
-        Operation::Extents => "a query for extents",
     }
 }

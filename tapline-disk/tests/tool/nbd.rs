@@ -38,11 +38,20 @@ impl Nbd {
         Ok(Nbd { stream, size, cookie: 0 })
     }
 
-    fn ask(&mut self, kind: u16, at: u64, len: u32, data: &[u8]) -> io::Result<()> {
+    /// Asks for a write, and does not wait for the answer.
+    pub fn begin_write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
+        self.send(1, at, u32::try_from(data.len()).unwrap(), data)
+    }
+
+    fn send(&mut self, kind: u16, at: u64, len: u32, data: &[u8]) -> io::Result<()> {
         self.cookie += 1;
         let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0], &kind.to_be_bytes(), &self.cookie.to_be_bytes()];
         let request = [&head.concat()[..], &at.to_be_bytes(), &len.to_be_bytes(), data].concat();
-        self.stream.write_all(&request)?;
+        self.stream.write_all(&request)
+    }
+
+    fn ask(&mut self, kind: u16, at: u64, len: u32, data: &[u8]) -> io::Result<()> {
+        self.send(kind, at, len, data)?;
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
         match u32::from_be_bytes(reply[4..8].try_into().unwrap()) {

@@ -99,6 +99,49 @@ impl Peer for Vhost {
     }
 }
 
+/// A guest that has many long reads under way at once, all into the same memory.
+pub struct Many {
+    queue: Blkioq,
+    _blkio: Blkio,
+    mapping: Arc<Mapping>,
+    _file: OwnedFd,
+    len: usize,
+}
+
+impl Many {
+    /// Reads are of `len` bytes.
+    pub fn connect(path: &Path, len: u64) -> Many {
+        let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();
+        blkio.set_str("path", path.to_str().unwrap()).unwrap();
+        blkio.connect().unwrap();
+        blkio.set_i32("queue-size", 1024).unwrap();
+        let queue = blkio.start().unwrap().queues.pop().unwrap();
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        // Room for reads that begin a little later.
+        let shared = usize::try_from(len).unwrap() + 4096;
+        ftruncate(&file, u64::try_from(shared).unwrap()).unwrap();
+        let mapping = Arc::new(Mapping::of_file(file.as_fd(), 0, shared).unwrap());
+        let addr = mapping.base().addr();
+        let region = MemoryRegion { addr, iova: 0, len: shared, fd: file.as_raw_fd(), fd_offset: 0, flags: 0 };
+        blkio.map_mem_region(&region).unwrap();
+        Many { queue, _blkio: blkio, mapping, _file: file, len: usize::try_from(len).unwrap() }
+    }
+
+    /// Begins a read into memory that is so many bytes off its alignment.
+    pub fn read(&mut self, at: u64, askew: usize) {
+        self.queue.read(at, self.mapping.base().wrapping_add(askew), self.len, 0, ReqFlags::empty());
+    }
+
+    /// Submits what was begun; how many have been completed since the last look, all of them well.
+    pub fn completed(&mut self) -> usize {
+        let mut completions = [const { MaybeUninit::<Completion>::uninit() }; 256];
+        let found = self.queue.do_io(&mut completions, 0, None, None).unwrap();
+        // SAFETY: `do_io` has filled the first `found` of them.
+        assert!(completions[..found].iter().all(|completion| unsafe { completion.assume_init_ref() }.ret == 0));
+        found
+    }
+}
+
 /// A front-end without queues, for what `blkio` does not do.
 pub struct FrontEnd {
     stream: UnixStream,

@@ -44,6 +44,7 @@ pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
 async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (now, mut watch) = daemon.disks.watch(vbd).await?;
     record(daemon, vbd, now["full"].as_bool().unwrap_or(false)).await?;
+    tell_of_fatal(vbd, &now);
     while let Some(event) = watch.event().await? {
         match event["state"].as_str() {
             Some("full") => record(daemon, vbd, true).await?,
@@ -51,10 +52,18 @@ async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             Some("broken") => {
                 tracing::error!(%vbd, "its storage has failed to make something durable: it writes nothing more")
             }
+            Some("fatal") => tell_of_fatal(vbd, &event),
             _ => {}
         }
     }
     Ok(())
+}
+
+/// Its process has died of a request, and the next one, and the next.
+fn tell_of_fatal(vbd: Uuid, told: &serde_json::Value) {
+    if let Some(count) = told["fatal"].as_u64().filter(|&count| count > 0) {
+        tracing::error!(%vbd, count, "processes of this disk had died of requests, which were answered with an error: see its log");
+    }
 }
 
 /// Records whether the guest waits, where that was otherwise; its repository hears of it when it does.

@@ -7,9 +7,12 @@ new_file reference 8
 reference=$(sum $mnt/reference)
 say "reference=$reference"
 
-tell "fio: random 4 to 64 KiB writes for $LOAD_SECONDS s, verified at the end; the host changes the chain meanwhile"
-(load live big --rw=randwrite --bsrange=4k-64k --size="${FILL_MIB}M" --ioengine=libaio --iodepth=8 \
-    --time_based --runtime="$LOAD_SECONDS" </dev/null >/tmp/fio 2>&1; echo $? >/tmp/fio-ended) &
+tell "fio: rounds of random 16 KiB writes for $LOAD_SECONDS s or more, each verified; the host changes the chain meanwhile"
+(while [ ! -f /tmp/enough ]; do
+    /tools/fio --name=live --filename=$mnt/big --rw=randwrite --bs=16k --size="${FILL_MIB}M" --direct=1 --ioengine=libaio \
+        --iodepth=8 --verify=crc32c --verify_fatal=1 --end_fsync=1 </dev/null >/tmp/fio 2>&1 || { cat /tmp/fio; fail "fio live"; }
+done; touch /tmp/fio-ended) &
+read -r begun _ </proc/uptime
 sleep 2
 ask snapshot-1
 sleep 2
@@ -17,6 +20,8 @@ ask snapshot-2
 sleep 1
 ask merge
 ask grow
+while read -r up _ </proc/uptime && [ "${up%.*}" -lt $((${begun%.*} + LOAD_SECONDS)) ]; do sleep 1; done
+touch /tmp/enough
 tries=0
 while [ ! -f /tmp/fio-ended ]; do
     tries=$((tries + 1))
@@ -24,8 +29,6 @@ while [ ! -f /tmp/fio-ended ]; do
     sleep 1
     [ $((tries % 10)) -ne 0 ] || tell "fio goes on"
 done
-read -r ended </tmp/fio-ended
-[ "$ended" = 0 ] || { cat /tmp/fio; fail "fio ended with $ended"; }
 say "verified=live"
 read -r sectors <"/sys/block/${disk#/dev/}/size"
 say "grown=$((sectors * 512))"

@@ -42,6 +42,8 @@ pub(super) struct Listener {
     socket: OwnedFd,
     address: Address,
     path: Option<BoundPath>,
+    /// The path of a process that has not let go yet: it is that one's to remove until then.
+    others: Option<BoundPath>,
 }
 
 /// The file that a Unix socket has made, told apart from a later one of the same name.
@@ -68,20 +70,26 @@ impl Listener {
         let address = Address::Unix(path.to_owned());
         rustix::io::ioctl_fionbio(&socket, true)
             .map_err(|errno| failed("make non-blocking the socket", &address, errno.into()))?;
-        Ok(Listener { socket, address, path: None })
+        Ok(Listener { socket, address, path: None, others: None })
     }
 
-    /// The same, where the path has this device and inode and is to be removed at the end; or a TCP port.
+    /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`]; or a TCP
+    /// port.
     pub(super) fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
         let unix = Address::Unix(path.to_owned());
         let found =
             rustix::net::getsockname(&socket).map_err(|errno| failed("look at the socket", &unix, errno.into()))?;
         let mut listener = Listener::of_socket(socket, path)?;
-        listener.path = file.map(|(device, inode)| BoundPath { path: path.to_owned(), device, inode });
+        listener.others = file.map(|(device, inode)| BoundPath { path: path.to_owned(), device, inode });
         if let Ok(port) = SocketAddr::try_from(found) {
             listener.address = Address::Tcp(port);
         }
         Ok(listener)
+    }
+
+    /// The process before this one has let go: the path is ours to remove, if it was its.
+    pub(super) fn begin(&mut self) {
+        self.path = self.others.take().or(self.path.take());
     }
 
     /// Device and inode of the path, if it is to be removed at the end.
@@ -152,7 +160,7 @@ fn bind_path(path: &Path) -> Result<Listener, BindError> {
     })?;
     let found = fs::symlink_metadata(path).map_err(|cause| failed("look at the socket", &address, cause))?;
     let bound = BoundPath { path: path.to_owned(), device: found.dev(), inode: found.ino() };
-    Ok(Listener { socket: socket.into(), address, path: Some(bound) })
+    Ok(Listener { socket: socket.into(), address, path: Some(bound), others: None })
 }
 
 /// Removes the socket of a server that is gone: one at which nobody answers.
@@ -188,7 +196,7 @@ fn bind_port(wanted: SocketAddr) -> Result<Listener, BindError> {
         _ => failed("listen on", &address, cause),
     })?;
     let found = socket.local_addr().map_err(|cause| failed("look at the socket", &address, cause))?;
-    Ok(Listener { socket: socket.into(), address: Address::Tcp(found), path: None })
+    Ok(Listener { socket: socket.into(), address: Address::Tcp(found), path: None, others: None })
 }
 
 fn failed(doing: &'static str, on: &Address, cause: io::Error) -> BindError {

@@ -317,6 +317,7 @@ impl Transport for Server {
 
 impl crate::Server for Server {
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
+        self.listener.begin();
         watch.watch(self.listener.fd(), Interest::Read, LISTENER)?;
         watch.watch(self.nudge.as_fd(), Interest::Read, NUDGE)?;
         // Of a process before this one.

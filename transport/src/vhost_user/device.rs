@@ -15,6 +15,8 @@ use super::chain::Chain;
 use super::event::{Event, Log};
 use super::inflight::InflightRegion;
 use super::message::RegionInfo;
+#[cfg(test)]
+use super::moment;
 use super::queue::{Ground, Queue};
 use super::request::{Header, ID_LEN, Kind, MAX_RANGES, Range, S_IOERR, S_OK, take_16};
 use super::ring::Broken;
@@ -312,6 +314,10 @@ impl Device {
     /// Whether a request belongs to a queue that is to stop, or to no queue of this device.
     pub fn recalls(&self, token: Token) -> bool {
         let (epoch, index, _) = parts(token);
+        #[cfg(test)]
+        if moment::is_planted(moment::Bug::RecallsAll) && self.queues.iter().any(|queue| queue.draining) {
+            return true;
+        }
         epoch != self.epoch || self.queues.get(index).is_none_or(|queue| queue.draining)
     }
 
@@ -340,6 +346,10 @@ impl Device {
         while left != 0 {
             let index = usize::try_from(left.trailing_zeros()).unwrap_or(0);
             left &= left.wrapping_sub(1);
+            #[cfg(test)]
+            if index > 0 && moment::is_planted(moment::Bug::FirstPublished) {
+                continue;
+            }
             if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::publish) {
                 self.break_off(index, why, log);
             }
@@ -418,7 +428,13 @@ fn token(epoch: u32, index: usize, head: u16) -> Token {
     Token((u64::from(epoch) << 32) | (index << 16) | u64::from(head))
 }
 
-fn parts(token: Token) -> (u32, usize, u16) {
+/// Where the request of a token came from, for people.
+pub fn place_of(token: Token) -> String {
+    let (_, index, head) = parts(token);
+    format!("queue {index}, descriptor {head}")
+}
+
+pub fn parts(token: Token) -> (u32, usize, u16) {
     let [a, b, c, d, e, f, g, h] = token.0.to_be_bytes();
     (u32::from_be_bytes([a, b, c, d]), usize::from(u16::from_be_bytes([e, f])), u16::from_be_bytes([g, h]))
 }

@@ -12,6 +12,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::connection::Connection;
 use super::device::Device;
 use super::message::{Frame, HEADER_LEN, Header, InflightInfo, Message, RegionInfo, VringState};
+#[cfg(test)]
+use super::moment;
 use super::queue::Queue;
 use super::session::Session;
 use super::{Client, Log};
@@ -57,8 +59,14 @@ pub fn told(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
         said.message(ADD_MEM_REG, &[&[0; 8], info.as_bytes()].concat(), Some(file.as_fd()))?;
     }
     for info in session.device.gone() {
+        #[cfg(test)]
+        if moment::is_planted(moment::Bug::GoneUntold) {
+            continue;
+        }
         said.add(GONE, info.as_bytes(), std::iter::empty())?;
     }
+    #[cfg(test)]
+    let region = &region.as_ref().filter(|_| !moment::is_planted(moment::Bug::RegionUntold));
     if let Some(region) = region {
         let (InflightInfo { len, offset, queues, size }, file) = region.told();
         let payload = [len.as_bytes(), offset.as_bytes(), queues.as_bytes(), size.as_bytes()].concat();
@@ -103,7 +111,10 @@ impl Said {
         if queue.size > 0 {
             self.message(SET_VRING_NUM, state(u32::from(queue.size)).as_bytes(), None)?;
         }
-        self.message(SET_VRING_BASE, state(u32::from(queue.goes_on_at())).as_bytes(), None)?;
+        let base = queue.goes_on_at();
+        #[cfg(test)]
+        let base = base.wrapping_add(if moment::is_planted(moment::Bug::BaseOfTaken) { queue.unanswered() } else { 0 });
+        self.message(SET_VRING_BASE, state(u32::from(base)).as_bytes(), None)?;
         if let Some(place) = &queue.place {
             self.message(SET_VRING_ADDR, place.as_bytes(), None)?;
         }

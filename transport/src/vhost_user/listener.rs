@@ -66,6 +66,8 @@ pub struct Listener {
     path: PathBuf,
     /// Device and inode of the socket's file, until it is removed.
     file: Option<(u64, u64)>,
+    /// The same of a process that has not let go yet: it is that one's to remove until then.
+    others: Option<(u64, u64)>,
 }
 
 impl Listener {
@@ -84,14 +86,19 @@ impl Listener {
         let socket = UnixListener::from(socket);
         let failed = |source| BindError::Failed { what: "make non-blocking", path: path.into(), source };
         socket.set_nonblocking(true).map_err(failed)?;
-        Ok(Listener { socket, path: path.into(), file: None })
+        Ok(Listener { socket, path: path.into(), file: None, others: None })
     }
 
-    /// The same, where the path has this device and inode and is to be removed at the end.
+    /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`].
     pub fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
         let mut listener = Listener::of_socket(socket, path)?;
-        listener.file = file;
+        listener.others = file;
         Ok(listener)
+    }
+
+    /// The process before this one has let go: the path is ours to remove, if it was its.
+    pub fn begin(&mut self) {
+        self.file = self.others.take().or(self.file);
     }
 
     /// Device and inode of the path, if it is to be removed at the end.
@@ -111,7 +118,7 @@ impl Listener {
             bound => bound.map_err(failed("bind"))?,
         };
         let meta = std::fs::symlink_metadata(path).map_err(failed("look at"))?;
-        Ok(Listener { socket, path: path.into(), file: Some((meta.dev(), meta.ino())) })
+        Ok(Listener { socket, path: path.into(), file: Some((meta.dev(), meta.ino())), others: None })
     }
 
     /// The socket, to be watched.
@@ -129,6 +136,12 @@ impl Listener {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// The path is another process's to remove.
+    #[cfg(test)]
+    pub fn leave_path(&mut self) {
+        self.file = None;
     }
 
     /// Removes the path, if it still is the one we made.

@@ -154,6 +154,12 @@ impl Server {
         Ok(server)
     }
 
+    /// Another process has taken over, and the path is its.
+    #[cfg(test)]
+    fn leave_path(mut self) {
+        self.listener.leave_path();
+    }
+
     fn new_session(&mut self) -> Session {
         self.epoch = self.epoch.wrapping_add(1);
         Session::new(Device::new(self.config.queues, self.serial, self.epoch), &self.config.geometry)
@@ -302,6 +308,7 @@ impl Transport for Server {
 
 impl crate::Server for Server {
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
+        self.listener.begin();
         watch.watch(self.wake.as_fd(), Interest::Read, WatchKey(WAKE))?;
         watch.watch(self.listener.fd(), Interest::Read, WatchKey(LISTENER))?;
         self.resume(watch)
@@ -379,6 +386,10 @@ impl crate::Server for Server {
 
     fn records_in_flight(&self) -> Option<bool> {
         self.is_recorded()
+    }
+
+    fn place_of(&self, token: Token) -> Option<String> {
+        Some(device::place_of(token))
     }
 
     fn peers(&self) -> usize {

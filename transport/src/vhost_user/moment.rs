@@ -48,10 +48,32 @@ pub mod test {
         MarkedLate,
         /// What a process before this one may not have signalled is not signalled.
         SignalLost,
+        /// The process that takes over goes on behind all that was taken, answered or not.
+        BaseOfTaken,
+        /// It is not told of the record of what is in flight.
+        RegionUntold,
+        /// Nor of memory that was taken away and may come back.
+        GoneUntold,
+        /// What the storage has failed is answered as if it were done.
+        ErrorLost,
+        /// Of the requests of a chain the one that ends last says how it went.
+        LastSaysAll,
+        /// A failed read is answered as if its bytes had been written.
+        LengthOfFailure,
+        /// All queues use the record of the first.
+        OneRecord,
+        /// When a queue is to stop, what waits in the others is given back as well.
+        RecallsAll,
+        /// A queue stops only when nothing is under way in the others.
+        WaitsForAll,
+        /// Answers are published in the first queue only.
+        FirstPublished,
+        /// A chain of which a part was given back is answered.
+        GivenBackAnswered,
     }
 
     /// All of them.
-    pub const BUGS: [Bug; 11] = [
+    pub const BUGS: [Bug; 22] = [
         Bug::ClearBeforePublish,
         Bug::UsedIndexLost,
         Bug::Reversed,
@@ -63,6 +85,17 @@ pub mod test {
         Bug::BaseBelieved,
         Bug::MarkedLate,
         Bug::SignalLost,
+        Bug::ErrorLost,
+        Bug::LastSaysAll,
+        Bug::LengthOfFailure,
+        Bug::OneRecord,
+        Bug::RecallsAll,
+        Bug::WaitsForAll,
+        Bug::FirstPublished,
+        Bug::GivenBackAnswered,
+        Bug::BaseOfTaken,
+        Bug::RegionUntold,
+        Bug::GoneUntold,
     ];
 
     /// Another moment is reached; whether the process still lives.

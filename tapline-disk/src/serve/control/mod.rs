@@ -135,6 +135,7 @@ impl Control {
 
     /// Watches the socket.
     pub fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
+        self.listener.begin();
         watch.watch(self.listener.fd(), Interest::Read, LISTENER)
     }
 

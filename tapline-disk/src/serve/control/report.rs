@@ -40,6 +40,7 @@ pub fn layers(disk: &Disk<Image>, engine: &Engine, condition: Condition, server:
         "broken": condition.broken,
         "full": condition.full,
         "waiting": condition.waiting,
+        "fatal": condition.fatal,
         "peers": server.peers(),
         // What becomes of requests in flight when this process dies; null where no ring of a vhost-user guest runs.
         "inflight": server.records_in_flight().map(|recorded| if recorded { "recorded" } else { "in order" }),

@@ -78,6 +78,7 @@ impl Revert {
     fn switch(&mut self, child: Child, work: &mut Work<'_>) -> Result<Value, Refusal> {
         // Somebody may have come since it was asked.
         nobody_connected(work)?;
+        nothing_asked(work)?;
         let unused: Vec<String> = work.names().into_iter().take(self.asked.to).collect();
         let new = work.engine.add(child.file)?;
         let popped = match work.disk.pop_to(self.asked.to) {
@@ -115,6 +116,15 @@ fn nobody_connected(work: &Work<'_>) -> Result<(), Refusal> {
         0 => Ok(()),
         1 => Err(connected("a guest or a client is connected".into())),
         peers => Err(connected(format!("{peers} clients are connected"))),
+    }
+}
+
+/// What somebody has asked who has left belongs to the disk as it is, and is done when requests are let go again.
+fn nothing_asked(work: &Work<'_>) -> Result<(), Refusal> {
+    match work.disk.in_flight() {
+        0 => Ok(()),
+        1 => Err(connected("a client has left a request that is not done yet".into())),
+        count => Err(connected(format!("clients have left {count} requests that are not done yet"))),
     }
 }
 

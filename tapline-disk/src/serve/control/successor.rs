@@ -127,6 +127,7 @@ impl Successor {
         }
         // What waits for space stays with its guest, and comes to the new process again.
         let mut counters = work.counters;
+        counters.fatal = work.fatal;
         work.full.requests().for_each(|request| counters.given_back(request.operation(), request.taken));
         say(Said::Counters(Box::new(counters)), &[])?;
         say(Said::Listener { control: true, bound: control.bound }, &[&control.socket])?;
@@ -139,6 +140,9 @@ impl Successor {
         match self.channel.hear(Some(until)).map_err(NotHanded::Successor)? {
             (Said::Taken, _) => {}
             (said, _) => return Err(NotHanded::Successor(ChannelError::Strange(format!("{said:?}")))),
+        }
+        if Instant::now() >= until {
+            return Err(NotHanded::Successor(ChannelError::Late));
         }
         say(Said::Go, &[])?;
         *work.replaced = true;

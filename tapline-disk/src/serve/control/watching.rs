@@ -1,7 +1,8 @@
-//! Clients that want to hear when the disk cannot write, and when it can again (`watch`).
+//! Clients that want to hear when the disk cannot write, when it can again, and that a request was answered with an
+//! error of which processes had died (`watch`).
 //!
-//! It knows no disk. Invariants: a client hears of each condition that lasts, and of the present one last; what is said to one
-//! that does not read is bounded, since it is not told of more before it has read what came before.
+//! It knows no disk. Invariants: a client hears of each condition that lasts, and of the present one last; what is said
+//! to one that does not read is bounded, since it is not told of more before it has read what came before.
 
 use serde_json::{Value, json};
 
@@ -17,6 +18,8 @@ struct Watcher {
     asker: Asker,
     /// What it knows.
     told: State,
+    /// Requests that processes had died of, as far as it knows.
+    fatal: u64,
 }
 
 /// What there is to know.
@@ -50,7 +53,7 @@ impl Watchers {
     /// A client watches from now on; what it is told at once. One that has watched before does so by another name now.
     pub fn add(&mut self, asker: &Asker, condition: Condition) -> Value {
         self.0.retain(|other| other.asker.number != asker.number);
-        self.0.push(Watcher { asker: asker.clone(), told: State::of(condition) });
+        self.0.push(Watcher { asker: asker.clone(), told: State::of(condition), fatal: condition.fatal });
         json!(condition)
     }
 }
@@ -62,6 +65,11 @@ impl Control {
         let mut watchers = std::mem::take(&mut self.watchers);
         watchers.0.retain_mut(|watcher| {
             let Some(client) = self.client(&watcher.asker) else { return false };
+            if watcher.fatal < condition.fatal && client.is_up_to_date() {
+                watcher.fatal = condition.fatal;
+                let event = json!({ "state": "fatal", "fatal": condition.fatal });
+                client.say(&protocol::event(&watcher.asker.id, &event));
+            }
             if watcher.told != state && client.is_up_to_date() {
                 watcher.told = state;
                 let event = json!({ "state": state.word(), "waiting": condition.waiting });
@@ -82,8 +90,8 @@ mod test {
     use super::super::protocol::Id;
     use super::*;
 
-    const WORKING: Condition = Condition { broken: false, full: false, waiting: 0 };
-    const FULL: Condition = Condition { broken: false, full: true, waiting: 3 };
+    const WORKING: Condition = Condition { broken: false, full: false, waiting: 0, fatal: 0 };
+    const FULL: Condition = Condition { broken: false, full: true, waiting: 3, fatal: 0 };
     const BROKEN: Condition = Condition { broken: true, ..FULL };
 
     #[test]
@@ -93,7 +101,10 @@ mod test {
         let (ours, theirs) = UnixStream::pair().unwrap();
         control.clients[0] = Some(Client::new(ours, 1).unwrap());
         let asker = Asker { place: 0, number: 1, id: Id::default() };
-        assert_eq!(control.watchers.add(&asker, WORKING), json!({ "broken": false, "full": false, "waiting": 0 }));
+        assert_eq!(
+            control.watchers.add(&asker, WORKING),
+            json!({ "broken": false, "full": false, "waiting": 0, "fatal": 0 })
+        );
         let mut lines = BufReader::new(theirs).lines();
         let mut heard =
             move || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap()["event"].clone();
@@ -102,6 +113,8 @@ mod test {
         assert_eq!(heard(), json!({ "state": "full", "waiting": 3 }));
         control.tell_watchers(WORKING);
         assert_eq!(heard()["state"], "resumed");
+        control.tell_watchers(Condition { fatal: 1, ..WORKING });
+        assert_eq!(heard(), json!({ "state": "fatal", "fatal": 1 }));
         // What it is told now it has not read while the rest happens.
         control.clients[0].as_mut().unwrap().say(&format!("{}\n", json!({ "event": "x".repeat(1 << 20) })));
         [FULL, WORKING, FULL, BROKEN].into_iter().for_each(|condition| control.tell_watchers(condition));

@@ -51,6 +51,8 @@ pub struct Work<'a> {
     pub counters: Counters,
     /// Another process has taken the place of this one, which is to end without touching anything.
     pub replaced: &'a mut bool,
+    /// Requests that were answered with an error since processes had died of them.
+    pub fatal: u64,
 }
 
 /// A flush of our own among those of the guest.
@@ -76,7 +78,8 @@ impl Work<'_> {
 
     /// What keeps the disk from writing.
     pub fn condition(&self) -> Condition {
-        Condition { broken: self.disk.is_broken(), full: self.full.is_full(), waiting: self.full.waiting() }
+        let (full, waiting) = (self.full.is_full(), self.full.waiting());
+        Condition { broken: self.disk.is_broken(), full, waiting, fatal: self.fatal }
     }
 
     /// The time since the start.

@@ -39,11 +39,12 @@ impl<S: Server + Disclose> EventLoop<S> {
             return Err(Failure::new("flush the disk before leaving", why)
                 .advise("what the guest was told to be flushed is safe; see the kernel's log"));
         }
+        self.end_suspecting();
         redo_log::end_all();
         match self.given_back.saturating_sub(before) {
             0 => say("stopped: everything is answered and flushed"),
             left => say(format_args!(
-                "stopped: {left} requests that waited for space are left to their guest, for who serves the disk next; \
+                "stopped: {left} requests that waited are left to their guest, for who serves the disk next; \
                  everything else is answered and flushed"
             )),
         }

@@ -1,12 +1,13 @@
 //! Requests that wait for space ([`Full`]), between the disk and the server.
 //!
-//! It knows no protocol and no format. Invariant: what waits is answered once, by the disk or by the end of the waiting; or
-//! it is given back to its peer, and nothing of it is done here any more.
+//! It knows no protocol and no format. Invariant: what waits is answered once, by the disk or by the end of the
+//! waiting; or it is given back to its peer, and nothing of it is done here any more.
 
 use disk::Status;
 use transport::Server;
 
 use super::{Disclose, EngineWatch, EventLoop, SPACE};
+use crate::serve::control::FLUSH;
 use crate::serve::full::Next;
 
 impl<S: Server + Disclose> EventLoop<S> {
@@ -37,12 +38,15 @@ impl<S: Server + Disclose> EventLoop<S> {
         moved
     }
 
-    /// Gives back what waits and is wanted by its peer, or stays with it when the server stops; how many.
+    /// Gives back what waits for space, or is held back, and is wanted by its peer, or stays with it when the server
+    /// stops; how many.
     pub(super) fn give_back(&mut self) -> usize {
-        if !self.full.is_full() {
+        if !self.full.is_full() && !self.disk.is_held() {
             return 0;
         }
-        let wanted = self.full.recall(|token| self.server.recalls(token));
+        let mut wanted = self.full.recall(|token| self.server.recalls(token));
+        // Requests are held back for as long as a client of the control socket likes.
+        wanted.extend(self.disk.take_held(|token| token != FLUSH && self.server.recalls(token)));
         let count = wanted.len();
         for request in wanted {
             self.stats.given_back(request.operation(), request.taken);

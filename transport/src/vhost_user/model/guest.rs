@@ -1,27 +1,31 @@
 //! The other side of the model: a driver like that of Linux, and the reconnecting side of QEMU.
 //!
-//! Knows nothing about the back-end but its socket and what lies in shared memory. It uses the pages and descriptors of a
-//! request again the moment it is answered, looks at the used ring only when it is signalled, and checks each answer.
+//! Knows nothing about the back-end but its socket and what lies in shared memory. It uses the pages and descriptors of
+//! a request again the moment it is answered, looks at a used ring only when its queue is signalled, and checks each
+//! answer: against what a disk may hold on which some requests have failed ([`Belief`]).
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use disk::Operation;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, PROTOCOL, REGION, VERSION_1, WRITE, region_for};
-use super::{Check, SECTORS};
+use super::{Check, QUEUES, SECTORS};
 
-/// Places in the ring, and descriptors of a chain.
+/// Places in a ring, and descriptors of a chain.
 const SIZE: u16 = 16;
 const CHAIN: u16 = 3;
 /// What lies in memory that belongs to nobody.
 const POISON: u8 = 0xee;
-/// Headers and statuses lie beside the ring, data in the other region.
+/// Headers and statuses lie beside the rings, data in the other region; those of the second queue behind those of the
+/// first.
 const HEADERS: u64 = 0x40000;
 const PAGES: u64 = REGION + 0x1000;
+const APART: u64 = 0x10000;
 const F_INFLIGHT_SHMFD: u64 = 1 << 12;
+const S_OK: u8 = 0;
+const S_IOERR: u8 = 1;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +33,8 @@ pub enum Kind {
     Write,
     Read,
     Flush,
+    /// Two sectors at once: two requests of one chain.
+    Zeroes,
 }
 
 /// A request that is not answered.
@@ -37,126 +43,200 @@ pub struct Asked {
     /// Its number, in the order in which requests were offered.
     pub number: u64,
     pub kind: Kind,
-    pub sector: u64,
-    pub version: u64,
+    /// The sectors, each with the version that it gets, or had.
+    pub sectors: Vec<(u64, u64)>,
+    /// The storage has failed one of its requests at least once: it may be answered with an error.
+    pub failed: bool,
     page: u64,
     /// What must be durable when a flush is answered.
     covers: [u64; SECTORS],
 }
 
+/// What the guest knows of a sector.
+#[derive(Clone, Debug, Default)]
+pub struct Belief {
+    /// The version that was written last and answered well, or seen by a read since.
+    pub known: u64,
+    /// Versions of writes that were answered with an error: each may be there or not.
+    pub perhaps: Vec<u64>,
+}
+
+impl Belief {
+    /// Whether these bytes may be there; if so, from now on they are what is there.
+    fn settle(&mut self, sector: u64, bytes: &[u8]) -> bool {
+        let found = self.possible(sector, bytes);
+        if let Some(version) = found {
+            *self = Belief { known: version, perhaps: Vec::new() };
+        }
+        found.is_some()
+    }
+
+    /// The version that these bytes are, if one of them may be there. The latest first: nothing that looks the same is
+    /// later.
+    pub fn possible(&self, sector: u64, bytes: &[u8]) -> Option<u64> {
+        self.perhaps.iter().rev().chain([&self.known]).copied().find(|&version| content(sector, version) == bytes)
+    }
+}
+
+/// One of the rings.
+struct Driver {
+    free_heads: Vec<u16>,
+    free_pages: Vec<u64>,
+    last_used: u16,
+}
+
 /// The guest and its QEMU.
 pub struct Guest {
     pub front: FrontEnd,
+    /// The queue, its kick and its call, of every ring that was started on this connection.
+    wires: Vec<(usize, OwnedFd, OwnedFd)>,
     /// QEMU keeps a record of what is in flight.
     recorded: bool,
     event_idx: bool,
+    queues: usize,
     region: Option<(Vec<u8>, OwnedFd)>,
-    free_heads: Vec<u16>,
-    free_pages: Vec<u64>,
-    pub asked: BTreeMap<u16, Asked>,
-    last_used: u16,
+    drivers: Vec<Driver>,
+    /// By queue and head.
+    pub asked: BTreeMap<(usize, u16), Asked>,
     offered: u64,
     pub answered: u64,
-    /// The last version written to each sector, and the last that was answered.
+    /// Answers that were errors.
+    pub errors: u64,
+    /// The last version asked to be written to each sector, and the last of those that were answered well.
     written: [u64; SECTORS],
-    pub acknowledged: [u64; SECTORS],
+    acknowledged: [u64; SECTORS],
+    pub beliefs: [Belief; SECTORS],
 }
 
-/// The bytes that a version of a sector has.
+/// The bytes that a version of a sector has; odd versions are zeroes, and what was there before is not.
 pub fn content(sector: u64, version: u64) -> Vec<u8> {
-    if version == 0 { vec![0; 512] } else { (sector << 32 | version).to_le_bytes().repeat(64) }
+    match version {
+        0 => vec![0xd5; 512],
+        version if version % 2 == 1 => vec![0; 512],
+        version => (sector << 32 | version).to_le_bytes().repeat(64),
+    }
 }
 
 impl Guest {
     /// A guest that has not found its disk yet.
-    pub fn new(path: &Path, recorded: bool, event_idx: bool) -> Guest {
+    pub fn new(path: &Path, recorded: bool, event_idx: bool, queues: usize) -> Guest {
         let mut front = FrontEnd::connect(path);
         front.size = SIZE;
-        // As a list of free descriptors: the last freed is the first used.
-        let free_heads: Vec<u16> = (0..SIZE / CHAIN).map(|index| index * CHAIN).collect();
-        let free_pages = (0..8).map(|index| PAGES + 0x1000 * index).collect();
+        let driver = |queue: u64| Driver {
+            // As a list of free descriptors: the last freed is the first used.
+            free_heads: (0..SIZE / CHAIN).map(|index| index * CHAIN).collect(),
+            free_pages: (0..8).map(|index| PAGES + APART * queue + 0x1000 * index).collect(),
+            last_used: 0,
+        };
         Guest {
             front,
+            wires: Vec::new(),
             recorded,
             event_idx,
+            queues,
             region: None,
-            free_heads,
-            free_pages,
+            drivers: (0..QUEUES as u64).map(driver).collect(),
             asked: BTreeMap::new(),
-            last_used: 0,
             offered: 0,
             answered: 0,
+            errors: 0,
             written: [0; SECTORS],
             acknowledged: [0; SECTORS],
+            beliefs: Default::default(),
         }
     }
 
-    /// Offers a request, if there is a free descriptor for it.
-    pub fn offer(&mut self, kind: Kind) {
-        let is_used =
-            |sector: u64| self.asked.values().any(|asked| asked.kind != Kind::Flush && asked.sector == sector);
-        let Some(sector) = (0..SECTORS as u64).find(|&sector| !is_used(sector)) else { return };
-        let Some(head) = self.free_heads.pop() else { return };
-        let page = self.free_pages.pop().unwrap();
-        if kind == Kind::Write {
-            self.written[sector as usize] += 1;
+    /// Offers a request in one of the queues, if there is a free descriptor for it.
+    pub fn offer(&mut self, queue: usize, kind: Kind) {
+        let queue = queue % self.queues;
+        let count = match kind {
+            Kind::Write | Kind::Read => 1,
+            Kind::Flush => 0,
+            Kind::Zeroes => 2,
+        };
+        let sectors: Vec<u64> = (0..SECTORS as u64).filter(|&sector| !self.is_used(sector)).take(count).collect();
+        let driver = &mut self.drivers[queue];
+        if sectors.len() < count || driver.free_heads.is_empty() {
+            return;
         }
-        let version = self.written[sector as usize];
-        let (at, status) = (HEADERS + 0x100 * u64::from(head), HEADERS + 0x100 * u64::from(head) + 0x80);
-        self.front.put(status, &[POISON]);
+        let (head, page) = (driver.free_heads.pop().unwrap(), driver.free_pages.pop().unwrap());
+        let sectors: Vec<(u64, u64)> = sectors.iter().map(|&sector| (sector, self.version_for(kind, sector))).collect();
+        self.lay_out(queue, head, page, kind, &sectors);
+        let number = self.offered;
+        self.offered += 1;
+        let covers = self.acknowledged;
+        self.asked.insert((queue, head), Asked { number, kind, sectors, failed: false, page, covers });
+        self.front.offer(queue as u16, head);
+    }
+
+    fn is_used(&self, sector: u64) -> bool {
+        self.asked.values().any(|asked| asked.sectors.iter().any(|(other, _)| *other == sector))
+    }
+
+    /// The version that a request gives to a sector.
+    fn version_for(&mut self, kind: Kind, sector: u64) -> u64 {
+        let written = &mut self.written[sector as usize];
+        match kind {
+            Kind::Write => *written = (*written / 2 + 1) * 2,
+            Kind::Zeroes => *written = (*written / 2 + 1) * 2 + 1,
+            Kind::Read | Kind::Flush => {}
+        }
+        *written
+    }
+
+    /// Writes a chain.
+    fn lay_out(&self, queue: usize, head: u16, page: u64, kind: Kind, sectors: &[(u64, u64)]) {
+        let at = header_of(queue, head);
+        self.front.put(at + 0x80, &[POISON]);
+        let first = sectors.first().copied().unwrap_or_default();
         let (code, data) = match kind {
             Kind::Write => (1, Some((page, 512, 0))),
             Kind::Read => (0, Some((page, 512, WRITE))),
             Kind::Flush => (4, None),
+            Kind::Zeroes => (13, Some((page, 16 * sectors.len() as u32, 0))),
         };
-        if kind == Kind::Write {
-            self.front.put(page, &content(sector, version));
+        match kind {
+            Kind::Write => self.front.put(page, &content(first.0, first.1)),
+            Kind::Zeroes => {
+                let range = |&(sector, _): &(u64, u64)| [&sector.to_le_bytes()[..], &[1, 0, 0, 0], &[0; 4]].concat();
+                self.front.put(page, &sectors.iter().flat_map(range).collect::<Vec<u8>>());
+            }
+            Kind::Read | Kind::Flush => {}
         }
-        self.front.header(at, code, if kind == Kind::Flush { 0 } else { sector });
-        let parts: Vec<_> = [Some((at, 16, 0)), data, Some((status, 1, WRITE))].into_iter().flatten().collect();
-        self.front.chain(0, head, &parts);
-        let number = self.offered;
-        self.offered += 1;
-        let covers = self.acknowledged;
-        self.asked.insert(head, Asked { number, kind, sector, version, page, covers });
-        self.front.offer(0, head);
-    }
-
-    /// The unanswered request that a back-end seems to mean.
-    pub fn find(&self, operation: Operation, sector: u64) -> Option<&Asked> {
-        let kind = match operation {
-            Operation::Read => Kind::Read,
-            Operation::Write { .. } => Kind::Write,
-            _ => Kind::Flush,
-        };
-        // Flushes look the same: the oldest that is not answered is as good as any.
-        let same = |asked: &&Asked| match kind {
-            Kind::Flush => asked.kind == kind && self.awaits(asked.number),
-            Kind::Read | Kind::Write => asked.kind == kind && asked.sector == sector,
-        };
-        self.asked.values().filter(same).min_by_key(|asked| asked.number)
+        self.front.header(at, code, if matches!(kind, Kind::Write | Kind::Read) { first.0 } else { 0 });
+        let parts: Vec<_> = [Some((at, 16, 0)), data, Some((at + 0x80, 1, WRITE))].into_iter().flatten().collect();
+        self.front.chain(queue as u16, head, &parts);
     }
 
     /// Whether a request is not answered yet, also not in the used ring.
     pub fn awaits(&self, number: u64) -> bool {
-        let Some((&head, _)) = self.asked.iter().find(|(_, asked)| asked.number == number) else { return false };
-        !self.front.used(0, self.last_used).iter().any(|&(used, _)| used == u32::from(head))
+        let found = self.asked.iter().find(|(_, asked)| asked.number == number);
+        let Some((&(queue, head), _)) = found else { return false };
+        let used = self.front.used(queue as u16, self.drivers[queue].last_used);
+        !used.iter().any(|&(used, _)| used == u32::from(head))
     }
 
-    /// Takes answers, if it was signalled.
+    /// Takes answers, of the queues that are signalled.
     pub fn interrupt(&mut self, durable: &[u64; SECTORS]) -> Check {
-        if !self.front.calls.iter().any(|call| FrontEnd::signalled(call) > 0) {
-            return Ok(());
+        for queue in 0..self.queues {
+            let mut wires = self.wires.iter().filter(|(of, ..)| *of == queue);
+            if wires.any(|(_, _, call)| FrontEnd::signalled(call) > 0) {
+                self.take_answers(queue, durable)?;
+            }
         }
+        Ok(())
+    }
+
+    fn take_answers(&mut self, queue: usize, durable: &[u64; SECTORS]) -> Check {
         loop {
-            let used = self.front.used(0, self.last_used);
+            let used = self.front.used(queue as u16, self.drivers[queue].last_used);
             for &(head, written) in &used {
-                self.last_used = self.last_used.wrapping_add(1);
-                self.take_answer(head, written, durable)?;
+                self.drivers[queue].last_used = self.drivers[queue].last_used.wrapping_add(1);
+                self.take_answer(queue, head, written, durable)?;
             }
             if self.event_idx {
-                let at = self.front.avail_at(0) + 4 + 2 * u64::from(SIZE);
-                self.front.put(at, &self.last_used.to_le_bytes());
+                let at = self.front.avail_at(queue as u16) + 4 + 2 * u64::from(SIZE);
+                self.front.put(at, &self.drivers[queue].last_used.to_le_bytes());
             }
             if used.is_empty() {
                 return Ok(());
@@ -164,38 +244,64 @@ impl Guest {
         }
     }
 
-    fn take_answer(&mut self, head: u32, written: u32, durable: &[u64; SECTORS]) -> Check {
-        let found = u16::try_from(head).ok().and_then(|head| Some((head, self.asked.remove(&head)?)));
-        let (head, asked) = found.ok_or(format!("answered twice: descriptor {head} is free"))?;
-        let status = HEADERS + 0x100 * u64::from(head) + 0x80;
-        if self.front.get(status, 1) != [0] {
-            return Err(format!("request {} was answered with {:?}", asked.number, self.front.get(status, 1)));
-        }
-        let sector = asked.sector as usize;
-        match asked.kind {
-            Kind::Write => self.acknowledged[sector] = asked.version,
-            Kind::Read if written != 513 || self.front.get(asked.page, 512) != content(asked.sector, asked.version) => {
-                return Err(format!("read {} of sector {sector} has other bytes than were written", asked.number));
+    fn take_answer(&mut self, queue: usize, head: u32, written: u32, durable: &[u64; SECTORS]) -> Check {
+        let found = u16::try_from(head).ok().and_then(|head| Some((head, self.asked.remove(&(queue, head))?)));
+        let (head, asked) = found.ok_or(format!("answered twice: descriptor {head} of queue {queue} is free"))?;
+        let header = header_of(queue, head);
+        match self.front.get(header + 0x80, 1)[0] {
+            S_OK => self.judge(&asked, written, durable)?,
+            S_IOERR if asked.failed && written == 1 => {
+                self.errors += 1;
+                if matches!(asked.kind, Kind::Write | Kind::Zeroes) {
+                    let beliefs = &mut self.beliefs;
+                    asked.sectors.iter().for_each(|&(sector, new)| beliefs[sector as usize].perhaps.push(new));
+                }
             }
-            Kind::Read => {}
+            status => return Err(format!("request {} was answered with {status}, {written} bytes", asked.number)),
+        }
+        // All of it is used for something else at once.
+        self.front.put(asked.page, &[POISON; 512]);
+        self.front.put(header, &[POISON; 16]);
+        self.front.put(header + 0x80, &[POISON]);
+        self.drivers[queue].free_heads.push(head);
+        self.drivers[queue].free_pages.push(asked.page);
+        self.answered += 1;
+        Ok(())
+    }
+
+    /// Whether a request can be answered well.
+    fn judge(&mut self, asked: &Asked, written: u32, durable: &[u64; SECTORS]) -> Check {
+        match asked.kind {
+            Kind::Write | Kind::Zeroes => {
+                for &(sector, version) in &asked.sectors {
+                    self.acknowledged[sector as usize] = version;
+                    self.beliefs[sector as usize] = Belief { known: version, perhaps: Vec::new() };
+                }
+            }
+            Kind::Read => {
+                let sector = asked.sectors[0].0;
+                let bytes = self.front.get(asked.page, 512);
+                if written != 513 || !self.beliefs[sector as usize].settle(sector, &bytes) {
+                    return Err(format!("read {} of sector {sector} has other bytes than may be there", asked.number));
+                }
+            }
             Kind::Flush if durable.iter().zip(&asked.covers).any(|(durable, covered)| durable < covered) => {
                 return Err(format!("flush {} was answered before what it covers was durable", asked.number));
             }
             Kind::Flush => {}
         }
-        // All of it is used for something else at once.
-        self.front.put(asked.page, &[POISON; 512]);
-        self.front.put(status - 0x80, &[POISON; 16]);
-        self.front.put(status, &[POISON]);
-        self.free_heads.push(head);
-        self.free_pages.push(asked.page);
-        self.answered += 1;
         Ok(())
     }
 
-    /// The used index, which QEMU takes for the base when its back-end has died.
-    pub fn used_index(&self) -> u16 {
-        self.front.get_u16(self.front.used_at(0) + 2)
+    /// The used index of a queue, which QEMU takes for the base when its back-end has died.
+    pub fn used_index(&self, queue: usize) -> u16 {
+        self.front.get_u16(self.front.used_at(queue as u16) + 2)
+    }
+
+    /// Connects anew, with the memory that it has.
+    pub fn reconnect(&mut self, path: &Path) {
+        self.front.reconnect(path);
+        self.wires.clear();
     }
 
     /// Begins a connection: what is said before the record of what is in flight.
@@ -206,7 +312,7 @@ impl Guest {
         self.front.send(16, 0, &((1u64 << 15) | if self.recorded { F_INFLIGHT_SHMFD } else { 0 }).to_ne_bytes(), &[]);
         self.front.send(2, 0, &features.to_ne_bytes(), &[]);
         if self.recorded && self.region.is_none() {
-            self.front.send(31, 0, &region_for(0, 0, 1, SIZE), &[]);
+            self.front.send(31, 0, &region_for(0, 0, self.queues as u16, SIZE), &[]);
         }
     }
 
@@ -217,12 +323,20 @@ impl Guest {
         }
     }
 
-    /// Hands over memory and starts the ring at `base`.
-    pub fn start(&mut self, base: u16) {
+    /// Hands over memory and starts the rings, each at its base.
+    pub fn start(&mut self, bases: &[u16]) {
         for index in 0..2 {
             self.add_memory(index);
         }
-        self.start_ring(base);
+        self.give_region();
+        (0..self.queues).for_each(|queue| self.start_ring(queue, bases[queue]));
+    }
+
+    /// Hands over the record of what is in flight, if there is one, as QEMU does before it starts the first ring.
+    pub fn give_region(&self) {
+        if let Some((payload, file)) = &self.region {
+            self.front.send(32, 0, payload, &[file.as_fd()]);
+        }
     }
 
     pub fn add_memory(&self, index: usize) {
@@ -240,21 +354,28 @@ impl Guest {
         self.front.send(5, 0, &[[2u32, 0].map(u32::to_ne_bytes).concat(), regions].concat(), &files);
     }
 
-    /// Starts the ring, with the record of what is in flight if there is one, as QEMU does each time.
-    pub fn start_ring(&mut self, base: u16) {
-        if let Some((payload, file)) = &self.region {
-            self.front.send(32, 0, payload, &[file.as_fd()]);
-        }
-        let number = |value: u16| [0, u32::from(value)].map(u32::to_ne_bytes).concat();
+    /// Asks for a ring to stop.
+    pub fn stop_ring(&self, queue: usize) {
+        self.front.send(11, 0, &[queue as u32, 0].map(u32::to_ne_bytes).concat(), &[]);
+    }
+
+    /// Starts a ring.
+    pub fn start_ring(&mut self, queue: usize, base: u16) {
+        let number = |value: u16| [queue as u32, u32::from(value)].map(u32::to_ne_bytes).concat();
         self.front.send(8, 0, &number(SIZE), &[]);
         self.front.send(10, 0, &number(base), &[]);
-        let place = self.front.place(0, 0);
+        let place = self.front.place(queue as u16, 0);
         self.front.send(9, 0, &place, &[]);
         let [kick, call] = [0, 1].map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-        self.front.send(12, 0, &[0; 8], &[kick.as_fd()]);
-        self.front.send(13, 0, &[0; 8], &[call.as_fd()]);
+        let index = (queue as u64).to_ne_bytes();
+        self.front.send(12, 0, &index, &[kick.as_fd()]);
+        self.front.send(13, 0, &index, &[call.as_fd()]);
         self.front.send(18, 0, &number(1), &[]);
-        self.front.kicks.push(kick);
-        self.front.calls.push(call);
+        self.wires.push((queue, kick, call));
     }
+}
+
+/// Where the header of a chain lies; its status is 0x80 bytes behind it.
+fn header_of(queue: usize, head: u16) -> u64 {
+    HEADERS + APART * queue as u64 + 0x100 * u64::from(head)
 }

@@ -1,5 +1,5 @@
-//! A model of a guest that survives its disk's process, explored: the process is killed before each thing that it does and
-//! others see, in every short script, and at random in long ones.
+//! A model of a guest that survives its disk's process, explored: the process is killed before each thing that it does
+//! and others see, in every short script, and at random in long ones.
 //!
 //! Knows nothing about the disk. It lies inside of the crate, since it stops the process between two stores
 //! ([`super::moment`]). Invariant: every planted bug is found, else the exploration is worth nothing.
@@ -10,6 +10,8 @@
 
 mod guest;
 mod run;
+mod script;
+mod storage;
 #[path = "../../../tests/vhost_mock/mod.rs"]
 mod vhost_mock;
 
@@ -17,8 +19,11 @@ use super::moment::test::{self as moment, BUGS, Bug};
 use guest::Kind;
 use run::{Nature, Run, Step};
 
-/// Sectors of the disk.
-const SECTORS: usize = 6;
+use storage::Fate;
+
+/// Sectors of the disk, and its queues at most.
+const SECTORS: usize = 8;
+const QUEUES: usize = 2;
 
 /// What is wrong, if something is.
 type Check = Result<(), String>;
@@ -29,6 +34,8 @@ struct Explored {
     lives: u64,
     killed: usize,
     answered: u64,
+    errors: u64,
+    upgraded: u64,
 }
 
 impl Explored {
@@ -36,12 +43,10 @@ impl Explored {
         self.lives += 1;
         self.killed += run.killed;
         self.answered += run.answered();
+        self.errors += run.errors();
+        self.upgraded += run.upgraded;
     }
 }
-
-const WRITE: Step = Step::Offer(Kind::Write);
-const READ: Step = Step::Offer(Kind::Read);
-const FLUSH: Step = Step::Offer(Kind::Flush);
 
 /// Lives the script without a kill, and then with one before each moment of it.
 fn kill_everywhere(nature: Nature, script: &[Step], explored: &mut Explored) -> Result<(), String> {
@@ -56,64 +61,27 @@ fn kill_everywhere(nature: Nature, script: &[Step], explored: &mut Explored) -> 
     Ok(())
 }
 
-/// Every order in which three requests can be done, every way in which answers can be put together, and at each place one
-/// of the things that may happen to a ring; with new requests in between, which use what was freed.
-fn scripts(deep: bool) -> Vec<Vec<Step>> {
-    let orders: &[[usize; 3]] = if deep {
-        &[[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [2, 0, 0], [2, 1, 0]]
-    } else {
-        &[[0, 0, 0], [2, 1, 0]]
-    };
-    let events: [&[Step]; 7] = [
-        &[],
-        &[Step::Replace],
-        &[Step::Remove(0), Step::Complete(0), Step::Publish, Step::Add(0)],
-        &[Step::Remove(1), Step::Complete(1), Step::Publish, Step::Add(1)],
-        &[Step::Restart],
-        &[Step::Wait(0), Step::Restart],
-        &[Step::Wait(0), Step::Reconnect],
-    ];
-    let mut scripts = Vec::new();
-    for order in orders {
-        for batches in if deep { 0..4 } else { 1..3 } {
-            for event in events {
-                for place in 0..if event.is_empty() { 1 } else { 3 } {
-                    scripts.push(script(order, batches, event, place));
-                }
-            }
-        }
+/// With a record and without, and what becomes of what was begun.
+fn natures(deep: bool, queues: usize) -> Vec<Nature> {
+    let nature = |recorded, fate| Nature { recorded, event_idx: false, queues, fate };
+    let mut natures = vec![nature(true, Fate::Mixed(0b0101)), nature(false, Fate::Done)];
+    if deep || queues == 1 {
+        natures.push(nature(true, Fate::Lost));
     }
-    scripts
-}
-
-fn script(order: &[usize; 3], batches: u32, event: &[Step], place: usize) -> Vec<Step> {
-    let mut steps = vec![WRITE, WRITE, FLUSH, Step::Turn];
-    for (at, &index) in order.iter().enumerate() {
-        if at == place {
-            steps.extend(event);
-        }
-        steps.push(Step::Complete(index));
-        if batches >> at & 1 == 1 {
-            steps.extend([Step::Publish, if at == 0 { WRITE } else { READ }]);
-        }
-        if at == 1 {
-            steps.push(Step::Turn);
-        }
+    if deep {
+        natures.extend([nature(true, Fate::Done), nature(false, Fate::Lost), nature(false, Fate::Mixed(0b0110))]);
+        natures.push(nature(true, Fate::Mixed(0b1010)));
     }
-    steps.push(Step::Publish);
-    steps
-}
-
-fn natures() -> [Nature; 4] {
-    let nature = |recorded, outlives| Nature { recorded, event_idx: false, outlives };
-    [nature(true, false), nature(true, true), nature(false, false), nature(false, true)]
+    natures
 }
 
 fn explore(deep: bool) -> Result<Explored, String> {
     let mut explored = Explored::default();
-    for script in scripts(deep) {
-        for nature in natures() {
-            kill_everywhere(nature, &script, &mut explored)?;
+    for (queues, scripts) in [(2, script::with_failures(deep)), (1, script::with_events(deep))] {
+        for script in scripts {
+            for nature in natures(deep, queues) {
+                kill_everywhere(nature, &script, &mut explored)?;
+            }
         }
     }
     Ok(explored)
@@ -122,7 +90,9 @@ fn explore(deep: bool) -> Result<Explored, String> {
 /// A long life, with several deaths, some of them while it recovers.
 fn live_at_random(seed: u64, explored: &mut Explored) -> Result<(), String> {
     let mut dice = Dice(seed);
-    let nature = Nature { recorded: dice.roll(3) > 0, event_idx: dice.roll(2) == 0, outlives: dice.roll(2) == 0 };
+    let (recorded, event_idx) = (dice.roll(3) > 0, dice.roll(2) == 0);
+    let (queues, fate) = (1 + dice.roll(2) as usize, Fate::Mixed(dice.roll(u64::MAX)));
+    let nature = Nature { recorded, event_idx, queues, fate };
     let kills: Vec<u64> = (0..dice.roll(6)).map(|_| dice.moment()).collect();
     let script: Vec<Step> = (0..60).map(|_| any_step(&mut dice)).collect();
     let told = |why| format!("TAPLINE_MODEL_SEED={seed}: {nature:?}: {why}");
@@ -131,10 +101,11 @@ fn live_at_random(seed: u64, explored: &mut Explored) -> Result<(), String> {
 }
 
 fn any_step(dice: &mut Dice) -> Step {
-    match dice.roll(32) {
-        0..6 => WRITE,
-        6..8 => READ,
-        8 => FLUSH,
+    let queue = dice.roll(2) as usize;
+    match dice.roll(40) {
+        0..6 => Step::Offer(queue, Kind::Write),
+        6..8 => Step::Offer(queue, Kind::Read),
+        8 => Step::Offer(queue, Kind::Flush),
         9..15 => Step::Turn,
         15..21 => Step::Complete(dice.roll(5) as usize),
         21..25 => Step::Publish,
@@ -142,8 +113,13 @@ fn any_step(dice: &mut Dice) -> Step {
         26 => Step::Remove(dice.roll(2) as usize),
         27..29 => Step::Add(dice.roll(2) as usize),
         29 => Step::Replace,
-        30 => Step::Restart,
-        _ => Step::Reconnect,
+        30 => Step::Restart(queue),
+        31 => Step::Reconnect,
+        32..34 => Step::Offer(queue, Kind::Zeroes),
+        34..36 => Step::Fail(dice.roll(3) as usize, dice.roll(2) == 0),
+        36 => Step::Full(dice.roll(3) as usize),
+        37..39 => Step::Upgrade(dice.roll(4) > 0),
+        _ => Step::Space,
     }
 }
 
@@ -185,7 +161,8 @@ fn random_lives(lives: u64) -> Result<Explored, String> {
 fn a_kill_at_any_moment_of_a_short_script_loses_and_repeats_nothing() {
     let explored = explore(from_environment("TAPLINE_MODEL_DEEP").is_some()).unwrap();
     println!("{explored:?}");
-    assert!(explored.lives > 1000 && explored.killed > 1000, "{explored:?}");
+    assert!(explored.lives > 1000 && explored.killed > 1000 && explored.errors > 100, "{explored:?}");
+    assert!(explored.upgraded > 500, "{explored:?}");
 }
 
 #[test]
@@ -193,7 +170,7 @@ fn long_lives_with_many_deaths_lose_and_repeat_nothing() {
     let lives = from_environment("TAPLINE_MODEL_LIVES").unwrap_or(1500);
     let explored = random_lives(lives).unwrap();
     println!("{explored:?}");
-    assert!(explored.answered > 0);
+    assert!(explored.answered > 0 && (explored.errors > 0 || explored.lives == 1), "{explored:?}");
 }
 
 #[test]

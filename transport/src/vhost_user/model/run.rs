@@ -1,46 +1,58 @@
-//! One life of a ring: a back-end that is killed at a chosen moment and started again, storage that completes in any
-//! order, and everything that a front-end may do in between.
+//! One life of a disk's rings: a back-end that is killed at a chosen moment and started again, storage that completes
+//! in any order and fails, and everything that a front-end may do in between.
 //!
-//! Knows nothing about which lives are worth living. Invariants checked: a request is taken only while it is not answered,
-//! in the order in which requests were offered, and never done after its answer; each is answered once; a flush is answered after what
-//! it covers is durable; reads and, in the end, the disk show what was written last.
+//! Knows nothing about which lives are worth living. Invariants checked: a request is taken only while it is not
+//! answered, in the order in which requests were offered in its queue, and never done after its answer; each is
+//! answered once, with an error only where the storage has failed it; a queue stops when nothing is under way in it,
+//! whatever is in others, and not before; a flush is answered after what it covers is durable; reads and, in the end,
+//! the disk show what may be there.
 
 use std::path::{Path, PathBuf};
 
-use disk::{Geometry, Operation, Request, Status, Transport};
+use disk::{Geometry, Operation, Request, Span, Transport};
 use memory::Segments;
 
+use super::super::device;
 use super::super::moment::test::{self as moment, Bug};
 use super::super::{Config, Server};
-use super::guest::{Guest, Kind, content};
+use super::guest::{Guest, Kind};
+use super::storage::{End, Fate, Storage};
 use super::vhost_mock::GEOMETRY;
 use super::vhost_mock::epoll::Epoll;
-use super::{Check, SECTORS};
+use super::{Check, QUEUES, SECTORS};
 use crate::Server as _;
 
 /// What happens next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The driver offers a request.
-    Offer(Kind),
+    /// The driver offers a request in one of its queues.
+    Offer(usize, Kind),
     /// The back-end looks at its socket, takes what is offered and publishes.
     Turn,
     /// The storage is done with one of the requests, counted from the oldest.
     Complete(usize),
-    /// One of the requests begins to wait for space.
+    /// It is so with an error; a write may be there all the same.
+    Fail(usize, bool),
+    /// It has no space for one, which is told its guest.
+    Full(usize),
+    /// It has no space for one, which begins to wait for some.
     Wait(usize),
+    /// There is space: what waits is begun again.
+    Space,
     /// Answers are published.
     Publish,
-    /// The memory of the ring is taken away, or that of the data.
+    /// The memory of the rings is taken away, or that of the data.
     Remove(usize),
     /// It comes back.
     Add(usize),
     /// The memory table is replaced.
     Replace,
-    /// The ring is stopped, and started again.
-    Restart,
+    /// One of the rings is stopped, and started again.
+    Restart(usize),
     /// The connection is lost, and comes again.
     Reconnect,
+    /// Another process takes the place of this one; or it fails to, when it has been told everything.
+    Upgrade(bool),
 }
 
 /// How the life is.
@@ -49,13 +61,17 @@ pub struct Nature {
     /// The front-end records what is in flight.
     pub recorded: bool,
     pub event_idx: bool,
-    /// What was begun is done by the storage although the process was killed.
-    pub outlives: bool,
+    pub queues: usize,
+    /// What becomes of what was begun when the process is killed.
+    pub fate: Fate,
 }
 
 /// A request that was taken.
 struct Taken {
     request: Request,
+    /// Where it came from.
+    queue: usize,
+    head: u16,
     number: u64,
 }
 
@@ -70,23 +86,25 @@ pub struct Run {
     held: Vec<Taken>,
     waiting: Vec<Taken>,
     /// What was given back, for a bug.
-    ghosts: Vec<(Operation, u64, Segments, u64)>,
-    /// Versions of sectors.
-    disk: [Vec<u8>; SECTORS],
-    durable: [u64; SECTORS],
-    on_disk: [u64; SECTORS],
-    /// The number of the request that was taken last since the ring was started.
-    last: Option<u64>,
+    ghosts: Vec<(Operation, u64, Segments)>,
+    storage: Storage,
+    /// By queue, the number of the request that was taken last since the ring was started.
+    last: [Option<u64>; QUEUES],
     removed: [bool; 2],
     /// Moments after which the next processes are killed, the last first.
-    pub kills: Vec<u64>,
+    kills: Vec<u64>,
     pub killed: usize,
+    pub upgraded: u64,
 }
 
-fn serve(path: &Path) -> (Server, Epoll) {
-    let geometry = Geometry { len: SECTORS as u64 * 512, physical_block: 512, discard: 512, ..GEOMETRY };
-    let config = Config { path: path.to_owned(), queues: 1, serial: String::new(), geometry };
-    let mut server = Server::bind(config).unwrap();
+const DISK: Geometry = Geometry { len: SECTORS as u64 * 512, physical_block: 512, discard: 512, ..GEOMETRY };
+
+fn config(path: &Path, queues: usize) -> Config {
+    Config { path: path.to_owned(), queues: queues as u16, serial: String::new(), geometry: DISK }
+}
+
+fn serve(path: &Path, queues: usize) -> (Server, Epoll) {
+    let mut server = Server::bind(config(path, queues)).unwrap();
     let mut watch = Epoll::new();
     server.start(&mut watch).unwrap();
     (server, watch)
@@ -98,8 +116,8 @@ impl Run {
         moment::die_after(u64::MAX);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let (server, watch) = serve(&path);
-        let guest = Guest::new(&path, nature.recorded, nature.event_idx);
+        let (server, watch) = serve(&path, nature.queues);
+        let guest = Guest::new(&path, nature.recorded, nature.event_idx, nature.queues);
         let mut run = Run {
             nature,
             path,
@@ -110,17 +128,16 @@ impl Run {
             held: Vec::new(),
             waiting: Vec::new(),
             ghosts: Vec::new(),
-            disk: std::array::from_fn(|sector| content(sector as u64, 0)),
-            durable: [0; SECTORS],
-            on_disk: [0; SECTORS],
-            last: None,
+            storage: Storage::new(),
+            last: [None; QUEUES],
             removed: [false; 2],
             kills,
             killed: 0,
+            upgraded: 0,
         };
         // The first process may die before the guest has found its disk.
         moment::die_after(run.kills.pop().unwrap_or(u64::MAX));
-        run.connect(0).and_then(|()| run.mourn()).unwrap();
+        run.connect(&[0; QUEUES]).and_then(|()| run.mourn()).unwrap();
         run
     }
 
@@ -134,9 +151,8 @@ impl Run {
         }
         for round in 0..12 {
             self.step(Step::Turn)?;
-            while !self.held.is_empty() || !self.waiting.is_empty() {
-                self.held.append(&mut self.waiting);
-                self.held.sort_by_key(|taken| taken.number);
+            self.step(Step::Space)?;
+            while !self.held.is_empty() {
                 self.step(Step::Complete(if round % 2 == 0 { usize::MAX } else { 0 }))?;
             }
             self.haunt();
@@ -145,8 +161,8 @@ impl Run {
         if !self.guest.asked.is_empty() {
             return Err(format!("lost: never answered are {:?}", self.guest.asked));
         }
-        for sector in 0..SECTORS {
-            if self.disk[sector] != content(sector as u64, self.guest.acknowledged[sector]) {
+        for (sector, bytes) in (0..).zip(&self.storage.sectors) {
+            if self.guest.beliefs[sector as usize].possible(sector, bytes).is_none() {
                 return Err(format!("sector {sector} does not hold what was written last"));
             }
         }
@@ -156,10 +172,17 @@ impl Run {
     /// One step, and what a driver and QEMU do about it.
     fn step(&mut self, step: Step) -> Check {
         match step {
-            Step::Offer(kind) => self.guest.offer(kind),
+            Step::Offer(queue, kind) => self.guest.offer(queue, kind),
             Step::Turn => self.turn()?,
-            Step::Complete(index) => self.complete(index)?,
-            Step::Wait(index) => self.wait(index),
+            Step::Complete(index) => self.end(index, End::Done)?,
+            Step::Fail(index, applied) => self.end(index, End::Failed { applied })?,
+            Step::Full(index) if self.needs_space(index) => self.end(index, End::Full)?,
+            Step::Wait(index) if self.needs_space(index) => self.waiting.push(self.held.remove(index)),
+            Step::Full(_) | Step::Wait(_) => {}
+            Step::Space => {
+                self.held.append(&mut self.waiting);
+                self.held.sort_by_key(|taken| taken.number);
+            }
             Step::Publish => self.server.publish().unwrap(),
             Step::Remove(index) if !self.removed[index] => {
                 self.removed[index] = true;
@@ -176,11 +199,12 @@ impl Run {
                 self.turn()?;
             }
             Step::Remove(_) | Step::Add(_) | Step::Replace => {}
-            Step::Restart => self.restart()?,
+            Step::Restart(queue) => self.restart(queue % self.nature.queues)?,
             Step::Reconnect => self.reconnect()?,
+            Step::Upgrade(succeeds) => self.upgrade(succeeds)?,
         }
         self.mourn()?;
-        self.guest.interrupt(&self.durable)
+        self.guest.interrupt(&self.storage.durable)
     }
 
     /// What the process's loop does in one turn.
@@ -201,27 +225,49 @@ impl Run {
     }
 
     fn take(&mut self) -> Check {
-        let geometry = Geometry { len: SECTORS as u64 * 512, physical_block: 512, discard: 512, ..GEOMETRY };
-        while let Some(request) = self.server.pop(&geometry) {
+        while let Some(request) = self.server.pop(&DISK) {
             if moment::is_dead() {
                 request.retire();
                 return Ok(());
             }
-            let sector = request.span().at / 512;
-            let found = self.guest.find(request.operation(), sector).map(|asked| asked.number);
-            let Some(number) = found.filter(|&number| self.guest.awaits(number)) else {
-                request.retire();
-                return Err(format!("taken after its answer: a request for sector {sector}"));
-            };
-            let is_flush = request.operation() == Operation::Flush;
-            if self.last.is_some_and(|last| last >= number) && !is_flush {
-                request.retire();
-                return Err(format!("request {number} was taken out of order, after {:?}", self.last));
+            match self.recognise(&request) {
+                Ok((queue, head, number)) => self.held.push(Taken { request, queue, head, number }),
+                Err(why) => {
+                    request.retire();
+                    return Err(why);
+                }
             }
-            self.last = self.last.max(Some(number));
-            self.held.push(Taken { request, number });
         }
         Ok(())
+    }
+
+    /// Which of the guest's requests this is, if it may be taken now.
+    fn recognise(&mut self, request: &Request) -> Result<(usize, u16, u64), String> {
+        let (_, queue, head) = device::parts(request.token());
+        let (sector, operation) = (request.span().at / 512, request.operation());
+        let asked = self.guest.asked.get(&(queue, head)).filter(|asked| self.guest.awaits(asked.number));
+        let asked = asked.ok_or_else(|| format!("taken after its answer: a request for sector {sector}"))?;
+        let kind = match operation {
+            Operation::Read => Kind::Read,
+            Operation::Write { .. } => Kind::Write,
+            Operation::WriteZeroes { .. } => Kind::Zeroes,
+            _ => Kind::Flush,
+        };
+        let named = asked.sectors.iter().any(|(other, _)| *other == sector) || kind == Kind::Flush;
+        if kind != asked.kind || !named {
+            return Err(format!("{operation:?} of sector {sector} is not what was asked: {asked:?}"));
+        }
+        let number = asked.number;
+        let is_same = |taken: &Taken| taken.number == number && taken.request.span().at == request.span().at;
+        if self.held.iter().chain(&self.waiting).any(is_same) {
+            return Err(format!("request {number} was taken twice"));
+        }
+        let last = self.last[queue];
+        if last.is_some_and(|last| last > number || last == number && kind != Kind::Zeroes) {
+            return Err(format!("request {number} of queue {queue} was taken out of order, after {last:?}"));
+        }
+        self.last[queue] = Some(number);
+        Ok((queue, head, number))
     }
 
     /// What the owner of waiting requests does.
@@ -232,8 +278,8 @@ impl Run {
                 continue;
             }
             if moment::is_planted(Bug::DoneAfterStop) {
-                let Taken { request, number } = &taken;
-                self.ghosts.push((request.operation(), request.span().at / 512, request.memory().clone(), *number));
+                let Taken { request, .. } = &taken;
+                self.ghosts.push((request.operation(), request.span().at / 512, request.memory().clone()));
             }
             self.server.give_back(taken.request);
         }
@@ -241,87 +287,100 @@ impl Run {
 
     /// Does what should have been forgotten.
     fn haunt(&mut self) {
-        for (operation, sector, memory, _) in std::mem::take(&mut self.ghosts) {
+        for (operation, sector, memory) in std::mem::take(&mut self.ghosts) {
             if let Operation::Write { .. } = operation {
-                self.disk[sector as usize] = memory.to_vec();
+                self.storage.sectors[sector as usize] = memory.to_vec();
             }
         }
     }
 
-    fn wait(&mut self, index: usize) {
-        let writes = |taken: &Taken| matches!(taken.request.operation(), Operation::Write { .. });
-        if self.held.get(index).is_some_and(writes) {
-            self.waiting.push(self.held.remove(index));
-        }
+    fn needs_space(&self, index: usize) -> bool {
+        let writes = |taken: &Taken| taken.request.operation().is_write();
+        self.held.get(index).is_some_and(writes)
     }
 
-    fn complete(&mut self, index: usize) -> Check {
+    fn end(&mut self, index: usize, end: End) -> Check {
         let Some(last) = self.held.len().checked_sub(1) else { return Ok(()) };
         let taken = self.held.remove(index.min(last));
-        let done = self.execute(&taken);
-        self.server.complete(taken.request, Status::Done);
+        self.end_taken(taken, end)
+    }
+
+    fn end_taken(&mut self, taken: Taken, end: End) -> Check {
+        let done = self.may_end(&taken);
+        let version = self.note_end(&taken, end);
+        let status = self.storage.end(&taken.request, version, end);
+        self.server.complete(taken.request, status);
         done
     }
 
-    fn execute(&mut self, taken: &Taken) -> Check {
-        let Taken { request, number } = taken;
-        let sector = (request.span().at / 512) as usize;
-        // Flushes look the same, so that one may stand for another.
-        let is_flush = request.operation() == Operation::Flush;
-        if !is_flush && !self.guest.awaits(*number) {
-            return Err(format!("request {number} is done after its answer"));
+    fn may_end(&self, taken: &Taken) -> Check {
+        match self.guest.awaits(taken.number) {
+            true => Ok(()),
+            false => Err(format!("request {} is done after its answer", taken.number)),
         }
-        match request.operation() {
-            Operation::Read => request.memory().copy_from(&self.disk[sector]),
-            Operation::Write { .. } => {
-                self.disk[sector] = request.memory().to_vec();
-                self.on_disk[sector] = u64::from(u32::from_le_bytes(self.disk[sector][..4].try_into().unwrap()));
-            }
-            _ => self.durable = self.on_disk,
-        }
-        Ok(())
+    }
+
+    /// The version that a request gives to its sector; its guest may see an error, or not.
+    fn note_end(&mut self, taken: &Taken, end: End) -> u64 {
+        let Span { at, .. } = taken.request.span();
+        let Some(asked) = self.guest.asked.get_mut(&(taken.queue, taken.head)) else { return 0 };
+        asked.failed |= end != End::Done;
+        asked.sectors.iter().find(|(sector, _)| *sector == at / 512).map_or(0, |&(_, version)| version)
     }
 
     /// If the process is dead: the next one, until one lives that long.
     fn mourn(&mut self) -> Check {
         while moment::is_dead() {
             self.killed += 1;
-            for taken in std::mem::take(&mut self.held) {
-                let done = if self.nature.outlives { self.execute(&taken) } else { Ok(()) };
+            for (place, taken) in std::mem::take(&mut self.held).into_iter().enumerate() {
+                let mut ended = Ok(());
+                if self.nature.fate.is_done(place) {
+                    ended = self.may_end(&taken);
+                    let version = self.note_end(&taken, End::Done);
+                    self.storage.end(&taken.request, version, End::Done);
+                }
                 taken.request.retire();
-                done?;
+                ended?;
             }
             self.waiting.drain(..).for_each(|taken| {
                 taken.request.retire();
             });
-            self.guest.interrupt(&self.durable)?;
-            let base = self.guest.used_index();
+            self.guest.interrupt(&self.storage.durable)?;
+            let bases = self.used_indices();
             moment::die_after(u64::MAX);
             self.server.stop(&mut self.watch);
-            let (server, watch) = serve(&self.path);
-            (self.server, self.watch) = (server, watch);
+            (self.server, self.watch) = serve(&self.path, self.nature.queues);
             moment::die_after(self.kills.pop().unwrap_or(u64::MAX));
-            self.guest.front.reconnect(&self.path);
-            self.connect(base)?;
+            self.guest.reconnect(&self.path);
+            self.connect(&bases)?;
         }
         Ok(())
     }
 
-    fn connect(&mut self, base: u16) -> Check {
+    fn used_indices(&self) -> Vec<u16> {
+        (0..self.nature.queues).map(|queue| self.guest.used_index(queue)).collect()
+    }
+
+    fn connect(&mut self, bases: &[u16]) -> Check {
         self.removed = [false; 2];
-        self.last = None;
+        self.last = [None; QUEUES];
         self.guest.negotiate();
         self.turn()?;
         self.guest.take_region();
-        self.guest.start(base);
+        self.guest.start(bases);
         self.turn()
     }
 
-    fn restart(&mut self) -> Check {
-        self.guest.front.send(11, 0, &[0; 8], &[]);
+    /// One ring is stopped, while the others go on.
+    fn restart(&mut self, queue: usize) -> Check {
+        self.guest.stop_ring(queue);
         self.turn()?;
-        while !self.held.is_empty() {
-            self.complete(usize::MAX)?;
+        while let Some(place) = self.held.iter().rposition(|taken| taken.queue == queue) {
+            if self.guest.front.reply(11).is_some() {
+                return Err(format!("GET_VRING_BASE of queue {queue} is answered while requests of it are under way"));
+            }
+            let taken = self.held.remove(place);
+            self.end_taken(taken, End::Done)?;
         }
         self.server.publish().unwrap();
         self.turn()?;
@@ -330,26 +389,29 @@ impl Run {
             return Ok(());
         }
         let reply = reply.ok_or_else(|| format!("GET_VRING_BASE is not answered: {:?}", self.server.take_events()))?;
-        self.guest.interrupt(&self.durable)?;
-        self.last = None;
+        self.guest.interrupt(&self.storage.durable)?;
+        self.last[queue] = None;
         for index in [0, 1].into_iter().filter(|&index| std::mem::take(&mut self.removed[index])) {
             self.guest.add_memory(index);
         }
-        self.guest.start_ring(u16::from_ne_bytes([reply[4], reply[5]]));
+        if self.nature.queues == 1 {
+            self.guest.give_region();
+        }
+        self.guest.start_ring(queue, u16::from_ne_bytes([reply[4], reply[5]]));
         self.turn()
     }
 
     /// The front-end loses the connection, not its memory. What is under way goes on, and nobody hears of it.
     fn reconnect(&mut self) -> Check {
         // QEMU looks at the used index at once, and the back-end notices later.
-        let base = self.guest.used_index();
+        let bases = self.used_indices();
         self.server.publish().unwrap();
-        self.guest.front.reconnect(&self.path);
+        self.guest.reconnect(&self.path);
         self.guest.negotiate();
         self.turn()?;
         let before = self.held.len();
         while !self.held.is_empty() {
-            self.complete(usize::MAX)?;
+            self.end(usize::MAX, End::Done)?;
             self.take()?;
             if self.held.len() > before {
                 return Err("the next connection took something before the last was over".into());
@@ -360,14 +422,45 @@ impl Run {
             return Ok(());
         }
         self.removed = [false; 2];
-        self.last = None;
+        self.last = [None; QUEUES];
         self.guest.take_region();
-        self.guest.start(base);
+        self.guest.start(&bases);
+        self.turn()
+    }
+
+    /// What is under way ends, what waits for space stays with the guest, and another process goes on.
+    fn upgrade(&mut self, succeeds: bool) -> Check {
+        self.server.hold(true);
+        while !self.held.is_empty() {
+            self.end(usize::MAX, End::Done)?;
+            self.take()?;
+        }
+        self.turn()?;
+        let next =
+            self.server.hand_over().and_then(|all| Server::taken_over(all, config(&self.path, self.nature.queues)));
+        // Not while a queue is being stopped, nor while the memory of a ring is away.
+        let Some(mut next) = next.ok().filter(|_| succeeds && !moment::is_dead()) else {
+            self.server.hold(false);
+            return self.turn();
+        };
+        for taken in self.waiting.drain(..) {
+            taken.request.retire();
+        }
+        let mut watch = Epoll::new();
+        next.start(&mut watch).unwrap();
+        self.watch = watch;
+        std::mem::replace(&mut self.server, next).leave_path();
+        self.last = [None; QUEUES];
+        self.upgraded += 1;
         self.turn()
     }
 
     pub fn answered(&self) -> u64 {
         self.guest.answered
+    }
+
+    pub fn errors(&self) -> u64 {
+        self.guest.errors
     }
 }
 

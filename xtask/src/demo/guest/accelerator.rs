@@ -33,8 +33,8 @@ pub fn choose(guest: &Guest, cache: &Path) -> Result<Accelerator, GuestError> {
 
 /// Whether the kernel reaches init and init the end of an empty job. Under a KVM that works this takes two seconds.
 fn boots_under_kvm(guest: &Guest, cache: &Path) -> Result<bool, GuestError> {
-    let trial =
-        Guest { kernel: guest.kernel.clone(), initramfs: guest.initramfs.clone(), accelerator: Accelerator::Kvm };
+    let (kernel, initramfs, qemu) = (guest.kernel.clone(), guest.initramfs.clone(), guest.qemu.clone());
+    let trial = Guest { kernel, initramfs, accelerator: Accelerator::Kvm, qemu };
     let work = cache.join(format!("trial.{}", std::process::id()));
     fs::create_dir_all(&work).map_err(at("create", &work))?;
     let job = Job { name: "trial", script: "", parameters: Vec::new() };

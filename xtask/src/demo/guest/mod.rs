@@ -21,7 +21,7 @@ use vm::qemu::hardware;
 
 use self::cpio::Archive;
 use self::kernel::Kernel;
-pub use self::running::{Line, MEMORY_MIB, Running, Transcript, said};
+pub use self::running::{Heard, Line, MEMORY_MIB, Running, Transcript, said};
 use super::progress::Progress;
 use super::tool::ToolError;
 
@@ -75,7 +75,12 @@ pub struct Guest {
     kernel: PathBuf,
     initramfs: PathBuf,
     accelerator: Accelerator,
+    /// The program that is QEMU.
+    qemu: PathBuf,
 }
+
+/// QEMU where nobody names another.
+const QEMU: &str = "qemu-system-x86_64";
 
 impl Guest {
     /// The guest in the directory `cache`: fetched, made and tried out where that has not been done.
@@ -93,11 +98,17 @@ impl Guest {
         fs::create_dir_all(cache).map_err(at("create", cache))?;
         let kernel = Kernel::obtain(cache, packages, progress)?;
         let initramfs = image::obtain(cache, &kernel, modules, progress)?;
-        let mut guest = Self { kernel: kernel.image, initramfs, accelerator: Accelerator::Tcg };
+        let qemu = PathBuf::from(QEMU);
+        let mut guest = Self { kernel: kernel.image, initramfs, accelerator: Accelerator::Tcg, qemu };
         guest.accelerator = accelerator::choose(&guest, cache)?;
         let usable = if guest.accelerator == Accelerator::Tcg { " (KVM is not usable here)" } else { "" };
         progress.detail(&format!("kernel {}, under {}{usable}", kernel.version, guest.accelerator));
         Ok(guest)
+    }
+
+    /// The same, run by another QEMU.
+    pub fn under(self, qemu: PathBuf) -> Self {
+        Self { qemu, ..self }
     }
 
     /// Boots with a disk on each of the vhost-user-blk `sockets` (names in `work`, where the logs go too).
@@ -113,7 +124,7 @@ impl Guest {
     pub fn boot_with(&self, job: &Job, work: &Path, add: impl FnOnce(&mut Command)) -> Result<Running, GuestError> {
         let initrd = work.join(format!("{}.initrd", job.name));
         self.write_initrd(job, &initrd)?;
-        let mut command = running::qemu(self.accelerator, &self.kernel, &initrd);
+        let mut command = running::qemu(&self.qemu, self.accelerator, &self.kernel, &initrd);
         add(&mut command);
         Running::start(command, job.name, work, initrd)
     }

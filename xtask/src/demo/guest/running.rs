@@ -31,8 +31,8 @@ pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off no_
 const LAST_LINES: usize = 12;
 
 /// QEMU without a disk. The guest's memory is shared, as vhost-user needs it to be.
-pub fn qemu(accelerator: Accelerator, kernel: &Path, initrd: &Path) -> Command {
-    let mut command = tool::bound_to_us("qemu-system-x86_64");
+pub fn qemu(program: &Path, accelerator: Accelerator, kernel: &Path, initrd: &Path) -> Command {
+    let mut command = tool::bound_to_us(program);
     command.args(accelerator.words());
     command.args(["-machine", "q35,memory-backend=memory", "-nodefaults", "-no-user-config"]);
     command.args(["-display", "none", "-no-reboot"]);
@@ -48,6 +48,14 @@ pub fn qemu(accelerator: Accelerator, kernel: &Path, initrd: &Path) -> Command {
 pub fn add_disk(command: &mut Command, number: usize, socket: &str) {
     command.args(["-chardev", &format!("socket,id=disk{number},path={socket}")]);
     command.args(["-device", &format!("vhost-user-blk-pci,chardev=disk{number},num-queues={CPUS}")]);
+}
+
+/// What a console says in some time.
+pub enum Heard {
+    Line(String),
+    Nothing,
+    /// It is closed: QEMU has ended.
+    End,
 }
 
 /// One line of the console.
@@ -127,12 +135,19 @@ impl Running {
         mut self,
         mut heard: impl FnMut(Line<'_>) -> Result<ControlFlow<()>, E>,
     ) -> Result<Transcript, E> {
-        while let Some(line) = self.next_line()? {
+        loop {
+            let silence = Duration::from_secs(self.silence_max_seconds);
+            let line = match self.listen(silence)? {
+                Heard::Line(line) => line,
+                Heard::Nothing => return Err(self.silent(self.silence_max_seconds).into()),
+                Heard::End => return Ok(self.ended()?),
+            };
             let flow = match said(&line) {
                 Some((key, value)) => {
-                    self.transcript.said.push((key.to_owned(), value.to_owned()));
                     let flow = heard(Line::Said(key, value))?;
-                    self.answer(key);
+                    if key == "ask" {
+                        self.answer();
+                    }
                     flow
                 }
                 None => heard(Line::Chatter(&line))?,
@@ -141,36 +156,43 @@ impl Running {
                 return Ok(std::mem::take(&mut self.transcript));
             }
         }
-        Ok(self.ended()?)
     }
 
-    /// The next line, or none when QEMU has ended.
-    fn next_line(&mut self) -> Result<Option<String>, GuestError> {
-        match self.lines.recv_timeout(Duration::from_secs(self.silence_max_seconds)) {
+    /// What the console says within so long. What an `ask=` asks for goes on when it is [answered](Running::answer).
+    pub fn listen(&mut self, at_most: Duration) -> Result<Heard, GuestError> {
+        match self.lines.recv_timeout(at_most) {
             Ok(line) => {
                 self.tail.push(line.clone());
-                Ok(Some(line))
+                if let Some((key, value)) = said(&line) {
+                    self.transcript.said.push((key.to_owned(), value.to_owned()));
+                }
+                Ok(Heard::Line(line))
             }
-            Err(RecvTimeoutError::Disconnected) => Ok(None),
-            Err(RecvTimeoutError::Timeout) => Err(GuestError::Silent {
-                job: self.transcript.job.clone(),
-                seconds: self.silence_max_seconds,
-                console: self.console.clone(),
-            }),
+            Err(RecvTimeoutError::Disconnected) => Ok(Heard::End),
+            Err(RecvTimeoutError::Timeout) => Ok(Heard::Nothing),
         }
     }
 
-    fn answer(&mut self, key: &str) {
-        if key == "ask" {
-            // A guest that is gone shows as the end of its console; the broken pipe is a part of its last words.
-            if let Err(error) = self.keyboard.write_all(b"go\n").and_then(|()| self.keyboard.flush()) {
-                self.tail.push(format!("(it takes no answer: {error})"));
-            }
+    /// The failure of a guest that has been silent for so long.
+    pub fn silent(&self, seconds: u64) -> GuestError {
+        GuestError::Silent { job: self.transcript.job.clone(), seconds, console: self.console.clone() }
+    }
+
+    /// Has the guest go on after an `ask=`.
+    pub fn answer(&mut self) {
+        // A guest that is gone shows as the end of its console; the broken pipe is a part of its last words.
+        if let Err(error) = self.keyboard.write_all(b"go\n").and_then(|()| self.keyboard.flush()) {
+            self.tail.push(format!("(it takes no answer: {error})"));
         }
+    }
+
+    /// Ends the guest as a power failure would.
+    pub fn cut_power(&mut self) -> Result<(), GuestError> {
+        self.qemu.kill().map_err(|source| GuestError::Start { command: "kill QEMU".to_owned(), source })
     }
 
     /// Judges a guest whose console has closed.
-    fn ended(mut self) -> Result<Transcript, GuestError> {
+    pub fn ended(&mut self) -> Result<Transcript, GuestError> {
         let (job, console) = (self.transcript.job.clone(), self.console.clone());
         match self.transcript.last() {
             Some(("end", "ok")) => Ok(std::mem::take(&mut self.transcript)),

@@ -1,0 +1,55 @@
+//! Requests that have come, from the server to the disk.
+//!
+//! It knows no protocol and no format. Invariant: before a request is begun it is noted for the next process that
+//! something is in flight.
+
+use std::time::Duration;
+
+use disk::Request;
+use transport::Server;
+
+use super::{Disclose, EventLoop};
+use crate::fault;
+
+/// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
+/// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not
+/// count.
+const BATCH: usize = 16;
+
+impl<S: Server + Disclose> EventLoop<S> {
+    /// Takes a batch of requests in; how many.
+    pub(super) fn take_in(&mut self) -> usize {
+        if self.suspects.are_there() {
+            return self.take_suspect();
+        }
+        for came in 0..BATCH {
+            let Some(request) = self.server.pop(&self.geometry) else { return came };
+            if came == 0 {
+                self.note_in_flight(self.disk.in_flight().saturating_add(BATCH));
+            }
+            let Some(request) = self.came(request, came == 0) else { continue };
+            fault::point("begin", &request);
+            self.disk.submit(request, &mut self.engine);
+        }
+        BATCH
+    }
+
+    /// A request has come. It is handed back to be begun, if it need not wait for space.
+    #[inline(always)]
+    pub(super) fn came(&mut self, mut request: Request, first: bool) -> Option<Request> {
+        let now = self.time();
+        request.taken = now;
+        self.stats.came(request.operation(), now);
+        if let Some(stats) = &mut self.blkback_stats {
+            stats.came(&request);
+        }
+        if self.full.holds_back(&request) {
+            self.full.keep(request);
+            return None;
+        }
+        if first {
+            self.pause.came(Duration::from_nanos(now));
+        }
+        Some(request)
+    }
+}

@@ -1,0 +1,24 @@
+//! What is said of requests in the log. It knows nothing else of them.
+
+use disk::{Operation, Status};
+
+/// What whoever runs the host must hear of a failed request, for only they can help. The rest is the guest's doing.
+pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
+    match status {
+        Status::Failed => Some(""),
+        Status::NoSpace => Some(": no space is left on the image's storage; free some, and writes succeed again"),
+        Status::Done | Status::Refused | Status::Unsupported => None,
+    }
+}
+
+/// An operation, as it is called in a line.
+pub(super) fn in_words(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read => "a read",
+        Operation::Write { .. } => "a write",
+        Operation::Flush => "a flush",
+        Operation::Discard => "a discard",
+        Operation::WriteZeroes { .. } => "a write of zeroes",
+        Operation::Extents => "a query for extents",
+    }
+}

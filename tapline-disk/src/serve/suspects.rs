@@ -1,0 +1,207 @@
+//! What a disk's process does after the death of the one before it, to find the request that it died of: it takes its
+//! requests one at a time for a while ([`Suspects`]; docs/decisions/0018).
+//!
+//! It knows no server, and of the disk only its leaf's redo log. Invariants: a request is condemned only when a process
+//! had it in flight as it died, and then [`DEATHS_ALONE`] more have died at work on it and on nothing else, one after
+//! the other; whoever is to be tried once more is left alone for a while first, so that kills that have nothing to do
+//! with it do not meet it.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use disk::redo::{Mark, Suspect};
+use disk::{RedoLog, Request};
+use transport::{Interest, Timer, Watch, WatchKey};
+
+/// Deaths that a request must be alone with. The one before them had others in flight too.
+const DEATHS_ALONE: u64 = 2;
+
+/// How long nothing is taken before a suspect is tried again. Longer than a process lives that is killed again and
+/// again at its start; short beside the second that a guest may have to wait.
+const REST: Duration = Duration::from_millis(250);
+
+/// Requests beyond those that were in flight: others may come in between where there are several queues or connections.
+const MARGIN: u64 = 64;
+
+/// The requests that a process may have died of.
+#[derive(Debug, Default)]
+pub struct Suspects {
+    /// Requests that are still to be done one at a time.
+    left: u64,
+    suspect: Option<Suspect>,
+    /// Runs while nothing is taken.
+    rest: Option<Timer>,
+    /// Requests that were answered with an error.
+    fatal: u64,
+}
+
+impl Suspects {
+    /// What is suspected after the death of the process that has left this log, if it has died.
+    /// So many requests were answered with an error before.
+    pub fn after(log: Option<&RedoLog>, fatal: u64) -> Suspects {
+        let none = Suspects { fatal, ..Suspects::default() };
+        let Some(log) = log else { return none };
+        let suspect = log.suspect();
+        match log.left_in_flight() {
+            0 => none,
+            left => Suspects { left: left.saturating_add(MARGIN), suspect, ..none },
+        }
+    }
+
+    /// Whether requests are to be done one at a time.
+    #[inline]
+    pub fn are_there(&self) -> bool {
+        self.left > 0
+    }
+
+    /// How many processes have died of one request, as far as that is known.
+    pub fn deaths(&self) -> Option<u64> {
+        self.suspect.map(|suspect| suspect.deaths.saturating_add(1))
+    }
+
+    /// Has nothing taken for a while, if somebody is to be tried again then.
+    pub fn begin(&mut self, watch: &mut dyn Watch, key: WatchKey) -> io::Result<()> {
+        if self.are_there() && self.suspect.is_some_and(|suspect| suspect.deaths < DEATHS_ALONE) {
+            let timer = Timer::new()?;
+            timer.set(REST)?;
+            watch.watch(timer.as_fd(), Interest::Read, key)?;
+            self.rest = Some(timer);
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is to be taken now.
+    pub fn are_resting(&self) -> bool {
+        self.rest.is_some()
+    }
+
+    /// That while is over.
+    pub fn rested(&mut self, watch: &mut dyn Watch, key: WatchKey) {
+        if self.rest.take().is_some() {
+            watch.forget(key);
+        }
+    }
+
+    /// Whether this request is not to be begun again, ever.
+    pub fn condemn(&self, request: &Request) -> bool {
+        let condemned = |suspect: Suspect| suspect.deaths >= DEATHS_ALONE && suspect.mark == Mark::of(request);
+        self.are_there() && self.suspect.is_some_and(condemned)
+    }
+
+    /// A condemned request was answered with an error, and its answer can be seen: it is done with.
+    pub fn failed(&mut self, log: Option<&RedoLog>) {
+        self.fatal = self.fatal.saturating_add(1);
+        self.suspect = None;
+        if let Some(log) = log {
+            log.acquit();
+        }
+    }
+
+    /// One more of them is answered, in whatever way, and its answer can be seen.
+    pub fn answered(&mut self, log: Option<&RedoLog>) {
+        self.left = self.left.saturating_sub(1);
+        let Some(log) = log else { return };
+        log.note_answered();
+        if self.left == 0 {
+            self.suspect = None;
+            log.acquit();
+        }
+    }
+
+    /// Requests that the next process is to do one at a time, if this one dies.
+    pub fn left(&self) -> u64 {
+        self.left.saturating_sub(MARGIN)
+    }
+
+    /// Requests that were answered with an error since the disk would have died of them.
+    pub fn fatal(&self) -> u64 {
+        self.fatal
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use disk::redo::{HEADER_LEN, IDENTITY_LEN};
+    use disk::{Geometry, Operation, Span, Token};
+    use memory::{Segments, Shared};
+
+    use super::*;
+
+    struct Bed(Shared);
+
+    impl Bed {
+        fn new() -> Bed {
+            Bed(Shared::of_words((HEADER_LEN + 256) / 8))
+        }
+
+        fn log(&self) -> RedoLog {
+            RedoLog::open(self.0.clone(), &[7; IDENTITY_LEN], &mut [0; 512].as_slice()).unwrap()
+        }
+
+        /// The next process.
+        fn suspects(&self) -> Suspects {
+            Suspects::after(Some(&self.log()), 0)
+        }
+    }
+
+    fn mark(at: u64) -> Mark {
+        with(at, Mark::of)
+    }
+
+    fn with<T>(at: u64, look: impl FnOnce(&Request) -> T) -> T {
+        let geometry =
+            Geometry { len: 1 << 20, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
+        let span = Span { at, len: 512 };
+        let request = Request::new(Operation::Read, span, Segments::zeroed(512), Token(1), &geometry).unwrap();
+        let found = look(&request);
+        request.retire();
+        found
+    }
+
+    fn condemned(suspects: &Suspects, at: u64) -> bool {
+        with(at, |request| suspects.condemn(request))
+    }
+
+    #[test]
+    fn the_third_death_in_a_row_condemns() {
+        let bed = Bed::new();
+        bed.log().note_in_flight(32);
+        for deaths in 0..2 {
+            let suspects = bed.suspects();
+            assert_eq!(suspects.deaths(), (deaths > 0).then_some(deaths + 1));
+            assert!(suspects.are_there() && !condemned(&suspects, 512));
+            bed.log().note_alone(mark(512));
+            bed.log().note_at_work(true);
+        }
+        let mut suspects = bed.suspects();
+        assert_eq!(suspects.deaths(), Some(3));
+        assert!(condemned(&suspects, 512) && !condemned(&suspects, 1024));
+        suspects.failed(Some(&bed.log()));
+        assert_eq!((suspects.fatal(), condemned(&suspects, 512), bed.log().suspect()), (1, false, None));
+    }
+
+    #[test]
+    fn a_process_that_ended_with_nothing_in_flight_left_no_suspects() {
+        let bed = Bed::new();
+        bed.log().note_alone(mark(512));
+        bed.log().note_at_work(true);
+        let suspects = bed.suspects();
+        assert!(!suspects.are_there() && !condemned(&suspects, 512));
+    }
+
+    #[test]
+    fn when_all_are_answered_nothing_is_suspected_any_more() {
+        let bed = Bed::new();
+        bed.log().note_in_flight(2);
+        bed.log().note_alone(mark(512));
+        bed.log().note_at_work(true);
+        let mut suspects = bed.suspects();
+        for left in (0..2 + MARGIN).rev() {
+            assert!(suspects.are_there());
+            suspects.answered(Some(&bed.log()));
+            assert_eq!(suspects.left(), left.saturating_sub(MARGIN));
+        }
+        assert!(!suspects.are_there() && bed.log().suspect().is_none());
+    }
+}

@@ -130,8 +130,14 @@ pub fn others_left(image: &ImageFile) -> bool {
 /// The logs that were handed to this process, for the one that takes its place. Another opens its logs itself.
 pub fn to_be_handed() -> io::Result<Vec<(PathBuf, File)>> {
     let opened = opened();
-    let handed = opened.iter().filter(|found| found.handed);
-    handed.map(|found| Ok((found.path.clone(), found.file.try_clone()?))).collect()
+    let mut all: Vec<(PathBuf, File)> = Vec::new();
+    for found in opened.iter().filter(|found| found.handed) {
+        // A merge is handed the log of a layer again that was the leaf when the process was started.
+        if all.iter().all(|(path, _)| *path != found.path) {
+            all.push((found.path.clone(), found.file.try_clone()?));
+        }
+    }
+    Ok(all)
 }
 
 fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {

@@ -400,10 +400,13 @@ fn a_merge_that_is_under_way_goes_on_in_the_new_process() {
     assert!(daemon.log().contains("asked to go on with what the old one was at"), "{}", daemon.log());
     // The task knows nothing of it, and nobody asks for another.
     wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);
-    let tasks = daemon.get("/tasks").1;
-    let merges = tasks.as_array().unwrap().iter().filter(|task| task["verb"] == "vdi-merge");
-    assert!(merges.clone().all(|task| task["state"] == "done"), "{tasks}");
-    assert_eq!(merges.filter(|task| task["about"].to_string().contains(&vdi)).count(), 1, "{tasks}");
+    let merges = || -> Vec<Value> {
+        let tasks = daemon.get("/tasks").1;
+        let of_disk = |task: &&Value| task["verb"] == "vdi-merge" && task["about"].to_string().contains(&vdi);
+        tasks.as_array().unwrap().iter().filter(of_disk).map(|task| task["state"].clone()).collect()
+    };
+    wait_until("its task is over", || !merges().contains(&json!("running")));
+    assert_eq!(merges(), [json!("done")]);
     assert_eq!(client.read(0, BLOCK), vec![1; BLOCK]);
     for at in 1..128 {
         assert_eq!(client.read(at << 20, 1 << 20), vec![2; 1 << 20], "megabyte {at}");

@@ -101,6 +101,10 @@ impl Control {
         let asker = merging.asker.take();
         drop(merging);
         self.pay(asker.as_ref(), &outcome);
+        if in_the_way {
+            // Nothing else may happen that would have the upgrade go on.
+            self.go_on(work);
+        }
     }
 
     /// Says how far the merge is, to who wants to know.

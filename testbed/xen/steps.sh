@@ -135,7 +135,7 @@ guest() {
     {
         echo "name='$name'"
         echo "type='$guest_type'"
-        echo "memory=320"
+        echo "memory=${guest_memory:-320}"
         echo "vcpus=1"
         # Otherwise Xen takes apart each look at the clock, and translation says RDTSC where it was RDTSCP.
         echo "tsc_mode='native'"

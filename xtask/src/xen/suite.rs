@@ -81,7 +81,7 @@ const ALL: &[Backend] = &Backend::ALL;
 const OURS: &[Backend] = &[Backend::Tapline];
 
 /// The scripts, with who must pass them. A peer runs those that it can, which shows that the script is right.
-const SCRIPTS: [Script; 31] = [
+const SCRIPTS: [Script; 32] = [
     Script { name: "attach", backends: ALL, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("depths", ALL),
     Script::new("plug", ALL),
@@ -114,6 +114,7 @@ const SCRIPTS: [Script; 31] = [
     Script::new("destroyed", OURS),
     Script::new("driver", OURS),
     Script::new("refused", OURS),
+    Script { name: "save", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
     // Disks and guests by the daemon.
     Script { name: "daemon", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("daemon-ends", OURS),

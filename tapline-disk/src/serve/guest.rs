@@ -7,7 +7,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use disk::{Disconnected, Geometry, Request, Status, Transport};
+use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
 use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
 use vm::xen::give::{Wish, is_read_only, make_own_end};
@@ -355,6 +355,18 @@ impl Server for Backend {
 
     fn resized(&mut self, geometry: &Geometry, watch: &mut dyn Watch) {
         self.server.resized(geometry, watch);
+    }
+
+    fn takes_back(&self) -> bool {
+        self.server.takes_back()
+    }
+
+    fn recalls(&self, token: Token) -> bool {
+        self.server.recalls(token)
+    }
+
+    fn give_back(&mut self, request: Request) {
+        self.server.give_back(request);
     }
 
     fn peers(&self) -> usize {

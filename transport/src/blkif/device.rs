@@ -295,6 +295,20 @@ impl Device {
         true
     }
 
+    /// Forgets a request of which nothing is under way: it stays in its ring without answer, for whoever takes that over.
+    pub fn give_back(&mut self, request: Request) -> bool {
+        let (epoch, seat) = parts(request.token());
+        request.retire();
+        if epoch != self.epoch {
+            return false;
+        }
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if let Some(queue) = self.queues.get_mut(usize::from(seat.queue)) {
+            queue.done();
+        }
+        true
+    }
+
     /// Brings what was read to the guest, shows it the answers, and signals it where it asked for that.
     #[inline]
     pub fn publish(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {

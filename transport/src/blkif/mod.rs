@@ -43,7 +43,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use disk::{Disconnected, Geometry, Request, Status, Transport};
+use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use memory::Buffer;
 use rustix::event::{EventfdFlags, eventfd};
 use xen::{DomId, EventChannels, Grants, Port, Store};
@@ -424,6 +424,22 @@ impl crate::Server for Server {
 
     fn resized(&mut self, geometry: &Geometry, _watch: &mut dyn Watch) {
         self.session.resized(geometry, &mut self.machine, &mut self.log);
+    }
+
+    /// What has no answer stays in its ring, and the next process takes it from there.
+    fn takes_back(&self) -> bool {
+        self.session.is_left()
+    }
+
+    fn recalls(&self, _token: Token) -> bool {
+        self.stopped && self.session.is_left()
+    }
+
+    fn give_back(&mut self, request: Request) {
+        match self.takes_back() {
+            true => drop(self.session.give_back(request)),
+            false => self.complete(request, Status::NoSpace),
+        }
     }
 
     fn peers(&self) -> usize {

@@ -132,6 +132,25 @@ impl Session {
         self.orphans == 0
     }
 
+    /// Takes back a request that is left to the next process. `true`: it was the last of a front end that is gone.
+    pub fn give_back(&mut self, request: Request) -> bool {
+        match &mut self.device {
+            Some(device) => {
+                if device.give_back(request) {
+                    return false;
+                }
+            }
+            None => drop(request.retire()),
+        }
+        self.orphans = self.orphans.saturating_sub(1);
+        self.orphans == 0
+    }
+
+    /// Whether the front end, if there is one, stays connected when the server stops.
+    pub fn is_left(&self) -> bool {
+        self.config.on_stop == OnStop::Leave
+    }
+
     /// Looks at both nodes and does what follows.
     pub fn examine(&mut self, machine: &mut Machine, log: &mut Log) {
         self.stuck.retain(|&port| machine.channels.unbind(port).is_err());

@@ -353,7 +353,7 @@ impl Transport for Server {
     }
 
     fn complete(&mut self, request: Request, status: Status) {
-        if self.session.complete(request, status, &mut *self.machine.grants) {
+        if self.session.complete(request, Some(status), &mut *self.machine.grants) {
             self.machine.wake();
         }
     }
@@ -428,18 +428,18 @@ impl crate::Server for Server {
 
     /// What has no answer stays in its ring, and the next process takes it from there.
     fn takes_back(&self) -> bool {
-        self.session.is_left()
+        self.session.config.on_stop == OnStop::Leave
     }
 
     fn recalls(&self, _token: Token) -> bool {
-        self.stopped && self.session.is_left()
+        self.stopped && self.takes_back()
     }
 
     fn give_back(&mut self, request: Request) {
-        match self.takes_back() {
-            true => drop(self.session.give_back(request)),
-            false => self.complete(request, Status::NoSpace),
+        if !self.takes_back() {
+            return self.complete(request, Status::NoSpace);
         }
+        self.session.complete(request, None, &mut *self.machine.grants);
     }
 
     fn peers(&self) -> usize {

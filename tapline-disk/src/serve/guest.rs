@@ -4,6 +4,7 @@
 //! written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no trace;
 //! when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
 use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
 use vm::xen::give::{Wish, is_read_only, make_own_end};
+use vm::xen::statistics::{Files, Statistics};
 use xen::daemon::Daemon;
 use xen::kernel::{Evtchn, Gntdev};
 use xen::{EventChannels, Grants, Store, StoreError};
@@ -82,8 +84,8 @@ fn store(which: Lent) -> Result<Daemon, Failure> {
 pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit, Failure> {
     let Claimed { device, read_only, mut store, domains, grants, channels, claim } = claimed;
     let read_only = read_only || serve.read_only;
-    // They are there before the store sends readers to them. Where files are handed, none can be made.
-    let blkback_stats = if files::are_handed() { None } else { open_stats(&Places::of_host(), &device) };
+    // They are there before the store sends readers to them.
+    let blkback_stats = open_stats(&Places::of_host(), &device);
     make_own_end(&mut *store, &device, Wish { read_only, kept: false })?;
     leave_word(&mut *store, &device, serve)?;
     if let Some(most) = asked_polling(&mut *store, &device)? {
@@ -99,10 +101,15 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
     ended
 }
 
-/// Statistics for others must not keep a disk from being served.
+/// Statistics for others must not keep a disk from being served. Where files are handed none can be made: they are handed, too.
 fn open_stats(places: &Places, device: &Device) -> Option<BlkbackStats> {
+    let lent = |lent| files::lent_perhaps(lent).map(File::from);
     let place = &places.statistics;
-    let opened = BlkbackStats::open(place, device.guest.0, device.vdev.number());
+    let opened = match (lent(Lent::Statistics), lent(Lent::StatisticsByPid)) {
+        (Some(vbd3), Some(td3)) => BlkbackStats::over(Files { vbd3, td3 }),
+        _ if files::are_handed() => return None,
+        _ => BlkbackStats::open(&Statistics::of(place, device.guest, device.vdev)),
+    };
     let failed = |error| say(format_args!("no statistics for xsiostat and its like in {}: {error}", place.display()));
     opened.map_err(failed).ok()
 }

@@ -330,6 +330,11 @@ pub fn lent(lent: Lent) -> Result<Option<OwnedFd>, Failure> {
     }
 }
 
+/// What is lent of Xen and can be done without.
+pub fn lent_perhaps(lent: Lent) -> Option<OwnedFd> {
+    in_handed(|handed| handed.take_lent(lent)).flatten()
+}
+
 /// The socket that was handed for `path`, which would be bound otherwise.
 pub fn listener(listens: Listens, path: &Path) -> Result<Option<OwnedFd>, Failure> {
     match in_handed(|handed| handed.take_listener(listens, path)) {

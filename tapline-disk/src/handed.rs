@@ -51,6 +51,10 @@ pub enum Lent {
     Store,
     /// Another, for what is heard of domains.
     Domains,
+    /// A file for statistics, `vbd3-…/statistics`; it may be missing.
+    Statistics,
+    /// Another, `td3-…/vbd-…`.
+    StatisticsByPid,
 }
 
 /// A message, as it is written.
@@ -208,6 +212,12 @@ fn check_lent(lent: Lent, descriptor: &OwnedFd) -> Result<(), String> {
     let failed = |errno: Errno| format!("cannot examine what is handed as {lent:?}: {}", std::io::Error::from(errno));
     let kind = FileType::from_raw_mode(rustix::fs::fstat(descriptor).map_err(failed)?.st_mode);
     let may_be_a_socket = matches!(lent, Lent::Store | Lent::Domains);
+    if matches!(lent, Lent::Statistics | Lent::StatisticsByPid) {
+        return match (kind, uring::open_for(descriptor)) {
+            (FileType::RegularFile, Some(Held::Writing)) => Ok(()),
+            _ => Err(format!("what is handed as {lent:?} is no file, or not open for writing")),
+        };
+    }
     match kind {
         FileType::CharacterDevice => Ok(()),
         FileType::Socket if may_be_a_socket && sockopt::socket_type(descriptor) == Ok(SocketType::STREAM) => Ok(()),
@@ -287,13 +297,15 @@ mod test {
         {
             bed.send(&format!(r#"{{"xen":"{what}"}}"#), &[lent]);
         }
+        bed.send(r#"{"xen":"statistics"}"#, &[&bed.open(true)]);
+        bed.send(r#"{"xen":"statistics-by-pid"}"#, &[&bed.open(true)]);
         bed.outcome().unwrap();
     }
 
     #[test]
     fn every_message_that_is_not_as_it_should_be_ends_it() {
         let long = format!(r#"{{"file":"/{}"}}"#, "a".repeat(MESSAGE_MAX));
-        let cases: [(&str, &[bool], &str); 17] = [
+        let cases: [(&str, &[bool], &str); 18] = [
             (r#"{"file":"/a","write":true}"#, &[], "0 descriptors"),
             (r#"{"file":"/a","write":true}"#, &[true, true], "2 descriptors"),
             (r#"{"file":"/a","write":true}"#, &[true; 8], "more than one descriptor"),
@@ -305,6 +317,7 @@ mod test {
             (r#"{"listen":"nbd","path":"/a"}"#, &[true], "not a Unix stream socket"),
             (r#"{"listen":"http","path":"/a"}"#, &[true], "http"),
             (r#"{"xen":"grants"}"#, &[true], "no device"),
+            (r#"{"xen":"statistics"}"#, &[false], "not open for writing"),
             (r#"{"xen":"store"}"#, &[true], "no connection to a store"),
             (r#"{"xen":"store","path":"/a"}"#, &[true], "neither"),
             (r#"{"end":true}"#, &[true], "1 descriptors"),

@@ -4,7 +4,7 @@
 //! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command
 //! line names and says where the disk can be found.
 
-pub mod blkback_stats;
+mod blkback_stats;
 mod control;
 mod event_loop;
 mod full;

@@ -11,6 +11,7 @@ pub mod claim;
 pub mod detach;
 mod launch;
 mod list;
+pub mod local;
 mod relics;
 mod upgrade;
 pub mod wait;
@@ -40,6 +41,9 @@ use vm::xen::take as taking;
 
 /// How long a block script of xl may wait for the disk's process: libxl gives it 40 s.
 const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long our own domain's driver may take to connect to a disk that is served already.
+const LOCAL_PATIENCE: Duration = Duration::from_secs(8);
 
 /// How long a guest has to let a disk go that is taken from it by force. One that runs needs milliseconds; if it has not
 /// closed its end, its requests without answer stay so, and its driver waits for them for ever.
@@ -301,7 +305,7 @@ fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Resul
         (ScriptAction::Remove, None) => Ok(()),
         (ScriptAction::Remove, Some(device)) => finish(store, places, &Device { kind: KIND.to_owned(), ..device }),
         (ScriptAction::Add, _) => {
-            let adopted = adopt::adopt(store, &node, KIND);
+            let adopted = take_over(store, &node);
             let served = match &adopted {
                 Ok(adopted) => serve_adopted(store, places, adopted),
                 Err(failure) => Err(Failure::told(failure.to_string())),
@@ -311,6 +315,14 @@ fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Resul
             }
             served
         }
+    }
+}
+
+/// From xl's own backend, also a disk of the domain in which xl and we run.
+fn take_over(store: &mut dyn Store, node: &str) -> Result<Adopted, Failure> {
+    match Device::of_backend(node).is_some_and(|device| device.guest == device.own) {
+        true => local::adopt(store, Path::new(local::BUSES), node, KIND),
+        false => adopt::adopt(store, node, KIND),
     }
 }
 
@@ -325,7 +337,14 @@ fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> R
         control: None,
         log: None,
     };
-    serve(store, places, &adopted.device, &process, SCRIPTS_PATIENCE)
+    serve(store, places, &adopted.device, &process, SCRIPTS_PATIENCE)?;
+    if local::shown_to_xl(&adopted.device).is_none() {
+        return Ok(());
+    }
+    // What xl waits for with a disk of its own domain: the next thing that it does is to open it.
+    let connected = attach::wait_connected(store, &adopted.device, LOCAL_PATIENCE, |_| ());
+    let shown = connected.and_then(|()| local::show(store, &adopted.device));
+    shown.inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(say))
 }
 
 #[cfg(test)]

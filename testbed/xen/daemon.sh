@@ -48,6 +48,6 @@ start_daemon _=
 done_by "an SR" sr create local --dir /images/sr
 vdi=$($tapline vdi create disk --sr local --size 8M) || fail "a VDI"
 initrd_of daemon daemon ""
-vm=$($tapline vm create guest --driver xen --memory 320M --kernel /guest/vmlinux --initrd "$place/initrd" \
+vm=$($tapline vm create guest --driver xen --memory "${guest_memory:-320}M" --kernel /guest/vmlinux --initrd "$place/initrd" \
     --cmdline "$(guest_words)" --platform tsc_mode=native --platform "type=$guest_type") || fail "a VM"
 vbd=$($tapline vbd create --vm "$vm" --vdi "$vdi") || fail "a VBD"

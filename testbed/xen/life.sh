@@ -102,7 +102,7 @@ nothing_left() {
     locks=$(grep OFDLCK /proc/locks)
     [ -z "$locks" ] || fail "an image is locked: $locks"
     ! find /run/tapline -name '*.pid' -o -name '*.sock' 2>/dev/null | grep . || fail "files are left in /run/tapline"
-    stats=$(find /dev/shm -name 'vbd3-*')
+    stats=$(find /dev/shm -name 'vbd3-*' -o -name 'td3-*')
     [ -z "$stats" ] || fail "statistics are left: $stats"
     channels=$("$lsevtchn" 0 | grep -c 'Remote Domain [1-9]')
     expect "event channels to guests" "$channels" 0

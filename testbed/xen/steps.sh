@@ -121,6 +121,7 @@ initrd_of() {
     mkdir -p "$place/job"
     cp "/drop/jobs/$2.sh" "$place/job/job.sh"
     [ ! -e /drop/mark ] || cp /drop/mark "$place/job/"
+    for each in ${beside_job:-}; do cp -rL "$each" "$place/job/" || fail "$each beside a job"; done
     printf 'disk=/dev/xvda\n%s\n' "$3" >"$place/job/parameters"
     # The kernel unpacks every archive that it finds.
     (cat /guest/initrd && cd "$place" && find job | cpio -o -H newc 2>/dev/null) >"$place/initrd" || fail "initrd of $1"
@@ -135,7 +136,7 @@ guest() {
     {
         echo "name='$name'"
         echo "type='$guest_type'"
-        echo "memory=320"
+        echo "memory=${guest_memory:-320}"
         echo "vcpus=1"
         # Otherwise Xen takes apart each look at the clock, and translation says RDTSC where it was RDTSCP.
         echo "tsc_mode='native'"

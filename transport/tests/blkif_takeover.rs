@@ -8,6 +8,8 @@
 mod blkif_mock;
 
 use blkif_mock::{BACKEND, FRONTEND, Front, Machine, READ, Rings, WRITE, attach, config, discard, get, set, transfer};
+use disk::{Request, Status, Transport};
+use transport::Server;
 use transport::blkif::{Config, GrantsPolicy, OnStop};
 use xen::fake::{Access, Host, Part};
 
@@ -51,6 +53,48 @@ fn calls_that_fail_at_a_take_over_are_made_again_and_the_front_end_keeps_its_con
             assert_eq!(get(&machine.host, COMPLAINT), None, "{part:?} {nth}");
         }
     }
+}
+
+/// Requests that were popped and are not begun.
+fn popped(machine: &mut Machine) -> Vec<Request> {
+    let (server, mut requests) = (machine.server.as_mut().unwrap(), Vec::new());
+    for key in machine.watch.wait(false) {
+        server.ready(key, &mut machine.watch);
+    }
+    while let Some(request) = server.pop(&machine.geometry) {
+        requests.push(request);
+    }
+    requests
+}
+
+#[test]
+fn what_waits_when_the_process_leaves_stays_in_the_ring_and_is_done_by_the_next() {
+    let host = Host::new().unwrap();
+    attach(&host);
+    let (mut machine, mut front) = (Machine::new(&host, config(GrantsPolicy::Copy)), Front::new(&host));
+    front.connect(&mut machine, Rings::default());
+    let pages = [7, 0].map(|byte| front.page(byte).1);
+    front.ask(0, &transfer(WRITE, 1, 8, &[(pages[0], 0, 7)]));
+    front.ask(0, &transfer(READ, 2, 64, &[(pages[1], 0, 7)]));
+    let mut requests = popped(&mut machine);
+    let (read, write) = (requests.pop().unwrap(), requests.pop().unwrap());
+    let server = machine.server.as_mut().unwrap();
+    assert!(!server.takes_back(), "one that closes is owed its answers");
+    server.leave();
+    assert!(server.takes_back() && !server.recalls(write.token()), "it may find space still");
+    server.stop(&mut machine.watch);
+    assert!(server.recalls(write.token()));
+    server.give_back(write);
+    server.complete(read, Status::Failed);
+    server.publish().unwrap();
+    // The answer takes the slot of the write, which is moved.
+    assert_eq!(front.answers(0).iter().map(|answer| answer.0).collect::<Vec<_>>(), [2]);
+    machine.server = None;
+    machine.start(config(GrantsPolicy::Copy)).unwrap();
+    machine.settle();
+    let answers: Vec<_> = front.answers(0).iter().map(|answer| (answer.0, answer.2)).collect();
+    assert_eq!(answers, [(1, OKAY)], "{}", machine.log);
+    assert_eq!(machine.file.bytes[8 * 512..16 * 512], [7; 4096]);
 }
 
 #[test]

@@ -6,19 +6,13 @@
 //! Both are written through memory that readers share, once for a batch of requests; a disk that is idle writes nothing. Knows
 //! nothing of rings. Keeps: a reader never sees half of a number, and what it sees of one request is at most one batch old.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use disk::{Operation, Request, Status};
 use memory::{Mapping, Shared};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-
-use crate::toolstack::wait::readable;
+use vm::xen::statistics::{Files, Statistics, TD3_LEN, VBD3_LEN};
 
 /// Numbers in `struct blkback_stats`.
 const FIELDS: usize = 14;
@@ -36,12 +30,9 @@ const MAX_MICROSECONDS: usize = 4;
 /// Bits of the numbers that an answer changes, from the first one on.
 const BY_ANSWER: u32 = (1 << ANSWERED) | (1 << SECTORS) | (1 << SUM_MICROSECONDS) | (1 << MAX_MICROSECONDS);
 
-/// Bytes of `struct blkback_stats`.
-const LEN: usize = FIELDS * 8;
+// The second file: a version of four bytes, padding of four, eleven numbers.
+const _: () = assert!(VBD3_LEN == FIELDS * 8 && TD3_LEN == 8 + 11 * 8);
 
-/// Bytes of `struct stats`: a version of four, padding of four, eleven numbers.
-const TD3_LEN: usize = 96;
-const TD3_VERSION: u32 = 1;
 /// Where that counts requests that failed.
 const TD3_ERRORS_AT: usize = 80;
 /// Where each number stands in `struct stats`, if it does. What else that has, of requests without memory and the flags, stays
@@ -57,11 +48,13 @@ const TD3_AT: [Option<usize>; FIELDS] = {
     at
 };
 
-/// The statistics of one disk. The files go with it.
+/// The statistics of one disk. The files go with it, unless they were handed to it.
 pub struct BlkbackStats {
-    // Dropped first: readers that know both take its directory for the sign of a disk.
+    // Dropped first: no file goes that is written.
     vbd3: Published,
     td3: Published,
+    #[allow(dead_code, reason = "held for its end")]
+    own: Option<Own>,
     fields: [u64; FIELDS],
     /// Requests that failed.
     errors: u64,
@@ -70,17 +63,17 @@ pub struct BlkbackStats {
 }
 
 impl BlkbackStats {
-    /// Begins to count in files below `place`. Those that a killed process has left are replaced.
-    pub fn open(place: &Path, domain: u16, device: u32) -> io::Result<BlkbackStats> {
-        // Nobody reads what stays: the store names this process now.
-        remove_td3_left(place, domain, device).unwrap_or_default();
-        let mut begun = [0; TD3_LEN];
-        begun[..4].copy_from_slice(&TD3_VERSION.to_ne_bytes());
-        // The sign comes last; who sees it finds the other.
-        let td3 = place.join(format!("td3-{}", std::process::id()));
-        let td3 = Published::create(td3, &td3_name(domain, device), &begun)?;
-        let vbd3 = Published::create(vbd3_directory(place, domain, device), VBD3_NAME, &[0; LEN])?;
-        Ok(BlkbackStats { vbd3, td3, fields: [0; FIELDS], errors: 0, changed: 0 })
+    /// Begins to count in files of our own.
+    pub fn open(statistics: &Statistics) -> io::Result<BlkbackStats> {
+        let files = statistics.make(std::process::id())?;
+        let own = Own(statistics.clone());
+        Ok(BlkbackStats { own: Some(own), ..BlkbackStats::over(files)? })
+    }
+
+    /// Begins to count in files that somebody else has made, and removes.
+    pub fn over(Files { vbd3, td3 }: Files) -> io::Result<BlkbackStats> {
+        let (vbd3, td3) = (Published::of(vbd3, VBD3_LEN)?, Published::of(td3, TD3_LEN)?);
+        Ok(BlkbackStats { vbd3, td3, own: None, fields: [0; FIELDS], errors: 0, changed: 0 })
     }
 
     /// A request was taken from its ring.
@@ -134,27 +127,21 @@ impl BlkbackStats {
     }
 }
 
-/// A file of numbers that readers share, in a directory of its own.
+/// A file of numbers that readers share.
 struct Published {
-    #[allow(dead_code, reason = "held for its end")]
-    directory: Directory,
     #[allow(dead_code, reason = "held for its lock, by which others see that it is somebody's")]
     file: File,
     page: Shared,
 }
 
 impl Published {
-    /// The directory is made anew: some readers look at a file again only when that has happened.
-    fn create(directory: PathBuf, name: &str, begun: &[u8]) -> io::Result<Published> {
-        remove_directory(&directory)?;
-        fs::create_dir(&directory)?;
-        let directory = Directory(directory);
-        let mut file = File::options().read(true).write(true).create_new(true).open(directory.0.join(name))?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        // Written, so that it has its memory: where there is none a store through the mapping would be the end of the process.
-        file.write_all(begun)?;
-        let page = Shared::of(Mapping::of_file(file.as_fd(), 0, begun.len())?);
-        Ok(Published { directory, file, page })
+    /// A file that is too short would be the end of the process at its first store.
+    fn of(file: File, len: usize) -> io::Result<Published> {
+        if usize::try_from(file.metadata()?.len()).is_ok_and(|found| found < len) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a file has less than {len} bytes")));
+        }
+        let page = Shared::of(Mapping::of_file(file.as_fd(), 0, len)?);
+        Ok(Published { file, page })
     }
 
     fn store(&self, at: usize, value: u64) {
@@ -163,83 +150,29 @@ impl Published {
     }
 }
 
-/// A directory that goes when it is dropped.
-struct Directory(PathBuf);
+/// Files of our own, which go when it is dropped.
+struct Own(Statistics);
 
-impl Drop for Directory {
+impl Drop for Own {
     fn drop(&mut self) {
-        // What stays is replaced by the next disk of this name, and tells readers of a disk that does nothing.
-        remove_directory(&self.0).unwrap_or_default();
-    }
-}
-
-/// Removes the statistics of a disk that a killed process has left. Those that a process writes stay.
-pub fn remove(place: &Path, domain: u16, device: u32) -> io::Result<()> {
-    remove_unlocked(&vbd3_directory(place, domain, device), VBD3_NAME)?;
-    remove_td3_left(place, domain, device)
-}
-
-/// Removes those whose name has the number of a process that is not. The lock does not tell of a tapdisk3, which has none.
-fn remove_td3_left(place: &Path, domain: u16, device: u32) -> io::Result<()> {
-    let entries = match fs::read_dir(place) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    let name = td3_name(domain, device);
-    for entry in entries {
-        let entry = entry?;
-        let pid = entry.file_name().to_str().and_then(|name| name.strip_prefix("td3-")?.parse().ok());
-        if entry.path().join(&name).exists() && pid.and_then(Pid::from_raw).is_some_and(has_ended) {
-            remove_unlocked(&entry.path(), &name)?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether there is no such process, or one that nobody has asked how it ended. In doubt there is one.
-fn has_ended(pid: Pid) -> bool {
-    match pidfd_open(pid, PidfdFlags::empty()) {
-        Err(errno) => errno == Errno::SRCH,
-        Ok(process) => readable(&process, Duration::ZERO).is_ok_and(|ended| ended),
-    }
-}
-
-/// Removes a directory whose file nobody has locked.
-fn remove_unlocked(directory: &Path, name: &str) -> io::Result<()> {
-    let opened = File::open(directory.join(name));
-    match opened.and_then(|file| Ok(flock(file, FlockOperation::NonBlockingLockShared)?)) {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => remove_directory(directory),
-    }
-}
-
-const VBD3_NAME: &str = "statistics";
-
-fn vbd3_directory(place: &Path, domain: u16, device: u32) -> PathBuf {
-    place.join(format!("vbd3-{domain}-{device}"))
-}
-
-fn td3_name(domain: u16, device: u32) -> String {
-    format!("vbd-{domain}-{device}")
-}
-
-fn remove_directory(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+        self.0.remove_made(std::process::id());
     }
 }
 
 #[cfg(test)]
 mod test {
-    use std::process::{Child, Command};
+    use std::fs;
+    use std::path::{Path, PathBuf};
 
     use disk::{Geometry, Span, Token};
     use memory::Segments;
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    use xen::DomId;
 
     use super::*;
+
+    fn of(place: &tempfile::TempDir) -> Statistics {
+        Statistics::of(place.path(), DomId(7), "xvdb".parse().unwrap())
+    }
 
     const GEOMETRY: Geometry =
         Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
@@ -279,7 +212,7 @@ mod test {
     #[test]
     fn readers_find_every_number_in_its_place() {
         let place = tempfile::tempdir().unwrap();
-        let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
+        let mut stats = BlkbackStats::open(&of(&place)).unwrap();
         assert_eq!(read(place.path()), [0; 14]);
         assert_eq!(read_td3(place.path()), td3_bytes([0; 11]));
         let at = |micros: u64| micros * 1000;
@@ -316,7 +249,7 @@ mod test {
     #[test]
     fn a_batch_is_seen_when_it_is_published_and_the_files_go_with_the_disk() {
         let place = tempfile::tempdir().unwrap();
-        let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
+        let mut stats = BlkbackStats::open(&of(&place)).unwrap();
         stats.came(&request_kept(WRITE, 1));
         assert_eq!(read(place.path())[8], 0);
         assert_eq!(read_td3(place.path()), td3_bytes([0; 11]));
@@ -334,9 +267,9 @@ mod test {
     #[test]
     fn only_what_has_changed_is_stored() {
         let place = tempfile::tempdir().unwrap();
-        let mut stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
+        let mut stats = BlkbackStats::open(&of(&place)).unwrap();
         // What a test has written shows that nobody else has.
-        fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; LEN]).unwrap();
+        fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; VBD3_LEN]).unwrap();
         fs::write(td3(place.path()).join("vbd-7-51728"), [0xff; TD3_LEN]).unwrap();
         stats.publish();
         assert_eq!(read_td3(place.path()), [0xff; TD3_LEN]);
@@ -350,60 +283,17 @@ mod test {
         assert_eq!(read_td3(place.path()), bytes);
     }
 
-    /// A process that has ended. Until it is waited for its number is its own.
-    fn ended() -> Child {
-        let child = Command::new("true").spawn().unwrap();
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(Pid::from_child(&child)), options).unwrap();
-        child
-    }
-
-    /// What a process of that number has left of the disk, or has there.
-    fn td3_of(place: &Path, pid: u32) -> PathBuf {
-        let directory = place.join(format!("td3-{pid}"));
-        fs::create_dir(&directory).unwrap();
-        fs::write(directory.join("vbd-7-51728"), [0xff; 4096]).unwrap();
-        directory
-    }
-
     #[test]
-    fn what_a_killed_process_has_left_is_replaced() {
-        let (place, mut child) = (tempfile::tempdir().unwrap(), ended());
-        fs::create_dir(place.path().join("vbd3-7-51728")).unwrap();
-        fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; 200]).unwrap();
-        // Of the same number as this one, and of another.
-        td3_of(place.path(), std::process::id());
-        let left = td3_of(place.path(), child.id());
-        let _stats = BlkbackStats::open(place.path(), 7, 51728).unwrap();
-        assert_eq!(read(place.path()), [0; 14]);
-        assert_eq!(read_td3(place.path()), td3_bytes([0; 11]));
-        assert!(!left.exists());
-        child.wait().unwrap();
-    }
-
-    #[test]
-    fn what_is_left_is_removed_and_what_is_of_others_stays() {
-        let (place, mut child) = (tempfile::tempdir().unwrap(), ended());
-        let left = td3_of(place.path(), child.id());
-        // It has no lock, as a tapdisk3 has none.
-        let lives = td3_of(place.path(), std::process::id());
-        remove(place.path(), 7, 51744).unwrap();
-        assert!(left.exists());
-        remove(place.path(), 7, 51728).unwrap();
-        assert_eq!([left.exists(), lives.exists()], [false, true]);
-        child.wait().unwrap();
-        // Nor when the number is nobody's any more.
-        fs::create_dir(&left).unwrap();
-        fs::write(left.join("vbd-7-51728"), []).unwrap();
-        remove(place.path(), 7, 51728).unwrap();
-        assert_eq!([left.exists(), lives.exists()], [false, true]);
-    }
-
-    #[test]
-    fn nothing_stays_where_only_one_of_the_files_can_be_made() {
+    fn files_that_were_handed_are_written_and_stay() {
         let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join("vbd3-7-51728"), "in the way").unwrap();
-        assert!(BlkbackStats::open(place.path(), 7, 51728).is_err());
-        assert!(!td3(place.path()).exists());
+        let files = of(&place).make(std::process::id()).unwrap();
+        let mut stats = BlkbackStats::over(files).unwrap();
+        stats.came(&request_kept(WRITE, 1));
+        stats.publish();
+        drop(stats);
+        assert_eq!(read(place.path())[8], 1);
+        assert_eq!(read_td3(place.path()), td3_bytes([0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]));
+        let short = || tempfile::tempfile().unwrap();
+        assert!(BlkbackStats::over(Files { vbd3: short(), td3: short() }).is_err());
     }
 }

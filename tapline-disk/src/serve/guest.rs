@@ -4,13 +4,16 @@
 //! written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no trace;
 //! when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use disk::{Disconnected, Geometry, Request, Status, Transport};
+use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
 use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
 use vm::xen::give::{Wish, is_read_only, make_own_end};
+use vm::xen::statistics::{Files, Statistics};
+use vm::xen::take;
 use xen::daemon::Daemon;
 use xen::kernel::{Evtchn, Gntdev};
 use xen::{EventChannels, Grants, Store, StoreError};
@@ -24,6 +27,7 @@ use crate::handed::Lent;
 use crate::log::say;
 use crate::toolstack::claim::{Claim, Places};
 use crate::toolstack::device::{Device, remove_own_end, store_failed, text, together};
+use crate::toolstack::local::shown_to_xl;
 use crate::toolstack::{connect, domain};
 
 mod keys;
@@ -82,8 +86,8 @@ fn store(which: Lent) -> Result<Daemon, Failure> {
 pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit, Failure> {
     let Claimed { device, read_only, mut store, domains, grants, channels, claim } = claimed;
     let read_only = read_only || serve.read_only;
-    // They are there before the store sends readers to them. Where files are handed, none can be made.
-    let blkback_stats = if files::are_handed() { None } else { open_stats(&Places::of_host(), &device) };
+    // They are there before the store sends readers to them.
+    let blkback_stats = open_stats(&Places::of_host(), &device);
     make_own_end(&mut *store, &device, Wish { read_only, kept: false })?;
     leave_word(&mut *store, &device, serve)?;
     if let Some(most) = asked_polling(&mut *store, &device)? {
@@ -99,10 +103,15 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
     ended
 }
 
-/// Statistics for others must not keep a disk from being served.
+/// Statistics for others must not keep a disk from being served. Where files are handed none can be made: they are handed, too.
 fn open_stats(places: &Places, device: &Device) -> Option<BlkbackStats> {
+    let lent = |lent| files::lent_perhaps(lent).map(File::from);
     let place = &places.statistics;
-    let opened = BlkbackStats::open(place, device.guest.0, device.vdev.number());
+    let opened = match (lent(Lent::Statistics), lent(Lent::StatisticsByPid)) {
+        (Some(vbd3), Some(td3)) => BlkbackStats::over(Files { vbd3, td3 }),
+        _ if files::are_handed() => return None,
+        _ => BlkbackStats::open(&Statistics::of(place, device.guest, device.vdev)),
+    };
     let failed = |error| say(format_args!("no statistics for xsiostat and its like in {}: {error}", place.display()));
     opened.map_err(failed).ok()
 }
@@ -153,6 +162,8 @@ struct Backend {
     time_is_up: bool,
     /// xl's configuration has named the disk, and xl has a node of its own for it.
     is_xls: bool,
+    /// Where xl says that a disk of its own domain is to go, and waits until it has.
+    shown_to_xl: Option<String>,
 }
 
 /// What is known of the guest.
@@ -180,7 +191,9 @@ impl Backend {
         let (guest, leaving) = (Guest::Awaited, config.on_stop == OnStop::Leave);
         let (closing, time_is_up, is_xls) = (false, false, false);
         let server = blkif::Server::new(config, server, grants, channels).map_err(Failure::said)?;
-        let mut backend = Backend { server, device, store, guest, leaving, closing, timer, time_is_up, is_xls };
+        let shown_to_xl = shown_to_xl(&device);
+        let mut backend =
+            Backend { server, device, store, guest, leaving, closing, timer, time_is_up, is_xls, shown_to_xl };
         backend.is_xls = backend.xl_has_it()?;
         Ok(backend)
     }
@@ -195,7 +208,8 @@ impl Backend {
     /// nodes, and of all of them only the toolstack writes it.
     fn watch_domains(&mut self) -> Result<(), Failure> {
         let name = format!("/local/domain/{}/name", self.device.guest);
-        for path in ["@introduceDomain", "@releaseDomain", &name] {
+        let shown = self.shown_to_xl.as_deref();
+        for path in ["@introduceDomain", "@releaseDomain", &name].into_iter().chain(shown) {
             match self.store.watch(path, "guest") {
                 // Only privileged domains hear of others, unless their toolstack lets them (XSA-115). The name tells too.
                 Err(StoreError::Refused { code, .. }) if code == "EACCES" && path.starts_with('@') => {}
@@ -216,6 +230,27 @@ impl Backend {
             }
         }
         self.look_for_guest();
+        self.obey_xl().unwrap_or_else(say);
+    }
+
+    /// xl has its disk back when its node says Closed; that is said when this process stops.
+    fn obey_xl(&mut self) -> Result<(), Failure> {
+        if let Some(shown) = &self.shown_to_xl {
+            if text(&mut *self.store, None, shown)?.as_deref() == Some("5") {
+                take::ask(&mut *self.store, &self.device)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says so to xl, if it waits.
+    fn tell_xl(&mut self) -> Result<(), Failure> {
+        if let Some(shown) = &self.shown_to_xl {
+            if text(&mut *self.store, None, shown)?.is_some() {
+                self.store.write(None, shown, b"6").map_err(store_failed)?;
+            }
+        }
+        Ok(())
     }
 
     /// Has the timer run. `false`: it does not, and then nothing would end a wait.
@@ -357,6 +392,18 @@ impl Server for Backend {
         self.server.resized(geometry, watch);
     }
 
+    fn takes_back(&self) -> bool {
+        self.server.takes_back()
+    }
+
+    fn recalls(&self, token: Token) -> bool {
+        self.server.recalls(token)
+    }
+
+    fn give_back(&mut self, request: Request) {
+        self.server.give_back(request);
+    }
+
     fn peers(&self) -> usize {
         self.server.peers()
     }
@@ -374,6 +421,9 @@ impl Server for Backend {
             }
         }
         self.server.stop(watch);
+        if !self.leaving {
+            self.tell_xl().unwrap_or_else(say);
+        }
         // The loop asks for events as long as it runs.
         self.server.take_events().iter().for_each(say);
     }

@@ -30,21 +30,19 @@ pub struct Adopted {
 pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, Failure> {
     let theirs = Device::of_backend(node).ok_or_else(|| not_a_disk(node))?;
     together(store, |store, within| {
-        let mut value = |key: &str| text(store, within, &format!("{node}/{key}"));
-        let params = value("params")?.ok_or_else(|| not_a_disk(node))?;
-        let mode = value("mode")?.unwrap_or_default();
-        let images = images(&params)?;
+        let (images, wish) = read_wish(store, within, node)?;
         let guest = theirs.states(store, within)?.1;
         // libxl gives a new domain its disks first and its console then. The driver of one that runs has the kernel's backend in
         // mind by now, and says so too late.
         let console = format!("/local/domain/{}/console/ring-ref", theirs.guest);
         if guest != Some(State::INITIALISING) || text(store, within, &console)?.is_some() {
             let why = format!("its guest runs: its end is {}", described(guest));
+            let images: Vec<String> = images.iter().map(ImageName::to_string).collect();
+            let by = format!("tapline xen attach {} {}", theirs.guest, images.join(" "));
             return Err(Failure::new(format!("take {theirs} over from xl"), why)
-                .advise(format!("give a guest that runs its disk by: tapline xen attach {} {params}", theirs.guest)));
+                .advise(format!("give a guest that runs its disk by: {by}")));
         }
         let device = Device { kind: kind.to_owned(), ..theirs.clone() };
-        let wish = Wish { read_only: !mode.contains('w'), kept: false };
         let (kept, of_guest) = (values(store, within, node, &XLS)?, theirs.frontend());
         let kept_of_guest = values(store, within, &of_guest, &XLS_OF_GUEST)?;
         remove_own_end(store, within, &theirs)?;
@@ -58,8 +56,20 @@ pub fn adopt(store: &mut dyn Store, node: &str, kind: &str) -> Result<Adopted, F
     })
 }
 
+/// What xl's configuration says of the disk at `node`.
+pub fn read_wish(
+    store: &mut dyn Store,
+    within: Option<Transaction>,
+    node: &str,
+) -> Result<(Vec<ImageName>, Wish), Failure> {
+    let mut value = |key: &str| text(store, within, &format!("{node}/{key}"));
+    let params = value("params")?.ok_or_else(|| not_a_disk(node))?;
+    let mode = value("mode")?.unwrap_or_default();
+    Ok((images(&params)?, Wish { read_only: !mode.contains('w'), kept: false }))
+}
+
 /// Those of the values below a node that are there.
-fn values(
+pub fn values(
     store: &mut dyn Store,
     within: Option<Transaction>,
     node: &str,
@@ -98,7 +108,8 @@ fn images(params: &str) -> Result<Vec<ImageName>, Failure> {
     Ok(images)
 }
 
-fn not_a_disk(node: &str) -> Failure {
+/// For a node that xl has not made for a disk.
+pub fn not_a_disk(node: &str) -> Failure {
     Failure::new(format!("take over {node}"), "no disk of xl is there")
         .advise("this command is for block-tapline, which xl calls: script=block-tapline in a disk's configuration")
 }

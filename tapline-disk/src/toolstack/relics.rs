@@ -8,12 +8,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use transport::vhost_user::{BindError, Listener};
+use vm::xen::statistics::Statistics;
 use xen::Store;
 
 use super::claim::{Claim, Places};
 use super::device::{Device, text};
 use crate::failure::Failure;
-use crate::serve::blkback_stats;
 
 /// Where the store says that the disk's process listens; it has to be asked while the device has its nodes.
 pub fn control_of(store: &mut dyn Store, device: &Device) -> Result<Option<PathBuf>, Failure> {
@@ -29,7 +29,7 @@ pub fn remove(places: &Places, device: &Device, control: Option<&Path>, mut tell
         remove_socket(socket)
             .unwrap_or_else(|error| tell(&format!("the socket {} is left: {error}", socket.display())));
     }
-    let left = blkback_stats::remove(&places.statistics, device.guest.0, device.vdev.number());
+    let left = Statistics::of(&places.statistics, device.guest, device.vdev).remove_left();
     left.unwrap_or_else(|error| tell(&format!("statistics are left in {}: {error}", places.statistics.display())));
     drop(claim);
 }
@@ -122,7 +122,9 @@ mod test {
         let left = left();
         fs::remove_file(&left.sockets[1]).unwrap();
         let _listener = UnixListener::bind(&left.sockets[1]).unwrap();
-        let _statistics = blkback_stats::BlkbackStats::open(&left.places.statistics, 7, 51728).unwrap();
+        let _statistics = Statistics::of(&left.places.statistics, left.device.guest, left.device.vdev)
+            .make(std::process::id())
+            .unwrap();
         left.remove();
         assert_eq!(left.all().map(|path| path.exists()), [false, true, false, true, false]);
         assert!(left.places.statistics.join(format!("td3-{}/vbd-7-51728", std::process::id())).exists());

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use ::vm::xen::lend::Lent;
+use ::vm::xen::statistics::Files;
 use api::Problem;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
@@ -81,6 +82,12 @@ impl Handing {
 }
 
 impl Ready {
+    /// Files for the statistics of a Xen guest's disk, whose names have the number of the process.
+    pub fn statistics(&mut self, files: Files) {
+        let all = [("statistics", files.vbd3), ("statistics-by-pid", files.td3)];
+        self.messages.extend(all.map(|(what, file)| (json!({ "xen": what }), OwnedFd::from(file))));
+    }
+
     /// Hands everything over. Waits while the process is slow to take it, and fails when that has ended. The socket, over
     /// which the process may say how far it is, is given back.
     pub fn send(self) -> Result<OwnedFd, Problem> {

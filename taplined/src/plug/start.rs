@@ -73,13 +73,16 @@ async fn start(
             disk.node().await?
         }
     };
-    let (stdin, ready) = handing.prepare(&daemon.tool.redo)?;
+    let (stdin, mut ready) = handing.prepare(&daemon.tool.redo)?;
     let mut words = order.words(place);
     if log == Log::Begun {
         // Whoever plugs it anew knows what has happened; a process that only takes another's place does not.
         words.push("--accept-failed-sync".into());
     }
     let identity = process.insert(launch(daemon, order, &words, stdin, log)?).identity();
+    if let Some(disk) = &order.disk {
+        disk.make_statistics(identity.pid).await.into_iter().for_each(|files| ready.statistics(files));
+    }
     let vbd = order.vbd.uuid;
     daemon.catalogue.write(move |tx| tx.set_vbd_served(vbd, identity, &at)).await?;
     Ok(ready)
@@ -169,6 +172,14 @@ pub fn why_it_ended(words: &str) -> Option<Problem> {
     Some(crate::disk::tool::said(last))
 }
 
+/// Removes the statistics of a VBD whose process has ended.
+pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
+    // Without a domain there are none.
+    if let Ok(Some(disk)) = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await {
+        disk.forget_statistics().await;
+    }
+}
+
 /// Removes what is left in Xen's store of a VBD that nobody serves any more. What stays there harms nobody: the next plug is told
 /// of it.
 pub async fn forget(daemon: &Daemon, vbd: Uuid) {
@@ -188,6 +199,7 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> 
     if let Some(mut process) = process {
         process.kill().await?;
     }
+    forget_statistics(daemon, vbd).await;
     let place = Place::of(&daemon.config, vbd);
     blocking("remove the sockets of a VBD", move || place.remove()).await
 }

@@ -16,7 +16,7 @@ use super::lost;
 use super::order::Order;
 use super::settle;
 use super::space;
-use super::start::{Log, clear, serve};
+use super::start::{Log, clear, forget_statistics, serve};
 use super::steps::Steps;
 use super::unplug;
 use crate::daemon::Daemon;
@@ -98,6 +98,7 @@ async fn look_after(
             (None, Some(problem)) => problem,
             (None, None) => died(daemon, vbd, Ok(Ended::Unknown)),
         };
+        forget_statistics(daemon, vbd).await;
         if is_done_with(daemon, vbd).await {
             // A guest of Xen has let go of it, or is no more. Whoever unplugs it finds that it has ended.
             stopped.await.ok();

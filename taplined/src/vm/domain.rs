@@ -4,6 +4,7 @@
 //! which people and the store know it by, is the VM's handle.
 
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use ::vm::xen::NotDone;
@@ -11,6 +12,7 @@ use ::vm::xen::departures::Departures;
 use ::vm::xen::disks::Guest;
 use ::vm::xen::lend::{Lent, lend};
 use ::vm::xen::machine::{self, Machine, Status};
+use ::vm::xen::statistics::{self, Files, Statistics};
 use ::vm::xen::vdev::Vdev;
 use ::vm::xen::xl::Xl;
 use api::{AbsolutePath, Code, Problem, Transport, Vbd};
@@ -85,6 +87,34 @@ impl Disk {
     pub async fn lend(&self) -> Result<Lent, Problem> {
         let domain = self.guest.domain;
         blocking(self.vm, move || lend(domain)).await
+    }
+
+    /// Where others look for the statistics of its process.
+    fn statistics(&self) -> Statistics {
+        Statistics::of(Path::new(statistics::PLACE), self.guest.domain, self.vdev)
+    }
+
+    /// Makes files for the statistics of the process of that number. None is no reason not to serve.
+    pub async fn make_statistics(&self, pid: u32) -> Option<Files> {
+        let this = self.statistics();
+        let made = task::blocking("make files for a disk's statistics", move || {
+            this.make(pid).map_err(|error| Problem::failed(format_args!("make files in {}", statistics::PLACE), error))
+        });
+        made.await
+            .map_err(|problem| tracing::warn!(vm = %self.vm, "a disk is served without statistics: {problem}"))
+            .ok()
+    }
+
+    /// Removes the statistics of a process that has ended.
+    pub async fn forget_statistics(&self) {
+        let this = self.statistics();
+        let removed = task::blocking("remove a disk's statistics", move || {
+            this.remove_left()
+                .map_err(|error| Problem::failed(format_args!("remove files in {}", statistics::PLACE), error))
+        });
+        if let Err(problem) = removed.await {
+            tracing::warn!(vm = %self.vm, "{problem}");
+        }
     }
 
     /// Whether it is at its end, with its guest or by the toolstack: its process ends by itself then.

@@ -149,7 +149,8 @@ impl Machine {
                 let end = match domain.status().map_err(by_xen(vm))? {
                     DomainStatus::Running | DomainStatus::Paused => return Ok(None),
                     DomainStatus::Down(Reason::PowerOff) => End::PoweredOff,
-                    DomainStatus::Down(Reason::Reboot) => End::Reboots,
+                    // After a kexec nobody goes on with the domain as it is.
+                    DomainStatus::Down(Reason::Reboot | Reason::SoftReset) => End::Reboots,
                     DomainStatus::Down(_) => End::Badly(halted(vm, "its guest has crashed", "")),
                     DomainStatus::Gone => End::Badly(halted(vm, "its domain was destroyed", ", and not by the daemon")),
                 };

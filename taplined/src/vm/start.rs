@@ -162,7 +162,8 @@ async fn start_qemu(
     }
 }
 
-/// Makes a domain, paused, which can be given disks from then on.
+/// Makes a domain, paused, which can be given disks from then on. One that was restored from a file waits like that: the guest
+/// goes on in it, with the disks that it is given now.
 async fn make_domain(
     daemon: &Daemon,
     vm: Uuid,
@@ -176,7 +177,9 @@ async fn make_domain(
     let made = blocking(format!("start VM {vm}"), move || {
         make_empty(&directory)
             .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
-        Domain::create_paused(&xl, &config, &directory).map_err(machine::by_xen(vm))
+        let restored = Domain::find_restored(&xl, &config.uuid).map_err(machine::by_xen(vm))?;
+        let made = restored.map_or_else(|| Domain::create_paused(&xl, &config, &directory), Ok);
+        made.map_err(machine::by_xen(vm))
     });
     let made = made.await?;
     fault::point("vm-start", "create", true);

@@ -12,6 +12,17 @@ expect "whose the disk's process is" "$(awk '/^Uid:/ { print $2 }' "/proc/$pid/s
 expect "what it may" "$(awk '/^CapEff:/ { print $2 }' "/proc/$pid/status")" 0000000000000000
 expect "its system calls are filtered" "$(awk '/^Seccomp:/ { print $2 }' "/proc/$pid/status")" 2
 
+# What tools read of it counts what the guest asks for, though it can make no file.
+statistics_of() { echo "/dev/shm/td3-$1/vbd-$(xl domid "$vm")-51712"; }
+counted() {
+    set -- $(od -An -v -tu8 -j8 "$(statistics_of "$1")")
+    # Reads and writes that were answered.
+    [ "$3" -gt 0 ] && [ "$7" -gt 0 ]
+}
+expect "the bytes of its statistics" "$(stat -c %s "$(statistics_of "$pid")")" 96
+expect "the bytes of the older" "$(stat -c %s "/dev/shm/vbd3-$(xl domid "$vm")-51712/statistics")" 112
+counted "$pid" || fail "nothing is counted"
+
 # A second disk comes, and a state of the first is kept.
 other=$($tapline vbd create --vm "$vm" --vdi "$second") || fail "another VBD"
 done_by "plug" vbd plug "$other"
@@ -23,7 +34,9 @@ goes_on "$vm"
 kill -9 "$pid"
 soon "other process" 60 served_by_another
 goes_on "$vm"
+[ ! -e "/dev/shm/td3-$pid" ] || fail "the statistics of a killed process are left"
 pid=$(server_of "$vm" xvda)
+counted "$pid" || fail "nothing is counted by the next process"
 kill -9 "$daemon"
 wait_dead "$daemon" 10
 goes_on "$vm"

@@ -273,11 +273,12 @@ impl Device {
         }
     }
 
-    /// Takes the answer to a request. `false`: it was one of an earlier device.
+    /// Takes the answer to a request; one that has none stays in its ring, for whoever takes that over. `false`: it was one of an
+    /// earlier device.
     #[inline]
-    pub fn complete(&mut self, request: Request, status: Status, grants: &mut dyn Grants) -> bool {
+    pub fn complete(&mut self, request: Request, status: Option<Status>, grants: &mut dyn Grants) -> bool {
         let (epoch, seat) = parts(request.token());
-        let read = request.operation() == Operation::Read && status == Status::Done;
+        let read = request.operation() == Operation::Read && status == Some(Status::Done);
         request.retire();
         if epoch != self.epoch {
             return false;
@@ -285,7 +286,7 @@ impl Device {
         self.in_flight = self.in_flight.saturating_sub(1);
         if let Some(queue) = self.queues.get_mut(usize::from(seat.queue)) {
             queue.done();
-            let Some(record) = queue.record(seat.number) else { return true };
+            let (Some(record), Some(status)) = (queue.record(seat.number), status) else { return true };
             let sent = match &record.lent {
                 Some(lent) if read => self.data.send(grants, &record.pieces, lent),
                 _ => Moved::There,

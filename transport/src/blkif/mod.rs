@@ -43,7 +43,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use disk::{Disconnected, Geometry, Request, Status, Transport};
+use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use memory::Buffer;
 use rustix::event::{EventfdFlags, eventfd};
 use xen::{DomId, EventChannels, Grants, Port, Store};
@@ -353,7 +353,7 @@ impl Transport for Server {
     }
 
     fn complete(&mut self, request: Request, status: Status) {
-        if self.session.complete(request, status, &mut *self.machine.grants) {
+        if self.session.complete(request, Some(status), &mut *self.machine.grants) {
             self.machine.wake();
         }
     }
@@ -424,6 +424,22 @@ impl crate::Server for Server {
 
     fn resized(&mut self, geometry: &Geometry, _watch: &mut dyn Watch) {
         self.session.resized(geometry, &mut self.machine, &mut self.log);
+    }
+
+    /// What has no answer stays in its ring, and the next process takes it from there.
+    fn takes_back(&self) -> bool {
+        self.session.config.on_stop == OnStop::Leave
+    }
+
+    fn recalls(&self, _token: Token) -> bool {
+        self.stopped && self.takes_back()
+    }
+
+    fn give_back(&mut self, request: Request) {
+        if !self.takes_back() {
+            return self.complete(request, Status::NoSpace);
+        }
+        self.session.complete(request, None, &mut *self.machine.grants);
     }
 
     fn peers(&self) -> usize {

@@ -33,7 +33,8 @@ const WATCH: &str = "blkif";
 
 /// The device as its two nodes have it.
 pub struct Session {
-    config: Config,
+    /// What is asked of it.
+    pub config: Config,
     nodes: Nodes,
     /// The front end's rings, while it is connected.
     pub device: Option<Device>,
@@ -118,8 +119,9 @@ impl Session {
         self.ended
     }
 
-    /// Takes the answer to a request. `true`: it was the last of a front end that is gone.
-    pub fn complete(&mut self, request: Request, status: Status, grants: &mut dyn Grants) -> bool {
+    /// Takes the answer to a request; one that has none stays in its ring, for the next process. `true`: it was the last of a
+    /// front end that is gone.
+    pub fn complete(&mut self, request: Request, status: Option<Status>, grants: &mut dyn Grants) -> bool {
         match &mut self.device {
             Some(device) => {
                 if device.complete(request, status, grants) {

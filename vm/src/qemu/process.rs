@@ -97,6 +97,17 @@ impl AsFd for Process {
     }
 }
 
+/// Whether there is no such process, or one that nobody has asked how it ended. In doubt there is one.
+pub fn has_ended(pid: i32) -> bool {
+    match open(pid) {
+        Err(error) => error.raw_os_error() == Some(Errno::SRCH.raw_os_error()),
+        Ok(process) => {
+            let (mut polled, at_once) = ([PollFd::new(&process, PollFlags::IN)], Timespec::default());
+            poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
+        }
+    }
+}
+
 fn open(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::from(Errno::SRCH))?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)

@@ -28,7 +28,7 @@ pub struct Machine {
 pub enum Status {
     /// Its guest runs.
     Running,
-    /// Its guest stands still.
+    /// Its guest stands still, or is being saved.
     Paused,
     /// Its guest has ended, and the domain may be destroyed.
     Down(Reason),
@@ -45,6 +45,12 @@ impl Machine {
         xl.create_paused(&path)?;
         let made = Machine::find(xl, &config.uuid)?;
         made.ok_or_else(|| NotDone::new("find the domain that xl has made", "the store has none of that identity"))
+    }
+
+    /// The domain of that identity that xl has restored from a file and not let run (`xl restore -p`), if there is one.
+    pub fn find_restored(xl: &Xl, uuid: &str) -> Result<Option<Machine>, NotDone> {
+        let Some(found) = Machine::find(xl, uuid)? else { return Ok(None) };
+        Ok((xl.state(found.guest.domain)? == Some(State::Paused)).then_some(found))
     }
 
     /// The domain of that identity, if there is one.
@@ -66,7 +72,7 @@ impl Machine {
         Ok(match self.xl.state(self.guest.domain)? {
             None | Some(State::Dying) => Status::Gone,
             Some(State::Running) => Status::Running,
-            Some(State::Paused) => Status::Paused,
+            Some(State::Paused | State::Saved) => Status::Paused,
             Some(State::Down(reason)) => Status::Down(reason),
         })
     }

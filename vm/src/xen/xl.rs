@@ -33,6 +33,8 @@ pub enum State {
     Running,
     /// It was told to stand still.
     Paused,
+    /// Its guest stands still while it is saved: it goes on if that fails or was a checkpoint, and is destroyed otherwise.
+    Saved,
     /// Its guest has ended, and the domain is still there.
     Down(Reason),
     /// It is being destroyed, or was and somebody has pages of it still.
@@ -46,6 +48,8 @@ pub enum Reason {
     PowerOff,
     /// It wants to boot anew.
     Reboot,
+    /// It has begun another kernel in its place (kexec), for which the toolstack has to make its devices anew.
+    SoftReset,
     /// It has crashed, or its watchdog has said so.
     Crash,
     /// Another reason, which no guest of ours should have.
@@ -131,7 +135,8 @@ fn read(from: Option<impl Read>) -> String {
 }
 
 /// A line of `xl list`: name, number, memory, processors, state, time. Names of others may have blanks. The state is six
-/// characters, each a dash or: r(unning), b(locked), p(aused), s(hut down), why, d(ying) (tools/xl/xl_list.c).
+/// characters, each a dash or: r(unning), b(locked), p(aused), s(hut down), why, d(ying) (tools/xl/xl_list.c). Why is of
+/// SHUTDOWN_* (Xen, sched.h): - power off, r(eboot), s(uspend), c(rash), w(atchdog), S(oft reset).
 fn state_in(line: &str) -> Option<(DomId, State)> {
     let mut columns = line.split_whitespace().rev();
     let state = columns.nth(1)?;
@@ -139,9 +144,11 @@ fn state_in(line: &str) -> Option<(DomId, State)> {
     let [_, _, paused, down, why, dying] = *state.as_bytes() else { return None };
     let state = match (dying, down, paused) {
         (b'd', _, _) => State::Dying,
+        (_, b's', _) if why == b's' => State::Saved,
         (_, b's', _) => State::Down(match why {
             b'-' => Reason::PowerOff,
             b'r' => Reason::Reboot,
+            b'S' => Reason::SoftReset,
             b'c' | b'w' => Reason::Crash,
             _ => Reason::Other,
         }),
@@ -163,6 +170,8 @@ an odd name 7                                2   320     1     --p---       0.0
 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6e         3   319     1     ---s--       7.9
 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6f         4   319     1     ---sr-       7.9
 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb60         5   319     1     ---sc-       7.9
+9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb61         7   319     1     ---ss-       7.9
+9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb62         8   319     1     ---sS-       7.9
 (null)                                       6     0     1     --ps-d       8.0
 ";
 
@@ -176,6 +185,8 @@ an odd name 7                                2   320     1     --p---       0.0
             (3, State::Down(Reason::PowerOff)),
             (4, State::Down(Reason::Reboot)),
             (5, State::Down(Reason::Crash)),
+            (7, State::Saved),
+            (8, State::Down(Reason::SoftReset)),
             (6, State::Dying),
         ];
         assert_eq!(states, expected);

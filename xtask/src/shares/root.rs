@@ -56,7 +56,7 @@ pub fn obtain(cache: &Path, progress: &Progress) -> Result<PathBuf, GuestError> 
     if root.exists() {
         fs::remove_dir_all(&root).map_err(at("remove", &root))?;
     }
-    distribution::unpack(&root, &distribution::packages_in(&packages)?)?;
+    distribution::unpack(&root, &distribution::packages_in(&packages)?, &[])?;
     for directory in DIRECTORIES.map(|name| root.join(name)) {
         fs::create_dir_all(&directory).map_err(at("create", &directory))?;
     }

@@ -27,19 +27,30 @@ const FIRST_INIT: &str = include_str!("../../../testbed/xen/first-init");
 const DOM0_INIT: &str = include_str!("../../../testbed/xen/dom0-init");
 
 /// To be changed with the way in which images are made, where nothing else shows it.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// What finds and reads dom0's root.
 const FIRST_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 const FIRST_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
-/// dom0's: grants and channels for us, a backend to compare with, and disks in memory, of which null_blk's have a cache that is
-/// lost with the power.
-const DOM0_MODULES: [&str; 9] =
-    ["xen_evtchn", "xen_gntdev", "xen_gntalloc", "xen_privcmd", "xenfs", "xen_blkback", "loop", "brd", "null_blk"];
-const DOM0_REQUIRED: [&str; 7] = ["xen_evtchn", "xen_gntdev", "xen_privcmd", "xen_blkback", "loop", "brd", "null_blk"];
-/// Loaded by the tests, which say how many disks there are.
-const LOADED_LATER: [&str; 2] = ["brd", "null_blk"];
+/// dom0's: grants and channels for us, a backend to compare with, disks of its own as pygrub sees them, and disks in memory, of
+/// which null_blk's have a cache that is lost with the power.
+const DOM0_MODULES: [&str; 10] = [
+    "xen_evtchn",
+    "xen_gntdev",
+    "xen_gntalloc",
+    "xen_privcmd",
+    "xenfs",
+    "xen_blkback",
+    "xen_blkfront",
+    "loop",
+    "brd",
+    "null_blk",
+];
+const DOM0_REQUIRED: [&str; 8] =
+    ["xen_evtchn", "xen_gntdev", "xen_privcmd", "xen_blkback", "xen_blkfront", "loop", "brd", "null_blk"];
+/// Loaded by the tests: they say how many disks there are, and whether dom0 has such of its own.
+const LOADED_LATER: [&str; 3] = ["brd", "null_blk", "xen_blkfront"];
 
 const GUEST_MODULES: [&str; 4] = ["xen_blkfront", "crc32c_generic", "crc32c_intel", "ext4"];
 const GUEST_REQUIRED: [&str; 2] = ["xen_blkfront", "ext4"];
@@ -47,7 +58,7 @@ const GUEST_REQUIRED: [&str; 2] = ["xen_blkfront", "ext4"];
 /// Libraries that fio really uses; all others of its are stubs.
 const GENUINE: [&str; 6] = ["libc.so.6", "libm.so.6", "libz.so.1", "libaio.so.1", "libaio.so.1t64", "libnuma.so.1"];
 
-/// 270 MB are used; a test may leave core files.
+/// 330 MB are used; a test may leave core files.
 const ROOT_MIB: u32 = 700;
 
 pub struct Images {
@@ -112,6 +123,8 @@ impl Images {
         put(&root.join("modules/order"), order.as_bytes())?;
         put(&root.join("sbin/dom0-init"), DOM0_INIT.as_bytes())?;
         put(&root.join("guest/vmlinux"), &linux)?;
+        // As boot loaders and kexec want it.
+        put(&root.join("guest/vmlinuz"), &image::read(&kernel.image)?)?;
         put(&root.join("guest/initrd"), &guest.pack()?)?;
         distribution::make_image(&root, &self.directory.join(DOM0_ROOT), ROOT_MIB)?;
         Ok(())
@@ -199,7 +212,8 @@ fn first_root(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>, BedError> {
 /// A tree with dom0's programs, as `root`.
 fn unpack_root(root: &Path, packages: &Packages) -> Result<(), BedError> {
     // Xen's hotplug scripts are bash's, as sh is here.
-    distribution::unpack(root, &packages.dom0)?;
+    // pygrub is Python's.
+    distribution::unpack(root, &packages.dom0, &["libpython", "python"])?;
     for directory in [
         "busybox",
         "drop",

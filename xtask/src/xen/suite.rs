@@ -81,7 +81,7 @@ const ALL: &[Backend] = &Backend::ALL;
 const OURS: &[Backend] = &[Backend::Tapline];
 
 /// The scripts, with who must pass them. A peer runs those that it can, which shows that the script is right.
-const SCRIPTS: [Script; 31] = [
+const SCRIPTS: [Script; 37] = [
     Script { name: "attach", backends: ALL, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("depths", ALL),
     Script::new("plug", ALL),
@@ -93,6 +93,8 @@ const SCRIPTS: [Script; 31] = [
     Script::new("discard", ALL),
     // QEMU's disks have sectors of 512 bytes, and xl cannot ask it for another size of a disk or of its sectors.
     Script::new("sectors", &[Backend::Blkback, Backend::Tapline]),
+    // Ours is not shown to firmware (docs/xen.md).
+    Script::new("firmware", &[Backend::Blkback]),
     Script::new("resize", &[Backend::Blkback, Backend::Tapline]),
     Script::new("qcow2", &[Backend::Qdisk, Backend::Tapline]),
     Script::new("vhd", OURS),
@@ -101,6 +103,7 @@ const SCRIPTS: [Script; 31] = [
     Script::new("statistics", OURS),
     Script::new("idle", OURS),
     Script::new("upgrade", OURS),
+    Script::new("full", OURS),
     // The life of a disk.
     Script::new("restart", OURS),
     Script::new("late", OURS),
@@ -114,9 +117,13 @@ const SCRIPTS: [Script; 31] = [
     Script::new("destroyed", OURS),
     Script::new("driver", OURS),
     Script::new("refused", OURS),
+    Script { name: "save", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
     // Disks and guests by the daemon.
     Script { name: "daemon", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
+    Script::new("kexec", OURS),
+    Script { name: "pygrub", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("daemon-ends", OURS),
+    Script::new("daemon-save", OURS),
 ];
 
 /// Scripts with a front end of our own.

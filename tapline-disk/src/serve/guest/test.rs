@@ -11,7 +11,6 @@ use clap::Parser;
 use disk::Disk;
 use uring::Engine;
 use vm::xen::give::announce;
-use vm::xen::take;
 use xen::DomId;
 use xen::fake::{Access, Counts, Guest, Host, Page, Tree};
 
@@ -135,7 +134,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, stop: Signal, leave: Si
         engine,
         poll_max: Duration::ZERO,
         stats_file: None,
-        blkback_stats: Some(BlkbackStats::open(directory, 7, 51728).unwrap()),
+        blkback_stats: Some(BlkbackStats::open(&Statistics::of(directory, device.guest, device.vdev)).unwrap()),
         stop,
         leave,
         report: Signal::to_report().unwrap(),

@@ -39,8 +39,12 @@ pub fn packages_in(directory: &Path) -> Result<Vec<PathBuf>, GuestError> {
     Ok(files)
 }
 
-/// A tree with what is in the packages, as `root`.
-pub fn unpack<'a>(root: &Path, packages: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), GuestError> {
+/// A tree with what is in the packages, as `root`; of those that are mostly of no use, with `also`.
+pub fn unpack<'a>(
+    root: &Path,
+    packages: impl IntoIterator<Item = &'a PathBuf>,
+    also: &[&str],
+) -> Result<(), GuestError> {
     for directory in ["bin", "sbin", "lib", "lib64"] {
         let target = root.join("usr").join(directory);
         fs::create_dir_all(&target).map_err(at("create", &target))?;
@@ -49,7 +53,8 @@ pub fn unpack<'a>(root: &Path, packages: impl IntoIterator<Item = &'a PathBuf>) 
     }
     for package in packages {
         let name = file_name(package);
-        if !NOT_UNPACKED.iter().any(|unused| name.starts_with(unused)) {
+        let unused = NOT_UNPACKED.iter().filter(|unused| !also.contains(unused)).any(|unused| name.starts_with(unused));
+        if !unused {
             unpack_into(root, package)?;
         }
     }

@@ -1,0 +1,140 @@
+//! A disk that xl gives to its own domain: `xl block-attach 0`, and what it does for pygrub before there is a guest.
+//!
+//! That domain runs, and its driver has the kernel's backend in mind by the time at which xl calls its script. Here, other than with
+//! a guest, it can be seen when the driver has forgotten that: both ends go, and come again with our backend. xl goes by the
+//! state of the node that it has made, and by nothing else of it; the disk's process keeps that up ([`shown_to_xl`]).
+//! Knows nothing of images but their names.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vm::xen::give::make_both_ends;
+use xen::Store;
+
+use super::adopt::{self, Adopted, read_wish, values};
+use super::device::{Device, State, remove_own_end, store_failed, together, write_all};
+use crate::failure::Failure;
+
+/// How long the kernel may take to forget a device: it writes back what a file system on it has, if somebody was so quick.
+const TO_FORGET: Duration = Duration::from_secs(10);
+
+/// How often that is looked at: no event tells of it that does not need udev.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Where the kernel shows the devices of the store's nodes.
+pub const BUSES: &str = "/sys/bus";
+
+/// The name of the kernel's backend, under which xl looks for the device.
+const OF_XL: &str = "vbd";
+
+/// What xl reads there when it calls the script again, to take the disk away.
+const XLS: [&str; 6] = ["script", "type", "params", "mode", "dev", "online"];
+
+/// What xl looks at to see how a disk of its own domain is; none for a guest's disk.
+pub fn shown_to_xl(device: &Device) -> Option<String> {
+    let theirs = Device { kind: OF_XL.to_owned(), ..device.clone() };
+    (device.guest == device.own).then(|| format!("{}/state", theirs.backend()))
+}
+
+/// Takes the device at `node` from the kernel's backend, and makes it one of the backend `kind`.
+pub fn adopt(store: &mut dyn Store, buses: &Path, node: &str, kind: &str) -> Result<Adopted, Failure> {
+    let theirs = Device::of_backend(node).ok_or_else(|| adopt::not_a_disk(node))?;
+    let (images, wish, kept) = together(store, |store, within| -> Result<_, Failure> {
+        let (images, wish) = read_wish(store, within, node)?;
+        let kept = values(store, within, node, &XLS)?;
+        store.remove(within, &theirs.frontend()).map_err(store_failed)?;
+        remove_own_end(store, within, &theirs)?;
+        Ok((images, wish, kept))
+    })?;
+    wait_forgotten(buses, &theirs)?;
+    let device = Device { kind: kind.to_owned(), ..theirs };
+    let kept: Vec<(&str, &str)> = kept.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    together(store, |store, within| -> Result<(), Failure> {
+        make_both_ends(store, within, &device, wish)?;
+        // A node without a state is no device to the kernel.
+        Ok(write_all(store, within, node, &kept)?)
+    })?;
+    Ok(Adopted { device, images, wish })
+}
+
+/// Says to xl that the disk is there.
+pub fn show(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
+    let Some(shown) = shown_to_xl(device) else { return Ok(()) };
+    let node = shown.trim_end_matches("/state");
+    Ok(write_all(store, None, node, &[("state", &State::CONNECTED.digits())])?)
+}
+
+/// Waits until the kernel has neither end of a device of our own domain.
+fn wait_forgotten(buses: &Path, device: &Device) -> Result<(), Failure> {
+    let number = device.vdev.number();
+    let ends =
+        [format!("xen/devices/vbd-{number}"), format!("xen-backend/devices/{}-{}-{number}", device.kind, device.guest)];
+    let ends: Vec<PathBuf> = ends.iter().map(|end| buses.join(end)).collect();
+    let until = Instant::now() + TO_FORGET;
+    while ends.iter().any(|end| end.exists()) {
+        if Instant::now() >= until {
+            let why = format!("after {} s it has the device still: somebody has opened it", TO_FORGET.as_secs());
+            return Err(Failure::new(format!("take {device} over from the kernel"), why));
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod test {
+    use vm::xen::give::announce;
+    use xen::DomId;
+
+    use super::*;
+    use crate::toolstack::attach::test::{WRITABLE, machine, say};
+    use crate::toolstack::device::text;
+
+    /// A disk of domain 0 as xl leaves it to its script: the driver has answered the kernel's backend.
+    fn of_xl() -> (xen::fake::Host, xen::fake::Tree, Device) {
+        let (host, mut store, device) = machine();
+        let theirs = Device { kind: "vbd".into(), guest: DomId(0), ..device };
+        announce(&mut store, &theirs, WRITABLE).unwrap();
+        say(&mut store, &theirs.backend(), "2");
+        say(&mut store, &theirs.frontend(), "3");
+        for (key, value) in [("params", "qcow2:/a.qcow2"), ("script", "/etc/xen/scripts/block-tapline")] {
+            store.write(None, &format!("{}/{key}", theirs.backend()), value.as_bytes()).unwrap();
+        }
+        (host, store, theirs)
+    }
+
+    #[test]
+    fn both_ends_come_anew_when_the_kernel_has_forgotten_them() {
+        let (_host, mut store, theirs) = of_xl();
+        let buses = tempfile::tempdir().unwrap();
+        let end = buses.path().join("xen/devices/vbd-51728");
+        std::fs::create_dir_all(&end).unwrap();
+        let forgets = std::thread::spawn(move || std::fs::remove_dir(end).unwrap());
+        let adopted = adopt(&mut store, buses.path(), &theirs.backend(), "tapline").unwrap();
+        forgets.join().unwrap();
+        assert_eq!(adopted.device.backend(), "/local/domain/0/backend/tapline/0/51728");
+        assert_eq!(
+            adopted.device.states(&mut store, None).unwrap(),
+            (Some(State::INITIALISING), Some(State::INITIALISING))
+        );
+        let mut of_xl = |key: &str| text(&mut store, None, &format!("{}/{key}", theirs.backend())).unwrap();
+        assert_eq!(of_xl("script").as_deref(), Some("/etc/xen/scripts/block-tapline"));
+        assert_eq!([of_xl("state"), of_xl("frontend")], [None, None], "the kernel sees no device");
+        // xl is told when there is something to be told.
+        show(&mut store, &adopted.device).unwrap();
+        let shown = shown_to_xl(&adopted.device).unwrap();
+        assert_eq!(shown, "/local/domain/0/backend/vbd/0/51728/state");
+        assert_eq!(text(&mut store, None, &shown).unwrap().as_deref(), Some("4"));
+        assert_eq!(shown_to_xl(&Device { guest: DomId(7), ..adopted.device }), None);
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_left_as_it_is() {
+        let (_host, mut store, theirs) = of_xl();
+        store.write(None, &format!("{}/params", theirs.backend()), b"/dev/vg/a").unwrap();
+        let failure = adopt(&mut store, Path::new("/none"), &theirs.backend(), "tapline").unwrap_err();
+        assert!(failure.what().contains("write raw:/dev/vg/a"), "{failure}");
+        assert!(store.read(None, &theirs.backend()).unwrap().is_some());
+    }
+}

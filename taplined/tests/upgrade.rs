@@ -11,21 +11,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
-use harness::nbd::Client;
+use harness::nbd::{BLOCK, Client, Writer};
 use harness::{Taplined, wait_until};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
 };
 use serde_json::{Value, json};
-
-const BLOCK: usize = 64 << 10;
-const BLOCKS: u64 = (16 << 20) / BLOCK as u64;
 
 fn socket(daemon: &Taplined, vbd: &str) -> String {
     daemon.get(vbd).1["socket"].as_str().unwrap().into()
@@ -42,62 +35,6 @@ fn upgrade(daemon: &Taplined, vbd: &str) -> Value {
 
 fn kill(pid: &Value) {
     assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-}
-
-/// A client that writes block after block, each time round with another byte, and reads each back, until it is told to cease.
-struct Writer {
-    end: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    thread: JoinHandle<Client>,
-}
-
-impl Writer {
-    fn begin(mut client: Client) -> Writer {
-        let (end, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (ends, does) = (end.clone(), done.clone());
-        let thread = std::thread::spawn(move || {
-            for count in 0.. {
-                let (at, byte) = place(count);
-                client.write(at, BLOCK, byte);
-                if count % 16 == 0 {
-                    client.flush();
-                }
-                assert_eq!(client.read(at, BLOCK), vec![byte; BLOCK], "block {count}");
-                does.store(count + 1, Ordering::SeqCst);
-                // There are several at one time, and others are to have their turn.
-                std::thread::sleep(Duration::from_millis(1));
-                if ends.load(Ordering::SeqCst) {
-                    break;
-                }
-            }
-            client
-        });
-        Writer { end, done, thread }
-    }
-
-    /// Waits until it has got further: it is served.
-    fn goes_on(&self) {
-        let before = self.done.load(Ordering::SeqCst);
-        wait_until("the client goes on", || self.done.load(Ordering::SeqCst) > before + 2 || self.thread.is_finished());
-        assert!(!self.thread.is_finished(), "the client has failed");
-    }
-
-    /// Has it cease, and sees that all that it has written is there.
-    fn end(self) -> Client {
-        self.end.store(true, Ordering::SeqCst);
-        let mut client = self.thread.join().expect("the client has failed");
-        let done = self.done.load(Ordering::SeqCst);
-        for count in done.saturating_sub(BLOCKS)..done {
-            let (at, byte) = place(count);
-            assert_eq!(client.read(at, BLOCK), vec![byte; BLOCK], "block {count}, read again");
-        }
-        client
-    }
-}
-
-/// Where the block goes that is written as this one, and its byte, which is never 0.
-fn place(count: u64) -> (u64, u8) {
-    (count % BLOCKS * BLOCK as u64, u8::try_from(1 + count / BLOCKS % 255).unwrap())
 }
 
 /// A daemon with a disk that is plugged, and a client that writes.

@@ -3,7 +3,12 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
+
+use super::wait_until;
 
 /// How long an answer may take; a disk that needs so long has been lost.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -12,6 +17,10 @@ const OPTION_GO: u32 = 7;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
+
+/// Bytes that a [`Writer`] writes at one time, and how many times there are in its disk.
+pub const BLOCK: usize = 64 << 10;
+const BLOCKS: u64 = (16 << 20) / BLOCK as u64;
 
 /// A connection.
 pub struct Client {
@@ -85,4 +94,60 @@ impl Client {
     pub fn flush(&mut self) {
         self.ask(FLUSH, 0, 0, &[]).expect("the connection ends");
     }
+}
+
+/// A client that writes block after block, each time round with another byte, and reads each back, until it is told to cease.
+pub struct Writer {
+    end: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    pub thread: JoinHandle<Client>,
+}
+
+impl Writer {
+    pub fn begin(mut client: Client) -> Writer {
+        let (end, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ends, does) = (end.clone(), done.clone());
+        let thread = std::thread::spawn(move || {
+            for count in 0.. {
+                let (at, byte) = place(count);
+                client.write(at, BLOCK, byte);
+                if count % 16 == 0 {
+                    client.flush();
+                }
+                assert_eq!(client.read(at, BLOCK), vec![byte; BLOCK], "block {count}");
+                does.store(count + 1, Ordering::SeqCst);
+                // There are several at one time, and others are to have their turn.
+                std::thread::sleep(Duration::from_millis(1));
+                if ends.load(Ordering::SeqCst) {
+                    break;
+                }
+            }
+            client
+        });
+        Writer { end, done, thread }
+    }
+
+    /// Waits until it has got further: it is served.
+    pub fn goes_on(&self) {
+        let before = self.done.load(Ordering::SeqCst);
+        wait_until("the client goes on", || self.done.load(Ordering::SeqCst) > before + 2 || self.thread.is_finished());
+        assert!(!self.thread.is_finished(), "the client has failed");
+    }
+
+    /// Has it cease, and sees that all that it has written is there.
+    pub fn end(self) -> Client {
+        self.end.store(true, Ordering::SeqCst);
+        let mut client = self.thread.join().expect("the client has failed");
+        let done = self.done.load(Ordering::SeqCst);
+        for count in done.saturating_sub(BLOCKS)..done {
+            let (at, byte) = place(count);
+            assert_eq!(client.read(at, BLOCK), vec![byte; BLOCK], "block {count}, read again");
+        }
+        client
+    }
+}
+
+/// Where the block goes that is written as this one, and its byte, which is never 0.
+fn place(count: u64) -> (u64, u8) {
+    (count % BLOCKS * BLOCK as u64, u8::try_from(1 + count / BLOCKS % 255).unwrap())
 }

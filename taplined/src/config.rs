@@ -29,6 +29,8 @@ pub struct Config {
     /// How late disk processes are ended when the host has no memory left: their `oom_score_adj`, −1000 (never) to 1000 (first).
     /// A guest without its disk is worth less than one that is ended.
     pub disk_oom_score_adj: i16,
+    /// Milliseconds that a guest's requests may wait when another process takes the place of its disk's: else the old one goes on.
+    pub upgrade_pause_max: u32,
     /// The program of virtual machines: a path, or a name in the PATH.
     #[schema(value_type = String)]
     pub qemu_program: PathBuf,
@@ -132,6 +134,7 @@ impl Default for Config {
             disk_program: None,
             disk_user: "nobody".into(),
             disk_oom_score_adj: -500,
+            upgrade_pause_max: 50,
             qemu_program: "qemu-system-x86_64".into(),
             xl_program: "xl".into(),
             api: Api::default(),
@@ -195,6 +198,7 @@ impl Config {
 
     fn check(&self) -> Result<(), String> {
         let at_least_one = [
+            ("upgrade-pause-max", u64::from(self.upgrade_pause_max)),
             ("plug.plug-window", u64::from(self.plug.plug_window)),
             ("plug.worker-pool-size", u64::from(self.plug.worker_pool_size)),
             ("plug.worker-memory", self.plug.worker_memory),

@@ -61,9 +61,11 @@ pub fn names(said: &Value) -> Result<Vec<OsString>, Problem> {
     }
 }
 
-/// Asks the disk at a control socket to hand itself over to the process that has the other end of `successor`.
-pub async fn ask(socket: &Path, successor: OwnedFd) -> Result<Asked, Problem> {
-    let verb = json!({ "verb": "upgrade", "successor": true });
+/// Asks the disk at a control socket to hand itself over to the process that has the other end of `successor`, while requests
+/// wait for so long at most.
+pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked, Problem> {
+    let pause_max = u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX);
+    let verb = json!({ "verb": "upgrade", "successor": true, "pause_max": pause_max });
     let asked = tokio::time::timeout(TO_ASK, Asked::with_descriptors(socket, verb, vec![successor]));
     asked.await.unwrap_or_else(|_| {
         let what = format!("the disk at {} does not hear", socket.display());
@@ -188,7 +190,7 @@ mod test {
             (&stream).write_all(says.as_bytes()).unwrap();
         });
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let asked = ask(&path, ours.into()).await.unwrap();
+        let asked = ask(&path, ours.into(), Duration::from_millis(50)).await.unwrap();
         let answer = answer(asked, 5, Duration::from_secs(20)).await;
         disk.join().unwrap();
         answer

@@ -223,7 +223,8 @@ impl Upgrade {
     async fn take_over(&mut self, ours: OwnedFd, new: u32) -> Result<u64, NotDone> {
         let socket = self.daemon.disks.socket(self.vbd);
         let limit = self.steps.limit();
-        let asked = self.steps.last_step("ask", handover::ask(&socket, ours)).await;
+        let pause_max = Duration::from_millis(self.daemon.config.upgrade_pause_max.into());
+        let asked = self.steps.last_step("ask", handover::ask(&socket, ours, pause_max)).await;
         let answer = handover::answer(asked.map_err(NotDone::Refused)?, new, limit).await;
         self.steps.done("answer");
         answer

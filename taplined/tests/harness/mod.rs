@@ -41,7 +41,8 @@ pub fn start_with(settings: &str, environment: &[(&str, &str)]) -> Taplined {
     let room = tempfile::Builder::new().prefix("taplined-").tempdir().unwrap();
     let directory = |name: &str| room.path().join(name);
     let config = format!(
-        "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\ndisk-program = {:?}\n{settings}\n",
+        "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\ndisk-program = {:?}\n\
+         upgrade-pause-max = 60000\n{settings}\n",
         directory("state"),
         directory("run"),
         directory("log"),

@@ -116,7 +116,7 @@ struct Changer {
 enum Answer {
     Ok(Value),
     Refused(String),
-    /// Who was asked is dead.
+    /// Who was asked is dead, or another process is about to take its place.
     Gone,
 }
 
@@ -226,6 +226,11 @@ fn ask(lines: &mut BufReader<UnixStream>, request: &Value) -> Answer {
             return Answer::Ok(line["ok"].take());
         }
         if let Some(error) = line.get("error") {
+            let kind = error["kind"].as_str();
+            if kind == Some("replaced") || kind == Some("busy") && error["message"] == "an upgrade is under way" {
+                thread::sleep(AGAIN);
+                return Answer::Gone;
+            }
             return Answer::Refused(error.to_string());
         }
     }

@@ -3,17 +3,19 @@
 //! Knows the command line of `tapline-disk` and what it says in its log, nothing of guests. Keeps: what is killed is the process
 //! that serves, and none outlives the value.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, set_child_subreaper, waitid,
 };
+
+use serde_json::Value;
 
 use super::Failure;
 use super::chain;
@@ -108,20 +110,42 @@ impl Disk {
     }
 
     /// Has another process take its place, as a new version of the program would.
-    pub fn upgrade(&mut self) -> Result<(), Failure> {
-        tool::text(Command::new(&self.program).arg("disk").arg(self.control()).arg("upgrade"))?;
-        let Some(old) = self.process.take() else { return Ok(()) };
+    pub fn upgrade(&mut self) -> Result<Duration, Failure> {
+        let answer = self.ask_for_upgrade()?;
+        let Some(old) = self.process.take() else { return Ok(Duration::ZERO) };
         let failed = || Failure::file("replace the process of", &self.program);
         if !old.ends_within(PATIENCE).map_err(failed())? {
             self.process = Some(old);
             return Err(Failure::Claim("a process that was replaced goes on".to_owned()));
         }
         old.reap().map_err(failed())?;
-        let pid = listener(&self.control()).map_err(failed())?;
-        let pid = pid.ok_or_else(|| Failure::Claim("nobody has taken the place of the process".to_owned()))?;
+        let pid = answer["ok"]["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let (Some(pid), Some(pause)) = (pid, answer["ok"]["pause_us"].as_u64()) else {
+            return Err(Failure::Claim(format!("nobody is said to have taken the place of the process: {answer}")));
+        };
         self.process = Some(Process { pidfd: pidfd(pid).map_err(failed())? });
         (self.started, self.upgraded) = (self.started + 1, true);
-        Ok(())
+        Ok(Duration::from_micros(pause))
+    }
+
+    /// What comes of it in the end: a process that has just been started, or is at a snapshot, has to be asked again.
+    fn ask_for_upgrade(&self) -> Result<Value, Failure> {
+        let begun = Instant::now();
+        loop {
+            let mut command = Command::new(&self.program);
+            command.arg("disk").arg(self.control()).args(["upgrade", "--json", "--pause-max", "60000"]);
+            let output = command.output().map_err(Failure::file("ask for an upgrade", &self.program))?;
+            let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            if output.status.success() {
+                return Ok(answer);
+            }
+            let is_busy = answer.is_null() || answer["error"]["kind"] == "busy";
+            if !is_busy || begun.elapsed() > PATIENCE {
+                let said = String::from_utf8_lossy(&output.stderr);
+                return Err(Failure::Claim(format!("the disk was not handed to another process: {answer} {said}")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// How far it is; an error if it has ended by itself.
@@ -184,48 +208,4 @@ impl Process {
 
 fn pidfd(pid: Pid) -> io::Result<OwnedFd> {
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
-}
-
-/// The process that has the socket listening at `path`. Whoever asked there would be told who made it listen, which may be
-/// one that has handed it on.
-fn listener(path: &Path) -> io::Result<Option<Pid>> {
-    let table = fs::read_to_string("/proc/net/unix")?;
-    let Some(socket) = listening(&table, &path.to_string_lossy()) else { return Ok(None) };
-    let target = PathBuf::from(format!("socket:[{socket}]"));
-    for entry in fs::read_dir("/proc")? {
-        let entry = entry?.path();
-        let pid = entry.file_name().and_then(|name| Pid::from_raw(name.to_str()?.parse().ok()?));
-        // Processes come and go, and others' are not shown.
-        let (Some(pid), Ok(mut files)) = (pid, fs::read_dir(entry.join("fd"))) else { continue };
-        if files.any(|file| file.is_ok_and(|file| fs::read_link(file.path()).is_ok_and(|link| link == target))) {
-            return Ok(Some(pid));
-        }
-    }
-    Ok(None)
-}
-
-/// The inode of the socket listening at `path`, in the text of /proc/net/unix: number, references, protocol, flags (of which
-/// 10000 is that it listens), type, state, inode, path.
-fn listening(table: &str, path: &str) -> Option<u64> {
-    let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    rows.find_map(|row| match row[..] {
-        [_, _, _, "00010000", _, _, inode, at] if path == at => inode.parse().ok(),
-        _ => None,
-    })
-}
-
-#[cfg(test)]
-mod test {
-    use std::os::unix::net::UnixListener;
-
-    use super::*;
-
-    #[test]
-    fn who_listens_is_found() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("a.sock");
-        assert_eq!(listener(&path).unwrap(), None);
-        let _socket = UnixListener::bind(&path).unwrap();
-        assert_eq!(listener(&path).unwrap(), Some(rustix::process::getpid()));
-    }
 }

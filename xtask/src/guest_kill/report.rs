@@ -42,6 +42,14 @@ impl Display for Report {
                 format!("{}, {}", seconds(*middle), seconds(*last)),
             )?;
         }
+        let mut upgraded = self.lived.upgraded.clone();
+        upgraded.sort_unstable();
+        if let (Some(middle), Some(last)) = (upgraded.get(upgraded.len() / 2), upgraded.last()) {
+            row(
+                "requests waited while another process took over: median, most",
+                format!("{}, {}", seconds(*middle), seconds(*last)),
+            )?;
+        }
         for (deeds, name) in [(0, "nothing happened"), (1, "one moment")] {
             let mut pauses = self.pauses(|number| number == deeds);
             pauses.sort_unstable();

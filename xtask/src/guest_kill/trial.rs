@@ -72,6 +72,8 @@ pub struct Lived {
     pub pauses: Vec<(u64, Duration)>,
     /// From the death of a process until the guest's rings ran again under the next one.
     pub back: Vec<Duration>,
+    /// How long requests have waited while another process took over.
+    pub upgraded: Vec<Duration>,
     /// In how many of these what was in flight was recorded by the front-end.
     pub recorded: u64,
     pub done: Done,
@@ -122,6 +124,7 @@ impl<'a> Trial<'a> {
             deeds: Deeds::default(),
             pauses: Vec::new(),
             back: Vec::new(),
+            upgraded: Vec::new(),
             recorded: 0,
             done: Done::default(),
         };
@@ -194,7 +197,8 @@ impl<'a> Trial<'a> {
                 self.lived.deeds.kills += 1;
             }
             Deed::Upgrade => {
-                self.disk.upgrade()?;
+                let pause = self.disk.upgrade()?;
+                self.lived.upgraded.push(pause);
                 (self.started, self.rings) = (Instant::now(), Some(Instant::now()));
                 self.lived.deeds.upgrades += 1;
             }

@@ -379,7 +379,8 @@ impl Control {
             return Err(Refusal::new(Kind::State, "the disk is about to stop"));
         }
         if let Some((job, _)) = &self.job {
-            let busy = Refusal::new(Kind::Busy, format!("a {} is under way", job.verb()));
+            let article = if job.verb().starts_with('u') { "an" } else { "a" };
+            let busy = Refusal::new(Kind::Busy, format!("{article} {} is under way", job.verb()));
             return Err(busy.advise("ask again when it has ended"));
         }
         match &self.merging {

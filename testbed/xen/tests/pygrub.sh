@@ -18,8 +18,9 @@ umount /mnt && /sbin/losetup -d "$loop" || fail "unmount"
 image convert raw:/images/raw qcow2:/images/disk.qcow2
 rm /images/raw
 
+# -q: dom0 has no description of a terminal on which it could show its menu.
 : >"/var/log/xen/console/guest-a.log"
-printf "%s\n" "name='a'" "type='$guest_type'" "memory=320" "tsc_mode='native'" "bootloader='pygrub'" "on_poweroff='destroy'" \
+printf "%s\n" "name='a'" "type='$guest_type'" "memory=320" "tsc_mode='native'" "bootloader='pygrub'" "bootloader_args=['-q']" "on_poweroff='destroy'" \
     "disk=['vdev=xvda,access=rw,script=block-tapline,target=qcow2:/images/disk.qcow2']" >/tmp/config
 begun=$(cut -d. -f1 /proc/uptime)
 xl create -p /tmp/config || { cat /var/log/xen/bootloader*; cat /var/log/tapline/*; fail "xl create with pygrub"; }

@@ -58,10 +58,12 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let guest = serve.xen.as_ref().map(|disk| guest::Claimed::find(serve, disk)).transpose()?;
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
     let taken = serve.take_over.then(Takeover::receive).transpose()?;
+    let handed = if taken.is_none() { Some(Sockets::find(serve)?) } else { None };
     let Layers { name, files, images, logs, .. } = open(serve, taken.as_ref(), !read_only)?;
-    let (sockets, counters) = match taken {
-        None => (Sockets::find(serve)?, Counters::default()),
-        Some(taken) => Sockets::taken_over(taken),
+    let (sockets, counters) = match (handed, taken) {
+        (Some(sockets), _) => (sockets, Counters::default()),
+        (None, Some(taken)) => Sockets::taken_over(taken),
+        (None, None) => return Err(Failure::new("serve", "there are no sockets to serve at")),
     };
     files::forget();
     let choice = choose(serve.access.engine(), &files, data(serve));

@@ -5,21 +5,35 @@ mod tool;
 #[path = "tool/vhost.rs"]
 mod vhost;
 
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 
 use serde_json::json;
-use tool::Room;
+use tempfile::TempDir;
 use tool::control::Control;
 use tool::guest::Guest;
 use tool::handed::{Hand, Handed, NOWHERE};
 use tool::nbd::{Dice, Nbd, Peer, Versions};
 use tool::served::Disk;
+use tool::{Room, TAPLINE};
 use vhost::Vhost;
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];
 const NOBODY: u32 = 65534;
 const MIB: u64 = 1 << 20;
+
+thread_local! {
+    /// The program where nobody may get at it, which where it was built may not be.
+    static PROGRAM: (TempDir, PathBuf) = {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+        let program = place.path().join("tapline-disk");
+        std::fs::copy(TAPLINE, &program).unwrap();
+        (place, program)
+    };
+}
 
 /// A room that only root may enter; `None`, said aloud, for whoever is not root.
 fn room() -> Option<Room> {
@@ -28,13 +42,13 @@ fn room() -> Option<Room> {
         return None;
     }
     let room = Room::new();
-    std::fs::set_permissions(room.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(room.path(), Permissions::from_mode(0o700)).unwrap();
     Some(room)
 }
 
 /// The same as nobody, confined.
 fn by_nobody(words: &str) -> Hand {
-    let mut hand = Hand::to(&format!("{words} --confine"));
+    let mut hand = PROGRAM.with(|(_, program)| Hand::to_program(program, &format!("{words} --confine")));
     hand.command.uid(NOBODY).gid(NOBODY).current_dir("/");
     hand
 }

@@ -194,7 +194,8 @@ fn a_disk_whose_old_process_dies_meanwhile_is_started_again_and_has_one_process(
     let (daemon, vbd, writer, program) = with_program();
     let before = pid(&daemon, &vbd);
     // Before anything can have been handed to it.
-    let real = harness::disk_program();
+    let real = program.with_extension("real");
+    fs::copy(&program, &real).unwrap();
     let at_take_over = format!("case \"$*\" in *--take-over*) kill -9 {before};; esac\nexec {} \"$@\"", real.display());
     install(&program, &at_take_over);
     daemon.failed(daemon.post(&format!("{vbd}/upgrade"), json!({})));

@@ -77,9 +77,14 @@ pub struct Hand {
 impl Hand {
     /// A command with `--handed`.
     pub fn to(words: &str) -> Hand {
+        Hand::to_program(Path::new(TAPLINE), words)
+    }
+
+    /// The same to a copy of the program.
+    pub fn to_program(program: &Path, words: &str) -> Hand {
         let (daemon, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let mut command = Command::new(TAPLINE);
+        let mut command = Command::new(program);
         command.args(words.split_whitespace()).arg("--handed").stdin(Stdio::from(theirs));
         Hand { command, daemon }
     }

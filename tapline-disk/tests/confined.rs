@@ -9,6 +9,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::json;
 use tempfile::TempDir;
@@ -30,7 +31,8 @@ thread_local! {
         let place = tempfile::tempdir().unwrap();
         std::fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
         let program = place.path().join("tapline-disk");
-        std::fs::copy(TAPLINE, &program).unwrap();
+        // By another process: one that another test starts here meanwhile would have the copy open for writing.
+        assert!(Command::new("cp").arg(TAPLINE).arg(&program).status().unwrap().success());
         (place, program)
     };
 }

@@ -29,7 +29,7 @@ fn closed() -> (tempfile::TempDir, std::path::PathBuf) {
     fs::set_permissions(closed.path(), fs::Permissions::from_mode(0o700)).unwrap();
     fs::create_dir(closed.path().join("bin")).unwrap();
     let program = closed.path().join("bin/tapline-disk");
-    fs::copy(harness::disk_program(), &program).unwrap();
+    harness::copy_program(&harness::disk_program(), &program);
     (closed, program)
 }
 
@@ -75,7 +75,7 @@ fn why_it_cannot_be_started_is_told_with_what_to_do() {
     let (daemon, vdi) = with_program(&program);
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "No such file", "set disk-program");
 
-    fs::copy(harness::disk_program(), &program).unwrap();
+    harness::copy_program(&harness::disk_program(), &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o644)).unwrap();
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "may not execute it", "chmod");
 
@@ -114,7 +114,7 @@ fn a_file_system_from_which_nothing_may_be_executed_is_named_as_the_cause() {
         return harness::not_run("a program on a file system that is mounted noexec: this user may mount nothing");
     };
     let program = noexec.0.path().join("tapline-disk");
-    fs::copy(harness::disk_program(), &program).unwrap();
+    harness::copy_program(&harness::disk_program(), &program);
     let (daemon, vdi) = with_program(&program);
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "mounted noexec", "with exec");
 }

@@ -133,7 +133,7 @@ fn with_program() -> (Taplined, String, Writer, PathBuf) {
     // The disks' user must get there; the daemon's own directories are closed to others as before.
     fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = daemon.room().join("tapline-disk");
-    fs::copy(harness::disk_program(), &program).unwrap();
+    harness::copy_program(&harness::disk_program(), &program);
     let path = daemon.room().join("taplined.toml");
     let config = fs::read_to_string(&path).unwrap();
     let others: Vec<&str> = config.lines().filter(|line| !line.starts_with("disk-program")).collect();
@@ -156,7 +156,7 @@ fn install(program: &Path, script: &str) {
 
 fn install_real(program: &Path) {
     let new = program.with_extension("new");
-    fs::copy(harness::disk_program(), &new).unwrap();
+    harness::copy_program(&harness::disk_program(), &new);
     fs::rename(&new, program).unwrap();
 }
 
@@ -195,7 +195,7 @@ fn a_disk_whose_old_process_dies_meanwhile_is_started_again_and_has_one_process(
     let before = pid(&daemon, &vbd);
     // Before anything can have been handed to it.
     let real = program.with_extension("real");
-    fs::copy(&program, &real).unwrap();
+    harness::copy_program(&program, &real);
     let at_take_over = format!("case \"$*\" in *--take-over*) kill -9 {before};; esac\nexec {} \"$@\"", real.display());
     install(&program, &at_take_over);
     daemon.failed(daemon.post(&format!("{vbd}/upgrade"), json!({})));

@@ -301,7 +301,7 @@ fn image_jobs_are_handed_all_they_need_and_may_get_at_nothing_else() {
     let (room, words) = (bed.daemon.room().to_owned(), bed.daemon.room().join("words"));
     let (noting, real) = (room.join("noting"), room.join("tapline-disk"));
     // Its user need not be let to where it was built.
-    fs::copy(harness::disk_program(), &real).unwrap();
+    harness::copy_program(&harness::disk_program(), &real);
     let script = format!("#!/bin/sh\necho \"$@\" >> {}\nexec {} \"$@\"\n", words.display(), real.display());
     fs::write(&words, "").unwrap();
     fs::write(&noting, script).unwrap();

@@ -256,6 +256,8 @@ impl Bed {
         for program in programs {
             let target = drop.join(programs::name_of(program));
             fs::copy(program, &target).map_err(at("copy to", &target))?;
+            // Names of functions are enough for a backtrace there, and dom0 has its memory for something else.
+            tool::text(Command::new("strip").arg("--strip-debug").arg(&target))?;
         }
         let file = drop.join("run.sh");
         fs::write(&file, script).map_err(at("write", &file))?;

@@ -44,6 +44,8 @@ pub struct Claimed {
     domains: Box<dyn Store>,
     grants: Box<dyn Grants>,
     channels: Box<dyn EventChannels>,
+    /// Files for statistics, where they are handed.
+    statistics: Option<Files>,
     /// Whoever hands files to this process sees itself that there is one.
     claim: Option<Claim>,
 }
@@ -70,7 +72,8 @@ impl Claimed {
         let claim = if files::are_handed() { None } else { Some(Claim::take(&Places::of_host(), &device)?) };
         let read_only = is_read_only(&mut store, &device)?.unwrap_or(false);
         let (store, domains) = (Box::new(store), Box::new(self::store(Lent::Domains)?));
-        Ok(Claimed { device, read_only, store, domains, grants: Box::new(grants), channels: Box::new(channels), claim })
+        let (grants, channels) = (Box::new(grants), Box::new(channels));
+        Ok(Claimed { device, read_only, store, domains, grants, channels, statistics: lent_statistics(), claim })
     }
 }
 
@@ -84,10 +87,10 @@ fn store(which: Lent) -> Result<Daemon, Failure> {
 
 /// Serves until the device ends or a signal comes.
 pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit, Failure> {
-    let Claimed { device, read_only, mut store, domains, grants, channels, claim } = claimed;
+    let Claimed { device, read_only, mut store, domains, grants, channels, statistics, claim } = claimed;
     let read_only = read_only || serve.read_only;
     // They are there before the store sends readers to them.
-    let blkback_stats = open_stats(&Places::of_host(), &device);
+    let blkback_stats = open_stats(&Places::of_host(), &device, statistics);
     make_own_end(&mut *store, &device, Wish { read_only, kept: false })?;
     leave_word(&mut *store, &device, serve)?;
     if let Some(most) = asked_polling(&mut *store, &device)? {
@@ -103,14 +106,19 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
     ended
 }
 
-/// Statistics for others must not keep a disk from being served. Where files are handed none can be made: they are handed, too.
-fn open_stats(places: &Places, device: &Device) -> Option<BlkbackStats> {
+/// What was handed for statistics. It is taken before images are opened, like all that is lent.
+fn lent_statistics() -> Option<Files> {
     let lent = |lent| files::lent_perhaps(lent).map(File::from);
+    Some(Files { vbd3: lent(Lent::Statistics)?, td3: lent(Lent::StatisticsByPid)? })
+}
+
+/// Statistics for others must not keep a disk from being served. Where files are handed none can be made: they are handed, too.
+fn open_stats(places: &Places, device: &Device, handed: Option<Files>) -> Option<BlkbackStats> {
     let place = &places.statistics;
-    let opened = match (lent(Lent::Statistics), lent(Lent::StatisticsByPid)) {
-        (Some(vbd3), Some(td3)) => BlkbackStats::over(Files { vbd3, td3 }),
-        _ if files::are_handed() => return None,
-        _ => BlkbackStats::open(&Statistics::of(place, device.guest, device.vdev)),
+    let opened = match handed {
+        Some(files) => BlkbackStats::over(files),
+        None if files::are_handed() => return None,
+        None => BlkbackStats::open(&Statistics::of(place, device.guest, device.vdev)),
     };
     let failed = |error| say(format_args!("no statistics for xsiostat and its like in {}: {error}", place.display()));
     opened.map_err(failed).ok()

@@ -10,6 +10,7 @@ mod event_loop;
 mod full;
 mod guest;
 mod handover;
+mod own_keys;
 mod polling;
 mod quiet;
 mod suspects;

@@ -29,6 +29,7 @@ use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
 use crate::serve::full::Full;
+use crate::serve::own_keys::{LEAVE, QUIET, REPORT, SPACE, STOP, SUSPECTS};
 use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
 use crate::serve::suspects::Suspects;
@@ -36,14 +37,6 @@ use crate::signals::Signal;
 use crate::stats::{Condition, Counters, Stats};
 
 use words::{in_words, worth_a_line};
-
-/// Keys of our own. No server has so many connections or queues that it comes near them.
-const STOP: WatchKey = WatchKey(u64::MAX - 64);
-const REPORT: WatchKey = WatchKey(u64::MAX - 65);
-const LEAVE: WatchKey = WatchKey(u64::MAX - 69);
-const SPACE: WatchKey = WatchKey(u64::MAX - 70);
-const QUIET: WatchKey = WatchKey(u64::MAX - 71);
-const SUSPECTS: WatchKey = WatchKey(u64::MAX - 72);
 
 /// A disk, what is below it and where it reports.
 pub struct Serving {

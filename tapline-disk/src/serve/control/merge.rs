@@ -21,7 +21,6 @@ use std::time::Duration;
 use disk::{Format, MergeState, Status};
 use serde_json::{Value, json};
 
-use super::TIMER;
 use super::access::{self, Layer, Lowered, Raised};
 use super::errand::Errand;
 use super::even;
@@ -34,6 +33,7 @@ use super::work::{Hold, Work};
 use crate::layers::FileIdentity;
 use crate::lineage;
 use crate::log::say;
+use crate::serve::own_keys::MERGE_TIMER;
 
 /// Pieces begun in one turn, so that the guest has its own.
 const TURN: usize = 4;
@@ -90,7 +90,7 @@ impl Merge {
         let layers = access::closed(work, asked.into)?;
         let timer = |error| Refusal::failed("make a timer", &error);
         let pace = Pace::new(asked.rate, work.clock()).map_err(timer)?;
-        work.engine.watch(pace.as_fd(), false, TIMER.0).map_err(timer)?;
+        work.engine.watch(pace.as_fd(), false, MERGE_TIMER.0).map_err(timer)?;
         let errand = work.send(move || access::raise(layers))?;
         Ok(Merge {
             asked,

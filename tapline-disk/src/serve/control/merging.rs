@@ -7,8 +7,9 @@ use super::merge::Merge;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
-use super::{Asker, Control, TIMER};
+use super::{Asker, Control};
 use crate::files::AtHand;
+use crate::serve::own_keys::MERGE_TIMER;
 
 /// The merge that goes on beside the others.
 #[derive(Debug)]
@@ -92,7 +93,7 @@ impl Control {
             Err(refusal) => Err(refusal),
         };
         work.let_go();
-        work.engine.forget(TIMER.0);
+        work.engine.forget(MERGE_TIMER.0);
         self.merged = Some(match &outcome {
             Ok(value) => value.clone(),
             Err(refusal) => stopped(&merging.merge, refusal),

@@ -54,18 +54,10 @@ use crate::failure::Failure;
 use crate::files::{AtHand, Files};
 use crate::log::say;
 use crate::panics;
+use crate::serve::own_keys::{self, CONTROL_LISTENER, ERRAND, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
 
 pub use pause::Pause;
 pub use work::{Flush, Work};
-
-/// Keys of our own, among those of the loop.
-const LISTENER: WatchKey = WatchKey(u64::MAX - 66);
-const ERRAND: WatchKey = WatchKey(u64::MAX - 67);
-const TIMER: WatchKey = WatchKey(u64::MAX - 68);
-/// The first client's; the others follow.
-const CLIENT: u64 = u64::MAX - 128;
-const SUCCESSOR: WatchKey = WatchKey(u64::MAX - 72);
-const TIMER_OF_UPGRADE: WatchKey = WatchKey(u64::MAX - 73);
 
 /// A flush of our own. No server has so many connections or queues that it makes such a name.
 pub const FLUSH: Token = Token(u64::MAX - 1);
@@ -136,18 +128,18 @@ impl Control {
     /// Watches the socket.
     pub fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
         self.listener.begin();
-        watch.watch(self.listener.fd(), Interest::Read, LISTENER)
+        watch.watch(self.listener.fd(), Interest::Read, CONTROL_LISTENER)
     }
 
     /// Whether the key is one of ours; then it is taken note of.
     pub fn ready(&mut self, key: WatchKey) -> bool {
         match key {
-            LISTENER => self.knocked = true,
+            CONTROL_LISTENER => self.knocked = true,
             // What the errand was sent by looks for itself.
-            ERRAND | TIMER | SUCCESSOR | TIMER_OF_UPGRADE => {}
-            WatchKey(key) => {
-                let place = key.checked_sub(CLIENT).and_then(|place| usize::try_from(place).ok());
-                let Some(place) = place.and_then(|place| self.clients.get_mut(place)) else { return false };
+            ERRAND | MERGE_TIMER | SUCCESSOR | UPGRADE_TIMER => {}
+            key => {
+                let place = own_keys::client_of(key).and_then(|place| self.clients.get_mut(place));
+                let Some(place) = place else { return false };
                 if let Some(client) = place {
                     client.wake();
                 }
@@ -205,7 +197,7 @@ impl Control {
     /// No more verbs are begun; the one under way comes to its end, and nothing is held any more.
     pub fn stop(&mut self, work: &mut Work<'_>) {
         self.stopping = true;
-        work.engine.forget(LISTENER.0);
+        work.engine.forget(CONTROL_LISTENER.0);
         self.listener.remove_path();
         self.paused = false;
         work.paused = false;
@@ -251,7 +243,7 @@ impl Control {
             return Ok(());
         };
         // With room: an answer may not fit at once.
-        work.engine.watch(client.as_fd(), true, key(place))?;
+        work.engine.watch(client.as_fd(), true, own_keys::of_client(place).0)?;
         if let Some(seat) = self.clients.get_mut(place) {
             *seat = Some(client);
         }
@@ -261,7 +253,7 @@ impl Control {
     fn bury(&mut self, work: &mut Work<'_>) {
         for (place, seat) in self.clients.iter_mut().enumerate() {
             if seat.as_ref().is_some_and(Client::is_over) {
-                work.engine.forget(key(place));
+                work.engine.forget(own_keys::of_client(place).0);
                 *seat = None;
             }
         }
@@ -437,8 +429,4 @@ impl Control {
         drop(job);
         self.pay(Some(&asker), &outcome);
     }
-}
-
-fn key(place: usize) -> u64 {
-    CLIENT.saturating_add(u64::try_from(place).unwrap_or(0))
 }

@@ -12,12 +12,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use transport::HandoverError;
 use transport::vhost_user::Listener;
 
-use super::SUCCESSOR;
 use super::errand::Errand;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use crate::redo_log;
 use crate::serve::handover::{Channel, ChannelError, Said};
+use crate::serve::own_keys::SUCCESSOR;
 
 /// The new process.
 #[derive(Debug)]

@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use transport::vhost_user::Listener;
 use transport::{HandoverError, Timer};
 
-use super::TIMER_OF_UPGRADE;
 use super::pause::micros;
 use super::protocol;
 use super::refusal::{Kind, Refusal};
@@ -25,6 +24,7 @@ use crate::files;
 use crate::log::say;
 use crate::redo_log;
 use crate::serve::handover::ChannelError;
+use crate::serve::own_keys::UPGRADE_TIMER;
 
 /// How long the new process may take to say hello.
 const TO_START: Duration = Duration::from_secs(30);
@@ -104,7 +104,7 @@ impl Upgrade {
                 return Err(Refusal::new(Kind::Invalid, what));
             }
         };
-        work.engine.watch(timer.as_fd(), false, TIMER_OF_UPGRADE.0).map_err(failed)?;
+        work.engine.watch(timer.as_fd(), false, UPGRADE_TIMER.0).map_err(failed)?;
         timer.set(TO_START).map_err(failed)?;
         let stage = match start {
             Some(start) => Stage::Starting(Some(start)),
@@ -267,7 +267,7 @@ impl Upgrade {
     /// It has failed: the new process is to end, and this one goes on.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.server.hold(false);
-        work.engine.forget(TIMER_OF_UPGRADE.0);
+        work.engine.forget(UPGRADE_TIMER.0);
         self.successor.end(work);
     }
 }

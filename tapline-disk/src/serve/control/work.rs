@@ -14,14 +14,15 @@ use memory::Segments;
 use transport::Server;
 use uring::{Engine, ImageFile, OpenOptions};
 
+use super::FLUSH;
 use super::errand::Errand;
 use super::pause::Pause;
 use super::refusal::{Kind, Refusal};
-use super::{ERRAND, FLUSH};
 use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
+use crate::serve::own_keys::ERRAND;
 use crate::size::readable;
 use crate::stats::{Condition, Counters};
 

@@ -6,7 +6,8 @@ use std::io;
 
 use transport::Server;
 
-use super::{Disclose, EngineWatch, EventLoop, QUIET};
+use super::{Disclose, EngineWatch, EventLoop};
+use crate::serve::own_keys::QUIET;
 
 impl<S: Server + Disclose> EventLoop<S> {
     /// Has the disk looked at again in a while, if it should give something back then. To be called before sleeping.

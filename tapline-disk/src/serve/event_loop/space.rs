@@ -6,9 +6,10 @@
 use disk::Status;
 use transport::Server;
 
-use super::{Disclose, EngineWatch, EventLoop, SPACE};
+use super::{Disclose, EngineWatch, EventLoop};
 use crate::serve::control::FLUSH;
 use crate::serve::full::Next;
+use crate::serve::own_keys::SPACE;
 
 impl<S: Server + Disclose> EventLoop<S> {
     /// Sees to the requests that wait for space, until there is nothing more to do at once; how many were answered or

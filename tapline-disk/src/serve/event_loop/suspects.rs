@@ -9,11 +9,12 @@ use disk::{Request, Span, Status};
 use transport::Server;
 
 use super::words::in_words;
-use super::{Disclose, EngineWatch, EventLoop, SUSPECTS};
+use super::{Disclose, EngineWatch, EventLoop};
 use crate::failure::Failure;
 use crate::fault;
 use crate::log::say;
 use crate::serve::control::Control;
+use crate::serve::own_keys::SUSPECTS;
 
 impl<S: Server + Disclose> EventLoop<S> {
     /// Begins with what the last process has left, and says so.

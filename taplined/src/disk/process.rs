@@ -135,9 +135,14 @@ mod test {
 
     use super::*;
 
+    /// A process whose words can be read: it counts as started a moment before they can.
     fn sleeper() -> Child {
-        Command::new("sleep").arg("60").spawn().unwrap()
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        while std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap() != SLEEPER {}
+        child
     }
+
+    const SLEEPER: &[u8] = b"sleep\x0060\0";
 
     #[tokio::test]
     async fn a_process_is_found_again_and_no_other_is_taken_for_it() {
@@ -156,7 +161,7 @@ mod test {
     #[tokio::test]
     async fn a_process_is_known_by_its_words_and_seen_to_end() {
         let mut child = sleeper();
-        let ours = |words: &[u8]| words == b"sleep\x0060\0";
+        let ours = |words: &[u8]| words == SLEEPER;
         let found = DiskProcess::with_words(child.id(), ours).unwrap().unwrap();
         assert!(DiskProcess::with_words(child.id(), |_| false).unwrap().is_none());
         assert!(!found.has_ended());

@@ -12,6 +12,7 @@ pub mod epoll;
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -303,8 +304,10 @@ impl FrontEnd {
         Some((bytes[12..received.bytes].to_vec(), fd?))
     }
 
-    /// Leaves, and comes again with the memory that it has.
+    /// Leaves, and comes again with the memory that it has. To close the socket is not enough: whoever comes while the
+    /// last is connected is turned away, and a process that another test starts has our socket too for a moment.
     pub fn reconnect(&mut self, path: &Path) {
+        self.stream.shutdown(Shutdown::Both).ok();
         self.stream = UnixStream::connect(path).unwrap();
         self.kicks.clear();
         self.calls.clear();

@@ -32,7 +32,11 @@ pub struct Said {
 
 impl Room {
     pub fn new() -> Room {
-        Room { directory: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
+        Room::below(Path::new(env!("CARGO_TARGET_TMPDIR")))
+    }
+
+    pub fn below(directory: &Path) -> Room {
+        Room { directory: tempfile::tempdir_in(directory).unwrap() }
     }
 
     pub fn path(&self) -> &Path {

@@ -144,6 +144,17 @@ impl Driver {
 
     /// Offers a request, if there is room for it and nobody else is at its block.
     pub fn offer(&mut self, kind: Kind, block: u64) {
+        self.prepare(kind, block);
+        self.kick();
+    }
+
+    /// Tells the disk what was offered.
+    pub fn kick(&self) {
+        rustix::io::write(&self.front.kicks[0], &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Offers a request without telling the disk.
+    pub fn prepare(&mut self, kind: Kind, block: u64) {
         if self.asked.values().any(|asked| asked.kind != Kind::Flush && asked.block == block) {
             return;
         }
@@ -167,7 +178,6 @@ impl Driver {
         self.front.chain(0, head, &parts);
         self.asked.insert(head, Asked { kind, block, version });
         self.front.offer(0, head);
-        rustix::io::write(&self.front.kicks[0], &1u64.to_ne_bytes()).unwrap();
     }
 
     /// Requests that are not answered.

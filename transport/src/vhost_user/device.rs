@@ -302,6 +302,7 @@ impl Device {
     }
 
     /// Takes the answer to a request. `false`: it was one of an earlier device.
+    #[inline]
     pub fn complete(&mut self, token: Token, status: Status, log: &mut Log) -> bool {
         self.close(token, Some(status), log)
     }
@@ -321,6 +322,7 @@ impl Device {
         epoch != self.epoch || self.queues.get(index).is_none_or(|queue| queue.draining)
     }
 
+    #[inline]
     fn close(&mut self, token: Token, status: Option<Status>, log: &mut Log) -> bool {
         let (epoch, index, head) = parts(token);
         if epoch != self.epoch {

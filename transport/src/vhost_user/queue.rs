@@ -289,6 +289,7 @@ impl Queue {
 
     /// One request of a chain has its answer, or was given back without one; with the last of them the chain is answered,
     /// or never will be. `true`: there is something to publish.
+    #[inline]
     pub fn close(&mut self, head: u16, status: Option<Status>, table: &Table) -> Result<bool, Broken> {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
         let Some(left) = slot.open.checked_sub(1) else { return Ok(false) };
@@ -337,6 +338,7 @@ impl Queue {
     }
 
     /// Answers a chain that is done, if its turn has come and its memory is there; else that comes later.
+    #[inline]
     fn finish(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
         #[cfg(test)]
         if (moment::is_planted(moment::Bug::AnswerWithoutRing) && self.ring.is_none())
@@ -356,6 +358,7 @@ impl Queue {
     }
 
     /// Answers what is done, in order, as far as it can be. `true`: there is something to publish.
+    #[inline]
     pub fn answer_in_order(&mut self, table: &Table) -> Result<bool, Broken> {
         let mut any = false;
         while let Some(&head) = self.order.front() {
@@ -369,6 +372,7 @@ impl Queue {
     }
 
     /// Writes an answer: status first, then the used element. `false`: it is not done, or the memory for it is not there.
+    #[inline]
     fn put_answer(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(false) };
         let slot = self.slots.get_mut(usize::from(head)).filter(|slot| slot.stage == Stage::Done);

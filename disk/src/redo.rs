@@ -250,8 +250,13 @@ impl RedoLog {
             if below || records.is_incomplete() || len > room {
                 self.logging = Logging::Gap;
             } else {
-                for (at, &word) in (self.head..).step_by(WORD).zip(records.words()) {
-                    self.store(self.place(at), word);
+                let (mut at, end) = (self.place(self.head), self.end());
+                for &word in records.words() {
+                    self.store(at, word);
+                    at = at.saturating_add(WORD);
+                    if at >= end {
+                        at = HEADER_LEN;
+                    }
                 }
                 self.set_head(self.head.saturating_add(len));
             }
@@ -312,6 +317,11 @@ impl RedoLog {
     fn place(&self, at: u64) -> usize {
         let within = at.checked_rem(self.capacity).unwrap_or(0);
         HEADER_LEN.saturating_add(usize::try_from(within).unwrap_or(usize::MAX))
+    }
+
+    /// Where the last byte for records ends.
+    fn end(&self) -> usize {
+        HEADER_LEN.saturating_add(usize::try_from(self.capacity).unwrap_or(usize::MAX))
     }
 
     fn word(&self, at: usize) -> u64 {

@@ -81,7 +81,10 @@ impl Records {
         }
         self.begin(batch, at, BYTES);
         self.words.push(len);
-        self.words.extend(bytes.chunks(8).map(word));
+        let whole = bytes.chunks_exact(8);
+        let rest = whole.remainder();
+        self.words.extend(whole.map(word));
+        self.words.extend(rest.chunks(8).map(word));
     }
 
     /// `len` bytes from offset `at` of the file on are `byte` now.
@@ -99,7 +102,11 @@ impl Records {
 }
 
 /// Up to eight bytes as a word, the first of them in front.
+#[inline]
 fn word(bytes: &[u8]) -> u64 {
+    if let Ok(whole) = bytes.try_into() {
+        return u64::from_be_bytes(whole);
+    }
     let mut whole = [0; 8];
     whole.iter_mut().zip(bytes).for_each(|(place, &byte)| *place = byte);
     u64::from_be_bytes(whole)

@@ -192,7 +192,8 @@ impl Sparse {
             self.set_not_full(write.block);
             self.keep(write.block, Bitmap::filled(count, index(self.bitmap_len), whole), true);
             self.set_entry(write.block, slot.sector);
-            self.log_bitmap(write.block, slot.sector);
+            let bitmap_at = u64::from(slot.sector).saturating_mul(SECTOR);
+            self.records.fill(FIRST, bitmap_at, self.bitmap_len, if whole { 0xff } else { 0 });
             self.dirty_footer = true;
             self.records.bytes(FIRST, self.space.end(), self.footer.as_bytes());
             if whole {

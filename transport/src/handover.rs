@@ -32,10 +32,7 @@ pub enum HandoverError {
     /// Something is under way that comes to its end by itself.
     #[error("{0}")]
     NotNow(&'static str),
-    /// Peers of this kind cannot be handed over.
-    #[error("its peers cannot be handed over by descriptors")]
-    Never,
-    /// What was handed over is not understood, or not accepted.
+    /// What was handed over is not understood, or not accepted; or peers of this kind cannot be handed over.
     #[error("{0}")]
     Refused(String),
     /// The system has failed.

@@ -102,10 +102,15 @@ pub trait Server: disk::Transport {
     /// Takes nothing more from its peers, or does so again. What it has taken and not handed out yet is still popped.
     fn hold(&mut self, _held: bool) {}
 
+    /// Whether another process can take the place of this one by [`Server::hand_over`].
+    fn can_hand_over(&self) -> bool {
+        false
+    }
+
     /// All that the process which takes the place of this one needs. While held, with no request under way. Nothing is
     /// changed by it.
     fn hand_over(&self) -> Result<Handover, HandoverError> {
-        Err(HandoverError::Never)
+        Err(HandoverError::Refused("its peers cannot be handed over by descriptors".into()))
     }
 
     /// Whether the peers record what is in flight, so that it survives this process; `None` where none says.

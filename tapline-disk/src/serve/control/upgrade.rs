@@ -88,7 +88,7 @@ impl Upgrade {
         work: &mut Work<'_>,
     ) -> Result<Upgrade, Refusal> {
         refuse_what_cannot_be(work)?;
-        if matches!(work.server.hand_over(), Err(HandoverError::Never)) {
+        if !work.server.can_hand_over() {
             return Err(unsupported());
         }
         let failed = |error: std::io::Error| Refusal::failed("wait for a new process", &error);

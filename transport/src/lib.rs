@@ -11,6 +11,7 @@
 extern crate self as transport;
 
 pub mod blkif;
+mod bound_path;
 mod handover;
 mod log;
 pub mod nbd;

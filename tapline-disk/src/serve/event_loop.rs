@@ -419,7 +419,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// Gives the control socket its turn.
     fn control(&mut self) {
-        self.with_control(|control, work, stats| control.turn(work, stats));
+        self.with_control(|control, work| control.turn(work));
         if self.replaced {
             ending::leave_everything();
         }
@@ -428,7 +428,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.time = None;
     }
 
-    fn with_control(&mut self, act: impl FnOnce(&mut Control, &mut Work<'_>, &dyn Fn() -> String)) {
+    fn with_control(&mut self, act: impl FnOnce(&mut Control, &mut Work<'_>)) {
         let Some(control) = &mut self.control else { return };
         let paused = control.is_paused();
         let mut work = Work {
@@ -439,24 +439,18 @@ impl<S: Server + Disclose> EventLoop<S> {
             pause: &mut self.pause,
             flush: &mut self.flush,
             full: &mut self.full,
-            started: self.stats.started(),
-            came: self.stats.come(),
+            stats: &self.stats,
+            polling: &self.polling,
+            suspects: &self.suspects,
             paused,
-            counters: self.stats.counters((self.polling.hits, self.polling.misses)),
             replaced: &mut self.replaced,
-            fatal: self.suspects.fatal(),
-            suspected: self.suspects.left(),
         };
-        let (stats, polling, condition) = (&self.stats, &self.polling, work.condition());
-        act(control, &mut work, &|| stats.line(polling.hits, polling.misses, condition));
+        act(control, &mut work);
     }
 
     /// The statistics.
     fn line(&self) -> String {
-        let (full, waiting) = (self.full.is_full(), self.full.waiting());
-        let fatal = self.suspects.fatal();
-        let condition = Condition { broken: self.disk.is_broken(), full, waiting, fatal };
-        self.stats.line(self.polling.hits, self.polling.misses, condition)
+        self.stats.line(self.polling.looks(), Condition::of(&self.disk, &self.full, &self.suspects))
     }
 }
 

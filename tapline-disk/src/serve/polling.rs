@@ -17,16 +17,19 @@ const LEAST: u64 = 4_000;
 pub struct Polling {
     most: u64,
     budget: u64,
-    /// Looks that found something, and that did not.
-    pub hits: u64,
-    /// See [`Polling::hits`].
-    pub misses: u64,
+    hits: u64,
+    misses: u64,
 }
 
 impl Polling {
     /// Looks for at most `most`; zero: never.
     pub fn new(most: Duration) -> Polling {
         Polling { most: u64::try_from(most.as_nanos()).unwrap_or(u64::MAX), budget: 0, hits: 0, misses: 0 }
+    }
+
+    /// Looks that found something, and that did not.
+    pub fn looks(&self) -> (u64, u64) {
+        (self.hits, self.misses)
     }
 
     /// For how long to look now.

@@ -268,7 +268,7 @@ impl Merge {
             (self.copied, self.done, self.len) = (progress.copied, progress.done, progress.len);
             if !progress.busy {
                 if let Some((copied, came)) = self.piece.take() {
-                    let guest = work.disk.in_flight() > 0 || work.came != came;
+                    let guest = work.disk.in_flight() > 0 || work.stats.come() != came;
                     self.pace.end(work.clock(), progress.copied.saturating_sub(copied), guest);
                 }
             }
@@ -287,7 +287,7 @@ impl Merge {
                 return Ok((Stage::Running, false));
             }
             self.pace.begin(work.clock());
-            self.piece = Some((progress.copied, work.came));
+            self.piece = Some((progress.copied, work.stats.come()));
             if !work.disk.step_merge(work.engine) {
                 self.piece = None;
                 return Ok((Stage::Running, false));

@@ -126,8 +126,7 @@ impl Successor {
             say(Said::Log { name }, &[&log])?;
         }
         // What waits for space stays with its guest, and comes to the new process again.
-        let mut counters = work.counters;
-        counters.fatal = work.fatal;
+        let mut counters = work.counters();
         work.full.requests().for_each(|request| counters.given_back(request.operation(), request.taken));
         say(Said::Counters(Box::new(counters)), &[])?;
         say(Said::Listener { control: true, bound: control.bound }, &[&control.socket])?;
@@ -146,7 +145,7 @@ impl Successor {
         }
         if let Some(log) = work.disk.leaf_log() {
             // This process ends well, and has died of nothing.
-            log.note_in_flight(work.suspected);
+            log.note_in_flight(work.suspects.left());
         }
         say(Said::Go, &[])?;
         *work.replaced = true;

@@ -234,9 +234,9 @@ impl Upgrade {
     /// Hands everything over, if nothing is under way any more and there is time.
     fn attempt(&mut self, since: Instant, work: &mut Work<'_>) -> Result<Option<Attempt>, Refusal> {
         let until = since + self.pause_max;
-        let idle = work.disk.is_idle();
-        if !idle {
-            return Ok((Instant::now() >= until).then_some(Attempt::Later));
+        let not_yet = || Ok((Instant::now() >= until).then_some(Attempt::Later));
+        if !work.disk.is_idle() {
+            return not_yet();
         }
         if matches!(self.stage, Stage::Draining { .. }) && needs_sync(work) {
             work.disk.sync(work.engine);
@@ -244,11 +244,11 @@ impl Upgrade {
             return Ok(None);
         }
         if matches!(self.stage, Stage::Syncing { .. }) && !work.is_synced()? {
-            return Ok((Instant::now() >= until).then_some(Attempt::Later));
+            return not_yet();
         }
         match self.successor.hand_over(&self.control, until, work) {
             Ok(()) => Ok(Some(Attempt::Done(since.elapsed()))),
-            Err(NotHanded::Server(HandoverError::NotNow(_))) => Ok((Instant::now() >= until).then_some(Attempt::Later)),
+            Err(NotHanded::Server(HandoverError::NotNow(_))) => not_yet(),
             Err(NotHanded::Server(why)) => Err(Failure::new("hand the disk's peers over", why).into()),
             Err(NotHanded::Successor(ChannelError::Late)) => Ok(Some(Attempt::Late)),
             Err(NotHanded::Successor(why)) => Err(Refusal::from(Failure::new("hand the disk over", why))

@@ -8,6 +8,7 @@ pub mod handed;
 pub mod nbd;
 pub mod replaced;
 pub mod served;
+pub mod small;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -136,6 +137,11 @@ impl Room {
             std::os::unix::fs::FileExt::write_all_at(&file, &pattern, at).unwrap();
         }
     }
+}
+
+/// A number that whoever runs the tests may say.
+pub fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
 impl Said {

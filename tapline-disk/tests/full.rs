@@ -1,5 +1,5 @@
-//! A disk whose storage fills, on a file system that is small and really full: the guest is told, or it waits until there is
-//! space again.
+//! A disk whose storage fills, on a file system that is small and really full: the guest is told, or it waits until
+//! there is space again.
 
 #[path = "tool/ring.rs"]
 mod ring;

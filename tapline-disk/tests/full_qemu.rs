@@ -1,5 +1,5 @@
-//! A real QEMU whose guest writes to a disk without space: its monitor answers, the guest can be stopped and reset, and the
-//! disk's process replaced, while the write waits; and the write is done once there is space.
+//! A real QEMU whose guest writes to a disk without space: its monitor answers, the guest can be stopped and reset, and
+//! the disk's process replaced, while the write waits; and the write is done once there is space.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 

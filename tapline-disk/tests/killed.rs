@@ -1,7 +1,8 @@
 //! A guest that survives its disk's process: the process is killed at random moments under load, and started again.
 //!
-//! Invariants checked: each request is answered once and without an error, none is done after its answer, reads and in the
-//! end the image show what was written last. `TAPLINE_KILLS` says how often it is killed, `TAPLINE_SEED` how all of it goes.
+//! Invariants checked: each request is answered once and without an error, none is done after its answer, reads and in
+//! the end the image show what was written last. `TAPLINE_KILLS` says how often it is killed, `TAPLINE_SEED` how all of
+//! it goes.
 
 #[path = "tool/ring.rs"]
 mod ring;

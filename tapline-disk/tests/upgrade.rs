@@ -1,5 +1,5 @@
-//! Another process in the place of the one that serves a disk: its guests notice nothing, and whatever is killed or broken on
-//! the way, one process serves the disk and nothing that was answered is lost.
+//! Another process in the place of the one that serves a disk: its guests notice nothing, and whatever is killed or
+//! broken on the way, one process serves the disk and nothing that was answered is lost.
 
 #[path = "tool/ring.rs"]
 mod ring;
@@ -198,7 +198,8 @@ fn a_program_that_does_not_come_up_changes_nothing() {
     driver.check(&room.read("b"));
 }
 
-/// The old process, or the new one, is killed at some moment of it; whoever is left serves, or nobody, and then another may.
+/// The old process, or the new one, is killed at some moment of it; whoever is left serves, or nobody, and then another
+/// may.
 #[test]
 fn a_kill_at_any_moment_leaves_one_process_or_none() {
     let kills = from_environment("TAPLINE_KILLS").unwrap_or(24);

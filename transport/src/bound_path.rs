@@ -1,7 +1,7 @@
 //! The path of a listening Unix socket: whose it is to remove.
 //!
-//! Knows nothing about the socket itself. Invariant: a path is removed only while the file there is the one that was made
-//! for this socket, not a later one of the same name, and only by the process whose turn it is.
+//! Knows nothing about the socket itself. Invariant: a path is removed only while the file there is the one that was
+//! made for this socket, not a later one of the same name, and only by the process whose turn it is.
 
 use std::fs;
 use std::io;

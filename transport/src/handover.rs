@@ -1,8 +1,8 @@
 //! What a server hands to the process that takes its place, so that its peers notice nothing.
 //!
 //! Knows nothing about what it says: each server writes its own parcels and reads them back. Invariant: to make parcels
-//! changes nothing, so that a server whose successor does not come up goes on as before; and a server made of them touches
-//! nothing that its peers see before it is started.
+//! changes nothing, so that a server whose successor does not come up goes on as before; and a server made of them
+//! touches nothing that its peers see before it is started.
 
 use std::os::fd::OwnedFd;
 

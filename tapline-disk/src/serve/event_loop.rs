@@ -72,8 +72,8 @@ pub trait Disclose {
     /// What has happened since the last call.
     fn take_events(&mut self) -> Vec<Self::Event>;
 
-    /// It is about to stop, and its peer is to be left to another process. Where peers come again by themselves there is
-    /// nothing to do.
+    /// It is about to stop, and its peer is to be left to another process. Where peers come again by themselves there
+    /// is nothing to do.
     fn leave(&mut self) {}
 
     /// It is to stop. `false`: it lets its peer go first, and `is_over` tells when it has.
@@ -270,8 +270,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         if found {
             self.time = None;
         }
-        // A peer with one request at a time has another when it has heard of the answer to the last, not before; any other
-        // may have more already. A verb may have waited for what was found.
+        // A peer with one request at a time has another when it has heard of the answer to the last, not before; any
+        // other may have more already. A verb may have waited for what was found.
         let in_flight = self.disk.in_flight();
         panics::in_flight(in_flight);
         if found {

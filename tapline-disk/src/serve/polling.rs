@@ -1,9 +1,9 @@
 //! How long to look again before sleeping.
 //!
-//! Falling asleep and being woken costs both sides more than a request does. So after work the thread looks at rings and
-//! completions again for a while: longer when that has been worth it, not at all when it has not. The budget grows when
-//! a sleep turns out to have been shorter than the longest allowed look, and shrinks when a look finds nothing; after a
-//! few misses it is zero, and a disk that is idle, or used now and then, pays nothing.
+//! Falling asleep and being woken costs both sides more than a request does. So after work the thread looks at rings
+//! and completions again for a while: longer when that has been worth it, not at all when it has not. The budget grows
+//! when a sleep turns out to have been shorter than the longest allowed look, and shrinks when a look finds nothing;
+//! after a few misses it is zero, and a disk that is idle, or used now and then, pays nothing.
 //!
 //! Knows nothing of what is looked for.
 

@@ -98,8 +98,8 @@ impl Room {
         said.out
     }
 
-    /// Does something to a disk through the server, as a guest would: commands of qemu-io (`write -P 1 0 64k`, `discard 0
-    /// 1M`, `read -P 1 0 64k`), each of which must succeed. `disk` is the image with its parents and options.
+    /// Does something to a disk through the server, as a guest would: commands of qemu-io (`write -P 1 0 64k`, `discard
+    /// 0 1M`, `read -P 1 0 64k`), each of which must succeed. `disk` is the image with its parents and options.
     pub fn guest(&self, disk: &str, commands: &[&str]) {
         let mut words = vec!["serve"];
         words.extend(disk.split_whitespace());

@@ -1,4 +1,5 @@
-//! A guest with a ring of its own behind vhost-user, and the side of QEMU that comes again when its disk's process has gone.
+//! A guest with a ring of its own behind vhost-user, and the side of QEMU that comes again when its disk's process has
+//! gone.
 //!
 //! It uses pages and descriptors again the moment they are answered, as Linux does, and checks every answer.
 

@@ -1,7 +1,7 @@
 //! The socket that clients knock at.
 //!
-//! Knows nothing about NBD. Invariant: a path is only replaced when nobody listens at the socket there, and only removed
-//! while it is ours.
+//! Knows nothing about NBD. Invariant: a path is only replaced when nobody listens at the socket there, and only
+//! removed while it is ours.
 
 use std::fs;
 use std::io;
@@ -66,8 +66,8 @@ impl Listener {
         Ok(Listener { socket, address, path: None })
     }
 
-    /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`]; or
-    /// a TCP port.
+    /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`];
+    /// or a TCP port.
     pub(super) fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
         let unix = Address::Unix(path.to_owned());
         let found =

@@ -1,11 +1,11 @@
 //! The control socket: whoever may run this process asks for changes of the disk while its guest goes on.
 //!
 //! [`Control`] is one more listener of the disk's one wait. It takes lines in ([`client`]), understands them
-//! ([`protocol`]), and drives the verb that is under way from one thing it waits for to the next; a verb never blocks the
-//! thread: what may wait for storage is an [`errand`]. Without clients and verbs it costs nothing.
+//! ([`protocol`]), and drives the verb that is under way from one thing it waits for to the next; a verb never blocks
+//! the thread: what may wait for storage is an [`errand`]. Without clients and verbs it costs nothing.
 //!
-//! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is gone;
-//! a client that goes changes nothing about what it has asked for.
+//! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is
+//! gone; a client that goes changes nothing about what it has asked for.
 
 mod access;
 mod child;
@@ -103,8 +103,8 @@ impl Control {
         Ok(Control::on(listener))
     }
 
-    /// The same at a socket that listens already; its mode is whoever's who has made it. `bound`: device and inode of its
-    /// path, if that is to be removed at the end.
+    /// The same at a socket that listens already, with the mode that its maker has given it. `bound`: device and inode
+    /// of its path, if that is to be removed at the end.
     pub fn at(socket: OwnedFd, path: &Path, bound: Option<(u64, u64)>) -> Result<Control, Failure> {
         Listener::of_bound(socket, path, bound).map(Control::on).map_err(Failure::said)
     }

@@ -1,10 +1,11 @@
 //! `upgrade`: another process takes the place of this one, and the disk's peers notice nothing but a short wait.
 //!
-//! The new process is started here, or was started by whoever asks. When it is ready, what has been written is flushed, no
-//! more requests are taken, those under way come to their end, and everything is handed over ([`crate::serve::handover`]).
+//! This process starts the new one, or the client has started it. When the new process is ready, this one flushes what
+//! was written, takes no more requests, waits for those under way, and hands everything over
+//! ([`crate::serve::handover`]).
 //!
-//! Invariants: until the new process has said that it has taken everything, this one can go on, and does if anything fails or
-//! takes too long; once it has told the new one to go, it touches nothing any more.
+//! Invariants: until it tells the new process to go, this one can go on, and does if anything fails or takes too long;
+//! from then on it touches nothing.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -28,9 +29,9 @@ use crate::serve::own_keys::UPGRADE_TIMER;
 
 /// How long the new process may take to say hello.
 const TO_START: Duration = Duration::from_secs(30);
-/// How long peers wait at most, if nobody says another limit.
+/// How long peers wait at most, unless the client says otherwise.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// How often it is tried to have nothing under way, and how much later each time.
+/// Attempts to hand the disk over, and by how much the wait before each of them grows.
 const ATTEMPTS: u32 = 20;
 const REST: Duration = Duration::from_millis(20);
 
@@ -42,7 +43,7 @@ pub struct Upgrade {
     successor: Successor,
     stage: Stage,
     timer: Timer,
-    /// What is started, if it is started here.
+    /// The program, if this process starts the new one.
     program: Option<PathBuf>,
     pause_max: Duration,
     attempts: u32,

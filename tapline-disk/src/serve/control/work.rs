@@ -187,8 +187,8 @@ impl Work<'_> {
         (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
     }
 
-    /// Makes the file of a raw layer `len` bytes long, durably and in the background, if it is shorter; nothing else ever
-    /// changes its length. A block device has the length that it has.
+    /// Makes the file of a raw layer `len` bytes long, durably and in the background, if it is shorter; nothing else
+    /// ever changes its length. A block device has the length that it has.
     pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
         let (_, file) = self.file(depth)?;
         let path = file.path().to_owned();

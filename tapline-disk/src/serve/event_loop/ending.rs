@@ -1,4 +1,5 @@
-//! The end of a served disk: what was taken in is answered, or left to a peer that keeps it, and what was written is durable.
+//! The end of a served disk: what was taken in is answered, or left to a peer that keeps it, and what was written is
+//! durable.
 //!
 //! It knows no protocol and no format. Invariant: it ends only when nothing is under way.
 

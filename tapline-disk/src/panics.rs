@@ -1,8 +1,8 @@
 //! A fault in this program: told with what was in flight, and the end of the process.
 //!
-//! It knows nothing of disks but their numbers. Invariant: whichever thread panics, whatever becomes of the log, the process ends by
-//! abort(3) at once: nothing that it holds can be trusted, so nothing more is written, flushed or answered. The kernel gives back
-//! its locks, and another process takes its sockets and its disk over.
+//! It knows nothing of disks but their numbers. Invariant: whichever thread panics, whatever becomes of the log, the
+//! process ends by abort(3) at once: nothing that it holds can be trusted, so nothing more is written, flushed or
+//! answered. The kernel gives back its locks, and another process takes its sockets and its disk over.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Display};
@@ -17,7 +17,7 @@ static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
 /// The verb under way.
 static VERB: Mutex<Option<&'static str>> = Mutex::new(None);
 
-/// From now on panics are told and end the process. Where the profile unwinds they do so too: a drop on the way could write.
+/// From now on a panic is told and ends the process, even where the profile unwinds: a drop on the way could write.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         // Not waiting for a reader: the guest waits for the next process.
@@ -55,7 +55,8 @@ impl Display for Told<'_> {
         write!(f, "; {requests} requests were in flight")?;
         // The lock may be held by whoever panics.
         if let Some(verb) = VERB.try_lock().ok().and_then(|verb| *verb) {
-            write!(f, ", a {verb} was under way")?;
+            let article = if verb.starts_with('u') { "an" } else { "a" };
+            write!(f, ", {article} {verb} was under way")?;
         }
         write!(f, "; the process ends, and another can take its disk over")?;
         let trace = Backtrace::capture();

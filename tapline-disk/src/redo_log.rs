@@ -1,12 +1,12 @@
 //! Where the redo logs of images are (see [`disk::redo`]), and what is done with one that a process has left.
 //!
-//! A log is a file in memory, named after the image's file, not after its path: whoever opens the image next finds it, by
-//! whatever name and in whatever chain. Files that are handed over ([`crate::files`]) come with theirs; otherwise logs are in
-//! one directory of the user's: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo` below
-//! `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
+//! A log is a file in memory, named after the image's file, not after its path: whoever opens the image next finds it,
+//! by whatever name and in whatever chain. Files that are handed over ([`crate::files`]) come with theirs; otherwise
+//! logs are in one directory of the user's: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo`
+//! below `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
 //!
-//! Knows nothing of what a log says. Invariant: a log is opened only by whoever holds the lock of its image, for writing. It
-//! is void after a reboot, and for another file that has got the same number.
+//! Knows nothing of what a log says. Invariant: a log is opened only by whoever holds the lock of its image, for
+//! writing. It is void after a reboot, and for another file that has got the same number.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -61,8 +61,8 @@ pub fn prepare() {
     });
 }
 
-/// Opens the log of an image that is to be served for writing, whose lock this process has. `None` where files are handed
-/// over, and no log was.
+/// Opens the log of an image that is to be served for writing, whose lock this process has. `None` where files are
+/// handed over, and no log was.
 pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
     let Some(found) = LogFile::of(file, true).map_err(failed)? else {
@@ -88,8 +88,8 @@ pub fn is_left(path: &Path) -> bool {
     found.is_some_and(|found| found.is_left())
 }
 
-/// Makes durable in an image, which is open for writing and locked, what a process has left to be written, and ends the log.
-/// What is owed to a sync that has failed cannot be made good: that is said.
+/// Makes durable in an image, which is open for writing and locked, what a process has left to be written, and ends the
+/// log. What is owed to a sync that has failed cannot be made good: that is said.
 pub fn settle(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::new(format!("write to {name} what its last process has left"), error);
     let Some(found) = LogFile::of(file, false).map_err(failed)?.filter(LogFile::is_left) else { return Ok(()) };
@@ -112,8 +112,8 @@ pub fn settle(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Ends the logs that this process has opened and that nobody has to read. While their images are still locked; nothing is
-/// logged any more.
+/// Ends the logs that this process has opened and that nobody has to read. While their images are still locked; nothing
+/// is logged any more.
 pub fn end_all() {
     for found in opened().drain(..).filter(|found| !found.is_left()) {
         found.end();
@@ -214,8 +214,8 @@ impl LogFile {
         }
     }
 
-    /// Somebody may have changed the image, or put another in its place, since its process was last seen. The log may not
-    /// fit then, and that is for people to say.
+    /// Somebody may have changed the image, or put another in its place, since its process was last seen. The log may
+    /// not fit then, and that is for people to say.
     fn check_unchanged(&self, name: &ImageName, file: &ImageFile, log: &RedoLog) -> Result<(), Failure> {
         let changed = file.metadata().and_then(|metadata| metadata.modified());
         let seen = UNIX_EPOCH + Duration::from_nanos(log.last_seen());

@@ -7,13 +7,13 @@
 mod blkback_stats;
 mod control;
 mod event_loop;
-mod full;
+pub mod full;
 mod guest;
 mod handover;
 mod own_keys;
 mod polling;
 mod quiet;
-mod suspects;
+pub mod suspects;
 mod takeover;
 
 use std::net::ToSocketAddrs;

@@ -9,8 +9,11 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use disk::Operation;
+use disk::{Disk, Image, Operation};
 use serde::{Deserialize, Serialize};
+
+use crate::serve::full::Full;
+use crate::serve::suspects::Suspects;
 
 /// What one served disk has done.
 pub struct Stats {
@@ -79,6 +82,14 @@ pub struct Condition {
     pub fatal: u64,
 }
 
+impl Condition {
+    /// That of a disk.
+    pub fn of(disk: &Disk<Image>, full: &Full, suspects: &Suspects) -> Condition {
+        let (full, waiting) = (full.is_full(), full.waiting());
+        Condition { broken: disk.is_broken(), full, waiting, fatal: suspects.fatal() }
+    }
+}
+
 #[derive(Serialize)]
 struct KindLine {
     count: u64,
@@ -101,11 +112,6 @@ impl Stats {
         let (hit, missed) = self.counters.polls;
         let polls = (hit.saturating_add(polls.0), missed.saturating_add(polls.1));
         Counters { elapsed_ns: self.clock(), polls, ..self.counters }
-    }
-
-    /// When counting began.
-    pub fn started(&self) -> Instant {
-        self.started
     }
 
     /// Nanoseconds since the start, to be read once for a batch of requests.
@@ -152,10 +158,10 @@ impl Stats {
         self.counters.rests += 1;
     }
 
-    /// Everything so far, in one line without an end; `hits` and `misses` are those of looks before sleeping.
-    pub fn line(&self, hits: u64, misses: u64, condition: Condition) -> String {
+    /// Everything so far, in one line without an end; `polls` are the looks before sleeping of this process.
+    pub fn line(&self, polls: (u64, u64), condition: Condition) -> String {
         let Counters { elapsed_ns: now, reads, writes, flushes, discards, rounds, sleeps, rests, polls, .. } =
-            self.counters((hits, misses));
+            self.counters(polls);
         let line = Line {
             elapsed_ns: now,
             reads: reads.line(now),
@@ -260,7 +266,7 @@ mod test {
         stats.came(Operation::Write { durable: true }, 5);
         stats.answered(Operation::Write { durable: true }, 4096, 9);
         let line: serde_json::Value =
-            serde_json::from_str(&stats.line(3, 4, Condition { waiting: 2, ..Condition::default() })).unwrap();
+            serde_json::from_str(&stats.line((3, 4), Condition { waiting: 2, ..Condition::default() })).unwrap();
         assert_eq!(line["writes"]["bytes"], 4096);
         assert_eq!(line["writes"]["sum_ns"], 4);
         assert_eq!(line["reads"]["count"], 0);

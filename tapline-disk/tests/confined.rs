@@ -1,5 +1,5 @@
-//! A disk process that could not open anything of its own: another user's, without privilege, in directories that it may not
-//! even search. All that it works on was handed to it.
+//! A disk process that could not open anything of its own: another user's, without privilege, in directories that it
+//! may not even search. All that it works on was handed to it.
 
 mod tool;
 #[path = "tool/vhost.rs"]

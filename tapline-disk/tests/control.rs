@@ -388,8 +388,8 @@ fn a_file_that_no_merge_has_left_is_not_removed_for_it() {
     }
 }
 
-/// As after a crash of the host's daemon, which knows what it has asked for and no more: it serves the chain that it knows, or
-/// without the layer that the refusal tells to leave out, and asks again.
+/// As after a crash of the host's daemon, which knows what it has asked for and no more: it serves the chain that it
+/// knows, or without the layer that the refusal tells to leave out, and asks again.
 #[test]
 fn a_merge_below_the_leaf_that_is_killed_at_any_moment_is_done_when_it_is_asked_for_again() {
     for format in FORMATS {

@@ -116,8 +116,9 @@ fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// Killed again and again before it has done anything, or while it recovers: nobody is to be blamed for that. `TAPLINE_LIFE_US` says
-/// how long a process lives at most, `TAPLINE_KILLS` how often one is killed, `TAPLINE_SEED` how all of it goes.
+/// Killed again and again before it has done anything, or while it recovers: nobody is to be blamed for that.
+/// `TAPLINE_LIFE_US` says how long a process lives at most, `TAPLINE_KILLS` how often one is killed, `TAPLINE_SEED` how
+/// all of it goes.
 #[test]
 fn a_process_that_is_killed_again_and_again_while_it_recovers_fails_nothing() {
     let from_environment = |name: &str, otherwise: u64| {

@@ -1,105 +1,47 @@
-//! A disk whose storage fills, on a file system that is small and really full: the guest is told, or it waits until there is
-//! space again.
+//! A disk whose storage fills, on a file system that is small and really full: the guest is told, or it waits until
+//! there is space again.
 
 #[path = "tool/ring.rs"]
 mod ring;
 mod tool;
 
 use std::fs;
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::io;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use ring::{Driver, Kind};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::{Value, json};
-use tool::Room;
 use tool::control::Control;
-use tool::nbd::{Nbd, Peer};
+use tool::nbd::Peer;
 use tool::replaced::Replaced;
 use tool::served::Disk;
+use tool::small::{MIB, PIECES, Small, at, piece};
 
 const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
-const MIB: usize = 1 << 20;
-/// What the guest writes: more than there is room for beside the ballast, less than without it.
-const PIECES: usize = 24;
 
-/// A file system of 48 MiB, most of which is taken by something that can be removed.
-struct Small {
-    room: Room,
+fn serve(small: &Small, format: &str, words: &str) -> (Disk, Control) {
+    small.room.done(&format!("image create {format}:small/a --size 64M"));
+    small.serve(&format!("{format}:small/a --nbd nbd.sock {words}"))
 }
 
-impl Small {
-    /// `None`, said aloud, for who may not mount.
-    fn new() -> Option<Small> {
-        let room = Room::new();
-        let place = room.file("small");
-        fs::create_dir(&place).unwrap();
-        if mount("tmpfs", &place, "tmpfs", MountFlags::empty(), Some(c"size=48m")).is_err() {
-            println!("not run: only root mounts a file system to be filled");
-            return None;
+/// The same for a virtual machine, of a raw image.
+fn serve_machine(small: &Small) -> (Disk, Control) {
+    small.serve("raw:small/a --vhost-user vm.sock --when-full wait")
+}
+
+/// A guest that writes until it has written all, or is told that it cannot; and how far it is.
+fn writer(small: &Small) -> (JoinHandle<io::Result<()>>, mpsc::Receiver<usize>) {
+    let mut nbd = small.nbd();
+    let (tell, told) = mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        for n in 0..PIECES {
+            nbd.write(at(n), &piece(n))?;
+            tell.send(n).ok();
         }
-        let small = Small { room };
-        fs::write(small.ballast(), vec![1; 40 * MIB]).unwrap();
-        Some(small)
-    }
-
-    fn ballast(&self) -> PathBuf {
-        self.room.file("small/ballast")
-    }
-
-    fn serve(&self, format: &str, words: &str) -> (Disk, Control) {
-        self.room.done(&format!("image create {format}:small/a --size 64M"));
-        let words = format!("{format}:small/a --nbd nbd.sock --control control.sock {words}");
-        let disk = Disk::serve(&self.room, &words);
-        (disk, Control::connect(&self.room.file("control.sock")))
-    }
-
-    /// The same for a virtual machine, of a raw image.
-    fn serve_machine(&self) -> (Disk, Control) {
-        let words = "raw:small/a --vhost-user vm.sock --control control.sock --when-full wait";
-        let disk = Disk::serve(&self.room, words);
-        (disk, Control::connect(&self.room.file("control.sock")))
-    }
-
-    /// Takes all the space that is left.
-    fn fill(&self) {
-        let mut ballast = fs::File::options().append(true).open(self.ballast()).unwrap();
-        while ballast.write_all(&[1; 4096]).is_ok() {}
-    }
-
-    fn nbd(&self) -> Nbd {
-        Nbd::connect(&self.room.file("nbd.sock")).unwrap()
-    }
-
-    /// A guest that writes until it has written all, or is told that it cannot; and how far it is.
-    fn writer(&self) -> (JoinHandle<io::Result<()>>, mpsc::Receiver<usize>) {
-        let mut nbd = self.nbd();
-        let (tell, told) = mpsc::channel();
-        let writer = std::thread::spawn(move || {
-            for n in 0..PIECES {
-                nbd.write(at(n), &piece(n))?;
-                tell.send(n).ok();
-            }
-            nbd.flush()
-        });
-        (writer, told)
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        unmount(self.room.file("small"), UnmountFlags::DETACH).ok();
-    }
-}
-
-fn at(n: usize) -> u64 {
-    u64::try_from(n * 2 * MIB).unwrap()
-}
-
-fn piece(n: usize) -> Vec<u8> {
-    vec![u8::try_from(n + 1).unwrap(); MIB]
+        nbd.flush()
+    });
+    (writer, told)
 }
 
 /// Whether the process has a timer.
@@ -117,7 +59,7 @@ fn event(control: &mut Control) -> Value {
 
 /// A second client, which has asked to be told.
 fn watcher(small: &Small) -> Control {
-    let mut watcher = Control::connect(&small.room.file("control.sock"));
+    let mut watcher = small.control();
     let told = watcher.done(&json!({ "verb": "watch", "id": 7 }));
     assert_eq!((&told["full"], &told["waiting"], &told["broken"]), (&json!(false), &json!(0), &json!(false)));
     watcher
@@ -126,11 +68,11 @@ fn watcher(small: &Small) -> Control {
 #[test]
 fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
     for format in FORMATS {
-        let Some(small) = Small::new() else { return };
-        let (disk, mut control) = small.serve(format, "--when-full wait");
+        let Some(small) = Small::with_ballast() else { return };
+        let (disk, mut control) = serve(&small, format, "--when-full wait");
         let mut watcher = watcher(&small);
         assert!(!has_timer(&disk));
-        let (writer, told) = small.writer();
+        let (writer, told) = writer(&small);
         assert_eq!(event(&mut watcher), "full");
         let layers = control.done(&json!({ "verb": "layers" }));
         assert!(layers["full"] == true && layers["waiting"].as_u64() > Some(0), "{layers}");
@@ -145,7 +87,7 @@ fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
         control.done(&json!({ "verb": "space" }));
         assert!(reader.read(at(0), MIB).unwrap() == piece(0));
         assert_eq!(control.done(&json!({ "verb": "layers" }))["full"], true);
-        fs::remove_file(small.ballast()).unwrap();
+        small.make_space();
         control.done(&json!({ "verb": "space" }));
         assert_eq!(event(&mut watcher), "resumed");
         writer.join().unwrap().unwrap();
@@ -165,13 +107,13 @@ fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
 
 #[test]
 fn that_there_is_space_is_found_without_being_told() {
-    let Some(small) = Small::new() else { return };
-    let (disk, _control) = small.serve("qcow2", "--when-full wait");
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, _control) = serve(&small, "qcow2", "--when-full wait");
     let mut watcher = watcher(&small);
-    let (writer, _) = small.writer();
+    let (writer, _) = writer(&small);
     assert_eq!(event(&mut watcher), "full");
     assert!(small.room.done("disk control.sock space").contains("tried again"));
-    fs::remove_file(small.ballast()).unwrap();
+    small.make_space();
     assert_eq!(event(&mut watcher), "resumed");
     writer.join().unwrap().unwrap();
     assert!(small.room.done("disk control.sock space").contains("nothing waits"));
@@ -181,10 +123,10 @@ fn that_there_is_space_is_found_without_being_told() {
 #[test]
 fn who_waits_is_told_that_there_is_no_space_when_the_disk_is_stopped() {
     for format in FORMATS {
-        let Some(small) = Small::new() else { return };
-        let (disk, _control) = small.serve(format, "--when-full wait");
+        let Some(small) = Small::with_ballast() else { return };
+        let (disk, _control) = serve(&small, format, "--when-full wait");
         let mut watcher = watcher(&small);
-        let (writer, _) = small.writer();
+        let (writer, _) = writer(&small);
         assert_eq!(event(&mut watcher), "full");
         let (code, said) = disk.stop();
         assert_eq!(writer.join().unwrap().unwrap_err().kind(), io::ErrorKind::StorageFull, "{said}");
@@ -197,8 +139,8 @@ fn who_waits_is_told_that_there_is_no_space_when_the_disk_is_stopped() {
 
 #[test]
 fn nothing_waits_for_a_client_that_has_gone() {
-    let Some(small) = Small::new() else { return };
-    let (disk, mut control) = small.serve("vhd", "--when-full wait");
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, mut control) = serve(&small, "vhd", "--when-full wait");
     let mut watcher = watcher(&small);
     let path = small.room.file("nbd.sock");
     let mut writer = std::process::Command::new("qemu-io")
@@ -214,28 +156,28 @@ fn nothing_waits_for_a_client_that_has_gone() {
     let layers = control.done(&json!({ "verb": "layers" }));
     assert_eq!((&layers["full"], &layers["waiting"]), (&json!(false), &json!(0)));
     assert!(!has_timer(&disk));
-    fs::remove_file(small.ballast()).unwrap();
+    small.make_space();
     assert_eq!(disk.stop().0, Some(0));
 }
 
 #[test]
 fn a_guest_is_told_at_once_where_it_is_not_to_wait() {
-    let Some(small) = Small::new() else { return };
-    let (disk, mut control) = small.serve("raw", "");
-    let (writer, _) = small.writer();
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, mut control) = serve(&small, "raw", "");
+    let (writer, _) = writer(&small);
     assert_eq!(writer.join().unwrap().unwrap_err().kind(), io::ErrorKind::StorageFull);
     assert_eq!(control.done(&json!({ "verb": "layers" }))["full"], false);
-    fs::remove_file(small.ballast()).unwrap();
+    small.make_space();
     assert_eq!(disk.stop().0, Some(0));
 }
 
 /// The way out that needs no space where the disk is: the guest's writes go elsewhere.
 #[test]
 fn a_snapshot_to_another_file_system_lets_a_full_disk_go_on() {
-    let Some(small) = Small::new() else { return };
-    let (disk, mut control) = small.serve("raw", "--when-full wait");
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, mut control) = serve(&small, "raw", "--when-full wait");
     let mut watcher = watcher(&small);
-    let (writer, _) = small.writer();
+    let (writer, _) = writer(&small);
     assert_eq!(event(&mut watcher), "full");
     let to = format!("qcow2:{}", small.room.file("elsewhere").display());
     control.done(&json!({ "verb": "snapshot", "to": to, "method": "chain" }));
@@ -251,7 +193,7 @@ fn a_snapshot_to_another_file_system_lets_a_full_disk_go_on() {
 /// A machine that has written four blocks, and whose next writes wait for space; a read is answered in the meantime.
 fn waiting_machine(small: &Small, recorded: bool) -> (Disk, Control, Driver) {
     small.room.done("image create raw:small/a --size 16M");
-    let (disk, control) = small.serve_machine();
+    let (disk, control) = serve_machine(small);
     let mut watcher = watcher(small);
     let mut driver = Driver::connect(&small.room.file("vm.sock"), recorded);
     (0..4).for_each(|block| driver.offer(Kind::Write, block));
@@ -273,7 +215,7 @@ fn waiting_machine(small: &Small, recorded: bool) -> (Disk, Control, Driver) {
 #[test]
 fn a_queue_of_a_full_disk_is_stopped_at_once_and_goes_on_later() {
     for recorded in [true, false] {
-        let Some(small) = Small::new() else { return };
+        let Some(small) = Small::with_ballast() else { return };
         let (disk, mut control, mut driver) = waiting_machine(&small, recorded);
         let layers = control.done(&json!({ "verb": "layers" }));
         assert_eq!(layers["inflight"], if recorded { "recorded" } else { "in order" });
@@ -285,7 +227,7 @@ fn a_queue_of_a_full_disk_is_stopped_at_once_and_goes_on_later() {
         // A second time, with writes that are taken again and wait again.
         driver.start_ring(base);
         assert_eq!(driver.stop_ring(), base);
-        fs::remove_file(small.ballast()).unwrap();
+        small.make_space();
         driver.start_ring(base);
         driver.drain();
         assert_eq!(disk.stop().0, Some(0));
@@ -296,15 +238,15 @@ fn a_queue_of_a_full_disk_is_stopped_at_once_and_goes_on_later() {
 #[test]
 fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
     for recorded in [true, false] {
-        let Some(small) = Small::new() else { return };
+        let Some(small) = Small::with_ballast() else { return };
         let (disk, _control, mut driver) = waiting_machine(&small, recorded);
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("4 requests that waited are left to their guest"), "{said}");
         driver.interrupt(std::time::Duration::ZERO);
         assert_eq!(driver.unanswered(), 4, "no error of ours");
-        fs::remove_file(small.ballast()).unwrap();
-        let (disk, _control) = small.serve_machine();
+        small.make_space();
+        let (disk, _control) = serve_machine(&small);
         driver.connect_again();
         driver.drain();
         assert_eq!(disk.stop().0, Some(0));
@@ -316,7 +258,7 @@ fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
 #[test]
 fn what_waits_for_space_waits_under_the_process_that_takes_over() {
     for recorded in [true, false] {
-        let Some(small) = Small::new() else { return };
+        let Some(small) = Small::with_ballast() else { return };
         let (disk, control, mut driver) = waiting_machine(&small, recorded);
         drop(control);
         let mut disk = Replaced::of(&small.room, disk);
@@ -324,12 +266,12 @@ fn what_waits_for_space_waits_under_the_process_that_takes_over() {
         assert_eq!(answer["error"]["kind"], "failed", "{answer}");
         let answer = disk.upgrade().join().unwrap();
         disk.replaced_by(&answer);
-        let mut control = Control::connect(&small.room.file("control.sock"));
+        let mut control = small.control();
         while control.done(&json!({ "verb": "layers" }))["waiting"] != 4 {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         assert_eq!(control.done(&json!({ "verb": "stats" }))["writes"]["in_flight"], 4);
-        fs::remove_file(small.ballast()).unwrap();
+        small.make_space();
         control.done(&json!({ "verb": "space" }));
         driver.drain();
         disk.stop();
@@ -340,14 +282,14 @@ fn what_waits_for_space_waits_under_the_process_that_takes_over() {
 /// The guest that is gone needs nothing any more, and its successor must not find its writes.
 #[test]
 fn a_machine_that_is_gone_leaves_nothing_that_waits() {
-    let Some(small) = Small::new() else { return };
+    let Some(small) = Small::with_ballast() else { return };
     let (disk, mut control, driver) = waiting_machine(&small, false);
     driver.leave();
     let mut next = Driver::connect(&small.room.file("vm.sock"), true);
     next.offer(Kind::Read, 100);
     next.drain();
     assert_eq!(control.done(&json!({ "verb": "layers" }))["waiting"], 0);
-    fs::remove_file(small.ballast()).unwrap();
+    small.make_space();
     next.offer(Kind::Write, 101);
     next.drain();
     assert_eq!(disk.stop().0, Some(0));

@@ -5,71 +5,46 @@ mod tool;
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
 use std::process::Command;
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
-use tool::Room;
 use tool::control::Control;
 use tool::nbd::{Nbd, Peer};
 use tool::served::Disk;
-
-const MIB: usize = 1 << 20;
-/// What the guest writes: more than there is room for beside the ballast, less than without it.
-const PIECES: usize = 24;
+use tool::small::{MIB, PIECES, Small, at, piece};
 
 /// A device of 64 MiB over a file system of 48 MiB, most of which is taken by something that can be removed.
 struct Device {
-    room: Room,
+    small: Small,
     name: String,
 }
 
 impl Device {
     /// `None`, said aloud, for who may not mount or has no loop devices.
     fn new() -> Option<Device> {
-        let room = Room::new();
-        let place = room.file("small");
-        fs::create_dir(&place).unwrap();
-        if mount("tmpfs", &place, "tmpfs", MountFlags::empty(), Some(c"size=48m")).is_err() {
-            println!("not run: only root mounts a file system to be filled");
-            return None;
-        }
-        let mut device = Device { room, name: String::new() };
-        fs::write(device.ballast(), vec![1; 40 * MIB]).unwrap();
-        fs::File::create(place.join("back")).unwrap().set_len(64 << 20).unwrap();
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(place.join("back")).output();
-        match made {
-            Ok(made) if made.status.success() => device.name = String::from_utf8(made.stdout).unwrap().trim().into(),
+        let small = Small::with_ballast()?;
+        let back = small.room.file("small/back");
+        fs::File::create(&back).unwrap().set_len(64 << 20).unwrap();
+        match Command::new("losetup").args(["--find", "--show"]).arg(back).output() {
+            Ok(made) if made.status.success() => {
+                let name = String::from_utf8(made.stdout).unwrap().trim().into();
+                Some(Device { small, name })
+            }
             other => {
                 println!("not run: there is no loop device to be had: {other:?}");
-                return None;
+                None
             }
         }
-        Some(device)
-    }
-
-    fn ballast(&self) -> PathBuf {
-        self.room.file("small/ballast")
     }
 
     fn serve(&self, words: &str) -> (Disk, Control) {
-        let words = format!("raw:{} --nbd ./nbd.sock --control control.sock {words}", self.name);
-        let disk = Disk::serve(&self.room, &words);
-        (disk, Control::connect(&self.room.file("control.sock")))
-    }
-
-    fn nbd(&self) -> Nbd {
-        Nbd::connect(&self.room.file("nbd.sock")).unwrap()
+        self.small.serve(&format!("raw:{} --nbd ./nbd.sock {words}", self.name))
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if !self.name.is_empty() {
-            Command::new("losetup").args(["--detach", &self.name]).status().ok();
-        }
-        unmount(self.room.file("small"), UnmountFlags::DETACH).ok();
+        Command::new("losetup").args(["--detach", &self.name]).status().ok();
     }
 }
 
@@ -78,30 +53,22 @@ fn write_all(guest: &mut Nbd) -> io::Result<()> {
     guest.flush()
 }
 
-fn at(n: usize) -> u64 {
-    u64::try_from(n * 2 * MIB).unwrap()
-}
-
-fn piece(n: usize) -> Vec<u8> {
-    vec![u8::try_from(n + 1).unwrap(); MIB]
-}
-
 #[test]
 fn a_guest_of_a_device_without_space_waits_and_goes_on() {
     let Some(device) = Device::new() else { return };
     let (disk, mut control) = device.serve("--when-full wait");
-    let mut watcher = Control::connect(&device.room.file("control.sock"));
+    let mut watcher = device.small.control();
     watcher.done(&json!({ "verb": "watch" }));
-    let mut guest = device.nbd();
+    let mut guest = device.small.nbd();
     let writer = std::thread::spawn(move || write_all(&mut guest));
     assert_eq!(watcher.hear().unwrap()["event"]["state"], "full");
     // In vain, and reads go on.
     control.done(&json!({ "verb": "space" }));
-    assert!(device.nbd().read(0, MIB).unwrap() == piece(0));
-    fs::remove_file(device.ballast()).unwrap();
+    assert!(device.small.nbd().read(0, MIB).unwrap() == piece(0));
+    device.small.make_space();
     control.done(&json!({ "verb": "space" }));
     writer.join().unwrap().unwrap();
-    let mut reader = device.nbd();
+    let mut reader = device.small.nbd();
     assert!((0..PIECES).all(|n| reader.read(at(n), MIB).unwrap() == piece(n)));
     drop(reader);
     let layers = control.done(&json!({ "verb": "layers" }));
@@ -113,13 +80,13 @@ fn a_guest_of_a_device_without_space_waits_and_goes_on() {
 fn a_guest_of_a_device_without_space_is_told_so_where_it_is_not_to_wait() {
     let Some(device) = Device::new() else { return };
     let (disk, mut control) = device.serve("");
-    let mut guest = device.nbd();
+    let mut guest = device.small.nbd();
     assert_eq!(write_all(&mut guest).unwrap_err().kind(), io::ErrorKind::StorageFull);
     // What had space is there and can be made durable; the disk is none the worse.
     guest.flush().unwrap();
     assert!(guest.read(0, MIB).unwrap() == piece(0));
     assert_eq!(control.done(&json!({ "verb": "layers" }))["broken"], false);
-    fs::remove_file(device.ballast()).unwrap();
+    device.small.make_space();
     write_all(&mut guest).unwrap();
     drop(guest);
     assert_eq!(disk.stop().0, Some(0));
@@ -131,7 +98,7 @@ fn a_guest_of_a_device_without_space_is_told_so_where_it_is_not_to_wait() {
 fn a_device_without_space_behind_the_page_cache_is_a_failed_sync() {
     let Some(device) = Device::new() else { return };
     let (disk, mut control) = device.serve("--cache writeback --when-full wait");
-    let mut guest = device.nbd();
+    let mut guest = device.small.nbd();
     assert_eq!(write_all(&mut guest).unwrap_err().raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     let layers = control.done(&json!({ "verb": "layers" }));
     assert_eq!((&layers["full"], &layers["broken"]), (&json!(false), &json!(true)));

@@ -1,5 +1,5 @@
-//! A real QEMU whose guest writes to a disk without space: its monitor answers, the guest can be stopped and reset, and the
-//! disk's process replaced, while the write waits; and the write is done once there is space.
+//! A real QEMU whose guest writes to a disk without space: its monitor answers, the guest can be stopped and reset, and
+//! the disk's process replaced, while the write waits; and the write is done once there is space.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 
@@ -11,12 +11,11 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tool::Room;
 use tool::control::Control;
 use tool::served::Disk;
+use tool::small::Small;
 
 /// Writes itself by the firmware's disk service to sector 0x2000 and leaves with the firmware's answer (AH, zero for
 /// success) plus 16.
@@ -42,45 +41,29 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A file system that is full, with a disk on it that boots.
 struct Bed {
-    room: Room,
+    small: Small,
 }
 
 impl Bed {
     fn new() -> Option<Bed> {
-        let room = Room::new();
-        let place = room.file("small");
-        fs::create_dir(&place).unwrap();
-        if mount("tmpfs", &place, "tmpfs", MountFlags::empty(), Some(c"size=8m")).is_err() {
-            println!("not run: only root mounts a file system to be filled");
-            return None;
-        }
-        let bed = Bed { room };
-        bed.room.done("image create raw:small/a --size 16M");
+        let small = Small::new(c"size=8m")?;
+        small.room.done("image create raw:small/a --size 16M");
         let mut sector = [0; 512];
         sector[..BOOT_SECTOR.len()].copy_from_slice(&BOOT_SECTOR);
         sector[510..].copy_from_slice(&[0x55, 0xaa]);
-        fs::File::options().write(true).open(bed.room.file("small/a")).unwrap().write_all(&sector).unwrap();
-        Some(bed)
-    }
-
-    fn fill(&self) {
-        let mut ballast = fs::File::create(self.room.file("small/ballast")).unwrap();
-        while ballast.write_all(&[1; 4096]).is_ok() {}
-    }
-
-    fn make_space(&self) {
-        fs::remove_file(self.room.file("small/ballast")).unwrap();
+        fs::File::options().write(true).open(small.room.file("small/a")).unwrap().write_all(&sector).unwrap();
+        small.fill();
+        Some(Bed { small })
     }
 
     fn serve(&self) -> (Disk, Control) {
-        let disk = Disk::serve(&self.room, "raw:small/a --vhost-user vm.sock --control control.sock --when-full wait");
-        let mut watcher = Control::connect(&self.room.file("control.sock"));
+        let (disk, mut watcher) = self.small.serve("raw:small/a --vhost-user vm.sock --when-full wait");
         watcher.done(&json!({ "verb": "watch", "id": 7 }));
         (disk, watcher)
     }
 
     fn boot(&self) -> Qemu {
-        let (socket, monitor) = (self.room.file("vm.sock"), self.room.file("monitor"));
+        let (socket, monitor) = (self.small.room.file("vm.sock"), self.small.room.file("monitor"));
         let child = Command::new("qemu-system-x86_64")
             .args(["-nodefaults", "-display", "none", "-m", "64", "-accel", "kvm", "-accel", "tcg"])
             .args(["-object", "memory-backend-memfd,id=ram,size=64M,share=on", "-machine", "q35,memory-backend=ram"])
@@ -92,12 +75,6 @@ impl Bed {
             .spawn()
             .expect("this test needs qemu-system-x86_64 (Debian: qemu-system-x86)");
         Qemu { child, monitor: None, path: monitor }
-    }
-}
-
-impl Drop for Bed {
-    fn drop(&mut self) {
-        unmount(self.room.file("small"), UnmountFlags::DETACH).ok();
     }
 }
 
@@ -156,14 +133,13 @@ fn wait_for(watcher: &mut Control, state: &str) {
 }
 
 fn holds_what_was_written(bed: &Bed) {
-    let image = bed.room.read("small/a");
+    let image = bed.small.room.read("small/a");
     assert!(image[TARGET..TARGET + 512] == image[..512]);
 }
 
 #[test]
 fn the_monitor_of_a_guest_that_waits_for_space_answers_and_the_guest_can_be_reset() {
     let Some(bed) = Bed::new() else { return };
-    bed.fill();
     let (disk, mut watcher) = bed.serve();
     let mut qemu = bed.boot();
     wait_for(&mut watcher, "full");
@@ -175,8 +151,8 @@ fn the_monitor_of_a_guest_that_waits_for_space_answers_and_the_guest_can_be_rese
     // It boots again, and writes again.
     wait_for(&mut watcher, "resumed");
     wait_for(&mut watcher, "full");
-    bed.make_space();
-    bed.room.done("disk control.sock space");
+    bed.small.make_space();
+    bed.small.room.done("disk control.sock space");
     qemu.ends_well();
     assert_eq!(disk.stop().0, Some(0));
     holds_what_was_written(&bed);
@@ -186,7 +162,6 @@ fn the_monitor_of_a_guest_that_waits_for_space_answers_and_the_guest_can_be_rese
 fn a_write_that_waits_for_space_survives_the_disks_process() {
     for signal in [Signal::TERM, Signal::KILL] {
         let Some(bed) = Bed::new() else { return };
-        bed.fill();
         let (mut disk, mut watcher) = bed.serve();
         let mut qemu = bed.boot();
         wait_for(&mut watcher, "full");
@@ -197,8 +172,8 @@ fn a_write_that_waits_for_space_survives_the_disks_process() {
         disk.wait_for("goes on with 1 requests");
         wait_for(&mut watcher, "full");
         qemu.ask("query-status");
-        bed.make_space();
-        bed.room.done("disk control.sock space");
+        bed.small.make_space();
+        bed.small.room.done("disk control.sock space");
         qemu.ends_well();
         assert_eq!(disk.stop().0, Some(0));
         holds_what_was_written(&bed);

@@ -1,5 +1,5 @@
-//! A process that is handed its files and sockets: it works on them under names that lead nowhere, opens nothing by itself,
-//! and keeps no descriptor that nobody has asked it to keep.
+//! A process that is handed its files and sockets: it works on them under names that lead nowhere, opens nothing by
+//! itself, and keeps no descriptor that nobody has asked it to keep.
 
 mod tool;
 
@@ -425,8 +425,8 @@ fn two_lines_in_one_are_given_their_own_files() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// The process is killed at a moment of a snapshot that is as good as any: the file tells which disk there is, and with the
-/// redo logs all that was answered is in it.
+/// The process is killed at a moment of a snapshot that is as good as any: the file tells which disk there is, and with
+/// the redo logs all that was answered is in it.
 #[test]
 fn whatever_a_kill_leaves_of_a_snapshot_is_no_image_or_the_leaf() {
     for (n, format) in FORMATS.iter().cycle().take(12).enumerate() {

@@ -38,6 +38,15 @@ fn paused(room: &Room, recorded: bool) -> (Disk, Control, Driver) {
     (disk, control, driver)
 }
 
+/// It waits no more, and nothing was lost.
+fn goes_on(room: &Room, disk: Disk, control: &mut Control, driver: &mut Driver) {
+    control.done(&json!({ "verb": "resume" }));
+    driver.drain();
+    assert_eq!(disk.stop().0, Some(0));
+    room.done("image convert qcow2:a raw:b");
+    driver.check(&room.read("b"));
+}
+
 #[test]
 fn a_paused_disk_does_not_hold_up_a_queue_that_is_to_stop() {
     for recorded in [true, false] {
@@ -50,11 +59,7 @@ fn a_paused_disk_does_not_hold_up_a_queue_that_is_to_stop() {
         driver.start_ring(base);
         wait_for_writes(&mut control, 40);
         assert_eq!(driver.unanswered(), 41, "a paused disk has answered");
-        control.done(&json!({ "verb": "resume" }));
-        driver.drain();
-        assert_eq!(disk.stop().0, Some(0));
-        room.done("image convert qcow2:a raw:b");
-        driver.check(&room.read("b"));
+        goes_on(&room, disk, &mut control, &mut driver);
     }
 }
 
@@ -64,11 +69,7 @@ fn a_guest_that_leaves_a_paused_disk_and_comes_again_is_served() {
         let room = Room::new();
         let (disk, mut control, mut driver) = paused(&room, recorded);
         driver.connect_again();
-        control.done(&json!({ "verb": "resume" }));
-        driver.drain();
-        assert_eq!(disk.stop().0, Some(0));
-        room.done("image convert qcow2:a raw:b");
-        driver.check(&room.read("b"));
+        goes_on(&room, disk, &mut control, &mut driver);
     }
 }
 

@@ -47,7 +47,8 @@ fn shows_the_same(room: &Room, layers: &[String]) {
     shows(room, layers, &[0]);
 }
 
-/// The same after a kill, which may leave clusters of a qcow2 image that are counted and nothing refers to (3 of qemu-img).
+/// The same after a kill, which may leave clusters of a qcow2 image that are counted and nothing refers to (3 of
+/// qemu-img).
 fn still_shows_the_same(room: &Room, layers: &[String]) {
     shows(room, layers, &[0, 3]);
 }
@@ -369,7 +370,8 @@ fn rebasing_that_was_killed_goes_on() {
     }
 }
 
-/// Runs a job until it makes the system call `call` for the `nth` time, before which it is killed; whether it got there.
+/// Runs a job until it makes the system call `call` for the `nth` time, before which it is killed; whether it got
+/// there.
 fn killed_at(room: &Room, words: &str, call: &str, nth: u32) -> bool {
     let inject = format!("-e trace={call} -e inject={call}:signal=KILL:when={nth}");
     let said = room.run("strace", &format!("-f -qq -o /dev/null {inject} {TAPLINE} {words}"));
@@ -377,8 +379,8 @@ fn killed_at(room: &Room, words: &str, call: &str, nth: u32) -> bool {
     said.code.is_none()
 }
 
-/// Kills a job on the middle one of three layers, wherever that is, and gives it again; `new` is what the middle stands on in
-/// the end.
+/// Kills a job on the middle one of three layers, wherever that is, and gives it again; `new` is what the middle stands
+/// on in the end.
 fn is_done_again(formats: [&str; 3], words: &str, new: &[String], kill: impl Fn(&Room, &str) -> bool) -> bool {
     let room = Room::new();
     let layers = three_layers(&room, formats);
@@ -403,8 +405,8 @@ fn is_done_again(formats: [&str; 3], words: &str, new: &[String], kill: impl Fn(
     killed
 }
 
-/// Scope: before every call by which the job makes something durable, the rounds of its disk included, names or removes a
-/// file, or changes a time; and at one in 32 of its calls to the ring, which does the writes in between.
+/// Scope: before every call by which the job makes something durable, the rounds of its disk included, names or removes
+/// a file, or changes a time; and at one in 32 of its calls to the ring, which does the writes in between.
 fn is_done_again_wherever_it_is_killed(formats: [&str; 3], words: &str, new: &[String]) {
     for (call, step, at_least) in [
         ("fsync", 1, 4),

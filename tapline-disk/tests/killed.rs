@@ -1,7 +1,8 @@
 //! A guest that survives its disk's process: the process is killed at random moments under load, and started again.
 //!
-//! Invariants checked: each request is answered once and without an error, none is done after its answer, reads and in the
-//! end the image show what was written last. `TAPLINE_KILLS` says how often it is killed, `TAPLINE_SEED` how all of it goes.
+//! Invariants checked: each request is answered once and without an error, none is done after its answer, reads and in
+//! the end the image show what was written last. `TAPLINE_KILLS` says how often it is killed, `TAPLINE_SEED` how all of
+//! it goes.
 
 #[path = "tool/ring.rs"]
 mod ring;
@@ -10,18 +11,12 @@ mod tool;
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use ring::{Driver, Kind};
+use ring::Driver;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
-use tool::Room;
 use tool::nbd::Dice;
 use tool::served::Disk;
-
-const BLOCKS: u64 = 4096;
-
-fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
-}
+use tool::{Room, from_environment};
 
 /// A guest at depth 128 whose disk is killed so many times.
 fn survive(recorded: bool, kills: u64, format: &str) {
@@ -40,11 +35,11 @@ fn survive(recorded: bool, kills: u64, format: &str) {
         let begun = Instant::now();
         while driver.answered < answered {
             assert!(begun.elapsed() < Duration::from_secs(60), "nothing goes on");
-            work(&mut driver, &mut dice);
+            driver.work(&mut dice);
         }
         let rounds = dice.throw(60);
         for _ in 0..rounds {
-            work(&mut driver, &mut dice);
+            driver.work(&mut dice);
         }
         // Some are killed while they recover.
         disk.signal(Signal::KILL);
@@ -77,19 +72,6 @@ fn survive(recorded: bool, kills: u64, format: &str) {
 fn wait_for_storage(room: &Room) {
     let image = File::options().write(true).open(room.file("a")).unwrap();
     fcntl_lock(&image, FlockOperation::LockExclusive).unwrap();
-}
-
-/// Something new, and what was answered in the meantime.
-fn work(driver: &mut Driver, dice: &mut Dice) {
-    for _ in 0..dice.throw(64) {
-        let kind = match dice.throw(10) {
-            0 => Kind::Flush,
-            1..4 => Kind::Read,
-            _ => Kind::Write,
-        };
-        driver.offer(kind, dice.throw(BLOCKS));
-    }
-    driver.interrupt(Duration::from_micros(dice.throw(500)));
 }
 
 #[test]

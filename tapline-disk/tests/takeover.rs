@@ -1,8 +1,8 @@
 //! A disk whose process is killed under a client that lives: what was answered is there for the next process, and is
 //! covered by its flush.
 //!
-//! `TAPLINE_TAKEOVER_ROUNDS` says how often the process is killed, on each kind of disk; `TAPLINE_TAKEOVER_SEED` where the
-//! random numbers begin.
+//! `TAPLINE_TAKEOVER_ROUNDS` says how often the process is killed, on each kind of disk; `TAPLINE_TAKEOVER_SEED` where
+//! the random numbers begin.
 
 mod tool;
 

@@ -1,5 +1,5 @@
-//! Another process in the place of the one that serves a disk: its guests notice nothing, and whatever is killed or broken on
-//! the way, one process serves the disk and nothing that was answered is lost.
+//! Another process in the place of the one that serves a disk: its guests notice nothing, and whatever is killed or
+//! broken on the way, one process serves the disk and nothing that was answered is lost.
 
 #[path = "tool/ring.rs"]
 mod ring;
@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ring::{Driver, Kind};
+use ring::Driver;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -21,27 +21,9 @@ use tool::handed::{Hand, Handed, NOWHERE};
 use tool::nbd::{Dice, Nbd, Peer, Versions};
 use tool::replaced::{PAUSE_MAX, Replaced, pid_of, wait_until_gone};
 use tool::served::Disk;
-use tool::{Room, TAPLINE};
+use tool::{Room, TAPLINE, from_environment};
 
-const BLOCKS: u64 = 4096;
 const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
-
-fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
-}
-
-/// Something new, and what was answered in the meantime.
-fn work(driver: &mut Driver, dice: &mut Dice) {
-    for _ in 0..dice.throw(64) {
-        let kind = match dice.throw(10) {
-            0 => Kind::Flush,
-            1..4 => Kind::Read,
-            _ => Kind::Write,
-        };
-        driver.offer(kind, dice.throw(BLOCKS));
-    }
-    driver.interrupt(Duration::from_micros(dice.throw(500)));
-}
 
 /// A guest at depth 128, over one connection, whose disk's process is replaced so many times.
 fn replace_under_load(recorded: bool, times: u64, format: &str) {
@@ -55,12 +37,12 @@ fn replace_under_load(recorded: bool, times: u64, format: &str) {
     let mut longest = Duration::ZERO;
     for _ in 0..times {
         for _ in 0..dice.throw(30) {
-            work(&mut driver, &mut dice);
+            driver.work(&mut dice);
         }
         let answered = driver.answered;
         let upgrade = disk.upgrade();
         while !upgrade.is_finished() {
-            work(&mut driver, &mut dice);
+            driver.work(&mut dice);
         }
         longest = longest.max(disk.replaced_by(&upgrade.join().unwrap()));
         driver.drain();
@@ -183,10 +165,10 @@ fn a_program_that_does_not_come_up_changes_nothing() {
     }
     let paths = programs.map(|(name, _)| room.file(name).to_str().unwrap().to_owned());
     for program in paths.iter().map(String::as_str).chain(["/nowhere/tapline-disk", "/bin/true"]) {
-        work(&mut driver, &mut dice);
+        driver.work(&mut dice);
         let upgrade = disk.upgrade_to(program);
         while !upgrade.is_finished() {
-            work(&mut driver, &mut dice);
+            driver.work(&mut dice);
         }
         let answer = upgrade.join().unwrap();
         assert_eq!(answer["error"]["kind"], "failed", "{program}: {answer}");
@@ -216,7 +198,8 @@ fn a_program_that_does_not_come_up_changes_nothing() {
     driver.check(&room.read("b"));
 }
 
-/// The old process, or the new one, is killed at some moment of it; whoever is left serves, or nobody, and then another may.
+/// The old process, or the new one, is killed at some moment of it; whoever is left serves, or nobody, and then another
+/// may.
 #[test]
 fn a_kill_at_any_moment_leaves_one_process_or_none() {
     let kills = from_environment("TAPLINE_KILLS").unwrap_or(24);
@@ -231,7 +214,7 @@ fn a_kill_at_any_moment_leaves_one_process_or_none() {
         let after = Duration::from_micros(dice.throw(20_000));
         let begun = std::time::Instant::now();
         while begun.elapsed() < after {
-            work(&mut driver, &mut dice);
+            driver.work(&mut dice);
         }
         if round % 2 == 0 {
             kill_process(disk.pid, Signal::KILL).ok();

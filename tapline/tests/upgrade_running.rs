@@ -2,7 +2,6 @@
 //! `systemctl` and `tapline` are scripts that note what they are asked.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,11 +30,14 @@ impl Host {
         self.room.path().join(name)
     }
 
+    /// Copied by another process: one that another test starts here meanwhile would inherit the script still open for
+    /// writing, and the kernel then refuses to run it (ETXTBSY).
     fn script(&self, name: &str, text: &str) {
-        let path = self.path("bin").join(name);
-        fs::write(&path, format!("#!/bin/sh\necho {name} \"$@\" >>{}\n{text}\n", self.path("asked").display()))
+        let draft = self.path("draft");
+        fs::write(&draft, format!("#!/bin/sh\necho {name} \"$@\" >>{}\n{text}\n", self.path("asked").display()))
             .unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let copied = Command::new("install").args(["-m", "755"]).arg(draft).arg(self.path("bin").join(name)).status();
+        assert!(copied.unwrap().success());
     }
 
     /// What it has printed, and what was asked.

@@ -1,4 +1,5 @@
-//! Disk processes: what they are handed, and how they are started. The daemon opens files for them and never looks inside.
+//! Disk processes: what they are handed, and how they are started. The daemon opens files for them and never looks
+//! inside.
 
 pub mod control;
 pub mod gate;
@@ -37,8 +38,8 @@ impl Disks {
         Disks { config: config.clone(), gates: Gates::default() }
     }
 
-    /// Has the disk of a VBD do a verb of docs/control.md, and waits for the answer, but not longer than `patience`. The verb's
-    /// files go with it; what the disk tells before it answers goes to `told`.
+    /// Has the disk of a VBD do a verb of docs/control.md, and waits for the answer, but not longer than `patience`.
+    /// The verb's files go with it; what the disk tells before it answers goes to `told`.
     pub async fn ask(
         &self,
         vbd: Uuid,

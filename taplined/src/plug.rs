@@ -1,14 +1,14 @@
 //! VBDs: plugged and unplugged in parallel, and their disk processes supervised.
 //!
-//! 1. The VDI's lease is taken and the state is `plugging`, in one commit ([`begin`]). *Killed behind it:* the next daemon gives
-//!    all back.
-//! 2. When its turn comes ([`queue`]), the files are opened, the sockets listen, and a process is started that waits for them.
-//!    It is recorded before anything is handed to it ([`start`]). *Killed before that:* its standard input ends, and so does it,
-//!    with no file open. *Killed behind it:* the next daemon finds it by the record, and ends it.
+//! 1. The VDI's lease is taken and the state is `plugging`, in one commit ([`begin`]). *Killed behind it:* the next
+//!    daemon gives all back.
+//! 2. When its turn comes ([`queue`]), the files are opened, the sockets listen, and a process is started that waits
+//!    for them. It is recorded before anything is handed to it ([`start`]). *Killed before that:* its standard input
+//!    ends, and so does it, with no file open. *Killed behind it:* the next daemon finds it by the record, and ends it.
 //! 3. It answers, and the state is `plugged`. From here on it outlives the daemon, and is found again ([`recover`]).
 //!    Another process may take its place under a guest that goes on ([`upgrade`]).
-//! 4. An unplug waits for the guest to let go, records `unplugging`, and ends the process ([`unplug`]). *Killed behind that:* the
-//!    next daemon goes on with it. Only when the process is no more is the lease given back.
+//! 4. An unplug waits for the guest to let go, records `unplugging`, and ends the process ([`unplug`]). *Killed behind
+//!    that:* the next daemon goes on with it. Only when the process is no more is the lease given back.
 
 mod begin;
 mod deaths;

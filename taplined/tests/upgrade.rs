@@ -148,9 +148,10 @@ fn with_program() -> (Taplined, String, Writer, PathBuf) {
 
 /// Puts a script in the place of a program, as an installation does.
 fn install(program: &Path, script: &str) {
-    let new = program.with_extension("new");
-    fs::write(&new, format!("#!/bin/sh\n# In the place of tapline-disk.\n{script}\n")).unwrap();
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+    let (draft, new) = (program.with_extension("draft"), program.with_extension("new"));
+    fs::write(&draft, format!("#!/bin/sh\n# In the place of tapline-disk.\n{script}\n")).unwrap();
+    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
+    harness::copy_program(&draft, &new);
     fs::rename(&new, program).unwrap();
 }
 
@@ -327,11 +328,22 @@ fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
     Some((vdi, vbd, client))
 }
 
+/// What was written to a disk that was merged is there, and nothing else is once it is unplugged.
+fn holds_all_and_leaks_nothing(daemon: &Taplined, vbd: &str, mut client: Client) {
+    assert_eq!(client.read(0, BLOCK), vec![1; BLOCK]);
+    for at in 1..128 {
+        assert_eq!(client.read(at << 20, 1 << 20), vec![2; 1 << 20], "megabyte {at}");
+    }
+    drop(client);
+    unplug(daemon, vbd);
+    nothing_leaked(daemon);
+}
+
 #[test]
 fn a_merge_that_is_under_way_goes_on_in_the_new_process() {
     let daemon = harness::start();
     let sr = daemon.repository("disks");
-    let (vdi, vbd, mut client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
+    let (vdi, vbd, client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
     let before = pid(&daemon, &vbd);
     upgrade(&daemon, &vbd);
     assert_ne!(pid(&daemon, &vbd), before);
@@ -345,13 +357,7 @@ fn a_merge_that_is_under_way_goes_on_in_the_new_process() {
     };
     wait_until("its task is over", || !merges().contains(&json!("running")));
     assert_eq!(merges(), [json!("done")]);
-    assert_eq!(client.read(0, BLOCK), vec![1; BLOCK]);
-    for at in 1..128 {
-        assert_eq!(client.read(at << 20, 1 << 20), vec![2; 1 << 20], "megabyte {at}");
-    }
-    drop(client);
-    unplug(&daemon, &vbd);
-    nothing_leaked(&daemon);
+    holds_all_and_leaks_nothing(&daemon, &vbd, client);
 }
 
 #[test]
@@ -359,18 +365,13 @@ fn a_merge_that_is_under_way_survives_a_daemon_that_is_killed_in_an_upgrade() {
     let mut daemon = harness::start();
     let sr = daemon.repository("disks");
     daemon.restart_with(&[("TAPLINED_ABORT_AT", "vbd-upgrade:answer:after")]);
-    let (vdi, vbd, mut client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
+    let (vdi, vbd, client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
     assert_eq!(daemon.post(&format!("{vbd}/upgrade"), json!({})).0, 202);
     daemon.wait_for_death();
     daemon.restart();
     assert_eq!(daemon.get(&vbd).1["restarts"], 0);
     wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);
-    for at in 1..128 {
-        assert_eq!(client.read(at << 20, 1 << 20), vec![2; 1 << 20], "megabyte {at}");
-    }
-    drop(client);
-    unplug(&daemon, &vbd);
-    nothing_leaked(&daemon);
+    holds_all_and_leaks_nothing(&daemon, &vbd, client);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What a server hands to the process that takes its place, so that its peers notice nothing.
 //!
 //! Knows nothing about what it says: each server writes its own parcels and reads them back. Invariant: to make parcels
-//! changes nothing, so that a server whose successor does not come up goes on as before; and a server made of them touches
-//! nothing that its peers see before it is started.
+//! changes nothing, so that a server whose successor does not come up goes on as before; and a server made of them
+//! touches nothing that its peers see before it is started.
 
 use std::os::fd::OwnedFd;
 
@@ -32,10 +32,7 @@ pub enum HandoverError {
     /// Something is under way that comes to its end by itself.
     #[error("{0}")]
     NotNow(&'static str),
-    /// Peers of this kind cannot be handed over.
-    #[error("its peers cannot be handed over by descriptors")]
-    Never,
-    /// What was handed over is not understood, or not accepted.
+    /// What was handed over is not understood, or not accepted; or peers of this kind cannot be handed over.
     #[error("{0}")]
     Refused(String),
     /// The system has failed.

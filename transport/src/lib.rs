@@ -11,6 +11,7 @@
 extern crate self as transport;
 
 pub mod blkif;
+mod bound_path;
 mod handover;
 mod log;
 pub mod nbd;
@@ -68,8 +69,8 @@ pub trait Server: disk::Transport {
     /// peer, not the server.
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch);
 
-    /// The next change of the memory of ours that requests' data lie in, if there is one. Only who does without it knows
-    /// nothing of it.
+    /// The next change of our own memory in which requests' data lie, if there is one. A server without such memory has
+    /// none.
     fn memory_change(&mut self) -> Option<MemoryChange> {
         None
     }
@@ -82,19 +83,20 @@ pub trait Server: disk::Transport {
     /// the others see it when they come again.
     fn resized(&mut self, geometry: &disk::Geometry, watch: &mut dyn Watch);
 
-    /// Whether its peers keep what is not answered and offer it again: then what waits for something outside, and was not
-    /// begun, need not be answered when the server stops, nor when a peer wants it back.
+    /// Whether its peers keep what is not answered and offer it again: then what waits for something outside, and was
+    /// not begun, need not be answered when the server stops, nor when a peer wants it back.
     fn takes_back(&self) -> bool {
         false
     }
 
-    /// Whether a request that waits is wanted back now ([`Server::give_back`]): its queue is to stop, or its peer has gone.
+    /// Whether a request that waits is wanted back now ([`Server::give_back`]): its queue is to stop, or its peer has
+    /// gone.
     fn recalls(&self, _token: Token) -> bool {
         false
     }
 
-    /// Takes back a request of which nothing is under way and nothing will be done. One that takes nothing back answers that
-    /// there is no space, which is what requests wait for.
+    /// Takes back a request of which nothing is under way and nothing will be done. A server that takes nothing back
+    /// answers that there is no space, since that is what the request has waited for.
     fn give_back(&mut self, request: Request) {
         self.complete(request, Status::NoSpace);
     }
@@ -102,10 +104,15 @@ pub trait Server: disk::Transport {
     /// Takes nothing more from its peers, or does so again. What it has taken and not handed out yet is still popped.
     fn hold(&mut self, _held: bool) {}
 
+    /// Whether another process can take the place of this one by [`Server::hand_over`].
+    fn can_hand_over(&self) -> bool {
+        false
+    }
+
     /// All that the process which takes the place of this one needs. While held, with no request under way. Nothing is
     /// changed by it.
     fn hand_over(&self) -> Result<Handover, HandoverError> {
-        Err(HandoverError::Never)
+        Err(HandoverError::Refused("its peers cannot be handed over by descriptors".into()))
     }
 
     /// Whether the peers record what is in flight, so that it survives this process; `None` where none says.

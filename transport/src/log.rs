@@ -1,7 +1,7 @@
 //! Events of a server, kept until somebody looks.
 //!
-//! Knows nothing about what an event is, nor where it is logged. Invariant: a hostile peer can cause any number of events, and
-//! still only [`Noted::ROOM`] of them are kept between two looks.
+//! Knows nothing about what an event is, nor where it is logged. Invariant: a hostile peer can cause any number of
+//! events, and still only [`Noted::ROOM`] of them are kept between two looks.
 
 use std::error::Error;
 

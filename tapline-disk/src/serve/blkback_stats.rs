@@ -1,10 +1,11 @@
-//! Statistics of a Xen guest's disk where tools look for those of tapdisk3: `/dev/shm/vbd3-<domid>-<devid>/statistics`, and
-//! `/dev/shm/td3-<pid>/vbd-<domid>-<devid>` for those that ask the store who serves the disk.
+//! Statistics of a Xen guest's disk where tools look for those of tapdisk3: `/dev/shm/vbd3-<domid>-<devid>/statistics`,
+//! and `/dev/shm/td3-<pid>/vbd-<domid>-<devid>` for those that ask the store who serves the disk.
 //!
-//! The first holds `struct blkback_stats` (blktap, include/blktap3.h), fourteen numbers of eight bytes; the second `struct stats`
-//! (drivers/tapdisk-metrics-stats.h), a version and eleven numbers, most of them the same. They are counted once.
-//! Both are written through memory that readers share, once for a batch of requests; a disk that is idle writes nothing. Knows
-//! nothing of rings. Keeps: a reader never sees half of a number, and what it sees of one request is at most one batch old.
+//! The first holds `struct blkback_stats` (blktap, include/blktap3.h), fourteen numbers of eight bytes; the second
+//! `struct stats` (drivers/tapdisk-metrics-stats.h), a version and eleven numbers, most of them the same. They are
+//! counted once. Both are written through memory that readers share, once for a batch of requests; a disk that is idle
+//! writes nothing. Knows nothing of rings. Keeps: a reader never sees half of a number, and what it sees of one request
+//! is at most one batch old.
 
 use std::fs::File;
 use std::io;
@@ -35,8 +36,8 @@ const _: () = assert!(VBD3_LEN == FIELDS * 8 && TD3_LEN == 8 + 11 * 8);
 
 /// Where that counts requests that failed.
 const TD3_ERRORS_AT: usize = 80;
-/// Where each number stands in `struct stats`, if it does. What else that has, of requests without memory and the flags, stays
-/// zero.
+/// Where each number stands in `struct stats`, if it does. What else that has, of requests without memory and the
+/// flags, stays zero.
 const TD3_AT: [Option<usize>; FIELDS] = {
     let mut at = [None; FIELDS];
     let mut field = 0;

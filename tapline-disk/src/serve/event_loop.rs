@@ -72,8 +72,8 @@ pub trait Disclose {
     /// What has happened since the last call.
     fn take_events(&mut self) -> Vec<Self::Event>;
 
-    /// It is about to stop, and its peer is to be left to another process. Where peers come again by themselves there is
-    /// nothing to do.
+    /// It is about to stop, and its peer is to be left to another process. Where peers come again by themselves there
+    /// is nothing to do.
     fn leave(&mut self) {}
 
     /// It is to stop. `false`: it lets its peer go first, and `is_over` tells when it has.
@@ -270,8 +270,8 @@ impl<S: Server + Disclose> EventLoop<S> {
         if found {
             self.time = None;
         }
-        // A peer with one request at a time has another when it has heard of the answer to the last, not before; any other
-        // may have more already. A verb may have waited for what was found.
+        // A peer with one request at a time has another when it has heard of the answer to the last, not before; any
+        // other may have more already. A verb may have waited for what was found.
         let in_flight = self.disk.in_flight();
         panics::in_flight(in_flight);
         if found {
@@ -419,7 +419,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// Gives the control socket its turn.
     fn control(&mut self) {
-        self.with_control(|control, work, stats| control.turn(work, stats));
+        self.with_control(|control, work| control.turn(work));
         if self.replaced {
             ending::leave_everything();
         }
@@ -428,7 +428,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.time = None;
     }
 
-    fn with_control(&mut self, act: impl FnOnce(&mut Control, &mut Work<'_>, &dyn Fn() -> String)) {
+    fn with_control(&mut self, act: impl FnOnce(&mut Control, &mut Work<'_>)) {
         let Some(control) = &mut self.control else { return };
         let paused = control.is_paused();
         let mut work = Work {
@@ -439,24 +439,18 @@ impl<S: Server + Disclose> EventLoop<S> {
             pause: &mut self.pause,
             flush: &mut self.flush,
             full: &mut self.full,
-            started: self.stats.started(),
-            came: self.stats.come(),
+            stats: &self.stats,
+            polling: &self.polling,
+            suspects: &self.suspects,
             paused,
-            counters: self.stats.counters((self.polling.hits, self.polling.misses)),
             replaced: &mut self.replaced,
-            fatal: self.suspects.fatal(),
-            suspected: self.suspects.left(),
         };
-        let (stats, polling, condition) = (&self.stats, &self.polling, work.condition());
-        act(control, &mut work, &|| stats.line(polling.hits, polling.misses, condition));
+        act(control, &mut work);
     }
 
     /// The statistics.
     fn line(&self) -> String {
-        let (full, waiting) = (self.full.is_full(), self.full.waiting());
-        let fatal = self.suspects.fatal();
-        let condition = Condition { broken: self.disk.is_broken(), full, waiting, fatal };
-        self.stats.line(self.polling.hits, self.polling.misses, condition)
+        self.stats.line(self.polling.looks(), Condition::of(&self.disk, &self.full, &self.suspects))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Requests that find no space on the storage, where they are to wait for it (`--when-full wait`).
 //!
-//! It knows no disk and no server: what it is given it keeps, and hands out again. Once something waits, whatever else may
-//! need space waits behind it; the first of them is tried from time to time, and when it has found space all the others are.
-//! Reads, discards and flushes go on: a flush waits only if it finds no space itself.
+//! It knows no disk and no server: what it is given it keeps, and hands out again. Once something waits, whatever else
+//! may need space waits behind it; the first of them is tried from time to time, and when it has found space all the
+//! others are. Reads, discards and flushes go on: a flush waits only if it finds no space itself.
 //!
 //! Invariants: each request that is kept is handed out once; a timer exists only while something is kept.
 
@@ -102,8 +102,8 @@ impl Full {
         Some((request, status))
     }
 
-    /// Hands out those of the requests that wait which are wanted back. The one with which it is being tried is not among
-    /// them: it is under way.
+    /// Hands out those of the requests that wait which are wanted back. The one with which it is being tried is not
+    /// among them: it is under way.
     pub fn recall(&mut self, is_wanted: impl Fn(Token) -> bool) -> Vec<Request> {
         let (wanted, others) = self.waiting.drain(..).partition(|request| is_wanted(request.token()));
         self.waiting = others;

@@ -1,8 +1,9 @@
-//! A disk of a Xen guest: finds the guest, becomes the one process that serves the disk, and leaves nothing when it ends.
+//! A disk of a Xen guest: finds the guest, becomes the one process that serves the disk, and leaves nothing when it
+//! ends.
 //!
-//! The rings are the business of [`blkif`], the nodes' contents that of [`toolstack`](crate::toolstack). Keeps: nothing is
-//! written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no trace;
-//! when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
+//! The rings are the business of [`blkif`], the nodes' contents that of [`toolstack`](crate::toolstack). Keeps: nothing
+//! is written into the store before the image is open and the kernel's devices are, so that who cannot serve leaves no
+//! trace; when the guest is gone, or the device was taken from it, the process ends and gives back all that was mapped.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -112,7 +113,8 @@ fn lent_statistics() -> Option<Files> {
     Some(Files { vbd3: lent(Lent::Statistics)?, td3: lent(Lent::StatisticsByPid)? })
 }
 
-/// Statistics for others must not keep a disk from being served. Where files are handed none can be made: they are handed, too.
+/// Statistics for others must not keep a disk from being served. Where files are handed none can be made: they are
+/// handed, too.
 fn open_stats(places: &Places, device: &Device, handed: Option<Files>) -> Option<BlkbackStats> {
     let place = &places.statistics;
     let opened = match handed {
@@ -151,8 +153,8 @@ fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -
 const DOMAINS: WatchKey = WatchKey(1 << 32);
 const TIME_IS_UP: WatchKey = WatchKey((1 << 32) + 1);
 
-/// How long a guest has to let the disk go when the process is to stop. Linux's driver takes milliseconds, and one that waits
-/// for its file systems takes as long as they are mounted.
+/// How long a guest has to let the disk go when the process is to stop. Linux's driver takes milliseconds, and one that
+/// waits for its file systems takes as long as they are mounted.
 const CLOSING_MAX: Duration = Duration::from_secs(1);
 
 /// The server, and whether its guest is still there.
@@ -211,15 +213,16 @@ impl Backend {
         Ok(theirs.is_some_and(|backend| backend == self.device.backend()))
     }
 
-    /// Has domains reported that come and go. A guest that is destroyed dies before its nodes go, and cannot be dead before
-    /// its pages are unmapped here; one that shuts down closes its end first, and that does not tell. Its name goes with its
-    /// nodes, and of all of them only the toolstack writes it.
+    /// Has domains reported that come and go. A guest that is destroyed dies before its nodes go, and cannot be dead
+    /// before its pages are unmapped here; one that shuts down closes its end first, and that does not tell. Its name
+    /// goes with its nodes, and of all of them only the toolstack writes it.
     fn watch_domains(&mut self) -> Result<(), Failure> {
         let name = format!("/local/domain/{}/name", self.device.guest);
         let shown = self.shown_to_xl.as_deref();
         for path in ["@introduceDomain", "@releaseDomain", &name].into_iter().chain(shown) {
             match self.store.watch(path, "guest") {
-                // Only privileged domains hear of others, unless their toolstack lets them (XSA-115). The name tells too.
+                // Only privileged domains hear of others, unless their toolstack lets them (XSA-115). The name tells
+                // too.
                 Err(StoreError::Refused { code, .. }) if code == "EACCES" && path.starts_with('@') => {}
                 watched => watched.map_err(store_failed)?,
             }
@@ -267,8 +270,8 @@ impl Backend {
         set.map_err(|error| say(format_args!("cannot wait for the guest to let the disk go: {error}"))).is_ok()
     }
 
-    /// The guest's I/O does not need the store. All else does, and what a new one knows is not known: one that has forgotten
-    /// the disk would end it. So a person has to say that it is to be asked.
+    /// The guest's I/O does not need the store. All else does, and what a new one knows is not known: one that has
+    /// forgotten the disk would end it. So a person has to say that it is to be asked.
     fn store_has_failed(&mut self, error: StoreError) {
         if !matches!(error, StoreError::Lost { .. }) {
             return say(store_failed(error));
@@ -337,8 +340,8 @@ impl Disclose for Backend {
         self.server.leave();
     }
 
-    /// Until the guest has let the disk go all goes on: its driver waits for the answers to what it has asked. Who asks a second
-    /// time does not want to wait.
+    /// Until the guest has let the disk go all goes on: its driver waits for the answers to what it has asked. Who asks
+    /// a second time does not want to wait.
     fn close(&mut self) -> bool {
         if self.leaving || self.guest == Guest::Gone || std::mem::replace(&mut self.closing, true) {
             return true;

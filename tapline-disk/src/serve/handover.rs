@@ -1,14 +1,17 @@
-//! What passes between a disk's process and the one that takes its place, over a socket of the kind SOCK_SEQPACKET: one
-//! thing in each packet, with its descriptors.
+//! What passes between a disk's process and the one that takes its place, over a SOCK_SEQPACKET socket: one thing in
+//! each packet, with its descriptors.
 //!
 //! 1. The new process says hello when it has understood its words and given up what it does not need. The guest notices
 //!    nothing until then, and for a while after.
-//! 2. The old one takes no more requests, waits for those under way, and sends everything: the disk, its files, sockets, peers.
-//! 3. The new one opens the image and says that it has taken everything. It has written nothing, neither to a file nor to
-//!    the guest: the old one may still go on as before.
-//! 4. The old one says go, and never touches anything again. A connection that ends before that tells the new one to end.
+//! 2. The old one takes no more requests, waits for those under way, and sends everything: the disk, its files,
+//!    sockets, peers.
+//! 3. The new one opens the image and says that it has taken everything. It has written nothing, neither to a file nor
+//!    to the guest: the old one may still go on as before.
+//! 4. The old one says go, and never touches anything again. A connection that ends before that tells the new one to
+//!    end.
 //!
-//! Knows nothing of disks and servers. Invariant: a packet is read whole, with just the descriptors it is to have, or not.
+//! Knows nothing of disks and servers. Invariant: a packet is taken whole and with exactly the descriptors that belong
+//! to it, or refused.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -29,7 +32,7 @@ use crate::stats::Counters;
 
 /// Bytes of a packet: the longest has one path.
 const PACKET_MAX: usize = 64 << 10;
-/// Descriptors of a packet: a connection, with those of a message that has not come whole.
+/// Descriptors of a packet: a connection's, and those of a message of which only a part has come.
 const DESCRIPTORS_MAX: usize = 16;
 
 /// What is said. Each is followed by as many descriptors as its description tells.

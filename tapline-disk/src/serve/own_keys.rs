@@ -1,4 +1,5 @@
-//! What a served disk itself waits for, by the keys that its one wait reports: all in one place, so that no two are the same.
+//! What a served disk itself waits for, by the keys that its one wait reports: all in one place, so that no two are the
+//! same.
 //!
 //! No server has so many connections or queues that its own keys come near these.
 

@@ -1,9 +1,9 @@
 //! How long to look again before sleeping.
 //!
-//! Falling asleep and being woken costs both sides more than a request does. So after work the thread looks at rings and
-//! completions again for a while: longer when that has been worth it, not at all when it has not. The budget grows when
-//! a sleep turns out to have been shorter than the longest allowed look, and shrinks when a look finds nothing; after a
-//! few misses it is zero, and a disk that is idle, or used now and then, pays nothing.
+//! Falling asleep and being woken costs both sides more than a request does. So after work the thread looks at rings
+//! and completions again for a while: longer when that has been worth it, not at all when it has not. The budget grows
+//! when a sleep turns out to have been shorter than the longest allowed look, and shrinks when a look finds nothing;
+//! after a few misses it is zero, and a disk that is idle, or used now and then, pays nothing.
 //!
 //! Knows nothing of what is looked for.
 
@@ -17,16 +17,19 @@ const LEAST: u64 = 4_000;
 pub struct Polling {
     most: u64,
     budget: u64,
-    /// Looks that found something, and that did not.
-    pub hits: u64,
-    /// See [`Polling::hits`].
-    pub misses: u64,
+    hits: u64,
+    misses: u64,
 }
 
 impl Polling {
     /// Looks for at most `most`; zero: never.
     pub fn new(most: Duration) -> Polling {
         Polling { most: u64::try_from(most.as_nanos()).unwrap_or(u64::MAX), budget: 0, hits: 0, misses: 0 }
+    }
+
+    /// Looks that found something, and that did not.
+    pub fn looks(&self) -> (u64, u64) {
+        (self.hits, self.misses)
     }
 
     /// For how long to look now.

@@ -1,7 +1,8 @@
 //! When a disk has not been used for a while.
 //!
-//! It knows no disk. Two looks are enough, however much is asked for in between: the timer runs out once, and again only if
-//! something was asked for since it was set. Invariant: when nothing is asked for any more, it soon runs no more.
+//! It knows no disk. Two looks are enough, however much is asked for in between: the timer runs out once, and again
+//! only if something was asked for since it was set. Invariant: when nothing is asked for any more, it soon runs no
+//! more.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,7 +10,8 @@ use std::time::Duration;
 
 use transport::{Interest, Timer, Watch, WatchKey};
 
-/// Longer than the pauses of a guest that writes its journal now and then, which should find things as it has left them.
+/// Longer than the pauses of a guest that writes its journal now and then, which should find things as it has left
+/// them.
 const WHILE: Duration = Duration::from_secs(10);
 
 /// The wait for that.
@@ -36,7 +38,8 @@ impl Quiet {
         self.set(came)
     }
 
-    /// The timer has run out, perhaps. Whether the disk, `idle` now, was not used meanwhile; if it was, the timer runs again.
+    /// The timer has run out, perhaps. Whether the disk, `idle` now, was not used meanwhile; if it was, the timer runs
+    /// again.
     pub fn is_over(&mut self, came: u64, idle: bool) -> io::Result<bool> {
         match self.came.take() {
             None => Ok(false),

@@ -1,10 +1,10 @@
 //! What a disk's process does after the death of the one before it, to find the request that it died of: it takes its
 //! requests one at a time for a while ([`Suspects`]; docs/decisions/0018).
 //!
-//! It knows no server, and of the disk only its leaf's redo log. Invariants: a request is condemned only when a process
-//! had it in flight as it died, and then [`DEATHS_ALONE`] more have died at work on it and on nothing else, one after
-//! the other; whoever is to be tried once more is left alone for a while first, so that kills that have nothing to do
-//! with it do not meet it.
+//! It knows no server, and of the disk only its leaf's redo log. Invariants: a request is condemned only when one
+//! process died with it in flight and the next [`DEATHS_ALONE`] died at work on it and on nothing else; before a
+//! suspect is tried again nothing is taken for a while, so that it is not under way when a process is killed for other
+//! reasons.
 
 use std::io;
 use std::os::fd::AsFd;

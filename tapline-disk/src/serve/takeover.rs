@@ -1,8 +1,8 @@
-//! `serve --take-over`: takes the place of a process that serves the disk already, and hands it over by standard input.
+//! `serve --take-over`: takes the place of a process that serves the disk and hands it over through standard input.
 //!
-//! Everything is what the other process has: the layers, their files with their locks, the sockets, the peers. Knows nothing of
-//! what peers are. Invariant: until the other process has said that it has let go, nothing is written, to no file and to no
-//! guest, so that it may go on as if nothing had been.
+//! Everything comes from the other process: the layers, their files with their locks, the sockets, the peers. Knows
+//! nothing of what peers are. Invariant: until the other process has said that it has let go, nothing is written to any
+//! file or guest, so that it may go on as if nothing had happened.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -8,6 +8,7 @@ pub mod handed;
 pub mod nbd;
 pub mod replaced;
 pub mod served;
+pub mod small;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -101,8 +102,8 @@ impl Room {
         said.out
     }
 
-    /// Does something to a disk through the server, as a guest would: commands of qemu-io (`write -P 1 0 64k`, `discard 0
-    /// 1M`, `read -P 1 0 64k`), each of which must succeed. `disk` is the image with its parents and options.
+    /// Does something to a disk through the server, as a guest would: commands of qemu-io (`write -P 1 0 64k`, `discard
+    /// 0 1M`, `read -P 1 0 64k`), each of which must succeed. `disk` is the image with its parents and options.
     pub fn guest(&self, disk: &str, commands: &[&str]) {
         let mut words = vec!["serve"];
         words.extend(disk.split_whitespace());
@@ -140,6 +141,11 @@ impl Room {
             std::os::unix::fs::FileExt::write_all_at(&file, &pattern, at).unwrap();
         }
     }
+}
+
+/// A number that whoever runs the tests may say.
+pub fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
 impl Said {

@@ -1,4 +1,5 @@
-//! A disk whose process is replaced while it is served: the processes that come after the first are nobody's children here.
+//! A disk whose process is replaced while it is served: the processes that come after the first are nobody's children
+//! here.
 
 #![allow(dead_code, reason = "each test uses its part")]
 

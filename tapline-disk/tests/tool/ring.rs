@@ -1,4 +1,5 @@
-//! A guest with a ring of its own behind vhost-user, and the side of QEMU that comes again when its disk's process has gone.
+//! A guest with a ring of its own behind vhost-user, and the side of QEMU that comes again when its disk's process has
+//! gone.
 //!
 //! It uses pages and descriptors again the moment they are answered, as Linux does, and checks every answer.
 
@@ -15,10 +16,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::tool::nbd::Dice;
 use vhost_mock::{FLUSH, FrontEnd, PROTOCOL, VERSION_1, WRITE, region_for};
 
 /// Bytes of a request.
 pub const BLOCK: usize = 4096;
+/// Of a disk of 16 MiB.
+const BLOCKS: u64 = 4096;
 /// Requests at once.
 pub const DEPTH: u16 = 128;
 /// Places in the ring, and descriptors of a chain.
@@ -200,6 +204,19 @@ impl Driver {
             self.last_used = self.last_used.wrapping_add(1);
             self.take_answer(head as u16, written);
         }
+    }
+
+    /// Offers something new, and takes what was answered in the meantime.
+    pub fn work(&mut self, dice: &mut Dice) {
+        for _ in 0..dice.throw(64) {
+            let kind = match dice.throw(10) {
+                0 => Kind::Flush,
+                1..4 => Kind::Read,
+                _ => Kind::Write,
+            };
+            self.offer(kind, dice.throw(BLOCKS));
+        }
+        self.interrupt(Duration::from_micros(dice.throw(500)));
     }
 
     /// Waits until all is answered.

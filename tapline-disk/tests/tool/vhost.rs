@@ -1,5 +1,5 @@
-//! Guests of a disk that is served by vhost-user: the independent client `blkio`, and a front-end of a few messages that
-//! has a channel for what the back-end says unasked.
+//! Guests of a disk that is served by vhost-user: the independent client `blkio`, and a front-end of a few messages
+//! that has a channel for what the back-end says unasked.
 
 #![allow(dead_code, reason = "each test uses its part")]
 

@@ -1,7 +1,7 @@
 //! Asks running disks: the client of the protocol of docs/control.md.
 //!
-//! A connection for each verb, which ends with its answer: a disk that nobody asks anything has none, and is never woken. It
-//! knows lines and descriptors, not what verbs mean.
+//! A connection for each verb, which ends with its answer: a disk that nobody asks anything has none, and is never
+//! woken. It knows lines and descriptors, not what verbs mean.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -87,8 +87,8 @@ impl Asked {
         Asked::with_descriptors(socket, verb, descriptors).await
     }
 
-    /// Asks for a verb that comes with other descriptors. They are closed here when they are sent: our copies of files would keep
-    /// their locks, and those of sockets would keep them open.
+    /// Asks for a verb that comes with other descriptors. They are closed here when they are sent: our copies of files
+    /// would keep their locks, and those of sockets would keep them open.
     pub async fn with_descriptors(socket: &Path, verb: Value, descriptors: Vec<OwnedFd>) -> Result<Asked, Problem> {
         Watch::begin(socket, verb, descriptors).await.map(Asked)
     }
@@ -106,8 +106,8 @@ impl Asked {
     }
 }
 
-/// Asks the disk at a control socket to tell what happens to it, for as long as the connection is kept: how it is now, and
-/// the connection, on which nothing is said while nothing happens.
+/// Asks the disk at a control socket to tell what happens to it, for as long as the connection is kept: how it is now,
+/// and the connection, on which nothing is said while nothing happens.
 pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
     let mut talk = Watch::begin(socket, json!({ "verb": "watch" }), Vec::new()).await?;
     while let Some(mut said) = talk.line().await? {

@@ -1,7 +1,7 @@
 //! Where verbs of a disk wait while another process takes the place of the one that serves it.
 //!
-//! It knows no verb and no process. Invariant: while a gate is closed nobody is inside, and whoever was turned out, or has left
-//! something under way inside, can tell that it was closed meanwhile.
+//! It knows no verb and no process. Invariant: while a gate is closed nobody is inside, and whoever was turned out, or
+//! has left something under way inside, can tell that it was closed meanwhile.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! What a disk process is handed: open files and listening sockets, over a socket that is its standard input.
 //!
-//! It can then do without any right to open something by itself (`tapline-disk … --handed`). Each message is one packet: a JSON
-//! object that says what the descriptor beside it is.
+//! It can then do without any right to open something by itself (`tapline-disk … --handed`). Each message is one
+//! packet: a JSON object that says what the descriptor beside it is.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -88,8 +88,8 @@ impl Ready {
         self.messages.extend(all.map(|(what, file)| (json!({ "xen": what }), OwnedFd::from(file))));
     }
 
-    /// Hands everything over. Waits while the process is slow to take it, and fails when that has ended. The socket, over
-    /// which the process may say how far it is, is given back.
+    /// Hands everything over. Waits while the process is slow to take it, and fails when that has ended. The socket,
+    /// over which the process may say how far it is, is given back.
     pub fn send(self) -> Result<OwnedFd, Problem> {
         for (said, descriptor) in &self.messages {
             let bytes = said.to_string();

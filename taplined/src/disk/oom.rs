@@ -1,7 +1,7 @@
 //! Who is ended first when the host has no memory left (proc_pid_oom_score_adj(5)).
 //!
-//! It knows processes by their numbers only. A process inherits the score of whoever starts it, and keeps it when that ends: what
-//! is set here holds for a disk that the next daemon finds again.
+//! It knows processes by their numbers only. A process inherits the score of whoever starts it, and keeps it when that
+//! ends: what is set here holds for a disk that the next daemon finds again.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
 //! Where a served VBD is found: a directory of its own with its sockets, and its log.
 //!
-//! It knows paths, modes and owners, and nothing of processes. Invariant: a socket can be reached only by those who may, from
-//! the moment at which it is there.
+//! It knows paths, modes and owners, and nothing of processes. Invariant: a socket can be reached only by those who
+//! may, from the moment at which it is there.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -71,7 +71,8 @@ impl Place {
         self.directory.join("control.sock")
     }
 
-    /// Listens, in the place of what a process before this one has left. Members of `group` may connect to the transport.
+    /// Listens, in the place of what a process before this one has left. Members of `group` may connect to the
+    /// transport.
     pub fn listen(&self, transport: Transport, group: Option<u32>) -> Result<Sockets, Problem> {
         let listen = || {
             // Nobody else comes in before all modes are as they should be.

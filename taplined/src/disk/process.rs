@@ -1,8 +1,8 @@
 //! A disk process: started or found again, told to end, and waited for without asking again and again.
 //!
-//! It is known by its number and the moment at which it was started, which together are never another's; and held by a pidfd,
-//! which is readable when it has ended and through which no other process can be hit. It outlives the daemon: to drop this
-//! value does nothing to the process.
+//! It is known by its number and the moment at which it was started, which together are never another's; and held by a
+//! pidfd, which is readable when it has ended and through which no other process can be hit. It outlives the daemon: to
+//! drop this value does nothing to the process.
 
 use std::os::fd::OwnedFd;
 use std::process::Child;
@@ -31,7 +31,8 @@ impl DiskProcess {
             Ok(Some((identity, pidfd))) => Ok(DiskProcess { identity, pidfd, child: Some(child) }),
             held => {
                 let why = held.err().unwrap_or_else(|| Problem::failed("watch a disk process", "it is not there"));
-                // It has nothing yet and does nothing but wait for its files; the kill is not refused, so the wait ends.
+                // It has nothing yet and does nothing but wait for its files; the kill is not refused, so the wait
+                // ends.
                 let ended = child.kill().and_then(|()| child.wait());
                 ended.map_err(|error| Problem::failed(format_args!("end a disk process ({why})"), error))?;
                 Err(why)
@@ -45,7 +46,8 @@ impl DiskProcess {
         Ok(found.map(|(identity, pidfd)| DiskProcess { identity, pidfd, child: None }))
     }
 
-    /// One by its number, if it is there and its words are such as `ours` knows. Words and number are the same process's.
+    /// One by its number, if it is there and its words are such as `ours` knows. Words and number are the same
+    /// process's.
     pub fn with_words(pid: u32, ours: impl Fn(&[u8]) -> bool) -> Result<Option<DiskProcess>, Problem> {
         let Some((identity, pidfd)) = hold(pid)? else { return Ok(None) };
         let is_ours = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| ours(&words));

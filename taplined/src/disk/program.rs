@@ -1,7 +1,8 @@
 //! The program of disk processes: found, opened, and why it cannot be started.
 //!
-//! It knows nothing of what the program does. Invariant: it is found and opened with the daemon's own rights; the user as whom it
-//! then runs needs no way to it, only the right to execute it. It may lie below a home directory that is closed to others.
+//! It knows nothing of what the program does. Invariant: it is found and opened with the daemon's own rights; the user
+//! as whom it then runs needs no way to it, only the right to execute it. It may lie below a home directory that is
+//! closed to others.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,7 +20,8 @@ use crate::config::Config;
 /// Its name. It lies beside this program or in the PATH.
 const NAME: &str = "tapline-disk";
 
-/// The beginning of a program's file, up to what kind of machine it is for (ELF, "ELF Header": e_ident, e_type, e_machine).
+/// The beginning of a program's file, up to what kind of machine it is for (ELF, "ELF Header": e_ident, e_type,
+/// e_machine).
 const HEADER: usize = 20;
 const ELF: &[u8] = b"\x7fELF";
 
@@ -145,8 +147,8 @@ impl Header {
         file.read_exact_at(&mut bytes, 0).map_or(Header::Short, |()| Header::Is(bytes))
     }
 
-    /// Whether it is a script; or why it is nothing that this machine can run, and what to do. `ours` is how this program begins.
-    /// The kernel's refusal is not waited for: the C library would take the file for a script then.
+    /// Whether it is a script; or why it is nothing that this machine can run, and what to do. `ours` is how this
+    /// program begins. The kernel's refusal is not waited for: the C library would take the file for a script then.
     fn judge(self, ours: Header) -> Result<bool, (&'static str, &'static str)> {
         // Word size, byte order; the processor.
         let kind = |header: &[u8; HEADER]| (header[4], header[5], header[18], header[19]);

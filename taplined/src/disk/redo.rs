@@ -1,8 +1,8 @@
-//! The redo logs of images, which disk processes are handed together with the images: what an answered request has changed
-//! outlives the process that has answered it.
+//! The redo logs of images, which disk processes are handed together with the images: what an answered request has
+//! changed outlives the process that has answered it.
 //!
-//! A log is a file in memory, called after its image's file as the disk processes call it (`tapline-disk`, `redo_log`); whoever
-//! serves an image without the daemon finds it too. Knows nothing of what is in one.
+//! A log is a file in memory, called after its image's file as the disk processes call it (`tapline-disk`, `redo_log`);
+//! whoever serves an image without the daemon finds it too. Knows nothing of what is in one.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -27,8 +27,8 @@ impl RedoLogs {
         RedoLogs { directory: config.run_directory.join("redo") }
     }
 
-    /// Those that go with an image file: its log, and the file once more, open for writing, where a process has left something
-    /// to be written to it and it is handed for reading.
+    /// Those that go with an image file: its log, and the file once more, open for writing, where a process has left
+    /// something to be written to it and it is handed for reading.
     pub fn beside(&self, path: &Path, write: bool, image: &File) -> Result<Vec<Beside>, Problem> {
         self.open(path, write, image)
             .map_err(|error| Problem::failed(format_args!("open the redo log of {}", path.display()), error))

@@ -1,7 +1,7 @@
 //! Which processes are there to serve a VBD: found by their words, whoever has started them.
 //!
-//! A disk process has its control socket on its command line, which is in a directory that is called after the VBD. Which of
-//! several serves, it does not know.
+//! A disk process has its control socket on its command line, which is in a directory that is called after the VBD.
+//! Which of several serves, it does not know.
 
 use std::collections::HashMap;
 use std::fs;

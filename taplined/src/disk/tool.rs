@@ -104,7 +104,8 @@ impl Tool {
 }
 
 impl Starting {
-    /// Starts it. What it is handed is open here no longer: our copy of its end of a socket would keep that open behind its end.
+    /// Starts it. What it is handed is open here no longer: our copy of its end of a socket would keep that open behind
+    /// its end.
     pub fn start(mut self) -> Result<Child, Problem> {
         self.command.spawn().map_err(|error| self.program.not_started(self.user, &error))
     }
@@ -146,8 +147,8 @@ impl Progress {
     }
 }
 
-/// What a process says but for how far it is, which `told` hears. All of it is read, whatever there is: it must not wait for
-/// us.
+/// What a process says but for how far it is, which `told` hears. All of it is read, whatever there is: it must not
+/// wait for us.
 async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f64)) -> std::io::Result<String> {
     let mut words = Vec::new();
     let Some(from) = from else { return Ok(String::new()) };

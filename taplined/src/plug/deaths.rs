@@ -1,8 +1,9 @@
 //! How long to wait before a disk process that has died is started again: a function of how long each has served.
 //!
-//! It knows no clock. Not at all after one that has served, since a guest waits. If it dies again and again, or does not come to
-//! serve, there is something that starting it does not mend: the pauses grow, up to [`PAUSE_MAX`]. They never become for ever: a
-//! full log or a repository that is lost come to an end, and nobody should have to plug the disk again for that.
+//! It knows no clock. Not at all after one that has served, since a guest waits. If it dies again and again, or does
+//! not come to serve, there is something that starting it does not mend: the pauses grow, up to [`PAUSE_MAX`]. They
+//! never become for ever: a full log or a repository that is lost come to an end, and nobody should have to plug the
+//! disk again for that.
 
 use std::time::Duration;
 

@@ -15,8 +15,8 @@ use crate::vm;
 /// How long a machine may take to end that is ended by force, and its disks to be unplugged.
 const TO_END: Duration = Duration::from_secs(30);
 
-/// Ends all VMs and unplugs all VBDs: a task. Guests have so long to power off, and those of others as long to let go; then their
-/// disks end, with everything flushed that was answered.
+/// Ends all VMs and unplugs all VBDs: a task. Guests have so long to power off, and those of others as long to let go;
+/// then their disks end, with everything flushed that was answered.
 pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem> {
     let new = NewTask { uuid: Uuid::new_v4(), verb: "host-drain", about: Vec::new(), cancellable: true, intent: None };
     let at_work = daemon.clone();

@@ -1,4 +1,5 @@
-//! What the daemon and a disk process say to each other about an upgrade (docs/control.md, `upgrade`): pure, but for the asking.
+//! What the daemon and a disk process say to each other about an upgrade (docs/control.md, `upgrade`): pure, but for
+//! the asking.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -12,7 +13,8 @@ use uuid::Uuid;
 use crate::disk::control::{Asked, Refused};
 use crate::disk::process::Ended;
 
-/// How long a disk may take to hand itself over: what is in flight may wait for storage, and a disk that cannot gives up much sooner.
+/// How long a disk may take to hand itself over. Requests in flight may wait for storage; a disk that cannot do it
+/// gives up much sooner.
 const TO_HAND_OVER: Duration = Duration::from_secs(60);
 
 /// How long a disk may take to hear what it is asked.
@@ -61,8 +63,8 @@ pub fn names(said: &Value) -> Result<Vec<OsString>, Problem> {
     }
 }
 
-/// Asks the disk at a control socket to hand itself over to the process that has the other end of `successor`, while requests
-/// wait for so long at most.
+/// Asks the disk at a control socket to hand itself over to the process that has the other end of `successor`, while
+/// requests wait for so long at most.
 pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked, Problem> {
     let pause_max = u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX);
     let verb = json!({ "verb": "upgrade", "successor": true, "pause_max": pause_max });

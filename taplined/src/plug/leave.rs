@@ -1,7 +1,9 @@
-//! Has another process serve a guest of Xen: the one before it leaves the guest's rings as they are, and the next takes them over
-//! (decision 0008). The guest waits from the end of the one until the other serves, longer than where a disk is handed over.
+//! Has another process serve a guest of Xen: the old process leaves the guest's rings as they are, and the new one
+//! takes them over (decision 0008). The guest waits from the end of the old one until the new one serves, which is
+//! longer than a handover takes.
 //!
-//! *Killed between the two:* the process that is recorded is gone, and the next daemon starts another, as after a death.
+//! *Killed between the two:* the process that is recorded is gone, and the next daemon starts another, as after a
+//! death.
 
 use std::time::Instant;
 
@@ -17,7 +19,7 @@ use crate::disk::process::DiskProcess;
 /// Ends the old process and starts another.
 pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
     let (daemon, vbd) = (upgrade.daemon.clone(), upgrade.vbd);
-    // No task is at work on what it consists of, nor begins to be: the catalogue has it as it is.
+    // No task changes its files now, nor begins to: the catalogue has the disk as it is.
     let order = match Order::of(&daemon, vbd).await {
         Ok(order) => order,
         Err(problem) => return (Some(old), Err(problem)),

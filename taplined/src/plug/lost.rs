@@ -1,7 +1,7 @@
 //! A disk that QEMU has lost: its guest waits for it for ever, and somebody must know why.
 //!
-//! It happens to QEMU before 9.1 when a disk's process dies in the very moment in which the guest's driver starts the disk. No process that
-//! follows can do anything about it; the VBD says what can be done.
+//! It happens to QEMU before 9.1 when a disk's process dies in the very moment in which the guest's driver starts the
+//! disk. No process that follows can do anything about it; the VBD says what can be done.
 
 use std::time::Duration;
 

@@ -68,8 +68,8 @@ impl Operations {
         Ok(Operation { vbd, operations: self.clone(), cancelled })
     }
 
-    /// Begins an unplug. It puts an end to a plug, and one with force to one without. An upgrade is given up too, or waited for
-    /// where it cannot be any more.
+    /// Begins an unplug. It puts an end to a plug, and one with force to one without. An upgrade is given up too, or
+    /// waited for where it cannot be any more.
     pub async fn begin_unplug(&self, vbd: Uuid, force: bool) -> Result<Operation, Problem> {
         let kind = if force { Kind::ForcedUnplug } else { Kind::Unplug };
         loop {

@@ -1,21 +1,23 @@
 //! Who is next: the order in which VBDs are plugged and unplugged, as a function of what was asked and what has ended.
 //!
-//! A pure state machine: no clock, no thread, no I/O. Whoever owns it asks [`Queue::next`] until it has nothing, after every
-//! change. Invariants, whatever is asked in whatever order:
+//! A pure state machine: no clock, no thread, no I/O. Whoever owns it asks [`Queue::next`] until it has nothing, after
+//! every change. Invariants, whatever is asked in whatever order:
 //!
-//! - no more requests are under way than there are workers, of one VM no more than its window, of one VBD no more than one;
+//! - no more requests are under way than there are workers, of one VM no more than its window, of one VBD no more than
+//!   one;
 //! - those under way need no more memory than there is; one that needs more by itself runs alone;
 //! - within a VM, those that write come before those that read, else they come as they were asked for;
 //! - VMs take turns, so that one with 255 disks does not starve one with a single disk;
-//! - a request for which there is no memory is passed by others at most [`PASSED_MAX`] times: it waits, but not for ever.
+//! - a request for which there is no memory is passed by others at most [`PASSED_MAX`] times: it waits, but not for
+//!   ever.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use api::{Limits, Mode};
 use uuid::Uuid;
 
-/// How often others may begin before one that waits for memory. Without a limit, small requests that never cease starve a large
-/// one; with none at all, one that is slow while it holds much memory delays everybody.
+/// How often others may begin before one that waits for memory. Without a limit, small requests that never cease starve
+/// a large one; with none at all, one that is slow while it holds much memory delays everybody.
 const PASSED_MAX: u32 = 16;
 
 /// What is asked for.
@@ -92,7 +94,8 @@ impl Queue {
     pub fn ask(&mut self, request: Request) -> Ticket {
         self.last = self.last.wrapping_add(1);
         let ticket = Ticket(self.last);
-        // More than there is it cannot be given: it then has all there is, which is alone. That takes others to need some.
+        // More than there is it cannot be given: it then has all there is, which is alone. That takes others to need
+        // some.
         let request = Request { memory: request.memory.max(1).min(self.limits.worker_memory), ..request };
         let machine = self.machines.entry(request.vm).or_default();
         if machine.waits() == 0 {

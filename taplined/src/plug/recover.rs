@@ -1,4 +1,5 @@
-//! What a daemon finds when it starts: disks that have gone on without one, and what a daemon before it has left half done.
+//! What a daemon finds when it starts: disks that have gone on without one, and what a daemon before it has left half
+//! done.
 
 use std::collections::HashSet;
 use std::fs;
@@ -46,8 +47,8 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     blocking("clear away what no VBD has", move || remove_strays(&place::all(&config), &keep)).await
 }
 
-/// The one process of a VBD: the recorded one, or another that was to take its place, and may have; none if neither is there.
-/// No other is left.
+/// The one process of a VBD: the recorded one, or another that was to take its place, and may have; none if neither is
+/// there. No other is left.
 async fn alone(
     daemon: &Daemon,
     vbd: &Vbd,
@@ -107,7 +108,8 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
         (VbdState::Plugged | VbdState::Restarting, process) => {
             tracing::info!(vbd = %uuid, found = process.is_some(), "plugged");
             if process.is_some() && vbd.state == VbdState::Restarting {
-                // It was started again, and the daemon ended before it was heard: start it once more, with nothing in doubt.
+                // It was started again, and the daemon ended before it was heard: start it once more, with nothing in
+                // doubt.
                 start::clear(daemon, uuid, process).await?;
                 supervise::begin(daemon, uuid, None);
             } else {

@@ -1,11 +1,12 @@
-//! Who serves a VBD when several processes may: while one takes the place of another, and when that was not seen to its end.
+//! Who serves a VBD when several processes may: while one takes the place of another, and when that was not seen to its
+//! end.
 //!
-//! It knows processes and whom the control socket answers for, not how a disk is handed over. Invariant: of all that may serve, no
-//! more than one is left, and that one does, or is the only one that ever did. Whoever is not needed has ended when this says so:
-//! another may be started then.
+//! It knows processes and which of them answers at the control socket, not how a disk is handed over. Invariant: at
+//! most one of the processes is left, and that one serves, or is the only one that ever did. All others have ended when
+//! this returns, so that another may be started.
 //!
-//! A process that was started and never took over ends by itself, since whoever would have handed it the disk has gone or has given
-//! up; one that has handed its disk over ends by itself too. So for a while both are only waited for.
+//! A process that never took over ends by itself, since the one that would have handed it the disk has gone or has
+//! given up; one that has handed its disk over ends by itself too. So for a while both are only waited for.
 
 use std::time::{Duration, Instant};
 
@@ -18,17 +19,17 @@ use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::disk::{Disks, serving};
 
-/// How long two processes of one disk may be there: as long as one takes to hand it to the other, many times over.
+/// How long two processes of one disk may be there: many times as long as a handover takes.
 const TO_SETTLE: Duration = Duration::from_secs(10);
 
-/// How long a disk may take to say who it is. One that nobody serves any more, while a process that has not taken over has its
-/// socket, does not answer.
+/// How long a disk may take to say which process serves it. There is no answer while only a process that has not taken
+/// over holds the socket.
 const TO_SAY: Duration = Duration::from_secs(1);
 
-/// How often is looked who is still there.
+/// How long to wait before looking again who is still there.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
 
-/// The one process that serves a VBD, of the one that is recorded and others that are there for it; none if nobody does.
+/// The process that serves a VBD, out of the recorded one and others that were started for it; none if none serves.
 pub async fn settle(
     disks: &Disks,
     vbd: Uuid,

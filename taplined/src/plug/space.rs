@@ -1,5 +1,5 @@
-//! Hears from a disk that its guest waits for space, and that it goes on: by one connection, on which nothing is said while
-//! nothing happens.
+//! Hears from a disk that its guest waits for space, and that it goes on: by one connection, on which nothing is said
+//! while nothing happens.
 
 use std::time::Duration;
 

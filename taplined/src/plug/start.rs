@@ -1,4 +1,5 @@
-//! Has a disk process serve a VBD: its files opened, its sockets made, itself started, recorded, handed all that, and heard.
+//! Has a disk process serve a VBD: its files opened, its sockets made, itself started, recorded, handed all that, and
+//! heard.
 
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -180,8 +181,8 @@ pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
     }
 }
 
-/// Removes what is left in Xen's store of a VBD that nobody serves any more. What stays there harms nobody: the next plug is told
-/// of it.
+/// Removes what is left in Xen's store of a VBD that nobody serves any more. What stays there harms nobody: the next
+/// plug is told of it.
 pub async fn forget(daemon: &Daemon, vbd: Uuid) {
     let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
     let forgotten = match found {

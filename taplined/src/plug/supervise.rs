@@ -1,6 +1,7 @@
 //! Looks after disk processes: one that dies is started again, in the same place.
 //!
-//! It waits for the end of the process by its pidfd and does nothing meanwhile: a disk that nobody uses costs no wake-up.
+//! It waits for the end of the process by its pidfd and does nothing meanwhile: a disk that nobody uses costs no
+//! wake-up.
 
 use std::time::{Duration, Instant};
 

@@ -98,7 +98,8 @@ fn still_there(vbd: Uuid, problem: Problem) -> Problem {
         .advise("have the guest let go of it, or unplug it with force: what it has not flushed may then be lost")
 }
 
-/// Records that it is being unplugged, which no task may begin to work through then. Those at work come to their end first.
+/// Records that it is being unplugged, which no task may begin to work through then. Those at work come to their end
+/// first.
 async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     loop {
         let recorded = daemon.catalogue.write(move |tx| {

@@ -1,18 +1,18 @@
 //! Has another process serve a VBD in the place of the present one, while its guest goes on: a task.
 //!
-//! The old process hands all that it has to the new one, and ends. The daemon starts the new one, tells the old one of it, and sees
-//! that afterwards exactly one is there; a process's end in the course of this is no death.
+//! The daemon starts the new process and tells the old one, which hands over all that it has, and ends. The daemon sees
+//! to it that exactly one is left. A process that ends in the course of this has not died.
 //!
-//! 1. The new process is started, and waits for what comes over its standard input. *Killed behind it:* nobody has the other end
-//!    any more, and it ends by itself.
-//! 2. The old one is asked to hand the disk over (docs/control.md, `upgrade`). *Killed behind it:* it does, or it does not; one of
-//!    the two ends by itself. The next daemon waits for that, and asks who serves ([`settle`]).
-//! 3. It answers, and ends. *Killed behind it:* the process that is recorded is gone, and the one that answers at the control
-//!    socket is taken for it.
+//! 1. The new process is started, and waits for what comes over its standard input. *Killed behind it:* nobody has the
+//!    other end any more, and it ends by itself.
+//! 2. The old one is asked to hand the disk over (docs/control.md, `upgrade`). *Killed behind it:* whether it does or
+//!    not, one of the two ends by itself. The next daemon waits for that, and asks who serves ([`settle`]).
+//! 3. It answers, and ends. *Killed behind it:* the process that is recorded is gone, and the one that answers at the
+//!    control socket is taken for it.
 //! 4. The new process is recorded.
 //!
-//! Whatever fails before the answer leaves the old process as it was. Verbs that change the disk wait meanwhile; a merge that is
-//! under way is interrupted by the disk, and is asked for again by whoever has asked for it (`vdi::live`).
+//! Whatever fails before the answer leaves the old process as it was. Verbs that change the disk wait meanwhile; a
+//! merge that is under way is interrupted by the disk, and is asked for again by its task (`vdi::live`).
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -42,14 +42,14 @@ pub const AT_ONE_TIME: usize = 4;
 /// How long a disk may take to say what it is.
 const TO_SAY: Duration = Duration::from_secs(10);
 
-/// How long to wait for what there is at once if there is anything: a disk that has been handed over says what it is, and a process
-/// that has let go of its connections ends.
+/// How long to wait for what comes at once or never: a disk that was handed over says what it is, and a process that
+/// has let go of its connections ends.
 const TO_BE_SEEN: Duration = Duration::from_secs(1);
 
-/// How long a process may take to end that is not needed any more, before it is killed.
+/// How long a process that is no longer needed may take to end, before it is killed.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// How long to rest before a disk is asked again that was busy.
+/// How long to wait before asking a busy disk again.
 const RESTS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
 
 /// Upgrades a VBD: a task.
@@ -95,8 +95,8 @@ pub struct Upgrade {
     context: Context,
 }
 
-/// The process that is there afterwards, and what came of it: how long the guest's requests waited, where that is known, and
-/// what else there is to know.
+/// The process that is there afterwards, and what came of it: how long the guest's requests waited, where that is
+/// known, and what else there is to know.
 pub type Outcome = (Option<DiskProcess>, Result<(Option<u64>, Option<String>), Problem>);
 
 impl Upgrade {
@@ -153,8 +153,8 @@ impl Upgrade {
         }
     }
 
-    /// Has the old process hand the disk to a new one; more than once, if it is busy with something that passes, such as the
-    /// beginning of a merge.
+    /// Has the old process hand the disk to a new one; more than once, if it is busy with something that passes, such
+    /// as the beginning of a merge.
     async fn replace(&mut self, order: Order, old: DiskProcess) -> Outcome {
         let mut old = old;
         for rest in RESTS {

@@ -1,4 +1,5 @@
-//! The workers: each plug and unplug waits for its turn, as the [`Queue`] has it, and gives it back when it ends however it ends.
+//! The workers: each plug and unplug waits for its turn, as the [`Queue`] has it, and gives it back when it ends
+//! however it ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -50,8 +50,8 @@ impl Connection {
         }
     }
 
-    /// A client whose conversation goes on from there. What was received and not used may be waiting for room, or be the
-    /// beginning of a message: both are found out when more is looked for.
+    /// A client whose conversation goes on from there. What was received and not used may be waiting for room, or be
+    /// the beginning of a message: both are found out when more is looked for.
     pub(super) fn resumed(client: u32, session: Session, socket: OwnedFd, unread: Vec<u8>) -> Connection {
         Connection { unread, fresh: true, ..Connection::new(client, session, socket) }
     }

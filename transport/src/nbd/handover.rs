@@ -1,8 +1,8 @@
-//! One client as the process that takes the place of this one is told of it: what was agreed, and the bytes that are under
-//! way in either direction.
+//! One client, as it is described to the process that takes the place of this one: what was agreed, and the bytes that
+//! are under way in either direction.
 //!
-//! Knows nothing of how parcels travel. Invariant: a client is handed over between two requests, or within one that it is
-//! sending; none of its requests is in the disk.
+//! Knows nothing of how parcels travel. Invariant: a client is handed over between two requests, or within one that it
+//! is sending; none of its requests is in the disk.
 
 use std::fs::File;
 use std::io::Write;
@@ -43,8 +43,8 @@ const DURABLE: u32 = 1 << 5;
 const OUTGOING_MAX: u64 = 128 << 20;
 const UNREAD_MAX: u64 = 1 << 20;
 
-/// What is told of a client beside its socket and the file with its bytes: those to be sent, those received and not looked
-/// at, and those of the write that it is sending.
+/// What is told of a client, beside its socket and a file with bytes: replies that are not sent yet, input that was not
+/// looked at, and what has come of the write that it is sending.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Told {

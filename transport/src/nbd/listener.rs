@@ -1,12 +1,13 @@
 //! The socket that clients knock at.
 //!
-//! Knows nothing about NBD. Invariant: a path that is bound is ours, and is removed only while it still is.
+//! Knows nothing about NBD. Invariant: a path is only replaced when nobody listens at the socket there, and only
+//! removed while it is ours.
 
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with, sockopt};
 
 use super::error::BindError;
+use crate::bound_path::BoundPath;
 
 /// `sun_path` of Linux has 108 bytes, the last of which is zero.
 const PATH_MAX: usize = 107;
@@ -39,19 +41,10 @@ impl std::fmt::Display for Address {
 /// A listening socket.
 #[derive(Debug)]
 pub(super) struct Listener {
+    /// That of a Unix socket. It goes before the socket closes.
+    path: Option<BoundPath>,
     socket: OwnedFd,
     address: Address,
-    path: Option<BoundPath>,
-    /// The path of a process that has not let go yet: it is that one's to remove until then.
-    others: Option<BoundPath>,
-}
-
-/// The file that a Unix socket has made, told apart from a later one of the same name.
-#[derive(Debug)]
-struct BoundPath {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
 }
 
 impl Listener {
@@ -70,17 +63,17 @@ impl Listener {
         let address = Address::Unix(path.to_owned());
         rustix::io::ioctl_fionbio(&socket, true)
             .map_err(|errno| failed("make non-blocking the socket", &address, errno.into()))?;
-        Ok(Listener { socket, address, path: None, others: None })
+        Ok(Listener { socket, address, path: None })
     }
 
-    /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`]; or a TCP
-    /// port.
+    /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`];
+    /// or a TCP port.
     pub(super) fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
         let unix = Address::Unix(path.to_owned());
         let found =
             rustix::net::getsockname(&socket).map_err(|errno| failed("look at the socket", &unix, errno.into()))?;
         let mut listener = Listener::of_socket(socket, path)?;
-        listener.others = file.map(|(device, inode)| BoundPath { path: path.to_owned(), device, inode });
+        listener.path = Some(BoundPath::of_another(path, file));
         if let Ok(port) = SocketAddr::try_from(found) {
             listener.address = Address::Tcp(port);
         }
@@ -89,12 +82,14 @@ impl Listener {
 
     /// The process before this one has let go: the path is ours to remove, if it was its.
     pub(super) fn begin(&mut self) {
-        self.path = self.others.take().or(self.path.take());
+        if let Some(path) = &mut self.path {
+            path.begin();
+        }
     }
 
     /// Device and inode of the path, if it is to be removed at the end.
     pub(super) fn bound(&self) -> Option<(u64, u64)> {
-        self.path.as_ref().map(|bound| (bound.device, bound.inode))
+        self.path.as_ref().and_then(BoundPath::file)
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -128,22 +123,9 @@ impl Listener {
         Ok(socket)
     }
 
-    /// Removes the socket's path; to be done once, when nobody is to come any more.
+    /// Removes the socket's path, when nobody is to come any more.
     pub(super) fn remove_path(&mut self) {
-        if let Some(bound) = self.path.take() {
-            let ours = fs::symlink_metadata(&bound.path)
-                .is_ok_and(|found| found.dev() == bound.device && found.ino() == bound.inode);
-            if ours {
-                // Nothing is lost by a path that stays: the next server finds nobody behind it and removes it.
-                fs::remove_file(&bound.path).ok();
-            }
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.remove_path();
+        self.path = None;
     }
 }
 
@@ -158,9 +140,8 @@ fn bind_path(path: &Path) -> Result<Listener, BindError> {
         io::ErrorKind::AddrInUse => BindError::PathInUse(path.to_owned()),
         _ => failed("listen on", &address, cause),
     })?;
-    let found = fs::symlink_metadata(path).map_err(|cause| failed("look at the socket", &address, cause))?;
-    let bound = BoundPath { path: path.to_owned(), device: found.dev(), inode: found.ino() };
-    Ok(Listener { socket: socket.into(), address, path: Some(bound), others: None })
+    let bound = BoundPath::made(path).map_err(|cause| failed("look at the socket", &address, cause))?;
+    Ok(Listener { socket: socket.into(), address, path: Some(bound) })
 }
 
 /// Removes the socket of a server that is gone: one at which nobody answers.
@@ -196,7 +177,7 @@ fn bind_port(wanted: SocketAddr) -> Result<Listener, BindError> {
         _ => failed("listen on", &address, cause),
     })?;
     let found = socket.local_addr().map_err(|cause| failed("look at the socket", &address, cause))?;
-    Ok(Listener { socket: socket.into(), address: Address::Tcp(found), path: None, others: None })
+    Ok(Listener { socket: socket.into(), address: Address::Tcp(found), path: None })
 }
 
 fn failed(doing: &'static str, on: &Address, cause: io::Error) -> BindError {

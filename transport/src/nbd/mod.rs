@@ -7,8 +7,9 @@
 //! which it loses to the next client that comes.
 //!
 //! Who knows what: `wire` the protocol's bytes; `option`, `handshake` the negotiation; `command`, `reply`,
-//! `transmission` the requests; [`Session`] one conversation, all of it pure; `listener`, `connection` the
-//! sockets; `handover` a client as the next process is told of it; [`Server`] the clients as a whole and the disk's side of them.
+//! `transmission` the requests; [`Session`] one conversation, all of it pure; `listener`, `connection` the sockets;
+//! `handover` a client as the next process is told of it; [`Server`] the clients as a whole and the disk's side of
+//! them.
 
 mod command;
 mod connection;

@@ -369,6 +369,10 @@ impl crate::Server for Server {
         }
     }
 
+    fn can_hand_over(&self) -> bool {
+        true
+    }
+
     fn hand_over(&self) -> Result<Handover, HandoverError> {
         if !self.requests.is_empty() {
             return Err(HandoverError::NotNow("requests are under way"));

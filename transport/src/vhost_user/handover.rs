@@ -1,9 +1,9 @@
-//! What a process tells the one that takes its place, under a front-end that notices nothing: what the front-end would tell
-//! it after a reconnect, in its own messages, with the same descriptors.
+//! How a process describes its front-end to the one that takes its place: by the messages that the front-end itself
+//! would send after a reconnect, with the same descriptors.
 //!
 //! So the next process checks all of it as if it came from a front-end, and one that does not offer what was negotiated
-//! refuses it. Knows nothing of how parcels travel. Invariants: telling changes nothing; of what is told, only the kicks
-//! start something that the guest can see, and they are kept until the server is started.
+//! refuses it. Knows nothing of how parcels travel. Invariants: telling changes nothing; of what is told, only the
+//! kicks start something that the guest can see, and they are kept until the server is started.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -20,8 +20,8 @@ use super::{Client, Log};
 use crate::log::in_full;
 use crate::{HandoverError, Interest, Parcel, Watch, WatchKey};
 
-/// What a parcel is, in its first byte: the connection, with the bytes of a message that has not come whole; a region of
-/// memory that was taken away and may come back; a message.
+/// What a parcel is, in its first byte: the connection, with the bytes of a message that has not come whole; a region
+/// of memory that was taken away and may come back; a message.
 const CONNECTION: u8 = b'c';
 const GONE: u8 = b'g';
 const MESSAGE: u8 = b'm';

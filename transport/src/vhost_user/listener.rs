@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::bound_path::BoundPath;
 
 /// Connections that may wait to be taken in.
 const BACKLOG: i32 = 128;
@@ -62,12 +64,9 @@ pub enum BindError {
 
 /// A listening socket.
 pub struct Listener {
+    /// It goes before the socket closes.
+    path: BoundPath,
     socket: UnixListener,
-    path: PathBuf,
-    /// Device and inode of the socket's file, until it is removed.
-    file: Option<(u64, u64)>,
-    /// The same of a process that has not let go yet: it is that one's to remove until then.
-    others: Option<(u64, u64)>,
 }
 
 impl Listener {
@@ -83,27 +82,25 @@ impl Listener {
 
     /// A socket that listens already, known as `path`, which is somebody else's to remove.
     pub fn of_socket(socket: OwnedFd, path: &Path) -> Result<Listener, BindError> {
-        let socket = UnixListener::from(socket);
-        let failed = |source| BindError::Failed { what: "make non-blocking", path: path.into(), source };
-        socket.set_nonblocking(true).map_err(failed)?;
-        Ok(Listener { socket, path: path.into(), file: None, others: None })
+        Listener::of_bound(socket, path, None)
     }
 
     /// The same, where the path has this device and inode and is to be removed at the end, after [`Listener::begin`].
     pub fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
-        let mut listener = Listener::of_socket(socket, path)?;
-        listener.others = file;
-        Ok(listener)
+        let socket = UnixListener::from(socket);
+        let failed = |source| BindError::Failed { what: "make non-blocking", path: path.into(), source };
+        socket.set_nonblocking(true).map_err(failed)?;
+        Ok(Listener { socket, path: BoundPath::of_another(path, file) })
     }
 
     /// The process before this one has let go: the path is ours to remove, if it was its.
     pub fn begin(&mut self) {
-        self.file = self.others.take().or(self.file);
+        self.path.begin();
     }
 
     /// Device and inode of the path, if it is to be removed at the end.
     pub fn bound(&self) -> Option<(u64, u64)> {
-        self.file
+        self.path.file()
     }
 
     fn bind_with(path: &Path, mode: Option<Mode>) -> Result<Listener, BindError> {
@@ -112,13 +109,13 @@ impl Listener {
             return Err(BindError::PathTooLong { path: path.into(), len });
         }
         let failed = |what| move |source| BindError::Failed { what, path: path.into(), source };
-        remove_stale(path)?;
+        remove_stale(path, PATIENCE)?;
         let socket = match listen(path, mode) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(BindError::InUse(path.into())),
             bound => bound.map_err(failed("bind"))?,
         };
-        let meta = std::fs::symlink_metadata(path).map_err(failed("look at"))?;
-        Ok(Listener { socket, path: path.into(), file: Some((meta.dev(), meta.ino())), others: None })
+        let path = BoundPath::made(path).map_err(failed("look at"))?;
+        Ok(Listener { socket, path })
     }
 
     /// The socket, to be watched.
@@ -141,23 +138,12 @@ impl Listener {
     /// The path is another process's to remove.
     #[cfg(test)]
     pub fn leave_path(&mut self) {
-        self.file = None;
+        self.path.leave();
     }
 
     /// Removes the path, if it still is the one we made.
     pub fn remove_path(&mut self) {
-        let Some(ours) = self.file.take() else { return };
-        let found = std::fs::symlink_metadata(&self.path).map(|meta| (meta.dev(), meta.ino()));
-        if found.is_ok_and(|found| found == ours) {
-            // A path that cannot be removed is found stale and replaced by whoever binds it next.
-            std::fs::remove_file(&self.path).ok();
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.remove_path();
+        self.path.remove();
     }
 }
 
@@ -178,7 +164,7 @@ fn listen(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Removes a socket that refuses connections, which says that nobody has it open.
-fn remove_stale(path: &Path) -> Result<(), BindError> {
+fn remove_stale(path: &Path, patience: Duration) -> Result<(), BindError> {
     let failed = |what| move |source| BindError::Failed { what, path: path.into(), source };
     let meta = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -187,7 +173,7 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     if !meta.file_type().is_socket() {
         return Err(BindError::NotASocket(path.into()));
     }
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience;
     loop {
         match probe(path) {
             Err(Errno::CONNREFUSED) => return std::fs::remove_file(path).map_err(failed("remove the stale")),
@@ -245,12 +231,12 @@ mod test {
         let path = directory.path().join("disk.sock");
         let dying = UnixListener::bind(&path).unwrap();
         let closes = std::thread::spawn(move || {
-            std::thread::sleep(PATIENCE / 10);
+            std::thread::sleep(Duration::from_millis(100));
             drop(dying);
         });
-        let listener = Listener::bind(&path);
+        let removed = remove_stale(&path, Duration::from_secs(60));
         closes.join().unwrap();
-        assert!(listener.is_ok(), "{}", listener.err().unwrap());
+        assert!(removed.is_ok() && !path.exists(), "{removed:?}");
     }
 
     #[test]

@@ -374,6 +374,10 @@ impl crate::Server for Server {
         }
     }
 
+    fn can_hand_over(&self) -> bool {
+        true
+    }
+
     fn hand_over(&self) -> Result<Handover, HandoverError> {
         if self.orphans > 0 {
             return Err(HandoverError::NotNow("requests of a front-end that has gone are under way"));

@@ -1,9 +1,10 @@
 //! The moments at which the process may be killed, for tests: before anything that outlives it.
 //!
-//! Knows nothing about what is done there. Invariant: outside of tests this is nothing; in a test that has chosen a moment
-//! nothing that comes after it leaves the process, so that what is left is what a kill leaves.
+//! Knows nothing about what is done there. Invariant: outside of tests this is nothing; in a test that has chosen a
+//! moment nothing that comes after it leaves the process, so that what is left is what a kill leaves.
 
-/// To be asked before each store, signal or answer that others see. `false`: the process is dead, and it must not be done.
+/// To be asked before each store, signal or answer that others see. `false`: the process is dead, and it must not be
+/// done.
 #[cfg(not(test))]
 #[inline(always)]
 pub fn lives() -> bool {

@@ -1,8 +1,8 @@
 //! One queue: what the front-end has set up for it, the ring once it runs, and the chains being worked on.
 //!
-//! Knows nothing about what a chain asks for. Invariants: a chain is answered once, after the last of the requests that were
-//! made of it; what is not answered when the ring stops is offered again when it starts: by the record of what is in
-//! flight if the front-end keeps one, else by the used index alone, since answers are then given in the order of the
+//! Knows nothing about what a chain asks for. Invariants: a chain is answered once, after the last of the requests that
+//! were made of it; what is not answered when the ring stops is offered again when it starts: by the record of what is
+//! in flight if the front-end keeps one, else by the used index alone, since answers are then given in the order of the
 //! available ring. A broken queue is not touched again before it is set up anew.
 
 use std::collections::VecDeque;
@@ -51,8 +51,8 @@ pub struct Queue {
     record: Option<Record>,
     /// Chains to be taken first: in flight of a process before this one, or parked.
     again: VecDeque<u16>,
-    /// Without a record: chains taken and not answered, in the order of the available ring. With one: chains that are done
-    /// and wait for memory to be answered in.
+    /// Without a record: chains taken and not answered, in the order of the available ring. With one: chains that are
+    /// done and wait for memory to be answered in.
     order: VecDeque<u16>,
 }
 
@@ -287,8 +287,8 @@ impl Queue {
         }
     }
 
-    /// One request of a chain has its answer, or was given back without one; with the last of them the chain is answered,
-    /// or never will be. `true`: there is something to publish.
+    /// One request of a chain has its answer, or was given back without one; with the last of them the chain is
+    /// answered, or never will be. `true`: there is something to publish.
     #[inline]
     pub fn close(&mut self, head: u16, status: Option<Status>, table: &Table) -> Result<bool, Broken> {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
@@ -371,7 +371,8 @@ impl Queue {
         Ok(any)
     }
 
-    /// Writes an answer: status first, then the used element. `false`: it is not done, or the memory for it is not there.
+    /// Writes an answer: status first, then the used element. `false`: it is not done, or the memory for it is not
+    /// there.
     #[inline]
     fn put_answer(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(false) };

@@ -455,7 +455,8 @@ fn find_mut(queues: &mut [Queue], index: u32) -> Option<&mut Queue> {
 
 /// The requests whose replies have a form of their own.
 fn has_own_reply(request: u32) -> bool {
-    // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_INFLIGHT_FD, GET_MAX_MEM_SLOTS.
+    // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_INFLIGHT_FD,
+    // GET_MAX_MEM_SLOTS.
     matches!(request, 1 | 11 | 15 | 17 | 24 | 31 | 36)
 }
 

@@ -147,9 +147,7 @@ mod test {
         let room = tempfile::tempdir().unwrap();
         let script = |text: &str| {
             let path = room.path().join("qemu");
-            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-            std::fs::set_permissions(&path, mode).unwrap();
+            crate::test_script::write(&path, text);
             path
         };
         let ended = try_out(&script("echo failed to set MSR >&2"), Accelerator::Kvm, PATIENCE);

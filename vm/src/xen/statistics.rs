@@ -1,8 +1,10 @@
-//! Files in shared memory in which tools look for the statistics of tapdisk3's disks: `vbd3-<domid>-<devid>/statistics`, and
-//! `td3-<pid>/vbd-<domid>-<devid>` for those that ask the store who serves the disk.
+//! Files in shared memory in which tools look for the statistics of tapdisk3's disks:
+//! `vbd3-<domid>-<devid>/statistics`, and `td3-<pid>/vbd-<domid>-<devid>` for those that ask the store who serves the
+//! disk.
 //!
-//! Knows their places and lengths, and not what their numbers mean. Keeps: a file is locked as long as somebody writes it, in this process or in one
-//! that it was handed to, and one that is locked, or whose name has the number of a process that lives, is not removed.
+//! Knows their places and lengths, and not what their numbers mean. Keeps: a file is locked while somebody writes it,
+//! in this process or in one that it was handed to. A locked file is not removed, nor is one with the number of a
+//! living process in its name.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -49,8 +51,8 @@ impl Statistics {
         Statistics { place: place.to_owned(), domain: guest.0, device: vdev.number() }
     }
 
-    /// Makes both files for the process of that number, with zeroes for numbers. Those that a process has left which was killed
-    /// are replaced.
+    /// Makes both files for the process of that number, with zeroes for numbers. Those that a process has left which
+    /// was killed are replaced.
     pub fn make(&self, pid: u32) -> io::Result<Files> {
         // Nobody reads what stays: the store names this process now.
         self.remove_td3_left().unwrap_or_default();
@@ -67,8 +69,8 @@ impl Statistics {
 
     /// Removes what [`Statistics::make`] has made for that process, which writes nothing any more.
     pub fn remove_made(&self, pid: u32) {
-        // What stays is replaced by the next disk of this name, and tells readers of a disk that does nothing. Readers that
-        // know both take the first for the sign of a disk.
+        // What stays is replaced by the next disk of this name, and tells readers of a disk that does nothing. Readers
+        // that know both take the first for the sign of a disk.
         remove_directory(&self.vbd3_directory()).unwrap_or_default();
         remove_directory(&self.td3_directory(pid)).unwrap_or_default();
     }
@@ -79,7 +81,8 @@ impl Statistics {
         self.remove_td3_left()
     }
 
-    /// Removes those whose name has the number of a process that is not. The lock does not tell of a tapdisk3, which has none.
+    /// Removes those whose name has the number of a process that is not. The lock does not tell of a tapdisk3, which
+    /// has none.
     fn remove_td3_left(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.place) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -116,7 +119,8 @@ fn create(directory: &Path, name: &str, begun: &[u8]) -> io::Result<File> {
     let create = || {
         let mut file = File::options().read(true).write(true).create_new(true).open(directory.join(name))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        // Written, so that it has its memory: where there is none a store through the mapping would be the end of the process.
+        // Written, so that it has its memory: where there is none a store through the mapping would be the end of the
+        // process.
         file.write_all(begun)?;
         Ok(file)
     };

@@ -196,8 +196,7 @@ an odd name 7                                2   320     1     --p---       0.0
     fn what_it_did_not_do_is_told_in_its_words() {
         let room = tempfile::tempdir().unwrap();
         let program = room.path().join("xl");
-        std::fs::write(&program, "#!/bin/sh\necho \"no $1 of $2\" >&2\nexit 3\n").unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        crate::test_script::write(&program, "echo \"no $1 of $2\" >&2\nexit 3");
         let failed = Xl::of(&program).destroy(DomId(7)).unwrap_err();
         assert!(failed.what().ends_with("destroy 7`: exit status: 3: no destroy of 7"), "{failed}");
         let missing = Xl::of(&room.path().join("none")).pause(DomId(7)).unwrap_err();

@@ -1,8 +1,8 @@
 //! Layers below the leaf, opened for writing while a merge needs that, and for reading only otherwise.
 //!
-//! Runs on a thread of its own. Invariant: a layer's file is never without a lock that keeps other writers out; where one
-//! layer cannot be opened for writing, because another disk stands on it, all of them stay as they were. Nothing is written
-//! to a layer before the layers above it have forgotten, durably, when it was last changed.
+//! Runs on a thread of its own. Invariant: a layer's file is never without a lock that keeps other writers out; where
+//! one layer cannot be opened for writing, because another disk stands on it, all of them stay as they were. Nothing is
+//! written to a layer before the layers above it have forgotten, durably, when it was last changed.
 
 use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
@@ -92,8 +92,8 @@ fn raise_one(layer: &Layer) -> Result<ImageFile, Refusal> {
 }
 
 /// Has the layers, which are in the order of the chain, forget the size and the time of last change of their parents,
-/// each durably before anything is written to the next. The leaf has forgotten already. *Killed on the way:* those above
-/// some layer know nothing of their parents, those below are as they were.
+/// each durably before anything is written to the next. The leaf has forgotten already. *Killed on the way:* those
+/// above some layer know nothing of their parents, those below are as they were.
 pub fn forget_parents(layers: Vec<Layer>) -> Result<Vec<Raised>, (Refusal, Lowered)> {
     let mut ready: Vec<Raised> = Vec::new();
     let mut rest = layers.into_iter();

@@ -4,8 +4,8 @@
 //! and never takes the place of another.
 //!
 //! With `--handed` it was created empty, under its name and durably, by whoever hands it: it is made in place, and the
-//! sectors by which it is an image are written when all others are durable ([`crate::target`]). *Killed before:* the file
-//! opens as no image. *After:* it is the whole one, empty on its parent. On refusal it is left as it is then.
+//! sectors by which it is an image are written when all others are durable ([`crate::target`]). *Killed before:* the
+//! file opens as no image. *After:* it is the whole one, empty on its parent. On refusal it is left as it is then.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -148,8 +148,8 @@ impl Drop for Unnamed {
     }
 }
 
-/// Removes a file that was made in vain, and makes that durable: were it there after a crash, it would be taken for what
-/// it was to become.
+/// Removes a file that was made in vain, and makes that durable: were it there after a crash, it would be taken for
+/// what it was to become.
 pub fn remove(path: &Path) {
     let removed = files::remove_new(path).map_err(|error| error.to_string());
     let removed = removed.and_then(|()| files::sync_directory(path).map_err(|error| error.to_string()));

@@ -24,8 +24,8 @@ const OWED_MAX: usize = 4;
 /// Bytes received in one call.
 const PIECE: usize = 16 << 10;
 
-/// Descriptors that may come with a line: a chain has [`disk::LAYERS_MAX`] layers, a new one may come to them, and each may
-/// have a redo log.
+/// Descriptors that may come with a line: a chain has [`disk::LAYERS_MAX`] layers, a new one may come to them, and each
+/// may have a redo log.
 const DESCRIPTORS_MAX: usize = 128;
 
 /// What came of a look at a client.
@@ -57,8 +57,8 @@ pub struct Client {
     owed: usize,
     /// What came beside bytes and is not claimed yet.
     descriptors: Vec<OwnedFd>,
-    /// Bytes of `input` up to the end of those that they came with: none, and the line that was handed out is the last that
-    /// they can belong to.
+    /// Bytes of `input` up to the end of those that they came with: none, and the line that was handed out is the last
+    /// that they can belong to.
     beside: usize,
     /// There were too many of them.
     surplus: bool,

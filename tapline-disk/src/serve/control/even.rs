@@ -1,8 +1,8 @@
 //! The layers of a merge become as large as the uppermost of them, before anything is copied.
 //!
-//! One after the other, from the top, each durably before the next: at every moment none is smaller than the one below it,
-//! which a merge insists on, and so does one that begins again after a kill. A raw target comes last: its size is its
-//! file's length.
+//! One after the other, from the top, each durably before the next: at every moment none is smaller than the one below
+//! it, which a merge insists on, and so does one that begins again after a kill. A raw target comes last: its size is
+//! its file's length.
 
 use disk::{Format, Image};
 
@@ -20,8 +20,8 @@ pub fn check(asked: &protocol::Merge, work: &Work<'_>) -> Result<(), Refusal> {
     check_sizes(&sized).map_err(|failure| Refusal::from(failure).of_kind(Kind::Unsupported))
 }
 
-/// Makes the uppermost layer larger that is smaller than the first of them, and is not raw; durable with the next flush.
-/// Whether there was one.
+/// Makes the uppermost layer larger that is smaller than the first of them, and is not raw; durable with the next
+/// flush. Whether there was one.
 pub fn grow_one(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<bool, Refusal> {
     let wanted = len(asked.from, work)?;
     for depth in asked.from..=asked.into {

@@ -1,7 +1,7 @@
 //! Files that come with a request, where the disk opens none by itself (`--handed`).
 //!
-//! It knows which verbs take files, and nothing of what they do with them. Invariant: as many descriptors are taken as the
-//! line names, each for what the line says of it; in every other case all of them are closed.
+//! It knows which verbs take files, and nothing of what they do with them. Invariant: as many descriptors are taken as
+//! the line names, each for what the line says of it; in every other case all of them are closed.
 
 use std::os::fd::OwnedFd;
 

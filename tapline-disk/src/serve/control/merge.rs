@@ -1,15 +1,15 @@
 //! `merge`: what layers hold moves into the one below them, while the guest goes on (decision 0006).
 //!
-//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them. Nothing is
-//!    written.
-//! 2. What children record of the time and size of a parent that is about to change becomes «unknown», from the leaf down:
-//!    each child durably before its parent changes, if only because it forgets its own. *Killed:* the same chain opens.
-//!    Nothing is in flight for a moment, and the layers take the new files. The guest goes on; the layers get one size
-//!    ([`super::even`]), and the merge begins.
+//! 1. The layers down to the target are opened for writing, which fails if another disk stands on one of them. Nothing
+//!    is written.
+//! 2. What children record of the time and size of a parent that is about to change becomes «unknown», from the leaf
+//!    down: each child durably before its parent changes, if only because it forgets its own. *Killed:* the same chain
+//!    opens. Nothing is in flight for a moment, and the layers take the new files. The guest goes on; the layers get
+//!    one size ([`super::even`]), and the merge begins.
 //! 3. Piece by piece, at the pace of [`super::pace`]. *Killed:* the same chain, and beginning again goes on.
 //! 4. The disk stands still. The sources, empty, leave the chain; the layer above is linked to the target, durably.
-//!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one ([`super::finish`]); of a merged
-//!    leaf, the longer one too.
+//!    *Killed before:* the same chain, whose sources hold nothing. *After:* the shorter one ([`super::finish`]); of a
+//!    merged leaf, the longer one too.
 //! 5. Layers below the leaf are opened for reading only again. The sources' files may go.
 //!
 //! A merge that is cancelled, or fails, goes from 3 to 5.
@@ -268,7 +268,7 @@ impl Merge {
             (self.copied, self.done, self.len) = (progress.copied, progress.done, progress.len);
             if !progress.busy {
                 if let Some((copied, came)) = self.piece.take() {
-                    let guest = work.disk.in_flight() > 0 || work.came != came;
+                    let guest = work.disk.in_flight() > 0 || work.stats.come() != came;
                     self.pace.end(work.clock(), progress.copied.saturating_sub(copied), guest);
                 }
             }
@@ -287,7 +287,7 @@ impl Merge {
                 return Ok((Stage::Running, false));
             }
             self.pace.begin(work.clock());
-            self.piece = Some((progress.copied, work.came));
+            self.piece = Some((progress.copied, work.stats.come()));
             if !work.disk.step_merge(work.engine) {
                 self.piece = None;
                 return Ok((Stage::Running, false));

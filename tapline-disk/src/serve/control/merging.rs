@@ -1,5 +1,5 @@
-//! The merge that goes on beside the other verbs, as the control socket sees it: who asked for it, who is told how far it
-//! is, and what is left to tell when it has ended.
+//! The merge that goes on beside the other verbs, as the control socket sees it: who asked for it, who is told how far
+//! it is, and what is left to tell when it has ended.
 
 use serde_json::{Value, json};
 

@@ -1,11 +1,11 @@
 //! The control socket: whoever may run this process asks for changes of the disk while its guest goes on.
 //!
 //! [`Control`] is one more listener of the disk's one wait. It takes lines in ([`client`]), understands them
-//! ([`protocol`]), and drives the verb that is under way from one thing it waits for to the next; a verb never blocks the
-//! thread: what may wait for storage is an [`errand`]. Without clients and verbs it costs nothing.
+//! ([`protocol`]), and drives the verb that is under way from one thing it waits for to the next; a verb never blocks
+//! the thread: what may wait for storage is an [`errand`]. Without clients and verbs it costs nothing.
 //!
-//! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is gone;
-//! a client that goes changes nothing about what it has asked for.
+//! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is
+//! gone; a client that goes changes nothing about what it has asked for.
 
 mod access;
 mod child;
@@ -103,8 +103,8 @@ impl Control {
         Ok(Control::on(listener))
     }
 
-    /// The same at a socket that listens already; its mode is whoever's who has made it. `bound`: device and inode of its
-    /// path, if that is to be removed at the end.
+    /// The same at a socket that listens already, with the mode that its maker has given it. `bound`: device and inode
+    /// of its path, if that is to be removed at the end.
     pub fn at(socket: OwnedFd, path: &Path, bound: Option<(u64, u64)>) -> Result<Control, Failure> {
         Listener::of_bound(socket, path, bound).map(Control::on).map_err(Failure::said)
     }
@@ -170,7 +170,7 @@ impl Control {
     }
 
     /// Everything that can be done now.
-    pub fn turn(&mut self, work: &mut Work<'_>, stats: &dyn Fn() -> String) {
+    pub fn turn(&mut self, work: &mut Work<'_>) {
         if self.is_forgotten() {
             return;
         }
@@ -179,7 +179,7 @@ impl Control {
         self.go_on_merging(work);
         for place in 0..CLIENTS_MAX {
             for _ in 0..TURN {
-                if !self.listen(place, work, stats) {
+                if !self.listen(place, work) {
                     break;
                 }
             }
@@ -260,7 +260,7 @@ impl Control {
     }
 
     /// Listens to a client for one line. Whether there may be more.
-    fn listen(&mut self, place: usize, work: &mut Work<'_>, stats: &dyn Fn() -> String) -> bool {
+    fn listen(&mut self, place: usize, work: &mut Work<'_>) -> bool {
         let Some(Some(client)) = self.clients.get_mut(place) else { return false };
         if !client.is_awake() {
             return false;
@@ -285,7 +285,7 @@ impl Control {
             let other = (handed::others(&asked.verb) > 0).then(|| came.pop()).flatten();
             Ok((asked.verb, handed::files(asked.files, came)?, other))
         });
-        match asked.and_then(|(verb, files, other)| self.obey(verb, files, other, &asker, work, stats)) {
+        match asked.and_then(|(verb, files, other)| self.obey(verb, files, other, &asker, work)) {
             Ok(Some(value)) => self.tell(&asker, Ok(value)),
             Ok(None) => {}
             Err(refusal) => self.tell(&asker, Err(refusal)),
@@ -313,13 +313,12 @@ impl Control {
         other: Option<OwnedFd>,
         asker: &Asker,
         work: &mut Work<'_>,
-        stats: &dyn Fn() -> String,
     ) -> Result<Option<Value>, Refusal> {
         handed::check(&verb, &files)?;
         match verb {
             Verb::Version => return Ok(Some(report::version())),
             Verb::Layers => {
-                return Ok(Some(report::layers(work.disk, work.engine, work.condition(), work.server)));
+                return Ok(Some(report::layers(work)));
             }
             Verb::Space => {
                 work.full.stir();
@@ -330,7 +329,7 @@ impl Control {
             Verb::MergePause => return self.tell_merge(|merge| merge.stop(true)),
             Verb::MergeResume => return self.tell_merge(|merge| merge.stop(false)),
             Verb::MergeCancel => return self.tell_merge(Merge::cancel),
-            Verb::Stats => return Ok(Some(serde_json::from_str(&stats()).unwrap_or(Value::Null))),
+            Verb::Stats => return Ok(Some(report::stats(work))),
             _ => {}
         }
         self.must_be_free(&verb)?;

@@ -1,7 +1,7 @@
 //! How fast a merge goes: never in the guest's way, and no faster than it was told.
 //!
-//! It knows time and bytes, no disk. After each piece it waits as long as the piece has taken, if the guest had requests
-//! meanwhile: a merge then takes half of the storage's time at most. Its timer exists while a merge does.
+//! It knows time and bytes, no disk. After each piece it waits as long as the piece has taken, if the guest had
+//! requests meanwhile: a merge then takes half of the storage's time at most. Its timer exists while a merge does.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,14 +1,12 @@
-//! What can be told at once: the version, the layers.
+//! What can be told at once: the version, the statistics, the layers.
 
 use std::os::fd::AsFd;
 
-use disk::{Disk, Format, Image};
+use disk::Format;
 use serde_json::{Value, json};
-use transport::Server;
-use uring::Engine;
 
 use super::protocol::{VERBS, VERSION};
-use super::work::format_of;
+use super::work::{Work, format_of};
 use crate::stats::Condition;
 
 /// `version`.
@@ -16,10 +14,16 @@ pub fn version() -> Value {
     json!({ "version": VERSION, "program": env!("CARGO_PKG_VERSION"), "verbs": VERBS, "pid": std::process::id() })
 }
 
+/// `stats`: what is written as a line elsewhere.
+pub fn stats(work: &Work<'_>) -> Value {
+    let line = work.stats.line(work.polling.looks(), work.condition());
+    serde_json::from_str(&line).unwrap_or(Value::Null)
+}
+
 /// `layers`.
-pub fn layers(disk: &Disk<Image>, engine: &Engine, condition: Condition, server: &dyn Server) -> Value {
-    let layers = disk.layers().iter().enumerate().map(|(depth, layer)| {
-        let file = engine.file(layer.file);
+pub fn layers(work: &Work<'_>) -> Value {
+    let layers = work.disk.layers().iter().enumerate().map(|(depth, layer)| {
+        let file = work.engine.file(layer.file);
         let path = file.map(|file| file.path());
         let path = path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         let stat = file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
@@ -33,17 +37,18 @@ pub fn layers(disk: &Disk<Image>, engine: &Engine, condition: Condition, server:
             "writable": file.is_some_and(|file| file.options().write),
         })
     });
-    let geometry = disk.geometry();
+    let geometry = work.disk.geometry();
+    let Condition { broken, full, waiting, fatal } = work.condition();
     json!({
         "size": geometry.len,
         "read_only": geometry.read_only,
-        "broken": condition.broken,
-        "full": condition.full,
-        "waiting": condition.waiting,
-        "fatal": condition.fatal,
-        "peers": server.peers(),
+        "broken": broken,
+        "full": full,
+        "waiting": waiting,
+        "fatal": fatal,
+        "peers": work.server.peers(),
         // What becomes of requests in flight when this process dies; null where no ring of a vhost-user guest runs.
-        "inflight": server.records_in_flight().map(|recorded| if recorded { "recorded" } else { "in order" }),
+        "inflight": work.server.records_in_flight().map(|recorded| if recorded { "recorded" } else { "in order" }),
         "layers": layers.collect::<Vec<Value>>(),
     })
 }

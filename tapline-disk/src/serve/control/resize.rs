@@ -1,7 +1,8 @@
 //! `resize`: the disk grows, and its guest is told.
 //!
 //! A raw file is lengthened first, while nobody looks behind its old end; other formats grow by a change of their
-//! metadata. *Killed on the way:* the disk has the old size or the new one. The answer comes when the new one is durable.
+//! metadata. *Killed on the way:* the disk has the old size or the new one. The answer comes when the new one is
+//! durable.
 
 use disk::Image;
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! `revert`: the disk is again what it was when a layer was its leaf. Nobody uses it meanwhile.
 //!
-//! A new empty leaf on that layer is made as for a snapshot; then the layers above are taken off, and the new leaf put on.
-//! Their files stay, and the answer names them. *Killed before the switch:* the old chain is as it was, with a new file
-//! beside it that nothing stands on. *After:* the new leaf on the layer.
+//! A new empty leaf on that layer is made as for a snapshot; then the layers above are taken off, and the new leaf put
+//! on. Their files stay, and the answer names them. *Killed before the switch:* the old chain is as it was, with a new
+//! file beside it that nothing stands on. *After:* the new leaf on the layer.
 
 use std::path::PathBuf;
 

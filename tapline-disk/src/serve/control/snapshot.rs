@@ -3,19 +3,20 @@
 //! 1. The new file is made beside its name, synced, renamed ([`super::child`]). *Killed before the rename:* nothing has
 //!    happened. *After:* the new file is empty on a parent that has everything.
 //! 2. A flush, so that little is under way. 3. Requests are held; those under way end.
-//! 4. The new file becomes the leaf. *Killed after:* the new file, on the old one. What was written to the old one and not
-//!    flushed may be lost, as before; a round makes the old leaf durable before the new one, so nothing else can be.
+//! 4. The new file becomes the leaf. *Killed after:* the new file, on the old one. What was written to the old one and
+//!    not flushed may be lost, as before; a round makes the old leaf durable before the new one, so nothing else can
+//!    be.
 //! 5. Requests go on. A round makes the old leaf durable, and it is closed for writing.
-//! 6. It is opened for reading only, so that other disks may stand on it too; its time of last change is fixed, and the new
-//!    leaf records it with the next round.
+//! 6. It is opened for reading only, so that other disks may stand on it too; its time of last change is fixed, and the
+//!    new leaf records it with the next round.
 //!
 //! So whoever finds the new file after a crash takes it for the leaf, and whoever does not, the old one.
 //!
-//! With `--handed` the new file has its name before 1, and «finds the new file» is «opens it as an image that stands on the
-//! old leaf». *Killed in 1:* it is no image, and the disk was never switched to it: it may be removed. *Killed after:* it is
-//! whole, empty unless the disk was switched to it (4), and its parent is not on record as unchanged: as the leaf it shows
-//! what the old one does, whatever that was written meanwhile. Nothing more is created for 6: the old leaf's description for
-//! reading only came with the request.
+//! With `--handed` the new file has its name before 1, and «finds the new file» is «opens it as an image that stands on
+//! the old leaf». *Killed in 1:* it is no image, and the disk was never switched to it: it may be removed. *Killed
+//! after:* it is whole, empty unless the disk was switched to it (4), and its parent is not on record as unchanged: as
+//! the leaf it shows what the old one does, whatever that was written meanwhile. Nothing more is created for 6: the old
+//! leaf's description for reading only came with the request.
 
 use std::path::PathBuf;
 
@@ -135,7 +136,8 @@ impl Snapshot {
         Ok(Stage::Closing(old, handle, answer))
     }
 
-    /// The old leaf is durable, or cannot be; what opens it for reading only. The snapshot is taken either way, and nothing may make it look otherwise.
+    /// The old leaf is durable, or cannot be; what opens it for reading only. The snapshot is taken either way, and
+    /// nothing may make it look otherwise.
     fn closed(old: FileId, handle: ImageFile, work: &mut Work<'_>) -> Option<Errand<Result<ImageFile, FileOpenError>>> {
         let path = handle.path().to_owned();
         let stays = |why: &str| say(format_args!("{} stays locked for writing: {why}", path.display()));

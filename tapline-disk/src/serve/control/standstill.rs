@@ -1,6 +1,7 @@
 //! `pause` and `resume`: a client holds the disk still, for as long as it likes.
 //!
-//! While it does, everything is durable and nothing is under way: what it copies or asks of several disks is of one moment.
+//! While it does, everything is durable and nothing is under way: what it copies or asks of several disks is of one
+//! moment.
 
 use serde_json::{Value, json};
 

@@ -1,6 +1,7 @@
-//! The process that takes the place of this one: started, told everything, or ended.
+//! The process that takes the place of this one: it is started and handed everything, or ended.
 //!
-//! Knows nothing of when that is done. Invariant: until it was told to go, it has written nothing and may end at any moment.
+//! Knows nothing of when that is done. Invariant: until the new process is told to go, it has written nothing and may
+//! end at any moment.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -67,8 +68,8 @@ impl Successor {
         Ok(Successor { channel, child: None, pid: 0, program: String::new() })
     }
 
-    /// One that is being started here, with the words of this process. Its directory, environment, limits and log are those
-    /// of this process.
+    /// One that is being started here, with the words of this process. Its directory, environment, limits and log are
+    /// those of this process.
     pub fn start(program: &Path, work: &mut Work<'_>) -> Result<(Successor, Start), Refusal> {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (ours, theirs) = pair.map_err(|errno| Refusal::failed("make a socket to a new process", &errno.into()))?;
@@ -126,8 +127,7 @@ impl Successor {
             say(Said::Log { name }, &[&log])?;
         }
         // What waits for space stays with its guest, and comes to the new process again.
-        let mut counters = work.counters;
-        counters.fatal = work.fatal;
+        let mut counters = work.counters();
         work.full.requests().for_each(|request| counters.given_back(request.operation(), request.taken));
         say(Said::Counters(Box::new(counters)), &[])?;
         say(Said::Listener { control: true, bound: control.bound }, &[&control.socket])?;
@@ -146,7 +146,7 @@ impl Successor {
         }
         if let Some(log) = work.disk.leaf_log() {
             // This process ends well, and has died of nothing.
-            log.note_in_flight(work.suspected);
+            log.note_in_flight(work.suspects.left());
         }
         say(Said::Go, &[])?;
         *work.replaced = true;

@@ -1,10 +1,11 @@
 //! `upgrade`: another process takes the place of this one, and the disk's peers notice nothing but a short wait.
 //!
-//! The new process is started here, or was started by whoever asks. When it is ready, what has been written is flushed, no
-//! more requests are taken, those under way come to their end, and everything is handed over ([`crate::serve::handover`]).
+//! This process starts the new one, or the client has started it. When the new process is ready, this one flushes what
+//! was written, takes no more requests, waits for those under way, and hands everything over
+//! ([`crate::serve::handover`]).
 //!
-//! Invariants: until the new process has said that it has taken everything, this one can go on, and does if anything fails or
-//! takes too long; once it has told the new one to go, it touches nothing any more.
+//! Invariants: until it tells the new process to go, this one can go on, and does if anything fails or takes too long;
+//! from then on it touches nothing.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -28,9 +29,9 @@ use crate::serve::own_keys::UPGRADE_TIMER;
 
 /// How long the new process may take to say hello.
 const TO_START: Duration = Duration::from_secs(30);
-/// How long peers wait at most, if nobody says another limit.
+/// How long peers wait at most, unless the client says otherwise.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// How often it is tried to have nothing under way, and how much later each time.
+/// Attempts to hand the disk over, and by how much the wait before each of them grows.
 const ATTEMPTS: u32 = 20;
 const REST: Duration = Duration::from_millis(20);
 
@@ -42,7 +43,7 @@ pub struct Upgrade {
     successor: Successor,
     stage: Stage,
     timer: Timer,
-    /// What is started, if it is started here.
+    /// The program, if this process starts the new one.
     program: Option<PathBuf>,
     pause_max: Duration,
     attempts: u32,
@@ -88,7 +89,7 @@ impl Upgrade {
         work: &mut Work<'_>,
     ) -> Result<Upgrade, Refusal> {
         refuse_what_cannot_be(work)?;
-        if matches!(work.server.hand_over(), Err(HandoverError::Never)) {
+        if !work.server.can_hand_over() {
             return Err(unsupported());
         }
         let failed = |error: std::io::Error| Refusal::failed("wait for a new process", &error);
@@ -234,9 +235,9 @@ impl Upgrade {
     /// Hands everything over, if nothing is under way any more and there is time.
     fn attempt(&mut self, since: Instant, work: &mut Work<'_>) -> Result<Option<Attempt>, Refusal> {
         let until = since + self.pause_max;
-        let idle = work.disk.is_idle();
-        if !idle {
-            return Ok((Instant::now() >= until).then_some(Attempt::Later));
+        let not_yet = || Ok((Instant::now() >= until).then_some(Attempt::Later));
+        if !work.disk.is_idle() {
+            return not_yet();
         }
         if matches!(self.stage, Stage::Draining { .. }) && needs_sync(work) {
             work.disk.sync(work.engine);
@@ -244,11 +245,11 @@ impl Upgrade {
             return Ok(None);
         }
         if matches!(self.stage, Stage::Syncing { .. }) && !work.is_synced()? {
-            return Ok((Instant::now() >= until).then_some(Attempt::Later));
+            return not_yet();
         }
         match self.successor.hand_over(&self.control, until, work) {
             Ok(()) => Ok(Some(Attempt::Done(since.elapsed()))),
-            Err(NotHanded::Server(HandoverError::NotNow(_))) => Ok((Instant::now() >= until).then_some(Attempt::Later)),
+            Err(NotHanded::Server(HandoverError::NotNow(_))) => not_yet(),
             Err(NotHanded::Server(why)) => Err(Failure::new("hand the disk's peers over", why).into()),
             Err(NotHanded::Successor(ChannelError::Late)) => Ok(Some(Attempt::Late)),
             Err(NotHanded::Successor(why)) => Err(Refusal::from(Failure::new("hand the disk over", why))

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use disk::{Disk, FileId, Geometry, Image, Operation, Request, Span, Status};
 use memory::Segments;
@@ -23,8 +23,10 @@ use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
 use crate::serve::own_keys::ERRAND;
+use crate::serve::polling::Polling;
+use crate::serve::suspects::Suspects;
 use crate::size::readable;
-use crate::stats::{Condition, Counters};
+use crate::stats::{Condition, Counters, Stats};
 
 /// The hands of a verb.
 pub struct Work<'a> {
@@ -42,20 +44,16 @@ pub struct Work<'a> {
     pub flush: &'a mut Flush,
     /// What waits for space.
     pub full: &'a mut Full,
-    /// Since when times are counted.
-    pub started: Instant,
-    /// Requests that have come so far.
-    pub came: u64,
+    /// What the disk has done so far.
+    pub stats: &'a Stats,
+    /// How often the thread has looked for more before it slept.
+    pub polling: &'a Polling,
+    /// Requests that a process before this one may have died of.
+    pub suspects: &'a Suspects,
     /// A client has requests held.
     pub paused: bool,
-    /// What the disk has done so far.
-    pub counters: Counters,
     /// Another process has taken the place of this one, which is to end without touching anything.
     pub replaced: &'a mut bool,
-    /// Requests that were answered with an error since processes had died of them.
-    pub fatal: u64,
-    /// Requests that a process before this one may have died of, and that are still to come.
-    pub suspected: u64,
 }
 
 /// A flush of our own among those of the guest.
@@ -81,13 +79,19 @@ impl Work<'_> {
 
     /// What keeps the disk from writing.
     pub fn condition(&self) -> Condition {
-        let (full, waiting) = (self.full.is_full(), self.full.waiting());
-        Condition { broken: self.disk.is_broken(), full, waiting, fatal: self.fatal }
+        Condition::of(self.disk, self.full, self.suspects)
+    }
+
+    /// What the disk has done so far, for the process that takes the place of this one.
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.stats.counters(self.polling.looks());
+        counters.fatal = self.suspects.fatal();
+        counters
     }
 
     /// The time since the start.
     pub fn clock(&self) -> Duration {
-        self.started.elapsed()
+        Duration::from_nanos(self.stats.clock())
     }
 
     /// The result of an errand, if it is back.
@@ -183,8 +187,8 @@ impl Work<'_> {
         (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
     }
 
-    /// Makes the file of a raw layer `len` bytes long, durably and in the background, if it is shorter; nothing else ever
-    /// changes its length. A block device has the length that it has.
+    /// Makes the file of a raw layer `len` bytes long, durably and in the background, if it is shorter; nothing else
+    /// ever changes its length. A block device has the length that it has.
     pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
         let (_, file) = self.file(depth)?;
         let path = file.path().to_owned();

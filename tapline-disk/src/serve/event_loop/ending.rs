@@ -1,4 +1,5 @@
-//! The end of a served disk: what was taken in is answered, or left to a peer that keeps it, and what was written is durable.
+//! The end of a served disk: what was taken in is answered, or left to a peer that keeps it, and what was written is
+//! durable.
 //!
 //! It knows no protocol and no format. Invariant: it ends only when nothing is under way.
 
@@ -89,7 +90,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// Brings what the control socket has begun to its end.
     fn leave_control(&mut self) -> Result<(), Failure> {
-        self.with_control(|control, work, _| control.stop(work));
+        self.with_control(|control, work| control.stop(work));
         self.control_due = true;
         while self.control.as_ref().is_some_and(Control::is_working) {
             let turn = self.turn()?;

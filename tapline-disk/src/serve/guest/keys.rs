@@ -1,7 +1,7 @@
 //! What the disk's process writes into its end's node beside the handshake, and what toolstacks write there for it.
 //!
-//! Knows nothing of rings. Keeps: what is none of the guest's business it cannot read; what a process before has written of
-//! itself does not stay.
+//! Knows nothing of rings. Keeps: what is none of the guest's business it cannot read; what a process before has
+//! written of itself does not stay.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -18,8 +18,8 @@ use crate::toolstack::device::{Device, store_failed, text, together, write_all};
 /// In our end's node, who serves it: readers of statistics look for tapdisk3's there. It means a process that lives.
 pub const KTHREAD_PID: &str = "kthread-pid";
 
-/// Who serves what, for `tapline xen list` and readers of statistics, which the guest may not read; and what toolstacks look for
-/// in the node of any back end: that its device is there, and which it is.
+/// Who serves what, for `tapline xen list` and readers of statistics, which the guest may not read; and what toolstacks
+/// look for in the node of any back end: that its device is there, and which it is.
 pub fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
     let control = serve.control.as_deref().map(crate::serve::absolute).transpose()?;
     let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
@@ -49,7 +49,8 @@ pub fn leave_word(store: &mut dyn Store, device: &Device, serve: &Serve) -> Resu
     })
 }
 
-/// A block device as Linux's block scripts write it, by which they see that it is not given to two guests. A file has none.
+/// A block device as Linux's block scripts write it, by which they see that it is not given to two guests. A file has
+/// none.
 fn physical_device(image: &Path) -> Option<String> {
     let metadata = files::metadata(image).ok().filter(|metadata| metadata.file_type().is_block_device())?;
     Some(format!("{:x}:{:x}", major(metadata.rdev()), minor(metadata.rdev())))
@@ -58,9 +59,9 @@ fn physical_device(image: &Path) -> Option<String> {
 /// The longest look before sleeping, as `--poll-max` has it.
 const POLLING_MAX: u64 = 10_000;
 
-/// For how long to look for more before sleeping, if the toolstack has said so (tapback's keys, from a VBD's other-config):
-/// microseconds, none of them where it wants the processors to be more than idle first. How much of them is idle is not asked for
-/// below that: looking ends by itself where it is not worth it.
+/// For how long to look for more before sleeping, if the toolstack has said so (tapback's keys, from a VBD's
+/// other-config): microseconds, none of them where it wants the processors to be more than idle first. How much of them
+/// is idle is not asked for below that: looking ends by itself where it is not worth it.
 pub fn asked_polling(store: &mut dyn Store, device: &Device) -> Result<Option<Duration>, Failure> {
     let mut number = |key: &str| -> Result<Option<u64>, Failure> {
         let value = text(store, None, &format!("{}/{key}", device.backend()))?;

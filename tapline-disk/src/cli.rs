@@ -196,8 +196,11 @@ pub enum IoEngine {
 /// Values of `--print`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PrintFor {
-    /// Arguments of QEMU.
+    /// Arguments of QEMU before 10.2.
     Qemu,
+    /// Arguments of QEMU 9.2 and later, which finds the disk again sooner when it was started again.
+    #[value(name = "qemu-9.2")]
+    Qemu92,
     /// Elements of libvirt's domain XML.
     Libvirt,
     /// Arguments of Cloud Hypervisor.
@@ -208,6 +211,7 @@ impl From<PrintFor> for vm::paste::Monitor {
     fn from(target: PrintFor) -> Self {
         match target {
             PrintFor::Qemu => Self::Qemu,
+            PrintFor::Qemu92 => Self::Qemu92,
             PrintFor::Libvirt => Self::Libvirt,
             PrintFor::CloudHypervisor => Self::CloudHypervisor,
         }

@@ -410,8 +410,8 @@ fn others_are_told_what_to_paste() {
     plug(&daemon, &vbd);
     assert_eq!(daemon.get(&format!("{vbd}/connect?for=xl")).1["code"], "state");
     let socket = daemon.get(&vbd).1["socket"].as_str().unwrap().to_owned();
-    for (reader, word) in [("qemu", "vhost-user-blk-pci"), ("libvirt", "<disk"), ("cloud-hypervisor", "vhost_user=on")]
-    {
+    let words = [("qemu", "reconnect=1"), ("qemu-9.2", "reconnect-ms=100"), ("libvirt", "<disk")];
+    for (reader, word) in words.into_iter().chain([("cloud-hypervisor", "vhost_user=on")]) {
         let said = text(&format!("{vbd}/connect?for={reader}"));
         assert!(said.contains(&socket) && said.contains(word), "{said}");
     }

@@ -17,8 +17,15 @@ use vhost_mock::{Desc, FLUSH, FrontEnd, GEOMETRY, INDIRECT, Machine, NEXT, REGIO
 
 const FEATURES: u64 = VERSION_1 | FLUSH;
 const SIZE: u16 = 16;
-const QUEUE_LEN: u64 = (16 + 16 * SIZE as u64).next_multiple_of(64);
+/// Descriptors that a record has room for, if no more are asked for.
+const ROOM: u16 = 1024;
+const QUEUE_LEN: u64 = queue_len(ROOM);
 const DATA: u64 = 0x41000;
+
+/// Bytes of one queue's record.
+const fn queue_len(descriptors: u16) -> u64 {
+    (16 + 16 * descriptors as u64).next_multiple_of(64)
+}
 
 struct Recorded {
     machine: Machine,
@@ -87,7 +94,11 @@ impl Recorded {
 }
 
 fn offer_write(front: &FrontEnd, index: u16) {
-    let (head, header) = (3 * index, 0x40000 + 0x100 * u64::from(index));
+    offer_write_at(front, index, 3 * index);
+}
+
+fn offer_write_at(front: &FrontEnd, index: u16, head: u16) {
+    let header = 0x40000 + 0x100 * u64::from(index);
     front.header(header, 1, u64::from(index));
     front.put(DATA + 512 * u64::from(index), &[index as u8 + 1; 512]);
     front.put(header + 0x80, &[0xff]);
@@ -128,7 +139,8 @@ fn the_record_is_laid_out_as_specified_and_cannot_be_resized() {
     assert_eq!(of.payload[..8], (2 * QUEUE_LEN).to_ne_bytes());
     assert_eq!(of.payload[8..], [0u64.to_ne_bytes().to_vec(), [2, SIZE, 0, 0].map(u16::to_ne_bytes).concat()].concat());
     assert!(ftruncate(&of.file, 0).is_err() && ftruncate(&of.file, 1 << 20).is_err(), "sealed");
-    assert_eq!((of.record.load_u16(8), of.record.load_u16(10)), (Some(1), Some(SIZE)), "version, desc_num");
+    let room = (QUEUE_LEN as u16 - 16) / 16;
+    assert_eq!((of.record.load_u16(8), of.record.load_u16(10)), (Some(1), Some(room)), "version, desc_num");
     of.machine.hold = true;
     of.offer_writes(0..3);
     of.machine.settle();
@@ -168,6 +180,80 @@ fn a_successor_takes_what_was_in_flight_first_and_in_its_order() {
     assert_eq!(of.machine.bytes[3 * 512], 4);
 }
 
+/// QEMU asks for as many descriptors as its property `queue-size` says and says that again when it comes back, and lets the driver
+/// choose a larger ring: QEMU 10 asks for 128, SeaBIOS 1.16.3 makes a ring of 256, Linux one of 1024.
+#[test]
+fn a_ring_larger_than_asked_for_is_recorded_and_taken_over() {
+    for size in [256, ROOM] {
+        let mut of = recorded();
+        of.kill();
+        of.front.size = size;
+        of.come_again();
+        assert_eq!(of.machine.server.is_recorded(), Some(true), "{size}: {}", of.machine.events());
+        of.machine.hold = true;
+        let heads = [0, size - 3, SIZE];
+        (0..).zip(heads).for_each(|(index, head)| offer_write_at(&of.front, index, head));
+        of.machine.settle();
+        answer(&mut of.machine, 2);
+        publish(&mut of.machine);
+        assert_eq!(heads.map(|head| of.state(head)[0]), [1, 1, 0]);
+        of.kill();
+        of.machine.hold = true;
+        of.come_again();
+        assert_eq!(held(&of.machine), [0, 1], "{size}: {}", of.machine.events());
+        of.machine.release();
+        assert_eq!(of.front.used(0, 0).iter().map(|&(head, _)| head).collect::<Vec<_>>(), [16, 0, u32::from(size) - 3]);
+    }
+}
+
+#[test]
+fn a_record_has_room_for_as_many_descriptors_as_are_asked_for() {
+    let mut machine = Machine::new(GEOMETRY, 2);
+    let mut front = FrontEnd::connect(&machine.path());
+    front.negotiate(&mut machine, FEATURES);
+    for (queues, asked, room) in [(1, 1, ROOM), (2, ROOM, ROOM), (2, ROOM + 1, ROOM + 1), (1, 32768, 32768)] {
+        let (payload, file) = front.ask_for_region(&mut machine, queues, asked);
+        let len = u64::from(queues) * queue_len(room);
+        assert_eq!(payload, region_for(len, 0, queues, asked));
+        front.expect(&mut machine, 32, &payload, &[file.as_fd()], 0);
+    }
+}
+
+/// What a process has left that made records no larger than they were asked for.
+#[test]
+fn a_record_without_room_to_spare_is_taken_over() {
+    let old_len = queue_len(SIZE) as usize;
+    let file = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 2 * old_len as u64).unwrap();
+    let record = Shared::of(Mapping::of_file(file.as_fd(), 0, 2 * old_len).unwrap());
+    for (at, value) in [(8, 1), (10, SIZE), (14, 0)] {
+        record.store_u16(old_len + at, value).unwrap();
+    }
+    for (head, counter) in [(6u16, 4u8), (0, 5)] {
+        let at = old_len + 16 + 16 * usize::from(head);
+        record.write(at, [1, 0, 0, 0, 0, 0, 0, 0, counter, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    }
+    for (size, expected) in [(SIZE, true), (SIZE * 2, false)] {
+        let mut machine = Machine::new(GEOMETRY, 2);
+        let mut front = FrontEnd::connect(&machine.path());
+        front.size = size;
+        front.negotiate(&mut machine, FEATURES);
+        let told = region_for(2 * old_len as u64, 0, 2, SIZE);
+        front.expect(&mut machine, 32, &told, &[file.as_fd()], 0);
+        machine.hold = true;
+        front.set_up(&mut machine, FEATURES, 0);
+        for (index, head) in [(1, 0), (2, 6)] {
+            let header = 0x40000 + 0x100 * index;
+            front.header(header, 1, index);
+            front.chain(1, head, &[(header, 16, 0), (DATA, 512, 0), (header + 0x80, 1, WRITE)]);
+            front.offer(1, head);
+        }
+        front.start_queue(&mut machine, 1, 0);
+        assert_eq!(machine.server.is_recorded(), Some(expected), "{}", machine.events());
+        assert_eq!(held(&machine), if expected { [2, 1] } else { [1, 2] }, "{}", machine.events());
+    }
+}
+
 #[test]
 fn a_record_of_another_shape_is_refused_and_changes_nothing() {
     let mut of = recorded();
@@ -175,11 +261,14 @@ fn a_record_of_another_shape_is_refused_and_changes_nothing() {
     of.front.negotiate(&mut of.machine, FEATURES);
     let of_len = 2 * QUEUE_LEN;
     let cases = [
-        (region_for(of_len - 1, 0, 2, SIZE), "needs"),
+        (region_for(of_len - 1, 0, 2, ROOM), "needs"),
+        (region_for(2 * queue_len(SIZE) - 1, 0, 2, SIZE), "needs"),
+        (region_for(of_len + 1, 0, 2, SIZE), "needs"),
+        (region_for(2 * queue_len(SIZE), of_len, 2, SIZE), "needs"),
         (region_for(of_len, 4096, 2, SIZE), "needs"),
         (region_for(of_len, u64::MAX - 100, 2, SIZE), "needs"),
         (region_for(u64::MAX, 1, 2, SIZE), "needs"),
-        (region_for(of_len, 0, 2, SIZE * 2), "needs"),
+        (region_for(of_len, 0, 2, ROOM * 2), "needs"),
         (region_for(of_len, 0, 3, SIZE), "are not what this disk has"),
         (region_for(of_len, 0, 0, SIZE), "are not what this disk has"),
         (region_for(of_len, 0, 1, 0), "are not what this disk has"),
@@ -226,9 +315,10 @@ type Damage<'a> = (&'a str, &'a dyn Fn(&Recorded));
 
 #[test]
 fn a_damaged_record_breaks_its_queue_with_a_reason_and_no_other() {
-    let damages: [Damage; 8] = [
+    let damages: [Damage; 9] = [
         ("version is 7", &|of| of.record.store_u16(8, 7).unwrap()),
         ("it has 3 descriptors", &|of| of.record.store_u16(10, 3).unwrap()),
+        ("it has 65535 descriptors", &|of| of.record.store_u16(10, u16::MAX).unwrap()),
         ("used index is 65000, and the ring's is 1", &|of| {
             of.record.store_u16(14, 65000).unwrap();
             of.put_state(3, 1, 1);
@@ -314,11 +404,9 @@ fn one_record_given_to_two_disks_harms_neither_process() {
     assert!(of.machine.server.is_connected() && other.machine.server.is_connected());
 }
 
-/// QEMU asks for a record of as many descriptors as its property `queue-size` says, and lets the driver choose a larger ring: SeaBIOS
-/// 1.16.3 makes one of 256.
 #[test]
 fn a_smaller_ring_than_the_record_is_recorded_and_a_larger_one_is_served_in_order() {
-    for (size, is_recorded) in [(SIZE / 2, true), (SIZE * 2, false)] {
+    for (size, is_recorded) in [(SIZE / 2, true), (SIZE * 2, true), (ROOM * 2, false)] {
         let mut of = recorded();
         of.kill();
         of.front.size = size;
@@ -343,7 +431,7 @@ fn what_a_record_says_of_another_ring_is_forgotten_by_a_larger_one() {
     of.machine.settle();
     of.kill();
     let used = of.front.get_u16(of.front.used_at(0) + 2);
-    for size in [SIZE * 2, SIZE] {
+    for size in [ROOM * 2, SIZE] {
         of.front.size = size;
         of.front.negotiate(&mut of.machine, FEATURES);
         of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 0);

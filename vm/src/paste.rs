@@ -7,13 +7,16 @@ use std::path::Path;
 
 use thiserror::Error;
 
+use crate::qemu::version::Reconnect;
 use crate::syntax::{cloud_hypervisor_value, qemu_value, shell_word, xl_value, xml_value};
 
 /// Who reads the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Monitor {
-    /// Arguments of QEMU.
+    /// Arguments of QEMU before 10.2.
     Qemu,
+    /// Arguments of QEMU 9.2 and later.
+    Qemu92,
     /// Elements of libvirt's domain XML.
     Libvirt,
     /// Arguments of Cloud Hypervisor.
@@ -59,15 +62,16 @@ pub enum Unspeakable {
 /// The text for a monitor.
 pub fn text(monitor: Monitor, served: Served<'_>, read_only: bool) -> Result<String, Unspeakable> {
     match monitor {
-        Monitor::Qemu => Ok(qemu(served, read_only)),
+        Monitor::Qemu => Ok(qemu(served, read_only, Reconnect::SLOW)),
+        Monitor::Qemu92 => Ok(qemu(served, read_only, Reconnect::FAST)),
         Monitor::Libvirt => Ok(libvirt(served, read_only)),
         Monitor::CloudHypervisor => cloud_hypervisor(served, read_only),
     }
 }
 
-fn qemu(served: Served<'_>, read_only: bool) -> String {
+fn qemu(served: Served<'_>, read_only: bool, reconnect: Reconnect) -> String {
     match served {
-        Served::VhostUser(socket, queues) => qemu_vhost_user(socket, queues),
+        Served::VhostUser(socket, queues) => qemu_vhost_user(socket, queues, reconnect),
         Served::NbdUnix(socket) => {
             qemu_nbd(&format!("server.type=unix,server.path={}", qemu_value(&socket.display().to_string())), read_only)
         }
@@ -78,9 +82,9 @@ fn qemu(served: Served<'_>, read_only: bool) -> String {
 }
 
 /// The guest's memory must be shared with the disk process, hence the memfd; its size is the guest's own `-m`. With `reconnect`
-/// the guest goes on when the disk process was replaced.
-fn qemu_vhost_user(socket: &Path, queues: u16) -> String {
-    let socket = format!("socket,id=tapline0,path={},reconnect=1", qemu_value(&socket.display().to_string()));
+/// the guest goes on when the disk process was started again. No word for that is understood by every QEMU: 10.2 has lost the old one.
+fn qemu_vhost_user(socket: &Path, queues: u16, reconnect: Reconnect) -> String {
+    let socket = format!("socket,id=tapline0,path={},{reconnect}", qemu_value(&socket.display().to_string()));
     let socket = shell_word(&socket);
     format!(
         "-m 1G \\\n\
@@ -110,7 +114,7 @@ fn libvirt(served: Served<'_>, read_only: bool) -> String {
     }
 }
 
-/// A disk that refuses writes tells the guest so itself.
+/// A disk that refuses writes tells the guest so itself. libvirt counts in seconds, and finds the word that its QEMU knows.
 fn libvirt_vhost_user(socket: &Path, queues: u16) -> String {
     let socket = xml_value(&socket.display().to_string());
     format!(
@@ -183,6 +187,8 @@ mod test {
         assert!(text.contains("memory-backend-memfd,id=memory0,size=1G,share=on"), "{text}");
         assert!(text.contains("-chardev socket,id=tapline0,path=/run/a.sock,reconnect=1 \\"), "{text}");
         assert!(text.contains("vhost-user-blk-pci,chardev=tapline0,num-queues=4"), "{text}");
+        let newer = vhost(Monitor::Qemu92, "/run/a.sock", 4, false).unwrap();
+        assert_eq!(newer, text.replace("reconnect=1", "reconnect-ms=100"));
     }
 
     #[test]

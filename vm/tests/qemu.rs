@@ -21,7 +21,12 @@ use vm::qemu::platform::Platform;
 use vm::qemu::process::Identity;
 use vm::qemu::slots::Position;
 
+/// The QEMU that is tried, if `TAPLINE_QEMU` does not name another.
 const QEMU: &str = "qemu-system-x86_64";
+
+fn qemu() -> PathBuf {
+    std::env::var_os("TAPLINE_QEMU").map_or_else(|| QEMU.into(), PathBuf::from)
+}
 const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -37,9 +42,9 @@ struct Room {
 impl Room {
     /// None where there is no QEMU, which is said.
     fn new() -> Option<Self> {
-        for program in [QEMU, "qemu-storage-daemon"] {
-            if Command::new(program).arg("--version").output().is_err() {
-                eprintln!("not run: there is no {program}; `make prepare` installs it");
+        for program in [qemu(), "qemu-storage-daemon".into()] {
+            if Command::new(&program).arg("--version").output().is_err() {
+                eprintln!("not run: there is no {}; `make prepare` installs it", program.display());
                 return None;
             }
         }
@@ -87,7 +92,7 @@ impl Room {
     }
 
     fn start(&self) -> Machine {
-        Machine::start(Path::new(QEMU), &self.hardware(), self.path(), SOON).unwrap()
+        Machine::start(&qemu(), &self.hardware(), self.path(), SOON).unwrap()
     }
 }
 
@@ -168,7 +173,7 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
     let Some(room) = Room::new() else { return };
     let mut hardware = room.hardware();
     hardware.boot = Boot::Kernel { kernel: "/no/such/kernel".into(), initrd: None, command_line: String::new() };
-    let start = |hardware: &Hardware| Machine::start(Path::new(QEMU), hardware, room.path(), SOON).unwrap_err();
+    let start = |hardware: &Hardware| Machine::start(&qemu(), hardware, room.path(), SOON).unwrap_err();
     let error = start(&hardware).to_string();
     assert!(error.starts_with("QEMU has ended during its start: "), "{error}");
     assert!(error.contains("/no/such/kernel"), "{error}");
@@ -190,7 +195,7 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
 fn a_directory_that_others_reach_is_refused() {
     let Some(room) = Room::new() else { return };
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let error = Machine::start(Path::new(QEMU), &room.hardware(), room.path(), SOON).unwrap_err();
+    let error = Machine::start(&qemu(), &room.hardware(), room.path(), SOON).unwrap_err();
     assert!(error.to_string().contains("others have access to it"), "{error}");
 }
 
@@ -199,7 +204,7 @@ fn a_directory_that_others_reach_is_refused() {
 fn starter() {
     let Some(directory) = std::env::var_os(STARTER) else { return };
     let hardware: Hardware = serde_json::from_str(&std::env::var("VM_TEST_HARDWARE").unwrap()).unwrap();
-    let machine = Machine::start(Path::new(QEMU), &hardware, Path::new(&directory), SOON).unwrap();
+    let machine = Machine::start(&qemu(), &hardware, Path::new(&directory), SOON).unwrap();
     let identity = serde_json::to_string(machine.identity()).unwrap();
     fs::write(Path::new(&directory).join("identity"), identity).unwrap();
     // Without a word to anybody, as a process that is killed.
@@ -307,7 +312,7 @@ fn the_firmware_boots_the_disk_that_is_marked_wherever_it_is() {
     let log = room.path().join("console");
     let console = Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(log.clone()) });
     let hardware = Hardware { disks, console, ..room.hardware() };
-    let mut machine = Machine::start(Path::new(QEMU), &hardware, room.path(), SOON).unwrap();
+    let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
     let deadline = Instant::now() + SOON;
     while fs::read(&log).unwrap().is_empty() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
@@ -342,7 +347,7 @@ fn qemu_understands_everything_that_a_platform_can_have() {
         let console = Some(Console { device: ConsoleDevice::Virtio, to: ConsoleTo::Socket(file("console").into()) });
         let platform = Platform::parse(pairs).unwrap();
         let hardware = Hardware { platform, console, memory_mib: 256, ..room.hardware() };
-        let mut machine = Machine::start(Path::new(QEMU), &hardware, room.path(), SOON).unwrap();
+        let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
         assert_eq!(machine.status().unwrap(), Status::Running);
         machine.end().unwrap();
         let said = fs::read_to_string(machine.log()).unwrap();
@@ -449,7 +454,7 @@ fn a_disk_whose_server_dies_when_the_driver_starts_it_is_seen_to_be_lost() {
     let dies = Disk { queues: Some(1), bootable: true, ..disk(0, socket) };
     let place = dies.position;
     let hardware = Hardware { disks: vec![dies], ..room.hardware() };
-    let mut machine = Machine::start(Path::new(QEMU), &hardware, room.path(), SOON).unwrap();
+    let mut machine = Machine::start(&qemu(), &hardware, room.path(), SOON).unwrap();
     // The firmware is the driver.
     let deadline = Instant::now() + SOON;
     while !machine.has_lost(place).unwrap() {

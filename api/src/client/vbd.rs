@@ -14,8 +14,10 @@ const VBDS: &str = "vbds";
 /// A machine monitor, or who manages one, that a disk can be connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connector {
-    /// QEMU's command line.
+    /// The command line of QEMU before 10.2.
     Qemu,
+    /// The command line of QEMU 9.2 and later.
+    Qemu92,
     /// A domain of libvirt.
     Libvirt,
     /// Cloud Hypervisor's command line.
@@ -28,6 +30,7 @@ impl fmt::Display for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Connector::Qemu => "qemu",
+            Connector::Qemu92 => "qemu-9.2",
             Connector::Libvirt => "libvirt",
             Connector::CloudHypervisor => "cloud-hypervisor",
             Connector::Xl => "xl",

@@ -101,7 +101,7 @@ impl Driver {
     }
 
     /// Is gone. To close the socket is not enough while another test starts a process, which has it too for a moment.
-    pub fn leave(self) {
+    pub fn leave(&self) {
         self.front.stream.shutdown(std::net::Shutdown::Both).unwrap();
     }
 

@@ -15,8 +15,11 @@ use crate::daemon::Daemon;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reader {
-    /// Arguments of QEMU.
+    /// Arguments of QEMU before 10.2.
     Qemu,
+    /// Arguments of QEMU 9.2 and later, which finds a disk again sooner when its process was started again.
+    #[serde(rename = "qemu-9.2")]
+    Qemu92,
     /// Elements of libvirt's domain XML.
     Libvirt,
     /// Arguments of Cloud Hypervisor.
@@ -29,6 +32,7 @@ pub enum Reader {
 pub async fn connect(daemon: &Daemon, vbd: Uuid, reader: Reader) -> Result<String, Problem> {
     match reader {
         Reader::Qemu => served(daemon, vbd, Monitor::Qemu).await,
+        Reader::Qemu92 => served(daemon, vbd, Monitor::Qemu92).await,
         Reader::Libvirt => served(daemon, vbd, Monitor::Libvirt).await,
         Reader::CloudHypervisor => served(daemon, vbd, Monitor::CloudHypervisor).await,
         Reader::Xl => by_xl(daemon, vbd).await,

@@ -15,6 +15,10 @@
 //!
 //! So the requests taken are always those answered and those in flight: the used index plus their number is where the
 //! available ring goes on.
+//!
+//! How large it is: a front-end asks before the driver has chosen the size of its rings, and says its own number again when it
+//! comes back (QEMU: the property `queue-size`, 128, where Linux makes a ring of 1024). So a region has more room than was asked
+//! for, and its length alone says where each queue's record lies.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -32,6 +36,9 @@ const HEADER_LEN: usize = 16;
 const STATE_LEN: usize = 16;
 /// Regions of queues begin at a multiple of this, a line of the cache.
 const ALIGN: u64 = 64;
+
+/// Descriptors in each queue of a region, if no more are asked for: the largest ring that QEMU lets a driver make.
+const ROOM: u16 = 1024;
 
 const VERSION_AT: usize = 8;
 const DESC_NUM_AT: usize = 10;
@@ -81,13 +88,15 @@ pub enum Damaged {
     /// Another layout.
     #[error("its version is {0}")]
     Version(u16),
-    /// Made for another ring.
-    #[error("it has {found} descriptors, and the ring has {size}")]
+    /// Made for a smaller ring, or larger than it can be.
+    #[error("it has {found} descriptors: the ring has {size}, and there is room for {room}")]
     Size {
         /// Descriptors in the region.
         found: u16,
         /// Places in the ring.
         size: u16,
+        /// Descriptors that it can have.
+        room: u16,
     },
     /// The two indices have nothing to do with each other.
     #[error("its used index is {region}, and the ring's is {ring}")]
@@ -123,8 +132,9 @@ pub enum Damaged {
 pub struct InflightRegion {
     memory: Arc<GuestMemory>,
     queues: u16,
-    size: u16,
-    /// As it was told, and its file: for the process that takes the place of this one.
+    /// Descriptors that there is room for in each.
+    room: u16,
+    /// What it is, and its file: for the process that takes the place of this one.
     told: (InflightInfo, OwnedFd),
 }
 
@@ -132,7 +142,8 @@ impl InflightRegion {
     /// A new region, as a file that can be neither grown nor shrunk, and what there is to say of it.
     pub fn create(asked: &InflightInfo, queues: u16) -> Result<(InflightInfo, OwnedFd), BadRegion> {
         let InflightInfo { queues: count, size, .. } = *asked;
-        let len = total_len(count, size).filter(|_| count <= queues).ok_or(BadRegion::Shape { queues: count, size })?;
+        checked_total(asked, queues)?;
+        let len = total_len(count, size.max(ROOM)).ok_or(BadRegion::Shape { queues: count, size })?;
         let failed = |errno: Errno| BadRegion::Failed(errno.into());
         let file = memfd_create("inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
         ftruncate(&file, len).map_err(failed)?;
@@ -143,33 +154,37 @@ impl InflightRegion {
     /// Takes over a region that a front-end has kept, or just been given.
     pub fn of(info: &InflightInfo, file: OwnedFd, queues: u16) -> Result<InflightRegion, BadRegion> {
         let InflightInfo { len, offset, queues: count, size } = *info;
-        let needed = total_len(count, size).filter(|_| count <= queues);
-        let needed = needed.ok_or(BadRegion::Shape { queues: count, size })?;
+        let needed = checked_total(info, queues)?;
         let stat = fstat(&file).map_err(|errno| BadRegion::Failed(errno.into()))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(BadRegion::NotMemory);
         }
         let file_len = u64::try_from(stat.st_size).unwrap_or(0);
-        let is_there = offset.checked_add(needed).is_some_and(|end| end <= file_len);
+        let is_there = offset.checked_add(len).is_some_and(|end| end <= file_len);
         if len < needed || !is_there {
             return Err(BadRegion::TooSmall { len, offset, file_len, needed });
         }
-        // Only what is needed is mapped, however large it is said to be.
-        let bytes = usize::try_from(needed).map_err(|_| BadRegion::Shape { queues: count, size })?;
+        let shape = || BadRegion::Shape { queues: count, size };
+        let room = room(info).ok_or_else(shape)?;
+        // No more than the largest rings need is mapped, however large it is said to be.
+        let used = total_len(count, room).ok_or_else(shape)?;
+        let bytes = usize::try_from(used).map_err(|_| shape())?;
         let mapping = Arc::new(Mapping::of_file(file.as_fd(), offset, bytes).map_err(BadRegion::Failed)?);
-        let whole = Region { guest: GuestAddr(0), peer: 0, len: needed, offset: 0, mapping };
-        let memory = GuestMemory::new(vec![whole]).ok_or(BadRegion::Shape { queues: count, size })?;
-        Ok(InflightRegion { memory: Arc::new(memory), queues: count, size, told: (*info, file) })
+        let whole = Region { guest: GuestAddr(0), peer: 0, len: used, offset: 0, mapping };
+        let memory = GuestMemory::new(vec![whole]).ok_or_else(shape)?;
+        // A process from before there was room to spare takes this number for the layout.
+        let told = InflightInfo { size: room, ..*info };
+        Ok(InflightRegion { memory: Arc::new(memory), queues: count, room, told: (told, file) })
     }
 
-    /// The region as it was told, and its file.
+    /// What the region is, and its file.
     pub fn told(&self) -> (&InflightInfo, &OwnedFd) {
         (&self.told.0, &self.told.1)
     }
 
     /// The record of one queue; `None` for a queue that the region has no room for.
     fn piece(&self, queue: u16) -> Option<Shared> {
-        let len = queue_len(self.size)?;
+        let len = queue_len(self.room)?;
         #[cfg(test)]
         let queue = if moment::is_planted(moment::Bug::OneRecord) { 0 } else { queue };
         let at = len.checked_mul(u64::from(queue)).filter(|_| queue < self.queues)?;
@@ -197,6 +212,24 @@ fn total_len(queues: u16, size: u16) -> Option<u64> {
     queue_len(size).filter(|_| sane)?.checked_mul(u64::from(queues))
 }
 
+/// The bytes that a region must have at least; a disk has `queues` queues.
+fn checked_total(info: &InflightInfo, queues: u16) -> Result<u64, BadRegion> {
+    let InflightInfo { queues: count, size, .. } = *info;
+    total_len(count, size).filter(|_| count <= queues).ok_or(BadRegion::Shape { queues: count, size })
+}
+
+/// Descriptors that each queue of a region has room for, which is at least as long as it must be. Its length is a number of equal
+/// pieces, whoever has made it.
+fn room(info: &InflightInfo) -> Option<u16> {
+    let piece = info.len.checked_div(u64::from(info.queues))?;
+    let piece = piece.checked_sub(piece % ALIGN)?;
+    if piece == queue_len(info.size)? {
+        return Some(info.size);
+    }
+    let states = piece.checked_sub(u64::try_from(HEADER_LEN).ok()?)?.checked_div(u64::try_from(STATE_LEN).ok()?)?;
+    Some(u16::try_from(states).map_or(MAX_SIZE, |states| states.min(MAX_SIZE)))
+}
+
 /// What a process before this one has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Left {
@@ -221,7 +254,7 @@ impl Record {
     /// is of another ring.
     pub fn begin(region: &InflightRegion, queue: u16, size: u16, used: u16) -> Option<Result<(Record, Left), Damaged>> {
         let piece = region.piece(queue)?;
-        if size > region.size {
+        if size > region.room {
             if moment::lives() {
                 piece.store_u16(VERSION_AT, 0)?;
             }
@@ -229,8 +262,8 @@ impl Record {
         }
         let mut record = Record { piece, counter: 0, last_batch_head: 0, batch: Vec::new() };
         let left = match record.piece.load_u16(VERSION_AT) {
-            Some(0) => record.initialise(region.size, used).map(|()| Left::Nothing).ok_or(Damaged::Unreachable),
-            Some(VERSION) => record.recover(region.size, size, used).map(Left::InFlight),
+            Some(0) => record.initialise(region.room, used).map(|()| Left::Nothing).ok_or(Damaged::Unreachable),
+            Some(VERSION) => record.recover(region.room, size, used).map(Left::InFlight),
             Some(other) => Err(Damaged::Version(other)),
             None => Err(Damaged::Unreachable),
         };
@@ -238,13 +271,13 @@ impl Record {
     }
 
     /// Makes a new region ready; its version comes last.
-    fn initialise(&mut self, descriptors: u16, used: u16) -> Option<()> {
-        for head in 0..descriptors {
+    fn initialise(&mut self, room: u16, used: u16) -> Option<()> {
+        for head in 0..room {
             if self.piece.read::<STATE_LEN>(state_at(head))? != [0; STATE_LEN] {
                 self.piece.write(state_at(head), [0; STATE_LEN])?;
             }
         }
-        self.piece.store_u16(DESC_NUM_AT, descriptors)?;
+        self.piece.store_u16(DESC_NUM_AT, room)?;
         self.piece.store_u16(LAST_BATCH_HEAD_AT, 0)?;
         self.piece.store_u16(USED_IDX_AT, used)?;
         if moment::lives() {
@@ -254,11 +287,11 @@ impl Record {
     }
 
     /// Finishes the last batch, and lists what is in flight.
-    fn recover(&mut self, descriptors: u16, size: u16, used: u16) -> Result<Vec<u16>, Damaged> {
+    fn recover(&mut self, room: u16, size: u16, used: u16) -> Result<Vec<u16>, Damaged> {
         let load = |at| self.piece.load_u16(at).ok_or(Damaged::Unreachable);
-        let found = load(DESC_NUM_AT)?;
-        if found != descriptors {
-            return Err(Damaged::Size { found, size });
+        let descriptors = load(DESC_NUM_AT)?;
+        if !(size..=room).contains(&descriptors) {
+            return Err(Damaged::Size { found: descriptors, size, room });
         }
         let (before, newest) = (load(USED_IDX_AT)?, load(LAST_BATCH_HEAD_AT)?);
         let states: Option<Vec<State>> = (0..descriptors).map(|head| self.state(head)).collect();

@@ -10,13 +10,11 @@ use serde_json::{Value, json};
 use super::hardware::{Boot, Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
 use super::platform::{Dvd, Nic, Platform, Port, Vga};
 use super::slots::{BRIDGES, FIRST_BRIDGE_SLOT, Position};
+use super::version::Version;
 use crate::syntax::qemu_value;
 
 /// The driver of a disk: virtio 1.0 alone, for the older one needs I/O ports, of which there are not enough for 255 disks.
 const DISK_DRIVER: &str = "vhost-user-blk-pci-non-transitional";
-
-/// Seconds after which QEMU looks again for a disk process that has gone. It looks only then; while one serves, nothing ticks.
-pub const RECONNECT_SECONDS: u8 = 1;
 
 /// Slots on the machine's own bus, below those of the bridges; 0 and 1 are the chipset.
 const SLOT_VGA: u8 = 2;
@@ -24,8 +22,8 @@ const SLOT_NIC: u8 = 3;
 const SLOT_CONSOLE: u8 = 4;
 const SLOT_USB: u8 = 5;
 
-/// The words behind the name of the program. The monitor listens at `monitor`, and the guest waits for `cont`.
-pub fn words(hardware: &Hardware, monitor: &Path) -> Vec<String> {
+/// The words behind the name of the program, which is of this `version`. The monitor listens at `monitor`, and the guest waits for `cont`.
+pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<String> {
     let mut words = Words(Vec::new());
     words.machine(hardware);
     words.quiet(hardware);
@@ -33,7 +31,7 @@ pub fn words(hardware: &Hardware, monitor: &Path) -> Vec<String> {
     words.boot(&hardware.boot);
     words.bridges();
     for disk in &hardware.disks {
-        words.disk(disk, hardware.vcpus);
+        words.disk(disk, hardware.vcpus, version);
     }
     if let Some(console) = &hardware.console {
         words.console(console);
@@ -161,9 +159,9 @@ impl Words {
         }
     }
 
-    fn disk(&mut self, disk: &Disk, vcpus: u16) {
+    fn disk(&mut self, disk: &Disk, vcpus: u16, version: Version) {
         let (name, socket) = (disk_chardev(disk.position), path(&disk.socket));
-        self.say("-chardev", format!("socket,id={name},path={socket},reconnect={RECONNECT_SECONDS}"));
+        self.say("-chardev", format!("socket,id={name},path={socket},{}", version.reconnect()));
         let properties = disk_device(disk, vcpus).into_iter().map(|(key, value)| match (key, value) {
             ("driver", value) => plain(&value),
             (key, value) => format!("{key}={}", plain(&value)),
@@ -268,8 +266,12 @@ mod test {
     use super::*;
 
     fn line(hardware: &Hardware) -> String {
+        line_for(Version::OLDEST, hardware)
+    }
+
+    fn line_for(version: Version, hardware: &Hardware) -> String {
         hardware.check().unwrap();
-        words(hardware, Path::new("/run/vm/monitor")).join(" ")
+        words(hardware, Path::new("/run/vm/monitor"), version).join(" ")
     }
 
     #[test]
@@ -334,8 +336,10 @@ mod test {
     fn disks_say_where_they_are_and_how_they_interrupt() {
         let bootable = Disk { bootable: true, ..disk(0, "/run/a,b.sock") };
         let hardware = Hardware { disks: vec![bootable, disk(70, "/run/70.sock")], ..small() };
+        let newer = line_for(Version(9, 2), &hardware);
+        assert!(newer.contains("socket,id=served0,path=/run/a,,b.sock,reconnect-ms=100 "), "{newer}");
         let line = line(&hardware);
-        assert!(line.contains("socket,id=served0,path=/run/a,,b.sock,reconnect=1"), "{line}");
+        assert!(line.contains("socket,id=served0,path=/run/a,,b.sock,reconnect=1 "), "{line}");
         assert!(
             line.contains("-device vhost-user-blk-pci-non-transitional,id=disk0,chardev=served0,bus=disks0,addr=0x1,num-queues=2,vectors=3,bootindex=1"),
             "{line}"

@@ -8,3 +8,4 @@ pub mod platform;
 pub mod process;
 pub mod served;
 pub mod slots;
+pub mod version;

@@ -15,15 +15,15 @@ mod trial;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
+use vm::qemu::version::Version;
 use vm::syntax::in_full;
 
 use crate::demo::guest::{Guest, GuestError};
 use crate::demo::progress::Progress;
-use crate::demo::tool::{self, ToolError};
+use crate::demo::tool::ToolError;
 use crate::demo::{build_programs, root};
 
 use self::report::Report;
@@ -40,6 +40,9 @@ const USAGE: &str =
   --keep         keep the directory of a run that held";
 
 const KILLS: u64 = 20;
+
+/// For QEMU to say which one it is.
+const TO_SAY_VERSION: Duration = Duration::from_secs(60);
 
 /// What ends a run.
 #[derive(Debug, Error)]
@@ -141,7 +144,7 @@ fn perform(options: &Options, work: &Path) -> Result<Report, Failure> {
     let progress = Progress::start();
     progress.step("the programs and the guest");
     let qemu = located(&options.qemu)?;
-    let version = Version::of(&qemu)?;
+    let version = Version::of(&qemu, TO_SAY_VERSION).map_err(Failure::Claim)?;
     let programs = match &options.bin_dir {
         Some(directory) => std::path::absolute(directory).map_err(Failure::file("find", directory))?,
         None => build_programs(&[])?,
@@ -170,51 +173,9 @@ fn located(qemu: &Path) -> Result<PathBuf, Failure> {
     fs::canonicalize(qemu).map_err(Failure::file("find", qemu))
 }
 
-/// QEMU's, as far as it matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(u32, u32);
-
-impl Version {
-    /// From this one on it can be told to look for another process sooner than after a second.
-    const RECONNECT_MS: Version = Version(9, 2);
-    /// From this one on it does not lose a disk whose process dies while it connects (decision 0014).
-    const NOT_LOST: Version = Version(9, 1);
-
-    fn of(qemu: &Path) -> Result<Self, Failure> {
-        let said = tool::text(Command::new(qemu).arg("--version"))?;
-        Self::parse(&said).ok_or_else(|| Failure::Claim(format!("{} has no version: {said}", qemu.display())))
-    }
-
-    /// Of `QEMU emulator version 7.2.22 (Debian …)`.
-    fn parse(said: &str) -> Option<Self> {
-        let (_, version) = said.split_once("version ")?;
-        let mut numbers = version.split(['.', ' ', '\n']).map(str::parse);
-        Some(Self(numbers.next()?.ok()?, numbers.next()?.ok()?))
-    }
-
-    /// How it is told to look for another process.
-    fn reconnect(self) -> &'static str {
-        if self >= Self::RECONNECT_MS { "reconnect-ms=100" } else { "reconnect=1" }
-    }
-
-    /// It may lose a disk whose process dies while it connects.
-    fn is_fragile(self) -> bool {
-        self < Self::NOT_LOST
-    }
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
-
-    #[test]
-    fn a_qemu_is_told_to_come_back_as_its_version_can() {
-        let debian_12 = Version::parse("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\n").unwrap();
-        assert_eq!((debian_12.reconnect(), debian_12.is_fragile()), ("reconnect=1", true));
-        let debian_13 = Version::parse("QEMU emulator version 10.0.13 (Debian 1:10.0.13+ds)\nCopyright").unwrap();
-        assert_eq!((debian_13.reconnect(), debian_13.is_fragile()), ("reconnect-ms=100", false));
-        assert_eq!(Version::parse("bash: no such thing"), None);
-    }
 
     #[test]
     fn options_are_numbers_where_they_must_be() {

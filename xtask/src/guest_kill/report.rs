@@ -3,7 +3,8 @@
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-use super::Version;
+use vm::qemu::version::Version;
+
 use super::trial::Lived;
 
 pub struct Report {
@@ -16,7 +17,7 @@ impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "  {name:<62}{value:>18}");
         let Lived { records, rounds, verified_kib, longest, deeds, done, .. } = &self.lived;
-        row("QEMU", format!("{}.{}", self.version.0, self.version.1))?;
+        row("QEMU", self.version.to_string())?;
         row("seconds", self.took.as_secs().to_string())?;
         row("the process was killed", deeds.kills.to_string())?;
         row("another process took its place", deeds.upgrades.to_string())?;

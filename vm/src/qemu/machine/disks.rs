@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::super::command_line::{RECONNECT_SECONDS, disk_chardev, disk_device, disk_name, position_of};
+use super::super::command_line::{disk_chardev, disk_device, disk_name, position_of};
 use super::super::hardware::Disk;
 use super::super::served;
 use super::super::slots::Position;
+use super::super::version::Version;
 use super::error::{MachineError, monitor};
 use super::{COMMAND, Machine, Status};
 use crate::qmp::{Event, QmpError};
@@ -53,7 +54,8 @@ impl Machine {
         }
         see_served(disk)?;
         let address = json!({ "type": "unix", "data": { "path": disk.socket.to_string_lossy() } });
-        let data = json!({ "addr": address, "server": false, "reconnect": RECONNECT_SECONDS });
+        let (reconnect, after) = self.version()?.reconnect().property();
+        let data = json!({ "addr": address, "server": false, reconnect: after });
         let arguments = json!({ "id": chardev, "backend": { "type": "socket", "data": data } });
         self.command(&format!("plug disk {number}"), "chardev-add", &arguments)?;
         let device: Map<String, Value> =
@@ -130,6 +132,12 @@ impl Machine {
         let status = device["status"]["statuses"].as_array().into_iter().flatten();
         let started = status.filter_map(Value::as_str).any(|word| word.starts_with("VIRTIO_CONFIG_S_DRIVER_OK"));
         Ok(started && device["vhost-dev"].is_null())
+    }
+
+    /// Which QEMU it is: a machine that was adopted may have been started under another than there is now.
+    fn version(&mut self) -> Result<Version, MachineError> {
+        let answer = self.command("ask for its version", "query-version", &json!({}))?;
+        Ok(Version::told(&answer).unwrap_or(Version::OLDEST))
     }
 
     /// What the guest does to a disk, within `patience`.

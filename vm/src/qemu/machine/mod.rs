@@ -24,10 +24,14 @@ use self::launch::Files;
 use super::command_line::words;
 use super::hardware::Hardware;
 use super::process::{Identity, Process};
+use super::version::Version;
 use crate::qmp::{Client, Event, QmpError};
 
 /// For one command. Most take a millisecond; one that plugs a disk waits for who serves it.
 const COMMAND: Duration = Duration::from_secs(30);
+
+/// For a program to say which QEMU it is, before it is taken for the oldest.
+const TO_SAY_VERSION: Duration = Duration::from_secs(10);
 
 /// Between looks at a QEMU that does not listen yet.
 const POLL: Duration = Duration::from_millis(10);
@@ -84,7 +88,12 @@ impl Machine {
         let mut files = Files::of(directory)?;
         hardware.disks.iter().try_for_each(disks::see_served)?;
         let deadline = Instant::now() + patience;
-        let child = files.start(program, &words(hardware, &files.monitor))?;
+        // Nothing else depends on it. Of a program that does not say it, what it says of its start is worth more.
+        let version = match hardware.disks.is_empty() {
+            true => Version::OLDEST,
+            false => Version::of(program, patience.min(TO_SAY_VERSION)).unwrap_or(Version::OLDEST),
+        };
+        let child = files.start(program, &words(hardware, &files.monitor, version))?;
         let mut starting = Starting(Some(child));
         let client = starting.connect(&files, deadline, patience)?;
         let process = starting.process()?;

@@ -1,0 +1,152 @@
+//! Which QEMU it is, as far as its words differ.
+//!
+//! Knows nothing of machines. Keeps: a program that does not say what it is costs a bounded time, and is spoken to as the oldest.
+
+use std::fmt::{self, Display};
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Value, json};
+
+/// What QEMU says of its version is a line or two.
+const WORDS_MAX: usize = 1 << 16;
+
+/// A version: its first two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32, pub u32);
+
+/// When QEMU looks again for a disk's process that has gone. It looks only then; while one serves, nothing ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reconnect {
+    /// `reconnect`, which QEMU 10.2 does not know any more: it counts in seconds.
+    Seconds(u16),
+    /// `reconnect-ms`, which QEMU knows since 9.2.
+    Milliseconds(u16),
+}
+
+impl Reconnect {
+    /// What every QEMU before 10.2 understands.
+    pub const SLOW: Reconnect = Reconnect::Seconds(1);
+    /// Soon enough for a process that was started again at once, and rare enough for one that stays away.
+    pub const FAST: Reconnect = Reconnect::Milliseconds(100);
+
+    /// As a property of a connection in QMP.
+    pub fn property(self) -> (&'static str, Value) {
+        match self {
+            Self::Seconds(after) => ("reconnect", json!(after)),
+            Self::Milliseconds(after) => ("reconnect-ms", json!(after)),
+        }
+    }
+}
+
+/// As on the command line.
+impl Display for Reconnect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (key, value) = self.property();
+        write!(f, "{key}={value}")
+    }
+}
+
+impl Version {
+    /// The oldest that our words are written for.
+    pub const OLDEST: Version = Version(7, 2);
+    /// From this one on it can be told to look for another process sooner than after a second.
+    const RECONNECT_MS: Version = Version(9, 2);
+
+    /// What `program` is, or why that is not known within `patience`.
+    pub fn of(program: &Path, patience: Duration) -> Result<Self, String> {
+        let mut command = Command::new(program);
+        command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        let said = hear(&mut child, Instant::now() + patience);
+        let ended = child.kill().and_then(|()| child.wait());
+        let said = said.and_then(|said| ended.map(|_| said)).map_err(|error| error.to_string())?;
+        Self::parse(&said).ok_or_else(|| format!("{} does not say its version", program.display()))
+    }
+
+    /// Of `QEMU emulator version 7.2.22 (Debian …)`.
+    fn parse(said: &str) -> Option<Self> {
+        let (_, version) = said.split_once("QEMU emulator version ")?;
+        let mut numbers = version.split(|char: char| !char.is_ascii_digit()).map(str::parse);
+        Some(Self(numbers.next()?.ok()?, numbers.next()?.ok()?))
+    }
+
+    /// Of an answer to `query-version`.
+    pub fn told(answer: &Value) -> Option<Self> {
+        let number = |name: &str| u32::try_from(answer["qemu"][name].as_u64()?).ok();
+        Some(Self(number("major")?, number("minor")?))
+    }
+
+    /// How it is told to look for another process.
+    pub fn reconnect(self) -> Reconnect {
+        if self >= Self::RECONNECT_MS { Reconnect::FAST } else { Reconnect::SLOW }
+    }
+}
+
+impl Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+/// All that is said before the deadline.
+fn hear(child: &mut Child, deadline: Instant) -> io::Result<String> {
+    let mut said = Vec::new();
+    let Some(words) = child.stdout.as_mut() else { return Ok(String::new()) };
+    while said.len() < WORDS_MAX {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        if left.is_zero() || poll(&mut [PollFd::new(&*words, PollFlags::IN)], Some(&timeout))? == 0 {
+            return Err(io::Error::other("it does not say its version in time"));
+        }
+        let mut chunk = [0; 4096];
+        let len = words.read(&mut chunk)?;
+        if len == 0 {
+            break;
+        }
+        said.extend_from_slice(chunk.get(..len).unwrap_or_default());
+    }
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_qemu_is_told_to_come_back_as_its_version_can() {
+        let debian_12 = Version::parse("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\n").unwrap();
+        assert_eq!((debian_12, debian_12.reconnect().to_string()), (Version(7, 2), "reconnect=1".to_owned()));
+        let debian_13 = Version::parse("QEMU emulator version 10.0.13 (Debian 1:10.0.13+ds)\nCopyright").unwrap();
+        assert_eq!((debian_13, debian_13.reconnect().to_string()), (Version(10, 0), "reconnect-ms=100".to_owned()));
+        for (version, reconnect) in [((9, 1), Reconnect::SLOW), ((9, 2), Reconnect::FAST), ((11, 0), Reconnect::FAST)] {
+            assert_eq!(Version(version.0, version.1).reconnect(), reconnect, "{version:?}");
+        }
+        assert_eq!(Version::parse("QEMU emulator version 9.2\n"), Some(Version(9, 2)));
+        assert_eq!(Version::parse("bash version 5.2"), None);
+    }
+
+    #[test]
+    fn a_monitor_says_it_in_numbers() {
+        let answer = json!({ "qemu": { "micro": 13, "minor": 0, "major": 10 }, "package": "Debian" });
+        assert_eq!(Version::told(&answer), Some(Version(10, 0)));
+        assert_eq!(Version::told(&json!({ "qemu": { "minor": -1, "major": 10 } })), None);
+        assert_eq!(Version::told(&json!({})), None);
+    }
+
+    #[test]
+    fn what_says_nothing_is_not_waited_for() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("qemu");
+        std::fs::write(&path, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let late = Version::of(&path, Duration::from_millis(100)).unwrap_err();
+        assert!(late.contains("in time") || late.contains("Text file busy"), "{late}");
+        let no_qemu = Version::of(Path::new("/bin/true"), Duration::from_secs(60)).unwrap_err();
+        assert_eq!(no_qemu, "/bin/true does not say its version");
+        assert!(Version::of(Path::new("/no/such/qemu"), Duration::ZERO).unwrap_err().contains("cannot start"));
+    }
+}

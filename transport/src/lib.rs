@@ -16,6 +16,7 @@ mod handover;
 mod log;
 pub mod nbd;
 mod timer;
+mod unix_socket;
 pub mod vhost_user;
 
 use std::io;

@@ -1,24 +1,19 @@
 //! The socket that clients knock at.
 //!
-//! Knows nothing about NBD. Invariant: a path is only replaced when nobody listens at the socket there, and only
-//! removed while it is ours.
+//! Knows nothing about NBD, or about what lies at a path already (`unix_socket`). Invariant: a path is removed only
+//! while it is ours.
 
-use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with, sockopt};
+use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::error::BindError;
 use crate::bound_path::BoundPath;
-
-/// `sun_path` of Linux has 108 bytes, the last of which is zero.
-const PATH_MAX: usize = 107;
+use crate::unix_socket::{self, MAX_PATH, NotListening};
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,44 +125,15 @@ impl Listener {
 }
 
 fn bind_path(path: &Path) -> Result<Listener, BindError> {
-    let address = Address::Unix(path.to_owned());
-    let len = path.as_os_str().len();
-    if len > PATH_MAX {
-        return Err(BindError::PathTooLong { path: path.to_owned(), len, max: PATH_MAX });
-    }
-    remove_stale(path)?;
-    let socket = UnixListener::bind(path).map_err(|cause| match cause.kind() {
-        io::ErrorKind::AddrInUse => BindError::PathInUse(path.to_owned()),
-        _ => failed("listen on", &address, cause),
-    })?;
-    let bound = BoundPath::made(path).map_err(|cause| failed("look at the socket", &address, cause))?;
-    Ok(Listener { socket: socket.into(), address, path: Some(bound) })
-}
-
-/// Removes the socket of a server that is gone: one at which nobody answers.
-fn remove_stale(path: &Path) -> Result<(), BindError> {
-    let address = || Address::Unix(path.to_owned());
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(cause) => return Err(failed("listen on", &address(), cause)),
-        Ok(found) if !found.file_type().is_socket() => return Err(BindError::NotASocket(path.to_owned())),
-        Ok(_) => {}
-    }
-    match knock(path) {
-        Err(Errno::CONNREFUSED) => {
-            fs::remove_file(path).map_err(|cause| failed("remove the abandoned socket", &address(), cause))
+    let (socket, bound) = unix_socket::listen(path, None).map_err(|why| match why {
+        NotListening::PathTooLong(len) => BindError::PathTooLong { path: path.to_owned(), len, max: MAX_PATH },
+        NotListening::InUse => BindError::PathInUse(path.to_owned()),
+        NotListening::NotASocket => BindError::NotASocket(path.to_owned()),
+        NotListening::Failed { what, source } => {
+            BindError::Failed { doing: what, on: format!("the socket {}", path.display()), cause: source }
         }
-        // AGAIN: a server that is too busy to accept.
-        Ok(()) | Err(Errno::AGAIN) => Err(BindError::PathInUse(path.to_owned())),
-        Err(errno) => Err(failed("find out who listens on the existing socket", &address(), errno.into())),
-    }
-}
-
-/// Connects without waiting, to see whether anybody is there.
-fn knock(path: &Path) -> Result<(), Errno> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)
+    })?;
+    Ok(Listener { socket: socket.into(), address: Address::Unix(path.to_owned()), path: Some(bound) })
 }
 
 fn bind_port(wanted: SocketAddr) -> Result<Listener, BindError> {

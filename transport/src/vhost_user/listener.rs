@@ -1,27 +1,17 @@
 //! The listening socket and its path.
 //!
-//! Knows nothing about what is said over it. Invariant: a path is only removed when what lies there is a socket
-//! that nobody listens on, or our own.
+//! Knows nothing about what is said over it, or about what lies at the path already (`unix_socket`). Invariant: the path
+//! is removed only while it is ours.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::Mode;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::bound_path::BoundPath;
-
-/// Connections that may wait to be taken in.
-const BACKLOG: i32 = 128;
-
-/// `sun_path` has 108 bytes, a final zero among them.
-const MAX_PATH: usize = 107;
+use crate::unix_socket::{self, MAX_PATH, NotListening};
 
 /// Why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -104,17 +94,12 @@ impl Listener {
     }
 
     fn bind_with(path: &Path, mode: Option<Mode>) -> Result<Listener, BindError> {
-        let len = path.as_os_str().len();
-        if len > MAX_PATH {
-            return Err(BindError::PathTooLong { path: path.into(), len });
-        }
-        let failed = |what| move |source| BindError::Failed { what, path: path.into(), source };
-        remove_stale(path, PATIENCE)?;
-        let socket = match listen(path, mode) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(BindError::InUse(path.into())),
-            bound => bound.map_err(failed("bind"))?,
-        };
-        let path = BoundPath::made(path).map_err(failed("look at"))?;
+        let (socket, path) = unix_socket::listen(path, mode).map_err(|why| match why {
+            NotListening::PathTooLong(len) => BindError::PathTooLong { path: path.into(), len },
+            NotListening::InUse => BindError::InUse(path.into()),
+            NotListening::NotASocket => BindError::NotASocket(path.into()),
+            NotListening::Failed { what, source } => BindError::Failed { what, path: path.into(), source },
+        })?;
         Ok(Listener { socket, path })
     }
 
@@ -147,67 +132,6 @@ impl Listener {
     }
 }
 
-/// A socket has its mode before it has its name: at no moment can anybody else knock.
-fn listen(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    if let Some(mode) = mode {
-        rustix::fs::fchmod(&socket, mode)?;
-    }
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// How long a socket that takes connections may belong to a process that is gone: while it watches a socket through
-/// io_uring, the kernel closes it in its own time after a kill.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Removes a socket that refuses connections, which says that nobody has it open.
-fn remove_stale(path: &Path, patience: Duration) -> Result<(), BindError> {
-    let failed = |what| move |source| BindError::Failed { what, path: path.into(), source };
-    let meta = match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found.map_err(failed("look at"))?,
-    };
-    if !meta.file_type().is_socket() {
-        return Err(BindError::NotASocket(path.into()));
-    }
-    let until = Instant::now() + patience;
-    loop {
-        match probe(path) {
-            Err(Errno::CONNREFUSED) => return std::fs::remove_file(path).map_err(failed("remove the stale")),
-            Err(Errno::NOENT) => return Ok(()),
-            Ok(connection) => match until.checked_duration_since(Instant::now()) {
-                Some(left) if ends_unanswered(&connection, left).map_err(|errno| failed("probe")(errno.into()))? => {}
-                _ => return Err(BindError::InUse(path.into())),
-            },
-            // So many are waiting for it already.
-            Err(Errno::AGAIN) => return Err(BindError::InUse(path.into())),
-            Err(errno) => return Err(failed("probe")(errno.into())),
-        }
-    }
-}
-
-fn probe(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
-}
-
-/// Whether a connection ends within `patience` without a word, as it does when the listening socket goes before it was
-/// taken in. A server that is there greets, or keeps it.
-fn ends_unanswered(connection: &OwnedFd, patience: Duration) -> rustix::io::Result<bool> {
-    let mut watched = [PollFd::new(connection, PollFlags::IN)];
-    let patience = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
-    match rustix::event::poll(&mut watched, Some(&patience)) {
-        Ok(_) => Ok(watched[0].revents().contains(PollFlags::HUP)),
-        Err(Errno::INTR) => Ok(true),
-        Err(errno) => Err(errno),
-    }
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
@@ -223,20 +147,6 @@ mod test {
         assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
         drop(listener);
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_socket_that_closes_a_moment_after_its_process_is_waited_for() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("disk.sock");
-        let dying = UnixListener::bind(&path).unwrap();
-        let closes = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
-            drop(dying);
-        });
-        let removed = remove_stale(&path, Duration::from_secs(60));
-        closes.join().unwrap();
-        assert!(removed.is_ok() && !path.exists(), "{removed:?}");
     }
 
     #[test]

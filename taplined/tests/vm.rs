@@ -1,6 +1,6 @@
 //! VMs of the real daemon, with real QEMUs that have no system to boot: started with their disks, held, ended, killed, found again.
 //!
-//! The firmware looks for a system, finds none and idles; it hears no power button and lets go of no disk.
+//! The firmware looks for a system, finds none and idles; it hears no power button and lets go of no disk. `TAPLINE_QEMU` names another QEMU.
 
 mod harness;
 
@@ -15,11 +15,13 @@ const QEMU: &str = "qemu-system-x86_64";
 
 /// A daemon with disks that are named; none where there is no QEMU, which is said.
 fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
-    if Command::new(QEMU).arg("--version").output().is_err() {
-        eprintln!("not run: there is no {QEMU}; `make prepare` installs it");
+    let program = std::env::var("TAPLINE_QEMU");
+    let qemu = program.as_deref().unwrap_or(QEMU);
+    if Command::new(qemu).arg("--version").output().is_err() {
+        eprintln!("not run: there is no {qemu}; `make prepare` installs it");
         return None;
     }
-    Some(with_disks(settings, names))
+    Some(with_disks(&format!("qemu-program = {qemu:?}\n{settings}"), names))
 }
 
 /// Makes a VM with these disks; its path in the API.
@@ -156,7 +158,8 @@ fn a_start_that_fails_is_undone_and_says_why() {
     // And where all disks are there, and QEMU is not.
     let config = daemon.room().join("taplined.toml");
     let text = std::fs::read_to_string(&config).unwrap();
-    std::fs::write(&config, format!("qemu-program = \"/no/such/qemu\"\n{text}")).unwrap();
+    let others = text.lines().filter(|line| !line.starts_with("qemu-program")).collect::<Vec<_>>().join("\n");
+    std::fs::write(&config, format!("qemu-program = \"/no/such/qemu\"\n{others}\n")).unwrap();
     daemon.restart();
     let problem = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
     assert!(said(&problem).contains("/no/such/qemu"), "{problem}");
@@ -383,6 +386,43 @@ fn a_disk_process_that_dies_under_a_guest_is_replaced_and_the_guest_has_it_again
     assert_eq!(daemon.failed(daemon.post(&format!("{vbd}/unplug"), json!({})))["code"], "in-use");
     shut_down(&daemon, &vm, json!({ "force": true }));
     nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_machine_keeps_its_disk_over_one_connection_while_process_follows_process() {
+    let Some((daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let pid = start(&daemon, &vm)["pid"].clone();
+    let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
+    let connection = |vbd: &str| connections(&daemon.get(vbd).1["socket"]);
+    let log = daemon.room().join(format!("log{}.log", vbd.replace("/vbds", "/vbd")));
+    let said = || std::fs::read_to_string(&log).unwrap();
+    wait_until("the firmware has started the disk", || said().contains("the front-end records what is in flight"));
+    // Beside QEMU's may be that of who asked before it whether the disk is served: io_uring may hold what we have closed.
+    let first = connection(&vbd);
+    for _ in 0..4 {
+        daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
+        // QEMU stops the disk's rings and starts them again, of whoever is there now.
+        daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})));
+        daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
+        daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
+        let (now, machine) = (daemon.get(&vbd).1, daemon.get(&vm).1);
+        assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
+        assert_eq!((&machine["power"], &machine["pid"]), (&json!("running"), &pid));
+        let now = connection(&vbd);
+        assert!(!now.is_empty() && now.iter().all(|one| first.contains(one)), "QEMU has had to connect again");
+        nothing_leaked(&daemon);
+    }
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    nothing_leaked(&daemon);
+}
+
+/// The inodes of connections that were accepted at a socket (proc(5), /proc/net/unix: state 3).
+fn connections(socket: &Value) -> Vec<String> {
+    let known = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let rows = known.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let ours = rows.filter(|row| row.get(7).is_some_and(|path| socket == path) && row[5] == "03");
+    ours.map(|row| row[6].to_owned()).collect()
 }
 
 #[test]

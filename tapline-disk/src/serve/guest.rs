@@ -424,6 +424,10 @@ impl Server for Backend {
         self.server.give_back(request);
     }
 
+    fn place_of(&self, token: Token) -> Option<String> {
+        self.server.place_of(token)
+    }
+
     fn peers(&self) -> usize {
         self.server.peers()
     }

@@ -2,8 +2,7 @@
 # and makes that durable; then powers off, or boots anew for as often as a file on the disk says.
 wait_for_disk
 say "driver=$(basename "$(readlink /sys/block/xvda/device/driver)")"
-set -- /sys/block/*d?
-say "disks=$(echo "${*##*/}")"
+say "disks=$(cd /sys/block && echo *d?)"
 mkdir -p $mnt
 mount_disk
 say "note=$(cat $mnt/note)"

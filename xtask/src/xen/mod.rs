@@ -229,12 +229,14 @@ impl Bed {
 
     /// One test: passed, or what the console said.
     fn perform_one(&self, test: &Test, programs: &[PathBuf], work: &Path) -> Result<Result<(), String>, BedError> {
-        let script = format!(". /drop/steps.sh\n{}. /drop/tests/{}.sh\nfinish\n", test.parameters(), test.script);
-        let ended = self.run_script(&script, programs, work, Duration::from_secs(TEST_SECONDS_MAX), None, |_| ());
+        let (rounds, most) = rounds();
+        let script =
+            format!(". /drop/steps.sh\n{rounds}{}. /drop/tests/{}.sh\nfinish\n", test.parameters(), test.script);
+        let ended = self.run_script(&script, programs, work, Duration::from_secs(most), None, |_| ());
         Ok(match ended {
             Ok(ended) if ended.code == Some(0) => judged_by_qemu(&work.join("out/images"))?,
             Ok(ended) => Err(ended.console),
-            Err(BedError::Late { said }) => Err(format!("{said}\n(not finished after {TEST_SECONDS_MAX} s)")),
+            Err(BedError::Late { said }) => Err(format!("{said}\n(not finished after {most} s)")),
             Err(error) => return Err(error),
         })
     }
@@ -265,6 +267,18 @@ impl Bed {
         fs::remove_dir_all(&drop).map_err(at("remove", &drop))?;
         Ok(ended)
     }
+}
+
+/// What dom0 is told of how often the process of a disk is to be killed, if more often than usual, and the seconds that a test may take
+/// then: a few for a kill, and one test may do it with each of five kinds of disks.
+fn rounds() -> (String, u64) {
+    let asked = std::env::var("TAPLINE_TAKEOVER_ROUNDS").ok().and_then(|rounds| rounds.parse::<u64>().ok());
+    asked.map_or((String::new(), TEST_SECONDS_MAX), |rounds| {
+        (
+            format!("export TAPLINE_TAKEOVER_ROUNDS={rounds}\n"),
+            TEST_SECONDS_MAX.saturating_add(rounds.saturating_mul(20)),
+        )
+    })
 }
 
 /// What QEMU's own tool says of the qcow2 images that a test has left in `directory`; the test has passed if it finds them sound.

@@ -130,7 +130,7 @@ const SCRIPTS: [Script; 38] = [
 ];
 
 /// Scripts with a front end of our own.
-const HOSTILE: [&str; 4] = ["hostile-requests", "hostile-handshake", "hostile-pressure", "cycles"];
+const HOSTILE: [&str; 5] = ["hostile-requests", "hostile-handshake", "hostile-pressure", "cycles", "deaths"];
 
 impl Test {
     /// The tests of `backends`, after those that need none.

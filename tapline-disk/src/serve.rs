@@ -1,4 +1,4 @@
-//! `serve`: one image, one transport, one thread.
+//! `serve`: one image, one transport, one thread; for a guest of Xen over NBD too, if its firmware is to read the disk.
 //!
 //! Everything arrives through the engine's one wait: kicks, connections, finished operations, signals. When
 //! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command

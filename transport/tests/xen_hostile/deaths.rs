@@ -9,6 +9,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use xen::kernel::Offered;
@@ -26,6 +27,9 @@ const VDEV: (&str, u32) = ("xvda", 51712);
 const SLOTS: usize = 32;
 /// Blocks of 4 KiB of every disk.
 const BLOCKS: u64 = 4096;
+
+/// Disks made, for their images' names.
+static MADE: AtomicU32 = AtomicU32::new(0);
 
 /// A disk, the program that serves it, and what its blocks hold.
 struct Disk {
@@ -47,12 +51,13 @@ impl Disk {
             return None;
         };
         let (format, below) = kind.split_once('-').map_or((kind, None), |(format, below)| (format, Some(below)));
-        let leaf = format!("{format}:/images/{kind}");
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let leaf = format!("{format}:/images/{number}-{kind}");
         let mut words = vec!["serve".to_owned(), leaf.clone()];
         match below {
             None => image(&program, &["create", &leaf, "--size", "16M"]),
             Some(below) => {
-                let parent = format!("{below}:/images/below-{kind}");
+                let parent = format!("{below}:/images/below-{number}-{kind}");
                 image(&program, &["create", &parent, "--size", "16M"]);
                 image(&program, &["create", &leaf, "--parent", &parent]);
                 words.extend(["--parent".to_owned(), parent]);
@@ -60,7 +65,7 @@ impl Disk {
         }
         words.extend(["--xen".to_owned(), format!("0/{}", VDEV.0), "--grants".to_owned(), grants.to_owned()]);
         let logs = std::env::var_os("TAPLINE_LOGS").map_or_else(std::env::temp_dir, PathBuf::from);
-        let log = logs.join(format!("deaths-{kind}.log"));
+        let log = logs.join(format!("deaths-{number}-{kind}.log"));
         let front = Front::new(VDEV.1);
         let pages = (0..SLOTS).map(|_| front.pages(1)).collect();
         Some(Disk { program, words, log, abort_at: None, front, pages, model: vec![0; BLOCKS as usize] })
@@ -185,7 +190,7 @@ fn survives_kills(kind: &str, grants: &str) {
         victim.kill();
         let answered = disk.front.answers(0);
         unanswered += 8 - answered.len();
-        if dice.throw(8) == 0 {
+        if dice.throw(4) == 0 {
             let mut starting = disk.command().stderr(Stdio::null()).spawn().unwrap();
             std::thread::sleep(Duration::from_micros(dice.throw(40_000)));
             starting.kill().unwrap();

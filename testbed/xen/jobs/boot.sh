@@ -11,6 +11,6 @@ say "boot=$boots"
 echo $boots >$mnt/boots
 new_file written 2
 /tools/sync $mnt/boots $mnt || fail "fsync"
-say "written=$(sum written)"
+say "written=$(sum $mnt/written)"
 umount $mnt || fail "umount"
 [ $boots -ge "$boots_wanted" ] || { say again=yes; reboot -f; sleep 60; }

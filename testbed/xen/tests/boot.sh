@@ -15,7 +15,8 @@ base=$(hash_of /images/base.vhd)
 # The second is for the guest's own driver only: libxl has no emulated disk that cannot be written.
 fill /images/second 1
 boots_by_firmware a "'vdev=xvda,access=rw,script=block-tapline,target=vhd:/images/disk.vhd vhd:/images/base.vhd','vdev=xvdb,access=ro,script=block-tapline,target=raw:/images/second'" \
-    "on_reboot='restart'"
+    "on_reboot='restart'" "hdtype='ahci'"
+# (SeaBIOS reads by DMA there, and from an IDE disk one sector after the other, which takes four times as long.)
 begun=$(cut -d. -f1 /proc/uptime)
 xl create -q /tmp/config || { cat /var/log/xen/qemu-dm-a.log; fail "xl create of an HVM guest"; }
 first=$(xl domid a)
@@ -34,7 +35,6 @@ wait_said a again=yes 60
 reads_again() { [ "$(xl domid a 2>/dev/null)" != "$first" ] && grep -q SYSLINUX /out/serial 2>/dev/null; }
 soon "boot loader, after the reboot" 120 reads_again
 no_disk "$first" xvda
-expect "peers of the disk" "$(control a xvda layers | grep -o '"peers": *[0-9]*' | tr -dc 0-9)" 1
 xl destroy a || fail "xl destroy"
 wait_gone a 60
 nothing_left

@@ -39,8 +39,8 @@ const USAGE: &str = "usage: cargo xtask xen-test [--backend NAME]… [--again] [
   --prepare       fetch and make what is missing, boot the machine once, and run no test
   TEST            a test, its script, or the first words of several: `crate`, `attach`, `qdisk`, `blkback-attach`";
 
-/// A quiet machine needs 10 to 60 s; one with much else to do several times as long.
-const TEST_SECONDS_MAX: u64 = 600;
+/// A quiet machine needs 10 to 60 s, and two minutes for a guest that boots by firmware; one with much else to do several times as long.
+const TEST_SECONDS_MAX: u64 = 1500;
 
 /// Enough of the console to see why a test failed.
 const LAST_LINES: usize = 25;
@@ -269,16 +269,14 @@ impl Bed {
     }
 }
 
-/// What dom0 is told of how often the process of a disk is to be killed, if more often than usual, and the seconds that a test may take
-/// then: a few for a kill, and one test may do it with each of five kinds of disks.
+/// What dom0 is told of how often the process of a disk is to be killed, if more often than usual, and where random numbers begin; and
+/// the seconds that a test may take then: a few for a kill, and one test may do it with each of five kinds of disks.
 fn rounds() -> (String, u64) {
-    let asked = std::env::var("TAPLINE_TAKEOVER_ROUNDS").ok().and_then(|rounds| rounds.parse::<u64>().ok());
-    asked.map_or((String::new(), TEST_SECONDS_MAX), |rounds| {
-        (
-            format!("export TAPLINE_TAKEOVER_ROUNDS={rounds}\n"),
-            TEST_SECONDS_MAX.saturating_add(rounds.saturating_mul(20)),
-        )
-    })
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let names = ["TAPLINE_TAKEOVER_ROUNDS", "TAPLINE_TAKEOVER_SEED"];
+    let exported = names.map(|name| number(name).map(|value| format!("export {name}={value}\n")).unwrap_or_default());
+    let more = number(names[0]).unwrap_or(0).saturating_mul(20);
+    (exported.concat(), TEST_SECONDS_MAX.saturating_add(more))
 }
 
 /// What QEMU's own tool says of the qcow2 images that a test has left in `directory`; the test has passed if it finds them sound.

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use disk::{Disk, Geometry, Image};
+use rustix::fs::Mode;
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
 use vm::paste::{self, Served};
@@ -248,7 +249,11 @@ fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, servi
     }
     // It listens before the guest's end is served: a toolstack goes on then, and may have QEMU connect.
     let geometry = serving.disk.geometry();
-    let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, geometry)).transpose()?;
+    // A socket that it binds is its own user's alone, whatever the toolstack's umask is.
+    let umask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, geometry)).transpose();
+    rustix::process::umask(umask);
+    let emulated = emulated?;
     guest::run(serve, guest, emulated, serving)
 }
 

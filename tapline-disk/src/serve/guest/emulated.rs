@@ -147,7 +147,7 @@ impl Server for Emulated {
     /// The guest's end may be left to another process with what it has asked; NBD's clients have nobody to come.
     fn recalls(&self, token: Token) -> bool {
         match is_nbds(token) {
-            true => self.stopped,
+            true => self.stopped && self.takes_back(),
             false => self.guest.recalls(token),
         }
     }

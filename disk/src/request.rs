@@ -201,6 +201,13 @@ impl Request {
         self.token
     }
 
+    /// The same request by another name, for who puts several transports together.
+    #[must_use]
+    pub fn renamed(mut self, token: Token) -> Request {
+        self.token = token;
+        self
+    }
+
     /// Ends the request. Called by a transport that has told, or can no longer tell, its peer.
     pub fn retire(mut self) -> Token {
         self.open = false;

@@ -43,9 +43,6 @@ pub enum Command {
     Xen(Xen),
 }
 
-/// The transports with which what is said about Xen means nothing; one of all is always named.
-const NOT_XEN: [&str; 2] = ["vhost_user", "nbd"];
-
 impl Command {
     /// Where the command has its files from, where that can be chosen.
     pub fn handing(&self) -> Option<Handing> {
@@ -59,30 +56,31 @@ impl Command {
 
 /// `serve`.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]))]
+#[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]).multiple(true))]
 pub struct Serve {
     /// The image
     pub image: ImageName,
     #[command(flatten)]
     pub parents: Parents,
     /// Listen at this socket for a virtual machine monitor that speaks vhost-user
-    #[arg(long, value_name = "SOCKET")]
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["nbd", "xen"])]
     pub vhost_user: Option<PathBuf>,
-    /// Listen here for NBD clients: the path of a socket, or a host and a port
+    /// Listen here for NBD clients: the path of a socket, or a host and a port. With --xen for whoever shows the guest's firmware
+    /// the disk
     #[arg(long, value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
     #[arg(long, value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,
     /// The name of that backend in Xen's store
-    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind, conflicts_with_all = NOT_XEN)]
+    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind, requires = "xen", conflicts_with = "vhost_user")]
     pub xen_backend: String,
     /// How pages of a Xen guest are reached. auto: persistent if the guest offers it, copy otherwise
-    #[arg(long, value_name = "POLICY", default_value = "auto", conflicts_with_all = NOT_XEN)]
+    #[arg(long, value_name = "POLICY", default_value = "auto", requires = "xen", conflicts_with = "vhost_user")]
     pub grants: GrantPolicy,
     /// What SIGTERM does to a Xen guest's disk. close: the guest is asked to let go. leave: it waits for the next process,
     /// as after SIGUSR2
-    #[arg(long, value_name = "WHAT", default_value = "close", conflicts_with_all = NOT_XEN)]
+    #[arg(long, value_name = "WHAT", default_value = "close", requires = "xen", conflicts_with = "vhost_user")]
     pub on_stop: OnStop,
     /// Refuse everything that would change the disk
     #[arg(long)]
@@ -272,13 +270,13 @@ mod test {
     #[test]
     fn what_is_about_xen_is_refused_with_another_transport() {
         for option in ["--on-stop leave", "--on-stop close", "--grants map", "--xen-backend vbd3"] {
-            for transport in ["--nbd", "--vhost-user"] {
+            for (transport, why) in [("--nbd", "required arguments"), ("--vhost-user", "cannot be used with")] {
                 let said = parse(&format!("serve vhd:a {transport} s {option}")).unwrap_err();
-                let word = option.split_once(' ').unwrap().0;
-                assert!(said.contains("cannot be used with"), "{said}");
-                assert!(said.contains(word) && said.contains(transport), "{said}");
+                assert!(said.contains(why) && said.contains(transport), "{said}");
             }
-            assert!(parse(&format!("serve vhd:a --xen 7/xvda {option}")).is_ok(), "{option}");
+            for also in ["", "--nbd s"] {
+                assert!(parse(&format!("serve vhd:a --xen 7/xvda {option} {also}")).is_ok(), "{option} {also}");
+            }
         }
     }
 

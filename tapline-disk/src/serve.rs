@@ -1,4 +1,4 @@
-//! `serve`: one image, one transport, one thread.
+//! `serve`: one image, one transport, one thread; for a guest of Xen over NBD too, if its firmware is to read the disk.
 //!
 //! Everything arrives through the engine's one wait: kicks, connections, finished operations, signals. When
 //! nothing happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command
@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use disk::{Disk, Geometry, Image};
+use rustix::fs::Mode;
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
 use vm::paste::{self, Served};
@@ -97,8 +98,8 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     };
     match (&serve.vhost_user, &serve.nbd, guest) {
         (Some(socket), _, _) => serve_vhost_user(serve, socket, sockets.transport, serving),
-        (None, Some(address), _) => serve_nbd(serve, address, sockets.transport, serving),
-        (None, None, Some(guest)) => serve_guest(serve, guest, serving),
+        (None, _, Some(guest)) => serve_guest(serve, guest, sockets.transport, serving),
+        (None, Some(address), None) => serve_nbd(serve, address, sockets.transport, serving),
         (None, None, None) => Err(Failure::new(format!("serve {name}"), "no transport is named").exit_as(Exit::Usage)),
     }
 }
@@ -205,13 +206,23 @@ fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Servin
     if serve.queues > 1 {
         say("--queues is of no use with --nbd: a client opens as many connections as it likes");
     }
-    let export = export(serve, serving.disk.geometry());
+    let geometry = serving.disk.geometry();
     let server = match transport {
-        Transport::ToBind => nbd::Server::bind(nbd::Config { address: nbd_address(address)?, export }),
-        Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
         Transport::TakenOver(server, rest) => {
+            let export = export(serve, geometry);
             return go_on(nbd::Server::taken_over(server, Path::new(address), export), rest, serving);
         }
+        here => nbd_server(serve, address, here, geometry)?,
+    };
+    EventLoop::new(server, serving)?.run()
+}
+
+/// A server that has begun to listen, and has said so.
+fn nbd_server(serve: &Serve, address: &str, transport: Transport, geometry: Geometry) -> Result<nbd::Server, Failure> {
+    let export = export(serve, geometry);
+    let server = match transport {
+        Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
+        _ => nbd::Server::bind(nbd::Config { address: nbd_address(address)?, export }),
     };
     let server = server.map_err(cannot_listen)?;
     match server.address() {
@@ -219,7 +230,7 @@ fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Servin
         // The port may have been the system's choice.
         nbd::Address::Tcp(address) => announce(serve, Served::NbdTcp(&address.ip().to_string(), address.port()))?,
     }
-    EventLoop::new(server, serving)?.run()
+    Ok(server)
 }
 
 /// Goes on in the place of another process, when that has let go.
@@ -232,11 +243,18 @@ where
     EventLoop::new(server, serving)?.run()
 }
 
-fn serve_guest(serve: &Serve, guest: guest::Claimed, serving: Serving) -> Result<Exit, Failure> {
-    if serve.print.is_some() {
+fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, serving: Serving) -> Result<Exit, Failure> {
+    if serve.print.is_some() && serve.nbd.is_none() {
         say("--print is of no use with --xen: `tapline xen attach` tells the guest");
     }
-    guest::run(serve, guest, serving)
+    // It listens before the guest's end is served: a toolstack goes on then, and may have QEMU connect.
+    let geometry = serving.disk.geometry();
+    // A socket that it binds is its own user's alone, whatever the toolstack's umask is.
+    let umask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, geometry)).transpose();
+    rustix::process::umask(umask);
+    let emulated = emulated?;
+    guest::run(serve, guest, emulated, serving)
 }
 
 fn export(serve: &Serve, geometry: Geometry) -> nbd::Export {
@@ -259,7 +277,7 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
         Served::NbdTcp(host, port) if host.contains(':') => say(format_args!("serving NBD at nbd://[{host}]:{port}")),
         Served::NbdTcp(host, port) => say(format_args!("serving NBD at nbd://{host}:{port}")),
     }
-    if serve.print.is_none() {
+    if serve.print.is_none() && serve.xen.is_none() {
         let names = [PrintFor::Qemu, PrintFor::Libvirt].map(|target| format!("--print {target:?}").to_lowercase());
         say(format_args!("add {} to see what to paste there; SIGTERM ends it cleanly", names.join(" or ")));
     }

@@ -9,6 +9,7 @@ pub mod attach;
 mod both_ends;
 pub mod claim;
 pub mod detach;
+pub mod firmware;
 mod launch;
 mod list;
 pub mod local;
@@ -96,6 +97,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &cli::Attach) -> Result<(
             accept_changed_parent: words.accept_changed_parent,
             control: words.control.clone(),
             log: words.log.clone(),
+            emulated: None,
         };
         serve(store, places, &device, &process, words.timeout)?;
     }
@@ -114,6 +116,8 @@ struct Process<'a> {
     accept_changed_parent: bool,
     control: Option<PathBuf>,
     log: Option<PathBuf>,
+    /// Where whoever shows the guest's firmware the disk reads it.
+    emulated: Option<PathBuf>,
 }
 
 /// Starts the disk's process; if that fails there is no device afterwards.
@@ -168,6 +172,9 @@ fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Resu
     words.extend(["--xen".into(), format!("{}/{}", device.guest, device.vdev).into()]);
     words.extend(["--xen-backend".into(), device.kind.clone().into()]);
     words.extend(["--control".into(), whole(control)?.into()]);
+    if let Some(socket) = &process.emulated {
+        words.extend(["--nbd".into(), whole(socket)?.into()]);
+    }
     words.extend(["--grants".into(), grants_word(process.grants).into()]);
     words.extend(["--cache".into(), cache_word(process.access.cache).into()]);
     if let Some(engine) = process.access.io_engine {
@@ -279,6 +286,7 @@ fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) 
 fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Failure> {
     let control = relics::control_of(store, device)?;
     taking::remove(store, device)?;
+    firmware::hide(store, device)?;
     claim::end_holder(places, device, |said| say(said))?;
     relics::remove(places, device, control.as_deref(), |said| say(said));
     Ok(())
@@ -336,8 +344,13 @@ fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> R
         accept_changed_parent: false,
         control: None,
         log: None,
+        emulated: firmware::reads(store, adopted.device.guest, adopted.wish)?.then(|| places.nbd(&adopted.device)),
     };
     serve(store, places, &adopted.device, &process, SCRIPTS_PATIENCE)?;
+    if let Some(socket) = &process.emulated {
+        let shown = firmware::show(store, Path::new(local::BUSES), &adopted.device, socket);
+        shown.inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(say))?;
+    }
     if local::shown_to_xl(&adopted.device).is_none() {
         return Ok(());
     }
@@ -361,6 +374,7 @@ mod test {
             accept_changed_parent: false,
             control: None,
             log: None,
+            emulated: Some("/run/x-nbd.sock".into()),
         }
     }
 
@@ -376,6 +390,7 @@ mod test {
         assert_eq!(serve.image, images[0]);
         assert!(serve.parents.names[0].path().is_absolute());
         assert_eq!(serve.xen.unwrap().to_string(), "7/xvdb");
+        assert_eq!(serve.nbd.as_deref(), Some("/run/x-nbd.sock"));
         assert_eq!((serve.read_only, serve.grants, serve.xen_backend.as_str()), (true, GrantPolicy::Copy, "tapline"));
     }
 

@@ -27,6 +27,7 @@ fn without_a_store_every_command_says_so_and_fails() {
         "xen list --json",
         "xen upgrade vm xvdb",
         "serve raw:disk.raw --xen 7/xvdb",
+        "serve raw:disk.raw --xen 7/xvdb --nbd s",
     ];
     for words in commands {
         let (code, said) = run(&room, words);
@@ -46,7 +47,8 @@ fn words_that_make_no_sense_are_refused_before_the_store_is_asked() {
         "xen attach vm raw:a --no-serve --grants map",
         "xen detach vm vdb",
         "serve raw:a --xen 7",
-        "serve raw:a --xen 7/xvda --nbd s",
+        "serve raw:a --xen 7/xvda --vhost-user s",
+        "serve raw:a --nbd s --vhost-user t",
         "serve raw:a --nbd s --on-stop leave",
         "serve raw:a --vhost-user s --grants map",
     ];

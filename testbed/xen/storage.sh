@@ -63,3 +63,36 @@ give_power() {
 cut_power() {
     for each in "$@"; do echo 0 >$null_disks/"$each"/power || fail "cut the power of $each"; done
 }
+
+# bootable FILE JOB: a disk from which a guest's firmware boots, by a boot loader, the guests' kernel and initramfs with the job that is in
+# that directory (`initrd_of`). It has no partitions; the guest finds a note on it, and how often it was booted.
+bootable() {
+    dd if=/dev/zero of="$1" bs=1M count=40 2>/dev/null
+    loop=$(looped "$1") || fail "loop"
+    # Only what the boot loader can read.
+    file_system "$loop" /mnt -O ^64bit,^metadata_csum,^metadata_csum_seed,^orphan_file
+    mkdir /mnt/boot
+    extlinux --install /mnt/boot >/tmp/extlinux 2>&1 || { cat /tmp/extlinux; fail "extlinux"; }
+    # The firmware reads sector by sector, each of which is a long way round through Xen and QEMU.
+    mkdir /tmp/thin
+    (cd /tmp/thin && cpio -idm </guest/initrd 2>/dev/null && cp -r "$2" . && rm -f tools/fio tools/mke2fs tools/e2fsck \
+        && find . | cpio -o -H newc 2>/dev/null | gzip -1) >/mnt/boot/initrd || fail "initrd"
+    rm -r /tmp/thin
+    cp /guest/vmlinuz /mnt/boot/ || fail "copy"
+    ls -l /mnt/boot
+    echo "beside the kernel" >/mnt/note
+    echo 0 >/mnt/boots
+    printf '%s\n' "serial 0 115200" "default guest" "label guest" "linux vmlinuz" "initrd initrd" "append $(guest_words)" \
+        >/mnt/boot/extlinux.conf
+    umount /mnt && /sbin/losetup -d "$loop" || fail "unmount"
+}
+
+# boots_by_firmware NAME DISKS LINE...: the configuration of an HVM guest with these disks of xl's, and more lines, in /tmp/config. What
+# its firmware and its boot loader say goes to /out/serial.
+boots_by_firmware() {
+    : >"$(console_of "$1")"
+    printf '%s\n' "name='$1'" "type='hvm'" "memory=320" "tsc_mode='native'" "vga='none'" "boot='c'" "serial='file:/out/serial'" \
+        "on_poweroff='destroy'" "on_crash='destroy'" "disk=[$2]" >/tmp/config
+    shift 2
+    [ $# = 0 ] || printf '%s\n' "$@" >>/tmp/config
+}

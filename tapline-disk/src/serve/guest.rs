@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
+use transport::nbd;
 use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
 use vm::xen::give::{Wish, is_read_only, make_own_end};
 use vm::xen::statistics::{Files, Statistics};
@@ -29,10 +30,12 @@ use crate::log::say;
 use crate::toolstack::claim::{Claim, Places};
 use crate::toolstack::device::{Device, remove_own_end, store_failed, text, together};
 use crate::toolstack::local::shown_to_xl;
-use crate::toolstack::{connect, domain};
+use crate::toolstack::{connect, domain, firmware};
 
+mod emulated;
 mod keys;
 
+use emulated::Emulated;
 use keys::{KTHREAD_PID, asked_polling, leave_word};
 
 /// The guest's disk, which nobody else serves from now on.
@@ -86,8 +89,13 @@ fn store(which: Lent) -> Result<Daemon, Failure> {
     }
 }
 
-/// Serves until the device ends or a signal comes.
-pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit, Failure> {
+/// Serves until the device ends or a signal comes; and whoever shows the guest's firmware the disk, by `emulated`.
+pub fn run(
+    serve: &Serve,
+    claimed: Claimed,
+    emulated: Option<nbd::Server>,
+    mut serving: Serving,
+) -> Result<Exit, Failure> {
     let Claimed { device, read_only, mut store, domains, grants, channels, statistics, claim } = claimed;
     let read_only = read_only || serve.read_only;
     // They are there before the store sends readers to them.
@@ -102,7 +110,10 @@ pub fn run(serve: &Serve, claimed: Claimed, mut serving: Serving) -> Result<Exit
     serving.blkback_stats = blkback_stats;
     say(format_args!("serving {device}: {}", device.backend()));
     // The loop takes all with it; the claim goes last, when nothing of the guest is mapped any more.
-    let ended = EventLoop::new(backend, serving).and_then(EventLoop::run);
+    let ended = match emulated {
+        None => EventLoop::new(backend, serving).and_then(EventLoop::run),
+        Some(nbd) => EventLoop::new(Emulated::new(backend, nbd), serving).and_then(EventLoop::run),
+    };
     drop(claim);
     ended
 }
@@ -320,6 +331,7 @@ impl Drop for Backend {
             let device = &self.device;
             let removed = together(&mut *self.store, |store, within| remove_own_end(store, within, device));
             removed.unwrap_or_else(say);
+            firmware::hide(&mut *self.store, device).unwrap_or_else(say);
         }
     }
 }
@@ -413,6 +425,10 @@ impl Server for Backend {
 
     fn give_back(&mut self, request: Request) {
         self.server.give_back(request);
+    }
+
+    fn place_of(&self, token: Token) -> Option<String> {
+        self.server.place_of(token)
     }
 
     fn peers(&self) -> usize {

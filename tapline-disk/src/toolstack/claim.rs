@@ -63,6 +63,11 @@ impl Places {
         self.run.join(format!("xen-{}-{}.sock", device.guest, device.vdev))
     }
 
+    /// Where whoever shows its guest's firmware the disk finds it.
+    pub fn nbd(&self, device: &Device) -> PathBuf {
+        self.run.join(format!("xen-{}-{}-nbd.sock", device.guest, device.vdev))
+    }
+
     /// Where a disk's process says what happens, likewise.
     pub fn log(&self, device: &Device) -> PathBuf {
         self.log.join(format!("xen-{}-{}.log", device.guest, device.vdev))

@@ -47,7 +47,10 @@ pub fn adopt(store: &mut dyn Store, buses: &Path, node: &str, kind: &str) -> Res
         remove_own_end(store, within, &theirs)?;
         Ok((images, wish, kept))
     })?;
-    wait_forgotten(buses, &theirs)?;
+    let number = theirs.vdev.number();
+    let ends =
+        [format!("xen/devices/vbd-{number}"), format!("xen-backend/devices/{}-{}-{number}", theirs.kind, theirs.guest)];
+    wait_forgotten(&ends.map(|end| buses.join(end)), &theirs)?;
     let device = Device { kind: kind.to_owned(), ..theirs };
     let kept: Vec<(&str, &str)> = kept.iter().map(|(key, value)| (*key, value.as_str())).collect();
     together(store, |store, within| -> Result<(), Failure> {
@@ -65,12 +68,8 @@ pub fn show(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
     Ok(write_all(store, None, node, &[("state", &State::CONNECTED.digits())])?)
 }
 
-/// Waits until the kernel has neither end of a device of our own domain.
-fn wait_forgotten(buses: &Path, device: &Device) -> Result<(), Failure> {
-    let number = device.vdev.number();
-    let ends =
-        [format!("xen/devices/vbd-{number}"), format!("xen-backend/devices/{}-{}-{number}", device.kind, device.guest)];
-    let ends: Vec<PathBuf> = ends.iter().map(|end| buses.join(end)).collect();
+/// Waits until the kernel has none of these ends of a device.
+pub fn wait_forgotten(ends: &[PathBuf], device: &Device) -> Result<(), Failure> {
     let until = Instant::now() + TO_FORGET;
     while ends.iter().any(|end| end.exists()) {
         if Instant::now() >= until {

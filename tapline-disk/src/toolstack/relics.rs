@@ -24,8 +24,9 @@ pub fn control_of(store: &mut dyn Store, device: &Device) -> Result<Option<PathB
 pub fn remove(places: &Places, device: &Device, control: Option<&Path>, mut tell: impl FnMut(&str)) {
     // Where there is one who has the claim now, all of it is that one's.
     let Ok(claim) = Claim::take(places, device) else { return };
-    let usual = places.control(device);
-    for socket in control.into_iter().filter(|&named| named != usual).chain([usual.as_path()]) {
+    let usual = [places.control(device), places.nbd(device)];
+    let named = control.into_iter().filter(|&named| !usual.iter().any(|usual| named == usual));
+    for socket in named.chain(usual.iter().map(PathBuf::as_path)) {
         remove_socket(socket)
             .unwrap_or_else(|error| tell(&format!("the socket {} is left: {error}", socket.display())));
     }
@@ -59,7 +60,7 @@ mod test {
         _directory: tempfile::TempDir,
         places: Places,
         device: Device,
-        sockets: [PathBuf; 2],
+        sockets: [PathBuf; 3],
         pid: PathBuf,
         statistics: [PathBuf; 2],
     }
@@ -72,7 +73,8 @@ mod test {
         for place in [&places.run, &places.statistics] {
             fs::create_dir(place).unwrap();
         }
-        let sockets = [places.control(&device), directory.path().join("named.sock")];
+        let named = directory.path().join("named.sock");
+        let sockets = [places.control(&device), named, places.nbd(&device)];
         for socket in &sockets {
             drop(UnixListener::bind(socket).unwrap());
         }
@@ -94,8 +96,8 @@ mod test {
             remove(&self.places, &self.device, Some(&self.sockets[1]), |said| panic!("{said}"));
         }
 
-        fn all(&self) -> [&PathBuf; 5] {
-            [&self.sockets[0], &self.sockets[1], &self.pid, &self.statistics[0], &self.statistics[1]]
+        fn all(&self) -> [&PathBuf; 6] {
+            [&self.sockets[0], &self.sockets[1], &self.sockets[2], &self.pid, &self.statistics[0], &self.statistics[1]]
         }
     }
 
@@ -126,7 +128,7 @@ mod test {
             .make(std::process::id())
             .unwrap();
         left.remove();
-        assert_eq!(left.all().map(|path| path.exists()), [false, true, false, true, false]);
+        assert_eq!(left.all().map(|path| path.exists()), [false, true, false, false, true, false]);
         assert!(left.places.statistics.join(format!("td3-{}/vbd-7-51728", std::process::id())).exists());
     }
 

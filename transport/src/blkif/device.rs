@@ -448,6 +448,12 @@ fn token(epoch: u32, Seat { queue, number }: Seat) -> Token {
     Token((u64::from(epoch) << 32) | (u64::from(queue) << 16) | u64::from(number))
 }
 
+/// Where a request came from, for people.
+pub fn place_of(token: Token) -> String {
+    let (_, Seat { queue, .. }) = parts(token);
+    format!("queue {queue}")
+}
+
 fn parts(token: Token) -> (u32, Seat) {
     let [a, b, c, d, e, f, g, h] = token.0.to_be_bytes();
     let seat = Seat { queue: u16::from_be_bytes([e, f]), number: u16::from_be_bytes([g, h]) };

@@ -442,6 +442,10 @@ impl crate::Server for Server {
         self.session.complete(request, None, &mut *self.machine.grants);
     }
 
+    fn place_of(&self, token: Token) -> Option<String> {
+        Some(device::place_of(token))
+    }
+
     fn peers(&self) -> usize {
         usize::from(self.is_connected())
     }

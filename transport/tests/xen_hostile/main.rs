@@ -18,6 +18,7 @@ mod entry;
 mod bed;
 mod cycles;
 mod data;
+mod deaths;
 mod front;
 mod grants;
 mod handshake;

@@ -46,15 +46,20 @@ impl Victim {
         let name = std::thread::current().name().unwrap_or("main").replace("::", "-");
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let log = logs.join(format!("{name}-{number}-{vdev}.log"));
-        let file = File::create(&log).unwrap();
         let mut command = Command::new(program);
         command
             .arg("serve")
             .arg(format!("raw:{}", image.display()))
             .args(["--xen", &format!("0/{vdev}")])
             .args(options);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-        let mut victim = Victim { child: command.spawn().unwrap(), log };
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Victim::of(command, &log, vdev)
+    }
+
+    /// The process of this command, which serves `vdev`, with a log of its own.
+    pub fn of(mut command: Command, log: &Path, vdev: &str) -> Victim {
+        command.stderr(File::create(log).unwrap());
+        let mut victim = Victim { child: command.spawn().unwrap(), log: log.to_owned() };
         let began = Instant::now();
         while !victim.said().contains(&format!("serving {vdev}")) {
             assert!(victim.child.try_wait().unwrap().is_none(), "it has ended: {}", victim.said());
@@ -116,7 +121,13 @@ impl Victim {
         assert!(!self.said().contains("panicked"), "{}", self.said());
     }
 
-    fn wait(&mut self) -> ExitStatus {
+    /// Kills it, and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.wait();
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
         let began = Instant::now();
         loop {
             match self.child.try_wait().unwrap() {

@@ -16,12 +16,13 @@ use crate::demo::tool::{self, ToolError};
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 
 /// What dom0 needs beside Xen's own tools. Debian 12 and 13 and Ubuntu 24.04 have the same names.
-/// kexec is for guests, which have nothing of the kind on the machine that runs the tests.
-const DOM0: [&str; 11] = [
+/// kexec is for guests, which have nothing of the kind on the machine that runs the tests; extlinux makes their disks bootable.
+const DOM0: [&str; 12] = [
     "bash",
     "busybox-static",
     "coreutils",
     "e2fsprogs",
+    "extlinux",
     "grep",
     "kexec-tools",
     "mawk",

@@ -45,6 +45,7 @@ pub enum Subject {
 pub enum Guest {
     Pv,
     Pvh,
+    Hvm,
 }
 
 impl Guest {
@@ -52,6 +53,7 @@ impl Guest {
         match self {
             Self::Pv => "pv",
             Self::Pvh => "pvh",
+            Self::Hvm => "hvm",
         }
     }
 }
@@ -81,7 +83,7 @@ const ALL: &[Backend] = &Backend::ALL;
 const OURS: &[Backend] = &[Backend::Tapline];
 
 /// The scripts, with who must pass them. A peer runs those that it can, which shows that the script is right.
-const SCRIPTS: [Script; 37] = [
+const SCRIPTS: [Script; 38] = [
     Script { name: "attach", backends: ALL, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("depths", ALL),
     Script::new("plug", ALL),
@@ -93,8 +95,9 @@ const SCRIPTS: [Script; 37] = [
     Script::new("discard", ALL),
     // QEMU's disks have sectors of 512 bytes, and xl cannot ask it for another size of a disk or of its sectors.
     Script::new("sectors", &[Backend::Blkback, Backend::Tapline]),
-    // Ours is not shown to firmware (docs/xen.md).
-    Script::new("firmware", &[Backend::Blkback]),
+    // Ours is shown to firmware by our block script: `boot`.
+    Script { name: "firmware", backends: &[Backend::Blkback], guests: &[Guest::Hvm] },
+    Script { name: "boot", backends: OURS, guests: &[Guest::Hvm] },
     Script::new("resize", &[Backend::Blkback, Backend::Tapline]),
     Script::new("qcow2", &[Backend::Qdisk, Backend::Tapline]),
     Script::new("vhd", OURS),
@@ -127,7 +130,7 @@ const SCRIPTS: [Script; 37] = [
 ];
 
 /// Scripts with a front end of our own.
-const HOSTILE: [&str; 4] = ["hostile-requests", "hostile-handshake", "hostile-pressure", "cycles"];
+const HOSTILE: [&str; 5] = ["hostile-requests", "hostile-handshake", "hostile-pressure", "cycles", "deaths"];
 
 impl Test {
     /// The tests of `backends`, after those that need none.

@@ -27,6 +27,8 @@ use crate::toolstack::attach::wait_connected;
 use crate::toolstack::detach;
 use crate::toolstack::device::{State, write_all};
 
+mod emulated;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn words(image: &str) -> Serve {
@@ -70,9 +72,15 @@ impl Machine {
     }
 
     fn serve(&self) -> Process {
+        self.serve_with(false)
+    }
+
+    /// With QEMU's end, too, if there is to be one.
+    fn serve_with(&self, nbd: bool) -> Process {
+        let nbd = nbd.then(|| self.nbd());
         let ((stop, to_stop), (leave, to_leave)) = (Signal::in_test(), Signal::in_test());
         let (host, device, directory) = (self.host.clone(), self.device.clone(), self.directory.path().to_owned());
-        let thread = std::thread::spawn(move || serve(&host, &device, &directory, stop, leave));
+        let thread = std::thread::spawn(move || serve(&host, &device, &directory, nbd, stop, leave));
         Process { thread, stop: to_stop, leave: to_leave }
     }
 
@@ -100,6 +108,10 @@ impl Machine {
         self.store.list(None, "/local/domain/0/backend/tapline").unwrap().unwrap()
     }
 
+    fn nbd(&self) -> PathBuf {
+        self.directory.path().join("nbd.sock")
+    }
+
     fn statistics(&self) -> PathBuf {
         self.directory.path().join("vbd3-7-51728")
     }
@@ -117,7 +129,7 @@ impl Process {
 }
 
 /// What the process does.
-fn serve(host: &Host, device: &Device, directory: &Path, stop: Signal, leave: Signal) -> Exit {
+fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, stop: Signal, leave: Signal) -> Exit {
     let serve = words(&format!("raw:{}", directory.join("disk.raw").display()));
     let Layers { files, images, .. } = Layers::open(&serve.image, &serve.parents, serve.access.options(true)).unwrap();
     let kind = choose(serve.access.engine(), &files, data(&serve)).kind;
@@ -130,6 +142,10 @@ fn serve(host: &Host, device: &Device, directory: &Path, stop: Signal, leave: Si
     let watched = Box::new(host.store(DomId(0)).unwrap());
     let channels = Box::new(host.channels().unwrap());
     let backend = Backend::new(config, Box::new(store), watched, Box::new(host.grants()), channels).unwrap();
+    let nbd = nbd.map(|path| {
+        let export = nbd::Export { name: String::new(), description: String::new(), geometry: disk.geometry() };
+        nbd::Server::bind(nbd::Config { address: nbd::Address::Unix(path), export }).unwrap()
+    });
     let serving = Serving {
         disk,
         engine,
@@ -143,7 +159,10 @@ fn serve(host: &Host, device: &Device, directory: &Path, stop: Signal, leave: Si
         full: Full::new(false),
         counters: Counters::default(),
     };
-    EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap()
+    match nbd {
+        None => EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap(),
+        Some(nbd) => EventLoop::new(Emulated::new(backend, nbd), serving).and_then(EventLoop::run).unwrap(),
+    }
 }
 
 /// The guest's side: one ring of one page, as io/ring.h and io/blkif.h have it on x86_64.

@@ -1,0 +1,103 @@
+//! A disk that QEMU reads for the guest's firmware while the guest's own driver comes.
+
+use super::*;
+use nbd_client::{Nbd, Peer};
+
+#[path = "../../../../tests/tool/nbd.rs"]
+mod nbd_client;
+
+const WORD: &str = "/local/domain/0/backend/vbd/7/51728/physical-device-path";
+
+/// A machine whose disk is served to both, and QEMU, which has found it by libxl's word for it.
+fn machine_with_qemu() -> (Machine, Process, Nbd) {
+    let mut machine = Machine::new();
+    let path = machine.nbd();
+    firmware::show(&mut machine.store, Path::new("/none"), &machine.device, &path).unwrap();
+    let process = machine.serve_with(true);
+    // It listens before the guest's end is served: that is when libxl starts QEMU.
+    until(|| machine.states().0 == Some(State::INIT_WAIT));
+    let qemu = Nbd::connect(&path).unwrap();
+    (machine, process, qemu)
+}
+
+#[test]
+fn the_firmware_reads_the_disk_before_and_beside_its_driver_and_each_sees_what_the_other_has_written() {
+    let (mut machine, process, mut qemu) = machine_with_qemu();
+    assert_eq!(qemu.size, 64 * 512);
+    assert_eq!(qemu.read(5 * 512, 512).unwrap(), [5; 512]);
+    assert_eq!(text(&mut machine.store, None, WORD).unwrap(), None, "nobody else needs it");
+    qemu.write(6 * 512, &[66; 512]).unwrap();
+    let front = machine.connect();
+    assert_eq!(front.read(6), (vec![66; 512], 0));
+    for number in 1..20 {
+        qemu.write(7 * 512, &[number; 512]).unwrap();
+        assert_eq!(front.read_as(number.into(), 7), (vec![number; 512], 0));
+    }
+    qemu.flush().unwrap();
+
+    // The driver unplugs what was emulated; the guest's end is not touched by it.
+    drop(qemu);
+    assert_eq!(front.read_as(20, 5), (vec![5; 512], 0));
+    take::ask(&mut machine.store, &machine.device).unwrap();
+    machine.guest_closes();
+    assert_eq!(process.end(), Exit::Done);
+    assert!(!machine.nbd().exists());
+    assert_eq!(machine.host.counts(), Counts::default());
+}
+
+#[test]
+fn a_guest_that_is_destroyed_under_its_firmware_leaves_nothing() {
+    for connected in [false, true] {
+        let (mut machine, process, mut qemu) = machine_with_qemu();
+        let guest = if connected { machine.connect().guest } else { machine.host.guest(machine.device.guest) };
+        qemu.begin_write(0, &[1; 4096]).unwrap();
+        guest.die();
+        machine.store.remove(None, "/local/domain/7").unwrap();
+        assert_eq!(process.end(), Exit::Done);
+        assert_eq!(machine.backends(), [""; 0]);
+        assert!(!machine.nbd().exists());
+        assert_eq!(machine.host.counts(), Counts::default());
+    }
+}
+
+#[test]
+fn what_libxl_was_told_goes_with_a_guest_whose_firmware_has_never_asked() {
+    let mut machine = Machine::new();
+    let path = machine.nbd();
+    firmware::show(&mut machine.store, Path::new("/none"), &machine.device, &path).unwrap();
+    let process = machine.serve_with(true);
+    until(|| machine.states().0 == Some(State::INIT_WAIT));
+    let front = machine.connect();
+    assert!(text(&mut machine.store, None, WORD).unwrap().is_some());
+    front.guest.die();
+    assert_eq!(process.end(), Exit::Done);
+    assert_eq!(machine.store.list(None, "/local/domain/0/backend/vbd").unwrap(), Some(Vec::new()));
+}
+
+#[test]
+fn a_process_is_followed_by_another_for_both() {
+    let (mut machine, process, mut qemu) = machine_with_qemu();
+    let front = machine.connect();
+    assert_eq!(front.read(5), (vec![5; 512], 0));
+    qemu.write(6 * 512, &[66; 512]).unwrap();
+    Process::signal(&process.leave);
+    assert_eq!(process.end(), Exit::Done);
+    assert!(qemu.read(0, 512).is_err(), "it has to come again");
+
+    let process = machine.serve_with(true);
+    assert_eq!(front.read_as(1, 6), (vec![66; 512], 0));
+    assert_eq!(Nbd::connect(&machine.nbd()).unwrap().read(6 * 512, 512).unwrap(), [66; 512]);
+    Process::signal(&process.stop);
+    until(|| machine.states().0 == Some(State::CLOSING));
+    machine.guest_closes();
+    assert_eq!(process.end(), Exit::Done);
+}
+
+#[test]
+fn a_process_that_is_to_end_while_only_the_firmware_is_there_ends() {
+    let (mut machine, process, mut qemu) = machine_with_qemu();
+    assert_eq!(qemu.read(512, 512).unwrap(), [1; 512]);
+    Process::signal(&process.stop);
+    assert_eq!(process.end(), Exit::Done);
+    assert_eq!(machine.states().0, Some(State::CLOSED));
+}

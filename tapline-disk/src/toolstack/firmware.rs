@@ -1,0 +1,100 @@
+//! What an HVM guest's firmware is shown of a disk that xl's configuration names: the disk's process serves QEMU by NBD, and libxl tells
+//! QEMU where.
+//!
+//! libxl takes that from the key `physical-device-path` of the node that it has made for the kernel's backend
+//! (libxl_disk.c, libxl__device_disk_find_local_path), when it starts QEMU. Knows nothing of images. Keeps: the kernel never takes
+//! what stands there for a device of its own.
+
+use std::path::Path;
+
+use vm::xen::give::Wish;
+use xen::{DomId, Store, Transaction};
+
+use super::device::{Device, remove_own_end, store_failed, text, together, write_all};
+use super::local::wait_forgotten;
+use crate::failure::Failure;
+
+/// Of the kernel's backend, which xl has made the disk for.
+const OF_XL: &str = "vbd";
+
+const PATH: &str = "physical-device-path";
+
+/// Whether the guest has firmware that reads the disk, by a disk which QEMU emulates: libxl has none that cannot be written.
+pub fn reads(store: &mut dyn Store, guest: DomId, wish: Wish) -> Result<bool, Failure> {
+    let of_guest = text(store, None, &format!("/libxl/{guest}/type"))?;
+    Ok(!wish.read_only && of_guest.is_some_and(|of_guest| of_guest == "hvm"))
+}
+
+/// Has libxl tell QEMU that the disk is served at this socket. The kernel has to have forgotten the node before: it goes by whether
+/// there is one.
+pub fn show(store: &mut dyn Store, buses: &Path, device: &Device, socket: &Path) -> Result<(), Failure> {
+    let theirs = of_xl(device);
+    let end = format!("xen-backend/devices/{}-{}-{}", theirs.kind, theirs.guest, theirs.vdev.number());
+    wait_forgotten(&[buses.join(end)], &theirs)?;
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    // A node without a state is no device to the kernel.
+    Ok(write_all(store, None, &theirs.backend(), &[(PATH, &uri)])?)
+}
+
+/// Takes that back. A node that is a device of the kernel's, or that xl still needs, stays as it is.
+pub fn hide(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
+    let theirs = of_xl(device);
+    let shown = |store: &mut dyn Store, within: Option<Transaction>| -> Result<bool, Failure> {
+        let names = store.list(within, &theirs.backend()).map_err(store_failed)?;
+        Ok(names.is_some_and(|names| names == [PATH]))
+    };
+    if !shown(store, None)? {
+        return Ok(());
+    }
+    together(store, |store, within| match shown(store, within)? {
+        true => Ok(remove_own_end(store, within, &theirs)?),
+        false => Ok(()),
+    })
+}
+
+fn of_xl(device: &Device) -> Device {
+    Device { kind: OF_XL.to_owned(), ..device.clone() }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::toolstack::attach::test::{WRITABLE, machine};
+
+    #[test]
+    fn a_disk_is_shown_to_the_firmware_of_a_guest_that_has_one_and_may_write_to_it() {
+        let (_host, mut store, device) = machine();
+        let mut asks = |wish| reads(&mut store, device.guest, wish).unwrap();
+        assert!(!asks(WRITABLE), "of a guest of whom xl says nothing");
+        for (of_guest, expected) in [("pvh", false), ("pv", false), ("hvm", true)] {
+            store.write(None, "/libxl/7/type", of_guest.as_bytes()).unwrap();
+            assert_eq!(reads(&mut store, device.guest, WRITABLE).unwrap(), expected, "{of_guest}");
+        }
+        assert!(!reads(&mut store, device.guest, Wish { read_only: true, ..WRITABLE }).unwrap());
+    }
+
+    #[test]
+    fn it_is_shown_when_the_kernel_has_forgotten_it_and_hidden_without_a_trace() {
+        let (_host, mut store, device) = machine();
+        let buses = tempfile::tempdir().unwrap();
+        let end = buses.path().join("xen-backend/devices/vbd-7-51728");
+        std::fs::create_dir_all(&end).unwrap();
+        let forgets = std::thread::spawn(move || std::fs::remove_dir(end).unwrap());
+        show(&mut store, buses.path(), &device, Path::new("/run/a.sock")).unwrap();
+        forgets.join().unwrap();
+        let shown = "/local/domain/0/backend/vbd/7/51728/physical-device-path";
+        assert_eq!(text(&mut store, None, shown).unwrap().as_deref(), Some("nbd+unix:///?socket=/run/a.sock"));
+        hide(&mut store, &device).unwrap();
+        assert_eq!(store.list(None, "/local/domain/0/backend/vbd").unwrap(), Some(Vec::new()));
+        hide(&mut store, &device).unwrap();
+    }
+
+    #[test]
+    fn a_device_of_the_kernels_is_not_hidden() {
+        let (_host, mut store, device) = machine();
+        let theirs = of_xl(&device);
+        write_all(&mut store, None, &theirs.backend(), &[(PATH, "/dev/a"), ("state", "4")]).unwrap();
+        hide(&mut store, &device).unwrap();
+        assert!(store.read(None, &theirs.backend()).unwrap().is_some());
+    }
+}

@@ -73,11 +73,7 @@ impl Theme {
     pub fn rare(self) -> Vec<Op> {
         let kept = |at, count, durable| Op::ZeroKept(Sectors { at, count }, durable);
         match self {
-            Theme::Image => vec![
-                kept(2, 3, Durable::ByFlush),
-                kept(BLOCK - 1, 2, Durable::AtOnce),
-                Op::Zero(Sectors { at: 0, count: BLOCK }, Durable::ByFlush),
-            ],
+            Theme::Image => vec![kept(2, 3, Durable::ByFlush)],
             Theme::Growing => vec![kept(2, 4, Durable::ByFlush), discard(0, BLOCK + 4)],
             Theme::Chain => vec![kept(GRAIN - 1, 2, Durable::ByFlush)],
         }

@@ -35,11 +35,11 @@ fn survive(recorded: bool, kills: u64, format: &str) {
         let begun = Instant::now();
         while driver.answered < answered {
             assert!(begun.elapsed() < Duration::from_secs(60), "nothing goes on");
-            driver.work(&mut dice);
+            driver.work(|below| dice.throw(below));
         }
         let rounds = dice.throw(60);
         for _ in 0..rounds {
-            driver.work(&mut dice);
+            driver.work(|below| dice.throw(below));
         }
         // Some are killed while they recover.
         disk.signal(Signal::KILL);

@@ -37,12 +37,12 @@ fn replace_under_load(recorded: bool, times: u64, format: &str) {
     let mut longest = Duration::ZERO;
     for _ in 0..times {
         for _ in 0..dice.throw(30) {
-            driver.work(&mut dice);
+            driver.work(|below| dice.throw(below));
         }
         let answered = driver.answered;
         let upgrade = disk.upgrade();
         while !upgrade.is_finished() {
-            driver.work(&mut dice);
+            driver.work(|below| dice.throw(below));
         }
         longest = longest.max(disk.replaced_by(&upgrade.join().unwrap()));
         driver.drain();
@@ -165,10 +165,10 @@ fn a_program_that_does_not_come_up_changes_nothing() {
     }
     let paths = programs.map(|(name, _)| room.file(name).to_str().unwrap().to_owned());
     for program in paths.iter().map(String::as_str).chain(["/nowhere/tapline-disk", "/bin/true"]) {
-        driver.work(&mut dice);
+        driver.work(|below| dice.throw(below));
         let upgrade = disk.upgrade_to(program);
         while !upgrade.is_finished() {
-            driver.work(&mut dice);
+            driver.work(|below| dice.throw(below));
         }
         let answer = upgrade.join().unwrap();
         assert_eq!(answer["error"]["kind"], "failed", "{program}: {answer}");
@@ -214,7 +214,7 @@ fn a_kill_at_any_moment_leaves_one_process_or_none() {
         let after = Duration::from_micros(dice.throw(20_000));
         let begun = std::time::Instant::now();
         while begun.elapsed() < after {
-            driver.work(&mut dice);
+            driver.work(|below| dice.throw(below));
         }
         if round % 2 == 0 {
             kill_process(disk.pid, Signal::KILL).ok();

@@ -10,15 +10,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use guest::{BLOCK, Driver, Kind};
+use guest::Driver;
 use harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use harness::{Taplined, wait_until};
 use serde_json::json;
-
-/// Blocks of a disk of 16 MiB.
-const BLOCKS: u64 = (16 << 20) / BLOCK as u64;
 
 /// All moments of an upgrade at which the daemon may die.
 const POINTS: [&str; 8] =
@@ -35,9 +31,13 @@ impl Guest {
     fn begin(mut driver: Driver) -> Guest {
         let (end, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(driver.answered)));
         let (ends, counter) = (end.clone(), answered.clone());
+        let mut seed = driver.answered;
         let thread = std::thread::spawn(move || {
             while !ends.load(Ordering::SeqCst) {
-                work(&mut driver);
+                driver.work(|below| {
+                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    (seed >> 33) % below
+                });
                 counter.store(driver.answered, Ordering::SeqCst);
             }
             driver
@@ -59,28 +59,6 @@ impl Guest {
         self.end.store(true, Ordering::SeqCst);
         self.thread.join().expect("the guest has found a fault")
     }
-}
-
-/// Something new, and what was answered in the meantime.
-fn work(driver: &mut Driver) {
-    for _ in 0..24 {
-        let block = scrambled(driver.answered + driver.unanswered() as u64) % BLOCKS;
-        let kind = match block % 16 {
-            0 => Kind::Flush,
-            1..5 => Kind::Read,
-            _ => Kind::Write,
-        };
-        driver.offer(kind, scrambled(block + driver.answered) % BLOCKS);
-    }
-    driver.interrupt(Duration::from_millis(1));
-}
-
-/// SplitMix64.
-fn scrambled(seed: u64) -> u64 {
-    let mut bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ bits >> 31
 }
 
 /// A daemon with a disk that is plugged, and a guest that has it; its front-end records what is in flight, or does not.

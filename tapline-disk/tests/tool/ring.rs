@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::tool::nbd::Dice;
 use vhost_mock::{FLUSH, FrontEnd, PROTOCOL, VERSION_1, WRITE, region_for};
 
 /// Bytes of a request.
@@ -206,17 +205,17 @@ impl Driver {
         }
     }
 
-    /// Offers something new, and takes what was answered in the meantime.
-    pub fn work(&mut self, dice: &mut Dice) {
-        for _ in 0..dice.throw(64) {
-            let kind = match dice.throw(10) {
+    /// Offers something new, and takes what was answered in the meantime. `throw` gives a number below its argument.
+    pub fn work(&mut self, mut throw: impl FnMut(u64) -> u64) {
+        for _ in 0..throw(64) {
+            let kind = match throw(10) {
                 0 => Kind::Flush,
                 1..4 => Kind::Read,
                 _ => Kind::Write,
             };
-            self.offer(kind, dice.throw(BLOCKS));
+            self.offer(kind, throw(BLOCKS));
         }
-        self.interrupt(Duration::from_micros(dice.throw(500)));
+        self.interrupt(Duration::from_micros(throw(500)));
     }
 
     /// Waits until all is answered.

@@ -371,6 +371,19 @@ fn no_space_stops_a_merge_and_more_space_lets_it_go_on() {
 }
 
 #[test]
+fn a_merge_that_has_copied_everything_stops_when_a_write_finds_no_space_in_its_target() {
+    let mut rig = pair();
+    rig.disk.begin_merge(0, 1).unwrap();
+    rig.merge_all();
+    assert_eq!(progress(&rig).state, MergeState::Copied);
+    rig.files.full = Some(1);
+    assert_eq!(rig.write(4 * CLUSTER, &[8; 512]), Status::Done, "the leaf has space");
+    assert_eq!(progress(&rig).state, MergeState::Failed(Status::NoSpace));
+    assert!(rig.disk.end_merge().is_err());
+    assert_eq!(rig.read(4 * CLUSTER, 512), [8; 512]);
+}
+
+#[test]
 fn after_a_cancelled_merge_the_target_is_left_alone() {
     let mut rig = pair();
     rig.disk.begin_merge(0, 1).unwrap();

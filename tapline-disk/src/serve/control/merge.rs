@@ -299,6 +299,10 @@ impl Merge {
 
     /// The disk stands still: the sources leave the chain.
     fn end(&mut self, work: &mut Work<'_>) -> Stage {
+        // A write that was under way when all was copied may have found no space in the target since then.
+        if let Some(MergeState::Failed(status)) = work.disk.merge().map(|merge| merge.state) {
+            return self.fail(failed(status), work);
+        }
         let names: Vec<_> = (self.asked.from..self.asked.into).filter_map(|depth| work.name(depth).ok()).collect();
         let files: Vec<_> = (self.asked.from..self.asked.into)
             .map(|depth| work.file(depth).ok().and_then(|(_, file)| FileIdentity::of_open(file)))

@@ -48,7 +48,7 @@ const OPCODES: [(u8, &str); 8] = [
     (opcode::WriteFixed::CODE, "IORING_OP_WRITE_FIXED (Linux 5.1)"),
     (opcode::Writev::CODE, "IORING_OP_WRITEV (Linux 5.1)"),
     (opcode::PollAdd::CODE, "IORING_OP_POLL_ADD (Linux 5.1)"),
-    (opcode::PollRemove::CODE, "IORING_OP_POLL_REMOVE (Linux 5.1)"),
+    (opcode::AsyncCancel::CODE, "IORING_OP_ASYNC_CANCEL (Linux 5.5)"),
 ];
 
 /// A ring with `entries` places for submission, for this thread, on `files`.

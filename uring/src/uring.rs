@@ -380,7 +380,8 @@ impl Uring {
 fn watch_entry(change: Change, polls: &Polls, workers: &Workers) -> Option<squeue::Entry> {
     match change {
         Change::Arm(id) => polls.get(id).map(|(fd, events)| poll(fd, events).user_data(POLL | id)),
-        Change::Disarm(id) => Some(opcode::PollRemove::new(POLL | id).build().user_data(IGNORED)),
+        // Not PollRemove: that leaves a poll as it is which is just being told of an event.
+        Change::Disarm(id) => Some(opcode::AsyncCancel::new(POLL | id).build().user_data(IGNORED)),
         Change::ArmWorkers => Some(poll(workers.event().as_raw_fd(), READABLE).user_data(WORKERS)),
     }
 }

@@ -2,9 +2,10 @@
 
 mod bed;
 
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use bed::{Bed, DIRECT, STORAGES};
 use disk::{Action, FileId, FileOp, Io, OpId, Until};
@@ -246,4 +247,30 @@ fn threads_of_an_engine_get_no_signals() {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGHUP] {
         assert_ne!(masked & (1 << (signal - 1)), 0, "signal {signal} may interrupt it");
     }
+}
+
+/// What is forgotten while it is becoming ready is let go of as well: its peer sees the end when its owner closes it.
+#[test]
+fn a_socket_that_is_forgotten_while_something_comes_is_let_go() {
+    with_each_engine(|bed| {
+        for key in 0..16 {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            bed.engine.watch(ours.as_fd(), false, key).unwrap();
+            assert_eq!(ready_now(&mut bed.engine), []);
+            theirs.write_all(b"x").unwrap();
+            bed.engine.forget(key);
+            drop(ours);
+            theirs.set_nonblocking(true).unwrap();
+            let begun = Instant::now();
+            loop {
+                assert_eq!(ready_now(&mut bed.engine), []);
+                match theirs.read(&mut [0; 1]) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    // What we have not read is lost with the connection.
+                    ended => break assert!(matches!(ended, Ok(0) | Err(_))),
+                }
+                assert!(begun.elapsed() < Duration::from_secs(60), "the engine keeps the socket");
+            }
+        }
+    });
 }

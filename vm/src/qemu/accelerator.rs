@@ -5,14 +5,14 @@
 
 use std::fmt::{self, Display};
 use std::fs::OpenOptions;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
+use super::hear::hear;
 use crate::qmp::shortened;
 
 /// What SeaBIOS says when it has looked for all that it could boot: it has run in every mode of the processor by then.
@@ -79,36 +79,14 @@ fn try_out(program: &Path, accelerator: Accelerator, patience: Duration) -> Resu
     command.args(["-device", "isa-debugcon,iobase=0x402,chardev=words"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("cannot start {}: {error}", program.display()))?;
-    let heard = hear(&mut child, Instant::now() + patience);
+    let is_last = |said: &[u8]| said.windows(LAST_WORDS.len()).any(|window| window == LAST_WORDS);
+    let heard = hear(&mut child, patience, WORDS_MAX, is_last).map(|heard| is_last(&heard.said));
     let ended = child.kill().and_then(|()| child.wait());
     match (heard, ended) {
         (Ok(true), Ok(_)) => Ok(()),
         (Ok(false), Ok(_)) => Err(last_line(&mut child)),
         (Err(error), _) | (_, Err(error)) => Err(error.to_string()),
     }
-}
-
-/// Whether the firmware says its last words before the deadline.
-fn hear(child: &mut Child, deadline: Instant) -> io::Result<bool> {
-    let Some(words) = child.stdout.as_mut() else { return Ok(false) };
-    let mut heard = Vec::new();
-    while heard.len() < WORDS_MAX {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
-        if left.is_zero() || poll(&mut [PollFd::new(&*words, PollFlags::IN)], Some(&timeout))? == 0 {
-            return Ok(false);
-        }
-        let mut chunk = [0; 4096];
-        let len = words.read(&mut chunk)?;
-        heard.extend_from_slice(chunk.get(..len).unwrap_or_default());
-        if heard.windows(LAST_WORDS.len()).any(|window| window == LAST_WORDS) {
-            return Ok(true);
-        }
-        if len == 0 {
-            return Ok(false);
-        }
-    }
-    Ok(false)
 }
 
 /// What QEMU said at last; it has ended.

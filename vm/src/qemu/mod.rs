@@ -3,6 +3,7 @@
 pub mod accelerator;
 pub mod command_line;
 pub mod hardware;
+mod hear;
 pub mod machine;
 pub mod platform;
 pub mod process;

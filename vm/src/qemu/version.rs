@@ -3,13 +3,13 @@
 //! Knows nothing of machines. Keeps: a program that does not say what it is costs a bounded time, and is spoken to as the oldest.
 
 use std::fmt::{self, Display};
-use std::io::{self, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
+
+use super::hear::hear;
 
 /// What QEMU says of its version is a line or two.
 const WORDS_MAX: usize = 1 << 16;
@@ -61,10 +61,14 @@ impl Version {
         let mut command = Command::new(program);
         command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|error| format!("cannot start {}: {error}", program.display()))?;
-        let said = hear(&mut child, Instant::now() + patience);
+        let heard = hear(&mut child, patience, WORDS_MAX, |_| false);
         let ended = child.kill().and_then(|()| child.wait());
-        let said = said.and_then(|said| ended.map(|_| said)).map_err(|error| error.to_string())?;
-        Self::parse(&said).ok_or_else(|| format!("{} does not say its version", program.display()))
+        let heard = heard.and_then(|heard| ended.map(|_| heard)).map_err(|error| error.to_string())?;
+        if !heard.in_time {
+            return Err("it does not say its version in time".to_owned());
+        }
+        Self::parse(&String::from_utf8_lossy(&heard.said))
+            .ok_or_else(|| format!("{} does not say its version", program.display()))
     }
 
     /// Of `QEMU emulator version 7.2.22 (Debian …)`.
@@ -90,26 +94,6 @@ impl Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.0, self.1)
     }
-}
-
-/// All that is said before the deadline.
-fn hear(child: &mut Child, deadline: Instant) -> io::Result<String> {
-    let mut said = Vec::new();
-    let Some(words) = child.stdout.as_mut() else { return Ok(String::new()) };
-    while said.len() < WORDS_MAX {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
-        if left.is_zero() || poll(&mut [PollFd::new(&*words, PollFlags::IN)], Some(&timeout))? == 0 {
-            return Err(io::Error::other("it does not say its version in time"));
-        }
-        let mut chunk = [0; 4096];
-        let len = words.read(&mut chunk)?;
-        if len == 0 {
-            break;
-        }
-        said.extend_from_slice(chunk.get(..len).unwrap_or_default());
-    }
-    Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
 #[cfg(test)]

@@ -1,0 +1,42 @@
+//! What a program that was started says on its standard output, within a bounded time.
+//!
+//! Knows nothing of what it means. Keeps: neither a program that hangs nor one that talks without end holds up who listens.
+
+use std::io::{self, Read};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// What was said.
+pub(super) struct Heard {
+    pub(super) said: Vec<u8>,
+    /// It was all, enough of it, or as much as is listened to, before the patience was at its end.
+    pub(super) in_time: bool,
+}
+
+/// Listens until the program has said all, some `most` bytes, or what is `enough`, for at most `patience`.
+pub(super) fn hear(
+    child: &mut Child,
+    patience: Duration,
+    most: usize,
+    enough: impl Fn(&[u8]) -> bool,
+) -> io::Result<Heard> {
+    let deadline = Instant::now() + patience;
+    let mut said = Vec::new();
+    let Some(words) = child.stdout.as_mut() else { return Ok(Heard { said, in_time: true }) };
+    while said.len() < most {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        if left.is_zero() || poll(&mut [PollFd::new(&*words, PollFlags::IN)], Some(&timeout))? == 0 {
+            return Ok(Heard { said, in_time: false });
+        }
+        let mut chunk = [0; 4096];
+        let len = words.read(&mut chunk)?;
+        said.extend_from_slice(chunk.get(..len).unwrap_or_default());
+        if len == 0 || enough(&said) {
+            break;
+        }
+    }
+    Ok(Heard { said, in_time: true })
+}

@@ -81,10 +81,7 @@ impl Records {
         }
         self.begin(batch, at, BYTES);
         self.words.push(len);
-        let whole = bytes.chunks_exact(8);
-        let rest = whole.remainder();
-        self.words.extend(whole.map(word));
-        self.words.extend(rest.chunks(8).map(word));
+        self.words.extend(bytes.chunks(8).map(word));
     }
 
     /// `len` bytes from offset `at` of the file on are `byte` now.

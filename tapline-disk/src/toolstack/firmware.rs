@@ -11,7 +11,7 @@ use vm::xen::give::Wish;
 use xen::{DomId, Store, Transaction};
 
 use super::device::{Device, remove_own_end, store_failed, text, together, write_all};
-use super::local::wait_forgotten;
+use super::local::{backend_end, wait_forgotten};
 use crate::failure::Failure;
 
 /// Of the kernel's backend, which xl has made the disk for.
@@ -29,8 +29,7 @@ pub fn reads(store: &mut dyn Store, guest: DomId, wish: Wish) -> Result<bool, Fa
 /// there is one.
 pub fn show(store: &mut dyn Store, buses: &Path, device: &Device, socket: &Path) -> Result<(), Failure> {
     let theirs = of_xl(device);
-    let end = format!("xen-backend/devices/{}-{}-{}", theirs.kind, theirs.guest, theirs.vdev.number());
-    wait_forgotten(&[buses.join(end)], &theirs)?;
+    wait_forgotten(&[backend_end(buses, &theirs)], &theirs)?;
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     // A node without a state is no device to the kernel.
     Ok(write_all(store, None, &theirs.backend(), &[(PATH, &uri)])?)

@@ -48,9 +48,7 @@ pub fn adopt(store: &mut dyn Store, buses: &Path, node: &str, kind: &str) -> Res
         Ok((images, wish, kept))
     })?;
     let number = theirs.vdev.number();
-    let ends =
-        [format!("xen/devices/vbd-{number}"), format!("xen-backend/devices/{}-{}-{number}", theirs.kind, theirs.guest)];
-    wait_forgotten(&ends.map(|end| buses.join(end)), &theirs)?;
+    wait_forgotten(&[buses.join(format!("xen/devices/vbd-{number}")), backend_end(buses, &theirs)], &theirs)?;
     let device = Device { kind: kind.to_owned(), ..theirs };
     let kept: Vec<(&str, &str)> = kept.iter().map(|(key, value)| (*key, value.as_str())).collect();
     together(store, |store, within| -> Result<(), Failure> {
@@ -66,6 +64,11 @@ pub fn show(store: &mut dyn Store, device: &Device) -> Result<(), Failure> {
     let Some(shown) = shown_to_xl(device) else { return Ok(()) };
     let node = shown.trim_end_matches("/state");
     Ok(write_all(store, None, node, &[("state", &State::CONNECTED.digits())])?)
+}
+
+/// What the kernel shows of a device as long as it has its backend.
+pub fn backend_end(buses: &Path, device: &Device) -> PathBuf {
+    buses.join(format!("xen-backend/devices/{}-{}-{}", device.kind, device.guest, device.vdev.number()))
 }
 
 /// Waits until the kernel has none of these ends of a device.

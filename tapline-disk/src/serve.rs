@@ -23,7 +23,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use disk::{Disk, Geometry, Image};
-use rustix::fs::Mode;
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
 use vm::paste::{self, Served};
@@ -222,7 +221,11 @@ fn nbd_server(serve: &Serve, address: &str, transport: Transport, geometry: Geom
     let export = export(serve, geometry);
     let server = match transport {
         Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
-        _ => nbd::Server::bind(nbd::Config { address: nbd_address(address)?, export }),
+        _ => {
+            let config = nbd::Config { address: nbd_address(address)?, export };
+            // What a guest's firmware reads is for QEMU alone.
+            if serve.xen.is_some() { nbd::Server::bind_private(config) } else { nbd::Server::bind(config) }
+        }
     };
     let server = server.map_err(cannot_listen)?;
     match server.address() {
@@ -249,11 +252,7 @@ fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, servi
     }
     // It listens before the guest's end is served: a toolstack goes on then, and may have QEMU connect.
     let geometry = serving.disk.geometry();
-    // A socket that it binds is its own user's alone, whatever the toolstack's umask is.
-    let umask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
-    let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, geometry)).transpose();
-    rustix::process::umask(umask);
-    let emulated = emulated?;
+    let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, geometry)).transpose()?;
     guest::run(serve, guest, emulated, serving)
 }
 

@@ -86,6 +86,15 @@ fn a_path_in_use_is_refused_and_an_abandoned_one_taken() {
 }
 
 #[test]
+fn a_private_socket_is_its_user_s_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let _server = Server::bind_private(config(Address::Unix(path.clone()))).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
 fn a_successor_keeps_its_path() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");

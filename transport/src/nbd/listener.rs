@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
@@ -43,9 +44,10 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    pub(super) fn bind(address: &Address) -> Result<Listener, BindError> {
+    /// With `mode`, if one is named and it is a Unix socket.
+    pub(super) fn bind(address: &Address, mode: Option<Mode>) -> Result<Listener, BindError> {
         let listener = match address {
-            Address::Unix(path) => bind_path(path)?,
+            Address::Unix(path) => bind_path(path, mode)?,
             Address::Tcp(address) => bind_port(*address)?,
         };
         rustix::io::ioctl_fionbio(&listener.socket, true)
@@ -124,8 +126,8 @@ impl Listener {
     }
 }
 
-fn bind_path(path: &Path) -> Result<Listener, BindError> {
-    let (socket, bound) = unix_socket::listen(path, None).map_err(|why| match why {
+fn bind_path(path: &Path, mode: Option<Mode>) -> Result<Listener, BindError> {
+    let (socket, bound) = unix_socket::listen(path, mode).map_err(|why| match why {
         NotListening::PathTooLong(len) => BindError::PathTooLong { path: path.to_owned(), len, max: MAX_PATH },
         NotListening::InUse => BindError::PathInUse(path.to_owned()),
         NotListening::NotASocket => BindError::NotASocket(path.to_owned()),

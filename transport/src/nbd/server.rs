@@ -11,6 +11,7 @@ use std::path::Path;
 
 use disk::{Disconnected, Geometry, Request, Status, Transport};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::Mode;
 
 use super::connection::Connection;
 use super::error::{BindError, End, Event};
@@ -66,8 +67,17 @@ pub struct Server {
 impl Server {
     /// Listens. The socket of a server that is gone is removed; one at which somebody answers is an error.
     pub fn bind(config: Config) -> Result<Server, BindError> {
+        Server::bind_with(config, None)
+    }
+
+    /// The same, where a Unix socket is for this process's user only.
+    pub fn bind_private(config: Config) -> Result<Server, BindError> {
+        Server::bind_with(config, Some(Mode::RUSR | Mode::WUSR))
+    }
+
+    fn bind_with(config: Config, mode: Option<Mode>) -> Result<Server, BindError> {
         check_texts(&config.export)?;
-        let listener = Listener::bind(&config.address)?;
+        let listener = Listener::bind(&config.address, mode)?;
         Server::on(listener, config.export)
     }
 

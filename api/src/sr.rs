@@ -252,7 +252,7 @@ pub struct Scan {
 pub struct Placed {
     /// The file's name in the repository.
     pub file: String,
-    /// The VDI; none if the image only stands below others.
+    /// The VDI, for reading only if others stand on it; none for an image that its maker has hidden.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vdi: Option<Uuid>,
 }

@@ -38,10 +38,14 @@ pub use vm::VmProcess;
 use writer::Writer;
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 
 /// `schema.sql` makes version 1; a later version is one more entry, which changes what the one before it has made.
-const MIGRATIONS: [&str; 2] = [include_str!("catalogue/schema.sql"), include_str!("catalogue/schema-2.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("catalogue/schema.sql"),
+    include_str!("catalogue/schema-2.sql"),
+    include_str!("catalogue/schema-3.sql"),
+];
 
 /// Questions of the daemon's own work at one time, and of its clients: each has a thread and a connection. More would wait for the
 /// processors anyway; and however many clients ask, they take nothing from those at work.

@@ -485,7 +485,7 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
         "sr-reclaim" => Box::new(move |bed| {
             let uuid = uuid();
             fs::write(bed.directory().join(&uuid), "an image").unwrap();
-            let row = "INSERT INTO image VALUES (?1, ?2, ?1, 'qcow2', 512, 0, NULL, 'ready')";
+            let row = "INSERT INTO image VALUES (?1, ?2, ?1, 'qcow2', 512, 0, NULL, 'ready', FALSE)";
             bed.catalogue().execute(row, [&uuid, &bed.sr]).unwrap();
             bed.daemon.delete(&format!("/vdis/{vdi}"))
         }),

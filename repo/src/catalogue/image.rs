@@ -30,6 +30,8 @@ pub struct Image {
     pub parent: Option<Uuid>,
     /// Whether it can be used.
     pub state: ImageState,
+    /// It was taken in without a VDI: nobody but people may merge or remove it.
+    pub kept: bool,
 }
 
 /// Whether an image can be used.
@@ -49,7 +51,7 @@ pub enum ImageState {
 /// More images than a chain may have (the disk process's limit is lower): a chain of this length is a loop.
 const DEPTH_MAX: u32 = 4096;
 
-const COLUMNS: &str = "uuid, sr, file, format, size, physical, parent, state";
+const COLUMNS: &str = "uuid, sr, file, format, size, physical, parent, state, kept";
 
 pub(super) fn of_row(row: &Row<'_>) -> rusqlite::Result<Image> {
     Ok(Image {
@@ -61,6 +63,7 @@ pub(super) fn of_row(row: &Row<'_>) -> rusqlite::Result<Image> {
         physical: row.get("physical")?,
         parent: row.get::<_, Option<Id>>("parent")?.map(|id| id.0),
         state: row.get::<_, Word<_>>("state")?.0,
+        kept: row.get("kept")?,
     })
 }
 
@@ -141,17 +144,18 @@ impl Tx<'_> {
     /// Makes an image known.
     pub fn add_image(&mut self, image: &Image) -> Result<(), Problem> {
         self.execute(
-            "INSERT INTO image VALUES (:uuid, :sr, :file, :format, :size, :physical, :parent, :state)",
+            "INSERT INTO image (uuid, sr, file, format, size, physical, parent, state, kept)
+             VALUES (:uuid, :sr, :file, :format, :size, :physical, :parent, :state, :kept)",
             named_params! {
                 ":uuid": Id(image.uuid), ":sr": Id(image.sr), ":file": image.file, ":format": Word(image.format),
                 ":size": image.size, ":physical": image.physical, ":parent": image.parent.map(Id),
-                ":state": Word(image.state),
+                ":state": Word(image.state), ":kept": image.kept,
             },
         )?;
         Ok(())
     }
 
-    /// Records what has become of an image: all but its identity and its repository.
+    /// Records what has become of an image: all but its identity, its repository and whether it is kept.
     pub fn set_image(&mut self, image: &Image) -> Result<(), Problem> {
         let changed = self.execute(
             "UPDATE image SET file = :file, format = :format, size = :size, physical = :physical, parent = :parent,

@@ -43,6 +43,7 @@ fn image(sr: Uuid, parent: Option<Uuid>) -> Image {
         physical: 4096,
         parent,
         state: ImageState::Ready,
+        kept: false,
     }
 }
 

@@ -81,8 +81,8 @@ pub struct NewVdi {
     pub description: api::Description,
     /// Whether it may only be read.
     pub read_only: bool,
-    /// The VDI whose state it keeps, and the moment of that state.
-    pub snapshot: Option<(Uuid, Timestamp)>,
+    /// The VDI whose state it keeps, and the moment of that state if that is known.
+    pub snapshot: Option<(Uuid, Option<Timestamp>)>,
 }
 
 impl View<'_> {
@@ -149,7 +149,7 @@ impl Tx<'_> {
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
-                ":snapshot_of": vdi.snapshot.map(|(of, _)| Id(of)), ":snapshot_time": vdi.snapshot.map(|(_, at)| Time(at)),
+                ":snapshot_of": vdi.snapshot.map(|(of, _)| Id(of)), ":snapshot_time": vdi.snapshot.and_then(|(_, at)| at).map(Time),
                 ":created": Time(Timestamp::now()),
             },
         )?;
@@ -168,6 +168,12 @@ impl Tx<'_> {
             if vdi.snapshot_of.is_some() {
                 let what = format!("VDI {uuid} is a snapshot, which nobody may write");
                 return Err(Problem::new(Code::State, what)
+                    .field("read_only")
+                    .advise("clone it and write to the clone"));
+            }
+            if patch.read_only == Some(false) && !self.children(self.vdi_image(uuid)?)?.is_empty() {
+                let what = format!("others stand on the image of VDI {uuid}, and would show what is written to it");
+                return Err(Problem::new(Code::InUse, what)
                     .field("read_only")
                     .advise("clone it and write to the clone"));
             }

@@ -84,7 +84,7 @@ pub async fn described(
 ) -> Result<Image, Problem> {
     let file = file_name(uuid, format);
     let physical = physical(daemon, sr, &file).await?;
-    Ok(Image { uuid, sr, file, format, size, physical, parent, state: ImageState::Ready })
+    Ok(Image { uuid, sr, file, format, size, physical, parent, state: ImageState::Ready, kept: false })
 }
 
 /// What a file of a repository takes on the file system, in bytes.

@@ -267,9 +267,14 @@ impl<'a> Tree<'a> {
         self.children.get(&image).map_or(&[], Vec::as_slice)
     }
 
+    /// Whether a scan has taken it in hidden, so that nobody here knows who needs it.
+    fn is_kept(&self, image: Uuid) -> bool {
+        self.by_uuid.get(&image).is_some_and(|image| image.kept)
+    }
+
     /// Whether it is there for the one image that stands on it, and for nobody else.
     fn is_passed_through(&self, image: Uuid) -> bool {
-        let ready = self.by_uuid.get(&image).is_some_and(|image| image.state == ImageState::Ready);
+        let ready = self.by_uuid.get(&image).is_some_and(|image| image.state == ImageState::Ready && !image.kept);
         ready && !self.shown_by.contains_key(&image) && self.children(image).len() == 1
     }
 
@@ -285,6 +290,9 @@ impl<'a> Tree<'a> {
             upwards.push(head);
             head = *self.children(head).first()?;
         }
+        if self.is_kept(head) {
+            return None;
+        }
         let (vdi, above) = match self.children(head) {
             // Several stand on the head, each of which would have to be told: it stays, and stands on the target.
             [_, _, ..] if upwards.is_empty() => return None,
@@ -294,6 +302,9 @@ impl<'a> Tree<'a> {
                 (self.shown_by.get(&head).copied(), on_head.first().copied())
             }
         };
+        if above.is_some_and(|above| self.is_kept(above)) {
+            return None;
+        }
         upwards.reverse();
         Some(Merge { sr: image.sr, sources: upwards, target, above, vdi, vbd: None, live: None })
     }
@@ -411,7 +422,8 @@ async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
     let (images, shown_by) = images(daemon, sr).await?;
     let tree = Tree::of(&images, &shown_by);
     let unused = |image: &&Image| {
-        image.state == ImageState::Ready && !shown_by.contains_key(&image.uuid) && tree.children(image.uuid).is_empty()
+        let needed = image.kept || shown_by.contains_key(&image.uuid) || !tree.children(image.uuid).is_empty();
+        image.state == ImageState::Ready && !needed
     };
     let mut all = true;
     for image in images.iter().filter(unused) {
@@ -473,6 +485,7 @@ mod test {
             physical: 0,
             parent: parent.map(Uuid::from_u128),
             state: ImageState::Ready,
+            kept: false,
         };
         let vdi = |n: &u128| (Uuid::from_u128(*n), Uuid::from_u128(1000 + *n));
         (pairs.iter().map(image).collect(), shown.iter().map(vdi).collect())
@@ -520,6 +533,19 @@ mod test {
         assert_eq!(found(&many, &[3, 4, 5]), [(vec![2], 1, Some(3), None)]);
         let one = [(1, None), (3, Some(1)), (4, Some(3)), (5, Some(3))];
         assert_eq!(found(&one, &[3, 4, 5]), []);
+    }
+
+    #[test]
+    fn what_a_scan_has_taken_in_hidden_is_neither_merged_nor_merged_into() {
+        let pairs = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(4))];
+        for (kept, shown) in (1..=4).flat_map(|kept| [(kept, vec![5]), (kept, vec![3, 5])]) {
+            let (mut images, shown) = tree(&pairs, &shown);
+            images.iter_mut().filter(|image| image.uuid.as_u128() == kept).for_each(|image| image.kept = true);
+            for merge in runs(&images, &shown) {
+                let all = merge.sources.iter().chain([&merge.target]).chain(&merge.above);
+                assert!(all.into_iter().all(|image| image.as_u128() != kept), "{kept}: {merge:?}");
+            }
+        }
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl State {
             name: self.name.clone(),
             description: self.description.clone(),
             read_only: snapshot,
-            snapshot: snapshot.then_some((self.of, self.at)),
+            snapshot: snapshot.then_some((self.of, Some(self.at))),
         };
         daemon
             .catalogue

@@ -172,7 +172,8 @@ mod test {
 
     fn image(file: &str, state: ImageState) -> Image {
         let (uuid, sr) = (Uuid::new_v4(), Uuid::new_v4());
-        Image { uuid, sr, file: file.into(), format: ImageFormat::Vhd, size: 1024, physical: 0, parent: None, state }
+        let (format, file) = (ImageFormat::Vhd, file.into());
+        Image { uuid, sr, file, format, size: 1024, physical: 0, parent: None, state, kept: false }
     }
 
     fn files(candidates: &[Candidate]) -> Vec<&str> {

@@ -1,7 +1,10 @@
 //! What a scan has found goes into the catalogue, in one commit; what tasks have changed since it was looked at stays as they have
 //! left it.
+//!
+//! Invariant: nothing that was taken in is merged or removed by itself. It has a VDI, which only people destroy; or, where its maker
+//! has hidden it, it is kept.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use api::{Code, Placed, Problem, Scan, Sr};
 use repo::Tx;
@@ -35,6 +38,7 @@ pub fn record(
     }
     let mut known: HashMap<String, Uuid> =
         tx.images_of_sr(sr.uuid)?.into_iter().map(|image| (image.file, image.uuid)).collect();
+    let mut added = Vec::new();
     for placing in placement.placed {
         let file = placing.found.file.file.clone();
         let parent = match parent(tx, &placing, &known) {
@@ -48,10 +52,11 @@ pub fn record(
         if known.contains_key(&file) {
             continue;
         }
-        let (image, vdi) = add(tx, sr, &placing, parent)?;
-        known.insert(file.clone(), image);
-        scan.appeared.push(Placed { file, vdi });
+        let image = add_image(tx, sr, &placing, parent)?;
+        known.insert(file, image);
+        added.push((placing, image));
     }
+    scan.appeared = add_vdis(tx, sr, added)?;
     Ok(scan)
 }
 
@@ -93,36 +98,65 @@ fn set_missing(tx: &mut Tx<'_>, image: &Image) -> Result<bool, Problem> {
     }
 }
 
-/// Takes an image in: one that others stand on, or that XenServer's storage manager has hidden, without a VDI, since whoever wrote to it
-/// would change what those show.
-fn add(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, parent: Option<Uuid>) -> Result<(Uuid, Option<Uuid>), Problem> {
-    let Placing { found, below_others, .. } = placing;
-    let file = found.file.file.clone();
+/// Takes an image in.
+fn add_image(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, parent: Option<Uuid>) -> Result<Uuid, Problem> {
+    let found = &placing.found;
     let image = Image {
         uuid: Uuid::new_v4(),
         sr: sr.uuid,
-        file: file.clone(),
+        file: found.file.file.clone(),
         format: found.file.format,
         size: found.size,
         physical: found.file.physical,
         parent,
         state: ImageState::Ready,
+        kept: found.hidden,
     };
-    tx.add_image(&image)?;
-    if *below_others || found.hidden {
-        return Ok((image.uuid, None));
+    tx.add_image(&image).map(|()| image.uuid)
+}
+
+/// Gives VDIs to the images that were taken in: for reading only to those that others stand on, since whoever wrote to them would change
+/// what those show. None to those that XenServer's storage manager has hidden.
+fn add_vdis(tx: &mut Tx<'_>, sr: &Sr, added: Vec<(Placing, Uuid)>) -> Result<Vec<Placed>, Problem> {
+    let is_base = |placing: &Placing| placing.below_others && !placing.found.hidden;
+    let bases: HashSet<Uuid> = added.iter().filter(|(placing, _)| is_base(placing)).map(|(_, image)| *image).collect();
+    let mut appeared = Vec::new();
+    // Parents come before their children, and what stands on a base is seen when that has its VDI.
+    for (placing, image) in added.into_iter().rev() {
+        let vdi = match placing.found.hidden {
+            true => None,
+            false => Some(add_vdi(tx, sr, &placing, image, &bases)?),
+        };
+        appeared.push(Placed { file: placing.found.file.file, vdi });
     }
+    appeared.reverse();
+    Ok(appeared)
+}
+
+fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &HashSet<Uuid>) -> Result<Uuid, Problem> {
+    let file = &placing.found.file.file;
     let fixed = sr.variant.as_ref().is_some_and(|variant| variant.read_only);
+    let base = bases.contains(&image);
     let vdi = NewVdi {
-        uuid: identity(tx, &file)?,
-        image: image.uuid,
-        name: name(&file)?,
+        uuid: identity(tx, file)?,
+        image,
+        name: name(file)?,
         description: api::Description::default(),
-        read_only: fixed || file.ends_with(".iso"),
-        snapshot: None,
+        read_only: fixed || base || file.ends_with(".iso"),
+        snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
     };
-    tx.add_vdi(&vdi)?;
-    Ok((image.uuid, Some(vdi.uuid)))
+    tx.add_vdi(&vdi).map(|()| vdi.uuid)
+}
+
+/// The one VDI that stands on a base, if there is one: what the base shows is an earlier state of it. Other bases do not count.
+fn only_above(tx: &Tx<'_>, image: Uuid, bases: &HashSet<Uuid>) -> Result<Option<Uuid>, Problem> {
+    let mut above = Vec::new();
+    for vdi in tx.vdis_above(image)? {
+        if !bases.contains(&tx.vdi_image(vdi)?) {
+            above.push(vdi);
+        }
+    }
+    Ok(above.first().copied().filter(|_| above.len() == 1))
 }
 
 /// A file that is named by a UUID is the VDI with that identity, as XenServer has it, unless there is one already.

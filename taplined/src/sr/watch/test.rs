@@ -61,6 +61,7 @@ async fn disk(daemon: &Daemon, sr: Uuid) -> (Uuid, Uuid) {
         physical: 0,
         parent: None,
         state: ImageState::Ready,
+        kept: false,
     };
     let (name, description) = ("disk".parse().unwrap(), api::Description::default());
     let vdi = NewVdi { uuid: Uuid::new_v4(), image: image.uuid, name, description, read_only: false, snapshot: None };

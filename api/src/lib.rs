@@ -11,6 +11,7 @@
 pub mod client;
 mod event;
 mod host;
+mod inventory;
 mod problem;
 mod sr;
 mod task;
@@ -22,6 +23,7 @@ mod vm;
 
 pub use event::{Change, Event, ObjectKind};
 pub use host::{Host, HostDrain, Limits};
+pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use problem::{Code, Problem};
 pub use sr::{
     Forecast, Placed, Scan, Space, Sr, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch, SrProbe, SrSource,

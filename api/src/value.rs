@@ -28,6 +28,13 @@ pub struct Name(String);
 #[serde(try_from = "String", into = "String")]
 pub struct Description(String);
 
+impl Description {
+    /// Whether nothing is said.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// A size in bytes: more than zero, a multiple of 512, at most 2^62.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]

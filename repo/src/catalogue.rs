@@ -8,9 +8,11 @@
 
 mod event;
 mod image;
+mod inventory;
 mod lease;
 mod row;
 mod sr;
+mod take_in;
 mod task;
 mod token;
 mod vbd;
@@ -29,7 +31,9 @@ use uuid::Uuid;
 
 pub use event::{Past, Tidings};
 pub use image::{Image, ImageState};
+pub use inventory::{Outbox, Recorded};
 pub use lease::Holder;
+pub use take_in::TakenIn;
 pub use task::{Journalled, NewTask};
 pub use token::SecretHash;
 pub use vbd::Process;
@@ -58,6 +62,7 @@ pub struct Catalogue {
     writer: Arc<Writer>,
     readers: Arc<Readers>,
     tidings: Arc<Tidings>,
+    outbox: Arc<Outbox>,
 }
 
 /// What can be asked of a state of the catalogue.
@@ -72,6 +77,7 @@ pub struct View<'a> {
 pub struct Tx<'a> {
     view: View<'a>,
     touched: Vec<event::Touched>,
+    noted: Vec<(Uuid, Option<inventory::Noted>)>,
 }
 
 impl<'a> std::ops::Deref for Tx<'a> {
@@ -97,8 +103,10 @@ impl Catalogue {
         let starts = count_start(&mut connection).map_err(failed)?;
         let tidings = Arc::new(Tidings::new(starts));
         let readers = Arc::new(Readers::new(path));
-        let writer = Arc::new(Writer::start(connection, tidings.clone())?);
-        Ok(Catalogue { writer, readers, tidings })
+        let outbox = Arc::new(Outbox::default());
+        outbox.recorded(&View { connection: &connection, tidings: &tidings }.inventory_heads()?);
+        let writer = Arc::new(Writer::start(connection, tidings.clone(), outbox.clone())?);
+        Ok(Catalogue { writer, readers, tidings, outbox })
     }
 
     /// Changes the catalogue: `change` in full, durable when this returns, or not at all. `change` runs on the writer's
@@ -148,6 +156,11 @@ impl Catalogue {
             answer
         });
         asked.await.map_err(|error| ended(&error))?
+    }
+
+    /// What is recorded of repositories and may not be in their inventories yet.
+    pub fn outbox(&self) -> &Outbox {
+        &self.outbox
     }
 
     /// Events from now on.

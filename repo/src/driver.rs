@@ -2,11 +2,13 @@
 //! process's business.
 
 mod directory;
+mod durable;
 pub mod filesystem;
 mod label;
 pub mod mount;
 mod repository;
 
 pub use directory::{Capacity, Directory, Entry, LOCK, UNFINISHED};
+pub use durable::Appended;
 pub use label::{LABEL, Label};
 pub use repository::{Attached, attach, check_empty, make, unmake};

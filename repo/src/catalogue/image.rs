@@ -8,6 +8,7 @@ use rusqlite::{Row, named_params};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::inventory::{Noted, is_same};
 use super::row::{Id, Word};
 use super::{Tx, View};
 
@@ -143,6 +144,12 @@ impl View<'_> {
 impl Tx<'_> {
     /// Makes an image known.
     pub fn add_image(&mut self, image: &Image) -> Result<(), Problem> {
+        self.note(image.sr, Noted::Image(image.uuid));
+        self.insert_image(image)
+    }
+
+    /// The same for one of which the inventory knows.
+    pub(super) fn insert_image(&mut self, image: &Image) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO image (uuid, sr, file, format, size, physical, parent, state, kept)
              VALUES (:uuid, :sr, :file, :format, :size, :physical, :parent, :state, :kept)",
@@ -157,7 +164,8 @@ impl Tx<'_> {
 
     /// Records what has become of an image: all but its identity, its repository and whether it is kept.
     pub fn set_image(&mut self, image: &Image) -> Result<(), Problem> {
-        let changed = self.execute(
+        let before = self.image(image.uuid)?;
+        self.execute(
             "UPDATE image SET file = :file, format = :format, size = :size, physical = :physical, parent = :parent,
              state = :state WHERE uuid = :uuid",
             named_params! {
@@ -165,14 +173,17 @@ impl Tx<'_> {
                 ":physical": image.physical, ":parent": image.parent.map(Id), ":state": Word(image.state),
             },
         )?;
-        if changed == 0 {
-            return Err(no_image(image.uuid));
+        if !is_same(&before, &Image { sr: before.sr, kept: before.kept, ..image.clone() }) {
+            self.note(before.sr, Noted::Image(image.uuid));
         }
         self.touch_vdi_of(image.uuid)
     }
 
     /// Forgets an image, if it is known: a step of a task may be done twice.
     pub fn remove_image(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        if let Some(image) = self.find_image(uuid)? {
+            self.note(image.sr, Noted::Image(uuid));
+        }
         self.execute("DELETE FROM image WHERE uuid = ?1", [Id(uuid)]).map(drop)
     }
 }

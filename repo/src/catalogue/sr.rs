@@ -5,6 +5,7 @@ use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
 use super::image::Image;
+use super::inventory::Noted;
 use super::row::{Id, Json, Time, Word, text};
 use super::{Tx, View, not_found};
 
@@ -120,6 +121,9 @@ impl Tx<'_> {
         sr.name = patch.name.clone().unwrap_or(sr.name);
         sr.description = patch.description.clone().unwrap_or(sr.description);
         sr.reserve = patch.reserve.unwrap_or(sr.reserve);
+        if patch.name.is_some() || patch.description.is_some() {
+            self.note(uuid, Noted::Words);
+        }
         self.execute(
             "UPDATE sr SET name = :name, description = :description, reserve = :reserve WHERE uuid = :uuid",
             named_params! {
@@ -163,6 +167,7 @@ impl Tx<'_> {
             self.touch(ObjectKind::Vdi, vdi.uuid, Change::Removed);
         }
         self.execute("DELETE FROM vdi WHERE image IN (SELECT uuid FROM image WHERE sr = ?1)", [Id(uuid)])?;
+        self.drop_inventory(uuid)?;
         // Children refer to parents; all go in one statement, and references are looked at when it ends.
         self.execute("UPDATE image SET parent = NULL WHERE sr = ?1", [Id(uuid)])?;
         self.execute("DELETE FROM image WHERE sr = ?1", [Id(uuid)])?;

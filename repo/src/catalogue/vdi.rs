@@ -154,7 +154,7 @@ impl Tx<'_> {
             },
         )?;
         self.touch(ObjectKind::Vdi, vdi.uuid, Change::Added);
-        Ok(())
+        self.note_vdi(vdi.uuid)
     }
 
     /// Changes what people say of a VDI, and whether it may be written.
@@ -185,6 +185,7 @@ impl Tx<'_> {
             "UPDATE vdi SET name = ?2, description = ?3, read_only = ?4 WHERE uuid = ?1",
             (Id(uuid), vdi.name.as_str(), vdi.description.as_str(), vdi.read_only),
         )?;
+        self.note_vdi(uuid)?;
         self.touch(ObjectKind::Vdi, uuid, Change::Changed);
         Ok(vdi)
     }
@@ -194,7 +195,7 @@ impl Tx<'_> {
         self.vdi_image(uuid)?;
         self.execute("UPDATE vdi SET image = ?2 WHERE uuid = ?1", (Id(uuid), Id(image)))?;
         self.touch(ObjectKind::Vdi, uuid, Change::Changed);
-        Ok(())
+        self.note_vdi(uuid)
     }
 
     /// Forgets a VDI, which may have no VBD. Its image stays, hidden.
@@ -205,6 +206,7 @@ impl Tx<'_> {
             let what = format!("VDI {uuid} is used by VBD {vbd}");
             return Err(Problem::new(Code::InUse, what).advise("destroy its VBDs first"));
         }
+        self.note_vdi(uuid)?;
         self.execute("DELETE FROM lease WHERE vdi = ?1", [Id(uuid)])?;
         if self.execute("DELETE FROM vdi WHERE uuid = ?1", [Id(uuid)])? > 0 {
             self.touch(ObjectKind::Vdi, uuid, Change::Removed);

@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use super::event::Tidings;
+use super::inventory::Outbox;
 use super::{Tx, View, failed};
 
 /// Changes that may wait; who comes then waits to be let in.
@@ -58,10 +59,10 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for As
 
 impl Writer {
     /// Starts the thread, which ends when nobody can ask it any more.
-    pub fn start(connection: Connection, tidings: Arc<Tidings>) -> Result<Writer, Problem> {
+    pub fn start(connection: Connection, tidings: Arc<Tidings>, outbox: Arc<Outbox>) -> Result<Writer, Problem> {
         let (changes, waiting) = mpsc::channel(WAITING_MAX);
         let thread = std::thread::Builder::new().name("catalogue".into());
-        let started = thread.spawn(move || run(connection, waiting, &tidings));
+        let started = thread.spawn(move || run(connection, waiting, &tidings, &outbox));
         started.map(drop).map_err(|error| Problem::failed("start the catalogue's thread", error))?;
         Ok(Writer { changes })
     }
@@ -83,7 +84,7 @@ fn ended() -> Problem {
     Problem::new(Code::Internal, "the catalogue's thread has ended")
 }
 
-fn run(mut connection: Connection, mut waiting: mpsc::Receiver<Box<dyn Change>>, tidings: &Tidings) {
+fn run(mut connection: Connection, mut waiting: mpsc::Receiver<Box<dyn Change>>, tidings: &Tidings, outbox: &Outbox) {
     let mut batch = Vec::new();
     while let Some(first) = waiting.blocking_recv() {
         batch.push(first);
@@ -91,7 +92,7 @@ fn run(mut connection: Connection, mut waiting: mpsc::Receiver<Box<dyn Change>>,
             let Ok(next) = waiting.try_recv() else { break };
             batch.push(next);
         }
-        let committed = commit(&mut connection, &mut batch, tidings);
+        let committed = commit(&mut connection, &mut batch, tidings, outbox);
         for change in batch.drain(..) {
             change.answer(committed.clone());
         }
@@ -99,20 +100,28 @@ fn run(mut connection: Connection, mut waiting: mpsc::Receiver<Box<dyn Change>>,
 }
 
 /// One commit of all changes that are not refused. Those who were are known by their outcome.
-fn commit(connection: &mut Connection, batch: &mut [Box<dyn Change>], tidings: &Tidings) -> Result<(), Problem> {
+fn commit(
+    connection: &mut Connection,
+    batch: &mut [Box<dyn Change>],
+    tidings: &Tidings,
+    outbox: &Outbox,
+) -> Result<(), Problem> {
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(failed)?;
-    let mut tx = Tx { view: View { connection: &transaction, tidings }, touched: Vec::new() };
+    let mut tx = Tx { view: View { connection: &transaction, tidings }, touched: Vec::new(), noted: Vec::new() };
     for change in batch {
-        let before = tx.touched.len();
+        let (before, noted) = (tx.touched.len(), tx.noted.len());
         tx.execute("SAVEPOINT change", [])?;
         if !change.make(&mut tx) {
             tx.execute("ROLLBACK TO change", [])?;
             tx.touched.truncate(before);
+            tx.noted.truncate(noted);
         }
         tx.execute("RELEASE change", [])?;
     }
+    let recorded = tx.record_inventories(outbox)?;
     let events = tx.events()?;
     transaction.commit().map_err(failed)?;
+    outbox.recorded(&recorded);
     tidings.tell(events);
     Ok(())
 }

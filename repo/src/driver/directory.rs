@@ -280,7 +280,7 @@ impl Directory {
     }
 
     /// Makes durable which names there are.
-    fn sync(&self, tried: &str) -> Result<(), Problem> {
+    pub(super) fn sync(&self, tried: &str) -> Result<(), Problem> {
         self.handle.sync_all().map_err(|error| Problem::failed(tried, error))
     }
 }
@@ -297,7 +297,7 @@ fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
     rustix::fs::flock(file, operation)
 }
 
-fn open_failed(tried: &str, errno: Errno) -> Problem {
+pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {
     let code = match errno {
         Errno::NOSPC | Errno::DQUOT => Code::NoSpace,
         Errno::ROFS => Code::ReadOnly,

@@ -7,6 +7,7 @@ use api::{AbsolutePath, Code, ImageFormat, Problem, SrSource, Variant, Versions}
 use uuid::Uuid;
 
 use super::{Directory, LABEL, LOCK, Label, UNFINISHED, filesystem};
+use crate::inventory::{DAMAGED, INVENTORY};
 
 /// What a file system makes by itself.
 const NOBODYS: [&str; 2] = ["lost+found", LOCK];
@@ -90,15 +91,17 @@ pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Proble
     label.write(&directory)
 }
 
-/// Takes the label from the repository `uuid`, and what a killed `make` has left of one. Images stay, and so does a label that
+/// Takes the label and the inventory from the repository `uuid`, and what a killed `make` has left of one. Images stay, and so does a label that
 /// says something else.
 pub fn unmake(path: &AbsolutePath, uuid: Uuid) -> Result<(), Problem> {
     let directory = Directory::open(path)?;
     if Label::read(&directory)?.is_some_and(|there| there.uuid != uuid) {
         return Ok(());
     }
-    for name in [LABEL, &format!("{LABEL}{UNFINISHED}"), LOCK] {
-        directory.remove_image(name)?;
+    let own = [INVENTORY, DAMAGED].iter().flat_map(|name| [format!("{name}{UNFINISHED}"), (*name).into()]);
+    // As long as there is the label, this is a repository that can be destroyed.
+    for name in own.chain([format!("{LABEL}{UNFINISHED}"), LABEL.into(), LOCK.into()]) {
+        directory.remove_image(&name)?;
     }
     Ok(())
 }

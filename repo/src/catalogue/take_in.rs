@@ -1,0 +1,165 @@
+//! A repository's own word goes into the catalogue: all that it says, in one commit, in the place of what was known of it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use api::{Change, Code, ImageFormat, InventoryVdi, ObjectKind, Problem};
+use rusqlite::named_params;
+use uuid::Uuid;
+
+use super::Tx;
+use super::image::{Image, ImageState};
+use super::inventory::Noted;
+use super::row::{Id, Time, Word};
+use crate::inventory::Contents;
+
+/// What has become of the VDIs of a repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TakenIn {
+    /// VDIs that the catalogue did not know.
+    pub added: Vec<Uuid>,
+    /// Those of which it has said something else.
+    pub changed: Vec<Uuid>,
+    /// Those that are no more.
+    pub removed: Vec<Uuid>,
+    /// Those that are no more and have VBDs: they stay, without a file.
+    pub missing: Vec<Uuid>,
+}
+
+impl Tx<'_> {
+    /// The catalogue says of a repository what its inventory says, which is at `generation` with `head`. `files` are the files that
+    /// are there, with what they take. Refuses if something of it is another repository's here.
+    pub fn take_in(
+        &mut self,
+        sr: Uuid,
+        (generation, head): (u64, &str),
+        contents: &Contents,
+        files: &HashMap<String, u64>,
+    ) -> Result<TakenIn, Problem> {
+        self.check_nowhere_else(sr, contents)?;
+        let before = self.contents(sr)?;
+        // References are looked at when the transaction ends: images and VDIs change places on the way there.
+        self.execute("PRAGMA defer_foreign_keys = ON", [])?;
+        self.execute(
+            "UPDATE vdi SET image = '-' || uuid WHERE image IN (SELECT uuid FROM image WHERE sr = ?1)",
+            [Id(sr)],
+        )?;
+        self.execute("DELETE FROM image WHERE sr = ?1", [Id(sr)])?;
+        self.take_in_images(sr, contents, files)?;
+        let taken = self.take_in_vdis(sr, &before.vdis, contents)?;
+        self.execute(
+            "UPDATE sr SET name = ?2, description = ?3 WHERE uuid = ?1",
+            (Id(sr), contents.words.name.as_str(), contents.words.description.as_str()),
+        )?;
+        self.touch(ObjectKind::Sr, sr, Change::Changed);
+        self.set_inventory(sr, generation, head)?;
+        for vdi in &taken.missing {
+            self.keep_without_file(sr, *vdi)?;
+        }
+        Ok(taken)
+    }
+
+    fn check_nowhere_else(&self, sr: Uuid, contents: &Contents) -> Result<(), Problem> {
+        let elsewhere = |what: String| {
+            Problem::new(Code::Exists, what).advise(
+                "one of the two repositories is a copy of the other: forget the other one here, or import what you need of this one",
+            )
+        };
+        for image in contents.images.keys() {
+            if let Some(other) = self.find_image(*image)?.filter(|other| other.sr != sr) {
+                return Err(elsewhere(format!("image {image} is one of the repository {} here", other.sr)));
+            }
+        }
+        for vdi in contents.vdis.keys() {
+            if let Some(other) = self.find_vdi(*vdi)?.filter(|other| other.sr != sr) {
+                let what = format!("VDI {vdi} is «{}» of the repository {} here", other.name, other.sr);
+                return Err(elsewhere(what));
+            }
+        }
+        Ok(())
+    }
+
+    fn take_in_images(&mut self, sr: Uuid, contents: &Contents, files: &HashMap<String, u64>) -> Result<(), Problem> {
+        for image in contents.images.values() {
+            let physical = files.get(&image.file).copied();
+            let state = match (physical, image.damaged) {
+                (None, _) => ImageState::Missing,
+                (Some(_), true) => ImageState::Damaged,
+                (Some(_), false) => ImageState::Ready,
+            };
+            self.insert_image(&Image {
+                uuid: image.uuid,
+                sr,
+                file: image.file.clone(),
+                format: image.format,
+                size: image.size,
+                physical: physical.unwrap_or(0),
+                parent: image.parent,
+                state,
+                kept: image.kept,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn take_in_vdis(
+        &mut self,
+        sr: Uuid,
+        before: &BTreeMap<Uuid, InventoryVdi>,
+        contents: &Contents,
+    ) -> Result<TakenIn, Problem> {
+        let mut taken = TakenIn::default();
+        for vdi in contents.vdis.values() {
+            self.execute(
+                "INSERT INTO vdi VALUES
+                 (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created)
+                 ON CONFLICT (uuid) DO UPDATE SET image = :image, name = :name, description = :description,
+                 read_only = :read_only, snapshot_of = :snapshot_of, snapshot_time = :snapshot_time, created = :created",
+                named_params! {
+                    ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
+                    ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
+                    ":snapshot_of": vdi.snapshot_of.map(Id), ":snapshot_time": vdi.snapshot_time.map(Time),
+                    ":created": Time(vdi.created),
+                },
+            )?;
+            match before.get(&vdi.uuid) {
+                None => {
+                    taken.added.push(vdi.uuid);
+                    self.touch(ObjectKind::Vdi, vdi.uuid, Change::Added);
+                }
+                Some(known) if known == vdi => {}
+                Some(_) => {
+                    taken.changed.push(vdi.uuid);
+                    self.touch(ObjectKind::Vdi, vdi.uuid, Change::Changed);
+                }
+            }
+        }
+        let gone = self.rows("SELECT uuid FROM vdi WHERE image = '-' || uuid", [], |row| Ok(row.get::<_, Id>(0)?.0))?;
+        for vdi in gone {
+            if !self.vbds(None, Some(vdi))?.is_empty() {
+                taken.missing.push(vdi);
+                continue;
+            }
+            self.execute("DELETE FROM lease WHERE vdi = ?1", [Id(vdi)])?;
+            self.execute("DELETE FROM vdi WHERE uuid = ?1", [Id(vdi)])?;
+            self.touch(ObjectKind::Vdi, vdi, Change::Removed);
+            taken.removed.push(vdi);
+        }
+        tracing::debug!(%sr, ?taken, "taken in");
+        Ok(taken)
+    }
+
+    /// A VDI that is no more and that somebody counts on stays, and shows that its file is missing.
+    fn keep_without_file(&mut self, sr: Uuid, vdi: Uuid) -> Result<(), Problem> {
+        let uuid = Uuid::new_v4();
+        self.execute(
+            "INSERT INTO image (uuid, sr, file, format, size, physical, parent, state, kept)
+             VALUES (?1, ?2, ?3, ?4, 512, 0, NULL, ?5, FALSE)",
+            (Id(uuid), Id(sr), format!("{vdi}.missing"), Word(ImageFormat::Raw), Word(ImageState::Missing)),
+        )?;
+        self.execute("UPDATE vdi SET image = ?2 WHERE uuid = ?1", (Id(vdi), Id(uuid)))?;
+        self.note(sr, Noted::Image(uuid));
+        self.note(sr, Noted::Vdi(vdi));
+        self.touch(ObjectKind::Vdi, vdi, Change::Changed);
+        Ok(())
+    }
+}

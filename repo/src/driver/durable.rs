@@ -1,0 +1,112 @@
+//! Small files that grow line by line or are written anew in one piece: what was written is there after the loss of power too.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+
+use api::Problem;
+use rustix::fs::{FallocateFlags, Mode};
+use rustix::io::Errno;
+
+use super::directory::{Directory, UNFINISHED, open_failed};
+
+/// Room that such a file has beside what is in it, so that it can grow while guests have filled the file system: what makes space again
+/// has to be written down first.
+const ROOM: u64 = 256 << 10;
+
+/// Why nothing was appended, as far as is known.
+#[derive(Debug)]
+pub enum Appended {
+    /// Nothing, or what the next one cuts off.
+    Nothing(Problem),
+    /// Nobody knows what is durable of the file.
+    Doubtful(Problem),
+}
+
+fn why(tried: &str, error: &std::io::Error) -> Problem {
+    open_failed(tried, Errno::from_io_error(error).unwrap_or(Errno::IO))
+}
+
+impl Directory {
+    /// Appends to a file in which `len` bytes are meant: what is behind them, of an append that failed or was killed, is cut off.
+    pub fn append_file(&self, name: &str, len: u64, bytes: &[u8]) -> Result<(), Appended> {
+        let tried = format!("append to {}", self.path().join(name).display());
+        let nothing = |error: std::io::Error| Appended::Nothing(why(&tried, &error));
+        let file = self.open_image(name, true).map_err(Appended::Nothing)?;
+        let found = file.metadata().map_err(nothing)?.len();
+        if found < len {
+            let problem = Problem::failed(&tried, format_args!("it has {found} bytes, and {len} were written to it"));
+            return Err(Appended::Doubtful(problem));
+        }
+        if found > len {
+            file.set_len(len).map_err(nothing)?;
+        }
+        file.write_all_at(bytes, len).map_err(nothing)?;
+        keep_room(&file, len.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX)));
+        // Of a failed one nobody knows what it has left: to try it again would prove nothing.
+        file.sync_data().map_err(|error| Appended::Doubtful(why(&tried, &error)))
+    }
+
+    /// Writes a file in the place of the one that has the name, if one has: in full or not at all.
+    pub fn replace_file(&self, name: &str, bytes: &[u8]) -> Result<(), Problem> {
+        let tried = format!("write {}", self.path().join(name).display());
+        let beside = format!("{name}{UNFINISHED}");
+        self.remove_image(&beside)?;
+        let mut file = self.create_image(&beside)?;
+        // For root only: names and sizes of disks are nobody else's business.
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o600)).map_err(|errno| open_failed(&tried, errno))?;
+        let written = file.write_all(bytes).map_err(|error| why(&tried, &error)).and_then(|()| {
+            keep_room(&file, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+            file.sync_all().map_err(|error| why(&tried, &error))
+        });
+        match written {
+            Ok(()) => self.rename_over(&beside, name),
+            Err(problem) => self.remove_image(&beside).and(Err(problem)),
+        }
+    }
+
+    /// Gives a file another name, also if that is taken.
+    pub fn rename_over(&self, from: &str, to: &str) -> Result<(), Problem> {
+        let tried = format!("name {} {to}", self.path().join(from).display());
+        let here = self.handle();
+        rustix::fs::renameat(here, from, here, to).map_err(|errno| open_failed(&tried, errno))?;
+        self.sync(&tried)
+    }
+}
+
+/// Has the file system set something aside behind what is in a file, if it can: not all can, and one that is full cannot now.
+fn keep_room(file: &File, len: u64) {
+    let taken =
+        rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));
+    if taken < len.saturating_add(ROOM / 4) {
+        let _ = rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, len, ROOM);
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs;
+
+    use super::*;
+
+    fn room() -> (tempfile::TempDir, Directory) {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().to_str().unwrap().parse().unwrap();
+        (room, Directory::open(&path).unwrap())
+    }
+
+    #[test]
+    fn a_file_grows_behind_what_is_meant_and_what_is_behind_that_is_cut_off() {
+        let (room, directory) = room();
+        directory.replace_file("a", b"one\n").unwrap();
+        directory.append_file("a", 4, b"two\n").unwrap();
+        fs::write(room.path().join("a"), "one\ntwo\nthr").unwrap();
+        directory.append_file("a", 8, b"4\n").unwrap();
+        assert_eq!(fs::read_to_string(room.path().join("a")).unwrap(), "one\ntwo\n4\n");
+        assert!(matches!(directory.append_file("a", 100, b"5\n"), Err(Appended::Doubtful(_))));
+        assert!(matches!(directory.append_file("b", 0, b"5\n"), Err(Appended::Nothing(_))));
+        directory.replace_file("a", b"new\n").unwrap();
+        assert_eq!(fs::read_to_string(room.path().join("a")).unwrap(), "new\n");
+        assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1);
+    }
+}

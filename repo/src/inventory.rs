@@ -1,0 +1,130 @@
+//! What a repository says of itself: the inventory, a file beside its images (decision 0021).
+//!
+//! One JSON object a line, for people to read. The first line has the whole state of some generation; each line behind it, what one
+//! commit of the catalogue has changed. A line ends with the hash of itself, which is also its *head*: it covers the head of the
+//! line before, so that two files with one head have one history.
+//!
+//! Invariants: what is read is a state that was written, or nothing; a line that was cut off by a crash counts for nothing, and
+//! damage anywhere else is told. All that is in the file may be hostile: no name in it leads out of the directory, no image stands
+//! on itself.
+
+mod line;
+mod log;
+
+use std::collections::{BTreeMap, HashSet};
+
+use api::{Description, InventoryImage, InventoryVdi, Name};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+pub use line::{Line, first_head};
+pub use log::{DAMAGED, Damage, INVENTORY, Log, Read, keep_damaged, read};
+
+/// What people say of a repository.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Words {
+    /// Its name.
+    pub name: Name,
+    /// Its description.
+    #[serde(default, skip_serializing_if = "Description::is_empty")]
+    pub description: Description,
+}
+
+/// All that an inventory says, at some generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// The repository's name and description.
+    pub words: Words,
+    /// Its images.
+    pub images: BTreeMap<Uuid, InventoryImage>,
+    /// Its VDIs.
+    pub vdis: BTreeMap<Uuid, InventoryVdi>,
+}
+
+/// A change of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Change {
+    /// The repository has this name and this description.
+    Sr(Words),
+    /// An image is this.
+    Image(InventoryImage),
+    /// A VDI is this.
+    Vdi(InventoryVdi),
+    /// Something is no more.
+    Gone(Gone),
+}
+
+/// What is no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Gone {
+    /// An image.
+    Image(Uuid),
+    /// A VDI.
+    Vdi(Uuid),
+}
+
+impl Contents {
+    /// Of a repository with nothing in it.
+    pub fn new(words: Words) -> Contents {
+        Contents { words, images: BTreeMap::new(), vdis: BTreeMap::new() }
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Sr(words) => self.words = words,
+            Change::Image(image) => drop(self.images.insert(image.uuid, image)),
+            Change::Vdi(vdi) => drop(self.vdis.insert(vdi.uuid, vdi)),
+            Change::Gone(Gone::Image(image)) => drop(self.images.remove(&image)),
+            Change::Gone(Gone::Vdi(vdi)) => drop(self.vdis.remove(&vdi)),
+        }
+    }
+
+    /// Refuses what is no state of a repository; says why.
+    fn check(&self) -> Result<(), String> {
+        let mut files = HashSet::new();
+        for image in self.images.values() {
+            let file = &image.file;
+            let plain =
+                !["", ".", ".."].contains(&&**file) && !file.contains(['/', '\0']) && !file.starts_with(".tapline-");
+            if !plain {
+                return Err(format!("image {} has a file that is none of a repository's: {file:?}", image.uuid));
+            }
+            if !files.insert(file) {
+                return Err(format!("two images have the file {file:?}"));
+            }
+        }
+        let mut shown = HashSet::new();
+        for vdi in self.vdis.values() {
+            if !self.images.contains_key(&vdi.image) || !shown.insert(vdi.image) {
+                return Err(format!("VDI {} has no image of its own", vdi.uuid));
+            }
+        }
+        self.check_chains()
+    }
+
+    /// Each image stands on nothing in the end.
+    fn check_chains(&self) -> Result<(), String> {
+        let mut sound: HashSet<Uuid> = HashSet::new();
+        for start in self.images.keys() {
+            let mut seen = HashSet::new();
+            let mut at = Some(*start);
+            while let Some(image) = at.filter(|image| !sound.contains(image)) {
+                let Some(found) = self.images.get(&image) else {
+                    return Err(format!("image {start} stands on image {image}, which is not there"));
+                };
+                if !seen.insert(image) {
+                    return Err(format!("image {image} stands on itself"));
+                }
+                at = found.parent;
+            }
+            sound.extend(seen);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test;

@@ -26,8 +26,8 @@ pub use host::{Host, HostDrain, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use problem::{Code, Problem};
 pub use sr::{
-    Forecast, Placed, Scan, Space, Sr, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch, SrProbe, SrSource,
-    SrState, Unplaced, Variant, Versions,
+    Forecast, Placed, Scan, Space, Sr, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch, SrProbe,
+    SrSource, SrState, Unplaced, Variant, Versions,
 };
 pub use task::{About, Task, TaskState};
 pub use token::{Secret, Token, TokenCreate, TokenMade};

@@ -183,6 +183,26 @@ pub struct SrProbe {
     pub source: SrSource,
 }
 
+/// Whose word counts where a repository and the catalogue have diverged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SrBelieve {
+    /// The repository's inventory: what the catalogue says otherwise is given up.
+    Repository,
+    /// The catalogue: the inventory is written anew, and the one that is there kept beside it.
+    Catalogue,
+}
+
+impl SrBelieve {
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            SrBelieve::Repository => "repository",
+            SrBelieve::Catalogue => "catalogue",
+        }
+    }
+}
+
 /// A repository that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SrFound {
@@ -203,11 +223,12 @@ pub struct SrIntroduce {
     /// Its identity, if there is a repository there already; else it is given one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
-    /// Its name.
-    pub name: Name,
-    /// Its description.
-    #[serde(default)]
-    pub description: Description,
+    /// Its name; the one that it has, or had when it was last attached, if that is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Name>,
+    /// Its description; the one that it has if that is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<Description>,
     /// What it lies on.
     pub source: SrSource,
     /// Bytes to leave free: at most 2^62.

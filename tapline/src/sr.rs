@@ -1,9 +1,10 @@
 //! `tapline sr`.
 
+mod inventory;
 mod shown;
 mod source;
 
-use api::{Description, ImageFormat, Name, Problem, Scan, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
+use api::{Description, ImageFormat, Name, Problem, Scan, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
 use uuid::Uuid;
 
 use crate::confirm::Confirm;
@@ -39,11 +40,16 @@ pub enum Verb {
     /// Make a repository known that exists, or a directory of images that others have made
     Introduce(Introduce),
     /// Make a repository usable: what it lies on is mounted
-    Attach(One),
+    Attach(Attach),
     /// Let what a repository lies on go; none of its disks may be plugged
     Detach(One),
     /// Look at all files of a repository, and tell what has appeared and what is missing
     Scan(One),
+    /// Show what a repository says of itself in its own file: names, identities, what stands on what
+    Inventory {
+        /// Its name or the beginning of its UUID; or a directory, with a slash in it, whether known or not
+        sr: String,
+    },
     /// Make a repository unknown; all that it holds stays as it is
     Forget(One),
     /// Destroy a repository with all that it holds
@@ -57,6 +63,19 @@ pub enum Verb {
 pub struct One {
     /// Its name or the beginning of its UUID
     sr: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// Attaches a repository.
+#[derive(clap::Args)]
+pub struct Attach {
+    /// Its name or the beginning of its UUID
+    sr: String,
+    /// Whose word counts if the repository's own file and this host's catalogue have diverged, as after a backup of one of them
+    /// was put back: that of the repository, or that of the catalogue. What the other one says is given up
+    #[arg(long, value_name = "WHOM", value_parser = word::one_of::<SrBelieve>(&["repository", "catalogue"]))]
+    believe: Option<SrBelieve>,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -84,16 +103,16 @@ pub struct Create {
 /// Makes a repository known.
 #[derive(clap::Args)]
 pub struct Introduce {
-    /// Its name
-    name: Name,
+    /// Its name [default: the one that it has]
+    name: Option<Name>,
     #[command(flatten)]
     source: Source,
     /// Its UUID, as «sr probe» shows it; if there is no repository there yet, it is given one
     #[arg(long)]
     uuid: Option<Uuid>,
-    /// Its description
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    description: Description,
+    /// Its description [default: the one that it has]
+    #[arg(long, value_name = "TEXT")]
+    description: Option<Description>,
     /// Bytes to leave free
     #[arg(long, value_name = "SIZE", value_parser = word::bytes, default_value = "0")]
     reserve: u64,
@@ -143,12 +162,13 @@ impl Verb {
             Verb::Show { sr } => session.show(&client.sr(session.sr(&sr).await?).await?, COLUMNS),
             Verb::Probe { source, waiting } => probe(session, source, waiting).await,
             Verb::Introduce(introduce) => introduce.run(session).await,
-            Verb::Attach(One { sr, waiting }) => {
-                session.did(client.sr_attach(session.sr(&sr).await?).await?, waiting).await
+            Verb::Attach(Attach { sr, believe, waiting }) => {
+                session.did(client.sr_attach(session.sr(&sr).await?, believe).await?, waiting).await
             }
             Verb::Detach(One { sr, waiting }) => {
                 session.did(client.sr_detach(session.sr(&sr).await?).await?, waiting).await
             }
+            Verb::Inventory { sr } => inventory::show(session, &sr).await,
             Verb::Scan(One { sr, waiting }) => scan(session, &sr, waiting).await,
             Verb::Forget(One { sr, waiting }) => {
                 session.did(client.sr_forget(session.sr(&sr).await?).await?, waiting).await

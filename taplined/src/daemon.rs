@@ -111,6 +111,7 @@ impl Daemon {
                 vdi::collect(&daemon, sr.uuid);
             }
         }
+        tokio::spawn(crate::sr::keep_inventories(daemon.clone()));
         tokio::spawn(crate::sr::seek_lost(daemon.clone()));
         tokio::spawn(crate::sr::watch_space(daemon.clone()));
         Ok(daemon)

@@ -1,4 +1,4 @@
-//! Where tests kill the daemon: before and after every step of every journalled task.
+//! Where tests kill the daemon: before and after every step of every journalled task, and every append to an inventory.
 
 use std::sync::LazyLock;
 

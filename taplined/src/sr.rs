@@ -6,6 +6,7 @@
 mod attach;
 mod destroy;
 mod forecast;
+mod inventory;
 mod make;
 mod patience;
 mod place;
@@ -29,6 +30,7 @@ use place::Places;
 use space::Watched;
 
 pub use destroy::Destroy;
+pub use inventory::keep_inventories;
 pub use make::{Create, Introduce, new_sr};
 pub use scan::scan;
 pub use watch::{seek_lost, watch_space};
@@ -39,6 +41,8 @@ pub struct Srs {
     catalogue: Catalogue,
     /// Their directories.
     open: Mutex<HashMap<Uuid, Arc<Directory>>>,
+    /// What is known of their inventories, of those that can be written.
+    logs: Mutex<HashMap<Uuid, inventory::Slot>>,
     /// Those that are being attached, detached, scanned or removed.
     claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
     patience: Patience,
@@ -69,6 +73,7 @@ impl Srs {
         Srs {
             catalogue,
             open: Mutex::default(),
+            logs: Mutex::default(),
             claimed: Arc::default(),
             patience: Patience::new(limit),
             places: Places { directory: config.run_directory.join("sr"), limit },
@@ -80,6 +85,10 @@ impl Srs {
 
     fn open(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Directory>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn logs(&self) -> MutexGuard<'_, HashMap<Uuid, inventory::Slot>> {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a repository one task's, which does `doing` to it.

@@ -72,7 +72,7 @@ fn a_repository_is_made_found_detached_forgotten_introduced_and_destroyed() {
     fs::write(path.join("notes.txt"), "others'").unwrap();
     let (status, plan) = daemon.delete(&format!("/srs/{uuid}?dry_run=true"));
     assert_eq!((status, &plan["leaves"]), (200, &json!(["notes.txt"])));
-    assert_eq!(names(&path).len(), 3);
+    assert_eq!(names(&path).len(), 4);
     daemon.done(daemon.delete(&format!("/srs/{uuid}")));
     assert_eq!(names(&path), ["notes.txt"]);
     assert_eq!(daemon.get(&format!("/srs/{uuid}")).0, 404);

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use harness::Taplined;
+use harness::{Taplined, disks};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
@@ -123,6 +123,7 @@ impl Bed {
         let held = "SELECT (SELECT count(*) FROM lease) + (SELECT count(*) FROM claim)";
         let held: u32 = catalogue.query_row(held, [], |row| row.get(0)).unwrap();
         assert_eq!(held, 0, "{}", self.daemon.log());
+        disks::inventory_agrees(&self.daemon);
     }
 }
 

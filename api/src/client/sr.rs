@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Problem, Scan, Sr, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
+use crate::{Inventory, Problem, Scan, Sr, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe};
 
 const SRS: &str = "srs";
 
@@ -40,14 +40,25 @@ impl Client {
         self.change(Method::PATCH, &Target::object(SRS, uuid), asked).await
     }
 
-    /// Makes a repository usable.
-    pub async fn sr_attach(&self, uuid: Uuid) -> Result<Answer<Sr>, Problem> {
-        self.begin(Method::POST, &Target::verb(SRS, uuid, "attach"), &()).await
+    /// Makes a repository usable; says whose word counts if it and the catalogue have diverged.
+    pub async fn sr_attach(&self, uuid: Uuid, believe: Option<SrBelieve>) -> Result<Answer<Sr>, Problem> {
+        let target = Target::verb(SRS, uuid, "attach").query("believe", believe.map(SrBelieve::word));
+        self.begin(Method::POST, &target, &()).await
     }
 
     /// Lets what it lies on go.
     pub async fn sr_detach(&self, uuid: Uuid) -> Result<Answer<Sr>, Problem> {
         self.begin(Method::POST, &Target::verb(SRS, uuid, "detach"), &()).await
+    }
+
+    /// What it says of itself.
+    pub async fn sr_inventory(&self, uuid: Uuid) -> Result<Inventory, Problem> {
+        self.get(&Target::verb(SRS, uuid, "inventory")).await
+    }
+
+    /// What the repository at a place says of itself.
+    pub async fn sr_inventory_at(&self, asked: &SrProbe) -> Result<Inventory, Problem> {
+        self.change(Method::POST, &Target::new("srs/inventory"), asked).await
     }
 
     /// Looks at all its files.

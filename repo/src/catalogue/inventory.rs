@@ -69,7 +69,8 @@ impl Outbox {
         }
     }
 
-    fn written(&self, sr: Uuid) -> Option<u64> {
+    /// The generation that is in the file of a repository for certain, if that is known.
+    pub fn written(&self, sr: Uuid) -> Option<u64> {
         self.state().get(&sr).and_then(|reached| reached.written)
     }
 
@@ -232,6 +233,11 @@ impl Tx<'_> {
         Ok(())
     }
 
+    /// Lines that are in the file are not kept any longer.
+    pub fn trim_inventory(&mut self, sr: Uuid, written: u64) -> Result<(), Problem> {
+        self.execute("DELETE FROM inventory_outbox WHERE sr = ?1 AND generation <= ?2", (Id(sr), written)).map(drop)
+    }
+
     /// Keeps a line for each repository of which the inventory says something else: before the commit, when all its changes are made.
     /// Tells how far they are then.
     pub(super) fn record_inventories(&mut self, outbox: &Outbox) -> Result<Vec<(Uuid, Option<u64>)>, Problem> {
@@ -257,7 +263,7 @@ impl Tx<'_> {
         let changes = noted.into_iter().map(|one| self.change(sr, one)).collect::<Result<Vec<_>, Problem>>()?;
         let line = Line::new(generation.saturating_add(1), head, changes)?;
         if let Some(written) = outbox.written(sr) {
-            self.execute("DELETE FROM inventory_outbox WHERE sr = ?1 AND generation <= ?2", (Id(sr), written))?;
+            self.trim_inventory(sr, written)?;
         }
         self.execute("INSERT INTO inventory_outbox VALUES (?1, ?2, ?3)", (Id(sr), line.generation, &line.text))?;
         self.execute(

@@ -6,10 +6,10 @@ use api::{Change, Code, ImageFormat, InventoryVdi, ObjectKind, Problem};
 use rusqlite::named_params;
 use uuid::Uuid;
 
-use super::Tx;
 use super::image::{Image, ImageState};
 use super::inventory::Noted;
 use super::row::{Id, Time, Word};
+use super::{Tx, View};
 use crate::inventory::Contents;
 
 /// What has become of the VDIs of a repository.
@@ -23,6 +23,29 @@ pub struct TakenIn {
     pub removed: Vec<Uuid>,
     /// Those that are no more and have VBDs: they stay, without a file.
     pub missing: Vec<Uuid>,
+}
+
+impl View<'_> {
+    /// Refuses what an inventory of the repository `sr` says if something of it is another repository's here.
+    pub fn check_nowhere_else(&self, sr: Uuid, contents: &Contents) -> Result<(), Problem> {
+        let elsewhere = |what: String| {
+            Problem::new(Code::Exists, what).advise(
+                "one of the two repositories is a copy of the other: forget the other one here, or import what you need of this one",
+            )
+        };
+        for image in contents.images.keys() {
+            if let Some(other) = self.find_image(*image)?.filter(|other| other.sr != sr) {
+                return Err(elsewhere(format!("image {image} is one of the repository {} here", other.sr)));
+            }
+        }
+        for vdi in contents.vdis.keys() {
+            if let Some(other) = self.find_vdi(*vdi)?.filter(|other| other.sr != sr) {
+                let what = format!("VDI {vdi} is '{}' of the repository {} here", other.name, other.sr);
+                return Err(elsewhere(what));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Tx<'_> {
@@ -56,26 +79,6 @@ impl Tx<'_> {
             self.keep_without_file(sr, *vdi)?;
         }
         Ok(taken)
-    }
-
-    fn check_nowhere_else(&self, sr: Uuid, contents: &Contents) -> Result<(), Problem> {
-        let elsewhere = |what: String| {
-            Problem::new(Code::Exists, what).advise(
-                "one of the two repositories is a copy of the other: forget the other one here, or import what you need of this one",
-            )
-        };
-        for image in contents.images.keys() {
-            if let Some(other) = self.find_image(*image)?.filter(|other| other.sr != sr) {
-                return Err(elsewhere(format!("image {image} is one of the repository {} here", other.sr)));
-            }
-        }
-        for vdi in contents.vdis.keys() {
-            if let Some(other) = self.find_vdi(*vdi)?.filter(|other| other.sr != sr) {
-                let what = format!("VDI {vdi} is «{}» of the repository {} here", other.name, other.sr);
-                return Err(elsewhere(what));
-            }
-        }
-        Ok(())
     }
 
     fn take_in_images(&mut self, sr: Uuid, contents: &Contents, files: &HashMap<String, u64>) -> Result<(), Problem> {

@@ -81,9 +81,8 @@ pub fn read(directory: &Directory, sr: Uuid) -> Result<Read, Problem> {
     let path = directory.path().join(INVENTORY).display().to_string();
     let first = bytes.split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();
     // Of a newer one, not even the hash need be where it is expected.
-    if let Ok(Versioned { version }) = serde_json::from_slice(first)
-        && version > VERSION
-    {
+    let version = serde_json::from_slice(first).map_or(0, |Versioned { version }| version);
+    if version > VERSION {
         let what = format!("{path} is of version {version}, and this taplined knows version {VERSION}");
         return Err(Problem::new(Code::Unsupported, what).advise("attach it with the version that has written it"));
     }
@@ -155,7 +154,7 @@ fn newest(bytes: &[u8]) -> (Option<(u64, String)>, u64) {
     let mut heads = BTreeMap::new();
     let lines: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
     for (at, line) in lines.iter().enumerate() {
-        let Ok(text) = str::from_utf8(line) else { continue };
+        let Ok(text) = std::str::from_utf8(line) else { continue };
         if let Ok(header) = parse::<Header>(text) {
             heads.insert(header.generation, (header.head, at));
         } else if let Ok(line) = parse::<Changes>(text) {
@@ -222,7 +221,7 @@ impl Log {
         for (line, generation) in new.iter().zip(self.generation.saturating_add(1)..) {
             if line.before != *head || line.generation != generation {
                 self.doubtful = true;
-                return Err(Problem::new(Code::Internal, "the inventory and the catalogue have parted"));
+                return Err(Problem::new(Code::Internal, "the inventory and the catalogue have diverged"));
             }
             head = &line.head;
         }

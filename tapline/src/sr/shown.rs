@@ -87,7 +87,7 @@ pub fn scanned(scan: &Scan) -> String {
         writeln!(text, "{head:>9}  {what}").unwrap_or_default();
     };
     for placed in &scan.appeared {
-        let vdi = placed.vdi.map_or("only stands below others".into(), |vdi| format!("vdi {vdi}"));
+        let vdi = placed.vdi.map_or("hidden, and kept as it is".into(), |vdi| format!("vdi {vdi}"));
         line("appeared", format!("{}: {vdi}", placed.file));
     }
     for vdi in &scan.missing {
@@ -122,7 +122,7 @@ mod test {
             unplaced: vec![Unplaced { file: "b.vhd".into(), problem }],
             counts: [("images".to_owned(), 7), ("notes".to_owned(), 1)].into(),
         };
-        let text = " appeared  a.vhd: only stands below others\n  missing  vdi 00000000-0000-0000-0000-000000000000\n \
+        let text = " appeared  a.vhd: hidden, and kept as it is\n  missing  vdi 00000000-0000-0000-0000-000000000000\n \
                     no place  b.vhd: its parent is not here; import it with its parent\n    files  7 images, 1 notes\n";
         assert_eq!(scanned(&scan), text);
     }

@@ -134,10 +134,20 @@ fn words_that_make_no_sense_are_refused_before_anything_is_asked() {
 fn verbs_of_an_sr_ask_their_routes() {
     let scan = json!({"appeared": [], "missing": [], "returned": [], "unplaced": [], "counts": {"images": 3}});
     let found = [json!({"uuid": SR, "name": "fast", "known": false, "images": 3})];
+    let image = json!({"uuid": VDI, "file": "a.vhd", "format": "vhd", "size": 1 << 30});
+    let of_it = json!({
+        "uuid": VDI, "image": VDI, "name": "web", "read_only": false, "created": "2026-11-23T12:00:00Z",
+    });
+    let inventory = json!({
+        "sr": SR, "name": "fast", "description": "", "generation": 7, "head": "00", "images": [image], "vdis": [of_it],
+    });
     let played = Played::new([
         ok("POST", "srs/probe", &found),
         ok("POST", "srs/introduce", &sr(1, "fast")),
         ok("POST", &format!("srs/{SR}/attach"), &sr(1, "fast")),
+        ok("POST", &format!("srs/{SR}/attach?believe=repository"), &sr(1, "fast")),
+        ok("GET", &format!("srs/{SR}/inventory"), &inventory),
+        ok("POST", "srs/inventory", &inventory),
         begun("POST", &format!("srs/{SR}/scan"), &task(1, api::TaskState::Running, 0.0, None)),
         ok("GET", &format!("tasks/{TASK}?wait=1"), &done(1, scan)),
         ok("PATCH", &format!("srs/{SR}"), &sr(1, "fast")),
@@ -148,11 +158,16 @@ fn verbs_of_an_sr_ask_their_routes() {
     assert_eq!(probed, format!("UUID{:34}NAME  KNOWN  IMAGES\n{SR}  fast  false       3\n", ""));
     assert_eq!(out(&played.run(&["sr", "introduce", "fast", "--dir", "/srv", "--uuid", SR])), format!("{SR}\n"));
     assert_eq!(out(&played.run(&["sr", "attach", SR])), "");
+    assert_eq!(out(&played.run(&["sr", "attach", SR, "--believe", "repository"])), "");
+    let told = out(&played.run(&["sr", "inventory", SR]));
+    assert!(told.starts_with(&format!("sr 'fast' ({SR}), generation 7\nUUID")), "{told}");
+    assert!(told.contains(&format!("{VDI}  web")) && told.contains("a.vhd"), "{told}");
+    assert_eq!(out(&played.run(&["sr", "inventory", "/srv/vms"])), told);
     assert_eq!(out(&played.run(&["sr", "scan", SR])), "    files  3 images\n");
     assert_eq!(out(&played.run(&["sr", "set", SR, "--reserve", "0"])), "");
     assert_eq!(out(&played.run(&["sr", "detach", SR])), "");
     assert_eq!(out(&played.run(&["sr", "forget", SR])), "");
-    assert_eq!(played.asked()[5].body, json!({"reserve": 0}));
+    assert_eq!(played.asked()[8].body, json!({"reserve": 0}));
 }
 
 #[test]

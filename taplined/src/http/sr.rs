@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use api::{
-    About, Code, ObjectKind, Problem, Sr, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch, SrProbe, SrSource,
-    SrState, Task,
+    About, Code, Inventory, ObjectKind, Problem, Sr, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
+    SrProbe, SrSource, SrState, Task,
 };
 use axum::Json;
 use axum::extract::State;
@@ -38,6 +38,8 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(detach))
         .routes(routes!(scan))
         .routes(routes!(forget))
+        .routes(routes!(inventory))
+        .routes(routes!(inventory_at))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -97,7 +99,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Be
         return Err(Problem::new(Code::Unsupported, what).field("format").advise("leave the format out").into());
     }
     let sr = sr::new_sr(Uuid::new_v4(), name, description, source, reserve);
-    let job = Create { sr, format, labelled: false, unreached: Arc::default() };
+    let job = Create { sr, format, labelled: false, named: true, described: true, unreached: Arc::default() };
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
     begun(task)
 }
@@ -120,9 +122,13 @@ async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Resu
 async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>) -> Begun {
     let SrIntroduce { uuid, name, description, source, reserve } = asked;
     repo::driver::mount::check(&source)?;
+    let found = match source {
+        SrSource::Iso { .. } => None,
+        _ => daemon.srs.found_at(&source).await?,
+    };
     let there = match source {
         SrSource::Iso { .. } => uuid,
-        _ => daemon.srs.label_at(&source).await?,
+        _ => found.as_ref().map(|found| found.uuid),
     };
     let uuid = match (uuid, there) {
         (None, None) => Uuid::new_v4(),
@@ -140,8 +146,14 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
             return Err(Problem::new(Code::NotFound, what).field("uuid").advise("see what a probe finds").into());
         }
     };
-    let sr = sr::new_sr(uuid, name, description, source, reserve);
-    let job = Introduce { sr, format: None, labelled: there.is_some(), unreached: Arc::default() };
+    let (named, described) = (name.is_some(), description.is_some());
+    let Some(name) = name.or(found.map(|found| found.name)) else {
+        let what = "nothing there says what it is called";
+        return Err(Problem::new(Code::Invalid, what).field("name").advise("give it a name").into());
+    };
+    let sr = sr::new_sr(uuid, name, description.unwrap_or_default(), source, reserve);
+    let labelled = there.is_some();
+    let job = Introduce { sr, format: None, labelled, named, described, unreached: Arc::default() };
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
     begun(task)
 }
@@ -183,18 +195,28 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked
     begun(task).map(IntoResponse::into_response)
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Believed {
+    /// Whose word counts if the repository's inventory and the catalogue have diverged; it is refused then if nobody says.
+    #[param(inline)]
+    believe: Option<SrBelieve>,
+}
+
 /// Attaches a repository. What nobody needs any more of what is in it is then merged and removed.
 #[utoipa::path(
-    post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach", params(("uuid" = Uuid, Path)),
+    post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach",
+    params(("uuid" = Uuid, Path), Believed),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-async fn attach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<Believed>) -> Begun {
     let claim = claim(&daemon, uuid, "attached").await?;
     let at_work = daemon.clone();
     let work = move |mut context: Context| async move {
         let _claim = claim;
         context.step("attach", false).await?;
-        at_work.srs.attach(uuid).await?;
+        at_work.srs.attach_as(uuid, asked.believe, false).await?;
         vdi::collect(&at_work, uuid);
         Ok(json!({ "uuid": uuid }))
     };
@@ -231,6 +253,7 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         let scan = sr::scan(&at_work, uuid, &mut context).await?;
+        at_work.srs.keep_inventory(uuid).await?;
         vdi::collect(&at_work, uuid);
         let mut result = serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))?;
         result["uuid"] = json!(uuid);
@@ -246,16 +269,44 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 )]
 async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     let _claim = claim(&daemon, uuid, "forgotten").await?;
+    let written = daemon.catalogue.outbox().written(uuid);
     let forgotten = daemon.catalogue.write(move |tx| {
-        if tx.sr(uuid)?.state == SrState::Attached {
+        let Sr { state, variant, .. } = tx.sr(uuid)?;
+        if state == SrState::Attached {
             let what = format!("the repository {uuid} is attached");
             return Err(Problem::new(Code::State, what).advise("detach it first"));
         }
         tx.check_sr_unused(uuid)?;
+        // Of one that is lost for good, or for reading only, nobody will ever write them.
+        let writable = state == SrState::Detached && !variant.is_some_and(|variant| variant.read_only);
+        let lines = tx.inventory_lines(uuid)?;
+        let unwritten = lines.iter().filter(|line| written.is_none_or(|written| line.generation > written)).count();
+        if unwritten > 0 && writable {
+            let what = format!("{unwritten} changes of the repository {uuid} are not in its inventory yet");
+            return Err(Problem::new(Code::State, what).advise("attach it and detach it again; then forget it"));
+        }
         tx.remove_sr(uuid)
     });
     forgotten.await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// What a repository that is attached says of itself, in its own file.
+#[utoipa::path(
+    get, path = "/srs/{uuid}/inventory", tag = "sr", operation_id = "sr_inventory", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = Inventory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn inventory(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Inventory>, Refusal> {
+    Ok(Json(daemon.srs.inventory(uuid).await?))
+}
+
+/// What the repository at a place says of itself, whether it is known here or not. Changes nothing.
+#[utoipa::path(
+    post, path = "/srs/inventory", tag = "sr", operation_id = "sr_inventory_at", request_body = SrProbe,
+    responses((status = 200, body = Inventory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn inventory_at(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Result<Json<Inventory>, Refusal> {
+    Ok(Json(daemon.srs.inventory_at(&asked.source).await?))
 }
 
 /// A repository that is known becomes one task's.

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{AbsolutePath, Code, Problem, Sr, SrState};
+use api::{AbsolutePath, Code, Problem, Sr, SrBelieve, SrState};
 use repo::driver::{self, Attached, Directory};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::Srs;
+use super::{Srs, inventory};
 use crate::daemon::Daemon;
 
 /// How long those who have the directory at a detachment may take to let go: they are about to, since no disk is plugged
@@ -43,22 +43,51 @@ impl Srs {
     }
 
     /// The directory of an open repository is to be had.
-    pub(super) fn keep(&self, uuid: Uuid, directory: Directory) {
-        self.open().insert(uuid, Arc::new(directory));
+    pub(super) fn keep(&self, uuid: Uuid, directory: Arc<Directory>) {
+        self.open().insert(uuid, directory);
     }
 
     /// Attaches a repository. Done twice it is as good as once.
     pub async fn attach(&self, uuid: Uuid) -> Result<(), Problem> {
+        self.attach_as(uuid, None, false).await
+    }
+
+    /// Attaches a repository, and believes one side if it and the catalogue have diverged. If the daemon has `just_started`, nothing that
+    /// the catalogue has under way goes on yet.
+    pub async fn attach_as(&self, uuid: Uuid, believe: Option<SrBelieve>, just_started: bool) -> Result<(), Problem> {
         let sr = self.catalogue.read(move |view| view.sr(uuid)).await?;
         if self.open().contains_key(&uuid) {
             return Ok(());
         }
         let Attached { directory, variant } = self.open_it(&sr).await?;
+        let directory = Arc::new(directory);
+        let examined = match self.examine(&sr, &directory, &variant, believe).await {
+            Ok(examined) => examined,
+            Err(problem) => {
+                drop(directory);
+                self.leave_place(&sr).await;
+                return Err(problem);
+            }
+        };
         self.keep(uuid, directory);
-        let recorded = self.catalogue.write(move |tx| tx.set_sr_state(uuid, SrState::Attached, Some(&variant))).await;
-        if let Err(problem) = recorded {
-            self.let_go(uuid).await?;
-            return Err(problem);
+        let recorded = self.catalogue.write(move |tx| {
+            tx.set_sr_state(uuid, SrState::Attached, Some(&variant))?;
+            let taken = examined.record(tx, uuid, just_started)?;
+            Ok((examined, taken))
+        });
+        let examined = match recorded.await {
+            Ok((examined, taken)) => {
+                taken.iter().for_each(|taken| inventory::tell(&sr, taken));
+                examined
+            }
+            Err(problem) => {
+                self.let_go(uuid).await?;
+                return Err(problem);
+            }
+        };
+        self.keep_log(uuid, examined);
+        if let Err(problem) = self.keep_inventory(uuid).await {
+            tracing::error!(sr = %uuid, name = %sr.name, "its inventory is not up to date, and will be later: {problem}");
         }
         self.remember_space(&sr);
         self.measure_now(uuid).await;
@@ -67,11 +96,17 @@ impl Srs {
 
     /// Detaches a repository that nobody uses; if it cannot be, it stays attached.
     pub async fn detach(&self, uuid: Uuid) -> Result<(), Problem> {
+        // Who attaches it next, on whatever host, is to find all of it.
+        if self.open().contains_key(&uuid) {
+            self.keep_inventory(uuid).await?;
+        }
+        let written = self.catalogue.outbox().written(uuid);
         let sr = self
             .catalogue
             .write(move |tx| {
                 tx.check_sr_unused(uuid)?;
                 tx.set_sr_state(uuid, SrState::Detached, None)?;
+                written.map_or(Ok(()), |written| tx.trim_inventory(uuid, written))?;
                 tx.sr(uuid)
             })
             .await?;
@@ -97,7 +132,10 @@ impl Srs {
         let begun = tokio::time::Instant::now();
         loop {
             match Arc::try_unwrap(directory) {
-                Ok(last) => return self.patience.ask(uuid, "close", move || close(last)).await,
+                Ok(last) => {
+                    self.leave_log(uuid);
+                    return self.patience.ask(uuid, "close", move || close(last)).await;
+                }
                 Err(shared) if begun.elapsed() < TO_LET_GO => directory = shared,
                 Err(shared) => {
                     self.open().insert(uuid, shared);
@@ -115,7 +153,7 @@ impl Srs {
         let mut attaching = JoinSet::new();
         for sr in srs.into_iter().filter(|sr| sr.state != SrState::Detached) {
             let daemon = daemon.clone();
-            attaching.spawn(async move { daemon.srs.attach_or_lose(&sr).await });
+            attaching.spawn(async move { daemon.srs.attach_or_lose(&sr, true).await });
         }
         while let Some(done) = attaching.join_next().await {
             done.map_err(|error| Problem::new(Code::Internal, format!("attaching repositories ended: {error}")))??;
@@ -124,8 +162,8 @@ impl Srs {
     }
 
     /// Attaches a repository that should be; one that cannot be is lost.
-    pub(super) async fn attach_or_lose(&self, sr: &Sr) -> Result<(), Problem> {
-        match self.attach(sr.uuid).await {
+    pub(super) async fn attach_or_lose(&self, sr: &Sr, just_started: bool) -> Result<(), Problem> {
+        match self.attach_as(sr.uuid, None, just_started).await {
             Ok(()) => Ok(()),
             Err(problem) => self.lose(sr, &problem).await,
         }
@@ -135,6 +173,7 @@ impl Srs {
     pub(super) async fn lose(&self, sr: &Sr, why: &Problem) -> Result<(), Problem> {
         let uuid = sr.uuid;
         self.open().remove(&uuid);
+        self.leave_log(uuid);
         if sr.state == SrState::Lost {
             return Ok(());
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use api::{About, Code, ObjectKind, Problem, Sr, SrDestroyPlan, SrSource, SrState};
 use repo::driver::{self, Directory, LABEL, LOCK};
+use repo::inventory::{DAMAGED, INVENTORY};
 use repo::{Tx, View};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -48,7 +49,7 @@ impl Destroy {
     pub async fn plan(&self, srs: &Srs) -> Result<SrDestroyPlan, Problem> {
         let directory = srs.directory(self.sr.uuid).await?;
         let entries = srs.patience.ask(self.sr.uuid, "list", move || directory.entries()).await?;
-        let ours = |name: &String| self.files.contains(name) || [LABEL, LOCK].contains(&&**name);
+        let ours = |name: &String| self.files.contains(name) || [LABEL, LOCK, INVENTORY, DAMAGED].contains(&&**name);
         let (removes, leaves) = entries.into_iter().map(|entry| entry.name).partition(ours);
         Ok(SrDestroyPlan { removes, leaves })
     }
@@ -57,6 +58,7 @@ impl Destroy {
         let (srs, uuid) = (&daemon.srs, self.sr.uuid);
         let path = srs.place_of(&self.sr).await?;
         let open = srs.open().get(&uuid).cloned();
+        srs.leave_log(uuid);
         let files = self.files.clone();
         srs.patience
             .ask(uuid, "remove", move || {
@@ -108,6 +110,10 @@ impl Job for Destroy {
     const STEPS: &'static [&'static str] = &["remove", "forget"];
     const NO_RETURN: &'static str = "remove";
 
+    fn changes(&self) -> Option<uuid::Uuid> {
+        None
+    }
+
     fn about(&self) -> Vec<About> {
         vec![About { kind: ObjectKind::Sr, uuid: self.sr.uuid }]
     }
@@ -123,7 +129,7 @@ impl Job for Destroy {
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         let uuid = self.sr.uuid;
         if !daemon.srs.open().contains_key(&uuid) {
-            return daemon.srs.attach_or_lose(&self.sr).await;
+            return daemon.srs.attach_or_lose(&self.sr, false).await;
         }
         daemon.catalogue.write(move |tx| tx.set_sr_state(uuid, SrState::Attached, None)).await
     }

@@ -7,13 +7,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, SrState};
+use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, SrState, Variant};
 use repo::Tx;
-use repo::driver::{self, Attached, Label};
+use repo::driver::{self, Attached, Directory, Label};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::Srs;
+use super::inventory::Examined;
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::Job;
@@ -32,6 +34,12 @@ pub struct Make<const KEPT: bool> {
     pub format: Option<ImageFormat>,
     /// It has its label already.
     pub labelled: bool,
+    /// The name is what somebody asked for, not only what is known of it.
+    #[serde(default)]
+    pub named: bool,
+    /// The same of the description.
+    #[serde(default)]
+    pub described: bool,
     /// Nothing was found where it is to be, by this daemon: there is nothing to be undone there, and nobody waits for a server once more.
     #[serde(skip)]
     pub unreached: Arc<AtomicBool>,
@@ -61,33 +69,64 @@ impl<const KEPT: bool> Make<KEPT> {
             let label = Label::new(self.sr.uuid, self.sr.name.clone(), self.format);
             srs.patience.ask(self.sr.uuid, "make", move || driver::make(&path, &label, KEPT)).await?;
         }
-        srs.open_it(&self.sr).await.map(drop)
+        // What cannot be attached is refused while there is a way back.
+        let Attached { directory, variant } = srs.open_it(&self.sr).await?;
+        srs.examine(&self.sr, &Arc::new(directory), &variant, None).await.map(drop)
     }
 
     async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
         let (uuid, srs) = (self.sr.uuid, &daemon.srs);
         let mut sr = self.sr.clone();
-        match srs.open_it(&sr).await {
-            Ok(Attached { directory, variant }) => {
+        let examined = match self.open(srs).await {
+            Ok((directory, variant, examined)) => {
                 srs.keep(uuid, directory);
                 sr.variant = Some(variant);
+                Some(examined)
             }
             // It was there a moment ago: it will be looked for.
             Err(problem) => {
                 tracing::error!(sr = %uuid, "the repository is lost as soon as it is made: {problem}");
                 sr.state = SrState::Lost;
+                None
             }
-        }
-        let recorded = daemon.catalogue.write(move |tx| match tx.find_sr(uuid)? {
-            Some(_) => Ok(()),
-            None => tx.add_sr(&sr),
+        };
+        let job = self.clone();
+        let recorded = daemon.catalogue.write(move |tx| {
+            let known = tx.find_sr(uuid)?.is_some();
+            match (known, &examined) {
+                (true, _) => {}
+                (false, None) => tx.add_sr(&sr)?,
+                (false, Some(examined)) => job.add(tx, &sr, examined)?,
+            }
+            Ok(examined)
         });
-        if let Err(problem) = recorded.await {
-            srs.let_go(uuid).await?;
-            return Err(problem);
+        match recorded.await {
+            Ok(examined) => examined.into_iter().for_each(|examined| srs.keep_log(uuid, examined)),
+            Err(problem) => {
+                srs.let_go(uuid).await?;
+                return Err(problem);
+            }
         }
         srs.measure_now(uuid).await;
         Ok(())
+    }
+
+    async fn open(&self, srs: &Srs) -> Result<(Arc<Directory>, Variant, Examined), Problem> {
+        let Attached { directory, variant } = srs.open_it(&self.sr).await?;
+        let directory = Arc::new(directory);
+        let examined = srs.examine(&self.sr, &directory, &variant, None).await?;
+        Ok((directory, variant, examined))
+    }
+
+    /// It becomes known with all that it says of itself; what somebody calls it now counts more.
+    fn add(&self, tx: &mut Tx<'_>, sr: &Sr, examined: &Examined) -> Result<(), Problem> {
+        tx.add_sr(sr)?;
+        examined.record(tx, sr.uuid, false)?;
+        let Some(words) = examined.words() else { return Ok(()) };
+        let name = Some(sr.name.clone()).filter(|name| self.named && *name != words.name);
+        let description = Some(sr.description.clone()).filter(|text| self.described && *text != words.description);
+        let patch = api::SrPatch { name, description, reserve: None };
+        tx.patch_sr(sr.uuid, &patch).map(drop)
     }
 
     async fn unlabel(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -104,6 +143,10 @@ impl<const KEPT: bool> Job for Make<KEPT> {
     const VERB: &'static str = if KEPT { "sr-introduce" } else { "sr-create" };
     const STEPS: &'static [&'static str] = &["label", "record"];
     const NO_RETURN: &'static str = "record";
+
+    fn changes(&self) -> Option<Uuid> {
+        Some(self.sr.uuid)
+    }
 
     fn about(&self) -> Vec<About> {
         vec![About { kind: ObjectKind::Sr, uuid: self.sr.uuid }]

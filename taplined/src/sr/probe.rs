@@ -52,8 +52,8 @@ impl Srs {
         looked.await
     }
 
-    /// The label at a place, for those who make a repository known that has one.
-    pub async fn label_at(&self, source: &SrSource) -> Result<Option<Uuid>, Problem> {
-        Ok(self.probe(source).await?.first().map(|found| found.uuid))
+    /// The repository at a place, for those who make one known.
+    pub async fn found_at(&self, source: &SrSource) -> Result<Option<SrFound>, Problem> {
+        Ok(self.probe(source).await?.into_iter().next())
     }
 }

@@ -49,6 +49,9 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
         None
     }
 
+    /// The repository of which it changes what the catalogue says: its inventory has that before the next step, and before the end.
+    fn changes(&self) -> Option<Uuid>;
+
     /// What it is about.
     fn about(&self) -> Vec<About>;
 
@@ -93,7 +96,10 @@ async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize)
     let no_return = index::<J>(J::NO_RETURN);
     for (at, name) in J::STEPS.iter().enumerate().skip(from) {
         let committed = at >= no_return;
-        let recorded = context.step(name, !committed).await;
+        let recorded = match keep_inventory(&job, daemon).await {
+            Ok(()) => context.step(name, !committed).await,
+            Err(problem) => Err(problem),
+        };
         fault::point(J::VERB, name, false);
         let done = match recorded {
             Ok(()) => job.step(name, daemon, &context).await,
@@ -103,12 +109,31 @@ async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize)
             Ok(()) => fault::point(J::VERB, name, true),
             Err(problem) if !committed || job.is_hopeless(&problem) => {
                 undo_until_done(&job, daemon).await;
+                if let Err(late) = keep_inventory(&job, daemon).await {
+                    tracing::warn!(task = %context.uuid(), verb = J::VERB, "the inventory is behind: {late}");
+                }
                 return Err(problem);
             }
             Err(problem) => insist(&job, name, daemon, &context, problem).await,
         }
     }
+    // The catalogue keeps what the inventory of a repository that has gone does not have.
+    while let Err(problem) = keep_inventory(&job, daemon).await {
+        tracing::error!(task = %context.uuid(), verb = J::VERB, "the inventory is not up to date: {problem}");
+        let Some(sr) = job.changes() else { break };
+        if daemon.srs.directory(sr).await.is_err() {
+            break;
+        }
+        tokio::time::sleep(AGAIN_AFTER).await;
+    }
     Ok(job.result())
+}
+
+async fn keep_inventory<J: Job>(job: &J, daemon: &Daemon) -> Result<(), Problem> {
+    match job.changes() {
+        Some(sr) => daemon.srs.keep_inventory(sr).await,
+        None => Ok(()),
+    }
 }
 
 /// Tries a step again until it is done.
@@ -117,7 +142,11 @@ async fn insist<J: Job>(job: &J, name: &str, daemon: &Daemon, context: &Context,
     loop {
         tracing::error!(task = %context.uuid(), verb = J::VERB, step = name, "will be tried again: {problem}");
         tokio::time::sleep(AGAIN_AFTER).await;
-        match job.step(name, daemon, context).await {
+        let done = match keep_inventory(job, daemon).await {
+            Ok(()) => job.step(name, daemon, context).await,
+            failed => failed,
+        };
+        match done {
             Ok(()) => return,
             Err(again) => problem = again,
         }

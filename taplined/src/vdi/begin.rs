@@ -103,7 +103,7 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
     }
     must_hold(vdi.format, size)?;
     let vbd = writer_of(&vdi);
-    let job = Resize { vdi: uuid, size, vbd };
+    let job = Resize { vdi: uuid, sr: Some(vdi.sr), size, vbd };
     daemon.tasks.start_job(daemon, job, move |job, task, tx| hold(tx, job.vdi, task, vbd)).await
 }
 

@@ -103,6 +103,10 @@ impl Job for Copy {
     const STEPS: &'static [&'static str] = &["copy", "record"];
     const NO_RETURN: &'static str = "record";
 
+    fn changes(&self) -> Option<Uuid> {
+        Some(self.target.sr)
+    }
+
     fn about(&self) -> Vec<About> {
         vec![about_vdi(self.source), about_vdi(self.target.vdi)]
     }
@@ -128,6 +132,10 @@ impl Job for Import {
     const VERB: &'static str = "vdi-import";
     const STEPS: &'static [&'static str] = &["copy", "record"];
     const NO_RETURN: &'static str = "record";
+
+    fn changes(&self) -> Option<Uuid> {
+        Some(self.target.sr)
+    }
 
     fn about(&self) -> Vec<About> {
         vec![about_vdi(self.target.vdi)]
@@ -223,6 +231,10 @@ impl Job for Export {
     /// Somebody has taken the name.
     fn is_hopeless(&self, problem: &Problem) -> bool {
         problem.code == Code::Exists
+    }
+
+    fn changes(&self) -> Option<Uuid> {
+        None
     }
 
     fn about(&self) -> Vec<About> {

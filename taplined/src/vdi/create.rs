@@ -25,6 +25,10 @@ impl Job for Create {
     const STEPS: &'static [&'static str] = &["file", "record"];
     const NO_RETURN: &'static str = "record";
 
+    fn changes(&self) -> Option<Uuid> {
+        Some(self.0.sr)
+    }
+
     fn about(&self) -> Vec<About> {
         vec![about_vdi(self.0.vdi)]
     }

@@ -43,6 +43,10 @@ impl Job for Destroy {
         Some(self.sr)
     }
 
+    fn changes(&self) -> Option<Uuid> {
+        Some(self.sr)
+    }
+
     fn about(&self) -> Vec<About> {
         vec![about_vdi(self.vdi)]
     }
@@ -77,6 +81,10 @@ impl Job for Reclaim {
     const NO_RETURN: &'static str = "remove";
 
     fn tidies(&self) -> Option<Uuid> {
+        Some(self.sr)
+    }
+
+    fn changes(&self) -> Option<Uuid> {
         Some(self.sr)
     }
 

@@ -55,6 +55,10 @@ impl Job for Merge {
         Some(self.sr)
     }
 
+    fn changes(&self) -> Option<Uuid> {
+        Some(self.sr)
+    }
+
     fn about(&self) -> Vec<About> {
         let vdis = self.vdi.iter().chain(&self.live).copied().map(about_vdi);
         let mut about = vec![About { kind: api::ObjectKind::Sr, uuid: self.sr }];
@@ -76,6 +80,7 @@ impl Job for Merge {
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if self.is_done(daemon).await? {
             self.record(daemon).await?;
+            daemon.srs.keep_inventory(self.sr).await?;
             return self.remove(daemon).await;
         }
         Ok(())

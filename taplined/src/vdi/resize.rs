@@ -19,6 +19,9 @@ use crate::task::job::Job;
 pub struct Resize {
     /// The VDI.
     pub vdi: Uuid,
+    /// Its repository; what an earlier daemon has begun does not say.
+    #[serde(default)]
+    pub sr: Option<Uuid>,
     /// Its new size in bytes.
     pub size: u64,
     /// The VBD through which it is being written, if there is one: its disk process does the work.
@@ -29,6 +32,10 @@ impl Job for Resize {
     const VERB: &'static str = "vdi-resize";
     const STEPS: &'static [&'static str] = &["resize", "record"];
     const NO_RETURN: &'static str = "record";
+
+    fn changes(&self) -> Option<Uuid> {
+        self.sr
+    }
 
     fn about(&self) -> Vec<About> {
         vec![about_vdi(self.vdi)]

@@ -48,6 +48,10 @@ impl Job for Revert {
         Some(self.sr)
     }
 
+    fn changes(&self) -> Option<Uuid> {
+        Some(self.sr)
+    }
+
     fn about(&self) -> Vec<About> {
         vec![about_vdi(self.vdi), about_vdi(self.snapshot)]
     }

@@ -158,6 +158,10 @@ impl<const WRITABLE: bool> Job for Kept<WRITABLE> {
         Some(self.0.sr)
     }
 
+    fn changes(&self) -> Option<Uuid> {
+        Some(self.0.sr)
+    }
+
     fn about(&self) -> Vec<About> {
         vec![about_vdi(self.0.of), about_vdi(self.0.vdi)]
     }

@@ -198,3 +198,43 @@ pub fn forget_plugs(daemon: &Taplined) {
         vbds.iter().try_for_each(|vbd| tx.end_unplug(vbd.uuid, None).map(drop))
     });
 }
+
+/// Every attached repository says of itself what the catalogue says of it, now or very soon.
+#[track_caller]
+pub fn inventory_agrees(daemon: &Taplined) {
+    let catalogue = rusqlite::Connection::open(daemon.room().join("state/catalogue.db")).unwrap();
+    let known = |sr: &str, sql: &str| -> BTreeSet<String> {
+        let mut statement = catalogue.prepare(sql).unwrap();
+        statement.query_map([sr], |row| row.get::<_, String>(0)).unwrap().map(Result::unwrap).collect()
+    };
+    let images = "SELECT concat_ws(' ', uuid, file, size, parent) FROM image WHERE sr = ?1";
+    let vdis = "SELECT concat_ws(' ', vdi.uuid, image, name, description, snapshot_of, snapshot_time, created)
+                FROM vdi JOIN image ON image.uuid = vdi.image WHERE image.sr = ?1";
+    let said = |objects: &Value, keys: &[&str]| -> BTreeSet<String> {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
+        let words = |object: &Value| {
+            let known = keys.iter().filter_map(|key| object.get(key).map(text));
+            known.collect::<Vec<_>>().join(" ")
+        };
+        objects.as_array().unwrap().iter().map(words).collect()
+    };
+    let srs = daemon.get("/srs").1;
+    for sr in srs.as_array().unwrap().iter().filter(|sr| sr["state"] == "attached" && sr["source"]["type"] != "iso") {
+        let uuid = sr["uuid"].as_str().unwrap();
+        let mut differ = (BTreeSet::new(), BTreeSet::new());
+        wait_until(&format!("the inventory of {uuid} agrees with the catalogue"), || {
+            let inventory = daemon.get(&format!("/srs/{uuid}/inventory")).1;
+            if inventory["images"].is_null() {
+                return false;
+            }
+            let mut found = said(&inventory["images"], &["uuid", "file", "size", "parent"]);
+            // An absent description is an empty one.
+            let of_vdis = ["uuid", "image", "name", "description", "snapshot_of", "snapshot_time", "created"];
+            found.extend(said(&inventory["vdis"], &of_vdis));
+            let mut expected = known(uuid, images);
+            expected.extend(known(uuid, vdis).into_iter().map(|words| words.replace("  ", " ")));
+            differ = (&found - &expected, &expected - &found);
+            differ == Default::default()
+        });
+    }
+}

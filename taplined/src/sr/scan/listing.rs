@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use api::{Code, ImageFormat, Problem, Sr, SrSource, Unplaced};
 use repo::catalogue::{Image, ImageState};
 use repo::driver::{Entry, LABEL, LOCK, UNFINISHED};
+use repo::inventory::{DAMAGED, INVENTORY};
 use uuid::Uuid;
 
 use crate::sr::probe::format_of;
@@ -76,7 +77,7 @@ pub fn sort(sr: &Sr, entries: Vec<Entry>, known: Vec<Image>, in_hand: &[String])
                 sorted.unplaced.push(unplaced(entry.name, odd()));
                 "odd"
             }
-            (None, _) if [LABEL, LOCK].contains(&&*entry.name) => "notes",
+            (None, _) if [LABEL, LOCK, INVENTORY, DAMAGED].contains(&&*entry.name) => "notes",
             (None, _) if being_made => "unfinished",
             (None, Some(_)) if in_hand.iter().any(|intent| names(intent, &entry.name)) => "unfinished",
             (None, Some(_)) if noted.contains(&entry.name) => {

@@ -1,0 +1,62 @@
+//! `tapline sr inventory`: what a repository says of itself.
+
+use api::{Inventory, InventoryVdi, Problem, SrProbe, SrSource};
+
+use crate::column::{Column, table};
+use crate::session::{Session, print};
+use crate::size::readable;
+use crate::word;
+
+type Shown = Column<Line>;
+
+/// A VDI with its image, or an image without one.
+struct Line {
+    vdi: Option<InventoryVdi>,
+    image: api::InventoryImage,
+    parent: Option<String>,
+}
+
+const COLUMNS: &[Shown] = &[
+    Shown::new("uuid", |line, uuids| line.vdi.as_ref().map(|vdi| uuids.show(vdi.uuid)).unwrap_or_default()),
+    Shown::new("name", |line, _| line.vdi.as_ref().map_or_else(hidden, |vdi| vdi.name.to_string())),
+    Shown::new("size", |line, _| readable(line.image.size)).right(),
+    Shown::new("read-only", |line, _| line.vdi.as_ref().map(|vdi| vdi.read_only.to_string()).unwrap_or_default()),
+    Shown::new("snapshot-of", |line, uuids| {
+        let of = line.vdi.as_ref().and_then(|vdi| vdi.snapshot_of);
+        of.map(|of| uuids.show(of)).unwrap_or_default()
+    }),
+    Shown::new("file", |line, _| line.image.file.clone()),
+    Shown::new("stands-on", |line, _| line.parent.clone().unwrap_or_default()),
+];
+
+fn hidden() -> String {
+    "(only below others)".into()
+}
+
+/// Shows the inventory of a repository that is attached, or of what lies in a directory.
+pub async fn show(session: &Session, which: &str) -> Result<(), Problem> {
+    let inventory = if which.contains('/') {
+        let path = word::path(which).map_err(|why| Problem::failed("name a directory", why))?;
+        let source = SrSource::Dir { path: session.path(path)? };
+        session.client.sr_inventory_at(&SrProbe { source }).await?
+    } else {
+        session.client.sr_inventory(session.sr(which).await?).await?
+    };
+    if session.json() {
+        return session.value(&inventory);
+    }
+    let Inventory { sr, name, generation, images, vdis, .. } = inventory;
+    print(&format!("sr '{name}' ({sr}), generation {generation}\n"))?;
+    let file_of = |uuid| images.iter().find(|image| image.uuid == uuid).map(|image| image.file.clone());
+    let mut lines: Vec<Line> = images
+        .iter()
+        .map(|image| Line {
+            vdi: vdis.iter().find(|vdi| vdi.image == image.uuid).cloned(),
+            image: image.clone(),
+            parent: image.parent.and_then(file_of),
+        })
+        .collect();
+    // Those without a VDI behind the others.
+    lines.sort_by_key(|line| (line.vdi.is_none(), line.vdi.as_ref().map(|vdi| vdi.name.clone())));
+    print(&table(&lines, COLUMNS, true, None))
+}

@@ -1,0 +1,262 @@
+//! Inventories of attached repositories: compared with the catalogue when a repository is attached, kept up to date from then on
+//! (decision 0021).
+//!
+//! Invariants: a file that has what the catalogue does not know is never written over by itself; what nobody can tell the age of is
+//! refused before anything is changed. Who writes has the log's lock, on the thread that waits for the storage: one that is late
+//! writes nothing twice.
+
+mod compare;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::{Code, Inventory, Problem, Sr, SrBelieve, SrSource, Variant};
+use repo::Tx;
+use repo::catalogue::TakenIn;
+use repo::driver::{Directory, Label};
+use repo::inventory::{self, Contents, Log, Read};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::Srs;
+use crate::daemon::Daemon;
+use crate::fault;
+use compare::Verdict;
+
+/// How long to wait before what could not be written is tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(15);
+
+/// A log and its lock; none as long as the file is to be written as a whole.
+pub type Slot = Arc<Mutex<Option<Log>>>;
+
+/// What was found at an attachment, and what is to be done about it.
+pub struct Examined {
+    verdict: Verdict,
+    /// Files that are there, with what they take.
+    files: HashMap<String, u64>,
+    /// Nothing can be written.
+    fixed: bool,
+}
+
+impl Srs {
+    /// Compares what a repository says of itself with what the catalogue says of it. Changes nothing in the catalogue.
+    pub(super) async fn examine(
+        &self,
+        sr: &Sr,
+        directory: &Arc<Directory>,
+        variant: &Variant,
+        believe: Option<SrBelieve>,
+    ) -> Result<Examined, Problem> {
+        let (uuid, fixed) = (sr.uuid, variant.read_only);
+        let files = HashMap::new();
+        if matches!(sr.source, SrSource::Iso { .. }) {
+            return Ok(Examined { verdict: Verdict::Nothing, files, fixed });
+        }
+        let at = directory.clone();
+        let read = self.patience.ask(uuid, "read the inventory of", move || inventory::read(&at, uuid)).await?;
+        let recorded = self.catalogue.read(move |view| view.inventory(uuid)).await?;
+        let verdict = compare::compare(sr, read, recorded.as_ref(), believe, fixed)?;
+        let files = match &verdict {
+            Verdict::TakeIn(_, contents) => {
+                let said = contents.clone();
+                self.catalogue.read(move |view| view.check_nowhere_else(uuid, &said)).await?;
+                let at = directory.clone();
+                let entries = self.patience.ask(uuid, "list", move || at.entries()).await?;
+                entries.into_iter().filter(|entry| entry.file).map(|entry| (entry.name, entry.physical)).collect()
+            }
+            Verdict::Anew => {
+                let at = directory.clone();
+                self.patience.ask(uuid, "keep the inventory of", move || inventory::keep_damaged(&at)).await?;
+                files
+            }
+            _ => files,
+        };
+        Ok(Examined { verdict, files, fixed })
+    }
+
+    /// The log of a repository is kept from now on, in the way that was recorded.
+    pub(super) fn keep_log(&self, sr: Uuid, examined: Examined) {
+        let log = match examined.verdict {
+            Verdict::Nothing => return,
+            Verdict::Begin | Verdict::Anew => None,
+            Verdict::Known(log) | Verdict::TakeIn(log, _) => Some(*log),
+        };
+        self.catalogue.outbox().wrote(sr, log.as_ref().map(|log| log.generation));
+        if !examined.fixed {
+            self.logs().insert(sr, Arc::new(Mutex::new(log)));
+        }
+    }
+
+    /// Nobody writes to the inventory of a repository from now on.
+    pub(super) fn leave_log(&self, sr: Uuid) {
+        self.logs().remove(&sr);
+    }
+
+    /// Sees that the inventory of a repository has all that was recorded up to now. Where none can be written, there is none.
+    pub async fn keep_inventory(&self, sr: Uuid) -> Result<(), Problem> {
+        if !self.catalogue.outbox().is_behind(sr) {
+            return Ok(());
+        }
+        let directory = self.directory(sr).await?;
+        let Some(slot) = self.logs().get(&sr).cloned() else { return Ok(()) };
+        let lines = self.catalogue.read(move |view| view.inventory_lines(sr)).await?;
+        let (at, log) = (directory.clone(), slot.clone());
+        fault::point("inventory", "append", false);
+        let appended = self.patience.ask(sr, "write the inventory of", move || {
+            let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(log) = log.as_mut().filter(|log| !log.is_doubtful()) else { return Ok(None) };
+            log.append(&at, sr, &lines).map(|()| Some(log.generation))
+        });
+        let generation = match appended.await? {
+            Some(generation) => generation,
+            None => self.write_inventory(sr, directory, slot).await?,
+        };
+        fault::point("inventory", "append", true);
+        self.catalogue.outbox().wrote(sr, Some(generation));
+        Ok(())
+    }
+
+    /// Writes an inventory as a whole: the first time, or when nobody knows what is durable of the file.
+    async fn write_inventory(&self, sr: Uuid, directory: Arc<Directory>, slot: Slot) -> Result<u64, Problem> {
+        let Some(recorded) = self.catalogue.read(move |view| view.inventory(sr)).await? else { return Ok(0) };
+        let written = self.patience.ask(sr, "write the inventory of", move || {
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(log) = slot.as_ref().filter(|log| !log.is_doubtful() && log.generation >= recorded.generation) {
+                return Ok(log.generation);
+            }
+            let mut history = slot.as_ref().map(Log::history).unwrap_or_default();
+            let reached = history.back().map(|(generation, _)| *generation);
+            let heads = recorded.heads();
+            history.extend(heads.into_iter().filter(|(at, _)| reached.is_none_or(|reached| *at > reached)));
+            let head = (recorded.generation, recorded.head);
+            let log = Log::write(&directory, sr, head, &recorded.contents, history)?;
+            Ok(slot.insert(log).generation)
+        });
+        written.await
+    }
+
+    /// What the inventory of a repository that is attached says.
+    pub async fn inventory(&self, sr: Uuid) -> Result<Inventory, Problem> {
+        let directory = self.directory(sr).await?;
+        self.patience.ask(sr, "read the inventory of", move || shown(&directory, sr)).await
+    }
+
+    /// What the inventory says that is at a place.
+    pub async fn inventory_at(&self, source: &SrSource) -> Result<Inventory, Problem> {
+        repo::driver::mount::check(source)?;
+        let known = self.catalogue.read(|view| view.srs()).await?;
+        if let Some(sr) = known.iter().find(|sr| sr.source == *source && self.open().contains_key(&sr.uuid)) {
+            return self.inventory(sr.uuid).await;
+        }
+        let uuid = Uuid::new_v4();
+        let path = self.places.find(uuid, source).await?;
+        let read = self.patience.ask(uuid, "read the inventory at", move || {
+            let directory = Directory::open(&path)?;
+            match Label::read(&directory)? {
+                Some(label) => shown(&directory, label.uuid),
+                None => Err(Problem::new(Code::NotFound, format!("at {path} is no repository"))),
+            }
+        });
+        let read = read.await;
+        self.places.leave(uuid, source).await?;
+        read
+    }
+}
+
+fn shown(directory: &Directory, sr: Uuid) -> Result<Inventory, Problem> {
+    match inventory::read(directory, sr)? {
+        Read::Whole(log, contents) => {
+            let Contents { words, images, vdis } = *contents;
+            Ok(Inventory {
+                sr,
+                name: words.name,
+                description: words.description,
+                generation: log.generation,
+                head: log.head,
+                images: images.into_values().collect(),
+                vdis: vdis.into_values().collect(),
+            })
+        }
+        Read::Damaged(damage) => Err(damage.why),
+        Read::Absent => {
+            let what = format!("the repository {sr} has no inventory");
+            Err(Problem::new(Code::NotFound, what).advise("attach it for writing: it is given one then"))
+        }
+    }
+}
+
+impl Examined {
+    /// Records what was found, in the commit in which the repository is attached. What a catalogue that was older had under way is
+    /// ended if `outdated`: how it ended is in the repository.
+    pub(super) fn record(&self, tx: &mut Tx<'_>, sr: Uuid, outdated: bool) -> Result<Option<TakenIn>, Problem> {
+        match &self.verdict {
+            Verdict::Nothing | Verdict::Known(_) => Ok(None),
+            Verdict::Begin | Verdict::Anew => tx.begin_inventory(sr).map(|()| None),
+            Verdict::TakeIn(log, contents) => {
+                if outdated {
+                    end_outdated(tx, sr)?;
+                }
+                // Disks that run are looked at behind this, when they are taken over: what a process says of its chain counts more.
+                tx.take_in(sr, (log.generation, &log.head), contents, &self.files).map(Some)
+            }
+        }
+    }
+
+    /// What the repository is called by itself.
+    pub(super) fn words(&self) -> Option<&inventory::Words> {
+        match &self.verdict {
+            Verdict::TakeIn(_, contents) => Some(&contents.words),
+            _ => None,
+        }
+    }
+}
+
+/// Jobs of an older catalogue are over: to undo one would remove what it has made since.
+fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<(), Problem> {
+    let vdis: Vec<Uuid> = tx.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
+    for entry in tx.journal()? {
+        let about = entry.task.about.iter().any(|about| about.uuid == sr || vdis.contains(&about.uuid));
+        if about || entry.intent.to_string().contains(&sr.to_string()) {
+            let what = "the catalogue was older than the repository; how this ended is known there only";
+            let problem = Problem::new(Code::Failed, what).advise("look at the VDI, and ask again if need be");
+            tracing::warn!(task = %entry.task.uuid, verb = entry.task.verb, %sr, "ended: {problem}");
+            tx.end_task(entry.task.uuid, Err(problem))?;
+        }
+    }
+    Ok(())
+}
+
+/// Says what was taken in.
+pub(super) fn tell(sr: &Sr, taken: &TakenIn) {
+    let TakenIn { added, changed, removed, missing } = taken;
+    let counts = [added, changed, removed, missing].map(Vec::len);
+    tracing::warn!(
+        sr = %sr.uuid, name = %sr.name, added = counts[0], changed = counts[1], removed = counts[2], missing = counts[3],
+        "the catalogue was brought up to date from the repository's inventory"
+    );
+}
+
+/// Keeps the inventories of attached repositories up to date, for as long as the daemon lives.
+pub async fn keep_inventories(daemon: Daemon) {
+    let outbox = daemon.catalogue.outbox();
+    loop {
+        let attached: Vec<Uuid> = daemon.srs.logs().keys().copied().collect();
+        let mut writing = JoinSet::new();
+        for sr in outbox.behind().into_iter().filter(|sr| attached.contains(sr)) {
+            let daemon = daemon.clone();
+            writing.spawn(async move { daemon.srs.keep_inventory(sr).await.map_err(|problem| (sr, problem)) });
+        }
+        let mut failed = false;
+        while let Some(written) = writing.join_next().await {
+            if let Ok(Err((sr, problem))) = written {
+                failed = true;
+                tracing::error!(%sr, "its inventory is not up to date, and will be later: {problem}");
+            }
+        }
+        match failed {
+            false => outbox.more().await,
+            true => drop(tokio::time::timeout(AGAIN_AFTER, outbox.more()).await),
+        }
+    }
+}

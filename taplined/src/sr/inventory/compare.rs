@@ -1,0 +1,133 @@
+//! What a repository says of itself beside what the catalogue says of it: a pure function.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::{Code, InventoryVdi, Problem, Sr, SrBelieve};
+use repo::catalogue::Recorded;
+use repo::inventory::{Contents, Log, Read};
+use uuid::Uuid;
+
+/// VDIs that are named where two accounts differ.
+const NAMED: usize = 3;
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Verdict {
+    /// Nothing: there is no inventory, and there can be none.
+    Nothing,
+    /// There is none yet: it is written from the catalogue.
+    Begin,
+    /// The file has what the catalogue says, or what it said before the lines that it keeps.
+    Known(Box<Log>),
+    /// The catalogue is older, or knows nothing of the repository: it takes in what the file says.
+    TakeIn(Box<Log>, Contents),
+    /// The file cannot be used, and the catalogue has all that it had: it is kept aside and written anew.
+    Anew,
+}
+
+/// Compares the two. `fixed`: nothing can be written.
+pub fn compare(
+    sr: &Sr,
+    read: Read,
+    recorded: Option<&Recorded>,
+    believe: Option<SrBelieve>,
+    fixed: bool,
+) -> Result<Verdict, Problem> {
+    let (log, contents) = match (read, recorded) {
+        (Read::Absent, _) if fixed => return Ok(Verdict::Nothing),
+        (Read::Absent, _) => return Ok(Verdict::Begin),
+        (Read::Whole(log, contents), Some(recorded)) => match place(&log, recorded) {
+            Place::Behind => return Ok(Verdict::Known(log)),
+            Place::Ahead => (log, contents),
+            Place::Diverged => match believe {
+                Some(SrBelieve::Repository) => (log, contents),
+                Some(SrBelieve::Catalogue) if !fixed => return Ok(Verdict::Anew),
+                _ => return Err(diverged(sr, &log, &contents, recorded)),
+            },
+        },
+        (Read::Whole(log, contents), None) => (log, contents),
+        (Read::Damaged(damage), Some(recorded)) if !fixed => {
+            let known = damage.is_known(recorded.generation, &recorded.heads());
+            if known || believe == Some(SrBelieve::Catalogue) {
+                tracing::error!(sr = %sr.uuid, name = %sr.name, "its inventory is written anew: {}", damage.why);
+                return Ok(Verdict::Anew);
+            }
+            let advice = damage.why.advice.clone().unwrap_or_default();
+            let advice = format!("{advice}; or have it written anew as it was known here: {}", attach("catalogue"));
+            return Err(damage.why.advise(advice));
+        }
+        (Read::Damaged(damage), _) => return Err(damage.why),
+    };
+    Ok(Verdict::TakeIn(log, *contents))
+}
+
+/// Where a file is beside the catalogue.
+enum Place {
+    Behind,
+    Ahead,
+    Diverged,
+}
+
+fn place(log: &Log, recorded: &Recorded) -> Place {
+    let is_at = |(generation, head): &(u64, String)| *generation == log.generation && *head == log.head;
+    if recorded.heads().iter().any(is_at) {
+        Place::Behind
+    } else if log.has_been_at(recorded.generation, &recorded.head) {
+        Place::Ahead
+    } else {
+        Place::Diverged
+    }
+}
+
+fn attach(believed: &str) -> String {
+    format!("'tapline sr attach --believe {believed}'")
+}
+
+/// Neither has been where the other is: a backup of the repository or of the state directory was put back, or two hosts have used it.
+fn diverged(sr: &Sr, log: &Log, contents: &Contents, recorded: &Recorded) -> Problem {
+    let what = format!(
+        "the repository '{}' ({}) and this host's catalogue have diverged: it is at generation {}, the catalogue at {}, and neither \
+         has been where the other is. {}",
+        sr.name,
+        sr.uuid,
+        log.generation,
+        recorded.generation,
+        difference(&contents.vdis, &recorded.contents.vdis),
+    );
+    Problem::new(Code::State, what).advise(format!(
+        "a backup of one of them was put back, or another host has used the repository. If what lies in it is right, {}; if what \
+         this host knows is, and its files are there, {}. Nothing has been changed",
+        attach("repository"),
+        attach("catalogue"),
+    ))
+}
+
+/// How the VDIs of both differ, for people.
+fn difference(there: &BTreeMap<Uuid, InventoryVdi>, here: &BTreeMap<Uuid, InventoryVdi>) -> String {
+    let only = |one: &BTreeMap<Uuid, InventoryVdi>, other: &BTreeMap<Uuid, InventoryVdi>| -> BTreeSet<Uuid> {
+        one.keys().filter(|uuid| !other.contains_key(*uuid)).copied().collect()
+    };
+    let differ = |uuid: &&Uuid| here.get(*uuid).is_some_and(|known| there.get(*uuid).is_some_and(|said| said != known));
+    let parts = [
+        ("Only in the repository", only(there, here)),
+        ("Only in the catalogue", only(here, there)),
+        ("In both, and different", there.keys().filter(differ).copied().collect()),
+    ];
+    let name = |uuid: &Uuid| {
+        there.get(uuid).or_else(|| here.get(uuid)).map_or_else(String::new, |vdi| format!("'{}' ({uuid})", vdi.name))
+    };
+    let told: Vec<String> = parts
+        .iter()
+        .filter(|(_, vdis)| !vdis.is_empty())
+        .map(|(what, vdis)| {
+            let more = if vdis.len() > NAMED {
+                format!(" and {} more", vdis.len().saturating_sub(NAMED))
+            } else {
+                String::new()
+            };
+            let named: Vec<String> = vdis.iter().take(NAMED).map(name).collect();
+            format!("{what}: {}{more}.", named.join(", "))
+        })
+        .collect();
+    if told.is_empty() { "Their VDIs are the same.".into() } else { told.join(" ") }
+}

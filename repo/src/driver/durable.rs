@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 
 use api::Problem;
-use rustix::fs::{FallocateFlags, Mode};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::directory::{Directory, UNFINISHED, open_failed};
@@ -52,9 +52,10 @@ impl Directory {
         let tried = format!("write {}", self.path().join(name).display());
         let beside = format!("{name}{UNFINISHED}");
         self.remove_image(&beside)?;
-        let mut file = self.create_image(&beside)?;
         // For root only: names and sizes of disks are nobody else's business.
-        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o600)).map_err(|errno| open_failed(&tried, errno))?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(self.handle(), &beside, flags, Mode::from_raw_mode(0o600));
+        let mut file = File::from(made.map_err(|errno| open_failed(&tried, errno))?);
         let written = file.write_all(bytes).map_err(|error| why(&tried, &error)).and_then(|()| {
             keep_room(&file, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
             file.sync_all().map_err(|error| why(&tried, &error))
@@ -87,6 +88,7 @@ fn keep_room(file: &File, len: u64) {
 #[cfg(test)]
 mod test {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -108,6 +110,7 @@ mod test {
         assert!(matches!(directory.append_file("b", 0, b"5\n"), Err(Appended::Nothing(_))));
         directory.replace_file("a", b"new\n").unwrap();
         assert_eq!(fs::read_to_string(room.path().join("a")).unwrap(), "new\n");
+        assert_eq!(fs::metadata(room.path().join("a")).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1);
     }
 }

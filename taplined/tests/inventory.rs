@@ -182,9 +182,20 @@ fn a_job_of_an_older_catalogue_removes_nothing_that_was_made_since() {
     bed.daemon.restart_with(&[(harness::ABORT_AT, "vdi-create:record")]);
     bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "new", "size": 8 << 20 }));
     bed.daemon.wait_for_death();
-    let copied = bed.copied();
+    // A moment before: there is a way back still, and that daemon would remove the file.
+    let place = bed.daemon.room().join("copy");
+    fs::create_dir(&place).unwrap();
+    for (name, bytes) in bed.copied() {
+        fs::write(place.join(name), bytes).unwrap();
+    }
+    let copy = rusqlite::Connection::open(place.join("catalogue.db")).unwrap();
+    let back = "UPDATE task SET step = 'file' WHERE verb = 'vdi-create' AND ended IS NULL";
+    assert_eq!(copy.execute(back, []).unwrap(), 1);
+    drop(copy);
+    let copied = [("catalogue.db", fs::read(place.join("catalogue.db")).unwrap()), ("catalogue.db-wal", Vec::new())];
     bed.daemon.restart();
-    harness::wait_until("it is made", || vdis(&bed.daemon).len() == 6);
+    harness::wait_until("it is made", || bed.daemon.get("/tasks?open=true").1 == json!([]));
+    assert_eq!(vdis(&bed.daemon).len(), 6);
     bed.create("another");
     let (known, images) = (vdis(&bed.daemon), files(&bed.path));
     bed.restore(&copied);
@@ -331,7 +342,8 @@ fn an_inventory_has_what_the_catalogue_says_wherever_the_daemon_was_killed_while
         bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({ "name": "last" }));
         bed.daemon.wait_for_death();
         bed.daemon.restart();
-        harness::wait_until("it is done", || vdis(&bed.daemon).len() == 6);
+        harness::wait_until("it is done", || bed.daemon.get("/tasks?open=true").1 == json!([]));
+        assert_eq!(vdis(&bed.daemon).len(), 6);
         disks::inventory_agrees(&bed.daemon);
         bed.post("detach");
         let other = start();
@@ -339,6 +351,47 @@ fn an_inventory_has_what_the_catalogue_says_wherever_the_daemon_was_killed_while
         other.done(other.post("/srs/introduce", body));
         assert_eq!(vdis(&other), vdis(&bed.daemon), "{point}");
     }
+}
+
+/// Its process has a leaf of which the restored catalogue would know nothing: when that dies, the next one has it too.
+#[test]
+fn a_disk_that_runs_loses_nothing_when_an_older_catalogue_is_put_back() {
+    let mut bed = bed();
+    let vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
+    disks::plug(&bed.daemon, &vbd);
+    let io = |daemon: &Taplined, command: &str| {
+        let (well, said) = disks::io(&disks::nbd(daemon, &vbd), &[command, "flush"]);
+        assert!(well, "{said}\n{}", daemon.log());
+    };
+    io(&bed.daemon, "write -P 1 0 1M");
+    let old = bed.catalogue();
+    bed.verb("snapshot", json!({ "name": "live" }));
+    io(&bed.daemon, "write -P 2 1M 1M");
+    let known = vdis(&bed.daemon);
+    let running = disks::processes(&bed.daemon);
+    bed.restore(&old);
+    assert_eq!(disks::processes(&bed.daemon), running);
+    let same = |one: &Value, other: &Value| {
+        (&one["uuid"], &one["file"], &one["depth"]) == (&other["uuid"], &other["file"], &other["depth"])
+    };
+    let now = vdis(&bed.daemon);
+    assert!(
+        now.len() == known.len() && now.iter().zip(&known).all(|(one, other)| same(one, other)),
+        "{now:?} {known:?}"
+    );
+    io(&bed.daemon, "read -P 2 1M 1M");
+    for pid in &running {
+        assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    }
+    harness::wait_until("another process serves it", || {
+        let shown = bed.daemon.get(&vbd).1;
+        let pid = shown["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+        shown["state"] == "plugged" && pid.is_some_and(|pid| !running.contains(&pid))
+    });
+    io(&bed.daemon, "read -P 1 0 1M");
+    io(&bed.daemon, "read -P 2 1M 1M");
+    disks::unplug(&bed.daemon, &vbd);
+    disks::inventory_agrees(&bed.daemon);
 }
 
 /// What makes space again is written down first, and has room for that.

@@ -190,6 +190,7 @@ fn a_creation_that_is_killed_is_done_or_undone() {
         assert_eq!(names(&path).is_empty(), !made, "{point}: {:?}", names(&path));
         if made {
             assert_eq!(srs[0]["state"], "attached", "{point}");
+            harness::disks::inventory_agrees(&daemon);
         } else {
             daemon.done(daemon.post("/srs", create(&path)));
         }

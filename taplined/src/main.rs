@@ -15,6 +15,7 @@ mod http;
 mod log;
 mod notify;
 mod plug;
+mod reconcile;
 mod sr;
 mod task;
 mod token;

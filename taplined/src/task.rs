@@ -221,12 +221,20 @@ impl Context {
         Context { cancelled: watch::channel(false).1, ..self.clone() }
     }
 
+    /// Waits until the task is cancelled.
+    pub async fn cancelled(&self) {
+        let mut asked = self.cancelled.clone();
+        if asked.wait_for(|asked| *asked).await.is_err() {
+            // Nobody can cancel it any more.
+            std::future::pending().await
+        }
+    }
+
     /// Waits for `work`, but no longer than until the task is cancelled; `work` is dropped then.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
-        let mut asked = self.cancelled.clone();
         tokio::select! {
             done = work => done,
-            Ok(_) = asked.wait_for(|asked| *asked) => Err(cancelled()),
+            () = self.cancelled() => Err(cancelled()),
         }
     }
 }

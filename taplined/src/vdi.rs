@@ -23,6 +23,7 @@ pub use chain::{Chain, words_of};
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};
+pub use live::{Layer, layers};
 pub use merge::{Merge, Postponed, collect, tidy_up};
 pub use resize::Resize;
 pub use revert::Revert;
@@ -77,6 +78,10 @@ pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
         VdiState::Ready => return Ok(()),
         VdiState::Missing => "a file of it is missing",
         VdiState::Damaged => "a file of it is damaged",
+        VdiState::Diverged => {
+            let what = format!("VDI {} cannot be used: its disk and the catalogue do not agree on its files", vdi.uuid);
+            return Err(Problem::new(Code::State, what).advise(crate::reconcile::ADVICE));
+        }
     };
     Err(Problem::new(Code::State, format!("VDI {} cannot be used: {why}", vdi.uuid)).advise("look at `sr scan`"))
 }

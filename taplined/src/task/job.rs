@@ -92,8 +92,9 @@ impl Tasks {
 async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize) -> Result<Value, Problem> {
     let no_return = index::<J>(J::NO_RETURN);
     for (at, name) in J::STEPS.iter().enumerate().skip(from) {
-        let committed = at >= no_return;
-        let recorded = context.step(name, !committed).await;
+        let recorded = context.step(name, at < no_return).await;
+        // Until the first of these steps is recorded there is a way back, for who has cancelled it just then too.
+        let committed = at > no_return || at == no_return && (recorded.is_ok() || from == at);
         fault::point(J::VERB, name, false);
         let done = match recorded {
             Ok(()) => job.step(name, daemon, &context).await,

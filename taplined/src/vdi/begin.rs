@@ -18,6 +18,7 @@ use super::{
     versions_for,
 };
 use crate::daemon::Daemon;
+use crate::reconcile;
 use crate::task::blocking;
 use crate::task::wanted::Want;
 
@@ -31,6 +32,9 @@ const VHD_MAX: u64 = 2040 << 30;
 /// what it wants.
 async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
     let want = daemon.tasks.give_way(vdi).await?;
+    let (found, sr, image) = look(daemon, vdi).await?;
+    let Some(vbd) = writer_of(&found) else { return Ok((found, sr, image, want)) };
+    reconcile::must_agree(daemon, vbd).await?;
     let (found, sr, image) = look(daemon, vdi).await?;
     Ok((found, sr, image, want))
 }

@@ -1,8 +1,10 @@
 //! Verbs of a plugged VDI, which its disk process carries out while the guest goes on (docs/control.md).
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use api::{Code, Problem};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -61,10 +63,33 @@ where
     }
 }
 
-/// The path of the leaf that the disk process of a VBD writes to; none if the process is no more.
-pub async fn leaf(daemon: &Daemon, vbd: Uuid) -> Result<Option<String>, Problem> {
+/// A layer of a disk, as its process tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Layer {
+    /// Where its file is.
+    pub path: PathBuf,
+    /// What it shows, in bytes.
+    pub size: u64,
+}
+
+impl Layer {
+    /// The name of its file.
+    pub fn file(&self) -> &str {
+        self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    }
+
+    /// Whether it is the file of that name.
+    pub fn names(&self, file: &str) -> bool {
+        self.file() == file
+    }
+}
+
+/// The layers that the disk process of a VBD has, from the leaf down; none if the process is no more.
+pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<Layer>>, Problem> {
     match daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await {
-        Ok(said) => Ok(said.pointer("/layers/0/path").and_then(Value::as_str).map(str::to_owned)),
+        Ok(mut said) => serde_json::from_value(said["layers"].take())
+            .map(Some)
+            .map_err(|error| Problem::failed(format_args!("understand the layers of VBD {vbd}"), error)),
         // Nobody listens any more, or it has ended meanwhile. One that is only slow may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),

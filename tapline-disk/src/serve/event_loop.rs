@@ -380,7 +380,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             fault::point("answer", &request);
             // Also of one that waits for space: a pause is not what it waits for.
             to_guest = true;
-            if let Some((request, status)) = self.full.judge(request, status) {
+            if self.full.concerns(status) {
+                self.keep_or_give(request, status);
+            } else {
                 self.give(request, status);
             }
         }
@@ -392,6 +394,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     }
 
     /// Hands one answer to the server.
+    #[inline(always)]
     fn give(&mut self, request: Request, status: Status) {
         let now = self.time();
         self.stats.answered(request.operation(), request.span().len, now);

@@ -19,7 +19,7 @@ use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::Word;
-use crate::subject::{Kind, Made, Start, Subject, given};
+use crate::subject::{Kind, Start, Subject};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
 
@@ -104,9 +104,7 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
     for (below, layer) in subject.kind.layers().into_iter().rev().enumerate() {
         start.files.insert(0, subject.create(layer.made, below, subject.kind.sectors())?);
         start.forms.insert(0, layer.made.form());
-        if layer.made == Made::Given {
-            start.base.extend(given());
-        }
+        start.base.extend(layer.made.given());
         let first = PREPARATION + PREPARATIONS * u64::try_from(below).unwrap_or(0);
         live_first(honest, &mut start, layer.preparation, first);
     }
@@ -181,9 +179,14 @@ impl Bound {
     }
 
     /// Operations on this kind of image. Mixed chains are as many again, and short workloads reach what is new in them:
-    /// one format's places taken over by the other.
+    /// one format's places taken over by the other. With compressed clusters a single operation does: a place that is
+    /// shared, or taken over in part.
     pub fn ops_of(&self, kind: Kind) -> u32 {
-        if kind.is_mixed() { self.ops.saturating_sub(1).max(1) } else { self.ops }
+        match (kind.is_packed(), kind.is_mixed()) {
+            (true, _) => 1,
+            (false, true) => self.ops.saturating_sub(1).max(1),
+            (false, false) => self.ops,
+        }
     }
 
     fn interferences(&self, len: u32) -> usize {
@@ -442,7 +445,7 @@ pub fn fault_workloads(subject: &Subject) -> &'static [&'static str] {
     match subject.kind.theme() {
         Theme::Image => &FAULT_WORKLOADS[..],
         Theme::Growing => &GROWTH_FAULT_WORKLOADS,
-        Theme::Chain if subject.kind.is_mixed() => &MIXED_FAULT_WORKLOADS,
+        Theme::Chain if subject.kind.is_mixed() || subject.kind.is_packed() => &MIXED_FAULT_WORKLOADS,
         Theme::Chain => &CHAIN_FAULT_WORKLOADS,
     }
 }
@@ -459,7 +462,7 @@ const GROWTH_FAULT_WORKLOADS: [&str; 5] = {
     let [first, second, third, fourth] = FAULT_WORKLOADS;
     [first, second, third, fourth, "w2556+1 f grow W2557+2 f w263166+2 d0+8 f w1026+1 r2550+9 f"]
 };
-/// Of two formats: a snapshot in the one, which is merged into the other.
+/// Of two formats, or with compressed clusters: a snapshot in the one, which is merged into the other.
 const MIXED_FAULT_WORKLOADS: [&str; 1] = ["snapshot W0+3 merge w4095+2 f merge d0+1024 f"];
 /// The same for chains: each step with requests before and after it, and once more after it has failed.
 const CHAIN_FAULT_WORKLOADS: [&str; 4] = [

@@ -89,6 +89,8 @@ pub enum Planted {
     OwedWithoutSyncs,
     /// That a sync has failed is forgotten with the process that has seen it.
     FailedSyncForgotten,
+    /// When a compressed cluster moves, all is deallocated that it has shared with others.
+    SharedDeallocated,
 }
 
 /// Layers in which a bug lives.
@@ -102,7 +104,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 39] = [
+const NAMES: [(Planted, &str, &str); 40] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -142,6 +144,7 @@ const NAMES: [(Planted, &str, &str); 39] = [
     (Planted::ParentsDebtForgotten, "parents-debt-forgotten", "chain"),
     (Planted::OwedWithoutSyncs, "owed-without-syncs", "qcow2"),
     (Planted::FailedSyncForgotten, "failed-sync-forgotten", "vhd"),
+    (Planted::SharedDeallocated, "shared-deallocated", "qcow2"),
 ];
 
 impl Planted {

@@ -2,6 +2,8 @@
 //!
 //! Knows nothing of clocks or terminals: whoever calls says when it has been enough.
 
+mod beginning;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,6 +24,7 @@ use crate::sector::Word;
 use crate::subject::{Kind, Start, Subject};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
+pub use beginning::around_a_beginning;
 
 /// The first version number of what is explored; what a preparation wrote has smaller ones.
 const FIRST: u64 = 1;
@@ -266,29 +269,6 @@ fn every_schedule(
         }
     }
     Ok(())
-}
-
-/// Two writes to one grain that no source holds anything of, while a merge begins: the target takes them, or the leaf does,
-/// but never the one and then the other. What begins before the merge must begin at one moment of it, and what comes behind
-/// at another.
-const AROUND_A_BEGINNING: &str = "merge w1+1 w2+1";
-/// Moments at which a request begins, or something ends, before its turn.
-const MOMENTS: usize = 3;
-
-/// Explores what happens around the beginning of a merge, with requests that begin at any moments of it.
-pub fn around_a_beginning(threads: usize, keep_going: &(dyn Fn(usize, usize) -> bool + Sync)) -> Outcome {
-    let subjects = [Kind::NewVhdOnVhd, Kind::NewQcow2OnQcow2].map(|kind| Subject::new(kind, Unwritten::Zeroes));
-    in_threads(Explorer::broad, threads, subjects.len(), &|explorer, job| {
-        let workload = workload::parse(AROUND_A_BEGINNING).unwrap_or_default();
-        let start = start_of(&subjects[job], Some(&workload))?;
-        let mut next = Some(Schedule::undisturbed(Pace::Steps));
-        while let Some(schedule) = next {
-            let mut case = Case::new(subjects[job], workload.clone(), schedule);
-            explore(explorer, &start, &mut case)?;
-            next = case.schedule.next(MOMENTS);
-        }
-        Ok(keep_going(job + 1, subjects.len()))
-    })
 }
 
 /// Hands jobs to threads until all are done, one fails or one says that it is enough.

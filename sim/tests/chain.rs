@@ -9,6 +9,7 @@ use search::{assert_nothing_found, subjects_of};
 use sim::crash::Explorer;
 use sim::explore::{self, Bound, Case};
 use sim::media::Unwritten;
+use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Subject};
 use sim::workload;
@@ -67,7 +68,13 @@ fn what_was_found_once_is_not_found_again() {
 
 #[test]
 fn two_writes_to_one_grain_on_both_sides_of_a_merges_beginning_agree() {
-    let outcome = explore::around_a_beginning(2, &|_, _| true);
+    let outcome = explore::around_a_beginning(None, 2, &|_, _| true);
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     assert!(outcome.counts.runs > 100, "{:?}", outcome.counts);
+}
+
+#[test]
+fn a_place_in_the_target_that_readers_are_not_shown_is_found_around_a_beginning() {
+    let outcome = explore::around_a_beginning(Some(Planted::TargetNotShown), 2, &|_, _| true);
+    assert!(outcome.failure.is_some(), "{:?}", outcome.counts);
 }

@@ -271,7 +271,7 @@ fn everything(arguments: &Arguments) -> Findings {
     drop(progress);
     if theme == Theme::Chain && outcome.failure.is_none() {
         let progress = Progress::new("around the beginning of a merge", arguments);
-        let around = explore::around_a_beginning(arguments.threads, &|done, all| progress.keep_going(done, all));
+        let around = explore::around_a_beginning(None, arguments.threads, &|done, all| progress.keep_going(done, all));
         outcome.counts.add(around.counts);
         outcome.failure = around.failure;
     }

@@ -270,7 +270,7 @@ impl<F: Format> Format for Saboteur<F> {
         match self.early.remove(&ticket.0) {
             Some(placed) => placed,
             None => {
-                let placed = self.inner.commit(ticket)?;
+                let placed = self.inner.commit(ticket).filter(|_| !self.has(Planted::TargetNotShown))?;
                 Some(Placed { at: self.aliased(placed.at), ..placed })
             }
         }

@@ -1,9 +1,10 @@
-//! Two writes around the beginning of a merge, at every moment of it.
+//! Two writes around the beginning of a merge, at every moment of it, and with no space for any one of them.
 //!
 //! Knows nothing of how a merge decides; that no other exploration has requests begin at the moments of a step.
 
 use super::{Case, Failure, Outcome, explore, in_threads, start_of};
 use crate::crash::Explorer;
+use crate::io::{Fault, FaultKind};
 use crate::media::Unwritten;
 use crate::planted::Planted;
 use crate::schedule::{Pace, Schedule};
@@ -17,6 +18,8 @@ use crate::workload;
 const AROUND_A_BEGINNING: [&str; 2] = ["merge w1+1 w2+1", "r3000+8 merge w3000+1 w3001+1"];
 /// Moments at which a request begins, or something ends, before its turn.
 const MOMENTS: usize = 3;
+/// The same where something fails: the write to the target, above all, for which it has no space.
+const MOMENTS_OF_FAULTS: usize = 1;
 
 /// Explores what happens around the beginning of a merge, with requests that begin at any moments of it.
 pub fn around_a_beginning(
@@ -36,17 +39,24 @@ pub fn around_a_beginning(
         let mut case = Case::new(subject.plant(bug), workload, Schedule::undisturbed(Pace::Steps));
         case.setup.bug = bug;
         at_moments(explorer, &start, &case, MOMENTS)?;
+        for nth in 1.. {
+            case.setup.fault = Some(Fault { kind: FaultKind::NoSpace, nth });
+            if !at_moments(explorer, &start, &case, MOMENTS_OF_FAULTS)? {
+                break;
+            }
+        }
         Ok(keep_going(job + 1, jobs.len()))
     })
 }
 
-/// Explores a case with so many requests at other moments than it says.
-fn at_moments(explorer: &mut Explorer, start: &Start, case: &Case, moments: usize) -> Result<(), Failure> {
+/// Explores a case with so many requests at other moments than it says; whether its fault has happened.
+fn at_moments(explorer: &mut Explorer, start: &Start, case: &Case, moments: usize) -> Result<bool, Failure> {
+    let mut happened = false;
     let mut next = Some(case.schedule.clone());
     while let Some(schedule) = next {
         let mut case = Case { schedule, ..case.clone() };
-        explore(explorer, start, &mut case)?;
+        happened |= explore(explorer, start, &mut case)?.fault_happened;
         next = case.schedule.next(moments);
     }
-    Ok(())
+    Ok(happened)
 }

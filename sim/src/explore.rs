@@ -55,6 +55,7 @@ impl Case {
             room: ROOM,
             first: FIRST,
             log: ROOMY,
+            tight: false,
         };
         Case { setup, workload, schedule }
     }
@@ -63,7 +64,7 @@ impl Case {
 impl fmt::Display for Case {
     /// The arguments of the command that runs just this.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setup { subject, bug, fault, visible, depth, room, log, .. } = &self.setup;
+        let Setup { subject, bug, fault, visible, depth, room, log, tight, .. } = &self.setup;
         let stale = |tail: Unwritten| if tail == Unwritten::Stale { "stale" } else { "zeroes" };
         write!(f, "--format {} --kind {} --tail {}", subject.kind.format(), subject.kind, stale(subject.tail))?;
         bug.map_or(Ok(()), |bug| write!(f, " --planted {bug}"))?;
@@ -76,6 +77,9 @@ impl fmt::Display for Case {
         }
         if *log < ROOMY {
             write!(f, " --log {log}")?;
+        }
+        if *tight {
+            write!(f, " --tight")?;
         }
         write!(f, " --depth {depth} --schedule {} --workload '{}'", self.schedule, workload::text(&self.workload))
     }
@@ -331,6 +335,8 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     };
     // And one redo log in four is soon full.
     case.setup.log = [512 + 256 * random.index(4), ROOMY, ROOMY, ROOMY][random.index(4)];
+    // And one disk in four has low limits of its own.
+    case.setup.tight = random.below(4) == 0;
     case.setup.bug = bug;
     case.setup.subject = subject.plant(bug);
     case

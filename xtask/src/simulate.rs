@@ -46,6 +46,7 @@ promised. Without a seed: all workloads of up to N operations, and every fault a
   --depth N             requests in flight at once (default 8)
   --room N              file operations that the engine takes at once (default: any number)
   --log N               bytes of a redo log (default: 16384)
+  --tight               the disk's own limits are as low as they can be: no map, one fill at a time, rounds at once
   --json                print one JSON object
 
 Exit code 0: nothing found (or all planted bugs found). 1: otherwise.
@@ -69,6 +70,7 @@ struct Arguments {
     depth: usize,
     room: usize,
     log: usize,
+    tight: bool,
     json: bool,
     help: bool,
 }
@@ -113,6 +115,7 @@ impl Arguments {
             depth: 8,
             room: ROOM,
             log: ROOMY,
+            tight: false,
             json: false,
             help: false,
         };
@@ -137,6 +140,7 @@ impl Arguments {
                 "--visible" => arguments.visible = visible(&values.parse::<String>(word)?)?,
                 "--room" => arguments.room = values.positive(word)?,
                 "--log" => arguments.log = values.positive(word)?,
+                "--tight" => arguments.tight = true,
                 "--depth" => arguments.depth = values.positive(word)?,
                 "--json" => arguments.json = true,
                 "--help" | "-h" => arguments.help = true,
@@ -345,7 +349,7 @@ fn one_workload(arguments: &Arguments, workload: &[Op]) -> Result<Findings, Stri
                 let mut case = Case::new(subject, workload.to_vec(), schedule);
                 (case.setup.bug, case.setup.fault) = (bug, arguments.fault);
                 (case.setup.visible, case.setup.depth) = (arguments.visible, arguments.depth);
-                (case.setup.room, case.setup.log) = (arguments.room, arguments.log);
+                (case.setup.room, case.setup.log, case.setup.tight) = (arguments.room, arguments.log, arguments.tight);
                 failure = explore::explore(&mut explorer, &start, &mut case).err();
                 let more = arguments.schedule.is_none() && failure.is_none();
                 next = if more { case.schedule.next(INTERFERENCES) } else { None };

@@ -350,7 +350,7 @@ impl Run {
         };
         let content = match op {
             Op::Write(..) => Some(Content::Guest(version)),
-            Op::Zero(..) => Some(Content::Zero),
+            Op::Zero(..) | Op::ZeroKept(..) => Some(Content::Zero),
             Op::Discard(..) => Some(Content::PerhapsZero),
             Op::Read(..) | Op::Flush | Op::Chain(..) => None,
         };

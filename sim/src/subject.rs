@@ -33,6 +33,8 @@ pub enum Kind {
     Child,
     /// The same with some sectors of its own in the first and last blocks.
     UsedChild,
+    /// A raw file that grows.
+    GrowingRaw,
     /// A new qcow2 file.
     Qcow2,
     /// A qcow2 file that holds data, and whose first refcount block is nearly full.
@@ -155,7 +157,7 @@ impl Kind {
     /// Those of a format.
     pub fn of_format(format: &str) -> Option<&'static [Kind]> {
         match format {
-            "raw" => Some(&[Kind::Raw]),
+            "raw" => Some(&[Kind::Raw, Kind::GrowingRaw]),
             "vhd" => Some(&[Kind::Dynamic, Kind::Used, Kind::Child, Kind::UsedChild, Kind::Fixed]),
             "qcow2" => Some(&[
                 Kind::Qcow2,
@@ -184,7 +186,7 @@ impl Kind {
     /// The format's name.
     pub fn format(self) -> &'static str {
         match self {
-            Kind::Raw => "raw",
+            Kind::Raw | Kind::GrowingRaw => "raw",
             Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
             Kind::PackedQcow2 | Kind::PackedChildQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
@@ -223,6 +225,7 @@ impl Kind {
         match self.format() {
             "chain" => Theme::Chain,
             "qcow2" => Theme::Growing,
+            "raw" if self == Kind::GrowingRaw => Theme::Growing,
             _ => Theme::Image,
         }
     }
@@ -240,7 +243,7 @@ impl Kind {
     /// Its layers, leaf first.
     pub fn layers(self) -> Vec<Layer> {
         match self {
-            Kind::Raw => vec![layer(Made::Raw, "")],
+            Kind::Raw | Kind::GrowingRaw => vec![layer(Made::Raw, "")],
             Kind::Fixed => vec![layer(Made::Fixed, "")],
             Kind::Dynamic => vec![layer(Made::Vhd, "")],
             Kind::Used => vec![layer(Made::Vhd, "w0+6 w2050+2 f")],
@@ -268,8 +271,9 @@ impl Kind {
     }
 }
 
-const KINDS: [(Kind, &str); 24] = [
+const KINDS: [(Kind, &str); 25] = [
     (Kind::Raw, "raw"),
+    (Kind::GrowingRaw, "growing-raw"),
     (Kind::Fixed, "fixed"),
     (Kind::Dynamic, "dynamic"),
     (Kind::Used, "used"),

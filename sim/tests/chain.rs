@@ -14,11 +14,13 @@ use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Subject};
 use sim::workload;
 
-/// Scope: every workload of up to two operations with a step among them, in the order of each pace.
+/// Scope: every workload of up to two operations with a step among them, in the order of each pace. Compressed clusters are
+/// left to the command and to random workloads: they took a fifth of this file's time.
 #[test]
 fn no_step_loses_what_was_flushed() {
     let bound = Bound { ops: 2, interferences: [0, 0, 0] };
-    assert_nothing_found(explore::exhaustive(&subjects_of("chain"), bound, None, 2, &|_, _| true));
+    let subjects: Vec<_> = subjects_of("chain").into_iter().filter(|subject| !subject.kind.is_packed()).collect();
+    assert_nothing_found(explore::exhaustive(&subjects, bound, None, 2, &|_, _| true));
 }
 
 /// Scope: seeds 0 to 20, 8 operations each, a step in three of eight.

@@ -1,5 +1,5 @@
-//! Disks of the real daemon that get another process while a client goes on over one connection: as they should, where something
-//! fails, and wherever the daemon is killed.
+//! Disks of the real daemon that get another process while a client goes on over one connection: as they should, where
+//! something fails, and wherever the daemon is killed.
 
 mod harness;
 

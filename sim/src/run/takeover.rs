@@ -1,8 +1,8 @@
 //! The death of a disk's process, whose guest lives: another takes over.
 //!
-//! Knows what outlives a process: what its writes have brought to the files, the redo logs, and what the guest was told.
-//! Requests that had no answer are as good as not begun, or begun and not ended. What is done here in front of the disk is
-//! what opens an image does: what was left below the leaf is made durable, then the disk is opened.
+//! Knows what outlives a process: what its writes have brought to the files, the redo logs, and what the guest was
+//! told. Requests that had no answer are as good as not begun, or begun and not ended. What is done here in front of
+//! the disk is what opens an image does: what was left below the leaf is made durable, then the disk is opened.
 //!
 //! Invariants checked:
 //! - every answered write is read, in every chain that may be opened;

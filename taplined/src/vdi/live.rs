@@ -17,7 +17,8 @@ const TO_CHANGE: Duration = Duration::from_secs(120);
 /// How long a merge may take: a disk that moves nothing for so long never will.
 const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What a disk process calls it when another takes its place and what it was at is to be asked for again (docs/control.md).
+/// What a disk process calls it when another takes its place and what it was at is to be asked for again
+/// (docs/control.md).
 const REPLACED: &str = "replaced";
 
 /// How long a disk may take to say what it is.
@@ -31,8 +32,8 @@ pub async fn ask(daemon: &Daemon, vbd: Uuid, verb: Value, files: Vec<Beside>) ->
     control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE, |_| ()).await
 }
 
-/// The same for one that takes long and tells how far it is. It holds nobody up: whoever has another process take the place of
-/// this one interrupts it, and that one is asked for it again, with files that are opened anew.
+/// The same for one that takes long and tells how far it is. It holds nobody up: whoever has another process take the
+/// place of this one interrupts it, and that one is asked for it again, with files that are opened anew.
 pub async fn follow<F>(
     daemon: &Daemon,
     vbd: Uuid,
@@ -56,7 +57,8 @@ where
         match answered {
             // Or it had not even heard it when its connections ended.
             Err(refused) if refused.kind.as_deref() == Some(REPLACED) || gate.count() != before => {
-                tracing::info!(%vbd, "its new process is asked to go on with what the old one was at: {}", refused.problem);
+                let why = refused.problem;
+                tracing::info!(%vbd, "its new process is asked to go on with what the old one was at: {why}");
             }
             answered => return answered.map_err(Problem::from),
         }

@@ -57,7 +57,7 @@ use crate::panics;
 use crate::serve::own_keys::{self, CONTROL_LISTENER, ERRAND, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
 
 pub use pause::Pause;
-pub use work::{Flush, Work};
+pub use work::{Flush, Work, condition_of};
 
 /// A flush of our own. No server has so many connections or queues that it makes such a name.
 pub const FLUSH: Token = Token(u64::MAX - 1);

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::Problem;
+
 /// The host and its daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Host {
@@ -55,4 +57,31 @@ pub struct HostDrain {
 /// A minute: systemd gives services a minute and a half.
 fn drain_timeout() -> u32 {
     60
+}
+
+/// Compares what runs with the catalogue.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostReconcile {
+    /// Only tell what differs; change nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// A disk that runs and is something else than the catalogue says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Difference {
+    /// The VDI.
+    pub vdi: Uuid,
+    /// The VBD through which it is served.
+    pub vbd: Uuid,
+    /// The files that the running disk has, from the leaf down.
+    pub disk: Vec<String>,
+    /// The files that the catalogue said, by their names in the repository.
+    pub catalogue: Vec<String>,
+    /// The catalogue says what the disk says now: what happened was certain.
+    pub healed: bool,
+    /// Why that is not certain, and what can be done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
 }

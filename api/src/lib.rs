@@ -22,7 +22,7 @@ mod vdi;
 mod vm;
 
 pub use event::{Change, Event, ObjectKind};
-pub use host::{Host, HostDrain, Limits};
+pub use host::{Difference, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use problem::{Code, Problem};
 pub use sr::{
@@ -34,7 +34,7 @@ pub use token::{Secret, Token, TokenCreate, TokenMade};
 pub use value::{AbsolutePath, Description, Name, Size};
 pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{
-    ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiResize, VdiRevert, VdiSnapshot,
-    VdiState,
+    Believed, ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
+    VdiRevert, VdiSnapshot, VdiState,
 };
 pub use vm::{Boot, Driver, Power, Vm, VmCreate, VmPatch, VmShutdown};

@@ -57,6 +57,8 @@ pub enum VdiState {
     Missing,
     /// A file of it was found damaged.
     Damaged,
+    /// Its running disk and the catalogue do not agree on its files, and what happened is not certain.
+    Diverged,
 }
 
 /// Formats of images.
@@ -220,4 +222,22 @@ mod test {
         let text = r#"{"sr":"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d","name":"a","size":512,"sise":1}"#;
         assert!(serde_json::from_str::<VdiCreate>(text).unwrap_err().to_string().contains("sise"));
     }
+}
+
+/// Decides what a VDI is that is diverged.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VdiReconcile {
+    /// Who is right.
+    pub believe: Believed,
+}
+
+/// Whose word is taken for what a VDI consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Believed {
+    /// The running disk's. VDIs that stood on files which it has no more are damaged then: what they show may have changed.
+    Disk,
+    /// The catalogue's. What was written to other files is not in the VDI then.
+    Catalogue,
 }

@@ -4,24 +4,25 @@
 //! every change of metadata is also written to memory that outlives the process, before the request that caused it is
 //! answered; the process that opens the image next reads it back ([`recovery`]).
 //!
-//! Knows nothing of where that memory comes from, nor of what a format's metadata means: a change is bytes at an offset of
-//! the file. Keeps: what is published is a state that the format was in, whole; and nothing is dropped from the log before
-//! a round has made it durable.
+//! Knows nothing of where that memory comes from, nor of what a format's metadata means: a change is bytes at an offset
+//! of the file. Keeps: what is published is a state that the format was in, whole; and nothing is dropped from the log
+//! before a round has made it durable.
 //!
 //! # Steps
 //!
 //! 1. The format changes its metadata in memory, and notes each change with the number of the batch in which a round
 //!    writes it ([`Records`]). *Killed here:* the image as before the request, which has no answer.
-//! 2. All changes since the last time are appended and published by one store, the deepest layer first. *Killed here:* the
-//!    image as after the request, or, between two layers, as while a merge has copied something and not yet given it up.
+//! 2. All changes since the last time are appended and published by one store, the deepest layer first. *Killed here:*
+//!    the image as after the request, or, between two layers, as while a merge has copied something and not yet given
+//!    it up.
 //! 3. The request is answered.
-//! 4. A round is sealed: how far the log goes then is remembered. Its writes go to the file. *Killed here:* any of them is
-//!    in the file; all of the log is still there, and says what each place must hold in the end.
+//! 4. A round is sealed: how far the log goes then is remembered. Its writes go to the file. *Killed here:* any of them
+//!    is in the file; all of the log is still there, and says what each place must hold in the end.
 //! 5. The round has settled: what was in the log when it was sealed is dropped, by one store.
 //!
-//! Some changes are not logged (another header, a larger table), and the log can be full. Then there is a *gap*: nothing
-//! more is appended, and every request that writes is answered only when a round is durable. The next round that is sealed
-//! ends the gap; what is logged from then on counts once that round has settled, and not before.
+//! Some changes are not logged (another header, a larger table), and the log can be full. Then there is a *gap*:
+//! nothing more is appended, and every request that writes is answered only when a round is durable. The next round
+//! that is sealed ends the gap; what is logged from then on counts once that round has settled, and not before.
 
 mod deaths;
 mod records;
@@ -46,7 +47,9 @@ pub const HEADER_LEN: usize = 4096;
 
 /// First word: "TAPLREDO".
 const MAGIC: u64 = u64::from_be_bytes(*b"TAPLREDO");
-/// Changed with the layout: a log of another version is not understood.
+/// Changed with the layout, and with what any word means: a log of another version is not understood. The first word
+/// and this one stay where they are and mean the same in all versions, so that a program of any can tell that it does
+/// not understand.
 const VERSION: u64 = 1;
 
 const MAGIC_AT: usize = 0;
@@ -61,6 +64,9 @@ pub const UNSYNCED_AT: usize = 32;
 pub const FAILED_AT: usize = 40;
 /// Where it stands when the process was last seen to write.
 const SEEN_AT: usize = 48;
+/// Where it stands for how many bytes of records there is room, which is where they begin again at the first; zero in a
+/// log of before this was noted.
+const CAPACITY_AT: usize = 56;
 const IDENTITY_AT: usize = 64;
 /// Bytes from the beginning that say whether there is something to be read.
 pub const STATE_LEN: usize = 64;
@@ -69,13 +75,15 @@ const WORD: usize = 8;
 /// Kept free for the mark that ends a gap.
 const SPARE: u64 = 8;
 
-/// Whether a log, of which this is the beginning, says something that is not in its image.
+/// Whether a log, of which this is the beginning, says something that is not in its image; of one that is not
+/// understood nobody can say that it does not.
 pub fn is_left(state: &[u8; STATE_LEN]) -> bool {
     let word = |at: usize| {
         let bytes = state.get(at..).and_then(|rest| rest.first_chunk());
         bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
     };
-    word(MAGIC_AT) == MAGIC && (word(HEAD_AT) != word(TAIL_AT) || word(UNSYNCED_AT) != 0 || word(FAILED_AT) != 0)
+    let says = || word(HEAD_AT) != word(TAIL_AT) || word(UNSYNCED_AT) != 0 || word(FAILED_AT) != 0;
+    word(MAGIC_AT) == MAGIC && (word(VERSION_AT) != VERSION || says())
 }
 
 /// How far what is appended can be relied on.
@@ -114,8 +122,8 @@ impl fmt::Debug for RedoLog {
 }
 
 impl RedoLog {
-    /// Opens the log in `region` for the image with this identity, whose file is `source`. A region that holds nothing, or
-    /// the log of another image, becomes an empty log.
+    /// Opens the log in `region` for the image with this identity, whose file is `source`. A region that holds nothing,
+    /// or the log of another image, becomes an empty log. One that is laid out in another way is left as it is.
     pub fn open(region: Shared, identity: &[u8; IDENTITY_LEN], source: &mut dyn Source) -> Result<RedoLog, ImageError> {
         let capacity = region.len().checked_sub(HEADER_LEN).map(|len| len / WORD * WORD);
         let capacity = capacity.and_then(|len| u64::try_from(len).ok()).filter(|&len| len > SPARE);
@@ -142,15 +150,26 @@ impl RedoLog {
 
     /// Whether the region holds a log of the image with this identity.
     fn is_of(&self, identity: &[u8; IDENTITY_LEN]) -> Result<bool, ImageError> {
-        if self.word(MAGIC_AT) != MAGIC || self.region.read(IDENTITY_AT) != Some(*identity) {
+        if self.word(MAGIC_AT) != MAGIC {
             return Ok(false);
         }
+        let unknown = |how: String| {
+            let what = format!("the redo log of the process that used the image last is {how}");
+            Err(ImageError::new(ImageErrorKind::Unsupported, what))
+        };
+        // First: where the rest lies is known of this version only.
         match self.word(VERSION_AT) {
-            VERSION => Ok(true),
-            other => Err(ImageError::new(
-                ImageErrorKind::Unsupported,
-                format!("the redo log of the process that used the image last is of version {other}, not {VERSION}"),
-            )),
+            VERSION => {}
+            other => return unknown(format!("of version {other}, and this program knows version {VERSION}")),
+        }
+        if self.region.read(IDENTITY_AT) != Some(*identity) {
+            return Ok(false);
+        }
+        match self.word(CAPACITY_AT) {
+            other if other != 0 && other != self.capacity => {
+                unknown(format!("made for {other} bytes of records, and this program has {}", self.capacity))
+            }
+            _ => Ok(true),
         }
     }
 
@@ -162,6 +181,7 @@ impl RedoLog {
         }
         self.forget_deaths();
         self.store(VERSION_AT, VERSION);
+        self.store(CAPACITY_AT, self.capacity);
         self.region.write(IDENTITY_AT, *identity);
         self.store(MAGIC_AT, MAGIC);
     }
@@ -240,8 +260,8 @@ impl RedoLog {
         self.capacity
     }
 
-    /// Appends and publishes changes, or leaves a gap. `below`: there is a gap in the log of a layer below, without which
-    /// these make no sense.
+    /// Appends and publishes changes, or leaves a gap. `below`: there is a gap in the log of a layer below, without
+    /// which these make no sense.
     pub fn append(&mut self, records: &mut Records, below: bool) {
         let len = u64::try_from(records.words().len().saturating_mul(WORD)).unwrap_or(u64::MAX);
         if self.logging != Logging::Gap && !records.is_empty() {

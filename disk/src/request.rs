@@ -141,6 +141,7 @@ pub struct Request {
 impl Request {
     /// Checks a request against `geometry`. `memory` has the span's length for reads and writes, else none.
     /// An error is the status to answer the peer with.
+    #[inline]
     pub fn new(
         operation: Operation,
         span: Span,

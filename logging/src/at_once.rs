@@ -1,7 +1,8 @@
 //! One write that does not wait for a reader.
 //!
-//! It knows nothing of lines. Standard error is often shared: with a shell, with other programs, with our own standard output. So
-//! O_NONBLOCK, which all who share a descriptor would get, is never set; each call says for itself that it does not wait.
+//! It knows nothing of lines. Standard error is often shared: with a shell, with other programs, with our own standard
+//! output. So O_NONBLOCK, which all who share a descriptor would get, is never set; each call says for itself that it
+//! does not wait.
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
@@ -11,7 +12,8 @@ use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use rustix::net::{SendFlags, send};
 
-/// PIPE_BUF: what a pipe takes as a whole or not at all (pipe(7)), and what there is room for when it says that there is some.
+/// PIPE_BUF: what a pipe takes as a whole or not at all (pipe(7)), and what there is room for when it says that there
+/// is some.
 const CHUNK: usize = 4096;
 
 /// Behind the last byte: where it is written does not matter (pwritev2(2): −1 is the place of the descriptor).

@@ -1,9 +1,9 @@
 //! Lines for people, on standard error or in a file: a disk that is served, or a daemon, must not die of its log.
 //!
-//! It knows nothing of who says what. Invariants: to say something never fails, never panics, and does not wait for a reader who
-//! has stopped reading; a line that could not be written is counted, and the next one that can be says first how many are missing.
-//! What it cannot help is a file on storage that does not answer: only a thread could wait for that, and it would be one more for
-//! each disk.
+//! It knows nothing of who says what. Invariants: to say something never fails, never panics, and does not wait for a
+//! reader who has stopped reading; a line that could not be written is counted, and the next one that can be says first
+//! how many are missing. What it cannot help is a file on storage that does not answer: only a thread could wait for
+//! that, and it would be one more for each disk.
 
 #![forbid(unsafe_code)]
 // They panic where nothing can be written.
@@ -11,6 +11,7 @@
 
 mod at_once;
 mod lines;
+pub mod panics;
 
 use std::fmt::Display;
 use std::io;
@@ -46,10 +47,16 @@ impl Stderr {
         self.lines.write(lines, |lost| self.notice(lost), |bytes| at_once::write(io::stderr(), bytes));
     }
 
-    /// Writes the last lines of a program as they are. A reader who is slow is waited for, but not for long.
-    pub fn write_last(&self, lines: &str) {
+    /// Writes the last lines of a program as they are. A reader who is slow is waited for, but not for long. Whether
+    /// they were written.
+    pub fn write_last(&self, lines: &str) -> bool {
         let until = Instant::now() + LAST_WORDS;
-        self.lines.write(lines.as_bytes(), |lost| self.notice(lost), |bytes| write_until(until, bytes));
+        self.lines.write(lines.as_bytes(), |lost| self.notice(lost), |bytes| write_until(until, bytes))
+    }
+
+    /// Says the last line of a program, as [`Stderr::write_last`] does.
+    pub fn say_last(&self, line: impl Display) -> bool {
+        self.write_last(&format!("{}: {line}\n", self.program))
     }
 
     /// Says how many lines are missing, if some are and that can be written now.

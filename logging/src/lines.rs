@@ -1,7 +1,7 @@
 //! Lines, and how many of them are lost.
 //!
-//! It knows nothing of where they go. Invariants: a line that was not written as a whole is counted; what was written of it ends
-//! before another line begins; a count is told once, and before any line behind the loss.
+//! It knows nothing of where they go. Invariants: a line that was not written as a whole is counted; what was written
+//! of it ends before another line begins; a count is told once, and before any line behind the loss.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,14 +20,15 @@ impl Lines {
         Lines { lost: AtomicU64::new(0), torn: AtomicBool::new(false) }
     }
 
-    /// Writes whole lines by `write`, which takes some bytes as [`io::Write::write`] does. If lines are missing, `notice` says so
-    /// before, in a line. No lock is held meanwhile: who panics while it is in here may call it again.
+    /// Writes whole lines by `write`, which takes some bytes as [`io::Write::write`] does. If lines are missing,
+    /// `notice` says so before, in a line. No lock is held meanwhile: who panics while it is in here may call it again.
+    /// Whether these lines were written.
     pub fn write(
         &self,
         lines: &[u8],
         notice: impl Fn(u64) -> String,
         mut write: impl FnMut(&[u8]) -> io::Result<usize>,
-    ) {
+    ) -> bool {
         let lost = self.lost.swap(0, Ordering::Relaxed);
         if lost > 0 || self.torn.load(Ordering::Relaxed) {
             let end = if self.torn.swap(false, Ordering::Relaxed) { "\n" } else { "" };
@@ -35,12 +36,14 @@ impl Lines {
             if !self.all(told.as_bytes(), &mut write) {
                 self.torn.fetch_or(!end.is_empty(), Ordering::Relaxed);
                 self.lose(lost.saturating_add(count(lines)));
-                return;
+                return false;
             }
         }
-        if !self.all(lines, &mut write) {
+        let written = self.all(lines, &mut write);
+        if !written {
             self.lose(count(lines));
         }
+        written
     }
 
     /// Whether all of it was written.

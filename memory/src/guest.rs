@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
+use crate::segments::PartList;
 use crate::{Mapping, Segments, Shared};
 
 /// An address in the guest's physical address space.
@@ -41,9 +40,11 @@ impl Region {
 
     /// Our address of byte `at` of the region, and how many bytes follow it.
     fn host(&self, at: u64) -> Option<(*mut u8, usize)> {
-        let left = self.len.checked_sub(at).filter(|&left| left > 0)?;
+        if at >= self.len {
+            return None;
+        }
         let offset = usize::try_from(self.offset.checked_add(at)?).ok()?;
-        Some((self.mapping.base().wrapping_add(offset), usize::try_from(left).ok()?))
+        Some((self.mapping.base().wrapping_add(offset), usize::try_from(self.len.saturating_sub(at)).ok()?))
     }
 }
 
@@ -87,20 +88,20 @@ impl GuestMemory {
     /// The memory of `ranges`, in order. Ranges may cross from one region into the next. `None` if a byte of
     /// them is not guest memory.
     pub fn segments(self: &Arc<Self>, ranges: impl IntoIterator<Item = (GuestAddr, u32)>) -> Option<Segments> {
-        let mut parts: SmallVec<[(*mut u8, usize); 4]> = SmallVec::new();
+        let mut parts = PartList::default();
         for (addr, len) in ranges {
             let mut at = addr;
             let mut left = usize::try_from(len).ok()?;
             while left > 0 {
                 let (base, len) = self.host(at)?;
                 let take = left.min(len);
-                parts.push((base, take));
+                parts.push(base, take)?;
                 left = left.checked_sub(take)?;
                 at = GuestAddr(at.0.checked_add(u64::try_from(take).ok()?)?);
             }
         }
         // SAFETY: each part was checked by `Region::host` to lie in a mapping that `self` holds.
-        Some(unsafe { Segments::new(self.clone(), parts) })
+        Some(unsafe { Segments::of_list(self.clone(), parts) })
     }
 
     /// A range that lies in one region, for a ring. `None` if it does not.

@@ -41,6 +41,23 @@ pub struct Segments {
     len: usize,
 }
 
+/// Parts of a list that is being made.
+#[derive(Default)]
+pub(crate) struct PartList {
+    parts: SmallVec<[Part; 2]>,
+    len: usize,
+}
+
+impl PartList {
+    /// One part more, which is not empty. `None`: more bytes than can be counted.
+    #[inline]
+    pub(crate) fn push(&mut self, base: *mut u8, len: usize) -> Option<()> {
+        self.len = self.len.checked_add(len)?;
+        self.parts.push(Part { base, len });
+        Some(())
+    }
+}
+
 // SAFETY: the parts are plain addresses; what they address is kept mapped by `owner`, which is itself
 // `Send + Sync`, and is accessed only by copies that tolerate concurrent change.
 unsafe impl Send for Segments {}
@@ -59,6 +76,16 @@ impl Segments {
         let parts: SmallVec<[Part; 2]> =
             parts.into_iter().filter(|&(_, len)| len > 0).map(|(base, len)| Part { base, len }).collect();
         let len = parts.iter().map(|part| part.len).sum();
+        Segments { owner: Some(owner), parts, len }
+    }
+
+    /// A list over parts that were put together before.
+    ///
+    /// # Safety
+    /// As for [`Segments::new`].
+    #[inline]
+    pub(crate) unsafe fn of_list(owner: Arc<dyn Any + Send + Sync>, list: PartList) -> Segments {
+        let PartList { parts, len } = list;
         Segments { owner: Some(owner), parts, len }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! Knows nothing of clocks or terminals: whoever calls says when it has been enough.
 
+mod beginning;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,9 +21,10 @@ use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::Word;
-use crate::subject::{Kind, Made, Start, Subject, given};
+use crate::subject::{Kind, Start, Subject};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
+pub use beginning::around_a_beginning;
 
 /// The first version number of what is explored; what a preparation wrote has smaller ones.
 const FIRST: u64 = 1;
@@ -52,6 +55,7 @@ impl Case {
             room: ROOM,
             first: FIRST,
             log: ROOMY,
+            tight: false,
         };
         Case { setup, workload, schedule }
     }
@@ -60,7 +64,7 @@ impl Case {
 impl fmt::Display for Case {
     /// The arguments of the command that runs just this.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setup { subject, bug, fault, visible, depth, room, log, .. } = &self.setup;
+        let Setup { subject, bug, fault, visible, depth, room, log, tight, .. } = &self.setup;
         let stale = |tail: Unwritten| if tail == Unwritten::Stale { "stale" } else { "zeroes" };
         write!(f, "--format {} --kind {} --tail {}", subject.kind.format(), subject.kind, stale(subject.tail))?;
         bug.map_or(Ok(()), |bug| write!(f, " --planted {bug}"))?;
@@ -73,6 +77,9 @@ impl fmt::Display for Case {
         }
         if *log < ROOMY {
             write!(f, " --log {log}")?;
+        }
+        if *tight {
+            write!(f, " --tight")?;
         }
         write!(f, " --depth {depth} --schedule {} --workload '{}'", self.schedule, workload::text(&self.workload))
     }
@@ -104,9 +111,7 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
     for (below, layer) in subject.kind.layers().into_iter().rev().enumerate() {
         start.files.insert(0, subject.create(layer.made, below, subject.kind.sectors())?);
         start.forms.insert(0, layer.made.form());
-        if layer.made == Made::Given {
-            start.base.extend(given());
-        }
+        start.base.extend(layer.made.given());
         let first = PREPARATION + PREPARATIONS * u64::try_from(below).unwrap_or(0);
         live_first(honest, &mut start, layer.preparation, first);
     }
@@ -181,9 +186,14 @@ impl Bound {
     }
 
     /// Operations on this kind of image. Mixed chains are as many again, and short workloads reach what is new in them:
-    /// one format's places taken over by the other.
+    /// one format's places taken over by the other. With compressed clusters a single operation does: a place that is
+    /// shared, or taken over in part.
     pub fn ops_of(&self, kind: Kind) -> u32 {
-        if kind.is_mixed() { self.ops.saturating_sub(1).max(1) } else { self.ops }
+        match (kind.is_packed(), kind.is_mixed()) {
+            (true, _) => 1,
+            (false, true) => self.ops.saturating_sub(1).max(1),
+            (false, false) => self.ops,
+        }
     }
 
     fn interferences(&self, len: u32) -> usize {
@@ -265,29 +275,6 @@ fn every_schedule(
     Ok(())
 }
 
-/// Two writes to one grain that no source holds anything of, while a merge begins: the target takes them, or the leaf does,
-/// but never the one and then the other. What begins before the merge must begin at one moment of it, and what comes behind
-/// at another.
-const AROUND_A_BEGINNING: &str = "merge w1+1 w2+1";
-/// Moments at which a request begins, or something ends, before its turn.
-const MOMENTS: usize = 3;
-
-/// Explores what happens around the beginning of a merge, with requests that begin at any moments of it.
-pub fn around_a_beginning(threads: usize, keep_going: &(dyn Fn(usize, usize) -> bool + Sync)) -> Outcome {
-    let subjects = [Kind::NewVhdOnVhd, Kind::NewQcow2OnQcow2].map(|kind| Subject::new(kind, Unwritten::Zeroes));
-    in_threads(Explorer::broad, threads, subjects.len(), &|explorer, job| {
-        let workload = workload::parse(AROUND_A_BEGINNING).unwrap_or_default();
-        let start = start_of(&subjects[job], Some(&workload))?;
-        let mut next = Some(Schedule::undisturbed(Pace::Steps));
-        while let Some(schedule) = next {
-            let mut case = Case::new(subjects[job], workload.clone(), schedule);
-            explore(explorer, &start, &mut case)?;
-            next = case.schedule.next(MOMENTS);
-        }
-        Ok(keep_going(job + 1, subjects.len()))
-    })
-}
-
 /// Hands jobs to threads until all are done, one fails or one says that it is enough.
 fn in_threads(
     explorer: fn() -> Explorer,
@@ -348,6 +335,8 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     };
     // And one redo log in four is soon full.
     case.setup.log = [512 + 256 * random.index(4), ROOMY, ROOMY, ROOMY][random.index(4)];
+    // And one disk in four has low limits of its own.
+    case.setup.tight = random.below(4) == 0;
     case.setup.bug = bug;
     case.setup.subject = subject.plant(bug);
     case
@@ -442,7 +431,7 @@ pub fn fault_workloads(subject: &Subject) -> &'static [&'static str] {
     match subject.kind.theme() {
         Theme::Image => &FAULT_WORKLOADS[..],
         Theme::Growing => &GROWTH_FAULT_WORKLOADS,
-        Theme::Chain if subject.kind.is_mixed() => &MIXED_FAULT_WORKLOADS,
+        Theme::Chain if subject.kind.is_mixed() || subject.kind.is_packed() => &MIXED_FAULT_WORKLOADS,
         Theme::Chain => &CHAIN_FAULT_WORKLOADS,
     }
 }
@@ -459,7 +448,7 @@ const GROWTH_FAULT_WORKLOADS: [&str; 5] = {
     let [first, second, third, fourth] = FAULT_WORKLOADS;
     [first, second, third, fourth, "w2556+1 f grow W2557+2 f w263166+2 d0+8 f w1026+1 r2550+9 f"]
 };
-/// Of two formats: a snapshot in the one, which is merged into the other.
+/// Of two formats, or with compressed clusters: a snapshot in the one, which is merged into the other.
 const MIXED_FAULT_WORKLOADS: [&str; 1] = ["snapshot W0+3 merge w4095+2 f merge d0+1024 f"];
 /// The same for chains: each step with requests before and after it, and once more after it has failed.
 const CHAIN_FAULT_WORKLOADS: [&str; 4] = [

@@ -142,8 +142,8 @@ impl SimIo {
         }
     }
 
-    /// The storage as the next process finds it, for which the files of `chain` have the numbers from 0 on. Of the writes
-    /// that are under way all have reached it, or none has that is not visible already.
+    /// The storage as the next process finds it, for which the files of `chain` have the numbers from 0 on. Of the
+    /// writes that are under way all have reached it, or none has that is not visible already.
     pub fn after_death(&self, chain: &[FileId], reached: bool) -> SimIo {
         let mut io = self.clone();
         for Pending { op, write, error, .. } in std::mem::take(&mut io.pending) {

@@ -17,6 +17,7 @@ pub mod io;
 pub mod logs;
 pub mod media;
 pub mod oracle;
+pub mod packed;
 pub mod planted;
 pub mod qcow2;
 pub mod random;

@@ -1,7 +1,7 @@
 //! The redo logs of a run's files: memory that outlives a process, and no power loss.
 //!
-//! Knows nothing of what is in a log but where it says how much that is. A new log's memory holds the log of another image, as
-//! where a file's number is used again.
+//! Knows nothing of what is in a log but where it says how much that is. A new log's memory holds the log of another
+//! image, as where a file's number is used again.
 
 use std::collections::BTreeMap;
 

@@ -89,6 +89,10 @@ pub enum Planted {
     OwedWithoutSyncs,
     /// That a sync has failed is forgotten with the process that has seen it.
     FailedSyncForgotten,
+    /// When a compressed cluster moves, all is deallocated that it has shared with others.
+    SharedDeallocated,
+    /// Readers are not shown where the target of a merge has put what the guest wrote there.
+    TargetNotShown,
 }
 
 /// Layers in which a bug lives.
@@ -102,7 +106,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 39] = [
+const NAMES: [(Planted, &str, &str); 41] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -142,6 +146,8 @@ const NAMES: [(Planted, &str, &str); 39] = [
     (Planted::ParentsDebtForgotten, "parents-debt-forgotten", "chain"),
     (Planted::OwedWithoutSyncs, "owed-without-syncs", "qcow2"),
     (Planted::FailedSyncForgotten, "failed-sync-forgotten", "vhd"),
+    (Planted::SharedDeallocated, "shared-deallocated", "qcow2"),
+    (Planted::TargetNotShown, "target-not-shown", "chain"),
 ];
 
 impl Planted {
@@ -159,6 +165,7 @@ impl Planted {
     pub fn layers(self) -> Layers {
         match self {
             Planted::ForgottenBeforeCopied | Planted::EndRemembered | Planted::LowerLayerLoggedLater => Layers::Below,
+            Planted::TargetNotShown => Layers::Below,
             Planted::UpperLayerFirst | Planted::LeafGrows => Layers::All,
             _ => Layers::Leaf,
         }

@@ -3,6 +3,7 @@
 //! Knows the qcow2 specification, version 3, and nothing of how our images are made or opened.
 
 use crate::media::{Media, Unwritten};
+use crate::packed;
 use crate::sector::SECTOR;
 
 /// Bytes in a cluster. L2 tables have 256 entries then, and cover 512 KiB; refcount blocks have 1024.
@@ -25,19 +26,25 @@ pub struct Spec<'a> {
     pub parent: Option<&'a str>,
     /// So many clusters at the beginning of the file are counted as used; more than the tables need are leaked.
     pub used: u64,
+    /// Whether it holds compressed clusters ([`packed`]).
+    pub packed: bool,
 }
 
 /// Lays out the file: header, refcount table, refcount block and L1 table, a cluster each.
 pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     let mut media = Media::empty(tail);
-    let used = spec.used.clamp(4, COUNTED);
+    let used = spec.used.max(if spec.packed { packed::USED } else { 4 }).min(COUNTED);
     // Storage whose unwritten bytes are not zero is a device, and as large as it is.
     media.set_len(if tail == Unwritten::Stale { DEVICE } else { used * CLUSTER });
     media.write(0, &header(spec));
     media.write(CLUSTER, &cluster_of(&(2 * CLUSTER).to_be_bytes()));
-    let counts: Vec<u8> = (0..used).flat_map(|_| 1u16.to_be_bytes()).collect();
+    let count = |cluster| if spec.packed { packed::count(cluster) } else { 1 };
+    let counts: Vec<u8> = (0..used).flat_map(|cluster| count(cluster).to_be_bytes()).collect();
     media.write(2 * CLUSTER, &cluster_of(&counts));
     media.write(3 * CLUSTER, &cluster_of(&[]));
+    if spec.packed {
+        packed::put(&mut media, 3 * CLUSTER);
+    }
     media
 }
 
@@ -82,7 +89,8 @@ mod test {
 
     #[test]
     fn the_header_stands_where_the_specification_says() {
-        let mut media = create(&Spec { sectors: 4608, parent: Some("base"), used: 0 }, Unwritten::Zeroes);
+        let mut media =
+            create(&Spec { sectors: 4608, parent: Some("base"), used: 0, packed: false }, Unwritten::Zeroes);
         let mut bytes = [0; 104];
         media.read_at(0, &mut bytes).unwrap();
         let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());

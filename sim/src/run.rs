@@ -117,6 +117,16 @@ pub struct Setup {
     pub first: u64,
     /// Bytes of a redo log for records.
     pub log: usize,
+    /// Whether the disk's own limits are as low as they can be: no memory for its map, one fill at a time, and a round as soon
+    /// as two blocks of metadata have changed.
+    pub tight: bool,
+}
+
+impl Setup {
+    fn options(&self) -> Options {
+        let roomy = Options { requests: self.depth, ..Options::default() };
+        if self.tight { Options { dirty_max: 1, map_bytes: 0, rest_bytes: 0, flight_bytes: 0, ..roomy } } else { roomy }
+    }
 }
 
 /// How a run ended.
@@ -280,7 +290,7 @@ impl Run {
             Saboteur::new(image, setup.bug, plot.clone(), (file, layer), len)
         };
         let layers = layers.into_iter().enumerate().map(sabotage).collect();
-        let options = Options { requests: setup.depth, ..Options::default() };
+        let options = setup.options();
         let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
         for (id, log) in opened {
             disk.set_log(id, log).map_err(Violation::Open)?;
@@ -340,7 +350,7 @@ impl Run {
         };
         let content = match op {
             Op::Write(..) => Some(Content::Guest(version)),
-            Op::Zero(..) => Some(Content::Zero),
+            Op::Zero(..) | Op::ZeroKept(..) => Some(Content::Zero),
             Op::Discard(..) => Some(Content::PerhapsZero),
             Op::Read(..) | Op::Flush | Op::Chain(..) => None,
         };

@@ -17,8 +17,8 @@ pub enum Pace {
     Eager,
     /// The same, and what was begun last ends first: the oldest operations wait for ever.
     Newest,
-    /// What is done to the chain goes on before anything else, and no request begins while anything can go on: who interferes
-    /// has one begin at a moment of that.
+    /// What is done to the chain goes on before anything else, and no request begins while anything can go on: who
+    /// interferes has one begin at a moment of that.
     Steps,
 }
 

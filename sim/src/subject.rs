@@ -12,6 +12,7 @@ use disk::vhd::{self, Parent, Spec, Vhd};
 use disk::{Access, Image, ImageError, Severity, Source, Tail};
 
 use crate::media::{Media, Unwritten};
+use crate::packed;
 use crate::planted::Planted;
 use crate::qcow2::{self, COUNTED};
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
@@ -32,6 +33,8 @@ pub enum Kind {
     Child,
     /// The same with some sectors of its own in the first and last blocks.
     UsedChild,
+    /// A raw file that grows.
+    GrowingRaw,
     /// A new qcow2 file.
     Qcow2,
     /// A qcow2 file that holds data, and whose first refcount block is nearly full.
@@ -40,12 +43,20 @@ pub enum Kind {
     ChildQcow2,
     /// The same with some clusters of its own.
     UsedChildQcow2,
+    /// A qcow2 file with compressed clusters, and one that reads as zero and has a place.
+    PackedQcow2,
+    /// The same on a parent that holds data.
+    PackedChildQcow2,
     /// A VHD on a VHD, both used: to be merged.
     VhdOnVhd,
     /// A new VHD on a used one.
     NewVhdOnVhd,
     /// A new qcow2 file on a used one.
     NewQcow2OnQcow2,
+    /// A qcow2 file with compressed clusters on a used one.
+    PackedOnQcow2,
+    /// A used qcow2 file on one with compressed clusters.
+    Qcow2OnPacked,
     /// A VHD on a raw file.
     VhdOnRaw,
     /// A qcow2 file on another.
@@ -98,6 +109,8 @@ pub enum Made {
     Qcow2,
     /// The same, with a refcount block that has few counts left.
     FullQcow2,
+    /// The same, with compressed clusters ([`packed`]).
+    PackedQcow2,
 }
 
 impl Made {
@@ -110,12 +123,21 @@ impl Made {
         }
     }
 
+    /// What such a layer holds from the beginning; zeroes among it hide what is below.
+    pub fn given(self) -> Vec<(u64, Word)> {
+        match self {
+            Made::Given => given().collect(),
+            Made::PackedQcow2 => packed::given().collect(),
+            Made::Raw | Made::Fixed | Made::Vhd | Made::Qcow2 | Made::FullQcow2 => Vec::new(),
+        }
+    }
+
     /// How such a file is to be understood.
     pub fn form(self) -> Form {
         match self {
             Made::Raw => Form::Raw,
             Made::Fixed | Made::Given | Made::Vhd => Form::Vhd,
-            Made::Qcow2 | Made::FullQcow2 => Form::Qcow2,
+            Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 => Form::Qcow2,
         }
     }
 }
@@ -135,14 +157,23 @@ impl Kind {
     /// Those of a format.
     pub fn of_format(format: &str) -> Option<&'static [Kind]> {
         match format {
-            "raw" => Some(&[Kind::Raw]),
+            "raw" => Some(&[Kind::Raw, Kind::GrowingRaw]),
             "vhd" => Some(&[Kind::Dynamic, Kind::Used, Kind::Child, Kind::UsedChild, Kind::Fixed]),
-            "qcow2" => Some(&[Kind::Qcow2, Kind::UsedQcow2, Kind::ChildQcow2, Kind::UsedChildQcow2]),
+            "qcow2" => Some(&[
+                Kind::Qcow2,
+                Kind::UsedQcow2,
+                Kind::ChildQcow2,
+                Kind::UsedChildQcow2,
+                Kind::PackedQcow2,
+                Kind::PackedChildQcow2,
+            ]),
             "chain" => Some(&[
                 Kind::VhdOnVhd,
                 Kind::VhdOnRaw,
                 Kind::Qcow2OnQcow2,
                 Kind::Qcow2OnRaw,
+                Kind::PackedOnQcow2,
+                Kind::Qcow2OnPacked,
                 Kind::VhdOnQcow2,
                 Kind::Qcow2OnVhd,
                 Kind::VhdOnQcow2OnRaw,
@@ -155,10 +186,11 @@ impl Kind {
     /// The format's name.
     pub fn format(self) -> &'static str {
         match self {
-            Kind::Raw => "raw",
+            Kind::Raw | Kind::GrowingRaw => "raw",
             Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
+            Kind::PackedQcow2 | Kind::PackedChildQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
-            Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 => "chain",
+            Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::PackedOnQcow2 | Kind::Qcow2OnPacked => "chain",
             Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
             Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild => "vhd",
         }
@@ -168,6 +200,11 @@ impl Kind {
     pub fn is_mixed(self) -> bool {
         let forms: Vec<Form> = self.layers().iter().map(|layer| layer.made.form()).collect();
         self.theme() == Theme::Chain && forms.contains(&Form::Vhd) && forms.contains(&Form::Qcow2)
+    }
+
+    /// Whether some layer has compressed clusters.
+    pub fn is_packed(self) -> bool {
+        self.layers().iter().any(|layer| layer.made == Made::PackedQcow2)
     }
 
     /// Whether it is a chain of so many layers that all of its workloads are too many.
@@ -188,6 +225,7 @@ impl Kind {
         match self.format() {
             "chain" => Theme::Chain,
             "qcow2" => Theme::Growing,
+            "raw" if self == Kind::GrowingRaw => Theme::Growing,
             _ => Theme::Image,
         }
     }
@@ -205,7 +243,7 @@ impl Kind {
     /// Its layers, leaf first.
     pub fn layers(self) -> Vec<Layer> {
         match self {
-            Kind::Raw => vec![layer(Made::Raw, "")],
+            Kind::Raw | Kind::GrowingRaw => vec![layer(Made::Raw, "")],
             Kind::Fixed => vec![layer(Made::Fixed, "")],
             Kind::Dynamic => vec![layer(Made::Vhd, "")],
             Kind::Used => vec![layer(Made::Vhd, "w0+6 w2050+2 f")],
@@ -215,6 +253,10 @@ impl Kind {
             Kind::UsedQcow2 => vec![layer(Made::FullQcow2, "w0+6 w2050+2 f")],
             Kind::ChildQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Given, "")],
             Kind::UsedChildQcow2 => vec![layer(Made::Qcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::PackedQcow2 => vec![layer(Made::PackedQcow2, "")],
+            Kind::PackedChildQcow2 => vec![layer(Made::PackedQcow2, "w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::PackedOnQcow2 => vec![layer(Made::PackedQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnPacked => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::PackedQcow2, "")],
             Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
             Kind::NewVhdOnVhd => vec![layer(Made::Vhd, ""), layer(Made::Vhd, IN_TARGET)],
             Kind::NewQcow2OnQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Qcow2, IN_TARGET)],
@@ -229,8 +271,9 @@ impl Kind {
     }
 }
 
-const KINDS: [(Kind, &str); 20] = [
+const KINDS: [(Kind, &str); 25] = [
     (Kind::Raw, "raw"),
+    (Kind::GrowingRaw, "growing-raw"),
     (Kind::Fixed, "fixed"),
     (Kind::Dynamic, "dynamic"),
     (Kind::Used, "used"),
@@ -244,6 +287,10 @@ const KINDS: [(Kind, &str); 20] = [
     (Kind::UsedQcow2, "used-qcow2"),
     (Kind::ChildQcow2, "child-qcow2"),
     (Kind::UsedChildQcow2, "used-child-qcow2"),
+    (Kind::PackedQcow2, "packed-qcow2"),
+    (Kind::PackedChildQcow2, "packed-child-qcow2"),
+    (Kind::PackedOnQcow2, "packed-on-qcow2"),
+    (Kind::Qcow2OnPacked, "qcow2-on-packed"),
     (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),
     (Kind::Qcow2OnRaw, "qcow2-on-raw"),
     (Kind::VhdOnQcow2, "vhd-on-qcow2"),
@@ -357,10 +404,11 @@ impl Subject {
                 let kind = below.map_or(vhd::Kind::Dynamic, |below| child_of(identity(below)));
                 image(kind, identity(number), sectors, self.tail)
             }
-            Made::Qcow2 | Made::FullQcow2 => {
+            Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 => {
                 let parent = (below > 0).then_some("base");
                 let used = if made == Made::FullQcow2 { FULL } else { 0 };
-                Ok(qcow2::create(&qcow2::Spec { sectors, parent, used }, self.tail))
+                let packed = made == Made::PackedQcow2;
+                Ok(qcow2::create(&qcow2::Spec { sectors, parent, used, packed }, self.tail))
             }
         }
     }
@@ -395,7 +443,7 @@ impl Subject {
 }
 
 /// What a layer that is made so holds from the beginning.
-pub fn given() -> impl Iterator<Item = (u64, Word)> {
+fn given() -> impl Iterator<Item = (u64, Word)> {
     let sectors = IN_PARENT.into_iter().flat_map(|(at, count)| at..at + count);
     sectors.map(|sector| (sector, Word::guest(PARENTS, sector)))
 }

@@ -21,6 +21,9 @@ const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
 /// a cluster.
 const CHAIN: u64 = GRAIN + BLOCK / 2 - CLUSTER_SECTORS / 2;
 
+/// Operations in the longest workloads that have rare ones among them.
+const RARE_UP_TO: u32 = 2;
+
 /// What exhaustive and random workloads are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Theme {
@@ -66,9 +69,22 @@ impl Theme {
         }
     }
 
+    /// Operations of which short workloads are made besides: what they reach that is new they reach with one other.
+    pub fn rare(self) -> Vec<Op> {
+        let kept = |at, count| Op::ZeroKept(Sectors { at, count }, Durable::ByFlush);
+        match self {
+            Theme::Image => vec![kept(2, 3)],
+            Theme::Growing => vec![kept(2, 4)],
+            Theme::Chain => vec![kept(GRAIN - 1, 2)],
+        }
+    }
+
     /// All workloads of exactly `len` operations of the alphabet that are about the theme.
     pub fn every(self, len: u32) -> impl Iterator<Item = Vec<Op>> {
-        let letters = self.alphabet();
+        let mut letters = self.alphabet();
+        if len <= RARE_UP_TO {
+            letters.append(&mut self.rare());
+        }
         let count = letters.len();
         let workload = move |number: usize| {
             let mut rest = number;
@@ -231,6 +247,7 @@ fn guest_op(random: &mut Random, disk: Extent) -> Op {
         13 | 14 => Op::Discard(block),
         15 => Op::Discard(sectors),
         16 => Op::Zero(block, durable),
+        17 if random.below(2) == 0 => Op::ZeroKept(sectors, durable),
         17 => Op::Zero(sectors, durable),
         _ => Op::Read(sectors),
     }
@@ -275,6 +292,6 @@ mod test {
     #[test]
     fn every_workload_comes_once() {
         let all: std::collections::HashSet<_> = Theme::Image.every(2).collect();
-        assert_eq!(all.len(), Theme::Image.alphabet().len().pow(2));
+        assert_eq!(all.len(), (Theme::Image.alphabet().len() + Theme::Image.rare().len()).pow(2));
     }
 }

@@ -1,8 +1,9 @@
 //! What a simulated guest asks for: short programs that can be written on a command line.
 //!
 //! Sectors are the unit. `w8+2` writes two sectors from sector 8 on, `W8+2` the same durably (FUA), `z`/`Z` write
-//! zeroes, `d` discards, `r` reads, `f` flushes. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of
-//! the leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`.
+//! zeroes, `k`/`K` the same without freeing space, `d` discards, `r` reads, `f` flushes. What is done to the chain
+//! meanwhile is a word: `snapshot`, `merge` (of the leaf into its parent), `merge-below` (of the parent into its own),
+//! `merge-all`, `cancel`, `grow`.
 //!
 //! A guest asks for no more than its disk has: of a request that reaches behind the end only what lies before it is
 //! asked for. Behind where the end was at first there is something once the disk has grown.
@@ -20,6 +21,8 @@ pub enum Op {
     Write(Sectors, Durable),
     /// Write zeroes, freeing space.
     Zero(Sectors, Durable),
+    /// Write zeroes that keep their space, or get some.
+    ZeroKept(Sectors, Durable),
     /// Discard.
     Discard(Sectors),
     /// Read, and compare with what is legal.
@@ -98,7 +101,8 @@ impl Op {
     /// The sectors that it is about.
     pub fn sectors(self) -> Sectors {
         match self {
-            Op::Write(sectors, _) | Op::Zero(sectors, _) | Op::Discard(sectors) | Op::Read(sectors) => sectors,
+            Op::Write(sectors, _) | Op::Zero(sectors, _) | Op::ZeroKept(sectors, _) => sectors,
+            Op::Discard(sectors) | Op::Read(sectors) => sectors,
             Op::Flush | Op::Chain(_) => Sectors { at: 0, count: 0 },
         }
     }
@@ -108,6 +112,7 @@ impl Op {
         Some(match self {
             Op::Write(_, durable) => Operation::Write { durable: durable == Durable::AtOnce },
             Op::Zero(_, durable) => Operation::WriteZeroes { free: true, durable: durable == Durable::AtOnce },
+            Op::ZeroKept(_, durable) => Operation::WriteZeroes { free: false, durable: durable == Durable::AtOnce },
             Op::Discard(_) => Operation::Discard,
             Op::Read(_) => Operation::Read,
             Op::Flush => Operation::Flush,
@@ -132,6 +137,7 @@ impl Op {
         Some(match self {
             Op::Write(_, durable) => Op::Write(sectors, durable),
             Op::Zero(_, durable) => Op::Zero(sectors, durable),
+            Op::ZeroKept(_, durable) => Op::ZeroKept(sectors, durable),
             Op::Discard(_) => Op::Discard(sectors),
             Op::Read(_) => Op::Read(sectors),
             Op::Flush | Op::Chain(_) => self,
@@ -140,7 +146,10 @@ impl Op {
 
     /// Whether an answer promises that what was answered before, or this write, survives.
     pub fn is_durable(self) -> bool {
-        matches!(self, Op::Flush | Op::Write(_, Durable::AtOnce) | Op::Zero(_, Durable::AtOnce))
+        let (Op::Write(_, durable) | Op::Zero(_, durable) | Op::ZeroKept(_, durable)) = self else {
+            return self == Op::Flush;
+        };
+        durable == Durable::AtOnce
     }
 }
 
@@ -151,6 +160,8 @@ impl fmt::Display for Op {
             Op::Write(_, Durable::AtOnce) => 'W',
             Op::Zero(_, Durable::ByFlush) => 'z',
             Op::Zero(_, Durable::AtOnce) => 'Z',
+            Op::ZeroKept(_, Durable::ByFlush) => 'k',
+            Op::ZeroKept(_, Durable::AtOnce) => 'K',
             Op::Discard(_) => 'd',
             Op::Read(_) => 'r',
             Op::Flush => return f.write_str("f"),
@@ -166,7 +177,7 @@ impl fmt::Display for Op {
 /// A word that is not an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, d0+1024, r0+8, f, snapshot, merge, cancel and grow"
+    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, k0+8, K0+8, d0+1024, r0+8, f, snapshot, merge, cancel and grow"
 )]
 pub struct NotAnOp(pub String);
 
@@ -190,6 +201,8 @@ impl FromStr for Op {
             'W' => Ok(Op::Write(sectors, Durable::AtOnce)),
             'z' => Ok(Op::Zero(sectors, Durable::ByFlush)),
             'Z' => Ok(Op::Zero(sectors, Durable::AtOnce)),
+            'k' => Ok(Op::ZeroKept(sectors, Durable::ByFlush)),
+            'K' => Ok(Op::ZeroKept(sectors, Durable::AtOnce)),
             'd' => Ok(Op::Discard(sectors)),
             'r' => Ok(Op::Read(sectors)),
             _ => Err(wrong()),

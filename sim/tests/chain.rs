@@ -9,15 +9,18 @@ use search::{assert_nothing_found, subjects_of};
 use sim::crash::Explorer;
 use sim::explore::{self, Bound, Case};
 use sim::media::Unwritten;
+use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Subject};
 use sim::workload;
 
-/// Scope: every workload of up to two operations with a step among them, in the order of each pace.
+/// Scope: every workload of up to two operations with a step among them, in the order of each pace. Compressed clusters are
+/// left to the command and to random workloads: they took a fifth of this file's time.
 #[test]
 fn no_step_loses_what_was_flushed() {
     let bound = Bound { ops: 2, interferences: [0, 0, 0] };
-    assert_nothing_found(explore::exhaustive(&subjects_of("chain"), bound, None, 2, &|_, _| true));
+    let subjects: Vec<_> = subjects_of("chain").into_iter().filter(|subject| !subject.kind.is_packed()).collect();
+    assert_nothing_found(explore::exhaustive(&subjects, bound, None, 2, &|_, _| true));
 }
 
 /// Scope: seeds 0 to 20, 8 operations each, a step in three of eight.
@@ -67,7 +70,13 @@ fn what_was_found_once_is_not_found_again() {
 
 #[test]
 fn two_writes_to_one_grain_on_both_sides_of_a_merges_beginning_agree() {
-    let outcome = explore::around_a_beginning(2, &|_, _| true);
+    let outcome = explore::around_a_beginning(None, 2, &|_, _| true);
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     assert!(outcome.counts.runs > 100, "{:?}", outcome.counts);
+}
+
+#[test]
+fn a_place_in_the_target_that_readers_are_not_shown_is_found_around_a_beginning() {
+    let outcome = explore::around_a_beginning(Some(Planted::TargetNotShown), 2, &|_, _| true);
+    assert!(outcome.failure.is_some(), "{:?}", outcome.counts);
 }

@@ -13,11 +13,13 @@ use sim::media::Unwritten;
 use sim::schedule::Pace;
 use sim::subject::{Kind, Made, Subject};
 
-/// Scope: every workload of up to two operations, in the order of each pace.
+/// Scope: every workload of up to two operations, in the order of each pace. Compressed clusters are left to the command and
+/// to random workloads, for their time.
 #[test]
 fn no_short_workload_loses_what_was_flushed() {
     let bound = Bound { ops: 2, interferences: [1, 0, 0] };
-    assert_nothing_found(explore::exhaustive(&subjects_of("qcow2"), bound, None, 2, &|_, _| true));
+    let subjects: Vec<_> = subjects_of("qcow2").into_iter().filter(|subject| !subject.kind.is_packed()).collect();
+    assert_nothing_found(explore::exhaustive(&subjects, bound, None, 2, &|_, _| true));
 }
 
 /// Scope: seeds 0 to 30, 12 operations each.

@@ -13,7 +13,6 @@ use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Made, Subject};
-use sim::theme::Theme;
 
 /// Scope: every workload of up to two operations, with one deviation in the order.
 #[test]
@@ -22,12 +21,13 @@ fn no_short_workload_loses_what_was_flushed() {
     assert_nothing_found(explore::exhaustive(&subjects_of("vhd"), bound, None, 2, &|_, _| true));
 }
 
-/// Scope: raw images, every workload of up to two operations.
+/// Scope: raw images, growing or not, every workload of up to two operations.
 #[test]
 fn a_raw_image_keeps_its_promises_too() {
-    assert_nothing_found(explore::exhaustive(&subjects_of("raw"), Bound::of_ops(2, Theme::Image), None, 2, &|_, _| {
-        true
-    }));
+    for kind in [Kind::Raw, Kind::GrowingRaw] {
+        let bound = Bound::of_ops(2, kind.theme());
+        assert_nothing_found(explore::exhaustive(&explore::subjects(&[kind]), bound, None, 2, &|_, _| true));
+    }
 }
 
 /// Scope: seeds 0 to 60, 16 operations each.

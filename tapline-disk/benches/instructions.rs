@@ -1,8 +1,8 @@
 //! What a request costs a disk's process in instructions of its own, under valgrind: `cargo bench -p tapline-disk`.
 //!
-//! Instructions are the same however busy the machine is, so that a limit of one in a hundred can be seen. Each program is
-//! counted with few and with many requests; the difference, divided by the requests between, is the figure: starting and
-//! stopping are in neither. What the kernel does is not counted. Other programs, such as an older build, are named
+//! Instructions are the same however busy the machine is, so that a limit of one in a hundred can be seen. Each program
+//! is counted with few and with many requests; the difference, divided by the requests between, is the figure: starting
+//! and stopping are in neither. What the kernel does is not counted. Other programs, such as an older build, are named
 //! behind `--` and are counted beside the present one; `--only=TEXT` counts the loads that have TEXT in their names.
 
 #[path = "../tests/tool/ring.rs"]
@@ -48,7 +48,8 @@ impl Load {
         format!("{} {what}, {} at once, {recorded}", self.format, self.depth)
     }
 
-    /// Instructions of a process that serves so many requests of it, after all blocks were written where it asks for that.
+    /// Instructions of a process that serves so many requests of it, after all blocks were written where it asks for
+    /// that.
     fn count(self, program: &str, requests: u64) -> u64 {
         // In memory, where I/O is done at once: what is counted is ours, not the storage's.
         let room = Room::below(Path::new("/dev/shm"));

@@ -65,21 +65,22 @@ pub struct Serve {
     /// Listen at this socket for a virtual machine monitor that speaks vhost-user
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["nbd", "xen"])]
     pub vhost_user: Option<PathBuf>,
-    /// Listen here for NBD clients: the path of a socket, or a host and a port. With --xen for whoever shows the guest's firmware
-    /// the disk
+    /// Listen here for NBD clients: the path of a socket, or a host and a port. With --xen for whoever shows the
+    /// guest's firmware the disk
     #[arg(long, value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
     #[arg(long, value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,
     /// The name of that backend in Xen's store
-    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind, requires = "xen", conflicts_with = "vhost_user")]
+    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = xen::kind)]
+    #[arg(requires = "xen", conflicts_with = "vhost_user")]
     pub xen_backend: String,
     /// How pages of a Xen guest are reached. auto: persistent if the guest offers it, copy otherwise
     #[arg(long, value_name = "POLICY", default_value = "auto", requires = "xen", conflicts_with = "vhost_user")]
     pub grants: GrantPolicy,
-    /// What SIGTERM does to a Xen guest's disk. close: the guest is asked to let go. leave: it waits for the next process,
-    /// as after SIGUSR2
+    /// What SIGTERM does to a Xen guest's disk. close: the guest is asked to let go. leave: it waits for the next
+    /// process, as after SIGUSR2
     #[arg(long, value_name = "WHAT", default_value = "close", requires = "xen", conflicts_with = "vhost_user")]
     pub on_stop: OnStop,
     /// Refuse everything that would change the disk
@@ -96,7 +97,8 @@ pub struct Serve {
     /// Look for more work for at most so long before sleeping, as long as that is worth it; 0: sleep at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     pub poll_max: u64,
-    /// A write that finds no space on the storage fails, or waits until there is some, with all behind it that need space
+    /// A write that finds no space on the storage fails, or waits until there is some, with all behind it that need
+    /// space
     #[arg(long, value_name = "WHAT", default_value = "fail")]
     pub when_full: WhenFull,
     /// Serve the image though a sync of it has failed under an earlier process: what was flushed then may be lost
@@ -110,8 +112,8 @@ pub struct Serve {
     pub control: Option<PathBuf>,
     #[command(flatten)]
     pub handing: Handing,
-    /// Take the place of the process that serves the disk, which hands everything over on standard input: it is started so by
-    /// that process, or by a daemon (`tapline disk SOCKET upgrade`, docs/control.md)
+    /// Take the place of the process that serves the disk, which hands everything over on standard input: it is started
+    /// so by that process, or by a daemon (`tapline disk SOCKET upgrade`, docs/control.md)
     #[arg(long, conflicts_with = "xen", hide = true)]
     pub take_over: bool,
     /// Print what to paste into a virtual machine's configuration as well

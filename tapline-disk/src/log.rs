@@ -1,7 +1,7 @@
 //! Lines for people on stderr.
 //!
-//! It knows nothing of what they say. What a guest or a client can cause is limited in rate: they cannot fill the host's log. A log
-//! that is full, or that nobody reads, ends and holds up nothing (crate `logging`).
+//! It knows nothing of what they say. What a guest or a client can cause is limited in rate: they cannot fill the
+//! host's log. A log that is full, or that nobody reads, ends and holds up nothing (crate `logging`).
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};

@@ -28,6 +28,7 @@ mod panics;
 mod presence;
 mod progress;
 mod redo_log;
+mod redo_name;
 mod reflink;
 mod relink;
 mod remains;
@@ -53,8 +54,8 @@ use files::Files;
 use jobs::snapshot::Verb;
 
 fn main() -> ExitCode {
-    // The daemon starts the open file of this program: its own name would be that descriptor's number in `ps` and `pidof`. A
-    // kernel that cannot call it otherwise does no harm.
+    // The daemon starts the open file of this program: its own name would be that descriptor's number in `ps` and
+    // `pidof`. A kernel that cannot call it otherwise does no harm.
     rustix::thread::set_name(c"tapline-disk").unwrap_or_default();
     panics::abort_on_panic();
     let arguments = match cli::Arguments::try_parse() {

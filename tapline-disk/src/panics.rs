@@ -1,14 +1,12 @@
-//! A fault in this program: told with what was in flight, and the end of the process.
+//! A fault in this program: told with what was in flight, and the end of the process (crate `logging`).
 //!
-//! It knows nothing of disks but their numbers. Invariant: whichever thread panics, whatever becomes of the log, the
-//! process ends by abort(3) at once: nothing that it holds can be trusted, so nothing more is written, flushed or
+//! It knows nothing of disks but their numbers. When the process has ended nothing more is written, flushed or
 //! answered. The kernel gives back its locks, and another process takes its sockets and its disk over.
 
-use std::backtrace::{Backtrace, BacktraceStatus};
-use std::fmt::{self, Display};
-use std::panic::PanicHookInfo;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use logging::panics::{self, Panic};
 
 use crate::log;
 
@@ -17,13 +15,10 @@ static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
 /// The verb under way.
 static VERB: Mutex<Option<&'static str>> = Mutex::new(None);
 
-/// From now on a panic is told and ends the process, even where the profile unwinds: a drop on the way could write.
+/// From now on a panic is told and ends the process.
 pub fn abort_on_panic() {
-    std::panic::set_hook(Box::new(|panic| {
-        // Not waiting for a reader: the guest waits for the next process.
-        log::say(Told(panic));
-        std::process::abort();
-    }));
+    // Not waiting for a reader: the guest waits for the next process.
+    panics::abort_on_panic(|panic| log::say(told(panic)));
 }
 
 /// So many requests are in flight.
@@ -40,28 +35,17 @@ pub fn under_way(verb: Option<&'static str>) {
     }
 }
 
-struct Told<'a>(&'a PanicHookInfo<'a>);
-
-impl Display for Told<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PANIC, a fault in this program")?;
-        if let Some(location) = self.0.location() {
-            write!(f, ", at {location}")?;
-        }
-        let payload = self.0.payload();
-        let text = payload.downcast_ref::<String>().map(String::as_str);
-        write!(f, ": {}", text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("it says nothing"))?;
-        let requests = IN_FLIGHT.load(Ordering::Relaxed);
-        write!(f, "; {requests} requests were in flight")?;
-        // The lock may be held by whoever panics.
-        if let Some(verb) = VERB.try_lock().ok().and_then(|verb| *verb) {
-            let article = if verb.starts_with('u') { "an" } else { "a" };
-            write!(f, ", {article} {verb} was under way")?;
-        }
-        write!(f, "; the process ends, and another can take its disk over")?;
-        let trace = Backtrace::capture();
-        if trace.status() == BacktraceStatus::Captured { write!(f, "\n{trace}") } else { Ok(()) }
-    }
+fn told(panic: &Panic<'_>) -> String {
+    let requests = IN_FLIGHT.load(Ordering::Relaxed);
+    // The lock may be held by whoever panics.
+    let verb = VERB.try_lock().ok().and_then(|verb| *verb).map(|verb| {
+        let article = if verb.starts_with('u') { "an" } else { "a" };
+        format!(", {article} {verb} was under way")
+    });
+    let verb = verb.unwrap_or_default();
+    panic.during(format_args!(
+        "{requests} requests were in flight{verb}; the process ends, and another can take its disk over"
+    ))
 }
 
 #[cfg(test)]

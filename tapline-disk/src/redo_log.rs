@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use disk::RedoLog;
 use disk::redo::{self, HEADER_LEN, IDENTITY_LEN};
+use disk::{ImageErrorKind, RedoLog};
 use memory::{Mapping, Shared};
 use rustix::fs::{FallocateFlags, fallocate};
 use uring::ImageFile;
@@ -27,6 +27,7 @@ use crate::files;
 use crate::image_name::ImageName;
 use crate::log::say;
 use crate::ordered;
+use crate::redo_name::{file_name, numbers};
 
 /// Bytes for records. A round begins when half of it is used: after some thousand changes.
 const CAPACITY: usize = 128 << 10;
@@ -160,20 +161,6 @@ fn identity(file: &ImageFile) -> io::Result<[u8; IDENTITY_LEN]> {
     Ok(identity)
 }
 
-/// The device and the inode of a file; of a block device its number and none.
-fn numbers(metadata: &std::fs::Metadata) -> (u64, u64) {
-    match metadata.file_type().is_block_device() {
-        true => (metadata.rdev(), 0),
-        false => (metadata.dev(), metadata.ino()),
-    }
-}
-
-/// What the log of a file is called.
-fn file_name(metadata: &std::fs::Metadata) -> String {
-    let (device, inode) = numbers(metadata);
-    format!("{device:x}-{inode:x}.redo")
-}
-
 impl LogFile {
     fn of(file: &ImageFile, create: bool) -> io::Result<Option<LogFile>> {
         LogFile::find(&file.metadata()?, create)
@@ -225,8 +212,8 @@ impl LogFile {
             Some(late) => {
                 let why = format!("it was changed {} s after the process that used it was last seen", late.as_secs());
                 Err(Failure::new(format!("open {name}"), why).advise(format!(
-                    "what that process has left to be written may not fit any more. Put the image back as it was; or remove {} \
-                     to open it as after a power loss",
+                    "what that process has left to be written may not fit any more. Put the image back as it was; or \
+                     remove {} to open it as after a power loss",
                     self.path.display()
                 )))
             }
@@ -234,8 +221,15 @@ impl LogFile {
     }
 
     fn not_understood(&self, name: &ImageName, error: disk::ImageError) -> Failure {
+        let first = match error.kind {
+            ImageErrorKind::Unsupported => {
+                "serve the image with the version of tapline-disk that served it last, and end that; or "
+            }
+            _ => "",
+        };
         Failure::new(format!("open {name}"), error).advise(format!(
-            "remove {} to open it as after a power loss: what its last process has not made durable is lost then",
+            "{first}remove {} to open it as after a power loss: what its last process has not made durable is lost \
+             then",
             self.path.display()
         ))
     }

@@ -14,6 +14,7 @@ use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{FileIdentity, open_file, open_image, to_look_at};
 use crate::presence::{Holds, Presence};
+use crate::redo_log;
 
 /// A layer that others may stand on.
 #[derive(Clone, Debug)]
@@ -85,6 +86,8 @@ impl Remains {
             below = match file {
                 None => None,
                 Some(mut file) => {
+                    // What a killed process has left to be written may be all that it holds.
+                    redo_log::settle(source, &mut file)?;
                     let layer = examine(source, &mut file, below.as_ref()).map_err(|failure| failure.advise(ADVICE))?;
                     left.push((source.clone(), file));
                     Some(layer)

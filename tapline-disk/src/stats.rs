@@ -9,11 +9,8 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use disk::{Disk, Image, Operation};
+use disk::Operation;
 use serde::{Deserialize, Serialize};
-
-use crate::serve::full::Full;
-use crate::serve::suspects::Suspects;
 
 /// What one served disk has done.
 pub struct Stats {
@@ -80,14 +77,6 @@ pub struct Condition {
     pub waiting: usize,
     /// Requests that were answered with an error since one process after the other had died of them.
     pub fatal: u64,
-}
-
-impl Condition {
-    /// That of a disk.
-    pub fn of(disk: &Disk<Image>, full: &Full, suspects: &Suspects) -> Condition {
-        let (full, waiting) = (full.is_full(), full.waiting());
-        Condition { broken: disk.is_broken(), full, waiting, fatal: suspects.fatal() }
-    }
 }
 
 #[derive(Serialize)]

@@ -151,6 +151,31 @@ fn an_image_that_was_changed_since_is_not_opened_before_somebody_decides() {
     assert_ne!(room.json("image check qcow2:a.img")["result"], "damaged");
 }
 
+/// The process that was killed was of a version whose log is laid out in another way.
+#[test]
+fn what_another_version_has_left_is_refused_and_kept_for_it() {
+    let room = Room::new();
+    let words = make(&room, "qcow2");
+    let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
+    live_and_die(&room, &words, &mut model, &mut dice, 0);
+    let set_version = |version: u64| room.write_redo_log("a.img", 8, &version.to_ne_bytes());
+    set_version(2);
+    let before = (room.read("a.img"), room.redo_log("a.img"));
+    for refused in [
+        "serve qcow2:a.img --nbd other.sock",
+        "image check qcow2:a.img",
+        "image convert qcow2:a.img raw:b",
+        "image resize qcow2:a.img --size 80M",
+    ] {
+        let said = room.tapline(refused);
+        assert_eq!(said.code, Some(4), "{refused}: {said:?}");
+        assert!(said.err.contains("of version 2") && said.err.contains(".redo"), "{refused}: {said:?}");
+    }
+    assert!((room.read("a.img"), room.redo_log("a.img")) == before, "something was written");
+    set_version(1);
+    live_and_die(&room, &words, &mut model, &mut dice, 1);
+}
+
 /// Whoever opens the image, whatever for, sees what was answered.
 #[test]
 fn a_job_finds_what_was_answered() {

@@ -175,6 +175,16 @@ fn a_program_that_does_not_come_up_changes_nothing() {
         assert!(answer["error"]["message"].is_string(), "{answer}");
         driver.drain();
     }
+    // One that knows another version of the redo log than the process that keeps it.
+    room.write_redo_log("a", 8, &2u64.to_ne_bytes());
+    let upgrade = disk.upgrade_to(TAPLINE);
+    while !upgrade.is_finished() {
+        driver.work(|below| dice.throw(below));
+    }
+    let answer = upgrade.join().unwrap();
+    assert_eq!(answer["error"]["kind"], "failed", "{answer}");
+    driver.drain();
+    room.write_redo_log("a", 8, &1u64.to_ne_bytes());
     let mut control = Control::connect(&room.file("control.sock"));
     // One that has taken everything, and too late: it is told to stay away, and takes no socket with it.
     let line = json!({ "verb": "upgrade", "program": TAPLINE, "pause_max": 1 });

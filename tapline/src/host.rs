@@ -1,9 +1,9 @@
 //! `tapline host`.
 
-use api::{Host, HostDrain, Problem};
+use api::{Difference, Host, HostDrain, HostReconcile, Problem};
 
-use crate::column::Column;
-use crate::session::{Session, Waiting};
+use crate::column::{Column, Uuids};
+use crate::session::{Listing, Session, Waiting};
 use crate::size::readable;
 
 /// What can be done with the host.
@@ -18,6 +18,14 @@ pub enum Verb {
         timeout: u32,
         #[command(flatten)]
         waiting: Waiting,
+    },
+    /// Compare the disks that run with the catalogue, which follows them where it is certain what happened
+    Reconcile {
+        /// Only tell what differs; change nothing
+        #[arg(long)]
+        dry_run: bool,
+        #[command(flatten)]
+        listing: Listing,
     },
 }
 
@@ -38,6 +46,25 @@ const COLUMNS: &[Shown] = &[
     Shown::new("worker memory", |host, _| readable(host.limits.worker_memory)),
 ];
 
+type Compared = Column<Difference>;
+
+const DIFFERENCES: &[Compared] = &[
+    Compared::new("vdi", |difference, uuids| uuids.show(difference.vdi)),
+    Compared::new("vbd", |difference, uuids| uuids.show(difference.vbd)),
+    Compared::new("catalogue", |difference, _| difference.catalogue.join(" on ")).wide(),
+    Compared::new("disk", |difference, _| difference.disk.join(" on ")).wide(),
+    Compared::new("result", result),
+];
+
+/// What was done about a difference, or what can be.
+fn result(difference: &Difference, _: Uuids) -> String {
+    match &difference.problem {
+        Some(problem) => problem.to_string(),
+        None if difference.healed => "the catalogue says now what the disk says".into(),
+        None => "the catalogue can follow the disk".into(),
+    }
+}
+
 impl Verb {
     /// Does it.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
@@ -45,6 +72,10 @@ impl Verb {
             Verb::Show => session.show(&session.client.host().await?, COLUMNS),
             Verb::Drain { timeout, waiting } => {
                 session.did(session.client.host_drain(&HostDrain { timeout }).await?, waiting).await
+            }
+            Verb::Reconcile { dry_run, listing } => {
+                let differences = session.client.host_reconcile(&HostReconcile { dry_run }).await?;
+                session.list(&differences, DIFFERENCES, &listing)
             }
         }
     }

@@ -16,6 +16,7 @@ mod find;
 mod hand_over;
 mod host;
 mod manual;
+mod panics;
 mod place;
 mod removal;
 mod session;
@@ -106,6 +107,7 @@ struct Noun<V: Subcommand> {
 }
 
 fn main() -> ExitCode {
+    panics::abort_on_panic();
     let command = match Arguments::try_parse() {
         Ok(arguments) => arguments.command,
         Err(refused) => {

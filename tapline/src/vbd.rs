@@ -49,7 +49,8 @@ pub enum Verb {
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// Have the disk served by this program as it is installed now, in the place of its present process; the guest goes on
+    /// Have the disk served by this program as it is installed now, in the place of its present process; the guest goes
+    /// on
     Upgrade(upgrade::Upgrade),
     /// Remove a block device, which is not plugged; its disk stays
     Destroy(One),

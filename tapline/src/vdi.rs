@@ -3,7 +3,7 @@
 mod make;
 mod shown;
 
-use api::{Description, ImageFormat, Name, Problem, VdiExport, VdiPatch, VdiResize, VdiRevert};
+use api::{Believed, Description, ImageFormat, Name, Problem, VdiExport, VdiPatch, VdiReconcile, VdiResize, VdiRevert};
 
 use crate::confirm::Confirm;
 use crate::session::{Listing, Session, Waiting};
@@ -74,6 +74,8 @@ pub enum Verb {
         #[command(flatten)]
         waiting: Waiting,
     },
+    /// Decide what a disk consists of that is diverged: its running process and the catalogue do not say the same
+    Reconcile(Reconcile),
     /// Destroy a disk; what others share with it stays
     Destroy(Destroy),
 }
@@ -108,6 +110,18 @@ pub struct Revert {
     confirm: Confirm,
     #[command(flatten)]
     waiting: Waiting,
+}
+
+/// Decides what a disk consists of.
+#[derive(clap::Args)]
+pub struct Reconcile {
+    /// Its name or the beginning of its UUID
+    vdi: String,
+    /// Who is right: the running disk, or the catalogue, from which it is served when it is plugged again
+    #[arg(long, value_parser = word::one_of::<Believed>(&["disk", "catalogue"]))]
+    believe: Believed,
+    #[command(flatten)]
+    confirm: Confirm,
 }
 
 /// Destroys a disk.
@@ -153,6 +167,7 @@ impl Verb {
             Verb::Merge { vdi, waiting } => {
                 session.did(client.vdi_merge(session.vdi(&vdi).await?).await?, waiting).await
             }
+            Verb::Reconcile(reconcile) => reconcile.run(session).await,
             Verb::Destroy(destroy) => destroy.run(session).await,
         }
     }
@@ -176,6 +191,24 @@ impl Revert {
         ))?;
         let asked = VdiRevert { snapshot: snapshot.uuid };
         session.did(session.client.vdi_revert(vdi.uuid, &asked).await?, self.waiting).await
+    }
+}
+
+impl Reconcile {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let vdi = session.client.vdi(session.vdi(&self.vdi).await?).await?;
+        let lost = match self.believe {
+            Believed::Disk => "vdis that stood on files which it has no more count as damaged then",
+            Believed::Catalogue => "what was written to other files is not in it then",
+        };
+        self.confirm.ask(&format!(
+            "believe {} of the vdi «{}» ({}): {lost}",
+            word::of(&self.believe),
+            vdi.name,
+            vdi.uuid
+        ))?;
+        let vdi = session.client.vdi_reconcile(vdi.uuid, &VdiReconcile { believe: self.believe }).await?;
+        if session.json() { session.value(&vdi) } else { Ok(()) }
     }
 }
 

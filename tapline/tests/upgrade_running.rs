@@ -1,5 +1,5 @@
-//! `tools/upgrade-running`, which `make install` runs: when it touches a daemon and its disks, and what it says when it does not.
-//! `systemctl` and `tapline` are scripts that note what they are asked.
+//! `tools/upgrade-running`, which `make install` runs: when it touches a daemon and its disks, and what it says when it
+//! does not. `systemctl` and `tapline` are scripts that note what they are asked.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,12 @@
 //! The daemon's log: text on standard error, or JSON lines in files of a bounded size.
 //!
-//! It knows nothing of what is logged. Invariant: the daemon goes on whatever becomes of its log, and does not wait for who reads
-//! it; lines that are lost are counted (crate `logging`).
+//! It knows nothing of what is logged. Invariant: the daemon goes on whatever becomes of its log, and does not wait for
+//! who reads it; lines that are lost are counted (crate `logging`).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use api::{Code, Problem};
 use jiff::Timestamp;
@@ -20,22 +20,39 @@ use crate::config::{Config, LogTo};
 /// What the daemon says outside of its log goes here too.
 pub static STDERR: Stderr = Stderr::of("taplined");
 
+/// The log's file: whether it is in use, and where it is or would be.
+static FILE: OnceLock<(LogTo, PathBuf)> = OnceLock::new();
+
 /// Begins the log.
 pub fn start(config: &Config) -> Result<(), Problem> {
     let filter = EnvFilter::try_new(&config.log.level).map_err(|error| {
         Problem::new(Code::Invalid, format!("log.level: {error}")).advise("write error, warn, info or debug")
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    let path = config.log_directory.join("taplined.log");
+    FILE.get_or_init(|| (config.log.to, path.clone()));
     match config.log.to {
         LogTo::Stderr => builder.with_writer(|| ToStderr).with_ansi(false).init(),
         LogTo::File => {
-            let path = config.log_directory.join("taplined.log");
             let file = Rotating::open(&path, config.log.file_size, config.log.files)
                 .map_err(|error| Problem::failed(format_args!("write the log {}", path.display()), error))?;
             builder.json().with_writer(ToFile::new(file)).init();
         }
     }
     Ok(())
+}
+
+/// Says the last line of a daemon that has found a fault in itself, wherever somebody may look for it. Waits for no
+/// lock: any may be held.
+pub fn say_last(line: &str) {
+    let said = STDERR.say_last(line);
+    let Some((to, path)) = FILE.get() else { return };
+    if said && *to == LogTo::Stderr {
+        return;
+    }
+    let file = File::options().create(true).append(true).open(path);
+    // There is nobody left to tell that this fails.
+    file.and_then(|mut file| file.write_all(event("ERROR", line).as_bytes())).ok();
 }
 
 /// Writes events to standard error. A failure would be printed by `tracing`, which panics if it cannot.
@@ -84,10 +101,15 @@ impl<F: Write> Write for &ToFile<F> {
     }
 }
 
-/// That lines are missing, as `tracing` would write it.
+/// That lines are missing.
 fn notice(lost: u64) -> String {
-    let fields = json!({ "message": logging::in_words(lost) });
-    let event = json!({ "timestamp": Timestamp::now(), "level": "WARN", "fields": fields, "target": module_path!() });
+    event("WARN", &logging::in_words(lost))
+}
+
+/// A line as `tracing` would write it.
+fn event(level: &str, message: &str) -> String {
+    let fields = json!({ "message": message });
+    let event = json!({ "timestamp": Timestamp::now(), "level": level, "fields": fields, "target": module_path!() });
     format!("{event}\n")
 }
 

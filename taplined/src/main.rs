@@ -14,7 +14,9 @@ mod fault;
 mod http;
 mod log;
 mod notify;
+mod panics;
 mod plug;
+mod reconcile;
 mod sr;
 mod task;
 mod token;
@@ -64,6 +66,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    panics::abort_on_panic();
     let arguments = Arguments::parse();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,

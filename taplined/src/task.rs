@@ -19,7 +19,7 @@ use uuid::Uuid;
 use self::job::Job;
 use self::wanted::{Want, Wanted};
 use crate::daemon::Daemon;
-use crate::vdi;
+use crate::{panics, vdi};
 
 /// How long tasks may take to end when the daemon does. What has not ended by then is in the journal.
 const TO_STOP: Duration = Duration::from_secs(10);
@@ -75,17 +75,19 @@ impl Tasks {
         let uuid = task.uuid;
         self.running().insert(uuid, cancel);
         self.count.send_modify(|count| *count = count.saturating_add(1));
+        panics::tasks(*self.count.borrow());
         let verb = task.verb.clone();
+        let name = format!("the task {uuid}, {verb}");
         let context = Context { task, catalogue: self.catalogue.clone(), cancelled };
         let daemon = daemon.clone();
-        tokio::spawn(async move {
+        tokio::spawn(panics::during(name, async move {
             let outcome = work(context).await;
             let done = outcome.is_ok();
             daemon.tasks.end(uuid, &verb, outcome).await;
             if let Some(sr) = tidies {
                 vdi::tidy_up(&daemon, sr, done);
             }
-        });
+        }));
     }
 
     async fn end(&self, uuid: Uuid, verb: &str, outcome: Result<Value, Problem>) {
@@ -99,6 +101,7 @@ impl Tasks {
         }
         self.running().remove(&uuid);
         self.count.send_modify(|count| *count = count.saturating_sub(1));
+        panics::tasks(*self.count.borrow());
     }
 
     /// Asks a task to end. It undoes what it has done; the answer does not wait for that.
@@ -221,12 +224,20 @@ impl Context {
         Context { cancelled: watch::channel(false).1, ..self.clone() }
     }
 
+    /// Waits until the task is cancelled.
+    pub async fn cancelled(&self) {
+        let mut asked = self.cancelled.clone();
+        if asked.wait_for(|asked| *asked).await.is_err() {
+            // Nobody can cancel it any more.
+            std::future::pending().await
+        }
+    }
+
     /// Waits for `work`, but no longer than until the task is cancelled; `work` is dropped then.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
-        let mut asked = self.cancelled.clone();
         tokio::select! {
             done = work => done,
-            Ok(_) = asked.wait_for(|asked| *asked) => Err(cancelled()),
+            () = self.cancelled() => Err(cancelled()),
         }
     }
 }

@@ -23,10 +23,14 @@ pub use chain::{Chain, words_of};
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};
+pub use live::{Layer, layers};
 pub use merge::{Merge, Postponed, collect, tidy_up};
 pub use resize::Resize;
 pub use revert::Revert;
 pub use snapshot::{Clone, Snapshot};
+
+/// Images that a VDI may consist of: a disk process serves no more.
+const DEPTH_MAX: u32 = 60;
 
 /// The file of an image that is to be.
 pub fn file_name(image: Uuid, format: ImageFormat) -> String {
@@ -77,8 +81,25 @@ pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
         VdiState::Ready => return Ok(()),
         VdiState::Missing => "a file of it is missing",
         VdiState::Damaged => "a file of it is damaged",
+        VdiState::Diverged => {
+            let what = format!("VDI {} cannot be used: its disk and the catalogue do not agree on its files", vdi.uuid);
+            return Err(Problem::new(Code::State, what).advise(crate::reconcile::ADVICE));
+        }
     };
     Err(Problem::new(Code::State, format!("VDI {} cannot be used: {why}", vdi.uuid)).advise("look at `sr scan`"))
+}
+
+/// Whether another image may stand on that of a VDI.
+pub fn must_be_shallow(vdi: &Vdi) -> Result<(), Problem> {
+    if vdi.depth < DEPTH_MAX {
+        return Ok(());
+    }
+    let what =
+        format!("VDI {} consists of {} images, and no disk may consist of more than {DEPTH_MAX}", vdi.uuid, vdi.depth);
+    Err(Problem::new(Code::State, what).advise(
+        "destroy snapshots that nobody needs: what they leave is merged by itself, see tapline task list; or copy it: \
+         tapline vdi copy makes one image of all",
+    ))
 }
 
 /// A VDI of which no VBD may have the files open.

@@ -334,11 +334,13 @@ fn after_a_reboot_of_the_host_nothing_is_plugged_and_each_says_why() {
 }
 
 #[test]
-fn what_no_vbd_has_is_cleared_away_when_the_daemon_starts() {
+fn a_directory_in_which_nobody_serves_is_cleared_away_when_the_daemon_starts() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
-    plug(&daemon, &vbd);
+    let pid = plug(&daemon, &vbd)["pid"].clone();
     assert!(daemon.stop());
+    kill(&pid);
+    wait_until("it is no more", || processes(&daemon).is_empty());
     // As if the catalogue had been put back from a backup.
     harness::disks::forget_plugs(&daemon);
     daemon.restart();

@@ -1,4 +1,5 @@
-//! The program of disk processes, wherever it lies: started as a user who cannot reach it, and told of when it cannot be started.
+//! The program of disk processes, wherever it lies: started as a user who cannot reach it, and told of when it cannot
+//! be started.
 
 mod harness;
 

@@ -1,5 +1,5 @@
-//! Disks of the real daemon that get another process while a client goes on over one connection: as they should, where something
-//! fails, and wherever the daemon is killed.
+//! Disks of the real daemon that get another process while a client goes on over one connection: as they should, where
+//! something fails, and wherever the daemon is killed.
 
 mod harness;
 
@@ -316,8 +316,9 @@ fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
     assert_eq!(deleted.0, 202, "{}", deleted.1);
     let mut paused = Value::Null;
     wait_until("it is merged, or is being", || {
+        // While it begins, it is not paused yet.
         paused = ask(daemon, &vbd, "merge-pause");
-        paused.get("ok").is_some() || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1
+        paused["ok"]["state"] == "paused" || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1
     });
     let stands = paused["ok"]["state"] == "paused";
     if !stands {

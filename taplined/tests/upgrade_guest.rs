@@ -1,5 +1,6 @@
-//! Disks of virtual machines that get another process, or lose theirs, while the guest goes on over vhost-user: it keeps on writing
-//! and reading at depth 128, and whoever is killed, each request is answered once and shows what was written last.
+//! Disks of virtual machines that get another process, or lose theirs, while the guest goes on over vhost-user: it
+//! keeps on writing and reading at depth 128, and whoever is killed, each request is answered once and shows what was
+//! written last.
 
 #[path = "../../tapline-disk/tests/tool/ring.rs"]
 mod guest;
@@ -137,7 +138,8 @@ fn a_guest_goes_on_while_its_daemon_is_killed_at_any_step_of_an_upgrade() {
     all_is_well(&daemon, &vbd, guest.pause());
 }
 
-/// What is handed over has been taken over itself: requests of a process that was killed, done by one that was replaced.
+/// What is handed over has been taken over itself: requests of a process that was killed, done by one that was
+/// replaced.
 #[test]
 fn a_guest_loses_nothing_where_its_disk_is_killed_between_upgrades_and_in_one() {
     for recorded in [true, false] {

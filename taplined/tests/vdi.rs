@@ -434,6 +434,60 @@ fn snapshots_that_are_destroyed_at_one_time_are_merged_one_after_the_other() {
     bed.nothing_is_left();
 }
 
+#[test]
+fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    bed.write(&vdi, 1, 1);
+    let snapshots: Vec<String> = (1..60).map(|_| bed.made(&vdi, "snapshot", json!({}))).collect();
+    assert_eq!(bed.show(&vdi)["depth"], 60);
+    let last = snapshots.last().unwrap();
+    // Of the snapshot below the leaf another image may still be made.
+    let asks = [(&vdi, "snapshot", json!({})), (&vdi, "clone", json!({}))];
+    for (vdi, verb, asked) in asks {
+        let (status, refused) = bed.daemon.post(&format!("/vdis/{vdi}/{verb}"), asked);
+        assert_eq!((status, &refused["code"]), (409, &json!("state")), "{verb}: {refused}");
+        assert!(refused["advice"].as_str().unwrap().contains("destroy snapshots"), "{refused}");
+    }
+    let clone = bed.made(last, "clone", json!({}));
+    assert_eq!(bed.show(&clone)["depth"], 60);
+    let vbd = bed.plug(&vdi);
+    bed.client(&vbd, "write -P 2 2M 1M");
+    bed.unplug(&vbd);
+    assert_eq!(bed.read(&vdi), content(&[(1, 1), (2, 2)]));
+    bed.verb(&vdi, "revert", json!({ "snapshot": last }));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{clone}")));
+    for snapshot in &snapshots {
+        bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+    }
+    harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
+    assert_eq!(bed.read(&vdi), content(&[(1, 1)]));
+    bed.settle();
+    bed.nothing_is_left();
+}
+
+/// What a destroyed snapshot leaves is being merged by the time the next one is asked for.
+#[test]
+fn a_snapshot_works_at_once_behind_the_end_of_another() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    let vbd = bed.plug(&vdi);
+    let mut last = bed.made(&vdi, "snapshot", json!({}));
+    for round in 0..30_u64 {
+        bed.client(&vbd, &format!("write -P {} {}M 1M", round + 1, round % 16));
+        bed.daemon.done(bed.daemon.delete(&format!("/vdis/{last}")));
+        last = bed.made(&vdi, "snapshot", json!({}));
+    }
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{last}")));
+    harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
+    bed.unplug(&vbd);
+    let expected: Vec<(usize, u8)> =
+        (0..16).map(|at| (at, if at < 14 { at as u8 + 17 } else { at as u8 + 1 })).collect();
+    assert_eq!(bed.read(&vdi), content(&expected));
+    bed.settle();
+    bed.nothing_is_left();
+}
+
 /// Each leaves something to merge, and that begins just when the next one is asked for.
 #[test]
 fn a_merge_that_begins_keeps_nobody_from_a_vdi() {

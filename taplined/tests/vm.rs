@@ -1,6 +1,8 @@
-//! VMs of the real daemon, with real QEMUs that have no system to boot: started with their disks, held, ended, killed, found again.
+//! VMs of the real daemon, with real QEMUs that have no system to boot: started with their disks, held, ended, killed,
+//! found again.
 //!
-//! The firmware looks for a system, finds none and idles; it hears no power button and lets go of no disk. `TAPLINE_QEMU` names another QEMU.
+//! The firmware looks for a system, finds none and idles; it hears no power button and lets go of no disk.
+//! `TAPLINE_QEMU` names another QEMU.
 
 mod harness;
 
@@ -327,7 +329,8 @@ fn a_guest_that_does_not_power_off_is_ended_and_until_then_one_may_think_otherwi
 #[test]
 fn a_guest_that_powers_off_halts_its_vm_and_that_is_no_problem() {
     let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
-    // mov dx, 0x604; mov ax, 0x2000; out dx, ax; hlt; jmp: the power management of the chipset, where the firmware has put it.
+    // mov dx, 0x604; mov ax, 0x2000; out dx, ax; hlt; jmp: the power management of the chipset, where the firmware has
+    // put it.
     let mut sector = vec![0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef, 0xf4, 0xeb, 0xfd];
     sector.resize(510, 0);
     sector.extend([0x55, 0xaa]);

@@ -67,6 +67,22 @@ load() {
     say "verified=$name"
 }
 
+# load_rounds NAME FILE OPTION...: in the background; writes all of what the options name at random and verifies it, round after
+# round, until /tmp/enough is there. Each round writes something else, so what one before it left does not pass for its own.
+load_rounds() {
+    name=$1
+    file=$2
+    shift 2
+    round=0
+    until [ -e /tmp/enough ]; do
+        round=$((round + 1))
+        /tools/fio --name="$name" --filename="$file" --rw=randwrite --randseed=$((round + 100)) --ioengine=libaio --direct=1 \
+            --verify=crc32c --verify_fatal=1 --eta=never --output=/tmp/"$name" "$@" </dev/null ||
+            { cat /tmp/"$name"; fail "round $round of the load $name"; }
+    done
+    say "verified=$name $round"
+}
+
 # end_load PID OUTPUT...: fio that runs until it is told to end is told so, and has found nothing wrong.
 end_load() {
     pid=$1

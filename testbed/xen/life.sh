@@ -55,6 +55,25 @@ rounds() {
 # goes_on GUEST: its job gets through more than one more round.
 goes_on() { wait_said "$1" "round=$(($(rounds "$1") + 2))" 120; }
 
+# kill_server GUEST NAME: the process of a disk is killed; /tmp/words are what it was started with.
+kill_server() {
+    pid=$(server_of "$1" "$2")
+    cat "/proc/$pid/cmdline" >/tmp/words
+    kill -9 "$pid" || fail "the process of $2 is gone already"
+}
+
+# follow GUEST NAME: another one comes with the same words, as docs/xen.md says.
+follow() {
+    node=$(end_of "$1" "$2")
+    xargs -0 setsid </tmp/words >>"/out/serve-$1-$2.log" 2>&1 &
+    left=200
+    while now=$(xenstore-read "$node/tapline/pid"); [ "$now" = "$pid" ]; do
+        [ $left -gt 0 ] || fail "nobody follows on $2"
+        left=$((left - 1))
+        sleep 0.1
+    done
+}
+
 # wait_dead PID SECONDS
 wait_dead() {
     left=$(($2 * 10))

@@ -1,5 +1,5 @@
-//! What becomes of a front end whose back end is followed by another: by one with other options, in bad moments, and after
-//! its own kernel has been followed by another one.
+//! What becomes of a front end whose back end is followed by another: by one with other options, in bad moments, and
+//! after its own kernel has been followed by another one.
 //!
 //! Every moment is the business of the model (src/blkif/model); here is what a reader wants to see by itself.
 
@@ -280,7 +280,8 @@ fn a_guest_that_could_not_be_signalled_is_signalled_later() {
     }
 }
 
-/// A page that cannot be mapped is copied, for a read as for a write, in a request that tells its pieces itself or elsewhere.
+/// A page that cannot be mapped is copied, for a read as for a write, in a request that tells its pieces itself or
+/// elsewhere.
 #[test]
 fn what_cannot_be_mapped_to_stay_is_copied() {
     for mapped_before in [false, true] {

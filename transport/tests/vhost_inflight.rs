@@ -1,5 +1,5 @@
-//! What becomes of requests that are not answered when a ring, a connection or the process ends: with a record of what is
-//! in flight, and without; and what a front-end may put into such a record.
+//! What becomes of requests that are not answered when a ring, a connection or the process ends: with a record of what
+//! is in flight, and without; and what a front-end may put into such a record.
 //!
 //! That no moment of it loses or repeats anything is explored in `vhost_user::model`.
 
@@ -180,8 +180,8 @@ fn a_successor_takes_what_was_in_flight_first_and_in_its_order() {
     assert_eq!(of.machine.bytes[3 * 512], 4);
 }
 
-/// QEMU asks for as many descriptors as its property `queue-size` says and says that again when it comes back, and lets the driver
-/// choose a larger ring: QEMU 10 asks for 128, SeaBIOS 1.16.3 makes a ring of 256, Linux one of 1024.
+/// QEMU asks for as many descriptors as its property `queue-size` says and says that again when it comes back, and lets
+/// the driver choose a larger ring: QEMU 10 asks for 128, SeaBIOS 1.16.3 makes a ring of 256, Linux one of 1024.
 #[test]
 fn a_ring_larger_than_asked_for_is_recorded_and_taken_over() {
     for size in [256, ROOM] {
@@ -287,6 +287,54 @@ fn a_record_of_another_shape_is_refused_and_changes_nothing() {
     of.start(0);
     of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 1);
     assert!(of.machine.events().contains("queue 0 is running"));
+}
+
+/// What a later process has left whose records lie elsewhere, as one of before finds it (decision 0016).
+#[test]
+fn a_record_of_a_layout_that_is_not_known_is_refused_and_kept_as_it_is() {
+    let mut of = recorded();
+    of.machine.hold = true;
+    of.offer_writes(0..4);
+    of.machine.settle();
+    answer(&mut of.machine, 2);
+    publish(&mut of.machine);
+    of.kill();
+    of.record.write(0, 1u64.to_le_bytes()).unwrap();
+    let bytes: [u8; 4096] = of.record.read(0).unwrap();
+    of.front.negotiate(&mut of.machine, FEATURES);
+    of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 1);
+    let said = of.machine.events();
+    assert!(said.contains("does not know (features 0x1): a newer one has made it"), "{said}");
+    // QEMU does not ask whether it was taken: it must not go on as if it had no record.
+    of.front.send(32, 0, &of.payload, &[of.file.as_fd()]);
+    of.machine.settle();
+    assert!(of.front.is_closed());
+    assert!(of.record.read(0) == Some(bytes), "it was written to");
+
+    // The one that knows it.
+    of.record.write(0, [0; 8]).unwrap();
+    of.kill();
+    of.machine.hold = true;
+    of.come_again();
+    assert_eq!(held(&of.machine), [0, 1, 3], "{}", of.machine.events());
+}
+
+#[test]
+fn a_record_of_a_version_that_is_not_known_is_kept_also_for_a_larger_ring() {
+    for size in [SIZE, SIZE * 2] {
+        let mut of = recorded();
+        of.kill();
+        let small = region_for(2 * queue_len(SIZE), 0, 2, SIZE);
+        of.record.store_u16(8, 7).unwrap();
+        of.front.size = size;
+        of.front.negotiate(&mut of.machine, FEATURES);
+        of.front.expect(&mut of.machine, 32, &small, &[of.file.as_fd()], 0);
+        of.front.set_up(&mut of.machine, FEATURES, 0);
+        of.front.start_queue(&mut of.machine, 0, 0);
+        let said = of.machine.events();
+        assert!(said.contains("its version is 7"), "{size}: {said}");
+        assert_eq!((of.record.load_u16(8), of.machine.server.is_recorded()), (Some(7), None), "{size}");
+    }
 }
 
 #[test]

@@ -72,11 +72,15 @@ impl Flight {
     /// Takes `op` in, and prepares it for its first step.
     #[inline(always)]
     pub(crate) fn begin(&mut self, op: FileOp, terms: Terms, pool: &mut BouncePool) {
+        // Said so that nothing is seen to be dropped there, for which the operation would be copied once more.
+        if self.op.is_some() {
+            unreachable!("something is in flight here");
+        }
+        let op = self.op.insert(op);
         let admitted = match &op.action {
             Action::Read { into: memory, .. } | Action::Write { from: memory, .. } => terms.alignment.admits(memory),
             Action::SyncData | Action::Deallocate { .. } => true,
         };
-        self.op = Some(op);
         self.terms = terms;
         self.moved = 0;
         if !admitted {
@@ -131,7 +135,21 @@ impl Flight {
 
     /// Takes the result of a step: a count, or an errno as a negative number. `None`: not at the end yet, submit
     /// again.
+    #[inline]
     pub(crate) fn settle(&mut self, result: i32, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
+        if self.is_all(result) { Some(Ok(())) } else { self.settle_part(result, pool) }
+    }
+
+    /// Whether so many bytes are all of a transfer, in the memory that it came with: as nearly always.
+    #[inline]
+    fn is_all(&self, result: i32) -> bool {
+        let (Action::Read { into: memory, .. } | Action::Write { from: memory, .. }) = self.action() else {
+            return false;
+        };
+        matches!(self.window, Window::Whole) && usize::try_from(result) == Ok(memory.len()) && result > 0
+    }
+
+    fn settle_part(&mut self, result: i32, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
         let ended = match usize::try_from(result) {
             Ok(count) => match self.action() {
                 Action::Read { .. } => self.filled(count, pool),

@@ -1,7 +1,7 @@
 //! What to paste into the configuration of a virtual machine that others manage, so that it has a disk of ours.
 //!
-//! It only makes text; nothing need be served yet. What a monitor cannot be told is an error that names what can be done instead, never
-//! a text that does not work.
+//! It only makes text; nothing need be served yet. What a monitor cannot be told is an error that names what can be
+//! done instead, never a text that does not work.
 
 use std::path::Path;
 
@@ -81,8 +81,9 @@ fn qemu(served: Served<'_>, read_only: bool, reconnect: Reconnect) -> String {
     }
 }
 
-/// The guest's memory must be shared with the disk process, hence the memfd; its size is the guest's own `-m`. With `reconnect`
-/// the guest goes on when the disk process was started again. No word for that is understood by every QEMU: 10.2 has lost the old one.
+/// The guest's memory must be shared with the disk process, hence the memfd; its size is the guest's own `-m`. With
+/// `reconnect` the guest goes on when the disk process was started again. No word for that is understood by every QEMU:
+/// 10.2 has lost the old one.
 fn qemu_vhost_user(socket: &Path, queues: u16, reconnect: Reconnect) -> String {
     let socket = format!("socket,id=tapline0,path={},{reconnect}", qemu_value(&socket.display().to_string()));
     let socket = shell_word(&socket);
@@ -114,7 +115,8 @@ fn libvirt(served: Served<'_>, read_only: bool) -> String {
     }
 }
 
-/// A disk that refuses writes tells the guest so itself. libvirt counts in seconds, and finds the word that its QEMU knows.
+/// A disk that refuses writes tells the guest so itself. libvirt counts in seconds, and finds the word that its QEMU
+/// knows.
 fn libvirt_vhost_user(socket: &Path, queues: u16) -> String {
     let socket = xml_value(&socket.display().to_string());
     format!(
@@ -141,7 +143,8 @@ fn libvirt_nbd(host: &str, read_only: bool) -> String {
     )
 }
 
-/// It refuses more queues than the guest has processors, and vhost-user without shared memory; `path` must not be there.
+/// It refuses more queues than the guest has processors, and vhost-user without shared memory; `path` must not be
+/// there.
 fn cloud_hypervisor(served: Served<'_>, read_only: bool) -> Result<String, Unspeakable> {
     const MONITOR: &str = "Cloud Hypervisor";
     let (socket, queues) = match served {
@@ -160,8 +163,9 @@ fn cloud_hypervisor(served: Served<'_>, read_only: bool) -> Result<String, Unspe
     Ok(format!("--cpus boot={queues} \\\n--memory size=1G,shared=on \\\n--disk {}\n", shell_word(&disk)))
 }
 
-/// A line of xl's configuration for an image, behind which stand its parents, `FORMAT:PATH` each. xl knows only backends of its
-/// own, and its `backendtype=standalone` is for virtio disks; so its block script starts the process that serves the image.
+/// A line of xl's configuration for an image, behind which stand its parents, `FORMAT:PATH` each. xl knows only
+/// backends of its own, and its `backendtype=standalone` is for virtio disks; so its block script starts the process
+/// that serves the image.
 pub fn xl(layers: &[&str], vdev: &str, read_only: bool) -> Result<String, Unspeakable> {
     for layer in layers {
         if layer.contains(char::is_whitespace) || xl_value(layer).is_none() {

@@ -38,14 +38,15 @@ promised. Without a seed: all workloads of up to N operations, and every fault a
   --threads T           default 2
   --planted all|NAME    look for the bugs planted in the simulator, each in its format; fails when one is not found
   --states N            states to look at for each of them (default 100000)
-  --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 d0+1024 r0+8 f (sectors; capitals: FUA),
-                        and, on chains, snapshot merge cancel grow
+  --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 k0+8 d0+1024 r0+8 f (sectors; capitals: FUA;
+                        k: zeroes that keep their space), and, on chains, snapshot merge cancel grow
   --schedule ORDER      in this order: s, e or n, and decisions, as e.0.0.2
   --fault KIND@N        failed, no-space, unsupported or full, at the Nth operation it can befall
   --visible at-completion   reads see a write only when it has completed
   --depth N             requests in flight at once (default 8)
   --room N              file operations that the engine takes at once (default: any number)
   --log N               bytes of a redo log (default: 16384)
+  --tight               the disk's own limits are as low as they can be: no map, one fill at a time, rounds at once
   --json                print one JSON object
 
 Exit code 0: nothing found (or all planted bugs found). 1: otherwise.
@@ -69,6 +70,7 @@ struct Arguments {
     depth: usize,
     room: usize,
     log: usize,
+    tight: bool,
     json: bool,
     help: bool,
 }
@@ -113,6 +115,7 @@ impl Arguments {
             depth: 8,
             room: ROOM,
             log: ROOMY,
+            tight: false,
             json: false,
             help: false,
         };
@@ -137,6 +140,7 @@ impl Arguments {
                 "--visible" => arguments.visible = visible(&values.parse::<String>(word)?)?,
                 "--room" => arguments.room = values.positive(word)?,
                 "--log" => arguments.log = values.positive(word)?,
+                "--tight" => arguments.tight = true,
                 "--depth" => arguments.depth = values.positive(word)?,
                 "--json" => arguments.json = true,
                 "--help" | "-h" => arguments.help = true,
@@ -271,7 +275,7 @@ fn everything(arguments: &Arguments) -> Findings {
     drop(progress);
     if theme == Theme::Chain && outcome.failure.is_none() {
         let progress = Progress::new("around the beginning of a merge", arguments);
-        let around = explore::around_a_beginning(arguments.threads, &|done, all| progress.keep_going(done, all));
+        let around = explore::around_a_beginning(None, arguments.threads, &|done, all| progress.keep_going(done, all));
         outcome.counts.add(around.counts);
         outcome.failure = around.failure;
     }
@@ -287,6 +291,7 @@ fn everything(arguments: &Arguments) -> Findings {
     let compare = |made, tail| flat::compare(1, made, tail, 6, 500).err().map(|difference| difference.to_string());
     let difference = made.and_then(|made| tails.into_iter().find_map(|tail| compare(made, tail)));
     let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
+    let fewer = arguments.subjects.iter().any(|subject| subject.kind.is_mixed() || subject.kind.is_packed());
     let scope = format!(
         "all workloads of 1 to {} operations{} over an alphabet of {}, on {} images ({}; unwritten bytes zero or \
          stale);\norders: one request after the other, all at once, all at once and the newest first, each with at \
@@ -294,11 +299,7 @@ fn everything(arguments: &Arguments) -> Findings {
          opened and read where written, 1 in {} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
          ENOSPC, unsupported and a full queue at every operation of {} workloads{}",
         bound.ops,
-        if arguments.subjects.iter().any(|subject| subject.kind.is_mixed()) {
-            " (one fewer on two formats)"
-        } else {
-            ""
-        },
+        if fewer { " (fewer on two formats and with compressed clusters)" } else { "" },
         theme.alphabet().len(),
         arguments.subjects.len(),
         dedup(images).join(", "),
@@ -348,7 +349,7 @@ fn one_workload(arguments: &Arguments, workload: &[Op]) -> Result<Findings, Stri
                 let mut case = Case::new(subject, workload.to_vec(), schedule);
                 (case.setup.bug, case.setup.fault) = (bug, arguments.fault);
                 (case.setup.visible, case.setup.depth) = (arguments.visible, arguments.depth);
-                (case.setup.room, case.setup.log) = (arguments.room, arguments.log);
+                (case.setup.room, case.setup.log, case.setup.tight) = (arguments.room, arguments.log, arguments.tight);
                 failure = explore::explore(&mut explorer, &start, &mut case).err();
                 let more = arguments.schedule.is_none() && failure.is_none();
                 next = if more { case.schedule.next(INTERFERENCES) } else { None };

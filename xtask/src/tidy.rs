@@ -1,8 +1,8 @@
 //! The rules of the house that no compiler holds: `cargo xtask tidy`.
 //!
 //! It reads the files of the working tree and nothing else: no cargo, no git, no network. Every finding names a
-//! file and a line; the chore fails when there is one. Lengths are held by a ratchet ([`ratchet`]): what is too
-//! long today is recorded, and the record can only shrink.
+//! file and a line; the chore fails when there is one. Lengths, and widths of comments, are held by a ratchet
+//! ([`ratchet`]): what is too long today is recorded, and the record can only shrink.
 
 mod arrows;
 mod ratchet;

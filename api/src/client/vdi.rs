@@ -6,7 +6,8 @@ use uuid::Uuid;
 use super::target::Target;
 use super::{Answer, Client};
 use crate::{
-    Problem, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiResize, VdiRevert, VdiSnapshot,
+    Problem, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize, VdiRevert,
+    VdiSnapshot,
 };
 
 const VDIS: &str = "vdis";
@@ -76,5 +77,10 @@ impl Client {
     pub async fn vdi_destroy(&self, uuid: Uuid, dry_run: bool) -> Result<Answer<serde_json::Value>, Problem> {
         let target = Target::object(VDIS, uuid).query("dry_run", dry_run.then_some(true));
         self.begin(Method::DELETE, &target, &()).await
+    }
+
+    /// Decides what it is, when its running disk and the catalogue do not say the same.
+    pub async fn vdi_reconcile(&self, uuid: Uuid, asked: &VdiReconcile) -> Result<Vdi, Problem> {
+        self.change(Method::POST, &Target::verb(VDIS, uuid, "reconcile"), asked).await
     }
 }

@@ -1,8 +1,8 @@
-//! Flushes: rounds that make every layer durable that something was written to; and the reclaiming of space that nothing
-//! refers to any more.
+//! Flushes: rounds that make every layer durable that something was written to; and the reclaiming of space that
+//! nothing refers to any more.
 //!
-//! Knows what a round is to make durable, `round` in which order. Keeps, for each layer by itself: no sync that fails is
-//! taken for a success, and nothing is deallocated that a power loss could bring back.
+//! Knows what a round is to make durable, `round` in which order. Keeps, for each layer by itself: no sync that fails
+//! is taken for a success, and nothing is deallocated that a power loss could bring back.
 
 use super::{Disk, Op, Parked, status_of};
 use crate::format::Format;
@@ -167,8 +167,8 @@ impl<F: Format> Disk<F> {
         self.begin_round(io);
     }
 
-    /// Sets the rest of a request aside until a round has ended, if there is very much for one to write. For requests that
-    /// change metadata and move no data: nothing else keeps them from changing all there is at once.
+    /// Sets the rest of a request aside until a round has ended, if there is very much for one to write. For requests
+    /// that change metadata and move no data: nothing else keeps them from changing all there is at once.
     pub(super) fn is_throttled<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) -> bool {
         let most = self.options.dirty_max.saturating_mul(DIRTY_TIMES);
         let much = |&depth: &usize| self.layers.get(depth).is_some_and(|layer| layer.format.dirty() > most);
@@ -205,8 +205,8 @@ impl<F: Format> Disk<F> {
         self.take_steps(step, io);
     }
 
-    /// Looks for stray space in layers that were opened since it was last looked for, when a request comes. What the last
-    /// process has left comes first.
+    /// Looks for stray space in layers that were opened since it was last looked for, when a request comes. What the
+    /// last process has left comes first.
     pub(super) fn begin_reclaim<I: Io>(&mut self, io: &mut I) {
         if !self.reclaim_due || self.held_back || !self.round.is_idle() {
             return;

@@ -1,7 +1,8 @@
 //! The redo logs of the layers: what is logged when, and what an earlier process has left in them.
 //!
-//! Knows nothing of what a log looks like. Keeps: changes are logged before the request that caused them is answered, the
-//! deepest layer first, as a round makes them durable; a layer changes only when what its last process has left is durable.
+//! Knows nothing of what a log looks like. Keeps: changes are logged before the request that caused them is answered,
+//! the deepest layer first, as a round makes them durable; a layer changes only when what its last process has left is
+//! durable.
 
 use super::Disk;
 use super::chain::Layer;
@@ -10,9 +11,9 @@ use crate::redo::RedoLog;
 use crate::{FileId, ImageError, ImageErrorKind};
 
 impl<F: Format> Disk<F> {
-    /// Gives a layer its redo log, through which its image was opened ([`RedoLog::patched`]). Before the first request, or
-    /// right behind the call that put the layer there. A layer that is only read has one where a sync of it has failed: what
-    /// is left to be written to it never will be, and is read from the log.
+    /// Gives a layer its redo log, through which its image was opened ([`RedoLog::patched`]). Before the first request,
+    /// or right behind the call that put the layer there. A layer that is only read has one where a sync of it has
+    /// failed: what is left to be written to it never will be, and is read from the log.
     pub fn set_log(&mut self, file: FileId, log: RedoLog) -> Result<(), ImageError> {
         let failed = log.has_failed();
         let wants_one = |layer: &&mut Layer<F>| failed || !layer.format.geometry().read_only;
@@ -74,8 +75,8 @@ impl<F: Format> Disk<F> {
         !gap
     }
 
-    /// A sync has failed. The kernel may have marked the lost pages clean: a sync that succeeds later proves nothing, not
-    /// in another process either.
+    /// A sync has failed. The kernel may have marked the lost pages clean: a sync that succeeds later proves nothing,
+    /// not in another process either.
     pub(super) fn sync_failed(&mut self, file: FileId) {
         self.broken = true;
         if let Some(log) = self.layer_of(file).and_then(|layer| layer.log.as_mut()) {
@@ -121,7 +122,8 @@ impl<F: Format> Layer<F> {
         }
     }
 
-    /// Hands metadata that was read to the format, as it is when all that is owed has been written. Whether it makes sense.
+    /// Hands metadata that was read to the format, as it is when all that is owed has been written. Whether it makes
+    /// sense.
     pub(super) fn load(&mut self, block: MetaBlock, mut bytes: Vec<u8>) -> bool {
         if let Some(owed) = self.log.as_ref().and_then(RedoLog::owed) {
             owed.patch(block.at, &mut bytes);

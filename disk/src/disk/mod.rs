@@ -9,12 +9,12 @@
 //!   after waits for them;
 //! - after a failed sync no write is begun any more.
 //!
-//! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live and
-//! waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed clusters,
-//! `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that are under way,
-//! `held` those that wait for others, `logging` what outlives the process, `flush` the rounds, `chain` the layers and how
-//! they change, `merge` layers that become one, `piece` one grain of that, `rest` what is given back when nothing is asked
-//! for.
+//! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live
+//! and waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed
+//! clusters, `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that
+//! are under way, `held` those that wait for others, `logging` what outlives the process, `flush` the rounds, `chain`
+//! the layers and how they change, `merge` layers that become one, `piece` one grain of that, `rest` what is given back
+//! when nothing is asked for.
 
 mod active;
 mod budget;
@@ -69,8 +69,8 @@ pub struct Options {
     pub dirty_max: usize,
     /// Bytes of memory that the folded map may take. With the caches of the formats it is to be 32 MiB a disk.
     pub map_bytes: usize,
-    /// Bytes of memory for metadata that may be taken, kept or not, until a disk at rest is to give some back. Then it gives all
-    /// that it can: what is in many small pieces gives no page back before most of it has gone.
+    /// Bytes of memory for metadata that may be taken, kept or not, until a disk at rest is to give some back. Then it
+    /// gives all that it can: what is in many small pieces gives no page back before most of it has gone.
     pub rest_bytes: usize,
     /// Bytes of memory for what is read besides the guest's own while it is in flight: one half for what copy on write
     /// takes over around writes, and what a merge copies; the other for compressed clusters. One operation of each
@@ -197,14 +197,15 @@ pub struct Disk<F: Format> {
     broken: bool,
     /// Some layer has a redo log.
     logs: bool,
-    /// A format was asked for something that may have changed it since that was logged, or something is missing in a log.
+    /// A format was asked for something that may have changed it since that was logged, or something is missing in a
+    /// log.
     log_due: bool,
 }
 
 impl<F: Format> Disk<F> {
-    /// A disk over `layers`, leaf first, whose files have the numbers from 0 on in this order. That they belong together
-    /// is for the caller to check, by what the formats record. Layers may differ in length: behind the end of one that is
-    /// shorter than the layer above it there is zero, and of a longer one the rest is not seen.
+    /// A disk over `layers`, leaf first, whose files have the numbers from 0 on in this order. That they belong
+    /// together is for the caller to check, by what the formats record. Layers may differ in length: behind the end of
+    /// one that is shorter than the layer above it there is zero, and of a longer one the rest is not seen.
     pub fn new(layers: Vec<F>, options: Options) -> Result<Disk<F>, ImageError> {
         let Some(geometry) = layers.first().map(Format::geometry) else {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, "a disk needs at least one layer"));

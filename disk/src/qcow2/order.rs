@@ -10,8 +10,8 @@ use crate::format::MetaWrite;
 pub const COUNTS: u8 = 0;
 /// The batch of the refcount table.
 pub const COUNTS_TABLE: u8 = 1;
-/// The batch of L2 tables. After a process's death as after a failed round it is not known what the file refers to: new L2
-/// tables come here.
+/// The batch of L2 tables. After a process's death as after a failed round it is not known what the file refers to: new
+/// L2 tables come here.
 pub const L2: u8 = 2;
 /// The batch of the L1 table.
 pub const L1: u8 = 3;

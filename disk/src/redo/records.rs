@@ -8,8 +8,8 @@
 //! at << 8 | BYTES << 4 | batch   length, then the bytes, padded to whole words
 //! ```
 //!
-//! Knows nothing of what the bytes mean. Keeps: a change says what the bytes are now, never by how much they have changed,
-//! so that it makes no difference how often it is done.
+//! Knows nothing of what the bytes mean. Keeps: a change says what the bytes are now, never by how much they have
+//! changed, so that it makes no difference how often it is done.
 
 /// Kind of a record: bytes all alike.
 pub const FILL: u64 = 9;

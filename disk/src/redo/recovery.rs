@@ -1,12 +1,12 @@
 //! What is read back from a redo log: the writes that its process still owed, in the batches of a round.
 //!
-//! Of the rounds that the process had under way, any write may be in the file. So each place that the log names is written
-//! anew, with what it must hold in the end, in the order of a round's batches: first what the first batch has changed,
-//! and so on. It is as if no round had begun yet and one were sealed now.
+//! Of the rounds that the process had under way, any write may be in the file. So each place that the log names is
+//! written anew, with what it must hold in the end, in the order of a round's batches: first what the first batch has
+//! changed, and so on. It is as if no round had begun yet and one were sealed now.
 //!
 //! Knows nothing of what the bytes mean. The log is memory that others may have written to: whatever it holds leads to
-//! these writes or to an error. Keeps: a sector that is written holds, of what was changed, what belongs to this batch and
-//! those before it, and for the rest what the file has.
+//! these writes or to an error. Keeps: a sector that is written holds, of what was changed, what belongs to this batch
+//! and those before it, and for the rest what the file has.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -215,6 +215,37 @@ fn a_log_that_makes_no_sense_is_an_error_and_never_a_panic() {
     assert_eq!(damaged(MAGIC_AT, 0), Ok(()));
 }
 
+/// Logs of later versions, as a program of before finds them: what is not known of them is where anything else lies.
+#[test]
+fn a_log_of_another_version_is_refused_counts_as_left_and_is_not_touched() {
+    let changes: [&[(usize, u64)]; 4] = [
+        &[(VERSION_AT, 2)],
+        &[(VERSION_AT, 2), (TAIL_AT, 0), (HEAD_AT, 0)],
+        &[(VERSION_AT, 2), (IDENTITY_AT, 0)],
+        // The same version with more room: its records begin again elsewhere.
+        &[(CAPACITY_AT, 512)],
+    ];
+    for words in changes {
+        let bed = Bed::new();
+        append(&mut bed.open(), |changes| changes.bytes(0, 0, &[1; 20]));
+        words.iter().for_each(|&(at, value)| bed.set_word(at, value));
+        let before: [u8; HEADER_LEN + CAPACITY] = bed.region.read(0).unwrap();
+        let refused = bed.try_open(&IDENTITY).unwrap_err();
+        assert_eq!(refused.kind, ImageErrorKind::Unsupported);
+        assert!(refused.to_string().contains("this program "), "{refused}");
+        assert!(is_left(before.first_chunk().unwrap()));
+        assert_eq!(bed.region.read(0), Some(before));
+    }
+}
+
+#[test]
+fn a_log_of_before_its_room_was_noted_is_read() {
+    let bed = Bed::new();
+    append(&mut bed.open(), |changes| changes.bytes(0, 0, &[1]));
+    bed.set_word(CAPACITY_AT, 0);
+    assert_eq!(bed.patched()[..2], [1, 7]);
+}
+
 impl Bed {
     fn set_word(&self, at: usize, value: u64) {
         self.region.publish_u64_native(at, value).unwrap();

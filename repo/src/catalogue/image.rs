@@ -47,6 +47,8 @@ pub enum ImageState {
     Missing,
     /// Its file was found damaged.
     Damaged,
+    /// A running disk and the catalogue do not agree on what it is part of.
+    Diverged,
 }
 
 /// More images than a chain may have (the disk process's limit is lower): a chain of this length is a loop.

@@ -154,9 +154,14 @@ impl Tx<'_> {
                 ImageState::Making => "is still being made",
                 ImageState::Missing => "was not there when its repository was last scanned",
                 ImageState::Damaged => "is damaged",
+                ImageState::Diverged => "is part of a disk that was running and that the catalogue does not know so",
+            };
+            let advice = match image.state {
+                ImageState::Diverged => "decide what it is: see `tapline host reconcile --dry-run`",
+                _ => "bring it back and scan the repository",
             };
             let what = format!("VDI {} cannot be plugged: its file {} {wrong}", vbd.vdi, image.file);
-            return Err(Problem::new(Code::State, what).advise("bring it back and scan the repository"));
+            return Err(Problem::new(Code::State, what).advise(advice));
         }
         self.take_lease(vbd.vdi, uuid, vbd.mode)?;
         self.check_not_stuck(vbd.vdi)?;

@@ -53,6 +53,7 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
             ImageState::Ready | ImageState::Making => VdiState::Ready,
             ImageState::Missing => VdiState::Missing,
             ImageState::Damaged => VdiState::Damaged,
+            ImageState::Diverged => VdiState::Diverged,
         },
         users,
         created: row.get::<_, Time>("created")?.0,

@@ -240,6 +240,23 @@ impl Directory {
         }
     }
 
+    /// Removes a file, unless some process has it locked, as everybody has who reads or writes an image.
+    pub fn remove_unused(&self, name: &str) -> Result<(), Problem> {
+        let file = match self.open_image(name, true) {
+            Ok(file) => file,
+            Err(problem) if problem.code == Code::NotFound => return Ok(()),
+            Err(problem) => return Err(problem),
+        };
+        // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can tell.
+        match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                let what = format!("{} is not removed: some process uses it", self.path().join(name).display());
+                Err(Problem::new(Code::InUse, what).advise("see who has it open: lslocks, fuser"))
+            }
+            _ => self.remove_image(name),
+        }
+    }
+
     /// What a file takes on the file system, in bytes.
     pub fn physical(&self, name: &str) -> Result<u64, Problem> {
         let file = self.open_image(name, false)?;

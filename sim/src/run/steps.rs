@@ -181,6 +181,8 @@ impl Run {
                 self.open_merged(from, into, subject)?;
                 return Ok(Some(Chore::Evening { from, into, durable: false }));
             }
+            // A write that was still under way has found no space in the target: the merge can be begun again.
+            Change::EndMerge if self.has_merge_failed() && self.io.fault_happened() => {}
             Change::EndMerge => self.end_merge()?,
         }
         Ok(None)
@@ -293,6 +295,10 @@ impl Run {
             self.lengthen(into);
         }
         Ok(Chore::Merging)
+    }
+
+    fn has_merge_failed(&self) -> bool {
+        self.disk.merge().is_some_and(|merge| matches!(merge.state, MergeState::Failed(_)))
     }
 
     /// Takes the sources, which hold nothing any more, off the chain. Their files are still there: both chains are right.

@@ -1,8 +1,8 @@
 //! The death of a disk's process, whose guest lives: another takes over.
 //!
-//! Knows what outlives a process: what its writes have brought to the files, the redo logs, and what the guest was told.
-//! Requests that had no answer are as good as not begun, or begun and not ended. What is done here in front of the disk is
-//! what opens an image does: what was left below the leaf is made durable, then the disk is opened.
+//! Knows what outlives a process: what its writes have brought to the files, the redo logs, and what the guest was
+//! told. Requests that had no answer are as good as not begun, or begun and not ended. What is done here in front of
+//! the disk is what opens an image does: what was left below the leaf is made durable, then the disk is opened.
 //!
 //! Invariants checked:
 //! - every answered write is read, in every chain that may be opened;
@@ -36,7 +36,7 @@ pub struct Death<'a> {
     pub lives_on: bool,
 }
 
-/// Has another process take over, read, flush, write, flush and read. `watch` looks at every moment of it.
+/// Has another process take over, read and flush; or write, read, flush, write, flush and read. `watch` looks at every moment of it.
 pub fn take_over(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
     let wrong = |violation| Violation::TakenOver(Box::new(violation));
     live_on(setup, sight, death, watch).map_err(wrong)
@@ -62,8 +62,13 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     }
     let windows = death.windows.iter().map(|window| Sectors { at: window.start, count: window.end - window.start });
     let reads: Vec<Op> = windows.map(Op::Read).collect();
-    let (later, again) = if death.lives_on { ("f w1026+2 f w2+1 f", reads.as_slice()) } else { ("f", [].as_slice()) };
-    for op in reads.iter().chain(&crate::workload::parse(later).unwrap_or_default()).chain(again) {
+    let parse = |text| crate::workload::parse(text).unwrap_or_default();
+    // A write that comes first finds what is owed not yet durable, and waits for it.
+    let (first, later, again) = match death.lives_on {
+        true => (parse("w1026+2"), parse("f w2+1 f"), reads.as_slice()),
+        false => (Vec::new(), parse("f"), [].as_slice()),
+    };
+    for op in first.iter().chain(&reads).chain(&later).chain(again) {
         run.do_alone(*op, watch)?;
     }
     // Every request is answered.

@@ -165,6 +165,17 @@ impl<F: Format> Saboteur<F> {
         }
     }
 
+    /// The clusters of the file in which a compressed one stands.
+    fn packed_at(&mut self, span: Span) -> Option<(u64, u64)> {
+        match self.inner.map(span) {
+            Ok(Place::Packed { at, size, .. }) => {
+                let first = at / CLUSTER * CLUSTER;
+                Some((first, (at + size).next_multiple_of(CLUSTER) - first))
+            }
+            _ => None,
+        }
+    }
+
     /// The place that another write is giving to the cluster, taken without waiting.
     fn not_awaited(&self, ticket: Ticket, span: Span) -> Option<Reserved> {
         let open = self.open.get(&ticket.0)?;
@@ -216,6 +227,7 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
+        let packed = if self.has(Planted::SharedDeallocated) { self.packed_at(span) } else { None };
         let mut reserved = match self.inner.reserve(span) {
             Err(Wait::Busy(ticket)) if self.has(Planted::CopyNotAwaited) => {
                 return self.not_awaited(ticket, span).ok_or(Wait::Busy(ticket));
@@ -243,6 +255,7 @@ impl<F: Format> Format for Saboteur<F> {
         if self.has(Planted::SamePlace) {
             self.crowd(base, span);
         }
+        self.strays.extend(packed);
         self.open.insert(ticket.0, Open { span: Span { len: reserved.len, ..span }, at: reserved.at, base });
         reserved.at = self.aliased(reserved.at);
         if self.has(Planted::EarlyCommit) || self.has(Planted::EntryBeforeData) {
@@ -257,7 +270,7 @@ impl<F: Format> Format for Saboteur<F> {
         match self.early.remove(&ticket.0) {
             Some(placed) => placed,
             None => {
-                let placed = self.inner.commit(ticket)?;
+                let placed = self.inner.commit(ticket).filter(|_| !self.has(Planted::TargetNotShown))?;
                 Some(Placed { at: self.aliased(placed.at), ..placed })
             }
         }

@@ -222,6 +222,9 @@ pub struct Merge {
     /// Remove the files that were merged, which hold nothing afterwards
     #[arg(long, conflicts_with = "handed")]
     pub delete: bool,
+    /// Only tell whether such a merge has moved everything already, as one that was killed at its very end has
+    #[arg(long, conflicts_with = "delete")]
+    pub is_done: bool,
     #[command(flatten)]
     pub access: Access,
     #[command(flatten)]

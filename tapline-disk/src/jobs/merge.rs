@@ -18,6 +18,7 @@ use crate::image_name::ImageName;
 use crate::jobs::resize::grow;
 use crate::layers::{Chain, Layers};
 use crate::lineage;
+use crate::log::say;
 use crate::ordered;
 use crate::output;
 use crate::progress::Progress;
@@ -39,6 +40,12 @@ struct Merged {
     deleted: bool,
 }
 
+/// The answer to `--is-done`.
+#[derive(Serialize)]
+struct IsDone {
+    done: bool,
+}
+
 /// Runs the job.
 pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
@@ -51,7 +58,12 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     chain.writable = merge.into.saturating_add(1);
     // The layer whose parent will be another.
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
-    if above.is_some_and(|above| remains::are_all(above, &sources, target)) {
+    let is_done = || above.is_some_and(|above| remains::are_all(above, &sources, target));
+    if merge.is_done {
+        // Nothing stands on a leaf that could say so. One that holds nothing shows what the layers below it do.
+        return tell_whether_done(merge, is_done() || above.is_none() && hold_nothing(&sources, target)?);
+    }
+    if is_done() {
         return finish(merge, chain, &sources);
     }
     let time = above.map(Time::of).transpose()?;
@@ -84,6 +96,26 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
         remains.remove()?;
     }
     report(merge, target, sources, 0)
+}
+
+/// Whether all of the sources are there, and hold nothing.
+fn hold_nothing(sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
+    match Remains::of(sources, &remains::Layer::of(target)?) {
+        Ok(remains) => Ok(remains.names().count() == sources.len()),
+        Err(failure) => {
+            say(format_args!("not merged yet: {failure}"));
+            Ok(false)
+        }
+    }
+}
+
+fn tell_whether_done(merge: &Merge, done: bool) -> Result<Exit, Failure> {
+    if merge.json {
+        output::json(&IsDone { done })?;
+    } else {
+        output::print(if done { "the merge is done\n" } else { "there is something to merge\n" })?;
+    }
+    Ok(Exit::Done)
 }
 
 fn no_such_layers(merge: &Merge, count: usize) -> Failure {

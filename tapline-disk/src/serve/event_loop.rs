@@ -27,14 +27,14 @@ use crate::log::{Log, say};
 use crate::panics;
 use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
-use crate::serve::control::{Control, FLUSH, Flush, Pause, Work};
+use crate::serve::control::{Control, FLUSH, Flush, Pause, Work, condition_of};
 use crate::serve::full::Full;
 use crate::serve::own_keys::{LEAVE, QUIET, REPORT, SPACE, STOP, SUSPECTS};
 use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
 use crate::serve::suspects::Suspects;
 use crate::signals::Signal;
-use crate::stats::{Condition, Counters, Stats};
+use crate::stats::{Counters, Stats};
 
 use words::{in_words, worth_a_line};
 
@@ -380,7 +380,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             fault::point("answer", &request);
             // Also of one that waits for space: a pause is not what it waits for.
             to_guest = true;
-            if let Some((request, status)) = self.full.judge(request, status) {
+            if self.full.concerns(status) {
+                self.keep_or_give(request, status);
+            } else {
                 self.give(request, status);
             }
         }
@@ -392,6 +394,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     }
 
     /// Hands one answer to the server.
+    #[inline(always)]
     fn give(&mut self, request: Request, status: Status) {
         let now = self.time();
         self.stats.answered(request.operation(), request.span().len, now);
@@ -450,7 +453,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// The statistics.
     fn line(&self) -> String {
-        self.stats.line(self.polling.looks(), Condition::of(&self.disk, &self.full, &self.suspects))
+        self.stats.line(self.polling.looks(), condition_of(&self.disk, &self.full, &self.suspects))
     }
 }
 

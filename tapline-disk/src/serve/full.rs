@@ -81,6 +81,12 @@ impl Full {
         self.waiting.push_back(request);
     }
 
+    /// Whether an answer is to be judged: nearly none is, and requests are large.
+    #[inline]
+    pub fn concerns(&self, status: Status) -> bool {
+        status == Status::NoSpace || self.probe.is_some()
+    }
+
     /// Keeps a request that has found no space, if it is to wait; any other is handed back.
     pub fn judge(&mut self, request: Request, status: Status) -> Option<(Request, Status)> {
         let is_probe = self.probe.take_if(|probe| *probe == request.token()).is_some();
@@ -230,8 +236,10 @@ mod test {
         assert!(full.holds_back(&request_kept(WRITE)) && full.waiting() == 2);
         full.keep(request(WRITE, 3));
         assert_eq!(tokens(full.next(false)), ("nothing", vec![]));
+        assert!(full.concerns(Status::NoSpace) && !full.concerns(Status::Done), "nothing is being tried");
         full.stir();
         assert_eq!(tokens(full.next(false)), ("submit", vec![1]));
+        assert!(full.concerns(Status::Done));
         // Nothing else is tried meanwhile, and what is tried waits still.
         full.stir();
         assert_eq!((tokens(full.next(false)), full.waiting()), (("nothing", vec![]), 3));

@@ -1,9 +1,9 @@
-//! What an HVM guest's firmware is shown of a disk that xl's configuration names: the disk's process serves QEMU by NBD, and libxl tells
-//! QEMU where.
+//! What an HVM guest's firmware is shown of a disk that xl's configuration names: the disk's process serves QEMU by
+//! NBD, and libxl tells QEMU where.
 //!
 //! libxl takes that from the key `physical-device-path` of the node that it has made for the kernel's backend
-//! (libxl_disk.c, libxl__device_disk_find_local_path), when it starts QEMU. Knows nothing of images. Keeps: the kernel never takes
-//! what stands there for a device of its own.
+//! (libxl_disk.c, libxl__device_disk_find_local_path), when it starts QEMU. Knows nothing of images. Keeps: the kernel
+//! never takes what stands there for a device of its own.
 
 use std::path::Path;
 
@@ -19,14 +19,15 @@ const OF_XL: &str = "vbd";
 
 const PATH: &str = "physical-device-path";
 
-/// Whether the guest has firmware that reads the disk, by a disk which QEMU emulates: libxl has none that cannot be written.
+/// Whether the guest has firmware that reads the disk, by a disk which QEMU emulates: libxl has none that cannot be
+/// written.
 pub fn reads(store: &mut dyn Store, guest: DomId, wish: Wish) -> Result<bool, Failure> {
     let of_guest = text(store, None, &format!("/libxl/{guest}/type"))?;
     Ok(!wish.read_only && of_guest.is_some_and(|of_guest| of_guest == "hvm"))
 }
 
-/// Has libxl tell QEMU that the disk is served at this socket. The kernel has to have forgotten the node before: it goes by whether
-/// there is one.
+/// Has libxl tell QEMU that the disk is served at this socket. The kernel has to have forgotten the node before: it
+/// goes by whether there is one.
 pub fn show(store: &mut dyn Store, buses: &Path, device: &Device, socket: &Path) -> Result<(), Failure> {
     let theirs = of_xl(device);
     wait_forgotten(&[backend_end(buses, &theirs)], &theirs)?;

@@ -1,9 +1,9 @@
 //! A disk that xl gives to its own domain: `xl block-attach 0`, and what it does for pygrub before there is a guest.
 //!
-//! That domain runs, and its driver has the kernel's backend in mind by the time at which xl calls its script. Here, other than with
-//! a guest, it can be seen when the driver has forgotten that: both ends go, and come again with our backend. xl goes by the
-//! state of the node that it has made, and by nothing else of it; the disk's process keeps that up ([`shown_to_xl`]).
-//! Knows nothing of images but their names.
+//! That domain runs, and its driver has the kernel's backend in mind by the time at which xl calls its script. Here,
+//! other than with a guest, it can be seen when the driver has forgotten that: both ends go, and come again with our
+//! backend. xl goes by the state of the node that it has made, and by nothing else of it; the disk's process keeps that
+//! up ([`shown_to_xl`]). Knows nothing of images but their names.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -16,7 +16,8 @@ use super::adopt::{self, Adopted, read_wish, values};
 use super::device::{Device, State, remove_own_end, store_failed, together, write_all};
 use crate::failure::Failure;
 
-/// How long the kernel may take to forget a device: it writes back what a file system on it has, if somebody was so quick.
+/// How long the kernel may take to forget a device: it writes back what a file system on it has, if somebody was so
+/// quick.
 const TO_FORGET: Duration = Duration::from_secs(10);
 
 /// How often that is looked at: no event tells of it that does not need udev.

@@ -6,7 +6,7 @@ use std::fs::{DirBuilder, File};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -44,8 +44,7 @@ impl Handed {
 
     /// The redo log of a file, where a process that is handed nothing finds it too.
     pub fn redo_log(room: &Room, file: &str) -> Handed {
-        let image = std::fs::metadata(room.file(file)).unwrap();
-        let path = room.file("redo").join(format!("{:x}-{:x}.redo", image.dev(), image.ino()));
+        let path = room.redo_log_path(file);
         DirBuilder::new().recursive(true).mode(0o700).create(room.file("redo")).unwrap();
         let log = File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
         Handed { path: path.to_str().unwrap().into(), write: true, descriptor: log.into() }

@@ -10,8 +10,13 @@ pub mod replaced;
 pub mod served;
 pub mod small;
 
+// The program's own, so that tests look where it does.
+#[path = "../../src/redo_name.rs"]
+mod redo_name;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -66,6 +71,22 @@ impl Room {
         let mut command = Command::new(program);
         command.current_dir(self.path()).env("TAPLINE_REDO_DIR", self.file("redo"));
         command
+    }
+
+    /// Where the redo log of an image is.
+    fn redo_log_path(&self, image: &str) -> PathBuf {
+        self.file("redo").join(redo_name::file_name(&fs::metadata(self.file(image)).unwrap()))
+    }
+
+    /// What is in the redo log of an image.
+    pub fn redo_log(&self, image: &str) -> Vec<u8> {
+        fs::read(self.redo_log_path(image)).unwrap()
+    }
+
+    /// Changes some of it.
+    pub fn write_redo_log(&self, image: &str, at: u64, bytes: &[u8]) {
+        let log = fs::File::options().write(true).open(self.redo_log_path(image)).unwrap();
+        log.write_all_at(bytes, at).unwrap();
     }
 
     /// What a power loss takes.

@@ -43,12 +43,10 @@ impl Replaced {
 
     pub fn upgrade_to(&self, program: &str) -> JoinHandle<Value> {
         let request = json!({ "verb": "upgrade", "program": program, "pause_max": PAUSE_MAX });
-        let path = self.control.clone();
-        std::thread::spawn(move || {
-            let mut control = Control::connect(&path);
-            control.send(&request);
-            control.hear().unwrap_or(json!({ "ended": true }))
-        })
+        // Asked before this returns: whoever is killed next has been asked, however late the thread begins.
+        let mut control = Control::connect(&self.control);
+        control.send(&request);
+        std::thread::spawn(move || control.hear().unwrap_or(json!({ "ended": true })))
     }
 
     /// The process that has taken over, as it was told, serves the disk from now on. Time that requests have waited.

@@ -1,18 +1,19 @@
 //! The redo logs of images, which disk processes are handed together with the images: what an answered request has
 //! changed outlives the process that has answered it.
 //!
-//! A log is a file in memory, called after its image's file as the disk processes call it (`tapline-disk`, `redo_log`);
-//! whoever serves an image without the daemon finds it too. Knows nothing of what is in one.
+//! A log is a file in memory, called after its image's file as the disk processes call it, by their own file
+//! (`redo_name`); whoever serves an image without the daemon finds it too. Knows nothing of what is in one.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use api::Problem;
 
 use super::control::Beside;
+use super::redo_name;
 use crate::config::Config;
 
 /// The directory in which they are.
@@ -35,7 +36,7 @@ impl RedoLogs {
     }
 
     fn open(&self, path: &Path, write: bool, image: &File) -> io::Result<Vec<Beside>> {
-        let log = self.directory.join(name_of(image)?);
+        let log = self.directory.join(redo_name::file_name(&image.metadata()?));
         if !write && std::fs::metadata(&log).map_or(0, |found| found.len()) == 0 {
             return Ok(Vec::new());
         }
@@ -66,16 +67,6 @@ impl RedoLogs {
         }
         Ok(all)
     }
-}
-
-/// What the log of a file is called: after its device and inode, of a block device after its own number.
-fn name_of(image: &File) -> io::Result<String> {
-    let metadata = image.metadata()?;
-    let (device, inode) = match metadata.file_type().is_block_device() {
-        true => (metadata.rdev(), 0),
-        false => (metadata.dev(), metadata.ino()),
-    };
-    Ok(format!("{device:x}-{inode:x}.redo"))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use api::Problem;
+use api::{Problem, Transport};
 use uuid::Uuid;
 
 use super::place;
@@ -38,6 +38,37 @@ pub fn all(config: &Config) -> Result<ByVbd, Problem> {
 pub fn one(config: &Config, vbd: Uuid, pid: u32) -> Result<Option<DiskProcess>, Problem> {
     let places = place::all(config);
     DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd))
+}
+
+/// What a disk process was told to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// Whom it serves.
+    pub transport: Transport,
+    /// Queues.
+    pub queues: u16,
+    /// Whether nobody writes through it.
+    pub read_only: bool,
+}
+
+impl Words {
+    /// Those of a process.
+    pub fn of(pid: u32) -> Option<Words> {
+        Words::in_line(&fs::read(format!("/proc/{pid}/cmdline")).ok()?)
+    }
+
+    fn in_line(line: &[u8]) -> Option<Words> {
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        let has = |word: &str| words.contains(&word.as_bytes());
+        let transport = match (has("--xen"), has("--nbd")) {
+            (true, _) => Transport::Blkif,
+            (false, true) => Transport::Nbd,
+            (false, false) => Transport::VhostUser,
+        };
+        let queues = words.iter().skip_while(|word| **word != b"--queues").nth(1);
+        let queues = queues.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok())?;
+        Some(Words { transport, queues, read_only: has("--read-only") })
+    }
 }
 
 /// The VBD that a process with these words is there to serve. Somebody who only asks a disk names its socket as well.
@@ -76,6 +107,20 @@ mod test {
         ] {
             assert_eq!(of(&other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn what_a_process_serves_is_in_its_words() {
+        let of = |line: &str| Words::in_line(line.replace(' ', "\0").as_bytes());
+        let nbd = Words { transport: Transport::Nbd, queues: 1, read_only: true };
+        assert_eq!(of("tapline-disk serve raw:/a --nbd /x --control /y --queues 1 --handed --read-only"), Some(nbd));
+        let vhost = Words { transport: Transport::VhostUser, queues: 4, read_only: false };
+        assert_eq!(of("tapline-disk serve raw:/a --vhost-user /x --control /y --queues 4"), Some(vhost));
+        assert_eq!(
+            of("tapline-disk serve raw:/a --xen 1/xvda --control /y --queues 2").unwrap().transport,
+            Transport::Blkif
+        );
+        assert_eq!(of("tapline-disk serve raw:/a --nbd /x"), None);
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::{Host, HostDrain, Problem, Task};
+use api::{Difference, Host, HostDrain, HostReconcile, Problem, Task};
 use axum::Json;
 use axum::extract::State;
 use utoipa_axum::router::OpenApiRouter;
@@ -12,10 +12,11 @@ use super::extract::Body;
 use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
 use crate::plug;
+use crate::reconcile::{self, Heal};
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(show)).routes(routes!(drain))
+    OpenApiRouter::new().routes(routes!(show)).routes(routes!(drain)).routes(routes!(reconcile))
 }
 
 /// The host and its daemon.
@@ -36,4 +37,19 @@ async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Be
     must_end(asked.timeout)?;
     let patience = Duration::from_secs(asked.timeout.into());
     begun(plug::drain(&daemon, patience).await?)
+}
+
+/// Compares the disks that run with the catalogue: the differences. Where it is certain what happened, the catalogue follows the disk.
+#[utoipa::path(
+    post, path = "/host/reconcile", tag = "host", operation_id = "host_reconcile", request_body = HostReconcile,
+    responses(
+        (status = 200, body = Vec<Difference>), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn reconcile(
+    State(daemon): State<Daemon>,
+    Body(asked): Body<HostReconcile>,
+) -> Result<Json<Vec<Difference>>, Refusal> {
+    let heal = if asked.dry_run { Heal::No } else { Heal::Yes };
+    Ok(Json(reconcile::all(&daemon, heal).await?))
 }

@@ -22,6 +22,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::config::Config;
 use crate::daemon::Daemon;
+use crate::panics;
 use local::Local;
 use remote::Remote;
 
@@ -117,7 +118,10 @@ where
 {
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(TO_ASK);
-    let service = hyper::service::service_fn(answer);
+    let service = hyper::service::service_fn(|request: Request<Incoming>| {
+        let name = format!("the request {} {}", request.method(), request.uri().path());
+        panics::during(name, answer(request))
+    });
     let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
     let done = tokio::select! {
         done = connection.as_mut() => done,

@@ -1,7 +1,8 @@
 //! `/vdis`.
 
 use api::{
-    Problem, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiResize, VdiRevert, VdiSnapshot,
+    Problem, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
+    VdiRevert, VdiSnapshot,
 };
 use axum::Json;
 use axum::extract::State;
@@ -16,6 +17,7 @@ use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
+use crate::reconcile;
 use crate::vdi::begin;
 
 /// The routes.
@@ -31,6 +33,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(copy))
         .routes(routes!(export))
         .routes(routes!(merge))
+        .routes(routes!(reconcile))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -189,4 +192,19 @@ async fn export(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vd
 )]
 async fn merge(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(begin::merge(&daemon, uuid).await?)
+}
+
+/// Decides what a VDI is of which the running disk and the catalogue do not say the same.
+#[utoipa::path(
+    post, path = "/vdis/{uuid}/reconcile", tag = "vdi", operation_id = "vdi_reconcile", params(("uuid" = Uuid, Path)),
+    request_body = VdiReconcile,
+    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn reconcile(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Body(asked): Body<VdiReconcile>,
+) -> Result<Json<Vdi>, Refusal> {
+    reconcile::decide(&daemon, uuid, asked.believe).await?;
+    Ok(Json(daemon.catalogue.read_for_client(move |view| view.vdi(uuid)).await?))
 }

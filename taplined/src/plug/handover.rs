@@ -44,7 +44,10 @@ fn too_old(vbd: &Vbd, pid: u32, version: &Value) -> Problem {
     let once = format!("the guest must let go of it once: tapline vbd unplug {0}, then plug {0}", vbd.uuid);
     Problem::new(Code::Unsupported, what).advise(match vbd.transport {
         Transport::VhostUser => {
-            format!("{once}; or, where its monitor connects again by itself, end the process (kill {pid}): it is started again at once")
+            format!(
+                "{once}; or, where its monitor connects again by itself, end the process (kill {pid}): it is started \
+                 again at once"
+            )
         }
         Transport::Nbd | Transport::Blkif => once,
     })

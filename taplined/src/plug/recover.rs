@@ -15,7 +15,9 @@ use super::{space, start, supervise, unplug};
 use crate::daemon::Daemon;
 use crate::disk::place;
 use crate::disk::process::DiskProcess;
-use crate::disk::serving::{self, ByVbd};
+use crate::disk::serving;
+use crate::reconcile::stray::{self, Found};
+use crate::reconcile::{self, Heal};
 use crate::task::blocking;
 
 /// Under which the catalogue keeps the identity of the host's present life.
@@ -41,8 +43,15 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
         let process = alone(daemon, &vbd, process, running.remove(&vbd.uuid).unwrap_or_default()).await?;
         one(daemon, &vbd, process, rebooted).await?;
     }
-    // What is left runs for VBDs that are unplugged, or no more.
-    end_strays(running);
+    // What is left runs for VBDs that are unplugged, or no more, if the catalogue is right.
+    for (vbd, processes) in running {
+        known.insert(vbd);
+        if let Found::Taken(process) = stray::take_in(daemon, vbd, processes).await {
+            supervise::begin(daemon, vbd, Some(process));
+        }
+    }
+    // Before anything is merged or begun on what the catalogue says.
+    reconcile::all(daemon, Heal::Yes).await?;
     let (config, keep) = (daemon.config.clone(), known);
     blocking("clear away what no VBD has", move || remove_strays(&place::all(&config), &keep)).await
 }
@@ -138,18 +147,6 @@ fn remove_strays(places: &Path, known: &HashSet<Uuid>) -> Result<(), Problem> {
         }
     }
     Ok(())
-}
-
-/// Kills disk processes of ours whose VBDs are unplugged or no more: a catalogue may have been put back from a backup.
-fn end_strays(strays: ByVbd) {
-    for (vbd, processes) in strays {
-        for process in processes {
-            tracing::warn!(%vbd, pid = process.identity().pid, "a disk process whose VBD is not plugged is killed");
-            if let Err(problem) = process.signal(Signal::KILL) {
-                tracing::error!("{problem}");
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -62,7 +62,8 @@ async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 /// Its process has died of a request, and the next one, and the next.
 fn tell_of_fatal(vbd: Uuid, told: &serde_json::Value) {
     if let Some(count) = told["fatal"].as_u64().filter(|&count| count > 0) {
-        tracing::error!(%vbd, count, "processes of this disk had died of requests, which were answered with an error: see its log");
+        let what = "processes of this disk had died of requests, which were answered with an error: see its log";
+        tracing::error!(%vbd, count, "{what}");
     }
 }
 

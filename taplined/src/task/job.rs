@@ -95,11 +95,12 @@ impl Tasks {
 async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize) -> Result<Value, Problem> {
     let no_return = index::<J>(J::NO_RETURN);
     for (at, name) in J::STEPS.iter().enumerate().skip(from) {
-        let committed = at >= no_return;
         let recorded = match keep_inventory(&job, daemon).await {
-            Ok(()) => context.step(name, !committed).await,
+            Ok(()) => context.step(name, at < no_return).await,
             Err(problem) => Err(problem),
         };
+        // Until the first of these steps is recorded there is a way back, for who has cancelled it just then too.
+        let committed = at > no_return || at == no_return && (recorded.is_ok() || from == at);
         fault::point(J::VERB, name, false);
         let done = match recorded {
             Ok(()) => job.step(name, daemon, &context).await,

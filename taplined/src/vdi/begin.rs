@@ -14,10 +14,11 @@ use super::leaf::{Leaf, writer_of};
 use super::snapshot::{Kept, Own, State};
 use super::target::Target;
 use super::{
-    Chain, Copy, Create, Destroy, Export, Import, Resize, Revert, chain, format_for, must_be_ready, must_be_unplugged,
-    versions_for,
+    Chain, Copy, Create, Destroy, Export, Import, Resize, Revert, chain, format_for, must_be_ready, must_be_shallow,
+    must_be_unplugged, versions_for,
 };
 use crate::daemon::Daemon;
+use crate::reconcile;
 use crate::task::blocking;
 use crate::task::wanted::Want;
 
@@ -31,6 +32,9 @@ const VHD_MAX: u64 = 2040 << 30;
 /// what it wants.
 async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
     let want = daemon.tasks.give_way(vdi).await?;
+    let (found, sr, image) = look(daemon, vdi).await?;
+    let Some(vbd) = writer_of(&found) else { return Ok((found, sr, image, want)) };
+    reconcile::must_agree(daemon, vbd).await?;
     let (found, sr, image) = look(daemon, vdi).await?;
     Ok((found, sr, image, want))
 }
@@ -132,6 +136,9 @@ async fn state(
     });
     // A snapshot shows the image itself, unless that is the VDI's still.
     let own = (!chain || writable || leaf.is_none()).then(|| Own { image: Uuid::new_v4(), reflink: !chain });
+    if chain {
+        must_be_shallow(&vdi)?;
+    }
     let state = State {
         of: uuid,
         sr: sr.uuid,
@@ -184,6 +191,10 @@ pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Tas
     must_be_ready(&snapshot)?;
     must_be_unplugged(&vdi, "reverted")?;
     daemon.srs.room(sr.uuid, EMPTY).await?;
+    let reflink = versions_for(&sr, &snapshot)? == Versions::Reflink;
+    if !reflink {
+        must_be_shallow(&snapshot)?;
+    }
     let job = Revert {
         vdi: uuid,
         sr: sr.uuid,
@@ -193,7 +204,7 @@ pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Tas
         old,
         new: Uuid::new_v4(),
         format: snapshot.format,
-        reflink: versions_for(&sr, &snapshot)? == Versions::Reflink,
+        reflink,
     };
     let held = |job: &Revert, task, tx: &mut Tx<'_>| {
         hold(tx, job.vdi, task, None)?;

@@ -66,8 +66,8 @@ impl Chain {
         .await
     }
 
-    /// The files below the first one, down to a layer, for writing: a disk process that merges them has all of these open for reading
-    /// only, and each is told what it stands on, or takes what others hold.
+    /// The files below the first one, down to a layer, for writing: a disk process that merges them has all of these
+    /// open for reading only, and each is told what it stands on, or takes what others hold.
     pub async fn files_below(&self, into: usize) -> Result<Vec<Beside>, Problem> {
         let chain = self.clone();
         let opened = blocking("open files", move || {
@@ -149,9 +149,10 @@ pub async fn look_at(
     }
 }
 
-/// A chain as a disk process is told of it, from the top down. A merge tells an image that it stands on another one, by which its
-/// time of last change differs from what children of it have recorded that are no part of the merge; and the process cannot put the
-/// time back, whose files are another user's. That nobody else changes a parent, leases and locks see to: the process only says so.
+/// A chain as a disk process is told of it, from the top down. A merge tells an image that it stands on another one, by
+/// which its time of last change differs from what children of it have recorded that are no part of the merge; and the
+/// process cannot put the time back, whose files are another user's. That nobody else changes a parent, leases and
+/// locks see to: the process only says so.
 pub fn words_of(names: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut words = Vec::new();
     for (depth, name) in names.into_iter().enumerate() {

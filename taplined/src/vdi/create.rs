@@ -106,8 +106,19 @@ pub fn record_once(tx: &mut repo::Tx<'_>, image: &Image, vdi: Option<&NewVdi>) -
     vdi.map_or(Ok(()), |vdi| tx.add_vdi(vdi))
 }
 
-/// Removes a file of a repository; that it is not there is as good.
+/// Removes a file of a repository that nobody uses; that it is not there is as good.
 pub async fn remove_file(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
     let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
-    blocking("remove a file", move || directory.remove_image(&file)).await
+    blocking("remove a file", move || directory.remove_unused(&file)).await
+}
+
+/// Removes the file that an undone job has made. One that the catalogue has as an image was recorded after all: a job that
+/// came with a catalogue of before, put back from a backup, is not to take from a disk what became part of it since.
+pub async fn remove_unrecorded(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
+    let name = file.to_owned();
+    let images = daemon.catalogue.read(move |view| view.images_of_sr(sr)).await?;
+    match images.iter().any(|image| image.file == name) {
+        true => Ok(()),
+        false => remove_file(daemon, sr, file).await,
+    }
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::create::{described, make_image, remove_file};
+use super::create::{described, make_image, remove_unrecorded};
 use super::{Chain, chain, file_name, live};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
@@ -102,15 +102,13 @@ impl Leaf {
                 return daemon.catalogue.write(move |tx| leaf.record(tx, &image)).await;
             }
         }
-        remove_file(daemon, self.sr, &file_name(self.image, self.format)).await
+        remove_unrecorded(daemon, self.sr, &file_name(self.image, self.format)).await
     }
 
     /// Whether the disk process has it as its leaf, or had when it ended.
     async fn was_made(&self, daemon: &Daemon, vbd: Uuid) -> Result<bool, Problem> {
-        let directory = daemon.srs.directory(self.sr).await?;
-        let path = directory.path().join(file_name(self.image, self.format));
-        if let Some(leaf) = live::leaf(daemon, vbd).await? {
-            return Ok(path.to_str() == Some(&leaf));
+        if let Some(layers) = live::layers(daemon, vbd).await? {
+            return Ok(layers.first().is_some_and(|leaf| leaf.names(&file_name(self.image, self.format))));
         }
         let mut chain = Chain::of_image(daemon, self.below).await?;
         let image = match self.described(daemon).await {

@@ -1,8 +1,10 @@
 //! Verbs of a plugged VDI, which its disk process carries out while the guest goes on (docs/control.md).
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use api::{Code, Problem};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -15,7 +17,8 @@ const TO_CHANGE: Duration = Duration::from_secs(120);
 /// How long a merge may take: a disk that moves nothing for so long never will.
 const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What a disk process calls it when another takes its place and what it was at is to be asked for again (docs/control.md).
+/// What a disk process calls it when another takes its place and what it was at is to be asked for again
+/// (docs/control.md).
 const REPLACED: &str = "replaced";
 
 /// How long a disk may take to say what it is.
@@ -29,8 +32,8 @@ pub async fn ask(daemon: &Daemon, vbd: Uuid, verb: Value, files: Vec<Beside>) ->
     control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE, |_| ()).await
 }
 
-/// The same for one that takes long and tells how far it is. It holds nobody up: whoever has another process take the place of
-/// this one interrupts it, and that one is asked for it again, with files that are opened anew.
+/// The same for one that takes long and tells how far it is. It holds nobody up: whoever has another process take the
+/// place of this one interrupts it, and that one is asked for it again, with files that are opened anew.
 pub async fn follow<F>(
     daemon: &Daemon,
     vbd: Uuid,
@@ -54,17 +57,41 @@ where
         match answered {
             // Or it had not even heard it when its connections ended.
             Err(refused) if refused.kind.as_deref() == Some(REPLACED) || gate.count() != before => {
-                tracing::info!(%vbd, "its new process is asked to go on with what the old one was at: {}", refused.problem);
+                let why = refused.problem;
+                tracing::info!(%vbd, "its new process is asked to go on with what the old one was at: {why}");
             }
             answered => return answered.map_err(Problem::from),
         }
     }
 }
 
-/// The path of the leaf that the disk process of a VBD writes to; none if the process is no more.
-pub async fn leaf(daemon: &Daemon, vbd: Uuid) -> Result<Option<String>, Problem> {
+/// A layer of a disk, as its process tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Layer {
+    /// Where its file is.
+    pub path: PathBuf,
+    /// What it shows, in bytes.
+    pub size: u64,
+}
+
+impl Layer {
+    /// The name of its file.
+    pub fn file(&self) -> &str {
+        self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    }
+
+    /// Whether it is the file of that name.
+    pub fn names(&self, file: &str) -> bool {
+        self.file() == file
+    }
+}
+
+/// The layers that the disk process of a VBD has, from the leaf down; none if the process is no more.
+pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<Layer>>, Problem> {
     match daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await {
-        Ok(said) => Ok(said.pointer("/layers/0/path").and_then(Value::as_str).map(str::to_owned)),
+        Ok(mut said) => serde_json::from_value(said["layers"].take())
+            .map(Some)
+            .map_err(|error| Problem::failed(format_args!("understand the layers of VBD {vbd}"), error)),
         // Nobody listens any more, or it has ended meanwhile. One that is only slow may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),

@@ -10,8 +10,9 @@
 //! 2. `record`: the chain is shorter in the catalogue. 3. `remove`: the files that hold nothing are removed.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{About, Code, Mode, Problem};
 use repo::catalogue::{Image, ImageState};
@@ -26,6 +27,12 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::Job;
 use crate::task::wanted::Wanted;
+
+/// How long a disk may take to end a merge that is cancelled: what is in flight must become durable.
+const TO_CANCEL: Duration = Duration::from_secs(120);
+
+/// How long to wait for that before it is cancelled once more.
+const CANCEL_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// The job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,29 +123,35 @@ impl Merge {
     ) -> Result<(), Problem> {
         let expect: Vec<String> = chain.names().iter().map(|name| name.to_string_lossy().into_owned()).collect();
         let verb = json!({ "verb": "merge", "from": from, "into": into, "follow": true, "expect": expect });
-        let merged = live::follow(
-            daemon,
-            vbd,
-            verb,
-            || chain.files_below(into),
-            |event| {
-                let number = |key| event.get(key).and_then(Value::as_f64);
-                if let (Some(done), Some(len)) = (number("done"), number("len").filter(|len| *len > 0.0)) {
-                    context.progress(done / len);
-                }
-            },
-        );
-        match context.unless_cancelled(merged).await {
-            Err(problem) if problem.code == Code::Cancelled => {
-                // It ends by itself when what is in flight is durable; the disk tells when it takes verbs again.
-                match live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await {
-                    // A process that has just taken over was not asked for one.
-                    Err(none) if none.code != Code::State => Err(none),
-                    _ => Err(problem),
-                }
+        let files = || async {
+            // A process that takes the place of another is not asked for what somebody has cancelled meanwhile.
+            context.check()?;
+            chain.files_below(into).await
+        };
+        let told = |event: &Value| {
+            let number = |key| event.get(key).and_then(Value::as_f64);
+            if let (Some(done), Some(len)) = (number("done"), number("len").filter(|len| *len > 0.0)) {
+                context.progress(done / len);
             }
-            other => other.map(drop),
+        };
+        let mut merged = pin!(live::follow(daemon, vbd, verb, files, told));
+        tokio::select! {
+            merged = &mut merged => return merged.map(drop),
+            () = context.cancelled() => {}
         }
+        // It ends when what is in flight is durable, and tells how: it may have done everything. The disk takes other verbs then.
+        let begun = Instant::now();
+        while begun.elapsed() < TO_CANCEL {
+            match live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await {
+                // It has just ended, or the disk has not heard yet that it is to begin.
+                Err(none) if none.code != Code::State => return Err(none),
+                _ => {}
+            }
+            if let Ok(ended) = tokio::time::timeout(CANCEL_AGAIN_AFTER, &mut merged).await {
+                return ended.map(drop);
+            }
+        }
+        Err(Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not end a cancelled merge")))
     }
 
     /// The chain from the image above down (of the whole VDI, if it is live), and which layers are merged into which.
@@ -155,19 +168,33 @@ impl Merge {
         }
     }
 
-    /// Whether the image above the sources says that it stands on the target.
+    /// Whether everything has been moved, and the image above, if there is one, stands on the target. The process that has
+    /// the disk knows; when it is no more, the files tell.
     async fn is_done(&self, daemon: &Daemon) -> Result<bool, Problem> {
-        let Some(above) = self.above else { return Ok(false) };
-        let target = self.target;
-        let chain = daemon.catalogue.read(move |view| {
-            let mut images = view.chain_of_image(target)?;
-            images.insert(0, view.image(above)?);
-            Ok(images)
-        });
-        let images = chain.await?;
-        let chain = Chain { directory: daemon.srs.directory(self.sr).await?, images };
-        // A chain that does not belong together is refused.
-        Ok(super::chain::info(daemon, &chain).await.is_ok())
+        if let Some(vbd) = self.vbd {
+            if let Some(layers) = live::layers(daemon, vbd).await? {
+                let (first, target) = (self.lowest_shown(), self.target);
+                let images = daemon.catalogue.read(move |view| Ok((view.find_image(first)?, view.image(target)?)));
+                let (first, target) = images.await?;
+                let has = |image: &Image| layers.iter().any(|layer| layer.names(&image.file));
+                return Ok(has(&target) && !first.is_some_and(|first| has(&first)));
+            }
+        }
+        let (chain, from, into) = match self.layers(daemon).await {
+            Ok(layers) => layers,
+            // The catalogue has the shorter chain already.
+            Err(other) if other.code == Code::State => return Ok(false),
+            Err(problem) => return Err(problem),
+        };
+        let handing = chain.handing(into.saturating_add(1)).await?;
+        let mut words = vec!["merge".into()];
+        words.extend(chain.words());
+        words.extend(["--from".into(), from.to_string().into(), "--into".into(), into.to_string().into()]);
+        words.push("--is-done".into());
+        let told = daemon.tool.image(words, handing).await?;
+        told.get("done")
+            .and_then(Value::as_bool)
+            .ok_or_else(|| Problem::new(Code::Internal, "what the disk process says of a merge is not understood"))
     }
 
     async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -466,6 +493,7 @@ pub async fn start(daemon: &Daemon, mut merge: Merge) -> Result<api::Task, Probl
             if merge.vbd.is_some() {
                 return Err(Problem::new(Code::InUse, "several VDIs that stand on these images are plugged"));
             }
+            crate::reconcile::must_agree(daemon, vbd).await?;
             (merge.vbd, merge.live) = (Some(vbd), Some(vdi.uuid));
         }
     }

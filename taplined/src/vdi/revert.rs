@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::create::{described, make_image, remove_file};
+use super::create::{described, make_image, remove_unrecorded};
 use super::destroy::forget_image;
 use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
@@ -65,7 +65,7 @@ impl Job for Revert {
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
-        remove_file(daemon, self.sr, &file_name(self.new, self.format)).await
+        remove_unrecorded(daemon, self.sr, &file_name(self.new, self.format)).await
     }
 
     fn result(&self) -> Value {

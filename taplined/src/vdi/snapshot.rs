@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::create::{described, make_image, record_once, remove_file};
+use super::create::{described, make_image, record_once, remove_unrecorded};
 use super::leaf::Leaf;
 use super::{Chain, about_vdi, chain, file_name, live};
 use crate::daemon::Daemon;
@@ -139,7 +139,7 @@ impl State {
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(own) = &self.own {
-            remove_file(daemon, self.sr, &file_name(own.image, self.format)).await?;
+            remove_unrecorded(daemon, self.sr, &file_name(own.image, self.format)).await?;
         }
         match &self.leaf {
             Some(leaf) => leaf.settle(daemon).await,

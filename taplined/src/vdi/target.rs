@@ -5,7 +5,7 @@ use repo::catalogue::NewVdi;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::create::{described, record_once, remove_file};
+use super::create::{described, record_once, remove_unrecorded};
 use super::file_name;
 use crate::daemon::Daemon;
 
@@ -45,6 +45,6 @@ impl Target {
 
     /// Removes its file.
     pub async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
-        remove_file(daemon, self.sr, &file_name(self.image, self.format)).await
+        remove_unrecorded(daemon, self.sr, &file_name(self.image, self.format)).await
     }
 }

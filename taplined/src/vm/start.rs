@@ -1,5 +1,5 @@
-//! `vm-start`: all VBDs of a VM are plugged, then QEMU is started; or a domain is made, all are plugged, and it runs. What fails or
-//! is cancelled is undone.
+//! `vm-start`: all VBDs of a VM are plugged, then QEMU is started; or a domain is made, all are plugged, and it runs.
+//! What fails or is cancelled is undone.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -162,8 +162,8 @@ async fn start_qemu(
     }
 }
 
-/// Makes a domain, paused, which can be given disks from then on. One that was restored from a file waits like that: the guest
-/// goes on in it, with the disks that it is given now.
+/// Makes a domain, paused, which can be given disks from then on. One that was restored from a file waits like that:
+/// the guest goes on in it, with the disks that it is given now.
 async fn make_domain(
     daemon: &Daemon,
     vm: Uuid,

@@ -1,6 +1,7 @@
 //! The real daemon in a test: started with a configuration and directories of its own, and spoken to over its socket.
 //!
-//! A daemon that a test leaves behind is killed, and its directories go with it. What it logs is shown when a test fails.
+//! A daemon that a test leaves behind is killed, and its directories go with it. What it logs is shown when a test
+//! fails.
 
 // Each test uses what it needs.
 #![allow(dead_code, missing_docs)]
@@ -13,7 +14,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 /// How long anything may take; a test that waits so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the daemon is to die: `VERB:STEP` or `VERB:STEP:after`.
+/// Where the daemon is to die: `VERB:STEP` or `VERB:STEP:after`; `VERB:STEP:panic` by a fault in itself.
 pub const ABORT_AT: &str = "TAPLINED_ABORT_AT";
 
 /// A daemon and its directories.
@@ -55,8 +56,8 @@ pub fn start_with(settings: &str, environment: &[(&str, &str)]) -> Taplined {
     daemon
 }
 
-/// `tapline-disk`: the one that TAPLINE_DISK names, or the one beside the daemon, built if need be: cargo builds only the programs of
-/// the crate that is tested.
+/// `tapline-disk`: the one that TAPLINE_DISK names, or the one beside the daemon, built if need be: cargo builds only
+/// the programs of the crate that is tested.
 pub fn disk_program() -> PathBuf {
     if let Some(named) = std::env::var_os("TAPLINE_DISK") {
         return named.into();
@@ -69,7 +70,8 @@ pub fn disk_program() -> PathBuf {
     program
 }
 
-/// Copies a program. By another process: one that another test starts here meanwhile would have the copy open for writing.
+/// Copies a program. By another process: one that another test starts here meanwhile would have the copy open for
+/// writing.
 pub fn copy_program(from: &Path, to: &Path) {
     assert!(Command::new("cp").args([from, to]).status().unwrap().success());
 }
@@ -139,13 +141,14 @@ impl Taplined {
     }
 
     /// Waits until it has ended by itself: at a point where a test has it die.
-    pub fn wait_for_death(&mut self) {
+    pub fn wait_for_death(&mut self) -> ExitStatus {
         let mut process = self.process.take().unwrap();
         wait_until("the daemon dies", || process.try_wait().unwrap().is_some());
+        process.wait().unwrap()
     }
 
-    /// Starts it again, with the same directories and environment, but for the point at which it was to die; ends it before if it
-    /// runs.
+    /// Starts it again, with the same directories and environment, but for the point at which it was to die; ends it
+    /// before if it runs.
     pub fn restart(&mut self) {
         if self.process.is_some() {
             assert!(self.stop(), "{}", self.log());

@@ -1,5 +1,5 @@
-//! An NBD client of our own: one connection, on which each request is answered before the next is sent. What it is told wrongly, or
-//! not told in time, fails the test.
+//! An NBD client of our own: one connection, on which each request is answered before the next is sent. What it is told
+//! wrongly, or not told in time, fails the test.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -96,7 +96,8 @@ impl Client {
     }
 }
 
-/// A client that writes block after block, each time round with another byte, and reads each back, until it is told to cease.
+/// A client that writes block after block, each time round with another byte, and reads each back, until it is told to
+/// cease.
 pub struct Writer {
     end: Arc<AtomicBool>,
     done: Arc<AtomicU64>,

@@ -13,8 +13,7 @@ for each in $disks; do
 done
 loads=
 for each in $disks; do
-    /tools/fio --name="$each" --filename=/data/"$each"/load --rw=randwrite --bsrange=4k-32k --iodepth=8 --size=3m --time_based --runtime=900 \
-        --thinktime=3000 --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --eta=never --output=/tmp/"$each" &
+    load_rounds "$each" /data/"$each"/load --bsrange=4k-32k --iodepth=8 --size=3m --thinktime=3000 &
     loads="$loads $!"
 done
 # What runs in the background has another input.
@@ -30,7 +29,8 @@ until [ -f /tmp/enough ]; do
     n=$((n + 1))
     usleep 200000
 done
-for load in $loads; do end_load "$load" /tmp/xvd?; done
+# A round that finds something wrong ends the guest.
+for load in $loads; do wait "$load"; done
 forget
 for each in $disks; do
     mnt=/data/$each

@@ -3,20 +3,6 @@
 . /drop/life.sh
 images 96
 guest a rounds "disks='xvda xvdb xvdc xvdd'"
-kill_and_follow() { # NAME
-    node=$(end_of a "$1")
-    pid=$(server_of a "$1")
-    cat "/proc/$pid/cmdline" >/tmp/words
-    kill -9 "$pid" || fail "the process of $1 is gone already"
-    # The same words, as docs/xen.md says.
-    xargs -0 setsid </tmp/words >>"/out/serve-a-$1.log" 2>&1 &
-    left=200
-    while now=$(xenstore-read "$node/tapline/pid"); [ "$now" = "$pid" ]; do
-        [ $left -gt 0 ] || fail "nobody follows on $1"
-        left=$((left - 1))
-        sleep 0.1
-    done
-}
 formats="raw qcow2 raw qcow2"
 grants="auto auto copy copy"
 number=0
@@ -29,7 +15,10 @@ for format in $formats; do
 done
 wait_said a round=1 200
 for _ in 1 2 3 4 5 6; do
-    for disk in xvda xvdb xvdc xvdd; do kill_and_follow $disk; done
+    for disk in xvda xvdb xvdc xvdd; do
+        kill_server a $disk
+        follow a $disk
+    done
     goes_on a
 done
 answer a enough

@@ -1,11 +1,13 @@
 //! The way between a guest's pages and memory that the disk reads and writes.
 //!
-//! Knows nothing of rings. Invariants: data are handed out as memory only after every grant behind them was seen to be good;
-//! what was read goes to the guest only if the disk filled all of it; nothing stays mapped for a front end that is gone.
+//! Knows nothing of rings. Invariants: data are handed out as memory only after every grant behind them was seen to be
+//! good; what was read goes to the guest only if the disk filled all of it; nothing stays mapped for a front end that
+//! is gone.
 //!
-//! Three ways. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from and to pages
-//! that stay mapped, new ones in one call a pass; what cannot be mapped, or is too much to stay so, is copied as in the first. *Map*: the pages themselves, mapped for each request. In the first two the
-//! storage never sees a guest's page, so one that does not answer keeps no dead guest's memory.
+//! Three ways. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from and to
+//! pages that stay mapped, new ones in one call a pass; what cannot be mapped, or is too much to stay so, is copied as
+//! in the first. *Map*: the pages themselves, mapped for each request. In the first two the storage never sees a
+//! guest's page, so one that does not answer keeps no dead guest's memory.
 
 use std::sync::Arc;
 
@@ -84,8 +86,8 @@ impl Data {
         self.pool.lent().saturating_add(coming) < LENT_MAX
     }
 
-    /// The descriptors in those pages, copied once; none of a page that cannot be had. What else was noted is gathered in
-    /// the same call.
+    /// The descriptors in those pages, copied once; none of a page that cannot be had. What else was noted is gathered
+    /// in the same call.
     pub fn fetch(&mut self, grants: &mut dyn Grants, wanted: &[Descriptors]) -> Vec<Option<Vec<u8>>> {
         let pieces: Vec<Piece> = wanted.iter().map(Descriptors::piece).collect();
         self.bring(grants, pieces.iter());
@@ -114,8 +116,8 @@ impl Data {
         }
     }
 
-    /// Lends memory for the data in these pieces, so many bytes. How it stands with what is to be written; lost are also
-    /// data whose grants are seen to be bad.
+    /// Lends memory for the data in these pieces, so many bytes. How it stands with what is to be written; lost are
+    /// also data whose grants are seen to be bad.
     #[inline(always)]
     pub fn lend(
         &mut self,
@@ -157,8 +159,8 @@ impl Data {
         moved
     }
 
-    /// The same for those for which there is no later: what could not be mapped with others may be alone, or is copied by the
-    /// hypervisor, with the others of the pass. Whether it can be, that tells.
+    /// The same for those for which there is no later: what could not be mapped with others may be alone, or is copied
+    /// by the hypervisor, with the others of the pass. Whether it can be, that tells.
     pub fn lend_at_last(
         &mut self,
         grants: &mut dyn Grants,
@@ -288,8 +290,8 @@ impl Descriptors {
     }
 }
 
-/// Makes all copies, once more if the call itself has failed: that is no fault of the guest's, whose requests would all be
-/// errors. What was copied already is copied again, which nobody sees before it is answered.
+/// Makes all copies, once more if the call itself has failed: that is no fault of the guest's, whose requests would all
+/// be errors. What was copied already is copied again, which nobody sees before it is answered.
 fn copy(grants: &mut dyn Grants, domain: DomId, batch: &mut CopyBatch) {
     if grants.copy(domain, batch).is_err() {
         // An error is one of all copies, and each says so.

@@ -1,7 +1,7 @@
 //! The queues of one front end: entries of their rings become requests of the disk, and answers go back.
 //!
-//! Knows nothing of the store. Invariants: an entry that is taken is answered once; a pass takes a bounded number of them,
-//! and makes a bounded number of calls into the kernel for all; requests of an earlier front end are recognised.
+//! Knows nothing of the store. Invariants: an entry that is taken is answered once; a pass takes a bounded number of
+//! them, and makes a bounded number of calls into the kernel for all; requests of an earlier front end are recognised.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -156,8 +156,8 @@ impl Device {
         }
     }
 
-    /// Takes the entries of one queue, with the data of those for which no call is needed; `bytes` is what the others have
-    /// at most.
+    /// Takes the entries of one queue, with the data of those for which no call is needed; `bytes` is what the others
+    /// have at most.
     fn take(&mut self, index: usize, geometry: &Geometry, bytes: &mut usize, grants: &mut dyn Grants, log: &mut Log) {
         let Device { queues, data, limits, coming, told, later, answers, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
@@ -221,8 +221,8 @@ impl Device {
         self.note_gathered();
     }
 
-    /// Lends memory for the data that could not be had at once: those whose pages are to be mapped first, and those whose
-    /// pieces were not known.
+    /// Lends memory for the data that could not be had at once: those whose pages are to be mapped first, and those
+    /// whose pieces were not known.
     fn supply(&mut self, grants: &mut dyn Grants) {
         let Device { queues, data, coming, .. } = self;
         let later = |coming: &&Coming| coming.moved == Moved::Later;
@@ -273,8 +273,8 @@ impl Device {
         }
     }
 
-    /// Takes the answer to a request; one that has none stays in its ring, for whoever takes that over. `false`: it was one of an
-    /// earlier device.
+    /// Takes the answer to a request; one that has none stays in its ring, for whoever takes that over. `false`: it was
+    /// one of an earlier device.
     #[inline]
     pub fn complete(&mut self, request: Request, status: Option<Status>, grants: &mut dyn Grants) -> bool {
         let (epoch, seat) = parts(request.token());
@@ -341,8 +341,8 @@ impl Device {
         self.untold > 0
     }
 
-    /// Whether answers come in the reverse order of their requests, as some kernels complete what ends at once. The other way
-    /// round none of these has to be moved in its ring.
+    /// Whether answers come in the reverse order of their requests, as some kernels complete what ends at once. The
+    /// other way round none of these has to be moved in its ring.
     fn is_backwards(&self, answers: &[Answer]) -> bool {
         let [_, .., Answer { seat, .. }] = answers else { return false };
         self.queues.get(usize::from(seat.queue)).is_some_and(|queue| queue.is_next(seat.number))
@@ -362,7 +362,8 @@ impl Device {
                 self.break_off(index, why, log);
             }
         }
-        // io/ring.h, RING_FINAL_CHECK_FOR_REQUESTS: the wish must be visible before we look, or both sides miss each other.
+        // io/ring.h, RING_FINAL_CHECK_FOR_REQUESTS: the wish must be visible before we look, or both sides miss each
+        // other.
         fence(Ordering::SeqCst);
         let mut empty = true;
         for index in 0..self.queues.len() {

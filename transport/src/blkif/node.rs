@@ -1,18 +1,19 @@
 //! What both ends write about themselves into the store.
 //!
-//! Knows nothing of what follows from it. Invariants: what we offer becomes visible together; a front end's keys are numbers
-//! within what it was offered, whoever has offered that, or it is refused; what an earlier front end has chosen is no choice of
-//! the present one's; no transaction stays open; a node of ours that somebody has removed is not
-//! made again, and a state that the toolstack has written since we looked is not written over.
+//! Knows nothing of what follows from it. Invariants: what we offer becomes visible together; a front end's keys are
+//! numbers within what it was offered, whoever has offered that, or it is refused; what an earlier front end has chosen
+//! is no choice of the present one's; no transaction stays open; a node of ours that somebody has removed is not made
+//! again, and a state that the toolstack has written since we looked is not written over.
 //!
 //! Specification: Xen's public header io/blkif.h, "Backend XenBus Nodes" and "Frontend XenBus Nodes".
 //!
-//! **Sectors.** `sectors`, and every sector in a request, count 512 bytes, whatever `sector-size` says; that is the block to
-//! which requests must be aligned. So it stands in the header since Xen 4.20 ("blkif: reconcile protocol specification with
-//! in-use implementations", September 2024), and so Linux's front and back end have always had it. Headers from 2013 on said
-//! otherwise, and front ends that believed them (FreeBSD's, MiniOS's, Windows' with `feature-large-sector-size`) take a disk
-//! of 4096-byte blocks for eight times as large. The header asks back ends not to heed that key; neither do we. With
-//! `sector-size` 512, which every format of ours has but raw on storage of 4096-byte blocks, all of them agree.
+//! **Sectors.** `sectors`, and every sector in a request, count 512 bytes, whatever `sector-size` says; that is the
+//! block to which requests must be aligned. So it stands in the header since Xen 4.20 ("blkif: reconcile protocol
+//! specification with in-use implementations", September 2024), and so Linux's front and back end have always had it.
+//! Headers from 2013 on said otherwise, and front ends that believed them (FreeBSD's, MiniOS's, Windows' with
+//! `feature-large-sector-size`) take a disk of 4096-byte blocks for eight times as large. The header asks back ends not
+//! to heed that key; neither do we. With `sector-size` 512, which every format of ours has but raw on storage of
+//! 4096-byte blocks, all of them agree.
 
 use disk::Geometry;
 use xen::{DomId, GrantRef, Port, Store, StoreError, Transaction};
@@ -54,7 +55,8 @@ pub struct Offer {
     pub features: Features,
 }
 
-/// What a front end reads before it makes its rings, and keeps to for as long as it is connected, whichever process serves it.
+/// What a front end reads before it makes its rings, and keeps to for as long as it is connected, whichever process
+/// serves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// The largest ring, as a power of two of pages.
@@ -71,8 +73,8 @@ impl Features {
     /// What a front end has that was offered nothing.
     pub const NONE: Features = Features { ring_order: 0, queues: 1, segments: 0, persistent: false };
 
-    /// What suits also a front end that has read `before`, which may stand in its rings already: limits only grow, and pages
-    /// stay mapped only if both say so.
+    /// What suits also a front end that has read `before`, which may stand in its rings already: limits only grow, and
+    /// pages stay mapped only if both say so.
     pub fn widened(self, before: Features) -> Features {
         Features {
             ring_order: self.ring_order.max(before.ring_order),
@@ -92,12 +94,13 @@ pub enum Begins {
     Before,
 }
 
-/// What a front end writes only where it has chosen it. An earlier one's would be believed: Linux's front end writes neither
-/// the number of queues nor the order of the ring where it has one of one page, and removes nothing, so the kernel that boots
-/// after a crash, or after firmware with a driver of its own, would find its single ring unread (Linux's back end believes
-/// them). io/blkif.h has both ends' choices written after the back end says InitWait; so what stands there before is stale. What
-/// every front end writes, as `ring-ref`, is written over or not looked at; a driver that goes before the header's order and
-/// writes its keys at once (Linux before 4.2) has none of these but the last, and can do without that.
+/// What a front end writes only where it has chosen it. An earlier one's would be believed: Linux's front end writes
+/// neither the number of queues nor the order of the ring where it has one of one page, and removes nothing, so the
+/// kernel that boots after a crash, or after firmware with a driver of its own, would find its single ring unread
+/// (Linux's back end believes them). io/blkif.h has both ends' choices written after the back end says InitWait; so
+/// what stands there before is stale. What every front end writes, as `ring-ref`, is written over or not looked at; a
+/// driver that goes before the header's order and writes its keys at once (Linux before 4.2) has none of these but the
+/// last, and can do without that.
 const CHOICES: [&str; 4] = ["multi-queue-num-queues", "ring-page-order", "num-ring-pages", "feature-persistent"];
 
 /// What a front end has written about itself.
@@ -168,8 +171,8 @@ impl Nodes {
         Ok(text(store, &format!("{}/online", self.backend))?.as_deref() != Some("0"))
     }
 
-    /// What stands in our node for a front end to choose from; `None` if nothing does. Numbers beyond what can be served are
-    /// cut down to that: a front end that has chosen more is found out by its own keys.
+    /// What stands in our node for a front end to choose from; `None` if nothing does. Numbers beyond what can be
+    /// served are cut down to that: a front end that has chosen more is found out by its own keys.
     pub fn offered(&self, store: &mut dyn Store) -> Result<Option<Features>, Unusable> {
         let mut number = |key: &str| -> Result<Option<u32>, Unusable> {
             let value = text(store, &format!("{}/{key}", self.backend)).map_err(Unusable::Store)?;
@@ -196,7 +199,8 @@ impl Nodes {
         Ok(text(store, &format!("{}/discard-enable", self.backend))?.as_deref() != Some("0"))
     }
 
-    /// Writes what we offer, and our next state with it, if our present one is `ours`. `false`: it is not, or our node is gone.
+    /// Writes what we offer, and our next state with it, if our present one is `ours`. `false`: it is not, or our node
+    /// is gone.
     pub fn announce(
         &self,
         store: &mut dyn Store,
@@ -270,8 +274,8 @@ impl Nodes {
         Ok(true)
     }
 
-    /// Removes what a front end before the one that begins now has chosen. In a driver domain, which may not write there, it
-    /// stays and is believed.
+    /// Removes what a front end before the one that begins now has chosen. In a driver domain, which may not write
+    /// there, it stays and is believed.
     fn forget_choices(&self, store: &mut dyn Store, transaction: Transaction) -> Result<(), StoreError> {
         let within = Some(transaction);
         let theirs = store.read(within, &self.theirs())?.map(as_text);
@@ -291,8 +295,9 @@ impl Nodes {
         Ok(())
     }
 
-    /// Where back ends say what is wrong with a device, for whoever looks after the host: `error/` and the device's path in
-    /// our domain, as Linux's do (xenbus_dev_error in drivers/xen/xenbus/xenbus_client.c). The guest cannot read it.
+    /// Where back ends say what is wrong with a device, for whoever looks after the host: `error/` and the device's
+    /// path in our domain, as Linux's do (xenbus_dev_error in drivers/xen/xenbus/xenbus_client.c). The guest cannot
+    /// read it.
     fn complaint(&self) -> Option<String> {
         let (domain, path) = self.backend.strip_prefix("/local/domain/")?.split_once('/')?;
         Some(format!("/local/domain/{domain}/error/{path}"))

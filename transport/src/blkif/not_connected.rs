@@ -12,8 +12,8 @@ use super::node::Unusable;
 use super::ring::Broken;
 use super::state::{Seen, State};
 
-/// Attempts at the rings of a front end that is not connected: it may name rings that there are not; or it closes, and may
-/// have given up those in which a process that is gone owes it answers.
+/// Attempts at the rings of a front end that is not connected: it may name rings that there are not; or it closes, and
+/// may have given up those in which a process that is gone owes it answers.
 const ATTEMPTS: u32 = 4;
 
 /// Why the rings could not be taken.

@@ -1,8 +1,8 @@
 //! Pages of a guest that stay mapped from one request to the next.
 //!
-//! Knows nothing of requests. Invariants: the pages that are kept are bounded; none is touched by anyone but us, while we
-//! copy, so that giving one up waits for nobody. A front end that sees a grant still in use does not free it (io/blkif.h,
-//! `feature-persistent`), so a reference means the same page for as long as we have it mapped.
+//! Knows nothing of requests. Invariants: the pages that are kept are bounded; none is touched by anyone but us, while
+//! we copy, so that giving one up waits for nobody. A front end that sees a grant still in use does not free it
+//! (io/blkif.h, `feature-persistent`), so a reference means the same page for as long as we have it mapped.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -31,15 +31,15 @@ struct Place {
     granted: Arc<Granted>,
 }
 
-/// Places by reference: a table at most half full, where each is in the first slot that was free from the one on that its
-/// reference names. Each piece of each request is looked up, twice if it is read, and this is half of what a general map
-/// costs. None is taken out but with all others.
+/// Places by reference: a table at most half full, where each is in the first slot that was free from the one on that
+/// its reference names. Each piece of each request is looked up, twice if it is read, and this is half of what a
+/// general map costs. None is taken out but with all others.
 struct Places {
     /// A power of two, once there are any.
     slots: Vec<Option<Place>>,
     len: usize,
-    /// References are multiplied with this. It is odd, and the guest does not know it: it could choose references that name
-    /// the same slot.
+    /// References are multiplied with this. It is odd, and the guest does not know it: it could choose references that
+    /// name the same slot.
     factor: u64,
 }
 
@@ -97,9 +97,9 @@ impl Places {
 }
 
 impl Pages {
-    /// Maps those pages that are not yet mapped, in one call; whether all are mapped now. What cannot be mapped, or has no
-    /// place, is left to the copies. A front end that has so long asked for pages without place that all places could have been
-    /// filled anew has other pages in use by now: all are given up, and it begins anew.
+    /// Maps those pages that are not yet mapped, in one call; whether all are mapped now. What cannot be mapped, or has
+    /// no place, is left to the copies. A front end that has so long asked for pages without place that all places
+    /// could have been filled anew has other pages in use by now: all are given up, and it begins anew.
     pub fn bring(&mut self, grants: &mut dyn Grants, domain: DomId, pages: impl Iterator<Item = GrantRef>) -> bool {
         self.new.clear();
         self.new.extend(pages.filter(|&page| self.mapped.get(page).is_none()));
@@ -129,8 +129,8 @@ impl Pages {
         pieces.iter().all(|piece| self.mapped.get(piece.page).is_some())
     }
 
-    /// Maps what is not mapped of these pages, those of one request; whether all are then. A bad grant of another request
-    /// may have kept them from being mapped, or they were given up for others.
+    /// Maps what is not mapped of these pages, those of one request; whether all are then. A bad grant of another
+    /// request may have kept them from being mapped, or they were given up for others.
     pub fn get(&mut self, grants: &mut dyn Grants, domain: DomId, pieces: &[Piece]) -> bool {
         self.bring(grants, domain, pieces.iter().map(|piece| piece.page)) && self.have(pieces)
     }

@@ -1,6 +1,7 @@
 //! One queue: a ring, the event channel beside it, and the requests that were taken and have no answer.
 //!
-//! Knows nothing of grants. Invariants: a request is answered once; a barrier is alone; a broken queue is not touched again.
+//! Knows nothing of grants. Invariants: a request is answered once; a barrier is alone; a broken queue is not touched
+//! again.
 
 use std::io;
 
@@ -77,8 +78,8 @@ impl Queue {
         !self.broken && (self.ring.has_news() || !matches!(self.barrier, Barrier::None))
     }
 
-    /// The next request, with its number. Its record has what its entry tells, and nothing else. One that is to be refused
-    /// is done.
+    /// The next request, with its number. Its record has what its entry tells, and nothing else. One that is to be
+    /// refused is done.
     #[inline]
     pub fn take(&mut self, segments_max: u16, geometry: &Geometry) -> Result<Option<(u16, &mut Record)>, Broken> {
         if self.broken {
@@ -147,8 +148,8 @@ impl Queue {
         self.ring.answer(number, Response { id, operation, status })
     }
 
-    /// Tells the front end of the answers, if it wants to know. What fails is owed, and tried again with the next call: it may
-    /// wait for nothing else.
+    /// Tells the front end of the answers, if it wants to know. What fails is owed, and tried again with the next call:
+    /// it may wait for nothing else.
     pub fn tell(&mut self, channels: &mut dyn EventChannels) -> Result<io::Result<()>, Broken> {
         if self.broken || !(std::mem::take(&mut self.answered) || self.owes_signal) {
             return Ok(Ok(()));

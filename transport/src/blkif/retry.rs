@@ -1,4 +1,5 @@
-//! What failed and is tried again by ourselves: what failed may have taken with it the only sign that there is something to do.
+//! What failed and is tried again by ourselves: what failed may have taken with it the only sign that there is
+//! something to do.
 //!
 //! Knows nothing of what it is. Invariants: attempts that fail become rarer, so that nothing that keeps failing keeps a
 //! processor busy; the timer runs only while there is something to be tried.

@@ -1,9 +1,9 @@
 //! Does what the handshake asks for: reads both nodes, takes the rings, lets them go.
 //!
-//! Knows nothing of what is in the rings. Invariants: what was mapped or bound for a front end that then cannot be connected
-//! is given up; each look at the nodes ends, whatever they say; a front end that is connected is never told to close because
-//! its rings cannot be taken: it is left as it is, and tried again after a pause; a store that fails while a front end is
-//! served is asked again a bounded number of times, since each time may hold its requests up.
+//! Knows nothing of what is in the rings. Invariants: what was mapped or bound for a front end that then cannot be
+//! connected is given up; each look at the nodes ends, whatever they say; a front end that is connected is never told
+//! to close because its rings cannot be taken: it is left as it is, and tried again after a pause; a store that fails
+//! while a front end is served is asked again a bounded number of times, since each time may hold its requests up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -67,8 +67,8 @@ enum Closing {
     No,
     /// The front end was asked to let go.
     Asked,
-    /// Nobody is asked: the store does not take it, and asked once more it would only take time; or nobody has the rings of
-    /// a front end that is connected, and it would have no answers.
+    /// Nobody is asked: the store does not take it, and asked once more it would only take time; or nobody has the
+    /// rings of a front end that is connected, and it would have no answers.
     Unheard,
 }
 
@@ -119,8 +119,8 @@ impl Session {
         self.ended
     }
 
-    /// Takes the answer to a request; one that has none stays in its ring, for the next process. `true`: it was the last of a
-    /// front end that is gone.
+    /// Takes the answer to a request; one that has none stays in its ring, for the next process. `true`: it was the
+    /// last of a front end that is gone.
     pub fn complete(&mut self, request: Request, status: Option<Status>, grants: &mut dyn Grants) -> bool {
         match &mut self.device {
             Some(device) => {
@@ -304,8 +304,8 @@ impl Session {
         })
     }
 
-    /// What the front end was offered. It has chosen from what stands in our node, whoever has written that; and it keeps to
-    /// its choice, so what is offered there stays as it is until it begins anew.
+    /// What the front end was offered. It has chosen from what stands in our node, whoever has written that; and it
+    /// keeps to its choice, so what is offered there stays as it is until it begins anew.
     fn offered(&self, seen: &Seen, store: &mut dyn Store) -> Result<Offer, NotConnected> {
         let offer = self.offer(store).map_err(NotConnected::Say)?;
         let before = match seen.ours {
@@ -353,7 +353,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Its event channel first: a driver that has gone has given that up, and what its references stand for now is not known.
+    /// Its event channel first: a driver that has gone has given that up, and what its references stand for now is not
+    /// known.
     fn take_ring(
         &mut self,
         machine: &mut Machine,
@@ -415,7 +416,8 @@ impl Session {
         self.config.on_stop = OnStop::Leave;
     }
 
-    /// Asks the front end to let the device go. What it asks for is served until it has: its driver waits for the answers.
+    /// Asks the front end to let the device go. What it asks for is served until it has: its driver waits for the
+    /// answers.
     pub fn close(&mut self, machine: &mut Machine, log: &mut Log) {
         if self.config.on_stop == OnStop::Leave || self.closing != Closing::No {
             return;

@@ -1,8 +1,8 @@
 //! The xenbus handshake: what is to be done next, from what both ends' nodes say.
 //!
-//! Knows nothing of rings, grants or the store: it is a function. Invariants: nothing is connected before requests of an
-//! earlier front end have ended; keys of a front end are not asked for before it has said that they are its own; a front
-//! end that was refused is not tried again before it has begun anew.
+//! Knows nothing of rings, grants or the store: it is a function. Invariants: nothing is connected before requests of
+//! an earlier front end have ended; keys of a front end are not asked for before it has said that they are its own; a
+//! front end that was refused is not tried again before it has begun anew.
 //!
 //! Specification: Xen's public header io/xenbus.h, and io/blkif.h "Startup".
 
@@ -99,8 +99,8 @@ pub struct Seen {
     pub announced: bool,
     /// What the front end has written about itself could not be used.
     pub refused: bool,
-    /// Another process has served the device before us, as our node says, and nobody has its rings since: what they hold may
-    /// have no answer.
+    /// Another process has served the device before us, as our node says, and nobody has its rings since: what they
+    /// hold may have no answer.
     pub inherited: bool,
 }
 
@@ -161,8 +161,8 @@ impl Seen {
         }
     }
 
-    /// The same; but a driver that lets its device go waits for the answers to what it has asked before. One that begins anew
-    /// has forgotten them, and the pages in which they would be.
+    /// The same; but a driver that lets its device go waits for the answers to what it has asked before. One that
+    /// begins anew has forgotten them, and the pages in which they would be.
     fn after_answers(&self, why: &'static str, step: Step) -> Step {
         match self.connected && self.unanswered {
             true => Step::Finish,

@@ -32,9 +32,10 @@ struct Descriptor {
 }
 const _: () = assert!(size_of::<Descriptor>() == 16);
 
-impl From<[u8; 16]> for Descriptor {
-    fn from(bytes: [u8; 16]) -> Descriptor {
-        zerocopy::transmute!(bytes)
+impl From<u128> for Descriptor {
+    #[inline]
+    fn from(number: u128) -> Descriptor {
+        zerocopy::transmute!(number.to_le_bytes())
     }
 }
 
@@ -80,12 +81,12 @@ impl Chain {
         let mut index: u16 = 0;
         for _ in 0..MAX_CHAIN {
             let at = outer.addr.get().checked_add(16 * u64::from(index)).filter(|_| u32::from(index) < count);
-            let Some(bytes) = at.and_then(|at| table.read::<16>(GuestAddr(at))) else {
+            let Some(number) = at.and_then(|at| table.read_u128(GuestAddr(at))) else {
                 // Kept for [`Chain::touches`].
                 self.readable.push((GuestAddr(outer.addr.get()), outer.len.get()));
                 return Err(Broken::BadIndirect(head));
             };
-            let found = Descriptor::from(bytes);
+            let found = Descriptor::from(number);
             if found.flags.get() & INDIRECT != 0 {
                 return Err(Broken::BadIndirect(head));
             }

@@ -63,9 +63,10 @@ pub struct Device {
 }
 
 /// What became of a chain.
+#[derive(Clone, Copy)]
 enum Taken {
-    /// A request, to be popped (others of the same chain are in `ready`).
-    Request(Request),
+    /// Requests, which are in `ready`: they are large, and handed on as few times as can be.
+    Requests,
     /// Answered with this status byte and so many bytes.
     Answer(u8, u32),
 }
@@ -139,10 +140,13 @@ impl Device {
         &self.gone
     }
 
-    /// The next request of a chain of which one was popped before.
+    /// The next request of a chain that was taken before.
+    #[inline]
     pub fn pop_begun(&mut self) -> Option<Request> {
-        let request = self.ready.pop_front()?;
-        Some(self.hand_out(request))
+        if !self.ready.is_empty() {
+            self.in_flight = self.in_flight.saturating_add(1);
+        }
+        self.ready.pop_front()
     }
 
     /// Whether all requests of the chains that were taken are popped.
@@ -157,15 +161,21 @@ impl Device {
 
     /// The next request. Each queue has its turn; work per call is bounded by the number of queues.
     pub fn pop(&mut self, geometry: &Geometry, log: &mut Log) -> Option<Request> {
-        if let Some(request) = self.pop_begun() {
-            return Some(request);
+        if self.ready.is_empty() {
+            self.take_next(geometry, log);
         }
+        self.pop_begun()
+    }
+
+    /// Takes chains until there is a request to pop, or none left.
+    #[inline]
+    fn take_next(&mut self, geometry: &Geometry, log: &mut Log) {
         // One round more than there are queues, for the one whose turn ends at once.
         for _ in 0..=self.queues.len() {
             while self.taken < TURN {
                 self.taken = self.taken.saturating_add(1);
                 match self.take(self.turn, geometry, log) {
-                    Ok(Some(Taken::Request(request))) => return Some(self.hand_out(request)),
+                    Ok(Some(Taken::Requests)) => return,
                     Ok(Some(Taken::Answer(..))) => {}
                     Ok(None) => break,
                     Err(why) => self.break_off(self.turn, why, log),
@@ -174,12 +184,6 @@ impl Device {
             self.taken = 0;
             self.turn = self.turn.checked_add(1).filter(|&next| next < self.queues.len()).unwrap_or(0);
         }
-        None
-    }
-
-    fn hand_out(&mut self, request: Request) -> Request {
-        self.in_flight = self.in_flight.saturating_add(1);
-        request
     }
 
     /// Takes one chain from a queue.
@@ -214,37 +218,45 @@ impl Device {
         Ok(Some(taken))
     }
 
-    /// Turns a chain with a good header into its request or its answer.
+    /// Turns a chain with a good header into its requests or its answer.
+    #[inline]
     fn judge(&mut self, index: usize, head: u16, status_at: GuestAddr, header: Header, geometry: &Geometry) -> Taken {
         let durable = !self.can_flush;
         let token = token(self.epoch, index, head);
-        let made = match header.kind {
-            Kind::Read => self.data(true).and_then(|memory| ask(Operation::Read, header.at, memory, token, geometry)),
-            Kind::Write => {
-                let write = Operation::Write { durable };
-                self.data(false).and_then(|memory| ask(write, header.at, memory, token, geometry))
-            }
+        let (operation, read) = match header.kind {
+            Kind::Read => (Operation::Read, true),
+            Kind::Write => (Operation::Write { durable }, false),
             Kind::Flush => {
                 let nothing = Span { at: 0, len: 0 };
-                Request::new(Operation::Flush, nothing, Segments::empty(), token, geometry).ok()
+                let Ok(flush) = Request::new(Operation::Flush, nothing, Segments::empty(), token, geometry) else {
+                    return Taken::Answer(S_IOERR, 1);
+                };
+                self.ready.push_back(flush);
+                self.open(index, head, status_at, 1, 1);
+                return Taken::Requests;
             }
             Kind::GetId => return self.identify(),
             Kind::Discard | Kind::WriteZeroes => {
                 return match self.ranges(header.kind, durable, token, geometry) {
-                    Ok((first, count)) => {
+                    Ok(count) => {
                         self.open(index, head, status_at, 1, count);
-                        Taken::Request(first)
+                        Taken::Requests
                     }
                     Err(byte) => Taken::Answer(byte, 1),
                 };
             }
         };
-        let Some(request) = made else { return Taken::Answer(S_IOERR, 1) };
-        let data = if header.kind == Kind::Read { request.span().len } else { 0 };
+        let Some(memory) = self.data(read) else { return Taken::Answer(S_IOERR, 1) };
         // `data` has checked that this fits.
-        let written = u32::try_from(data).unwrap_or(0).saturating_add(1);
-        self.open(index, head, status_at, written, 1);
-        Taken::Request(request)
+        let len = u32::try_from(memory.len()).unwrap_or(u32::MAX);
+        let span = Span { at: header.at, len: u64::from(len) };
+        match Request::new(operation, span, memory, token, geometry) {
+            Ok(request) => self.ready.push_back(request),
+            // Not on this disk.
+            Err(_) => return Taken::Answer(S_IOERR, 1),
+        }
+        self.open(index, head, status_at, if read { len.saturating_add(1) } else { 1 }, 1);
+        Taken::Requests
     }
 
     fn open(&mut self, index: usize, head: u16, status_at: GuestAddr, written: u32, count: u16) {
@@ -254,6 +266,7 @@ impl Device {
     }
 
     /// The memory of a read or write: all of it in the direction that the kind asks for.
+    #[inline]
     fn data(&self, read: bool) -> Option<Segments> {
         let Chain { readable, writable } = &self.scratch;
         let (data, wrong) = if read { (writable, readable) } else { (readable, writable) };
@@ -262,7 +275,7 @@ impl Device {
             return None;
         }
         let memory = self.table.segments(data.iter().copied())?;
-        (memory.parts().len() <= MAX_PARTS).then_some(memory)
+        if memory.parts().len() <= MAX_PARTS { Some(memory) } else { None }
     }
 
     /// virtio 1.2, 5.2.6: the serial number, 20 bytes, without a final zero if it is as long as that.
@@ -277,8 +290,9 @@ impl Device {
         Taken::Answer(S_OK, u32::try_from(len).unwrap_or(0).saturating_add(1))
     }
 
-    /// The requests of a discard or write-zeroes: one a range. All are checked before the first is handed out.
-    fn ranges(&mut self, kind: Kind, durable: bool, token: Token, geometry: &Geometry) -> Result<(Request, u16), u8> {
+    /// The requests of a discard or write-zeroes: one a range, and how many. All are checked before the first is handed
+    /// out.
+    fn ranges(&mut self, kind: Kind, durable: bool, token: Token, geometry: &Geometry) -> Result<u16, u8> {
         let bytes: u64 = self.scratch.readable.iter().map(|&(_, len)| u64::from(len)).sum();
         let count = u16::try_from(bytes / 16).ok().filter(|&count| count <= MAX_RANGES).ok_or(S_IOERR)?;
         if bytes % 16 != 0 {
@@ -298,7 +312,7 @@ impl Device {
                 }
             }
         }
-        self.ready.pop_front().map(|first| (first, count)).ok_or(S_IOERR)
+        if count == 0 { Err(S_IOERR) } else { Ok(count) }
     }
 
     /// Takes the answer to a request. `false`: it was one of an earlier device.
@@ -322,7 +336,7 @@ impl Device {
         epoch != self.epoch || self.queues.get(index).is_none_or(|queue| queue.draining)
     }
 
-    #[inline]
+    #[inline(always)]
     fn close(&mut self, token: Token, status: Option<Status>, log: &mut Log) -> bool {
         let (epoch, index, head) = parts(token);
         if epoch != self.epoch {
@@ -397,12 +411,6 @@ impl Drop for Device {
     fn drop(&mut self) {
         retire_all(self.ready.drain(..));
     }
-}
-
-/// A request for the bytes behind `at` that the memory has room for. `None`: not on this disk.
-fn ask(operation: Operation, at: u64, memory: Segments, token: Token, geometry: &Geometry) -> Option<Request> {
-    let span = Span { at, len: u64::try_from(memory.len()).ok()? };
-    Request::new(operation, span, memory, token, geometry).ok()
 }
 
 /// The request for one range. A place outside of the disk is an error, not something unsupported.

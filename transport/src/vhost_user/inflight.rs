@@ -1,24 +1,25 @@
 //! The record of requests in flight that a front-end keeps for us: what a killed process had taken and not answered.
 //!
-//! Knows nothing about guest memory or what a request asks for. Invariants: what lies in the region is read once, when a
-//! ring starts, and judged; afterwards it is only written. A request is in flight there from before it is begun until
+//! Knows nothing about guest memory or what a request asks for. Invariants: what lies in the region is read once, when
+//! a ring starts, and judged; afterwards it is only written. A request is in flight there from before it is begun until
 //! after its answer can be seen.
 //!
 //! Why a kill at any store is survived (vhost-user specification, "Inflight I/O tracking", split virtqueues):
 //! 1. Taken: counter, then `inflight`. Killed before: the number of requests in flight does not count it, so that it
 //!    is taken from the available ring again.
-//! 2. Answered: `next` and `last_batch_head`, then the used element. Killed here: the used index has not moved, all of the
-//!    batch is still in flight and done again.
+//! 2. Answered: `next` and `last_batch_head`, then the used element. Killed here: the used index has not moved, all of
+//!    the batch is still in flight and done again.
 //! 3. Published: the used index of the ring. Killed here: it differs from `used_idx` by the size of the batch, whose
 //!    heads hang together from `last_batch_head` on: they are answered.
-//! 4. Cleared: `inflight` of each, then `used_idx`. Killed between: as in 3. Nothing is taken before `used_idx` is written.
+//! 4. Cleared: `inflight` of each, then `used_idx`. Killed between: as in 3. Nothing is taken before `used_idx` is
+//!    written.
 //!
 //! So the requests taken are always those answered and those in flight: the used index plus their number is where the
 //! available ring goes on.
 //!
-//! How large it is: a front-end asks before the driver has chosen the size of its rings, and says its own number again when it
-//! comes back (QEMU: the property `queue-size`, 128, where Linux makes a ring of 1024). So a region has more room than was asked
-//! for, and its length alone says where each queue's record lies.
+//! How large it is: a front-end asks before the driver has chosen the size of its rings, and says its own number again
+//! when it comes back (QEMU: the property `queue-size`, 128, where Linux makes a ring of 1024). So a region has more
+//! room than was asked for, and its length alone says where each queue's record lies.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -40,6 +41,11 @@ const ALIGN: u64 = 64;
 /// Descriptors in each queue of a region, if no more are asked for: the largest ring that QEMU lets a driver make.
 const ROOM: u16 = 1024;
 
+/// The features of the region, in its first eight bytes: what says of all of it how it is laid out (specification:
+/// "feature flags of this region"). We know none. Whoever changes what lies where sets one when the region is made, and
+/// never takes it away: then a process that does not know it refuses the region as it stands, wherever it believes the
+/// second queue's record to be.
+const FEATURES_AT: usize = 0;
 const VERSION_AT: usize = 8;
 const DESC_NUM_AT: usize = 10;
 const LAST_BATCH_HEAD_AT: usize = 12;
@@ -77,6 +83,9 @@ pub enum BadRegion {
     /// Not memory that is shared.
     #[error("its file is not memory")]
     NotMemory,
+    /// It is of a process that knows more.
+    #[error("it is laid out in a way that this program does not know (features {0:#x}): a newer one has made it")]
+    Layout(u64),
     /// The kernel refused.
     #[error("it cannot be made or mapped")]
     Failed(#[source] std::io::Error),
@@ -171,10 +180,15 @@ impl InflightRegion {
         let bytes = usize::try_from(used).map_err(|_| shape())?;
         let mapping = Arc::new(Mapping::of_file(file.as_fd(), offset, bytes).map_err(BadRegion::Failed)?);
         let whole = Region { guest: GuestAddr(0), peer: 0, len: used, offset: 0, mapping };
-        let memory = GuestMemory::new(vec![whole]).ok_or_else(shape)?;
+        let memory = Arc::new(GuestMemory::new(vec![whole]).ok_or_else(shape)?);
+        let first = memory.shared(GuestAddr(0), HEADER_LEN).and_then(|head| head.read(FEATURES_AT));
+        match first.map(u64::from_le_bytes).ok_or_else(shape)? {
+            0 => {}
+            features => return Err(BadRegion::Layout(features)),
+        }
         // A process from before there was room to spare takes this number for the layout.
         let told = InflightInfo { size: room, ..*info };
-        Ok(InflightRegion { memory: Arc::new(memory), queues: count, room, told: (told, file) })
+        Ok(InflightRegion { memory, queues: count, room, told: (told, file) })
     }
 
     /// What the region is, and its file.
@@ -218,8 +232,8 @@ fn checked_total(info: &InflightInfo, queues: u16) -> Result<u64, BadRegion> {
     total_len(count, size).filter(|_| count <= queues).ok_or(BadRegion::Shape { queues: count, size })
 }
 
-/// Descriptors that each queue of a region has room for, which is at least as long as it must be. Its length is a number of equal
-/// pieces, whoever has made it.
+/// Descriptors that each queue of a region has room for, which is at least as long as it must be. Its length is a
+/// number of equal pieces, whoever has made it.
 fn room(info: &InflightInfo) -> Option<u16> {
     let piece = info.len.checked_div(u64::from(info.queues))?;
     let piece = piece.checked_sub(piece % ALIGN)?;
@@ -250,10 +264,17 @@ pub struct Record {
 }
 
 impl Record {
-    /// Begins with what is there; `used` is the index of the ring. `None`: the region has no room for this queue, and what it says
-    /// is of another ring.
+    /// Begins with what is there; `used` is the index of the ring. `None`: the region has no room for this queue, and
+    /// what it says is of another ring.
     pub fn begin(region: &InflightRegion, queue: u16, size: u16, used: u16) -> Option<Result<(Record, Left), Damaged>> {
         let piece = region.piece(queue)?;
+        // Before anything is written: what is not known stays as it is.
+        let is_new = match piece.load_u16(VERSION_AT) {
+            Some(0) => true,
+            Some(VERSION) => false,
+            Some(other) => return Some(Err(Damaged::Version(other))),
+            None => return Some(Err(Damaged::Unreachable)),
+        };
         if size > region.room {
             if moment::lives() {
                 piece.store_u16(VERSION_AT, 0)?;
@@ -261,11 +282,9 @@ impl Record {
             return None;
         }
         let mut record = Record { piece, counter: 0, last_batch_head: 0, batch: Vec::new() };
-        let left = match record.piece.load_u16(VERSION_AT) {
-            Some(0) => record.initialise(region.room, used).map(|()| Left::Nothing).ok_or(Damaged::Unreachable),
-            Some(VERSION) => record.recover(region.room, size, used).map(Left::InFlight),
-            Some(other) => Err(Damaged::Version(other)),
-            None => Err(Damaged::Unreachable),
+        let left = match is_new {
+            true => record.initialise(region.room, used).map(|()| Left::Nothing).ok_or(Damaged::Unreachable),
+            false => record.recover(region.room, size, used).map(Left::InFlight),
         };
         Some(left.map(|left| (record, left)))
     }

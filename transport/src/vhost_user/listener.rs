@@ -1,7 +1,7 @@
 //! The listening socket and its path.
 //!
-//! Knows nothing about what is said over it, or about what lies at the path already (`unix_socket`). Invariant: the path
-//! is removed only while it is ours.
+//! Knows nothing about what is said over it, or about what lies at the path already (`unix_socket`). Invariant: the
+//! path is removed only while it is ours.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -102,6 +102,14 @@ enum Stage {
     Done,
 }
 
+impl Slot {
+    /// Of a failed read nothing is promised but the status byte.
+    #[cold]
+    fn fail(&mut self, status: Status) {
+        (self.status, self.written) = (status_byte(status), 1);
+    }
+}
+
 const FREE: Slot = Slot { status_at: GuestAddr(0), written: 0, open: 0, stage: Stage::Free, status: S_OK };
 
 impl Queue {
@@ -289,7 +297,7 @@ impl Queue {
 
     /// One request of a chain has its answer, or was given back without one; with the last of them the chain is
     /// answered, or never will be. `true`: there is something to publish.
-    #[inline]
+    #[inline(always)]
     pub fn close(&mut self, head: u16, status: Option<Status>, table: &Table) -> Result<bool, Broken> {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
         let Some(left) = slot.open.checked_sub(1) else { return Ok(false) };
@@ -308,8 +316,7 @@ impl Queue {
                 slot.status = status_byte(status);
             }
             Some(Status::Done) => {}
-            // Of a failed read nothing is promised but the status byte.
-            Some(status) => (slot.status, slot.written) = (status_byte(status), 1),
+            Some(status) => slot.fail(status),
             None => slot.stage = Stage::GivenBack,
         }
         if left > 0 {
@@ -338,7 +345,7 @@ impl Queue {
     }
 
     /// Answers a chain that is done, if its turn has come and its memory is there; else that comes later.
-    #[inline]
+    #[inline(always)]
     fn finish(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
         #[cfg(test)]
         if (moment::is_planted(moment::Bug::AnswerWithoutRing) && self.ring.is_none())
@@ -358,7 +365,6 @@ impl Queue {
     }
 
     /// Answers what is done, in order, as far as it can be. `true`: there is something to publish.
-    #[inline]
     pub fn answer_in_order(&mut self, table: &Table) -> Result<bool, Broken> {
         let mut any = false;
         while let Some(&head) = self.order.front() {
@@ -373,7 +379,7 @@ impl Queue {
 
     /// Writes an answer: status first, then the used element. `false`: it is not done, or the memory for it is not
     /// there.
-    #[inline]
+    #[inline(always)]
     fn put_answer(&mut self, head: u16, table: &Table) -> Result<bool, Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(false) };
         let slot = self.slots.get_mut(usize::from(head)).filter(|slot| slot.stage == Stage::Done);

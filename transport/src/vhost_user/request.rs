@@ -112,15 +112,23 @@ impl Range {
 
 /// Takes the first 16 bytes off a list of parts, wherever the driver has cut it (virtio 1.2, 2.7.4.1: the device
 /// must not assume an arrangement). `None`: they are not there, or not in guest memory.
+#[inline]
 pub fn take_16(table: &Table, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
+    let (addr, len) = parts.iter_mut().find(|(_, len)| *len > 0)?;
+    if *len < 16 {
+        return take_16_cut(table, parts);
+    }
+    let number = table.read_u128(*addr)?;
+    skip(addr, len, 16)?;
+    Some(number.to_le_bytes())
+}
+
+/// The same where they may lie in several parts.
+#[cold]
+fn take_16_cut(table: &Table, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     for (addr, len) in parts.iter_mut().filter(|(_, len)| *len > 0) {
-        if filled == 0 && *len >= 16 {
-            bytes = table.read(*addr)?;
-            skip(addr, len, 16)?;
-            return Some(bytes);
-        }
         while *len > 0 && filled < bytes.len() {
             let [byte] = table.read::<1>(*addr)?;
             *bytes.get_mut(filled)? = byte;

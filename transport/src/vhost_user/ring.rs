@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use memory::Shared;
+use memory::{Shared, Window};
 
 use super::inflight::Damaged;
 use super::message::VringAddr;
@@ -186,21 +186,25 @@ impl Ring {
         Ok(to != self.at.next_avail)
     }
 
-    /// Descriptor `index` of the table, copied.
-    pub fn descriptor(&self, index: u16) -> Result<[u8; DESCRIPTOR_LEN], Broken> {
+    /// Descriptor `index` of the table, copied: its bytes as a little-endian number.
+    #[inline]
+    pub fn descriptor(&self, index: u16) -> Result<u128, Broken> {
         if index >= self.size {
             return Err(Broken::NoSuchDescriptor(index));
         }
-        self.desc.read(DESCRIPTOR_LEN * usize::from(index)).ok_or(Broken::Unreachable)
+        self.desc.read_u128(DESCRIPTOR_LEN * usize::from(index)).ok_or(Broken::Unreachable)
     }
 
     /// Writes a used element, which the driver does not see before `publish`.
     pub fn push_used(&mut self, head: u16, written: u32) -> Result<(), Broken> {
         let entry = usize::from(self.at.next_used & self.mask);
-        let [a, b, c, d] = u32::from(head).to_le_bytes();
-        let [e, f, g, h] = written.to_le_bytes();
         if moment::lives() {
-            self.used.write(ENTRIES_AT + USED_LEN * entry, [a, b, c, d, e, f, g, h]).ok_or(Broken::Unreachable)?;
+            let place = self.used.window::<USED_LEN, 4>(ENTRIES_AT + USED_LEN * entry);
+            let put = |place: Window<'_, USED_LEN, 4>| {
+                place.store_u32(0, u32::from(head))?;
+                place.store_u32(4, written)
+            };
+            place.and_then(put).ok_or(Broken::Unreachable)?;
         }
         self.at.next_used = self.at.next_used.wrapping_add(1);
         Ok(())

@@ -146,13 +146,27 @@ impl Table {
 
     /// `N` bytes, each read once.
     pub fn read<const N: usize>(&self, addr: GuestAddr) -> Option<[u8; N]> {
-        if let Some(bytes) = self.piece(addr).and_then(|(piece, at)| piece.read(at)) {
-            return Some(bytes);
+        match self.piece(addr).and_then(|(piece, at)| piece.read(at)) {
+            Some(bytes) => Some(bytes),
+            None => self.read_across(addr),
         }
-        // They cross from one region into the next, or lie nowhere.
+    }
+
+    /// Bytes that cross from one region into the next, or lie nowhere.
+    #[cold]
+    fn read_across<const N: usize>(&self, addr: GuestAddr) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.memory.segments([(addr, u32::try_from(N).ok()?)])?.copy_to(&mut bytes);
         Some(bytes)
+    }
+
+    /// Sixteen bytes as one little-endian number, each read once.
+    #[inline]
+    pub fn read_u128(&self, addr: GuestAddr) -> Option<u128> {
+        match self.piece(addr).and_then(|(piece, at)| piece.read_u128(at)) {
+            Some(value) => Some(value),
+            None => self.read_across(addr).map(u128::from_le_bytes),
+        }
     }
 
     /// Writes one byte.
@@ -279,5 +293,7 @@ mod test {
         table.write_byte(GuestAddr(4096), 2).unwrap();
         assert_eq!(table.read::<4>(GuestAddr(4094)), Some([0, 1, 2, 0]));
         assert_eq!(table.read::<4>(GuestAddr(8190)), None);
+        assert_eq!(table.read_u128(GuestAddr(4088)), Some(0x0201 << 56));
+        assert_eq!((table.read_u128(GuestAddr(8176)), table.read_u128(GuestAddr(8177))), (Some(0), None));
     }
 }

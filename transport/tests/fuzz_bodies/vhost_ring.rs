@@ -3,8 +3,8 @@
 //! Invariants checked: no panic; no more requests under way than the ring has places for, ranges counted; stopping
 //! the queue always gets its answer once the requests under way are completed; the next front-end is served.
 //!
-//! Input: one byte of features (bit 2: a record of what is in flight is kept), then records of one byte and what it takes
-//! (see `step`).
+//! Input: one byte of features (bit 2: a record of what is in flight is kept), then records of one byte and what it
+//! takes (see `step`).
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -1,10 +1,10 @@
 //! A disk's process dies under a front end that lives, by a kill or of a request: the next one takes the rings over.
 //!
-//! `TAPLINE_TAKEOVER_ROUNDS` says how often the process is killed, on each kind of disk; `TAPLINE_TAKEOVER_SEED` where the
-//! random numbers begin.
+//! `TAPLINE_TAKEOVER_ROUNDS` says how often the process is killed, on each kind of disk; `TAPLINE_TAKEOVER_SEED` where
+//! the random numbers begin.
 //!
-//! Invariants checked: each request is answered once, and with an error only the one of which three processes have died; what was
-//! answered is there for the next process, and is covered by its flush; the image is sound afterwards.
+//! Invariants checked: each request is answered once, and with an error only the one of which three processes have
+//! died; what was answered is there for the next process, and is covered by its flush; the image is sound afterwards.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The words that start QEMU with some hardware, each here for a reason.
 //!
-//! Knows nothing of processes. Keeps: the same hardware gives the same words, and a disk at the start has the same device and the same name
-//! as one that is plugged later (`disk_device`). Written for QEMU 7.2 and later.
+//! Knows nothing of processes. Keeps: the same hardware gives the same words, and a disk at the start has the same
+//! device and the same name as one that is plugged later (`disk_device`). Written for QEMU 7.2 and later.
 
 use std::path::Path;
 
@@ -13,7 +13,8 @@ use super::slots::{BRIDGES, FIRST_BRIDGE_SLOT, Position};
 use super::version::Version;
 use crate::syntax::qemu_value;
 
-/// The driver of a disk: virtio 1.0 alone, for the older one needs I/O ports, of which there are not enough for 255 disks.
+/// The driver of a disk: virtio 1.0 alone, for the older one needs I/O ports, of which there are not enough for 255
+/// disks.
 const DISK_DRIVER: &str = "vhost-user-blk-pci-non-transitional";
 
 /// Slots on the machine's own bus, below those of the bridges; 0 and 1 are the chipset.
@@ -22,7 +23,8 @@ const SLOT_NIC: u8 = 3;
 const SLOT_CONSOLE: u8 = 4;
 const SLOT_USB: u8 = 5;
 
-/// The words behind the name of the program, which is of this `version`. The monitor listens at `monitor`, and the guest waits for `cont`.
+/// The words behind the name of the program, which is of this `version`. The monitor listens at `monitor`, and the
+/// guest waits for `cont`.
 pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<String> {
     let mut words = Words(Vec::new());
     words.machine(hardware);
@@ -92,9 +94,9 @@ impl Words {
         // Threads with names, so that one can tell processors from the device model.
         self.say("-name", format!("guest={},debug-threads=on", hardware.name));
         self.0.extend(hardware.accelerator.words().map(str::to_owned));
-        // `pc`: its ACPI plugs and unplugs at bridges (0010). What it has by itself and nobody needs is off: USB, HPET, the port by
-        // which VMware's tools ask; and the keyboard, where there is no screen. Its IDE and floppy controllers cannot be left out; they
-        // have no drives, and nobody asks them.
+        // `pc`: its ACPI plugs and unplugs at bridges (0010). What it has by itself and nobody needs is off: USB, HPET,
+        // the port by which VMware's tools ask; and the keyboard, where there is no screen. Its IDE and floppy
+        // controllers cannot be left out; they have no drives, and nobody asks them.
         let on = |on| if on { "on" } else { "off" };
         let keyboard = on(hardware.platform.vga != Vga::None);
         let hpet = on(hardware.platform.hpet);
@@ -110,8 +112,8 @@ impl Words {
     }
 
     fn quiet(&mut self, hardware: &Hardware) {
-        // Without these QEMU adds a serial and a parallel port, a floppy and a DVD drive, a screen, a network card and a monitor, and
-        // what is in the host's configuration.
+        // Without these QEMU adds a serial and a parallel port, a floppy and a DVD drive, a screen, a network card and
+        // a monitor, and what is in the host's configuration.
         self.flag("-nodefaults");
         self.flag("-no-user-config");
         // A screen that nobody sees is refreshed by a timer.
@@ -147,8 +149,9 @@ impl Words {
         }
     }
 
-    /// All bridges, used or not: what is not there at the start cannot be plugged into. Their own hot-plug controllers are off, the
-    /// guest's ACPI does it; so the firmware must be told to leave room for disks that come later (virtio 1.0 has no I/O ports).
+    /// All bridges, used or not: what is not there at the start cannot be plugged into. Their own hot-plug controllers
+    /// are off, the guest's ACPI does it; so the firmware must be told to leave room for disks that come later (virtio
+    /// 1.0 has no I/O ports).
     fn bridges(&mut self) {
         for number in 0..BRIDGES {
             let (slot, chassis) = (FIRST_BRIDGE_SLOT + number, number + 1);

@@ -1,6 +1,7 @@
 //! What a program that was started says on its standard output, within a bounded time.
 //!
-//! Knows nothing of what it means. Keeps: neither a program that hangs nor one that talks without end holds up who listens.
+//! Knows nothing of what it means. Keeps: neither a program that hangs nor one that talks without end holds up who
+//! listens.
 
 use std::io::{self, Read};
 use std::process::Child;

@@ -1,6 +1,7 @@
 //! Which QEMU it is, as far as its words differ.
 //!
-//! Knows nothing of machines. Keeps: a program that does not say what it is costs a bounded time, and is spoken to as the oldest.
+//! Knows nothing of machines. Keeps: a program that does not say what it is costs a bounded time, and is spoken to as
+//! the oldest.
 
 use std::fmt::{self, Display};
 use std::path::Path;

@@ -33,7 +33,8 @@ pub enum State {
     Running,
     /// It was told to stand still.
     Paused,
-    /// Its guest stands still while it is saved: it goes on if that fails or was a checkpoint, and is destroyed otherwise.
+    /// Its guest stands still while it is saved: it goes on if that fails or was a checkpoint, and is destroyed
+    /// otherwise.
     Saved,
     /// Its guest has ended, and the domain is still there.
     Down(Reason),
@@ -134,9 +135,9 @@ fn read(from: Option<impl Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A line of `xl list`: name, number, memory, processors, state, time. Names of others may have blanks. The state is six
-/// characters, each a dash or: r(unning), b(locked), p(aused), s(hut down), why, d(ying) (tools/xl/xl_list.c). Why is of
-/// SHUTDOWN_* (Xen, sched.h): - power off, r(eboot), s(uspend), c(rash), w(atchdog), S(oft reset).
+/// A line of `xl list`: name, number, memory, processors, state, time. Names of others may have blanks. The state is
+/// six characters, each a dash or: r(unning), b(locked), p(aused), s(hut down), why, d(ying) (tools/xl/xl_list.c). Why
+/// is of SHUTDOWN_* (Xen, sched.h): - power off, r(eboot), s(uspend), c(rash), w(atchdog), S(oft reset).
 fn state_in(line: &str) -> Option<(DomId, State)> {
     let mut columns = line.split_whitespace().rev();
     let state = columns.nth(1)?;

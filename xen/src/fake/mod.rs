@@ -2,7 +2,8 @@
 //!
 //! For tests and fuzz targets, also of other crates. A test plays a guest by [`Guest`]; what is tested gets a
 //! [`GrantTable`], [`Channels`] and a [`Tree`], as a backend in domain 0 has them. Knows nothing of what is done with
-//! these. Keeps: what Xen refuses is refused here, and all that is mapped, bound or watched is counted ([`Host::counts`]).
+//! these. Keeps: what Xen refuses is refused here, and all that is mapped, bound or watched is counted
+//! ([`Host::counts`]).
 
 mod channels;
 mod guest;
@@ -76,7 +77,8 @@ struct Calls {
     act: Option<(u64, Act)>,
 }
 
-/// Asked before each call of the tested side, whether it fails; one that unwinds is how the tested side is killed there.
+/// Asked before each call of the tested side, whether it fails; one that unwinds is how the tested side is killed
+/// there.
 pub type Observer = fn(Part) -> bool;
 
 /// What somebody else does.
@@ -120,8 +122,8 @@ impl Host {
         calls.fails = calls.made.checked_add(nth);
     }
 
-    /// Just before the `nth` call of `part` from now on, has `act` happen, by a client of domain 0's; its own calls do not
-    /// count.
+    /// Just before the `nth` call of `part` from now on, has `act` happen, by a client of domain 0's; its own calls do
+    /// not count.
     pub fn when(&self, part: Part, nth: u64, act: impl FnOnce(&mut Tree) + Send + 'static) {
         let mut state = self.lock();
         let calls = state.calls.entry(part).or_default();

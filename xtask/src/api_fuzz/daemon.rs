@@ -173,7 +173,7 @@ impl Daemon {
         self.is_running()?;
         self.tapline(&["host", "show"])?;
         let log = fs::read_to_string(self.log()).map_err(|error| error.to_string())?;
-        match log.lines().find(|line| line.contains("panicked")) {
+        match log.lines().find(|line| line.contains("PANIC")) {
             Some(line) => Err(format!("the daemon has panicked: {line}")),
             None => Ok(()),
         }

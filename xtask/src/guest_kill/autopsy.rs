@@ -1,7 +1,8 @@
-//! What the images hold when guest and disk process are dead: by the files alone, as after a power loss of the host; and with what the
-//! process left in memory, as the next one would find it.
+//! What the images hold when guest and disk process are dead: by the files alone, as after a power loss of the host;
+//! and with what the process left in memory, as the next one would find it.
 //!
-//! Knows commands for images, nothing of what happened to them. Keeps: the originals are looked at last, since looking changes them.
+//! Knows commands for images, nothing of what happened to them. Keeps: the originals are looked at last, since looking
+//! changes them.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! Of which files a disk consists when its process has died: who served it knows, whoever starts the next one has the files.
+//! Of which files a disk consists when its process has died: who served it knows, whoever starts the next one has the
+//! files.
 //!
-//! Knows qcow2's header and docs/control.md: a snapshot's file that is there is the leaf, and files that a merge was to remove may be
-//! there, or gone. So the leaf is the newest file that is there with all that it stands on.
+//! Knows qcow2's header and docs/control.md: a snapshot's file that is there is the leaf, and files that a merge was to
+//! remove may be there, or gone. So the leaf is the newest file that is there with all that it stands on.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -57,7 +58,8 @@ fn below(directory: &Path, leaf: String) -> io::Result<Option<Vec<String>>> {
     Ok(Some(chain))
 }
 
-/// The name that a qcow2 file records of its parent (QEMU, docs/interop/qcow2.txt, "Header": bytes 8 to 15 and 16 to 19).
+/// The name that a qcow2 file records of its parent (QEMU, docs/interop/qcow2.txt, "Header": bytes 8 to 15 and 16 to
+/// 19).
 fn backing(file: &mut File) -> io::Result<Option<String>> {
     let mut header = [0; 20];
     file.read_exact(&mut header)?;

@@ -1,7 +1,9 @@
-//! What goes on below the guest meanwhile: a snapshot, a merge, a snapshot, a merge, without end, whoever serves the disk.
+//! What goes on below the guest meanwhile: a snapshot, a merge, a snapshot, a merge, without end, whoever serves the
+//! disk.
 //!
-//! It is a thread that speaks to the control socket (docs/control.md). What was under way when a process died is asked for again, by
-//! the chain that it was meant of. Keeps: a request that is refused ends it with the refusal, and so the test.
+//! It is a thread that speaks to the control socket (docs/control.md). What was under way when a process died is asked
+//! for again, by the chain that it was meant of. Keeps: a request that is refused ends it with the refusal, and so the
+//! test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,8 @@
-//! The disk under test: one process after the other at the same sockets, killed, or replaced by one that is not our child.
+//! The disk under test: one process after the other at the same sockets, killed, or replaced by one that is not our
+//! child.
 //!
-//! Knows the command line of `tapline-disk` and what it says in its log, nothing of guests. Keeps: what is killed is the process
-//! that serves, and none outlives the value.
+//! Knows the command line of `tapline-disk` and what it says in its log, nothing of guests. Keeps: what is killed is
+//! the process that serves, and none outlives the value.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};

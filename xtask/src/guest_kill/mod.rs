@@ -1,7 +1,9 @@
-//! `cargo xtask guest-kill`: a real Linux guest under a real QEMU survives its disk's process, killed or replaced at random moments.
+//! `cargo xtask guest-kill`: a real Linux guest under a real QEMU survives its disk's process, killed or replaced at
+//! random moments.
 //!
-//! Here is how it is started and how it ends; `trial` is the guest's life, `autopsy` what its image holds afterwards. A run succeeds
-//! only when fio verified every block, the guest's kernel had nothing to complain of, and each record that was fsynced is there.
+//! Here is how it is started and how it ends; `trial` is the guest's life, `autopsy` what its image holds afterwards. A
+//! run succeeds only when fio verified every block, the guest's kernel had nothing to complain of, and each record that
+//! was fsynced is there.
 
 mod autopsy;
 mod chain;

@@ -16,7 +16,8 @@ pub enum Deed {
 /// From what a moment is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// The start of the process. It may not have opened its image yet, may write back what its predecessor left, or be asked by QEMU.
+    /// The start of the process. It may not have opened its image yet, may write back what its predecessor left, or be
+    /// asked by QEMU.
     Start,
     /// The moment in which the guest's rings run again.
     Rings,
@@ -37,8 +38,8 @@ const RETURNING_US: u64 = 200_000;
 /// At work.
 const SERVING_US: u64 = 2_500_000;
 
-/// The moments of so many kills and upgrades, in a random order. One of five kills is of a process that starts, and one of three
-/// among the others of one that has just begun to serve.
+/// The moments of so many kills and upgrades, in a random order. One of five kills is of a process that starts, and one
+/// of three among the others of one that has just begun to serve.
 pub fn of(seed: u64, kills: u64, upgrades: u64) -> Vec<Moment> {
     let mut random = Random::new(seed);
     let (mut kills, mut upgrades) = (kills, upgrades);

@@ -1,8 +1,8 @@
 //! What the guest said that it had fsynced, and whether an image shows it.
 //!
-//! Knows how `testbed/guest/jobs/survive.sh` writes records, nothing of who served them. Invariant checked: each record that was
-//! announced is in its slot, whole, or a later one is whose turn the slot was; and the first block, which each record overwrites,
-//! holds the last or a later one.
+//! Knows how `testbed/guest/jobs/survive.sh` writes records, nothing of who served them. Invariant checked: each record
+//! that was announced is in its slot, whole, or a later one is whose turn the slot was; and the first block, which each
+//! record overwrites, holds the last or a later one.
 
 use std::fs::File;
 use std::io;
@@ -43,7 +43,8 @@ impl Records {
         Ok(())
     }
 
-    /// A process is killed or replaced now: how long the guest has waited since the one before, or none if it still does.
+    /// A process is killed or replaced now: how long the guest has waited since the one before, or none if it still
+    /// does.
     pub fn waited(&mut self) -> Option<Duration> {
         if !self.heard {
             return None;

@@ -1,7 +1,8 @@
 //! The guest's life: it boots, works, has its disk's process killed again and again, and loses its power in the end.
 //!
-//! Knows what the guest says (`testbed/guest/jobs/survive.sh`) and when something is to happen, nothing of what is in the images.
-//! Keeps: a guest that stands still is an error after a generous time, and so is anything that it finds wrong.
+//! Knows what the guest says (`testbed/guest/jobs/survive.sh`) and when something is to happen, nothing of what is in
+//! the images. Keeps: a guest that stands still is an error after a generous time, and so is anything that it finds
+//! wrong.
 
 use std::path::Path;
 use std::process::Command;
@@ -278,8 +279,8 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// What a load says when it has verified a round: its name and fio's error, KiB read, longest answer to a read, KiB written,
-    /// longest answer to a write.
+    /// What a load says when it has verified a round: its name and fio's error, KiB read, longest answer to a read, KiB
+    /// written, longest answer to a write.
     fn take_round(&mut self, round: &str) -> Result<(), Failure> {
         let unclear = || Failure::Claim(format!("fio says what is not understood: {round:?}"));
         let words: Vec<&str> = round.split_whitespace().collect();

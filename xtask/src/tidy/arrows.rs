@@ -37,7 +37,7 @@ const ARROWS: &[Arrow] = &[
         may_use: &["disk", "logging", "memory", "uring", "transport", "vm", "xen"],
         tests_may_use: &["sim"],
     },
-    Arrow { package: "tapline", may_use: &["api"], tests_may_use: &[] },
+    Arrow { package: "tapline", may_use: &["api", "logging"], tests_may_use: &[] },
     Arrow { package: "xtask", may_use: &["sim", "disk", "memory", "transport", "uring", "vm"], tests_may_use: &[] },
     // The other side of the benchmarks: it must not share a line with what it measures.
     Arrow { package: "bench", may_use: &[], tests_may_use: &[] },

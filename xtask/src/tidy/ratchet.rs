@@ -1,4 +1,4 @@
-//! How long files and functions may be, and the recorded exceptions.
+//! How long files and functions and how wide comments may be, and the recorded exceptions.
 //!
 //! The record is always exact: what grows is a finding, and so is what has shrunk without its record being
 //! lowered. So an exception, once smaller, cannot grow back unseen; raising a number takes an edit that a
@@ -17,6 +17,22 @@ const FILE_MAX: usize = 400;
 /// Lines of code of a function: two screens. The aim is 40.
 const FUNCTION_MAX: usize = 70;
 
+/// Columns of a line of comment, as of code, which rustfmt holds.
+const COLUMNS_MAX: usize = 120;
+
+/// A rule about something that can be counted.
+struct Rule {
+    noun: &'static str,
+    unit: &'static str,
+    /// So many are allowed.
+    max: usize,
+    advice: &'static str,
+}
+
+const FILES: Rule = Rule { noun: "file", unit: "lines of code", max: FILE_MAX, advice: "split it by its nouns" };
+const FUNCTIONS: Rule = Rule { noun: "function", max: FUNCTION_MAX, ..FILES };
+const COMMENTS: Rule = Rule { unit: "lines of comment over 120 columns", max: 0, advice: "wrap them", ..FILES };
+
 /// The recorded exceptions.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ratchet {
@@ -24,6 +40,8 @@ pub struct Ratchet {
     files: BTreeMap<String, usize>,
     /// Lines of code, by `path::function`. The longest of a name counts for all of that name in a file.
     functions: BTreeMap<String, usize>,
+    /// Lines of comment that are too wide, by `path`.
+    comments: BTreeMap<String, usize>,
 }
 
 /// What is longer than it may be: its line and its length.
@@ -50,18 +68,19 @@ impl Ratchet {
                 })
                 .collect()
         };
-        Ok(Ratchet { files: section("files")?, functions: section("functions")? })
+        Ok(Ratchet { files: section("files")?, functions: section("functions")?, comments: section("comments")? })
     }
 
     /// Number of exceptions.
     pub fn len(&self) -> usize {
-        self.files.len() + self.functions.len()
+        self.files.len() + self.functions.len() + self.comments.len()
     }
 
     /// What is longer than the rule and the record allow, and what of the record is out of date.
     pub fn check(&self, sources: &[Source], record: &Path) -> Vec<Finding> {
-        let mut findings = judge("file", FILE_MAX, &long_files(sources), &self.files, record);
-        findings.extend(judge("function", FUNCTION_MAX, &long_functions(sources), &self.functions, record));
+        let mut findings = judge(&FILES, &long_files(sources), &self.files, record);
+        findings.extend(judge(&FUNCTIONS, &long_functions(sources), &self.functions, record));
+        findings.extend(judge(&COMMENTS, &wide_comments(sources), &self.comments, record));
         findings
     }
 
@@ -76,6 +95,7 @@ impl Ratchet {
         Ratchet {
             files: lower(&self.files, &long_files(sources)),
             functions: lower(&self.functions, &long_functions(sources)),
+            comments: lower(&self.comments, &wide_comments(sources)),
         }
     }
 }
@@ -99,13 +119,21 @@ fn long_functions(sources: &[Source]) -> Measured {
     found
 }
 
-fn judge(
-    noun: &str,
-    max: usize,
-    measured: &Measured,
-    recorded: &BTreeMap<String, usize>,
-    record: &Path,
-) -> Vec<Finding> {
+/// The first such line of a file, and how many there are.
+fn wide_comments(sources: &[Source]) -> Measured {
+    let mut found = Measured::new();
+    for source in sources {
+        let lines = source.text.lines().zip(source.code.lines()).zip(1..);
+        let wide = lines.filter(|((text, code), _)| text.chars().count() > COLUMNS_MAX && code.trim().is_empty());
+        for (_, line) in wide {
+            found.entry(source.path.display().to_string()).or_insert((line, 0)).1 += 1;
+        }
+    }
+    found
+}
+
+fn judge(rule: &Rule, measured: &Measured, recorded: &BTreeMap<String, usize>, record: &Path) -> Vec<Finding> {
+    let Rule { noun, unit, max, advice } = rule;
     let mut findings = Vec::new();
     for (key, &(line, lines)) in measured {
         let path = Path::new(key.split("::").next().unwrap_or(key));
@@ -113,12 +141,12 @@ fn judge(
             None => findings.push(Finding::new(
                 path,
                 line,
-                format!("{noun} of {lines} lines of code, {max} are allowed: split it by its nouns ({key})"),
+                format!("{noun} of {lines} {unit}, {max} are allowed: {advice} ({key})"),
             )),
             Some(&limit) if lines > limit => findings.push(Finding::new(
                 path,
                 line,
-                format!("{noun} has grown from {limit} to {lines} lines of code; it may only shrink ({key})"),
+                format!("{noun} has grown from {limit} to {lines} {unit}; it may only shrink ({key})"),
             )),
             Some(&limit) if lines < limit => findings.push(Finding::new(
                 record,
@@ -139,10 +167,15 @@ impl fmt::Display for Ratchet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "# Files and functions that are longer than tidy allows, in lines of code. A number here may only"
+            "# Files and functions that are longer than tidy allows, in lines of code; and files with lines of"
         )?;
-        writeln!(f, "# shrink; `cargo xtask tidy --tighten` lowers what has become shorter.")?;
-        for (section, entries) in [("files", &self.files), ("functions", &self.functions)] {
+        writeln!(
+            f,
+            "# comment that are wider than it allows, so many. A number here may only shrink; `cargo xtask tidy"
+        )?;
+        writeln!(f, "# --tighten` lowers what has become shorter.")?;
+        for (section, entries) in [("files", &self.files), ("functions", &self.functions), ("comments", &self.comments)]
+        {
             writeln!(f, "\n[{section}]")?;
             for (key, lines) in entries {
                 writeln!(f, "\"{key}\" = {lines}")?;
@@ -197,6 +230,19 @@ mod test {
         let sources = vec![Source::new(PathBuf::from("a/src/x.rs"), text)];
         assert!(findings("", &sources)[0].starts_with("a/src/x.rs:1: file of 401 lines of code, 400 are allowed"));
         assert!(findings("[files]\n\"a/src/x.rs\" = 401\n", &sources).is_empty());
+    }
+
+    #[test]
+    fn a_wide_comment_is_found_and_a_wide_string_is_not() {
+        let wide = "x ".repeat(60);
+        let text = format!("//! Head.\n\n// {wide}\n/// {wide}y\nconst A: &str = \"{wide}\";\n");
+        let sources = vec![Source::new(PathBuf::from("a/src/x.rs"), text)];
+        let found = findings("", &sources);
+        let expected = "a/src/x.rs:3: file of 2 lines of comment over 120 columns, 0 are allowed: wrap them";
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with(expected), "{found:?}");
+        assert!(findings("[comments]\n\"a/src/x.rs\" = 2\n", &sources).is_empty());
+        assert!(findings("[comments]\n\"a/src/x.rs\" = 1\n", &sources)[0].contains("has grown from 1 to 2"));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What the machine boots from: the hypervisor, a kernel for dom0 and guests, dom0's initramfs and root, the guests' initramfs.
+//! What the machine boots from: the hypervisor, a kernel for dom0 and guests, dom0's initramfs and root, the guests'
+//! initramfs.
 //!
 //! Knows nothing of tests. Made again when anything that went into them has changed: the list of it lies beside them,
 //! written last, and is the key of whatever is made of the images in turn.
@@ -33,8 +34,8 @@ const FORMAT: u32 = 2;
 const FIRST_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 const FIRST_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
-/// dom0's: grants and channels for us, a backend to compare with, disks of its own as pygrub sees them, and disks in memory, of
-/// which null_blk's have a cache that is lost with the power.
+/// dom0's: grants and channels for us, a backend to compare with, disks of its own as pygrub sees them, and disks in
+/// memory, of which null_blk's have a cache that is lost with the power.
 const DOM0_MODULES: [&str; 10] = [
     "xen_evtchn",
     "xen_gntdev",

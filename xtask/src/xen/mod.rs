@@ -1,7 +1,8 @@
-//! `cargo xtask xen-test`: our programs on real Xen, booted under QEMU, with a dom0 and guests made of the distribution's packages.
+//! `cargo xtask xen-test`: our programs on real Xen, booted under QEMU, with a dom0 and guests made of the
+//! distribution's packages.
 //!
-//! Here is how tests are chosen, run one after the other and reported; what they check is in `testbed/xen`. Each begins with the
-//! same saved machine. A test that failed keeps its directory; so does every one with `--keep`.
+//! Here is how tests are chosen, run one after the other and reported; what they check is in `testbed/xen`. Each begins
+//! with the same saved machine. A test that failed keeps its directory; so does every one with `--keep`.
 
 pub mod compare;
 mod counted;
@@ -39,7 +40,8 @@ const USAGE: &str = "usage: cargo xtask xen-test [--backend NAME]… [--again] [
   --prepare       fetch and make what is missing, boot the machine once, and run no test
   TEST            a test, its script, or the first words of several: `crate`, `attach`, `qdisk`, `blkback-attach`";
 
-/// A quiet machine needs 10 to 60 s, and two minutes for a guest that boots by firmware; one with much else to do several times as long.
+/// A quiet machine needs 10 to 60 s, and two minutes for a guest that boots by firmware; one with much else to do
+/// several times as long.
 const TEST_SECONDS_MAX: u64 = 1500;
 
 /// Enough of the console to see why a test failed.
@@ -52,7 +54,8 @@ const NOT_RUN: i32 = 77;
 #[derive(Debug, Error)]
 pub enum BedError {
     #[error(
-        "Xen's packages cannot be had: no network, or a distribution without Xen (Debian 12 and 13 have it, Ubuntu 24.04 in universe)"
+        "Xen's packages cannot be had: no network, or a distribution without Xen (Debian 12 and 13 have it, Ubuntu \
+         24.04 in universe)"
     )]
     Packages(#[source] PackageError),
     #[error("no xen-*.gz beside {}; remove build/xen to fetch it again", boot.display())]
@@ -198,7 +201,8 @@ impl Bed {
             let mut outcome = self.perform_one(test, &programs, &work)?;
             let mut which = "";
             if let (Err(said), true) = (&outcome, options.again) {
-                // Translation loses a guest now and then: its kernel dies on entry, or is silent from one moment to the next.
+                // Translation loses a guest now and then: its kernel dies on entry, or is silent from one moment to the
+                // next.
                 progress.detail(&format!("{name:<24} failed, and runs again"));
                 println!("{}", tool::last_lines(said, LAST_LINES));
                 fs::remove_dir_all(&work).map_err(at("remove", &work))?;
@@ -241,7 +245,8 @@ impl Bed {
         })
     }
 
-    /// Has dom0 run `script`, under a plugin of QEMU if one is named, with all of `testbed/xen` and `tools/xen`, and `programs`, beside it in /drop.
+    /// Has dom0 run `script`, under a plugin of QEMU if one is named, with all of `testbed/xen` and `tools/xen`, and
+    /// `programs`, beside it in /drop.
     fn run_script(
         &self,
         script: &str,
@@ -269,8 +274,9 @@ impl Bed {
     }
 }
 
-/// What dom0 is told of how often the process of a disk is to be killed, if more often than usual, and where random numbers begin; and
-/// the seconds that a test may take then: a few for a kill, and one test may do it with each of five kinds of disks.
+/// What dom0 is told of how often the process of a disk is to be killed, if more often than usual, and where random
+/// numbers begin; and the seconds that a test may take then: a few for a kill, and one test may do it with each of five
+/// kinds of disks.
 fn rounds() -> (String, u64) {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let names = ["TAPLINE_TAKEOVER_ROUNDS", "TAPLINE_TAKEOVER_SEED"];
@@ -279,7 +285,8 @@ fn rounds() -> (String, u64) {
     (exported.concat(), TEST_SECONDS_MAX.saturating_add(more))
 }
 
-/// What QEMU's own tool says of the qcow2 images that a test has left in `directory`; the test has passed if it finds them sound.
+/// What QEMU's own tool says of the qcow2 images that a test has left in `directory`; the test has passed if it finds
+/// them sound.
 fn judged_by_qemu(directory: &Path) -> Result<Result<(), String>, BedError> {
     if !directory.exists() {
         return Ok(Ok(()));

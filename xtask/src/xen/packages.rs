@@ -15,8 +15,8 @@ use crate::demo::tool::{self, ToolError};
 /// Of full size: the kernels for virtual machines have no dom0.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 
-/// What dom0 needs beside Xen's own tools. Debian 12 and 13 and Ubuntu 24.04 have the same names.
-/// kexec is for guests, which have nothing of the kind on the machine that runs the tests; extlinux makes their disks bootable.
+/// What dom0 needs beside Xen's own tools. Debian 12 and 13 and Ubuntu 24.04 have the same names. kexec is for guests,
+/// which have nothing of the kind on the machine that runs the tests; extlinux makes their disks bootable.
 const DOM0: [&str; 12] = [
     "bash",
     "busybox-static",

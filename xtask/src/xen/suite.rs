@@ -83,7 +83,7 @@ const ALL: &[Backend] = &Backend::ALL;
 const OURS: &[Backend] = &[Backend::Tapline];
 
 /// The scripts, with who must pass them. A peer runs those that it can, which shows that the script is right.
-const SCRIPTS: [Script; 38] = [
+const SCRIPTS: [Script; 39] = [
     Script { name: "attach", backends: ALL, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("depths", ALL),
     Script::new("plug", ALL),
@@ -98,6 +98,7 @@ const SCRIPTS: [Script; 38] = [
     // Ours is shown to firmware by our block script: `boot`.
     Script { name: "firmware", backends: &[Backend::Blkback], guests: &[Guest::Hvm] },
     Script { name: "boot", backends: OURS, guests: &[Guest::Hvm] },
+    Script { name: "emulated", backends: OURS, guests: &[Guest::Hvm] },
     Script::new("resize", &[Backend::Blkback, Backend::Tapline]),
     Script::new("qcow2", &[Backend::Qdisk, Backend::Tapline]),
     Script::new("vhd", OURS),

@@ -57,7 +57,7 @@ use crate::panics;
 use crate::serve::own_keys::{self, CONTROL_LISTENER, ERRAND, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
 
 pub use pause::Pause;
-pub use work::{Flush, Work};
+pub use work::{Flush, Work, condition_of};
 
 /// A flush of our own. No server has so many connections or queues that it makes such a name.
 pub const FLUSH: Token = Token(u64::MAX - 1);
@@ -183,6 +183,10 @@ impl Control {
                     break;
                 }
             }
+        }
+        // An upgrade whose process was there already has just begun: nothing else would tell a merge that is paused to end.
+        if self.job.as_mut().and_then(|(job, _)| job.as_upgrade()).is_some_and(|upgrade| upgrade.needs_no_merge()) {
+            self.go_on_merging(work);
         }
         self.tell_watchers(work.condition());
         self.bury(work);

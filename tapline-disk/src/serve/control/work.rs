@@ -68,6 +68,12 @@ pub enum Flush {
     Answered(Status),
 }
 
+/// What keeps a disk from writing.
+pub fn condition_of(disk: &Disk<Image>, full: &Full, suspects: &Suspects) -> Condition {
+    let (full, waiting) = (full.is_full(), full.waiting());
+    Condition { broken: disk.is_broken(), full, waiting, fatal: suspects.fatal() }
+}
+
 impl Work<'_> {
     /// Begins something that may wait for storage.
     pub fn send<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> Result<Errand<T>, Refusal> {
@@ -79,7 +85,7 @@ impl Work<'_> {
 
     /// What keeps the disk from writing.
     pub fn condition(&self) -> Condition {
-        Condition::of(self.disk, self.full, self.suspects)
+        condition_of(self.disk, self.full, self.suspects)
     }
 
     /// What the disk has done so far, for the process that takes the place of this one.

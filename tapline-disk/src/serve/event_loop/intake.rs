@@ -23,33 +23,35 @@ impl<S: Server + Disclose> EventLoop<S> {
             return self.take_suspect();
         }
         for came in 0..BATCH {
-            let Some(request) = self.server.pop(&self.geometry) else { return came };
+            let Some(mut request) = self.server.pop(&self.geometry) else { return came };
             if came == 0 {
                 self.note_in_flight(self.disk.in_flight().saturating_add(BATCH));
             }
-            let Some(request) = self.came(request, came == 0) else { continue };
-            fault::point("begin", &request);
-            self.disk.submit(request, &mut self.engine);
+            if self.came(&mut request, came == 0) {
+                fault::point("begin", &request);
+                self.disk.submit(request, &mut self.engine);
+            } else {
+                self.full.keep(request);
+            }
         }
         BATCH
     }
 
-    /// A request has come. It is handed back to be begun, if it need not wait for space.
+    /// A request has come. Whether it is to be begun; else it is to wait for space.
     #[inline(always)]
-    pub(super) fn came(&mut self, mut request: Request, first: bool) -> Option<Request> {
+    pub(super) fn came(&mut self, request: &mut Request, first: bool) -> bool {
         let now = self.time();
         request.taken = now;
         self.stats.came(request.operation(), now);
         if let Some(stats) = &mut self.blkback_stats {
-            stats.came(&request);
+            stats.came(request);
         }
-        if self.full.holds_back(&request) {
-            self.full.keep(request);
-            return None;
+        if self.full.holds_back(request) {
+            return false;
         }
         if first {
             self.pause.came(Duration::from_nanos(now));
         }
-        Some(request)
+        true
     }
 }

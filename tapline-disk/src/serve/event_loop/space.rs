@@ -3,7 +3,7 @@
 //! It knows no protocol and no format. Invariant: what waits is answered once, by the disk or by the end of the
 //! waiting; or it is given back to its peer, and nothing of it is done here any more.
 
-use disk::Status;
+use disk::{Request, Status};
 use transport::Server;
 
 use super::{Disclose, EngineWatch, EventLoop};
@@ -12,6 +12,14 @@ use crate::serve::full::Next;
 use crate::serve::own_keys::SPACE;
 
 impl<S: Server + Disclose> EventLoop<S> {
+    /// Keeps a request that waits for space, or hands its answer to the server.
+    #[cold]
+    pub(super) fn keep_or_give(&mut self, request: Request, status: Status) {
+        if let Some((request, status)) = self.full.judge(request, status) {
+            self.give(request, status);
+        }
+    }
+
     /// Sees to the requests that wait for space, until there is nothing more to do at once; how many were answered or
     /// begun.
     pub(super) fn see_to_space(&mut self) -> usize {

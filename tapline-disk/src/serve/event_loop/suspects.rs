@@ -35,9 +35,12 @@ impl<S: Server + Disclose> EventLoop<S> {
             return 0;
         }
         let alone = self.disk.is_quiet() && !self.is_working() && !self.full.is_full();
-        let Some(request) = self.server.pop(&self.geometry) else { return 0 };
+        let Some(mut request) = self.server.pop(&self.geometry) else { return 0 };
         self.note_in_flight(1);
-        let Some(request) = self.came(request, true) else { return 1 };
+        if !self.came(&mut request, true) {
+            self.full.keep(request);
+            return 1;
+        }
         if self.suspects.condemn(&request) {
             self.fail(request);
             return 1;

@@ -1,8 +1,9 @@
-//! A guest's disk that its firmware reads too, before there is a driver: over NBD, by QEMU, which emulates a disk for it.
+//! A guest's disk that its firmware reads too, before there is a driver: over NBD, by QEMU, which emulates a disk for
+//! it.
 //!
-//! Both are servers of one disk in one loop, so a request of either sees what the other was told is done, and a flush of either
-//! covers it. Knows nothing of rings and of NBD. Keeps: a request goes back to the server that it came from; the disk begins
-//! and ends with the guest, and QEMU comes and goes as it likes.
+//! Both are servers of one disk in one loop, so a request of either sees what the other was told is done, and a flush
+//! of either covers it. Knows nothing of rings and of NBD. Keeps: a request goes back to the server that it came from;
+//! the disk begins and ends with the guest, and QEMU comes and goes as it likes.
 
 use std::fmt;
 
@@ -17,8 +18,8 @@ use crate::toolstack::firmware;
 /// In a token: NBD's. Its own have no such bit, and a guest would have to connect 2^31 times for one that has.
 const OF_NBD: u64 = 1 << 63;
 
-/// Turned over in the watch's names of NBD's server, which are below it (clients) or have all the highest bits (the listener). The
-/// guest's are all below it, and come near none of these.
+/// Turned over in the watch's names of NBD's server, which are below it (clients) or have all the highest bits (the
+/// listener). The guest's are all below it, and come near none of these.
 const TURNED: u64 = 1 << 62;
 
 /// Both servers of a disk.

@@ -1,8 +1,9 @@
-//! A guest's driver as Linux's is, and worse: pages, references, numbers and slots are used again the moment they are answered.
+//! A guest's driver as Linux's is, and worse: pages, references, numbers and slots are used again the moment they are
+//! answered.
 //!
-//! Knows nothing of the back end but what it says. Invariants checked: each request is answered once, and well; what was
-//! written is read; no page is touched that nobody has asked about; nothing stays mapped without its consent; the back end
-//! tells of its answers, and says Closing to nobody who has not begun with that.
+//! Knows nothing of the back end but what it says. Invariants checked: each request is answered once, and well; what
+//! was written is read; no page is touched that nobody has asked about; nothing stays mapped without its consent; the
+//! back end tells of its answers, and says Closing to nobody who has not begun with that.
 
 use std::collections::BTreeMap;
 

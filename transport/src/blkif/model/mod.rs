@@ -1,8 +1,9 @@
-//! The take-over of a device, at every moment: the process is killed before each call of Xen's and each store to a ring, and
-//! each call fails once; another process follows, of the same options or of others.
+//! The take-over of a device, at every moment: the process is killed before each call of Xen's and each store to a
+//! ring, and each call fails once; another process follows, of the same options or of others.
 //!
-//! Invariants checked: those of [`driver`]; and that what was begun ends: when nothing fails any more the guest is served, and
-//! the image holds what it has written. Knows nothing of images and engines: a raw disk in memory stands for them.
+//! Invariants checked: those of [`driver`]; and that what was begun ends: when nothing fails any more the guest is
+//! served, and the image holds what it has written. Knows nothing of images and engines: a raw disk in memory stands
+//! for them.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
 

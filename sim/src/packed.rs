@@ -1,0 +1,160 @@
+//! What a qcow2 file holds that we never write ourselves, and that others leave to us: compressed clusters, and a cluster
+//! that reads as zero and has a place.
+//!
+//! Knows the qcow2 specification and RFC 1951, and nothing of how our images are opened. Two compressed clusters share a
+//! cluster of the file with the beginning of a third, which ends in the next one: giving one of them up must leave the
+//! others alone.
+
+use crate::media::Media;
+use crate::qcow2::{CLUSTER, CLUSTER_SECTORS};
+use crate::sector::{PARENTS, SECTOR_LEN, Sector, Word};
+use crate::theme::BLOCK;
+
+/// Clusters of a file that holds it: four that every file has, two L2 tables, two of compressed bytes, and one that is not
+/// read.
+pub const USED: u64 = 9;
+/// Clusters of the disk under one L2 table.
+const TABLE: u64 = CLUSTER / 8;
+/// The L2 tables and what they refer to, as clusters of the file.
+const TABLES: [u64; 2] = [4, 5];
+const SHARED: u64 = 6;
+const HIDDEN: u64 = 8;
+const COPIED: u64 = 1 << 63;
+const COMPRESSED: u64 = 1 << 62;
+/// The cluster reads as zero.
+const ZERO: u64 = 1;
+/// Bits of the place of compressed bytes: 70 less those of a cluster ("Compressed Clusters Descriptor").
+const PLACE_BITS: u32 = 70 - CLUSTER.trailing_zeros();
+
+/// Compressed clusters of the disk, and where in the file each begins.
+const PACKED: [(u64, u64); 3] =
+    [(0, SHARED * CLUSTER), (1, SHARED * CLUSTER + 700), (TABLE - 1, (SHARED + 1) * CLUSTER - 20)];
+
+/// What a disk holds that stands on such a file.
+pub fn given() -> impl Iterator<Item = (u64, Word)> {
+    let sectors = PACKED.into_iter().flat_map(|(cluster, _)| sectors_of(cluster));
+    // The last block's first cluster hides what may be below.
+    let zeroes = sectors_of(BLOCK / CLUSTER_SECTORS).map(|sector| (sector, Word::ZERO));
+    sectors.map(|sector| (sector, Word::guest(PARENTS, sector))).chain(zeroes)
+}
+
+/// How often a cluster of the file is referred to.
+pub fn count(cluster: u64) -> u16 {
+    if cluster == SHARED { 3 } else { 1 }
+}
+
+fn sectors_of(cluster: u64) -> std::ops::Range<u64> {
+    cluster * CLUSTER_SECTORS..(cluster + 1) * CLUSTER_SECTORS
+}
+
+/// Puts it into a new file, whose L1 table stands at `l1_at` and names no tables yet.
+pub fn put(media: &mut Media, l1_at: u64) {
+    let l1: Vec<u8> = TABLES.iter().flat_map(|table| (table * CLUSTER | COPIED).to_be_bytes()).collect();
+    overwrite(media, l1_at, &l1);
+    for table in TABLES {
+        media.write(table * CLUSTER, &vec![0; usize::try_from(CLUSTER).unwrap_or(0)]);
+    }
+    let rubbish: Vec<u8> = (0..2 * CLUSTER).map(|_| 0xc3).collect();
+    media.write(SHARED * CLUSTER, &rubbish);
+    for (cluster, at) in PACKED {
+        let bytes = deflated(sectors_of(cluster).map(|sector| Word::guest(PARENTS, sector)));
+        let end = at + u64::try_from(bytes.len()).unwrap_or(0);
+        let more = (end - 1) / 512 - at / 512;
+        overwrite(media, at, &bytes);
+        overwrite(media, TABLES[0] * CLUSTER + cluster * 8, &(COMPRESSED | more << PLACE_BITS | at).to_be_bytes());
+    }
+    overwrite(media, TABLES[1] * CLUSTER, &(HIDDEN * CLUSTER | COPIED | ZERO).to_be_bytes());
+    media.write(HIDDEN * CLUSTER, &rubbish[..usize::try_from(CLUSTER).unwrap_or(0)]);
+}
+
+/// Writes bytes that are no whole sectors.
+fn overwrite(media: &mut Media, at: u64, bytes: &[u8]) {
+    let first = at / 512 * 512;
+    let end = (at + u64::try_from(bytes.len()).unwrap_or(0)).next_multiple_of(512);
+    let mut sectors = media.read(first / 512, (end - first) / 512);
+    let from = usize::try_from(at - first).unwrap_or(0);
+    sectors[from..from + bytes.len()].copy_from_slice(bytes);
+    media.write(first, &sectors);
+}
+
+/// Sectors that are one word each, as a deflate stream: one block of fixed codes, in which each sector is its eight bytes
+/// and twice the same again.
+fn deflated(words: impl Iterator<Item = Word>) -> Vec<u8> {
+    let mut bits = Bits::default();
+    // The last block, of fixed codes.
+    bits.number(0b011, 3);
+    for word in words {
+        let mut sector = [0; SECTOR_LEN];
+        Sector::Word(word).copy_to(&mut sector);
+        sector[..8].iter().for_each(|&byte| bits.literal(byte));
+        // 258 bytes, code 285; and 246, code 284 with 5 bits for what is over 227. From 8 bytes back: code 5, one more than 7.
+        bits.code(0b1100_0101, 8);
+        bits.distance();
+        bits.code(0b1100_0100, 8);
+        bits.number(246 - 227, 5);
+        bits.distance();
+    }
+    // The end of the block.
+    bits.code(0, 7);
+    bits.bytes()
+}
+
+/// Bits, the first of each byte its lowest.
+#[derive(Default)]
+struct Bits(Vec<bool>);
+
+impl Bits {
+    /// A number: its lowest bit comes first.
+    fn number(&mut self, number: u16, len: u32) {
+        self.0.extend((0..len).map(|bit| number >> bit & 1 == 1));
+    }
+
+    /// A code: its highest bit comes first.
+    fn code(&mut self, code: u16, len: u32) {
+        self.0.extend((0..len).rev().map(|bit| code >> bit & 1 == 1));
+    }
+
+    fn literal(&mut self, byte: u8) {
+        match u16::from(byte) {
+            byte @ 0..144 => self.code(0b0011_0000 + byte, 8),
+            byte => self.code(0b1_1001_0000 + byte - 144, 9),
+        }
+    }
+
+    fn distance(&mut self) {
+        self.code(5, 5);
+        self.number(1, 1);
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit));
+        self.0.chunks(8).map(byte).collect()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::crash::recover;
+    use crate::explore::prepare;
+    use crate::media::Unwritten;
+    use crate::subject::{Kind, Subject, damage};
+
+    #[test]
+    fn a_file_with_compressed_clusters_is_sound_and_reads_as_what_was_packed() {
+        let subject = Subject::new(Kind::PackedQcow2, Unwritten::Stale);
+        let start = prepare(&subject).unwrap();
+        let mut found = BTreeMap::new();
+        let mut take = |sector, word| {
+            found.insert(sector, word);
+            Ok(())
+        };
+
+        recover(&subject, start.clone(), &[0..8, 1020..1028], &mut take).unwrap();
+
+        assert_eq!(found, given().collect());
+        assert_eq!(damage(&mut start.files[0].clone(), start.forms[0]), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! A fault in this program: told with the command that was under way, and the end of the process (crate `logging`).
+//!
+//! It knows nothing of commands but their words. Invariant: of those only the noun and the verb are told: others may be
+//! secret.
+
+use logging::Stderr;
+use logging::panics::{self, Panic};
+
+static STDERR: Stderr = Stderr::of("tapline");
+
+/// From now on a panic is told and ends the process.
+pub fn abort_on_panic() {
+    panics::abort_on_panic(|panic| {
+        STDERR.say_last(told(panic));
+    });
+}
+
+fn told(panic: &Panic<'_>) -> String {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let command: Vec<String> = words.take_while(|word| !word.starts_with('-')).take(2).collect();
+    panic.during(format_args!(
+        "the command was '{}'; what the daemon was asked for goes on there: see 'tapline task list'",
+        command.join(" ")
+    ))
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs::File;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Output, Stdio};
+
+    use super::*;
+
+    const ENVIRONMENT: &str = "TAPLINE_TEST_PANIC";
+
+    fn panics(stderr: Stdio) -> Output {
+        // It ends the process, so another one does it.
+        let mut inside = Command::new(std::env::current_exe().unwrap());
+        inside.args(["panics::test::inside", "--exact", "--nocapture"]);
+        inside.env(ENVIRONMENT, "1").env("RUST_BACKTRACE", "0");
+        inside.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap().wait_with_output().unwrap()
+    }
+
+    #[test]
+    fn a_panic_is_told_without_what_may_be_secret_and_ends_the_process_by_a_signal() {
+        let ended = panics(Stdio::piped());
+        let told = String::from_utf8(ended.stderr).unwrap();
+        // SIGABRT.
+        assert_eq!(ended.status.signal(), Some(6), "{told}");
+        assert!(told.starts_with("tapline: PANIC") && told.contains("src/panics.rs:"), "{told}");
+        assert!(told.contains(": too much: 3; the command was 'panics::test::inside'; "), "{told}");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        assert_eq!(panics(full.into()).status.signal(), Some(6));
+    }
+
+    /// The part of the other test that is done in a process of its own: there is nothing to do in this one.
+    #[test]
+    fn inside() {
+        if std::env::var_os(ENVIRONMENT).is_none() {
+            return;
+        }
+        abort_on_panic();
+        // In any thread.
+        std::thread::spawn(|| panic!("too much: {}", 3)).join().unwrap();
+    }
+}

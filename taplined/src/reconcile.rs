@@ -1,0 +1,237 @@
+//! One truth: what runs, what lies in repositories and what the catalogue says.
+//!
+//! A running disk's own word about its files wins over the catalogue, which may have been put back from a backup or have
+//! missed what a job had just done. What happened is followed where it is certain ([`judge`]); else the VDI is `diverged`:
+//! its guest goes on, and nobody changes, merges or starts anything of it before somebody has decided. Nothing is ever
+//! killed, merged or removed because the catalogue does not know it ([`stray`]).
+//!
+//! Looked at when the daemon finds its disks again, before a verb changes a plugged VDI, and when somebody asks.
+
+mod judge;
+pub mod stray;
+
+use api::{Believed, Code, Difference, Problem, VbdState, VdiState};
+use jiff::Timestamp;
+use repo::View;
+use repo::catalogue::{Image, ImageState, NewVdi};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::vdi::{self, Layer};
+use judge::{Follow, Told, Verdict, judge};
+
+/// What can be done about a VDI that is diverged.
+pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run; then say which is right: \
+                          tapline vdi reconcile VDI --believe disk|catalogue";
+
+/// Whether what is certain is followed, or all is only told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heal {
+    /// It is.
+    Yes,
+    /// It is told.
+    No,
+}
+
+/// Compares all disks that run; the differences, and what was done about them.
+pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
+    let vbds = daemon.catalogue.read(|view| view.vbds(None, None)).await?;
+    let mut asked = JoinSet::new();
+    for vbd in vbds.into_iter().filter(|vbd| vbd.state == VbdState::Plugged) {
+        let daemon = daemon.clone();
+        asked.spawn(async move { of_vbd(&daemon, vbd.uuid, heal).await });
+    }
+    let mut found = Vec::new();
+    while let Some(compared) = asked.join_next().await {
+        match compared.map_err(|error| Problem::failed("compare a disk with the catalogue", error))? {
+            Ok(difference) => found.extend(difference),
+            // It is compared again before anybody changes it.
+            Err(problem) => tracing::warn!("a disk could not be compared with the catalogue: {problem}"),
+        }
+    }
+    found.sort_by_key(|difference| difference.vdi);
+    Ok(found)
+}
+
+/// Compares the disk that a VBD serves with the catalogue.
+pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Difference>, Problem> {
+    let (vdi, before) = daemon
+        .catalogue
+        .read(move |view| {
+            let vdi = view.vbd(vbd)?.vdi;
+            Ok((vdi, Seen::of(view, vdi)?))
+        })
+        .await?;
+    // What a task has in hand, it sees to itself.
+    if before.claimed {
+        return Ok(None);
+    }
+    let Some(layers) = vdi::layers(daemon, vbd).await? else { return Ok(None) };
+    let was_diverged = before.chain.first().is_some_and(|image| image.state == ImageState::Diverged);
+    let told = daemon.catalogue.read(move |view| told(view, vdi)).await?;
+    let verdict = judge(&told, &layers);
+    if verdict == Verdict::Agree && !was_diverged {
+        return Ok(None);
+    }
+    let mut difference =
+        Difference { vdi, vbd, disk: files(&layers), catalogue: before.files(), healed: false, problem: None };
+    if let Verdict::Diverged(why) = &verdict {
+        difference.problem = Some(problem(vdi, why));
+    }
+    if heal == Heal::No {
+        return Ok(Some(difference));
+    }
+    difference.healed = difference.problem.is_none();
+    let told_of = difference.problem.clone();
+    let recorded = daemon.catalogue.write(move |tx| {
+        // Somebody has begun to change it since the disk was asked: then that one knows better.
+        if Seen::of(tx, vdi)? != before {
+            return Ok(false);
+        }
+        match verdict {
+            Verdict::Agree => set_state(tx, vdi, ImageState::Ready)?,
+            Verdict::Follow(what) => follow(tx, vdi, &what)?,
+            Verdict::Diverged(_) => set_state(tx, vdi, ImageState::Diverged)?,
+        }
+        let state = tx.vbd(vbd)?.state;
+        tx.set_vbd_state(vbd, state, told_of.as_ref()).map(|()| true)
+    });
+    if !recorded.await? {
+        return Ok(None);
+    }
+    match &difference.problem {
+        Some(problem) => {
+            tracing::error!(%vdi, %vbd, disk = ?difference.disk, catalogue = ?difference.catalogue, "{problem}")
+        }
+        None => {
+            let what = "the catalogue has followed a running disk";
+            tracing::warn!(%vdi, %vbd, disk = ?difference.disk, before = ?difference.catalogue, "{what}");
+        }
+    }
+    Ok(Some(difference))
+}
+
+/// Refuses a verb on a disk that runs and is something else than the catalogue says; follows it where that is certain.
+pub async fn must_agree(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    let difference = of_vbd(daemon, vbd, Heal::Yes).await?;
+    difference.and_then(|difference| difference.problem).map_or(Ok(()), Err)
+}
+
+/// What is compared, as it must still be when something is changed for it.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    chain: Vec<Image>,
+    claimed: bool,
+}
+
+impl Seen {
+    fn of(view: &View<'_>, vdi: Uuid) -> Result<Seen, Problem> {
+        // What they take is measured at any time.
+        let chain = view.chain(vdi)?.into_iter().map(|image| Image { physical: 0, ..image }).collect();
+        Ok(Seen { chain, claimed: view.claimant(vdi)?.is_some() })
+    }
+
+    fn files(&self) -> Vec<String> {
+        self.chain.iter().map(|image| image.file.clone()).collect()
+    }
+}
+
+fn files(layers: &[Layer]) -> Vec<String> {
+    layers.iter().map(|layer| layer.path.display().to_string()).collect()
+}
+
+fn told(view: &View<'_>, vdi: Uuid) -> Result<Told, Problem> {
+    let chain = view.chain(vdi)?;
+    let sr = view.vdi(vdi)?.sr;
+    let by_file = view.images_of_sr(sr)?.into_iter().map(|image| (image.file.clone(), image)).collect();
+    let vdis = view.vdis_by_image(sr)?;
+    let mut shown = std::collections::HashMap::new();
+    for (image, vdi) in vdis {
+        shown.insert(image, (vdi, !view.vdi(vdi)?.read_only));
+    }
+    Ok(Told { vdi, sr, chain, by_file, shown })
+}
+
+fn problem(vdi: Uuid, why: &str) -> Problem {
+    let what = format!("what the disk of VDI {vdi} consists of is not what the catalogue says: {why}");
+    Problem::new(Code::State, what).advise(ADVICE)
+}
+
+fn set_state(tx: &mut repo::Tx<'_>, vdi: Uuid, state: ImageState) -> Result<(), Problem> {
+    let image = tx.image(tx.vdi_image(vdi)?)?;
+    tx.set_image(&Image { state, ..image })
+}
+
+/// Has the catalogue say what the disk says.
+fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem> {
+    for (depth, image) in what.chain.iter().enumerate().rev() {
+        let state = if depth == 0 { ImageState::Ready } else { image.state };
+        let image = Image { state, ..image.clone() };
+        match tx.find_image(image.uuid)? {
+            Some(_) => tx.set_image(&image)?,
+            None => tx.add_image(&image)?,
+        }
+    }
+    if let Some(leaf) = what.chain.first() {
+        tx.set_vdi_image(vdi, leaf.uuid)?;
+    }
+    let shown = tx.vdi(vdi)?;
+    for image in &what.kept {
+        // Shown, nothing merges it, and people see that it is there.
+        let name = format!("{} (found)", shown.name);
+        tx.add_vdi(&NewVdi {
+            uuid: Uuid::new_v4(),
+            image: *image,
+            name: name.try_into().unwrap_or_else(|_| shown.name.clone()),
+            description: api::Description::default(),
+            read_only: true,
+            snapshot: Some((vdi, Some(Timestamp::now()))),
+        })?;
+    }
+    for image in &what.doubtful {
+        let image = tx.image(*image)?;
+        tx.set_image(&Image { state: ImageState::Damaged, ..image })?;
+    }
+    // Their files stay: a scan tells of them.
+    for image in &what.left {
+        tx.remove_image(image.uuid)?;
+    }
+    Ok(())
+}
+
+/// Somebody has decided which is right about a VDI that is diverged.
+pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<(), Problem> {
+    let found = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
+    if found.state != VdiState::Diverged {
+        let what = format!("VDI {vdi} is not diverged");
+        return Err(Problem::new(Code::State, what).advise("compare what runs first: tapline host reconcile"));
+    }
+    match (believed, found.users.first()) {
+        (Believed::Disk, Some(user)) => believe_disk(daemon, vdi, user.vbd).await,
+        (Believed::Disk, None) => {
+            let what = format!("the disk of VDI {vdi} does not run, so nobody can ask it what it consists of");
+            Err(Problem::new(Code::State, what).advise("look at its files with tapline sr scan and tapline image info"))
+        }
+        (Believed::Catalogue, Some(user)) => {
+            let what = format!("VBD {} still serves VDI {vdi} from other files", user.vbd);
+            Err(Problem::new(Code::InUse, what).advise("unplug it first: it is served from the catalogue's files then"))
+        }
+        (Believed::Catalogue, None) => daemon.catalogue.write(move |tx| set_state(tx, vdi, ImageState::Ready)).await,
+    }
+}
+
+async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
+    let layers = vdi::layers(daemon, vbd).await?;
+    let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not answer")))?;
+    let followed = daemon.catalogue.write(move |tx| {
+        if tx.claimant(vdi)?.is_some() {
+            return Err(Problem::new(Code::Busy, format!("a task is at work on VDI {vdi}")).advise("ask again"));
+        }
+        let what = judge::follow(&told(tx, vdi)?, &layers).map_err(|why| problem(vdi, &why))?;
+        follow(tx, vdi, &what)?;
+        let state = tx.vbd(vbd)?.state;
+        tx.set_vbd_state(vbd, state, None)
+    });
+    followed.await
+}

@@ -1,0 +1,250 @@
+//! What a running disk says it stands on, against what the catalogue says: a pure function.
+//!
+//! The disk's word wins: it is what its guest reads and writes. Followed is what leaves nobody else's VDI in doubt; the
+//! rest is told, and nothing is changed.
+
+use std::collections::HashMap;
+
+use api::ImageFormat;
+use repo::catalogue::{Image, ImageState};
+use uuid::Uuid;
+
+use crate::vdi::Layer;
+
+/// All that the catalogue says of a repository and that matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The VDI.
+    pub vdi: Uuid,
+    /// Its repository.
+    pub sr: Uuid,
+    /// Its images, from the top down.
+    pub chain: Vec<Image>,
+    /// All images of the repository, by file.
+    pub by_file: HashMap<String, Image>,
+    /// VDIs by the image that they show, and whether they may be written.
+    pub shown: HashMap<Uuid, (Uuid, bool)>,
+}
+
+/// What comes of the comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// They say the same.
+    Agree,
+    /// What happened is certain: the catalogue is to say this.
+    Follow(Follow),
+    /// What happened is not certain: why.
+    Diverged(String),
+}
+
+/// What the catalogue is to say instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Follow {
+    /// The images of the disk, from the top down, as they are to be. Those that the catalogue does not have are new.
+    pub chain: Vec<Image>,
+    /// Of them those that nobody showed and nobody hid on purpose: a state that somebody kept, of which only the file is known.
+    pub kept: Vec<Uuid>,
+    /// Images of the old chain that are not part of the disk any more, and that nobody else has.
+    pub left: Vec<Image>,
+    /// Images that others have and that stood on, or were, what is not below the disk any more: what they show may have changed.
+    pub doubtful: Vec<Uuid>,
+}
+
+/// Compares. `layers` are the disk's, from the leaf down.
+pub fn judge(told: &Told, layers: &[Layer]) -> Verdict {
+    let mut pairs = told.chain.iter().zip(layers);
+    let same = told.chain.len() == layers.len() && pairs.clone().all(|(image, layer)| layer.names(&image.file));
+    if same && pairs.next().is_some_and(|(image, layer)| image.size == layer.size) {
+        return Verdict::Agree;
+    }
+    match follow(told, layers).and_then(must_be_certain) {
+        Ok(follow) => Verdict::Follow(follow),
+        Err(why) => Verdict::Diverged(why),
+    }
+}
+
+/// What the catalogue is to say if the disk is believed, whoever else is in doubt then; or why it cannot be.
+pub fn follow(told: &Told, layers: &[Layer]) -> Result<Follow, String> {
+    let chain = chain(told, layers)?;
+    let has = |images: &[Image], uuid: Uuid| images.iter().any(|image| image.uuid == uuid);
+    let others = |image: &Image| told.shown.get(&image.uuid).is_some_and(|(vdi, _)| *vdi != told.vdi);
+    let was_leaf = told.chain.first().map(|image| image.uuid);
+    let nobodys =
+        |image: &&Image| !others(image) && (Some(image.uuid) == was_leaf || !told.by_file.contains_key(&image.file));
+    let kept = chain.iter().skip(1).filter(nobodys).map(|image| image.uuid).collect();
+    let gone: Vec<Image> = told.chain.iter().filter(|image| !has(&chain, image.uuid)).cloned().collect();
+    let elsewhere = told.by_file.values().filter(|image| !has(&gone, image.uuid) && !has(&chain, image.uuid));
+    let above: Vec<Image> =
+        elsewhere.filter(|image| image.parent.is_some_and(|parent| has(&gone, parent))).cloned().collect();
+    let needed = |image: &Image| others(image) || above.iter().any(|other| other.parent == Some(image.uuid));
+    let (needed, left): (Vec<Image>, Vec<Image>) = gone.into_iter().partition(needed);
+    let mut doubtful: Vec<Uuid> = needed.iter().chain(&above).map(|image| image.uuid).collect();
+    if !told.chain.iter().any(|image| has(&chain, image.uuid)) {
+        // Nothing in common: what the VDI was may be somebody's still.
+        doubtful.extend(was_leaf);
+    }
+    let left = left.into_iter().filter(|image| !doubtful.contains(&image.uuid)).collect();
+    Ok(Follow { chain, kept, left, doubtful })
+}
+
+/// Whether nobody else is in doubt.
+fn must_be_certain(follow: Follow) -> Result<Follow, String> {
+    match follow.doubtful.first() {
+        None => Ok(follow),
+        Some(image) => Err(format!("image {image} is not below the disk any more, and what it shows may have changed")),
+    }
+}
+
+/// The images of the disk, from the top down.
+fn chain(told: &Told, layers: &[Layer]) -> Result<Vec<Image>, String> {
+    let mut chain: Vec<Image> = Vec::new();
+    // From the bottom up: each stands on the one before it.
+    for (depth, layer) in layers.iter().enumerate().rev() {
+        let parent = chain.last().map(|image| image.uuid);
+        let image = match told.by_file.get(layer.file()) {
+            Some(known) => Image { parent, size: if depth == 0 { layer.size } else { known.size }, ..known.clone() },
+            None => unknown(told.sr, layer, parent)?,
+        };
+        if image.state == ImageState::Making {
+            return Err(format!("a task is making {}, which the disk has already", image.file));
+        }
+        check_shown(told, &image, depth)?;
+        chain.push(image);
+    }
+    chain.reverse();
+    Ok(chain)
+}
+
+/// An image of ours that the catalogue does not have.
+fn unknown(sr: Uuid, layer: &Layer, parent: Option<Uuid>) -> Result<Image, String> {
+    let file = layer.file();
+    let known =
+        file.rsplit_once('.').and_then(|(stem, end)| Some((stem.parse().ok()?, end.parse::<ImageFormat>().ok()?)));
+    let (uuid, format) =
+        known.ok_or_else(|| format!("the disk has {file}, which is no file of this repository that is known"))?;
+    Ok(Image {
+        uuid,
+        sr,
+        file: file.into(),
+        format,
+        size: layer.size,
+        physical: 0,
+        parent,
+        state: ImageState::Ready,
+        kept: false,
+    })
+}
+
+/// What others may write or show must not be written by this disk, nor lie below it.
+fn check_shown(told: &Told, image: &Image, depth: usize) -> Result<(), String> {
+    match told.shown.get(&image.uuid) {
+        Some((vdi, _)) if *vdi != told.vdi && depth == 0 => {
+            Err(format!("the disk writes to {}, which is VDI {vdi} as well", image.file))
+        }
+        Some((vdi, true)) if *vdi != told.vdi => {
+            Err(format!("the disk stands on {}, which is VDI {vdi} and may be written", image.file))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const VDI: Uuid = Uuid::from_u128(100);
+
+    fn file(n: u128) -> String {
+        format!("{}.qcow2", Uuid::from_u128(n))
+    }
+
+    /// Images of the catalogue, each on the next; `shown` are those of other VDIs that are only read, `written` of those that are not.
+    fn told(chain: &[u128], others: &[u128], shown: &[u128], written: &[u128]) -> Told {
+        let image = |n: u128, parent: Option<u128>| Image {
+            uuid: Uuid::from_u128(n),
+            sr: Uuid::nil(),
+            file: file(n),
+            format: ImageFormat::Qcow2,
+            size: 1 << 30,
+            physical: 0,
+            parent: parent.map(Uuid::from_u128),
+            state: ImageState::Ready,
+            kept: false,
+        };
+        let images: Vec<Image> =
+            chain.iter().enumerate().map(|(at, n)| image(*n, chain.get(at + 1).copied())).collect();
+        let all = images.iter().cloned().chain(others.iter().map(|n| image(*n, None)));
+        let by_file = all.map(|image| (image.file.clone(), image)).collect();
+        let of = |n: &u128| Uuid::from_u128(1000 + n);
+        let mut by_image: HashMap<Uuid, (Uuid, bool)> =
+            shown.iter().map(|n| (Uuid::from_u128(*n), (of(n), false))).collect();
+        by_image.extend(written.iter().map(|n| (Uuid::from_u128(*n), (of(n), true))));
+        by_image.extend(images.first().map(|image| (image.uuid, (VDI, true))));
+        Told { vdi: VDI, sr: Uuid::nil(), chain: images, by_file, shown: by_image }
+    }
+
+    fn layers(files: &[u128]) -> Vec<Layer> {
+        files.iter().map(|n| Layer { path: format!("/srv/{}", file(*n)).into(), size: 1 << 30 }).collect()
+    }
+
+    /// Chain, those kept, those left.
+    type Plain = (Vec<u128>, Vec<u128>, Vec<u128>);
+
+    fn followed(told: &Told, disk: &[u128]) -> Plain {
+        let Verdict::Follow(follow) = judge(told, &layers(disk)) else { panic!("{:?}", judge(told, &layers(disk))) };
+        for (image, below) in follow.chain.iter().zip(follow.chain.iter().skip(1).map(Some).chain([None])) {
+            assert_eq!(image.parent, below.map(|below| below.uuid));
+        }
+        let plain = |images: &[Image]| images.iter().map(|image| image.uuid.as_u128()).collect();
+        (plain(&follow.chain), follow.kept.iter().map(Uuid::as_u128).collect(), plain(&follow.left))
+    }
+
+    fn diverged(told: &Told, disk: &[u128]) {
+        assert!(matches!(judge(told, &layers(disk)), Verdict::Diverged(_)), "{:?}", judge(told, &layers(disk)));
+    }
+
+    #[test]
+    fn the_same_is_the_same_and_a_larger_disk_is_followed() {
+        let told = told(&[3, 2], &[], &[2], &[]);
+        assert_eq!(judge(&told, &layers(&[3, 2])), Verdict::Agree);
+        let mut grown = layers(&[3, 2]);
+        grown[0].size = 2 << 30;
+        let Verdict::Follow(follow) = judge(&told, &grown) else { panic!() };
+        assert_eq!(
+            (follow.chain[0].size, follow.chain[1].size, follow.kept, follow.left),
+            (2 << 30, 1 << 30, vec![], vec![])
+        );
+    }
+
+    #[test]
+    fn a_leaf_that_was_merged_leaves_the_chain_and_nothing_is_kept_for_it() {
+        assert_eq!(followed(&told(&[3, 2, 1], &[], &[1], &[]), &[2, 1]), (vec![2, 1], vec![], vec![3]));
+    }
+
+    #[test]
+    fn what_was_merged_in_the_middle_leaves_the_chain() {
+        assert_eq!(followed(&told(&[3, 2, 1], &[], &[], &[]), &[3, 1]), (vec![3, 1], vec![], vec![2]));
+    }
+
+    #[test]
+    fn states_that_an_older_catalogue_does_not_know_are_kept() {
+        // 4 and 5 were made after the backup: 3 and 4 were snapshots, 5 is the leaf.
+        assert_eq!(followed(&told(&[3, 2], &[], &[2], &[]), &[5, 4, 3, 2]), (vec![5, 4, 3, 2], vec![4, 3], vec![]));
+    }
+
+    #[test]
+    fn what_another_vdi_shows_or_writes_is_left_to_people() {
+        diverged(&told(&[3, 2], &[], &[2], &[]), &[2]);
+        diverged(&told(&[3], &[7], &[], &[7]), &[4, 7, 3]);
+        diverged(&told(&[3], &[7], &[7], &[]), &[7, 3]);
+        diverged(&told(&[3, 2, 1], &[], &[2], &[]), &[3, 1]);
+        diverged(&told(&[3], &[7], &[], &[]), &[7]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_ours_is_not_taken_in() {
+        let mut layers = layers(&[3, 2]);
+        layers.insert(0, Layer { path: "/srv/web.qcow2".into(), size: 1 << 30 });
+        assert!(matches!(judge(&told(&[3, 2], &[], &[], &[]), &layers), Verdict::Diverged(_)));
+    }
+}

@@ -1,0 +1,109 @@
+//! Disk processes of ours that serve VBDs which the catalogue takes for unplugged, or does not know: it was put back from a
+//! backup, for example. A guest may be using them, so they are taken in where it is plain what they are, and left alone
+//! where it is not.
+
+use api::{Mode, Problem, Transport, Vbd, VbdState, Vdi};
+use jiff::Timestamp;
+use repo::View;
+use repo::catalogue::Process;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::disk::place::Place;
+use crate::disk::process::DiskProcess;
+use crate::disk::serving::Words;
+use crate::vdi::{self, Layer};
+
+/// What has become of processes.
+pub enum Found {
+    /// This one serves the VBD, which is plugged in the catalogue now.
+    Taken(DiskProcess),
+    /// They are left alone.
+    Left,
+}
+
+/// Takes in the process that serves a VBD, which is unplugged in the catalogue or not in it.
+pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>) -> Found {
+    let pids: Vec<u32> = processes.iter().map(|process| process.identity().pid).collect();
+    match try_to(daemon, vbd, processes).await {
+        Ok(process) => {
+            let pid = process.identity().pid;
+            tracing::warn!(%vbd, pid, "the catalogue did not know that this VBD is plugged: its disk's process is taken in");
+            Found::Taken(process)
+        }
+        Err(why) => {
+            tracing::error!(
+                %vbd, ?pids,
+                "a disk's process runs for a VBD that is not plugged, and is left alone: {why}; if no guest uses it, end it"
+            );
+            Found::Left
+        }
+    }
+}
+
+async fn try_to(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>) -> Result<DiskProcess, String> {
+    let alone: [DiskProcess; 1] = processes.try_into().map_err(|_| "there are several of them")?;
+    let [process] = alone;
+    let words = Words::of(process.identity().pid).ok_or("its words cannot be read")?;
+    let layers = vdi::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
+    let layers = layers.ok_or("it does not answer")?;
+    let place = Place::of(&daemon.config, vbd);
+    let identity = process.identity();
+    let taken = daemon.catalogue.write(move |tx| {
+        let transport = words.transport;
+        if tx.find_vbd(vbd)?.is_none() {
+            let vdi = vdi_of(tx, &layers)?;
+            tx.add_vbd(&new(vbd, &vdi, &words))?;
+        }
+        plugged(tx, vbd, identity, &place.shown(transport)?)
+    });
+    taken.await.map_err(|problem| problem.to_string())?;
+    Ok(process)
+}
+
+/// The VDI whose disk has these layers: the first of them that is the image of one that may be written, else the leaf's.
+fn vdi_of(view: &View<'_>, layers: &[Layer]) -> Result<Vdi, Problem> {
+    let mut first = None;
+    for sr in view.srs()? {
+        let images = view.images_of_sr(sr.uuid)?;
+        for (depth, layer) in layers.iter().enumerate() {
+            let Some(image) = images.iter().find(|image| layer.names(&image.file)) else { continue };
+            let Some(vdi) = view.vdi_of_image(image.uuid)?.map(|vdi| view.vdi(vdi)).transpose()? else { continue };
+            if !vdi.read_only {
+                return Ok(vdi);
+            }
+            first = first.or((depth == 0).then_some(vdi));
+        }
+    }
+    first.ok_or_else(|| Problem::new(api::Code::NotFound, "its files are no VDI's that the catalogue knows"))
+}
+
+fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
+    Vbd {
+        uuid,
+        vm: None,
+        vdi: vdi.uuid,
+        position: 0,
+        mode: if words.read_only { Mode::ReadOnly } else { Mode::ReadWrite },
+        bootable: false,
+        transport: words.transport,
+        queues: words.queues,
+        state: VbdState::Unplugged,
+        socket: None,
+        pid: None,
+        restarts: 0,
+        waits_for_space: false,
+        problem: None,
+        created: Timestamp::now(),
+    }
+}
+
+fn plugged(tx: &mut repo::Tx<'_>, vbd: Uuid, by: Process, at: &api::AbsolutePath) -> Result<(), Problem> {
+    let known = tx.vbd(vbd)?;
+    if known.transport == Transport::Blkif && known.vm.is_none() {
+        return Err(Problem::new(api::Code::State, "the domain that it serves is not known"));
+    }
+    tx.take_lease(known.vdi, vbd, known.mode)?;
+    tx.set_vbd_served(vbd, by, at)?;
+    tx.set_vbd_state(vbd, VbdState::Plugged, None)
+}

@@ -1,0 +1,300 @@
+//! What a disk process serves, what the catalogue says and what lies in the repository are one and the same, whoever dies,
+//! gives way or is put back.
+
+mod harness;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+
+use harness::{Taplined, disks};
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+
+/// A daemon, a repository of chains and a VDI in it that is plugged, for a client of NBD.
+struct Bed {
+    daemon: Taplined,
+    vdi: String,
+    vbd: String,
+}
+
+fn bed() -> Bed {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let asked = json!({ "sr": sr, "name": "disk", "size": 64 * MIB, "format": "qcow2" });
+    let vdi: String = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into();
+    let vbd = disks::vbd(&daemon, &vdi, "nbd");
+    disks::plug(&daemon, &vbd);
+    Bed { daemon, vdi, vbd }
+}
+
+impl Bed {
+    fn snapshot(&self) -> String {
+        let made = self.daemon.done(self.daemon.post(&format!("/vdis/{}/snapshot", self.vdi), json!({})));
+        made["uuid"].as_str().unwrap().into()
+    }
+
+    #[track_caller]
+    fn io(&self, commands: &[&str]) {
+        let (well, said) = disks::io(&disks::nbd(&self.daemon, &self.vbd), commands);
+        assert!(well, "{commands:?}: {said}");
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.daemon.room().join("vms")
+    }
+
+    /// The files from the top down and the size, by the process that serves them.
+    fn served(&self) -> (Vec<String>, u64) {
+        let place = self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/"));
+        let mut disk = UnixStream::connect(place.join("control.sock")).unwrap();
+        disk.write_all(b"{\"version\":1,\"id\":1,\"verb\":\"layers\"}\n").unwrap();
+        let mut said = String::new();
+        BufReader::new(disk).read_line(&mut said).unwrap();
+        let said = serde_json::from_str::<Value>(&said).unwrap()["ok"].take();
+        let name = |layer: &Value| layer["path"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+        (said["layers"].as_array().unwrap().iter().map(name).collect(), said["size"].as_u64().unwrap())
+    }
+
+    /// The same by the catalogue.
+    fn told(&self) -> (Vec<String>, u64) {
+        let sql = "WITH RECURSIVE chain (link, depth) AS (
+                       SELECT image, 0 FROM vdi WHERE uuid = ?1
+                       UNION ALL SELECT parent, depth + 1 FROM chain JOIN image ON uuid = link WHERE parent IS NOT NULL
+                   ) SELECT file FROM chain JOIN image ON uuid = link ORDER BY depth";
+        let catalogue = rusqlite::Connection::open(self.daemon.room().join("state/catalogue.db")).unwrap();
+        let mut statement = catalogue.prepare(sql).unwrap();
+        let files = statement.query_map([&self.vdi], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
+        (files, shown["virtual_size"].as_u64().unwrap())
+    }
+
+    fn settle(&self) {
+        let mut quiet = 0;
+        harness::wait_until("all tasks are over", || {
+            let open = self.daemon.get("/tasks?open=true").1;
+            quiet = if open == json!([]) { quiet + 1 } else { 0 };
+            quiet > 20
+        });
+    }
+}
+
+/// A merge of the leaf itself ends in the disk's process; what asks it to give way just then must not forget that.
+#[test]
+fn a_merge_of_the_leaf_that_ends_while_it_gives_way_is_recorded() {
+    for round in 0..40 {
+        let bed = bed();
+        let snapshot = bed.snapshot();
+        bed.io(&["write -P 1 0 8M", "flush"]);
+        let (status, task) = bed.daemon.delete(&format!("/vdis/{snapshot}"));
+        assert_eq!(status, 202, "{task}");
+        assert_eq!(bed.daemon.wait(&task)["state"], "done");
+        std::thread::sleep(std::time::Duration::from_millis(round % 20));
+        bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
+        assert_eq!(bed.told(), bed.served(), "round {round}: {}", bed.daemon.log());
+        bed.io(&["write -P 2 100M 1M", "flush"]);
+        disks::unplug(&bed.daemon, &bed.vbd);
+        disks::plug(&bed.daemon, &bed.vbd);
+        bed.io(&["read -P 1 0 8M", "read -P 2 100M 1M"]);
+    }
+}
+
+/// The daemon dies when the merge has ended and is not recorded; the disk's process goes on, or dies too.
+#[test]
+fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
+    for disk_dies in [false, true] {
+        let mut bed = bed();
+        let snapshot = bed.snapshot();
+        bed.io(&["write -P 1 0 1M", "flush"]);
+        bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", "vdi-merge:merge:after")]);
+        let (status, task) = bed.daemon.delete(&format!("/vdis/{snapshot}"));
+        assert_eq!(status, 202, "{task}");
+        bed.daemon.wait_for_death();
+        let (files, size) = bed.served();
+        assert_eq!((files.len(), size), (1, 64 * MIB));
+        if disk_dies {
+            let pid = disks::processes(&bed.daemon);
+            for pid in pid {
+                assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+            }
+        }
+        bed.daemon.restart();
+        bed.settle();
+        harness::wait_until("it is served", || disks::state(&bed.daemon, &bed.vbd) == "plugged");
+        assert_eq!(bed.told(), bed.served(), "the disk dies: {disk_dies}: {}", bed.daemon.log());
+        assert_eq!(bed.told().0, files, "the disk dies: {disk_dies}");
+        bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
+        bed.io(&["read -P 1 0 1M", "write -P 2 100M 1M", "flush"]);
+        disks::unplug(&bed.daemon, &bed.vbd);
+        disks::plug(&bed.daemon, &bed.vbd);
+        bed.io(&["read -P 1 0 1M", "read -P 2 100M 1M"]);
+        assert_eq!(bed.told(), bed.served());
+        let there: Vec<_> = fs::read_dir(bed.directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
+    }
+}
+
+type Backup = [Option<Vec<u8>>; 3];
+
+impl Bed {
+    /// The catalogue's files: what is committed may still lie beside the main one.
+    fn catalogue(&self) -> [PathBuf; 3] {
+        let state = self.daemon.room().join("state");
+        ["catalogue.db", "catalogue.db-wal", "catalogue.db-shm"].map(|name| state.join(name))
+    }
+
+    /// What the catalogue holds, taken while no daemon runs.
+    fn back_up(&mut self) -> Backup {
+        assert!(self.daemon.stop());
+        let backup = self.catalogue().map(|path| fs::read(path).ok());
+        self.daemon.restart();
+        backup
+    }
+
+    /// Puts a catalogue back while no daemon runs.
+    fn put_back(&mut self, backup: &Backup) {
+        assert!(self.daemon.stop());
+        for (path, bytes) in self.catalogue().iter().zip(backup) {
+            match bytes {
+                Some(bytes) => fs::write(path, bytes).unwrap(),
+                None => drop(fs::remove_file(path)),
+            }
+        }
+        // What the repository says of itself would bring the catalogue up to date: here a running disk's word is all there is.
+        fs::remove_file(self.directory().join(".tapline-inventory.jsonl")).unwrap();
+        self.daemon.restart();
+    }
+
+    fn kill_disk(&self) {
+        let running = disks::processes(&self.daemon);
+        for pid in &running {
+            assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        }
+        harness::wait_until("another process serves it", || {
+            let shown = self.daemon.get(&self.vbd).1;
+            let pid = shown["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+            shown["state"] == "plugged" && pid.is_some_and(|pid| !running.contains(&pid))
+        });
+    }
+
+    fn names(&self) -> Vec<(String, bool)> {
+        let vdis = self.daemon.get("/vdis").1;
+        let of = |vdi: &Value| (vdi["name"].as_str().unwrap().to_owned(), vdi["read_only"].as_bool().unwrap());
+        vdis.as_array().unwrap().iter().map(of).collect()
+    }
+
+    fn reconcile(&self, dry_run: bool) -> Value {
+        let (status, differences) = self.daemon.post("/host/reconcile", json!({ "dry_run": dry_run }));
+        assert_eq!(status, 200, "{differences}");
+        differences
+    }
+}
+
+/// The catalogue was put back from a backup of before two snapshots; the disk has gone on.
+#[test]
+fn a_disk_that_has_gone_on_behind_a_restored_catalogue_loses_nothing_when_it_dies() {
+    let mut bed = bed();
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    let backup = bed.back_up();
+    bed.snapshot();
+    bed.io(&["write -P 2 1M 1M", "flush"]);
+    bed.snapshot();
+    bed.io(&["write -P 3 2M 1M", "flush"]);
+    let (files, size) = bed.served();
+    assert_eq!(files.len(), 3);
+    bed.put_back(&backup);
+    bed.settle();
+    assert_eq!(bed.told(), (files.clone(), size), "{}", bed.daemon.log());
+    bed.kill_disk();
+    bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 3 2M 1M", "write -P 4 3M 1M", "flush"]);
+    assert_eq!(bed.served(), (files.clone(), size));
+    // States that nobody knows any more by name are there, and are not merged away.
+    bed.settle();
+    assert_eq!((bed.names().len(), bed.told().0), (3, files), "{:?}", bed.names());
+    assert_eq!(bed.reconcile(false), json!([]));
+}
+
+/// The catalogue is of a time at which nothing was plugged.
+#[test]
+fn a_disk_that_the_catalogue_takes_for_unplugged_goes_on_and_is_taken_in() {
+    let mut bed = bed();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    let backup = bed.back_up();
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    let running = disks::processes(&bed.daemon);
+    bed.put_back(&backup);
+    assert_eq!(disks::processes(&bed.daemon), running, "{}", bed.daemon.log());
+    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
+    disks::nothing_leaked(&bed.daemon);
+    bed.kill_disk();
+    bed.io(&["read -P 1 0 1M"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    disks::nothing_leaked(&bed.daemon);
+}
+
+/// The catalogue is of a time before the VBD was made.
+#[test]
+fn a_disk_whose_vbd_the_catalogue_does_not_know_gets_it_back() {
+    let mut bed = bed();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let backup = bed.back_up();
+    bed.vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    let running = disks::processes(&bed.daemon);
+    bed.put_back(&backup);
+    assert_eq!(disks::processes(&bed.daemon), running, "{}", bed.daemon.log());
+    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
+    bed.io(&["read -P 1 0 1M"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    disks::nothing_leaked(&bed.daemon);
+}
+
+/// The catalogue is of a time when the file that the disk writes to now was a snapshot's.
+#[test]
+fn what_is_not_certain_is_told_and_left_until_somebody_decides() {
+    for believe in ["disk", "catalogue"] {
+        let mut bed = bed();
+        bed.io(&["write -P 1 0 1M", "flush"]);
+        let snapshot = bed.snapshot();
+        bed.io(&["write -P 2 0 1M", "flush"]);
+        let backup = bed.back_up();
+        bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+        harness::wait_until("the leaf is merged", || bed.told().0.len() == 1);
+        bed.settle();
+        let (files, _) = bed.served();
+        bed.put_back(&backup);
+        let vdi = || bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1;
+        assert_eq!(vdi()["state"], "diverged", "{}", bed.daemon.log());
+        assert!(bed.daemon.get(&bed.vbd).1["problem"]["advice"].as_str().unwrap().contains("host reconcile"));
+        let differences = bed.reconcile(true);
+        assert_eq!(differences[0]["healed"], false, "{differences}");
+        assert_eq!(differences[0]["disk"].as_array().unwrap().len(), 1);
+        // Its guest goes on; nobody changes it.
+        bed.io(&["read -P 2 0 1M", "write -P 3 1M 1M", "flush"]);
+        for (verb, asked) in [("snapshot", json!({})), ("resize", json!({ "size": 128 * MIB })), ("merge", json!({}))] {
+            let (status, refused) = bed.daemon.post(&format!("/vdis/{}/{verb}", bed.vdi), asked);
+            assert_eq!((status, &refused["code"]), (409, &json!("state")), "{verb}: {refused}");
+        }
+        assert_eq!(bed.served().0, files);
+        let decide =
+            |believe: &str| bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), json!({ "believe": believe }));
+        if believe == "disk" {
+            // The snapshot's file is the disk's now: the snapshot cannot be kept.
+            let (status, refused) = decide("disk");
+            assert_eq!(status, 409, "{refused}");
+            assert!(refused["message"].as_str().unwrap().contains(&snapshot), "{refused}");
+        } else {
+            let (status, refused) = decide("catalogue");
+            assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
+            disks::unplug(&bed.daemon, &bed.vbd);
+            let (status, decided) = decide("catalogue");
+            assert_eq!((status, &decided["state"]), (200, &json!("ready")), "{decided}");
+        }
+    }
+}

@@ -1,12 +1,12 @@
 //! What a repository says of itself: the inventory, a file beside its images (decision 0021).
 //!
-//! One JSON object a line, for people to read. The first line has the whole state of some generation; each line behind it, what one
-//! commit of the catalogue has changed. A line ends with the hash of itself, which is also its *head*: it covers the head of the
-//! line before, so that two files with one head have one history.
+//! One JSON object a line, for people to read. The first line has the whole state of some generation; each line behind
+//! it, what one commit of the catalogue has changed. A line ends with the hash of itself, which is also its *head*: it
+//! covers the head of the line before, so that two files with one head have one history.
 //!
-//! Invariants: what is read is a state that was written, or nothing; a line that was cut off by a crash counts for nothing, and
-//! damage anywhere else is told. All that is in the file may be hostile: no name in it leads out of the directory, no image stands
-//! on itself.
+//! Invariants: what is read is a state that was written, or nothing; a line that was cut off by a crash counts for
+//! nothing, and damage anywhere else is told. All that is in the file may be hostile: no name in it leads out of the
+//! directory, no image stands on itself.
 
 mod line;
 mod log;

@@ -1,4 +1,5 @@
-//! Repositories that describe themselves: what they say is what the catalogue says, and gives it back to one that knows less.
+//! Repositories that describe themselves: what they say is what the catalogue says, and gives it back to one that knows
+//! less.
 
 mod harness;
 

@@ -1,8 +1,8 @@
 //! What repositories say of themselves ([`crate::inventory`]), as the catalogue has it.
 //!
-//! Each commit that changes images or VDIs of a repository, or what people say of it, also raises the repository's generation and
-//! keeps the line that says so, in the same commit. So the file and the lines that are kept are together what the catalogue says,
-//! whoever dies when. A line that is in the file goes with the next commit that makes one.
+//! Each commit that changes images or VDIs of a repository, or what people say of it, also raises the repository's
+//! generation and keeps the line that says so, in the same commit. So the file and the lines that are kept are together
+//! what the catalogue says, whoever dies when. A line that is in the file goes with the next commit that makes one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,8 @@ pub enum Noted {
     Vdi(Uuid),
 }
 
-/// How far the inventories are, and how far their files are. In memory: when the daemon starts, the files are looked at.
+/// How far the inventories are, and how far their files are. In memory: when the daemon starts, the files are looked
+/// at.
 #[derive(Debug, Default)]
 pub struct Outbox {
     state: Mutex<HashMap<Uuid, Reached>>,
@@ -238,8 +239,8 @@ impl Tx<'_> {
         self.execute("DELETE FROM inventory_outbox WHERE sr = ?1 AND generation <= ?2", (Id(sr), written)).map(drop)
     }
 
-    /// Keeps a line for each repository of which the inventory says something else: before the commit, when all its changes are made.
-    /// Tells how far they are then.
+    /// Keeps a line for each repository of which the inventory says something else: before the commit, when all its
+    /// changes are made. Tells how far they are then.
     pub(super) fn record_inventories(&mut self, outbox: &Outbox) -> Result<Vec<(Uuid, Option<u64>)>, Problem> {
         let mut srs: Vec<Uuid> = Vec::new();
         for (sr, _) in &self.noted {

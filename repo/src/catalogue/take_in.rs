@@ -1,4 +1,5 @@
-//! A repository's own word goes into the catalogue: all that it says, in one commit, in the place of what was known of it.
+//! A repository's own word goes into the catalogue: all that it says, in one commit, in the place of what was known of
+//! it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -49,8 +50,8 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// The catalogue says of a repository what its inventory says, which is at `generation` with `head`. `files` are the files that
-    /// are there, with what they take. Refuses if something of it is another repository's here.
+    /// The catalogue says of a repository what its inventory says, which is at `generation` with `head`. `files` are
+    /// the files that are there, with what they take. Refuses if something of it is another repository's here.
     pub fn take_in(
         &mut self,
         sr: Uuid,

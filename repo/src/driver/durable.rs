@@ -1,4 +1,5 @@
-//! Small files that grow line by line or are written anew in one piece: what was written is there after the loss of power too.
+//! Small files that grow line by line or are written anew in one piece: what was written is there after the loss of
+//! power too.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,8 +11,8 @@ use rustix::io::Errno;
 
 use super::directory::{Directory, UNFINISHED, open_failed};
 
-/// Room that such a file has beside what is in it, so that it can grow while guests have filled the file system: what makes space again
-/// has to be written down first.
+/// Room that such a file has beside what is in it, so that it can grow while guests have filled the file system: what
+/// makes space again has to be written down first.
 const ROOM: u64 = 256 << 10;
 
 /// Why nothing was appended, as far as is known.
@@ -28,7 +29,8 @@ fn why(tried: &str, error: &std::io::Error) -> Problem {
 }
 
 impl Directory {
-    /// Appends to a file in which `len` bytes are meant: what is behind them, of an append that failed or was killed, is cut off.
+    /// Appends to a file in which `len` bytes are meant: what is behind them, of an append that failed or was killed,
+    /// is cut off.
     pub fn append_file(&self, name: &str, len: u64, bytes: &[u8]) -> Result<(), Appended> {
         let tried = format!("append to {}", self.path().join(name).display());
         let nothing = |error: std::io::Error| Appended::Nothing(why(&tried, &error));
@@ -75,7 +77,8 @@ impl Directory {
     }
 }
 
-/// Has the file system set something aside behind what is in a file, if it can: not all can, and one that is full cannot now.
+/// Has the file system set something aside behind what is in a file, if it can: not all can, and one that is full
+/// cannot now.
 fn keep_room(file: &File, len: u64) {
     let taken =
         rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));

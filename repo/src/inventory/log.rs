@@ -1,8 +1,9 @@
-//! The file of an inventory: read as a whole, appended to line by line, and written anew when what is over has become most of it.
+//! The file of an inventory: read as a whole, appended to line by line, and written anew when what is over has become
+//! most of it.
 //!
-//! *Killed while a line is appended:* the line is there, or is cut off at the next append; the catalogue has it still. *Killed while the
-//! file is written anew:* it is what it was, or the new one, which says the same. *An append that could not be made durable:* nobody
-//! knows what is on the disk, so that the file is written anew.
+//! *Killed while a line is appended:* the line is there, or is cut off at the next append; the catalogue has it still.
+//! *Killed while the file is written anew:* it is what it was, or the new one, which says the same. *An append that
+//! could not be made durable:* nobody knows what is on the disk, so that the file is written anew.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -66,8 +67,8 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// Whether a catalogue has all that the file had: it is of generation `generation`, and `known` are heads of its own. Each line that
-    /// cannot be believed is one generation at most.
+    /// Whether a catalogue has all that the file had: it is of generation `generation`, and `known` are heads of its
+    /// own. Each line that cannot be believed is one generation at most.
     pub fn is_known(&self, generation: u64, known: &[(u64, String)]) -> bool {
         let Some((newest, head)) = &self.newest else { return false };
         known.iter().any(|(at, known)| at == newest && known == head)
@@ -75,7 +76,8 @@ impl Damage {
     }
 }
 
-/// Reads the inventory of the repository `sr`. Refuses what a newer program has written, and what is another repository's.
+/// Reads the inventory of the repository `sr`. Refuses what a newer program has written, and what is another
+/// repository's.
 pub fn read(directory: &Directory, sr: Uuid) -> Result<Read, Problem> {
     let Some(bytes) = directory.read_file(INVENTORY, LEN_MAX)? else { return Ok(Read::Absent) };
     let path = directory.path().join(INVENTORY).display().to_string();
@@ -176,7 +178,8 @@ pub fn keep_damaged(directory: &Directory) -> Result<(), Problem> {
 }
 
 impl Log {
-    /// Writes the file as a whole, in the place of the one that is there if any is. `earlier` are heads before this one.
+    /// Writes the file as a whole, in the place of the one that is there if any is. `earlier` are heads before this
+    /// one.
     pub fn write(
         directory: &Directory,
         sr: Uuid,

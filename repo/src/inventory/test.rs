@@ -67,7 +67,8 @@ fn words() -> Words {
     Words { name: "vms".parse().unwrap(), description: Description::default() }
 }
 
-/// A disk, a snapshot of it, the snapshot gone and its image merged away: a line each; the states before, between and after.
+/// A disk, a snapshot of it, the snapshot gone and its image merged away: a line each; the states before, between and
+/// after.
 fn history() -> (Contents, Vec<Vec<Change>>) {
     let mut first = Contents::new(words());
     first.apply(Change::Image(image(1, None)));

@@ -1,9 +1,9 @@
-//! Inventories of attached repositories: compared with the catalogue when a repository is attached, kept up to date from then on
-//! (decision 0021).
+//! Inventories of attached repositories: compared with the catalogue when a repository is attached, kept up to date
+//! from then on (decision 0021).
 //!
-//! Invariants: a file that has what the catalogue does not know is never written over by itself; what nobody can tell the age of is
-//! refused before anything is changed. Who writes has the log's lock, on the thread that waits for the storage: one that is late
-//! writes nothing twice.
+//! Invariants: a file that has what the catalogue does not know is never written over by itself; what nobody can tell
+//! the age of is refused before anything is changed. Who writes has the log's lock, on the thread that waits for the
+//! storage: one that is late writes nothing twice.
 
 mod compare;
 
@@ -93,7 +93,8 @@ impl Srs {
         self.logs().remove(&sr);
     }
 
-    /// Sees that the inventory of a repository has all that was recorded up to now. Where none can be written, there is none.
+    /// Sees that the inventory of a repository has all that was recorded up to now. Where none can be written, there is
+    /// none.
     pub async fn keep_inventory(&self, sr: Uuid) -> Result<(), Problem> {
         if !self.catalogue.outbox().is_behind(sr) {
             return Ok(());
@@ -187,8 +188,8 @@ fn shown(directory: &Directory, sr: Uuid) -> Result<Inventory, Problem> {
 }
 
 impl Examined {
-    /// Records what was found, in the commit in which the repository is attached. What a catalogue that was older had under way is
-    /// ended if `outdated`: how it ended is in the repository.
+    /// Records what was found, in the commit in which the repository is attached. What a catalogue that was older had
+    /// under way is ended if `outdated`: how it ended is in the repository.
     pub(super) fn record(&self, tx: &mut Tx<'_>, sr: Uuid, outdated: bool) -> Result<Option<TakenIn>, Problem> {
         match &self.verdict {
             Verdict::Nothing | Verdict::Known(_) => Ok(None),
@@ -197,7 +198,8 @@ impl Examined {
                 if outdated {
                     end_outdated(tx, sr)?;
                 }
-                // Disks that run are looked at behind this, when they are taken over: what a process says of its chain counts more.
+                // Disks that run are looked at behind this, when they are taken over: what a process says of its chain
+                // counts more.
                 tx.take_in(sr, (log.generation, &log.head), contents, &self.files).map(Some)
             }
         }

@@ -1,5 +1,5 @@
-//! The file of an inventory and what the catalogue keeps for it are together what the catalogue says; and a catalogue that takes a file
-//! in says the same.
+//! The file of an inventory and what the catalogue keeps for it are together what the catalogue says; and a catalogue
+//! that takes a file in says the same.
 
 use std::collections::VecDeque;
 

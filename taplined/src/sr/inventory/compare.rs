@@ -83,7 +83,8 @@ fn attach(believed: &str) -> String {
     format!("'tapline sr attach --believe {believed}'")
 }
 
-/// Neither has been where the other is: a backup of the repository or of the state directory was put back, or two hosts have used it.
+/// Neither has been where the other is: a backup of the repository or of the state directory was put back, or two hosts
+/// have used it.
 fn diverged(sr: &Sr, log: &Log, contents: &Contents, recorded: &Recorded) -> Problem {
     let what = format!(
         "the repository '{}' ({}) and this host's catalogue have diverged: it is at generation {}, the catalogue at {}, and neither \

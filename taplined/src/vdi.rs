@@ -1,7 +1,7 @@
 //! Virtual disks: the jobs that make, change, copy and remove them, each of which is done in full or not at all.
 //!
-//! What is in a file is the disk process's business; which files a disk consists of is the catalogue's. A job changes files so
-//! that either reading of the catalogue, the one before and the one after its commit, finds what it names.
+//! What is in a file is the disk process's business; which files a disk consists of is the catalogue's. A job changes
+//! files so that either reading of the catalogue, the one before and the one after its commit, finds what it names.
 
 pub mod begin;
 mod chain;

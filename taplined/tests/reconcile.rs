@@ -1,5 +1,5 @@
-//! What a disk process serves, what the catalogue says and what lies in the repository are one and the same, whoever dies,
-//! gives way or is put back.
+//! What a disk process serves, what the catalogue says and what lies in the repository are one and the same, whoever
+//! dies, gives way or is put back.
 
 mod harness;
 

@@ -480,8 +480,7 @@ fn a_snapshot_works_at_once_behind_the_end_of_another() {
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{last}")));
     harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
     bed.unplug(&vbd);
-    let expected: Vec<(usize, u8)> =
-        (0..16).map(|at| (at, if at < 14 { at as u8 + 17 } else { at as u8 + 1 })).collect();
+    let expected: Vec<(usize, u8)> = (0..16).zip((17..31).chain(15..17)).collect();
     assert_eq!(bed.read(&vdi), content(&expected));
     bed.settle();
     bed.nothing_is_left();

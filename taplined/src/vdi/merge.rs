@@ -3,10 +3,10 @@
 //! A *run* is a hidden image that one image stands on, with the hidden ones above it of which the same holds; what is
 //! above the run, its *head*, is a VDI's image, or has several on it. The run is merged into its lowest image.
 //!
-//! 1. `merge`: the disk process moves what the upper images hold into the lowest, on a live disk or not. *Killed:* the chain
-//!    is as it was, or, at the very end, the image above stands on the lowest one already; asked again, it goes on with what is
-//!    left (docs/control.md). That step is therefore done again until it is done, unless it cannot be: then the files say
-//!    how far it came, and the catalogue follows them.
+//! 1. `merge`: the disk process moves what the upper images hold into the lowest, on a live disk or not. *Killed:* the
+//!    chain is as it was, or, at the very end, the image above stands on the lowest one already; asked again, it goes
+//!    on with what is left (docs/control.md). That step is therefore done again until it is done, unless it cannot be:
+//!    then the files say how far it came, and the catalogue follows them.
 //! 2. `record`: the chain is shorter in the catalogue. 3. `remove`: the files that hold nothing are removed.
 
 use std::collections::HashMap;
@@ -78,8 +78,8 @@ impl Job for Merge {
         }
     }
 
-    /// Whatever has been moved shows nothing else than before. Only if the image above stands on the target already, the
-    /// merge is done and must be recorded.
+    /// Whatever has been moved shows nothing else than before. Only if the image above stands on the target already,
+    /// the merge is done and must be recorded.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if self.is_done(daemon).await? {
             self.record(daemon).await?;
@@ -134,7 +134,8 @@ impl Merge {
             merged = &mut merged => return merged.map(drop),
             () = context.cancelled() => {}
         }
-        // It ends when what is in flight is durable, and tells how: it may have done everything. The disk takes other verbs then.
+        // It ends when what is in flight is durable, and tells how: it may have done everything. The disk takes other
+        // verbs then.
         let begun = Instant::now();
         while begun.elapsed() < TO_CANCEL {
             match live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await {
@@ -163,8 +164,8 @@ impl Merge {
         }
     }
 
-    /// Whether everything has been moved, and the image above, if there is one, stands on the target. The process that has
-    /// the disk knows; when it is no more, the files tell.
+    /// Whether everything has been moved, and the image above, if there is one, stands on the target. The process that
+    /// has the disk knows; when it is no more, the files tell.
     async fn is_done(&self, daemon: &Daemon) -> Result<bool, Problem> {
         if let Some(vbd) = self.vbd {
             if let Some(layers) = live::layers(daemon, vbd).await? {

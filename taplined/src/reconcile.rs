@@ -25,6 +25,10 @@ use judge::{Follow, Told, Verdict, judge};
 pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run; then say which is right: \
                           tapline vdi reconcile VDI --believe disk|catalogue";
 
+/// What can be done about what an abandoned task has left.
+pub const ABANDONED: &str = "VDIs that it had in hand are diverged until you say what they are: look at them with tapline sr scan, \
+                             then tapline vdi reconcile VDI --believe disk|catalogue";
+
 /// Whether what is certain is followed, or all is only told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heal {

@@ -58,7 +58,14 @@ impl Job for Destroy {
                 let vdi = self.vdi;
                 daemon.catalogue.write(move |tx| tx.remove_vdi(vdi)).await
             }
-            _ => forget_image(daemon, self.image).await,
+            _ => match forget_image(daemon, self.image).await {
+                Err(problem) if problem.code == Code::InUse => {
+                    // The VDI is no more. What it has left is removed when nobody uses it.
+                    tracing::warn!(vdi = %self.vdi, "{problem}; it will be later");
+                    Ok(())
+                }
+                removed => removed,
+            },
         }
     }
 

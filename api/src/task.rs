@@ -29,7 +29,7 @@ pub struct Task {
     /// and VMs answer all of the object, those about many VBDs the UUIDs of all. The rest is the verb's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<serde_json::Value>,
-    /// Why it failed.
+    /// Why it failed; or, while it is not over, why its step is being tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
     /// When it was asked for.

@@ -17,8 +17,8 @@ const DESCRIPTION_MAX: usize = 4096;
 /// Bytes of a path (`PATH_MAX` of linux/limits.h, its end not counted).
 const PATH_MAX: usize = 4095;
 
-/// What people call an object: 1 to 128 characters, none of them a control character, no blank at either end. Names need
-/// not be unique; what looks like a UUID is refused, since it would be taken for one.
+/// What people call an object: 1 to 128 characters, none of them a control character, no blank at either end. Names
+/// need not be unique; what looks like a UUID is refused, since it would be taken for one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);

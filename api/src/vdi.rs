@@ -23,7 +23,8 @@ pub struct Vdi {
     pub sr: Uuid,
     /// What a guest sees, in bytes.
     pub virtual_size: u64,
-    /// What its own image takes, in bytes, when that was last looked at; images below it, which it may share, not counted.
+    /// What its own image takes, in bytes, when that was last looked at; images below it, which it may share, not
+    /// counted.
     pub physical_utilisation: u64,
     /// The format of its own image.
     pub format: ImageFormat,
@@ -236,7 +237,8 @@ pub struct VdiReconcile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Believed {
-    /// The running disk's. VDIs that stood on files which it has no more are damaged then: what they show may have changed.
+    /// The running disk's. VDIs that stood on files which it has no more are damaged then: what they show may have
+    /// changed.
     Disk,
     /// The catalogue's. What was written to other files is not in the VDI then.
     Catalogue,

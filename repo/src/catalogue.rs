@@ -1,8 +1,9 @@
 //! What exists on this host, in one SQLite file.
 //!
-//! Readers see a state between two commits; writers go through one thread, which makes one commit of all that wait for it,
-//! so that many small changes cost one sync. A change that was answered survives the loss of power; one that was refused
-//! has left nothing. Every change of an object is told as an event, after its commit and in the order of commits.
+//! Readers see a state between two commits; writers go through one thread, which makes one commit of all that wait for
+//! it, so that many small changes cost one sync. A change that was answered survives the loss of power; one that was
+//! refused has left nothing. Every change of an object is told as an event, after its commit and in the order of
+//! commits.
 //!
 //! It knows rows, not what they stand for: no file, no process, no time but the one it is asked to record.
 
@@ -51,8 +52,8 @@ const MIGRATIONS: [&str; 3] = [
     include_str!("catalogue/schema-3.sql"),
 ];
 
-/// Questions of the daemon's own work at one time, and of its clients: each has a thread and a connection. More would wait for the
-/// processors anyway; and however many clients ask, they take nothing from those at work.
+/// Questions of the daemon's own work at one time, and of its clients: each has a thread and a connection. More would
+/// wait for the processors anyway; and however many clients ask, they take nothing from those at work.
 const READERS: usize = 4;
 const READERS_OF_CLIENTS: usize = 4;
 
@@ -128,7 +129,8 @@ impl Catalogue {
         self.ask(&self.readers.own, question).await
     }
 
-    /// The same for somebody who only wants to know: among themselves those take turns, and never keep the daemon's own work waiting.
+    /// The same for somebody who only wants to know: among themselves those take turns, and never keep the daemon's own
+    /// work waiting.
     pub async fn read_for_client<T, F>(&self, question: F) -> Result<T, Problem>
     where
         T: Send + 'static,

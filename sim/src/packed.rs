@@ -1,17 +1,17 @@
-//! What a qcow2 file holds that we never write ourselves, and that others leave to us: compressed clusters, and a cluster
-//! that reads as zero and has a place.
+//! What a qcow2 file holds that we never write ourselves, and that others leave to us: compressed clusters, and a
+//! cluster that reads as zero and has a place.
 //!
-//! Knows the qcow2 specification and RFC 1951, and nothing of how our images are opened. Two compressed clusters share a
-//! cluster of the file with the beginning of a third, which ends in the next one: giving one of them up must leave the
-//! others alone.
+//! Knows the qcow2 specification and RFC 1951, and nothing of how our images are opened. Two compressed clusters share
+//! a cluster of the file with the beginning of a third, which ends in the next one: giving one of them up must leave
+//! the others alone.
 
 use crate::media::Media;
 use crate::qcow2::{CLUSTER, CLUSTER_SECTORS};
 use crate::sector::{PARENTS, SECTOR_LEN, Sector, Word};
 use crate::theme::BLOCK;
 
-/// Clusters of a file that holds it: four that every file has, two L2 tables, two of compressed bytes, and one that is not
-/// read.
+/// Clusters of a file that holds it: four that every file has, two L2 tables, two of compressed bytes, and one that is
+/// not read.
 pub const USED: u64 = 9;
 /// Clusters of the disk under one L2 table.
 const TABLE: u64 = CLUSTER / 8;
@@ -77,8 +77,8 @@ fn overwrite(media: &mut Media, at: u64, bytes: &[u8]) {
     media.write(first, &sectors);
 }
 
-/// Sectors that are one word each, as a deflate stream: one block of fixed codes, in which each sector is its eight bytes
-/// and twice the same again.
+/// Sectors that are one word each, as a deflate stream: one block of fixed codes, in which each sector is its eight
+/// bytes and twice the same again.
 fn deflated(words: impl Iterator<Item = Word>) -> Vec<u8> {
     let mut bits = Bits::default();
     // The last block, of fixed codes.
@@ -87,7 +87,8 @@ fn deflated(words: impl Iterator<Item = Word>) -> Vec<u8> {
         let mut sector = [0; SECTOR_LEN];
         Sector::Word(word).copy_to(&mut sector);
         sector[..8].iter().for_each(|&byte| bits.literal(byte));
-        // 258 bytes, code 285; and 246, code 284 with 5 bits for what is over 227. From 8 bytes back: code 5, one more than 7.
+        // 258 bytes, code 285; and 246, code 284 with 5 bits for what is over 227. From 8 bytes back: code 5, one more
+        // than 7.
         bits.code(0b1100_0101, 8);
         bits.distance();
         bits.code(0b1100_0100, 8);

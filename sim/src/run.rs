@@ -117,8 +117,8 @@ pub struct Setup {
     pub first: u64,
     /// Bytes of a redo log for records.
     pub log: usize,
-    /// Whether the disk's own limits are as low as they can be: no memory for its map, one fill at a time, and a round as soon
-    /// as two blocks of metadata have changed.
+    /// Whether the disk's own limits are as low as they can be: no memory for its map, one fill at a time, and a round
+    /// as soon as two blocks of metadata have changed.
     pub tight: bool,
 }
 
@@ -209,7 +209,8 @@ pub fn run(
     watch: &mut Watch<'_>,
 ) -> Result<End, Violation> {
     let mut run = Run::new(setup, start)?;
-    // In a short workload little is known that could be forgotten, and all that is read again is one more moment to crash at.
+    // In a short workload little is known that could be forgotten, and all that is read again is one more moment to
+    // crash at.
     run.forgets = workload.len() > SHORT;
     let mut waiting = workload.iter().copied();
     let mut upcoming = waiting.next();
@@ -373,7 +374,8 @@ impl Run {
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
         self.disk.settle(done, &mut io);
         self.disk.retry(&mut io);
-        // At rest, as by whoever serves it: else what needs much metadata would learn it again and again, and never be done.
+        // At rest, as by whoever serves it: else what needs much metadata would learn it again and again, and never be
+        // done.
         if self.forgets && self.operations % FORGETS == 0 && self.disk.is_idle() {
             self.disk.drop_caches();
         }
@@ -455,8 +457,8 @@ impl Run {
 }
 
 impl Run {
-    /// Reads once more around everything that was asked for. A power loss shows what the files hold; this, what the disk
-    /// believes of them.
+    /// Reads once more around everything that was asked for. A power loss shows what the files hold; this, what the
+    /// disk believes of them.
     fn look_back(&mut self, workload: &[Op]) -> Result<(), Violation> {
         let touched = workload.iter().filter(|op| op.sectors().count > 0);
         let borders = touched.flat_map(|op| [op.sectors().range().start, op.sectors().range().end]);

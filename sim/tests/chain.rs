@@ -14,8 +14,8 @@ use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Subject};
 use sim::workload;
 
-/// Scope: every workload of up to two operations with a step among them, in the order of each pace. Compressed clusters are
-/// left to the command and to random workloads: they took a fifth of this file's time.
+/// Scope: every workload of up to two operations with a step among them, in the order of each pace. Compressed clusters
+/// are left to the command and to random workloads: they took a fifth of this file's time.
 #[test]
 fn no_step_loses_what_was_flushed() {
     let bound = Bound { ops: 2, interferences: [0, 0, 0] };

@@ -13,8 +13,8 @@ use sim::media::Unwritten;
 use sim::schedule::Pace;
 use sim::subject::{Kind, Made, Subject};
 
-/// Scope: every workload of up to two operations, in the order of each pace. Compressed clusters are left to the command and
-/// to random workloads, for their time.
+/// Scope: every workload of up to two operations, in the order of each pace. Compressed clusters are left to the
+/// command and to random workloads, for their time.
 #[test]
 fn no_short_workload_loses_what_was_flushed() {
     let bound = Bound { ops: 2, interferences: [1, 0, 0] };

@@ -72,8 +72,8 @@ pub struct One {
 pub struct Attach {
     /// Its name or the beginning of its UUID
     sr: String,
-    /// Whose word counts if the repository's own file and this host's catalogue have diverged, as after a backup of one of them
-    /// was put back: that of the repository, or that of the catalogue. What the other one says is given up
+    /// Whose word counts if the repository's own file and this host's catalogue have diverged, as after a backup of one
+    /// of them was put back: that of the repository, or that of the catalogue. What the other one says is given up
     #[arg(long, value_name = "WHOM", value_parser = word::one_of::<SrBelieve>(&["repository", "catalogue"]))]
     believe: Option<SrBelieve>,
     #[command(flatten)]

@@ -6,6 +6,7 @@ use api::client::Tiding;
 use api::{Change, Code, ObjectKind, Problem, Task, TaskState};
 
 use crate::column::{Column, Uuids};
+use crate::confirm::Confirm;
 use crate::session::{Listing, Session, print_on, say};
 use crate::{wait, word};
 
@@ -34,6 +35,13 @@ pub enum Verb {
     Cancel {
         /// The beginning of its UUID
         task: String,
+    },
+    /// Give up a task that can be neither done nor undone: disks that it had in hand are then yours to decide about
+    Abandon {
+        /// The beginning of its UUID
+        task: String,
+        #[command(flatten)]
+        confirm: Confirm,
     },
     /// Print a line for every step of every task, until interrupted
     Watch,
@@ -74,6 +82,13 @@ impl Verb {
             Verb::Wait { task } => wait_for(session, &task).await,
             Verb::Cancel { task } => {
                 let task = session.client.task_cancel(session.task(&task).await?).await?;
+                if session.json() { session.value(&task) } else { Ok(()) }
+            }
+            Verb::Abandon { task, confirm } => {
+                let task = session.client.task(session.task(&task).await?).await?;
+                confirm
+                    .ask(&format!("abandon the task {} ({}), whatever it has left half done", task.verb, task.uuid))?;
+                let task = session.client.task_abandon(task.uuid).await?;
                 if session.json() { session.value(&task) } else { Ok(()) }
             }
             Verb::Watch => watch(session).await,

@@ -147,15 +147,15 @@ impl Daemon {
     }
 }
 
-/// A disk needs two descriptors of ours while it is plugged, and one for each of its files while it is being; the limit that
-/// processes begin with is for programs that use select(2).
+/// A disk needs two descriptors of ours while it is plugged, and one for each of its files while it is being; the limit
+/// that processes begin with is for programs that use select(2).
 fn allow_many_disks() -> Result<(), Problem> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     setrlimit(Resource::Nofile, raised).map_err(|errno| Problem::failed("raise the limit of open files", errno))?;
-    // The rings of all disks count as one user's locked memory, and 8 MiB are those of some 290 disks. Disks inherit the limit; who
-    // may not raise it is told so by the first disk for which there is none left.
+    // The rings of all disks count as one user's locked memory, and 8 MiB are those of some 290 disks. Disks inherit
+    // the limit; who may not raise it is told so by the first disk for which there is none left.
     if let Err(errno) = setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }) {
         tracing::info!(
             "the limit of locked memory (RLIMIT_MEMLOCK) stays as it is, which bounds how many disks there can be: {errno}"

@@ -12,6 +12,7 @@
 
 mod begin;
 mod deaths;
+mod doubt;
 mod drain;
 mod handover;
 mod leave;
@@ -30,7 +31,7 @@ mod unplug;
 mod upgrade;
 mod workers;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::Problem;
@@ -42,6 +43,7 @@ use crate::disk::process::DiskProcess;
 use crate::http::group_id;
 
 pub use begin::plug;
+pub use doubt::doubt;
 pub use drain::drain;
 pub use many::{plug_all, plug_many, unplug_all, unplug_many};
 pub use recover::recover;
@@ -62,6 +64,8 @@ pub struct Plugs {
     upgrades: Semaphore,
     operations: Operations,
     served: Mutex<HashMap<Uuid, Served>>,
+    /// VBDs whose processes do not answer.
+    doubted: Mutex<HashSet<Uuid>>,
     /// The group that may connect to disks.
     group: Option<u32>,
 }
@@ -76,6 +80,7 @@ impl Plugs {
             upgrades: Semaphore::new(upgrade::AT_ONE_TIME),
             operations: Operations::default(),
             served: Mutex::default(),
+            doubted: Mutex::default(),
             group,
         })
     }

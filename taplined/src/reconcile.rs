@@ -1,9 +1,9 @@
 //! One truth: what runs, what lies in repositories and what the catalogue says.
 //!
-//! A running disk's own word about its files wins over the catalogue, which may have been put back from a backup or have
-//! missed what a job had just done. What happened is followed where it is certain ([`judge`]); else the VDI is `diverged`:
-//! its guest goes on, and nobody changes, merges or starts anything of it before somebody has decided. Nothing is ever
-//! killed, merged or removed because the catalogue does not know it ([`stray`]).
+//! A running disk's own word about its files wins over the catalogue, which may have been put back from a backup or
+//! have missed what a job had just done. What happened is followed where it is certain ([`judge`]); else the VDI is
+//! `diverged`: its guest goes on, and nobody changes, merges or starts anything of it before somebody has decided.
+//! Nothing is ever killed, merged or removed because the catalogue does not know it ([`stray`]).
 //!
 //! Looked at when the daemon finds its disks again, before a verb changes a plugged VDI, and when somebody asks.
 
@@ -24,6 +24,10 @@ use judge::{Follow, Told, Verdict, judge};
 /// What can be done about a VDI that is diverged.
 pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run; then say which is right: \
                           tapline vdi reconcile VDI --believe disk|catalogue";
+
+/// What can be done about what an abandoned task has left.
+pub const ABANDONED: &str = "VDIs that it had in hand are diverged until you say what they are: look at them with tapline sr scan, \
+                             then tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// Whether what is certain is followed, or all is only told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Repositories that are attached: where their directories are, and whether there is room in them.
 //!
-//! Everything that asks their storage may wait for it for long; it is asked on threads of its own and for a bounded time
-//! ([`patience`]). What is in an image is the disk processes' business.
+//! Everything that asks their storage may wait for it for long; it is asked on threads of its own and for a bounded
+//! time ([`patience`]). What is in an image is the disk processes' business.
 
 mod attach;
 mod destroy;

@@ -24,11 +24,14 @@ use crate::{panics, vdi};
 /// How long tasks may take to end when the daemon does. What has not ended by then is in the journal.
 const TO_STOP: Duration = Duration::from_secs(10);
 
+/// How long to wait before the end of a task is recorded once more, if it could not be.
+const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
 /// What is under way.
 #[derive(Debug)]
 pub struct Tasks {
     catalogue: Catalogue,
-    running: Mutex<HashMap<Uuid, watch::Sender<bool>>>,
+    running: Mutex<HashMap<Uuid, watch::Sender<Wish>>>,
     /// How many run; for whoever waits for the end.
     count: watch::Sender<usize>,
     /// On which VDIs no merge may begin.
@@ -41,7 +44,19 @@ pub struct Context {
     /// The task, as it was when its step began.
     task: Task,
     catalogue: Catalogue,
-    cancelled: watch::Receiver<bool>,
+    cancelled: watch::Receiver<Wish>,
+    /// The same, also for what goes on though the task was cancelled.
+    abandoned: watch::Receiver<Wish>,
+}
+
+/// What somebody wants of a task that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    GoOn,
+    /// It is to undo what it has done.
+    Cancel,
+    /// It is to leave everything as it is.
+    Abandon,
 }
 
 impl Tasks {
@@ -50,7 +65,7 @@ impl Tasks {
         Tasks { catalogue, running: Mutex::default(), count: watch::channel(0).0, wanted: Wanted::default() }
     }
 
-    fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<bool>>> {
+    fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<Wish>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -71,14 +86,15 @@ impl Tasks {
         W: FnOnce(Context) -> F + Send + 'static,
         F: Future<Output = Result<Value, Problem>> + Send + 'static,
     {
-        let (cancel, cancelled) = watch::channel(false);
+        let (cancel, cancelled) = watch::channel(Wish::GoOn);
         let uuid = task.uuid;
         self.running().insert(uuid, cancel);
         self.count.send_modify(|count| *count = count.saturating_add(1));
         panics::tasks(*self.count.borrow());
         let verb = task.verb.clone();
         let name = format!("the task {uuid}, {verb}");
-        let context = Context { task, catalogue: self.catalogue.clone(), cancelled };
+        let abandoned = cancelled.clone();
+        let context = Context { task, catalogue: self.catalogue.clone(), cancelled, abandoned };
         let daemon = daemon.clone();
         tokio::spawn(panics::during(name, async move {
             let outcome = work(context).await;
@@ -95,9 +111,17 @@ impl Tasks {
             Ok(_) => tracing::info!(task = %uuid, verb, "done"),
             Err(problem) => tracing::warn!(task = %uuid, verb, code = ?problem.code, "{problem}"),
         }
-        if let Err(problem) = self.catalogue.write(move |tx| tx.end_task(uuid, outcome)).await {
-            // It is not over in the catalogue, and will be looked at when the daemon starts.
-            tracing::error!(task = %uuid, verb, "its end could not be recorded: {problem}");
+        loop {
+            let outcome = outcome.clone();
+            // One that somebody has abandoned is over already.
+            let ended = self.catalogue.write(move |tx| match tx.task(uuid)?.state.is_over() {
+                true => Ok(()),
+                false => tx.end_task(uuid, outcome),
+            });
+            let Err(problem) = ended.await else { break };
+            // The catalogue is full, for example. What it holds stays held until that is recorded.
+            tracing::error!(task = %uuid, verb, "its end could not be recorded, and will be later: {problem}");
+            tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
         self.running().remove(&uuid);
         self.count.send_modify(|count| *count = count.saturating_sub(1));
@@ -108,9 +132,29 @@ impl Tasks {
     pub async fn cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.write(move |tx| tx.set_task_cancelling(uuid)).await?;
         if let Some(cancel) = self.running().get(&uuid) {
-            cancel.send_replace(true);
+            cancel.send_replace(Wish::Cancel);
         }
         Ok(task)
+    }
+
+    /// Gives up a task that can be neither done nor undone, with all that it holds. Nobody knows what it has left half
+    /// done: VDIs whose files it had in hand are not used before somebody has decided what they are.
+    pub async fn abandon(&self, uuid: Uuid) -> Result<Task, Problem> {
+        let task = self.catalogue.read(move |view| view.task(uuid)).await?;
+        let retried = task.problem.filter(|_| !task.state.is_over() || task.state == TaskState::Stuck);
+        let Some(why) = retried else {
+            let what = format!("the task {} {uuid} is not being tried again and again", task.verb);
+            return Err(Problem::new(Code::State, what).advise("cancel it, or wait for it"));
+        };
+        let what = format!("it was abandoned, though it could not be brought to an end: {}", why.message);
+        let problem = Problem::new(Code::Failed, what).advise(crate::reconcile::ABANDONED);
+        tracing::warn!(task = %uuid, verb = task.verb, "{problem}");
+        let abandoned = problem.clone();
+        self.catalogue.write(move |tx| tx.abandon_task(uuid, &abandoned)).await?;
+        if let Some(running) = self.running().get(&uuid) {
+            running.send_replace(Wish::Abandon);
+        }
+        self.catalogue.read(move |view| view.task(uuid)).await
     }
 
     /// Waits until a task is over, but not longer than `patience`; tells how far it is then.
@@ -136,7 +180,8 @@ impl Tasks {
         }
     }
 
-    /// Waits until no task changes what a VDI consists of. Of one that nobody can go on with, nobody knows what it has changed.
+    /// Waits until no task changes what a VDI consists of. Of one that nobody can go on with, nobody knows what it has
+    /// changed.
     pub async fn leave(&self, vdi: Uuid) -> Result<(), Problem> {
         loop {
             let _want = self.give_way(vdi).await?;
@@ -148,7 +193,8 @@ impl Tasks {
         }
     }
 
-    /// Has a merge end that keeps others from a VDI: any time is as good for it. None begins there while somebody wants it.
+    /// Has a merge end that keeps others from a VDI: any time is as good for it. None begins there while somebody wants
+    /// it.
     pub async fn give_way(&self, vdi: Uuid) -> Result<Want, Problem> {
         let want = self.wanted.want(vdi);
         // Behind all that is being recorded: a merge that has not seen what is wanted may be among it.
@@ -185,7 +231,7 @@ impl Tasks {
     /// Cancels what can be cancelled, and waits for all for a while.
     pub async fn stop(&self) {
         for cancel in self.running().values() {
-            cancel.send_replace(true);
+            cancel.send_replace(Wish::Cancel);
         }
         let mut count = self.count.subscribe();
         let ended = tokio::time::timeout(TO_STOP, count.wait_for(|count| *count == 0)).await.is_ok();
@@ -201,8 +247,8 @@ impl Context {
         self.task.uuid
     }
 
-    /// Begins a step, if the task was not cancelled. Its name is durable before this returns; from a step on that is not
-    /// cancellable, nobody can cancel the task any more.
+    /// Begins a step, if the task was not cancelled. Its name is durable before this returns; from a step on that is
+    /// not cancellable, nobody can cancel the task any more.
     pub async fn step(&mut self, name: &'static str, cancellable: bool) -> Result<(), Problem> {
         let uuid = self.task.uuid;
         self.task = self.catalogue.write(move |tx| tx.set_task_step(uuid, name, cancellable)).await?;
@@ -216,18 +262,31 @@ impl Context {
 
     /// Whether to go on.
     pub fn check(&self) -> Result<(), Problem> {
-        if *self.cancelled.borrow() { Err(cancelled()) } else { Ok(()) }
+        if *self.cancelled.borrow() == Wish::GoOn { Ok(()) } else { Err(cancelled()) }
+    }
+
+    /// Waits before what has failed is tried again, and shows why meanwhile; an error if the task is abandoned.
+    pub async fn rest(&self, pause: Duration, problem: &Problem) -> Result<(), Problem> {
+        let (uuid, shown) = (self.task.uuid, problem.clone());
+        if let Err(also) = self.catalogue.write(move |tx| tx.set_task_problem(uuid, &shown)).await {
+            tracing::error!(task = %uuid, "why it is tried again could not be recorded: {also}");
+        }
+        let mut asked = self.abandoned.clone();
+        tokio::select! {
+            () = tokio::time::sleep(pause) => Ok(()),
+            Ok(_) = asked.wait_for(|asked| *asked == Wish::Abandon) => Err(problem.clone()),
+        }
     }
 
     /// The same for what must come to its end though the task was cancelled.
     pub fn regardless(&self) -> Context {
-        Context { cancelled: watch::channel(false).1, ..self.clone() }
+        Context { cancelled: watch::channel(Wish::GoOn).1, ..self.clone() }
     }
 
     /// Waits until the task is cancelled.
     pub async fn cancelled(&self) {
         let mut asked = self.cancelled.clone();
-        if asked.wait_for(|asked| *asked).await.is_err() {
+        if asked.wait_for(|asked| *asked != Wish::GoOn).await.is_err() {
             // Nobody can cancel it any more.
             std::future::pending().await
         }

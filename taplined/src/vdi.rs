@@ -1,7 +1,7 @@
 //! Virtual disks: the jobs that make, change, copy and remove them, each of which is done in full or not at all.
 //!
-//! What is in a file is the disk process's business; which files a disk consists of is the catalogue's. A job changes files so
-//! that either reading of the catalogue, the one before and the one after its commit, finds what it names.
+//! What is in a file is the disk process's business; which files a disk consists of is the catalogue's. A job changes
+//! files so that either reading of the catalogue, the one before and the one after its commit, finds what it names.
 
 pub mod begin;
 mod chain;
@@ -11,6 +11,7 @@ mod destroy;
 mod leaf;
 mod live;
 mod merge;
+mod postponed;
 mod resize;
 mod revert;
 mod snapshot;
@@ -24,7 +25,8 @@ pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};
 pub use live::{Layer, layers};
-pub use merge::{Merge, Postponed, collect, tidy_up};
+pub use merge::{Merge, collect, tidy_up};
+pub use postponed::Postponed;
 pub use resize::Resize;
 pub use revert::Revert;
 pub use snapshot::{Clone, Snapshot};

@@ -1,5 +1,5 @@
-//! What a disk process serves, what the catalogue says and what lies in the repository are one and the same, whoever dies,
-//! gives way or is put back.
+//! What a disk process serves, what the catalogue says and what lies in the repository are one and the same, whoever
+//! dies, gives way or is put back.
 
 mod harness;
 
@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use harness::{Taplined, disks};
 use serde_json::{Value, json};
@@ -163,20 +163,18 @@ impl Bed {
                 None => drop(fs::remove_file(path)),
             }
         }
-        // What the repository says of itself would bring the catalogue up to date: here a running disk's word is all there is.
+        // What the repository says of itself would bring the catalogue up to date: here a running disk's word is all
+        // there is.
         fs::remove_file(self.directory().join(".tapline-inventory.jsonl")).unwrap();
         self.daemon.restart();
     }
 
     fn kill_disk(&self) {
-        let running = disks::processes(&self.daemon);
-        for pid in &running {
-            assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-        }
-        harness::wait_until("another process serves it", || {
-            let shown = self.daemon.get(&self.vbd).1;
-            let pid = shown["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
-            shown["state"] == "plugged" && pid.is_some_and(|pid| !running.contains(&pid))
+        let pid = || self.daemon.get(&self.vbd).1["pid"].clone();
+        let before = pid();
+        assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());
+        harness::wait_until("it is served again", || {
+            ![&before, &Value::Null].contains(&&pid()) && disks::state(&self.daemon, &self.vbd) == "plugged"
         });
     }
 
@@ -297,4 +295,106 @@ fn what_is_not_certain_is_told_and_left_until_somebody_decides() {
             assert_eq!((status, &decided["state"]), (200, &json!("ready")), "{decided}");
         }
     }
+}
+
+/// A process that does not answer, as one does that waits for storage or was stopped.
+#[test]
+fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it() {
+    let bed = bed();
+    let snapshot = bed.snapshot();
+    bed.io(&["write -P 1 0 8M", "flush"]);
+    let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    signal("-STOP");
+    // What it leaves is to be merged by the process that does not answer.
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+    let (status, refused) = bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({}));
+    assert_ne!(status, 202, "{refused}");
+    harness::wait_until("it is told", || {
+        bed.daemon.get(&bed.vbd).1["problem"]["message"].as_str().is_some_and(|said| said.contains("does not answer"))
+    });
+    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
+    signal("-CONT");
+    harness::wait_until("it is told that it answers", || bed.daemon.get(&bed.vbd).1["problem"].is_null());
+    signal("-STOP");
+    let unplugged = bed.daemon.post(&format!("{}/unplug", bed.vbd), json!({ "force": true }));
+    assert_eq!(unplugged.0, 202, "{}", unplugged.1);
+    bed.daemon.wait(&unplugged.1);
+    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "unplugged");
+    bed.settle();
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["read -P 1 0 8M"]);
+}
+
+/// Somebody who knows nothing of the catalogue, and uses a file.
+struct Other(Child);
+
+impl Other {
+    fn of(bed: &Bed, files: &[String]) -> Other {
+        let socket = bed.daemon.room().join("other.sock");
+        let mut other = Command::new(harness::disk_program());
+        for (depth, file) in files.iter().enumerate() {
+            other.arg(if depth == 0 { "serve" } else { "--parent" });
+            other.arg(format!("qcow2:{}", bed.directory().join(file).display()));
+        }
+        other.arg("--nbd").arg(&socket).stdout(Stdio::null()).stderr(Stdio::null());
+        let other = Other(other.spawn().unwrap());
+        harness::wait_until("the other is there", || UnixStream::connect(&socket).is_ok());
+        other
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_somebody_uses_is_removed_when_nobody_does() {
+    let bed = bed();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let (files, _) = bed.told();
+    let other = Other::of(&bed, &files);
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", bed.vdi)));
+    harness::wait_until("it says why the file stays", || bed.daemon.log().contains("some process uses it"));
+    assert!(bed.directory().join(&files[0]).exists());
+    drop(other);
+    harness::wait_until("it is removed", || !bed.directory().join(&files[0]).exists());
+    bed.settle();
+}
+
+/// A step from which there is no way back, and that cannot be done: a revert's last one removes a file that somebody
+/// uses.
+#[test]
+fn a_task_that_cannot_come_to_its_end_says_why_and_can_be_abandoned() {
+    let bed = bed();
+    let snapshot = bed.snapshot();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    let (files, _) = bed.told();
+    let other = Other::of(&bed, &files);
+    let (status, task) = bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot }));
+    assert_eq!(status, 202, "{task}");
+    let task = format!("/tasks/{}", task["uuid"].as_str().unwrap());
+    harness::wait_until("it says why it is tried again", || {
+        let problem = &bed.daemon.get(&task).1["problem"]["message"];
+        problem.as_str().is_some_and(|said| said.contains("some process uses it"))
+    });
+    assert_eq!(bed.daemon.get(&task).1["state"], "running");
+    assert_eq!(bed.daemon.post(&format!("{task}/cancel"), json!({})).0, 409);
+    let (status, abandoned) = bed.daemon.post(&format!("{task}/abandon"), json!({}));
+    assert_eq!((status, &abandoned["state"]), (200, &json!("failed")), "{abandoned}");
+    assert!(abandoned["problem"]["advice"].as_str().unwrap().contains("diverged"), "{abandoned}");
+    bed.settle();
+    assert!(bed.directory().join(&files[0]).exists());
+    assert_eq!(bed.daemon.post(&format!("{task}/abandon"), json!({})).0, 409);
+    drop(other);
+    // What it had in hand is used again when somebody has said what it is.
+    let (status, refused) = bed.daemon.post(&format!("{}/plug", bed.vbd), json!({}));
+    assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
+    let decided = bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), json!({ "believe": "catalogue" }));
+    assert_eq!((decided.0, &decided.1["state"]), (200, &json!("ready")), "{}", decided.1);
+    disks::plug(&bed.daemon, &bed.vbd);
 }

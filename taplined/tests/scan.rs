@@ -150,7 +150,8 @@ fn chains_of_others_become_vdis_on_images_that_nobody_writes() {
     let path = format!("/vdis/{}", base["uuid"].as_str().unwrap());
     assert_ne!(bench.daemon.patch(&path, json!({ "read_only": false })).0, 200, "what others stand on is not written");
 
-    // All stays as it is, also what XenServer would have merged or removed. A job that ends has the repository tidied up.
+    // All stays as it is, also what XenServer would have merged or removed. A job that ends has the repository tidied
+    // up.
     bench.daemon.done(bench.daemon.post("/vdis", json!({ "sr": bench.sr, "name": "new", "size": 1 << 20 })));
     bench.settle();
     let again = bench.scan();

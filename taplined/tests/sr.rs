@@ -249,8 +249,8 @@ fn a_library_has_its_iso_images_as_vdis_for_reading_only() {
     assert_eq!(again["returned"], scan["missing"]);
 }
 
-/// A mount(8) and an umount(8) in the place of the real ones: the kernel here may know neither NFS nor SMB. They note their words, and
-/// mount a file system in memory with the same source.
+/// A mount(8) and an umount(8) in the place of the real ones: the kernel here may know neither NFS nor SMB. They note
+/// their words, and mount a file system in memory with the same source.
 fn stand_ins(room: &Path) -> String {
     let bin = room.join("bin");
     fs::create_dir(&bin).unwrap();

@@ -1,4 +1,5 @@
-//! VDIs of a real daemon on real files: what they show after each verb, and after the daemon was killed at each step of it.
+//! VDIs of a real daemon on real files: what they show after each verb, and after the daemon was killed at each step of
+//! it.
 
 mod harness;
 
@@ -481,8 +482,7 @@ fn a_snapshot_works_at_once_behind_the_end_of_another() {
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{last}")));
     harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
     bed.unplug(&vbd);
-    let expected: Vec<(usize, u8)> =
-        (0..16).map(|at| (at, if at < 14 { at as u8 + 17 } else { at as u8 + 1 })).collect();
+    let expected: Vec<(usize, u8)> = (0..16).zip((17..31).chain(15..17)).collect();
     assert_eq!(bed.read(&vdi), content(&expected));
     bed.settle();
     bed.nothing_is_left();
@@ -567,7 +567,8 @@ fn state(bed: &Bed) -> State {
     (all, bed.daemon.room().join("out.raw").exists())
 }
 
-/// Kills the daemon at each point of a verb, and sees that the verb is done or undone afterwards, and can be given again.
+/// Kills the daemon at each point of a verb, and sees that the verb is done or undone afterwards, and can be given
+/// again.
 fn killed_anywhere(verb: &str, steps: &[&str]) {
     let whole = bed();
     let ask = scenario(&whole, verb);

@@ -49,4 +49,9 @@ impl Client {
     pub async fn task_cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
         self.change(Method::POST, &Target::verb("tasks", uuid, "cancel"), &()).await
     }
+
+    /// Gives up one that can be neither done nor undone.
+    pub async fn task_abandon(&self, uuid: Uuid) -> Result<Task, Problem> {
+        self.change(Method::POST, &Target::verb("tasks", uuid, "abandon"), &()).await
+    }
 }

@@ -1,4 +1,5 @@
-//! Images: the files of a repository that hold a disk or a layer of one. The API does not show them; VDIs stand on them.
+//! Images: the files of a repository that hold a disk or a layer of one. The API does not show them; VDIs stand on
+//! them.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Tasks, and the journal of those whose effect must be all or nothing.
 //!
-//! A task that leaves something behind records its *intent* before it does anything: all that is needed to do it or to undo
-//! it, identities of what it will make included. Then, before each step, the step's name. What is not over when the
-//! daemon starts is done or undone from that (P8).
+//! A task that leaves something behind records its *intent* before it does anything: all that is needed to do it or to
+//! undo it, identities of what it will make included. Then, before each step, the step's name. What is not over when
+//! the daemon starts is done or undone from that (P8).
 
 use api::{About, Change, Code, ObjectKind, Problem, Task, TaskState};
 use jiff::Timestamp;
@@ -10,6 +10,7 @@ use rusqlite::{Row, named_params};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::image::{Image, ImageState};
 use super::row::{Id, Json, Time, Word};
 use super::{Tx, View, not_found};
 
@@ -162,6 +163,31 @@ impl Tx<'_> {
         )?;
         self.touch(ObjectKind::Task, uuid, Change::Changed);
         Ok(())
+    }
+
+    /// Why a step of a task is being tried again.
+    pub fn set_task_problem(&mut self, uuid: Uuid, why: &Problem) -> Result<(), Problem> {
+        self.execute("UPDATE task SET problem = ?2 WHERE uuid = ?1", (Id(uuid), Json(why)))?;
+        self.touch(ObjectKind::Task, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// A task that can be neither done nor undone is over. What it held is given back; of the images among that nobody
+    /// knows what they are.
+    pub fn abandon_task(&mut self, uuid: Uuid, why: &Problem) -> Result<(), Problem> {
+        let held =
+            self.rows("SELECT object FROM claim WHERE task = ?1", [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))?;
+        for object in held {
+            let image = match self.find_vdi(object)? {
+                Some(vdi) => Some(self.vdi_image(vdi.uuid)?),
+                None => self.find_image(object)?.map(|image| image.uuid),
+            };
+            let Some(image) = image.map(|image| self.image(image)).transpose()? else { continue };
+            if image.state == ImageState::Ready {
+                self.set_image(&Image { state: ImageState::Diverged, ..image })?;
+            }
+        }
+        self.end_task(uuid, Err(why.clone()))
     }
 
     /// A task with which an earlier daemon could not go on goes on.

@@ -16,8 +16,8 @@ const COLUMNS: &str =
     "vdi.*, image.sr, image.size, image.physical, image.format, image.file, image.state AS image_state";
 const FROM: &str = "vdi JOIN image ON vdi.image = image.uuid";
 
-/// What is asked of few VDIs beside: of a long list it would take most of the time, row by row, and is found otherwise. `depth` walks
-/// down the chain, which is short.
+/// What is asked of few VDIs beside: of a long list it would take most of the time, row by row, and is found otherwise.
+/// `depth` walks down the chain, which is short.
 const OF_FEW: &str = "
     (WITH RECURSIVE below (link, depth) AS (
          SELECT image.uuid, 1

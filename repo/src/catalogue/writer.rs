@@ -1,7 +1,7 @@
 //! The one thread that writes. It takes all changes that wait, makes one commit of them, and then answers each.
 //!
-//! Invariants: a change that is refused leaves nothing, whatever others are in the same commit; nobody is answered, and no
-//! event told, before the commit is durable.
+//! Invariants: a change that is refused leaves nothing, whatever others are in the same commit; nobody is answered, and
+//! no event told, before the commit is durable.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The directory of an attached repository: files are opened, made, shared and removed in it, by name.
 //!
-//! Invariants: a name never leads out of the directory, through a link or otherwise; what was made or removed is so after
-//! the loss of power too.
+//! Invariants: a name never leads out of the directory, through a link or otherwise; what was made or removed is so
+//! after the loss of power too.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -77,8 +77,8 @@ impl Directory {
         &self.handle
     }
 
-    /// Locks the repository for as long as anybody has this directory: over NFS and SMB by the server's lock. Whoever can
-    /// only read takes part in nothing that could be disturbed, and locks only what is there.
+    /// Locks the repository for as long as anybody has this directory: over NFS and SMB by the server's lock. Whoever
+    /// can only read takes part in nothing that could be disturbed, and locks only what is there.
     pub fn lock(&mut self, read_only: bool) -> Result<(), Problem> {
         let tried = format!("lock {}", self.path().join(LOCK).display());
         let (access, operation) = match read_only {
@@ -247,7 +247,8 @@ impl Directory {
             Err(problem) if problem.code == Code::NotFound => return Ok(()),
             Err(problem) => return Err(problem),
         };
-        // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can tell.
+        // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can
+        // tell.
         match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::AGAIN | Errno::ACCESS) => {
                 let what = format!("{} is not removed: some process uses it", self.path().join(name).display());
@@ -264,7 +265,8 @@ impl Directory {
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
     }
 
-    /// Refuses, with the code `state`, if its path leads elsewhere now: it was removed, or something was mounted or unmounted.
+    /// Refuses, with the code `state`, if its path leads elsewhere now: it was removed, or something was mounted or
+    /// unmounted.
     pub fn still_there(&self) -> Result<(), Problem> {
         let failed = |errno: Errno| match errno {
             Errno::NOENT | Errno::NOTDIR | Errno::STALE => self.gone(),
@@ -302,8 +304,9 @@ impl Directory {
     }
 }
 
-/// A process that is just being started has our files open until it is another program, locks that were given up a moment ago
-/// among them: it is given the time for that. An SMB server refuses a lock that another one has as if we had no right to it.
+/// A process that is just being started has our files open until it is another program, locks that were given up a
+/// moment ago among them: it is given the time for that. An SMB server refuses a lock that another one has as if we had
+/// no right to it.
 fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
     for _ in 0..10 {
         match rustix::fs::flock(file, operation) {

@@ -1,7 +1,7 @@
 //! A repository in a directory: it is made, attached and unmade, and what it is on decides what it can.
 //!
-//! Invariants: nothing is attached that has not the label it should have, nor what somebody else has attached for writing; a
-//! directory that holds anything is never made a repository unless somebody says that its images are to be.
+//! Invariants: nothing is attached that has not the label it should have, nor what somebody else has attached for
+//! writing; a directory that holds anything is never made a repository unless somebody says that its images are to be.
 
 use api::{AbsolutePath, Code, ImageFormat, Problem, SrSource, Variant, Versions};
 use uuid::Uuid;
@@ -69,8 +69,8 @@ pub fn check_empty(directory: &Directory) -> Result<(), Problem> {
     }
 }
 
-/// Makes a directory a repository. Done twice with one label, it is as good as done once. The directory is empty, unless what is in
-/// it is to be `kept`.
+/// Makes a directory a repository. Done twice with one label, it is as good as done once. The directory is empty,
+/// unless what is in it is to be `kept`.
 pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Problem> {
     let mut directory = Directory::open(path)?;
     if filesystem::read_only(directory.handle())? {
@@ -91,8 +91,8 @@ pub fn make(path: &AbsolutePath, label: &Label, kept: bool) -> Result<(), Proble
     label.write(&directory)
 }
 
-/// Takes the label and the inventory from the repository `uuid`, and what a killed `make` has left of one. Images stay, and so does a label that
-/// says something else.
+/// Takes the label and the inventory from the repository `uuid`, and what a killed `make` has left of one. Images stay,
+/// and so does a label that says something else.
 pub fn unmake(path: &AbsolutePath, uuid: Uuid) -> Result<(), Problem> {
     let directory = Directory::open(path)?;
     if Label::read(&directory)?.is_some_and(|there| there.uuid != uuid) {

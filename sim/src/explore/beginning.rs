@@ -11,10 +11,10 @@ use crate::schedule::{Pace, Schedule};
 use crate::subject::{Kind, Start, Subject};
 use crate::workload;
 
-/// Two writes to one grain that no source holds anything of, while a merge begins: the target takes them, or the leaf does,
-/// but never the one and then the other. What begins before the merge must begin at one moment of it, and what comes behind
-/// at another. The target has a place for the first two writes and none for the others; that there is none the disk's map
-/// knows from the read in front of them.
+/// Two writes to one grain that no source holds anything of, while a merge begins: the target takes them, or the leaf
+/// does, but never the one and then the other. What begins before the merge must begin at one moment of it, and what
+/// comes behind at another. The target has a place for the first two writes and none for the others; that there is none
+/// the disk's map knows from the read in front of them.
 const AROUND_A_BEGINNING: [&str; 2] = ["merge w1+1 w2+1", "r3000+8 merge w3000+1 w3001+1"];
 /// Moments at which a request begins, or something ends, before its turn.
 const MOMENTS: usize = 3;

@@ -36,7 +36,8 @@ pub struct Death<'a> {
     pub lives_on: bool,
 }
 
-/// Has another process take over, read and flush; or write, read, flush, write, flush and read. `watch` looks at every moment of it.
+/// Has another process take over, read and flush; or write, read, flush, write, flush and read. `watch` looks at every
+/// moment of it.
 pub fn take_over(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
     let wrong = |violation| Violation::TakenOver(Box::new(violation));
     live_on(setup, sight, death, watch).map_err(wrong)

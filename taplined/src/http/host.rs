@@ -28,7 +28,8 @@ async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
     Ok(Json(daemon.show_host().await?))
 }
 
-/// Unplugs all VBDs, in bounded time: for the shutdown of the host. A daemon that is merely stopped leaves disks running.
+/// Unplugs all VBDs, in bounded time: for the shutdown of the host. A daemon that is merely stopped leaves disks
+/// running.
 #[utoipa::path(
     post, path = "/host/drain", tag = "host", operation_id = "host_drain", request_body = HostDrain,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -39,7 +40,8 @@ async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Be
     begun(plug::drain(&daemon, patience).await?)
 }
 
-/// Compares the disks that run with the catalogue: the differences. Where it is certain what happened, the catalogue follows the disk.
+/// Compares the disks that run with the catalogue: the differences. Where it is certain what happened, the catalogue
+/// follows the disk.
 #[utoipa::path(
     post, path = "/host/reconcile", tag = "host", operation_id = "host_reconcile", request_body = HostReconcile,
     responses(

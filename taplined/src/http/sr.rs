@@ -113,8 +113,8 @@ async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Resu
     Ok(Json(daemon.srs.probe(&asked.source).await?))
 }
 
-/// Makes a repository known that exists, or a directory of images that others have made one, and attaches it; a scan then takes in
-/// what is there. The task's result has its UUID.
+/// Makes a repository known that exists, or a directory of images that others have made one, and attaches it; a scan
+/// then takes in what is there. The task's result has its UUID.
 #[utoipa::path(
     post, path = "/srs/introduce", tag = "sr", operation_id = "sr_introduce", request_body = SrIntroduce,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -199,7 +199,8 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Believed {
-    /// Whose word counts if the repository's inventory and the catalogue have diverged; it is refused then if nobody says.
+    /// Whose word counts if the repository's inventory and the catalogue have diverged; it is refused then if nobody
+    /// says.
     #[param(inline)]
     believe: Option<SrBelieve>,
 }
@@ -240,8 +241,8 @@ async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begin(&daemon, uuid, "sr-detach", work).await
 }
 
-/// Brings the catalogue and what is in a repository together. Then images that no VDI shows are merged and removed, as far as
-/// nobody needs them. The task's result has the fields of a `Scan`.
+/// Brings the catalogue and what is in a repository together. Then images that no VDI shows are merged and removed, as
+/// far as nobody needs them. The task's result has the fields of a `Scan`.
 #[utoipa::path(
     post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

@@ -21,7 +21,7 @@ const WAIT_MAX: u32 = 60;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(cancel))
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(cancel)).routes(routes!(abandon))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -80,4 +80,14 @@ async fn show(
 )]
 async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
     Ok(Json(daemon.tasks.cancel(uuid).await?))
+}
+
+/// Gives up a task that can be neither done nor undone, and all that it holds. What it had in hand is diverged then.
+#[utoipa::path(
+    post, path = "/tasks/{uuid}/abandon", tag = "task", operation_id = "task_abandon",
+    params(("uuid" = uuid::Uuid, Path)),
+    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn abandon(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
+    Ok(Json(daemon.tasks.abandon(uuid).await?))
 }

@@ -19,6 +19,12 @@ use crate::vm;
 /// How often a disk is asked whether its guest has let go, while an unplug waits for that.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
 
+/// How long an unplug with force waits for tasks that are at work through a disk before it ends the disk under them.
+const TO_GIVE_WAY: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether a disk that is to end with force hears anything.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// How long a disk may take to say who is connected.
 const TO_SAY: Duration = Duration::from_secs(10);
 
@@ -119,27 +125,61 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 /// Ends the process. It flushes when it is told to end; how it has ended, if there was one.
 async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Duration) -> Result<Ended, Problem> {
     if !begun {
-        let begun = tokio::time::timeout(limit, begin(daemon, vbd)).await;
-        begun.unwrap_or_else(|_| {
-            let what = format!("a task is at work through VBD {vbd}, and has not ended in {} s", limit.as_secs());
-            Err(Problem::new(Code::Busy, what).advise("look at the tasks; cancel it, or wait for it"))
-        })?;
+        let patience = if force { limit.min(TO_GIVE_WAY) } else { limit };
+        match tokio::time::timeout(patience, begin(daemon, vbd)).await {
+            Ok(recorded) => recorded?,
+            Err(_) if force => {
+                // What is at work through a process that does not answer waits for it, and comes to its end when that
+                // does.
+                if let Some(mut process) = daemon.plugs.release(vbd).await {
+                    tracing::warn!(%vbd, "a task does not end while its disk's process lives, which is killed");
+                    process.kill().await?;
+                }
+                let recorded = tokio::time::timeout(limit, begin(daemon, vbd)).await;
+                recorded.unwrap_or_else(|_| Err(at_work(vbd, limit)))?;
+            }
+            Err(_) => return Err(at_work(vbd, limit)),
+        }
     }
     let Some(mut process) = daemon.plugs.release(vbd).await else { return Ok(Ended::Unknown) };
     process.signal(Signal::TERM)?;
-    match tokio::time::timeout(limit, process.ended()).await {
-        Ok(ended) => ended,
-        Err(_) if force => {
+    let ended = async {
+        tokio::select! {
+            ended = process.ended() => Some(ended),
+            // Nobody waits for the end of one that does not even hear that it is to end.
+            () = silent(daemon, vbd), if force => None,
+        }
+    };
+    match tokio::time::timeout(limit, ended).await {
+        Ok(Some(ended)) => ended,
+        Ok(None) | Err(_) if force => {
             process.kill().await?;
             process.ended().await
         }
-        Err(_) => {
+        Ok(None) | Err(_) => {
             supervise::end(daemon, vbd, process);
             let what = format!("the process of VBD {vbd} has not ended in {} s", limit.as_secs());
             let advice = "see that the storage answers: it goes when that does; or unplug it with force";
             Err(Problem::new(Code::Timeout, what).advise(advice))
         }
     }
+}
+
+/// Waits until a disk takes verbs and does not answer them. One that is about to end takes none, however long its last
+/// flush takes.
+async fn silent(daemon: &Daemon, vbd: Uuid) {
+    loop {
+        tokio::time::sleep(LOOK_AGAIN_AFTER).await;
+        let asked = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), TO_SAY, |_| ()).await;
+        if asked.is_err_and(|problem| problem.code == Code::Timeout) {
+            return;
+        }
+    }
+}
+
+fn at_work(vbd: Uuid, limit: Duration) -> Problem {
+    let what = format!("a task is at work through VBD {vbd}, and has not ended in {} s", limit.as_secs());
+    Problem::new(Code::Busy, what).advise("look at the tasks; cancel it, or wait for it; or unplug it with force")
 }
 
 /// Removes what the process has left, and gives the lease back.

@@ -42,11 +42,13 @@ pub enum Verdict {
 pub struct Follow {
     /// The images of the disk, from the top down, as they are to be. Those that the catalogue does not have are new.
     pub chain: Vec<Image>,
-    /// Of them those that nobody showed and nobody hid on purpose: a state that somebody kept, of which only the file is known.
+    /// Of them those that nobody showed and nobody hid on purpose: a state that somebody kept, of which only the file
+    /// is known.
     pub kept: Vec<Uuid>,
     /// Images of the old chain that are not part of the disk any more, and that nobody else has.
     pub left: Vec<Image>,
-    /// Images that others have and that stood on, or were, what is not below the disk any more: what they show may have changed.
+    /// Images that others have and that stood on, or were, what is not below the disk any more: what they show may have
+    /// changed.
     pub doubtful: Vec<Uuid>,
 }
 
@@ -158,7 +160,8 @@ mod test {
         format!("{}.qcow2", Uuid::from_u128(n))
     }
 
-    /// Images of the catalogue, each on the next; `shown` are those of other VDIs that are only read, `written` of those that are not.
+    /// Images of the catalogue, each on the next; `shown` are those of other VDIs that are only read, `written` of
+    /// those that are not.
     fn told(chain: &[u128], others: &[u128], shown: &[u128], written: &[u128]) -> Told {
         let image = |n: u128, parent: Option<u128>| Image {
             uuid: Uuid::from_u128(n),

@@ -1,6 +1,6 @@
-//! Disk processes of ours that serve VBDs which the catalogue takes for unplugged, or does not know: it was put back from a
-//! backup, for example. A guest may be using them, so they are taken in where it is plain what they are, and left alone
-//! where it is not.
+//! Disk processes of ours that serve VBDs which the catalogue takes for unplugged, or does not know: it was put back
+//! from a backup, for example. A guest may be using them, so they are taken in where it is plain what they are, and
+//! left alone where it is not.
 
 use api::{Mode, Problem, Transport, Vbd, VbdState, Vdi};
 use jiff::Timestamp;
@@ -61,7 +61,8 @@ async fn try_to(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>) -> Resu
     Ok(process)
 }
 
-/// The VDI whose disk has these layers: the first of them that is the image of one that may be written, else the leaf's.
+/// The VDI whose disk has these layers: the first of them that is the image of one that may be written, else the
+/// leaf's.
 fn vdi_of(view: &View<'_>, layers: &[Layer]) -> Result<Vdi, Problem> {
     let mut first = None;
     for sr in view.srs()? {

@@ -1,7 +1,7 @@
 //! Repositories are attached and detached, found again when the daemon starts, and looked for while they are lost.
 //!
-//! Invariant: a repository whose directory is open here has the label it should have and is locked; one that is detached is
-//! open nowhere here, not locked, and not mounted by us.
+//! Invariant: a repository whose directory is open here has the label it should have and is locked; one that is
+//! detached is open nowhere here, not locked, and not mounted by us.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::{Srs, inventory};
 use crate::daemon::Daemon;
 
-/// How long those who have the directory at a detachment may take to let go: they are about to, since no disk is plugged
-/// and no task at work.
+/// How long those who have the directory at a detachment may take to let go: they are about to, since no disk is
+/// plugged and no task at work.
 const TO_LET_GO: Duration = Duration::from_secs(10);
 
 /// How often that is looked at.
@@ -52,8 +52,8 @@ impl Srs {
         self.attach_as(uuid, None, false).await
     }
 
-    /// Attaches a repository, and believes one side if it and the catalogue have diverged. If the daemon has `just_started`, nothing that
-    /// the catalogue has under way goes on yet.
+    /// Attaches a repository, and believes one side if it and the catalogue have diverged. If the daemon has
+    /// `just_started`, nothing that the catalogue has under way goes on yet.
     pub async fn attach_as(&self, uuid: Uuid, believe: Option<SrBelieve>, just_started: bool) -> Result<(), Problem> {
         let sr = self.catalogue.read(move |view| view.sr(uuid)).await?;
         if self.open().contains_key(&uuid) {

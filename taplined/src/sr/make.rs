@@ -1,7 +1,7 @@
 //! `sr create` and `sr introduce`: a directory becomes a repository, with nothing in it or with all that is there.
 //!
-//! 1. `label`: mounted if need be; the label is written, and the repository opened once to see that it can be. *Undone:* the
-//!    label goes, unless it was there before us.
+//! 1. `label`: mounted if need be; the label is written, and the repository opened once to see that it can be.
+//!    *Undone:* the label goes, unless it was there before us.
 //! 2. `record`: it is in the catalogue and attached. No way back: others may use it from then on.
 
 use std::sync::Arc;
@@ -40,7 +40,8 @@ pub struct Make<const KEPT: bool> {
     /// The same of the description.
     #[serde(default)]
     pub described: bool,
-    /// Nothing was found where it is to be, by this daemon: there is nothing to be undone there, and nobody waits for a server once more.
+    /// Nothing was found where it is to be, by this daemon: there is nothing to be undone there, and nobody waits for a
+    /// server once more.
     #[serde(skip)]
     pub unreached: Arc<AtomicBool>,
 }
@@ -159,7 +160,8 @@ impl<const KEPT: bool> Job for Make<KEPT> {
         }
     }
 
-    /// A place that cannot be reached keeps its label: the directory can be introduced, and nobody waits for a server that has gone.
+    /// A place that cannot be reached keeps its label: the directory can be introduced, and nobody waits for a server
+    /// that has gone.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if !self.unreached.load(Ordering::Relaxed) {
             if let Err(problem) = self.unlabel(daemon).await {

@@ -1,14 +1,15 @@
 //! Jobs: tasks whose effect is all or nothing, whatever kills the daemon (P8).
 //!
-//! 1. The *intent* is recorded: all that is needed to do the job or to undo it, names and identities of what it will make
-//!    included. *Killed before:* nothing has happened, and nobody was promised anything.
+//! 1. The *intent* is recorded: all that is needed to do the job or to undo it, names and identities of what it will
+//!    make included. *Killed before:* nothing has happened, and nobody was promised anything.
 //! 2. Before each step its name is recorded; each may be done twice. *Killed before the point of no return:* when the
-//!    daemon starts, the job is undone, which removes what any of its steps may have made. *Killed behind it:* it is done from
-//!    the step that was recorded last.
+//!    daemon starts, the job is undone, which removes what any of its steps may have made. *Killed behind it:* it is
+//!    done from the step that was recorded last.
 //! 3. Its end is recorded, in one commit with the leases it had.
 //!
-//! A step that fails before the point of no return is undone at once. One that fails behind it is tried again, by the daemon or
-//! by the one after it, until it is done: there is no way back.
+//! A step that fails before the point of no return is undone at once. One that fails behind it is tried again, by the
+//! daemon or by the one after it, until it is done: there is no way back. Only somebody who knows better can end that
+//! ([`Tasks::abandon`]).
 
 use std::future::Future;
 use std::time::Duration;
@@ -38,8 +39,8 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The first step that is not undone any more.
     const NO_RETURN: &'static str;
 
-    /// Whether a step behind the point of no return has failed in a way that trying again cannot mend. The job is undone
-    /// then, as far as that goes.
+    /// Whether a step behind the point of no return has failed in a way that trying again cannot mend. The job is
+    /// undone then, as far as that goes.
     fn is_hopeless(&self, _: &Problem) -> bool {
         false
     }
@@ -49,7 +50,8 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
         None
     }
 
-    /// The repository of which it changes what the catalogue says: its inventory has that before the next step, and before the end.
+    /// The repository of which it changes what the catalogue says: its inventory has that before the next step, and
+    /// before the end.
     fn changes(&self) -> Option<Uuid>;
 
     /// What it is about.
@@ -109,13 +111,13 @@ async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize)
         match done {
             Ok(()) => fault::point(J::VERB, name, true),
             Err(problem) if !committed || job.is_hopeless(&problem) => {
-                undo_until_done(&job, daemon).await;
+                undo_until_done(&job, daemon, &context, None).await?;
                 if let Err(late) = keep_inventory(&job, daemon).await {
                     tracing::warn!(task = %context.uuid(), verb = J::VERB, "the inventory is behind: {late}");
                 }
                 return Err(problem);
             }
-            Err(problem) => insist(&job, name, daemon, &context, problem).await,
+            Err(problem) => insist(&job, name, daemon, &context, problem).await?,
         }
     }
     // The catalogue keeps what the inventory of a repository that has gone does not have.
@@ -125,7 +127,7 @@ async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize)
         if daemon.srs.directory(sr).await.is_err() {
             break;
         }
-        tokio::time::sleep(AGAIN_AFTER).await;
+        context.rest(AGAIN_AFTER, &problem).await?;
     }
     Ok(job.result())
 }
@@ -137,42 +139,60 @@ async fn keep_inventory<J: Job>(job: &J, daemon: &Daemon) -> Result<(), Problem>
     }
 }
 
-/// Tries a step again until it is done.
-async fn insist<J: Job>(job: &J, name: &str, daemon: &Daemon, context: &Context, first: Problem) {
+/// Tries a step again until it is done; an error only if somebody has abandoned the task.
+async fn insist<J: Job>(
+    job: &J,
+    name: &str,
+    daemon: &Daemon,
+    context: &Context,
+    first: Problem,
+) -> Result<(), Problem> {
     let mut problem = first;
     loop {
         tracing::error!(task = %context.uuid(), verb = J::VERB, step = name, "will be tried again: {problem}");
-        tokio::time::sleep(AGAIN_AFTER).await;
+        context.rest(AGAIN_AFTER, &problem).await?;
         let done = match keep_inventory(job, daemon).await {
             Ok(()) => job.step(name, daemon, context).await,
             failed => failed,
         };
         match done {
-            Ok(()) => return,
+            Ok(()) => return Ok(()),
             Err(again) => problem = again,
         }
     }
 }
 
-async fn undo_until_done<J: Job>(job: &J, daemon: &Daemon) {
+/// Undoes a job; one that has failed to be undone before is tried again after a while. An error only if somebody has
+/// abandoned the task.
+async fn undo_until_done<J: Job>(
+    job: &J,
+    daemon: &Daemon,
+    context: &Context,
+    mut failed: Option<Problem>,
+) -> Result<(), Problem> {
     fault::point(J::VERB, "undo", false);
-    while let Err(problem) = job.undo(daemon).await {
-        tracing::error!(
-            verb = J::VERB,
-            "what a failed job has left could not be removed, and will be later: {problem}"
-        );
-        tokio::time::sleep(AGAIN_AFTER).await;
+    loop {
+        if let Some(problem) = failed {
+            let what = "what a failed job has left could not be removed, and will be later";
+            tracing::error!(task = %context.uuid(), verb = J::VERB, "{what}: {problem}");
+            context.rest(AGAIN_AFTER, &problem).await?;
+        }
+        match job.undo(daemon).await {
+            Ok(()) => break,
+            Err(problem) => failed = Some(problem),
+        }
     }
     fault::point(J::VERB, "undo", true);
+    Ok(())
 }
 
 fn index<J: Job>(step: &str) -> usize {
     J::STEPS.iter().position(|name| *name == step).unwrap_or(0)
 }
 
-/// Brings to an end what the journal has. Jobs that are to be undone are, before this returns; those to be done go on. One
-/// that is not understood, of a newer daemon or a damaged catalogue, is left as it is with all that it holds: nobody knows what
-/// is half done.
+/// Brings to an end what the journal has. Jobs that are to be undone are, before this returns; those to be done go on.
+/// One that is not understood, of a newer daemon or a damaged catalogue, is left as it is with all that it holds:
+/// nobody knows what is half done.
 pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     for entry in daemon.catalogue.read(|view| view.journal()).await? {
         let (uuid, verb) = (entry.task.uuid, entry.task.verb.clone());
@@ -259,12 +279,11 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
         _ => Problem::new(Code::Failed, "the daemon ended while this was under way; it was undone").advise("ask again"),
     };
     if let Err(problem) = job.undo(daemon).await {
-        // Its repository may not be there. Whatever else there is to serve does not wait for that; what the job holds does.
-        tracing::error!(task = %task.uuid, verb = J::VERB, "what it has left will be removed later: {problem}");
+        // Its repository may not be there. Whatever else there is to serve does not wait for that; what the job holds
+        // does.
         let at_work = daemon.clone();
-        daemon.tasks.run(daemon, task, job.tidies(), move |_| async move {
-            tokio::time::sleep(AGAIN_AFTER).await;
-            undo_until_done(&job, &at_work).await;
+        daemon.tasks.run(daemon, task, job.tidies(), move |context| async move {
+            undo_until_done(&job, &at_work, &context, Some(problem)).await?;
             Err(why)
         });
         return Ok(());

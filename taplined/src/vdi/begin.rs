@@ -1,5 +1,5 @@
-//! From what was asked of a VDI to a job: what must be so is looked at here, and held by leases and claims from the commit on
-//! that records the intent.
+//! From what was asked of a VDI to a job: what must be so is looked at here, and held by leases and claims from the
+//! commit on that records the intent.
 
 use api::{
     Code, ImageFormat, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport,
@@ -28,8 +28,8 @@ const EMPTY: u64 = 1 << 20;
 /// More than this no VHD can hold (decision 0004).
 const VHD_MAX: u64 = 2040 << 30;
 
-/// A VDI, its repository and its image. What only tidies up among its images gives way, and does not begin before the caller has
-/// what it wants.
+/// A VDI, its repository and its image. What only tidies up among its images gives way, and does not begin before the
+/// caller has what it wants.
 async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
     let want = daemon.tasks.give_way(vdi).await?;
     let (found, sr, image) = look(daemon, vdi).await?;

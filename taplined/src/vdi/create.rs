@@ -112,8 +112,9 @@ pub async fn remove_file(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Pr
     blocking("remove a file", move || directory.remove_unused(&file)).await
 }
 
-/// Removes the file that an undone job has made. One that the catalogue has as an image was recorded after all: a job that
-/// came with a catalogue of before, put back from a backup, is not to take from a disk what became part of it since.
+/// Removes the file that an undone job has made. One that the catalogue has as an image was recorded after all: a job
+/// that came with a catalogue of before, put back from a backup, is not to take from a disk what became part of it
+/// since.
 pub async fn remove_unrecorded(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
     let name = file.to_owned();
     let images = daemon.catalogue.read(move |view| view.images_of_sr(sr)).await?;

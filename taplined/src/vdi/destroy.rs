@@ -1,7 +1,8 @@
 //! `vdi-destroy`, and `sr-reclaim` of what nobody needs any more.
 //!
 //! 1. `forget`: the VDI is not in the catalogue any more; its image is hidden. There is no way back from here.
-//! 2. `remove`: the file is removed, if nothing stands on it, and then what the catalogue knows of it. *Killed:* done again.
+//! 2. `remove`: the file is removed, if nothing stands on it, and then what the catalogue knows of it. *Killed:* done
+//!    again.
 
 use api::{About, Code, Problem};
 use serde::{Deserialize, Serialize};
@@ -62,7 +63,14 @@ impl Job for Destroy {
                 let vdi = self.vdi;
                 daemon.catalogue.write(move |tx| tx.remove_vdi(vdi)).await
             }
-            _ => forget_image(daemon, self.image).await,
+            _ => match forget_image(daemon, self.image).await {
+                Err(problem) if problem.code == Code::InUse => {
+                    // The VDI is no more. What it has left is removed when nobody uses it.
+                    tracing::warn!(vdi = %self.vdi, "{problem}; it will be later");
+                    Ok(())
+                }
+                removed => removed,
+            },
         }
     }
 

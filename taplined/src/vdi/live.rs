@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 use crate::disk::control::{self, Asked, Beside};
+use crate::plug;
 
 /// How long a verb may take that holds requests for a moment.
 const TO_CHANGE: Duration = Duration::from_secs(120);
@@ -29,7 +30,15 @@ pub async fn ask(daemon: &Daemon, vbd: Uuid, verb: Value, files: Vec<Beside>) ->
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
     let files = daemon.tool.redo.with_logs(files)?;
-    control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE, |_| ()).await
+    heard(daemon, vbd, control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE, |_| ()).await)
+}
+
+/// A disk that has not answered in time is asked from now on until it does.
+fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Problem>) -> Result<T, Problem> {
+    if answer.as_ref().is_err_and(|problem| problem.code == Code::Timeout) {
+        plug::doubt(daemon, vbd);
+    }
+    answer
 }
 
 /// The same for one that takes long and tells how far it is. It holds nobody up: whoever has another process take the
@@ -88,7 +97,8 @@ impl Layer {
 
 /// The layers that the disk process of a VBD has, from the leaf down; none if the process is no more.
 pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<Layer>>, Problem> {
-    match daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await {
+    let asked = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await;
+    match heard(daemon, vbd, asked) {
         Ok(mut said) => serde_json::from_value(said["layers"].take())
             .map(Some)
             .map_err(|error| Problem::failed(format_args!("understand the layers of VBD {vbd}"), error)),

@@ -3,15 +3,14 @@
 //! A *run* is a hidden image that one image stands on, with the hidden ones above it of which the same holds; what is
 //! above the run, its *head*, is a VDI's image, or has several on it. The run is merged into its lowest image.
 //!
-//! 1. `merge`: the disk process moves what the upper images hold into the lowest, on a live disk or not. *Killed:* the chain
-//!    is as it was, or, at the very end, the image above stands on the lowest one already; asked again, it goes on with what is
-//!    left (docs/control.md). That step is therefore done again until it is done, unless it cannot be: then the files say
-//!    how far it came, and the catalogue follows them.
+//! 1. `merge`: the disk process moves what the upper images hold into the lowest, on a live disk or not. *Killed:* the
+//!    chain is as it was, or, at the very end, the image above stands on the lowest one already; asked again, it goes
+//!    on with what is left (docs/control.md). That step is therefore done again until it is done, unless it cannot be:
+//!    then the files say how far it came, and the catalogue follows them.
 //! 2. `record`: the chain is shorter in the catalogue. 3. `remove`: the files that hold nothing are removed.
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{About, Code, Mode, Problem};
@@ -82,8 +81,8 @@ impl Job for Merge {
         }
     }
 
-    /// Whatever has been moved shows nothing else than before. Only if the image above stands on the target already, the
-    /// merge is done and must be recorded.
+    /// Whatever has been moved shows nothing else than before. Only if the image above stands on the target already,
+    /// the merge is done and must be recorded.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if self.is_done(daemon).await? {
             self.record(daemon).await?;
@@ -139,7 +138,8 @@ impl Merge {
             merged = &mut merged => return merged.map(drop),
             () = context.cancelled() => {}
         }
-        // It ends when what is in flight is durable, and tells how: it may have done everything. The disk takes other verbs then.
+        // It ends when what is in flight is durable, and tells how: it may have done everything. The disk takes other
+        // verbs then.
         let begun = Instant::now();
         while begun.elapsed() < TO_CANCEL {
             match live::ask(daemon, vbd, json!({ "verb": "merge-cancel" }), Vec::new()).await {
@@ -168,8 +168,8 @@ impl Merge {
         }
     }
 
-    /// Whether everything has been moved, and the image above, if there is one, stands on the target. The process that has
-    /// the disk knows; when it is no more, the files tell.
+    /// Whether everything has been moved, and the image above, if there is one, stands on the target. The process that
+    /// has the disk knows; when it is no more, the files tell.
     async fn is_done(&self, daemon: &Daemon) -> Result<bool, Problem> {
         if let Some(vbd) = self.vbd {
             if let Some(layers) = live::layers(daemon, vbd).await? {
@@ -346,52 +346,6 @@ impl<'a> Tree<'a> {
 fn runs(images: &[Image], shown_by: &HashMap<Uuid, Uuid>) -> Vec<Merge> {
     let tree = Tree::of(images, shown_by);
     images.iter().filter_map(|image| tree.run(image.uuid)).collect()
-}
-
-/// How long to wait before something is tried again that others were in the way of: twice as long each time.
-const AGAIN_AFTER: Duration = Duration::from_secs(30);
-const AGAIN_AFTER_MAX: Duration = Duration::from_secs(3600);
-
-/// Repositories in which something could not be done, and will be tried again.
-#[derive(Debug, Default)]
-pub struct Postponed(Mutex<HashMap<Uuid, Pause>>);
-
-#[derive(Debug, Default)]
-struct Pause {
-    last: Duration,
-    /// Somebody waits for its end.
-    waiting: bool,
-}
-
-impl Postponed {
-    fn pauses(&self) -> MutexGuard<'_, HashMap<Uuid, Pause>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How long to wait in a repository, if nobody does already.
-    fn begin(&self, sr: Uuid) -> Option<Duration> {
-        let mut pauses = self.pauses();
-        let pause = pauses.entry(sr).or_default();
-        if pause.waiting {
-            return None;
-        }
-        let next = pause.last.saturating_mul(2).clamp(AGAIN_AFTER, AGAIN_AFTER_MAX);
-        *pause = Pause { last: next, waiting: true };
-        Some(next)
-    }
-
-    fn waited(&self, sr: Uuid) {
-        if let Some(pause) = self.pauses().get_mut(&sr) {
-            pause.waiting = false;
-        }
-    }
-
-    /// Something was done: the next wait is a short one.
-    fn done(&self, sr: Uuid) {
-        if let Some(pause) = self.pauses().get_mut(&sr) {
-            pause.last = Duration::ZERO;
-        }
-    }
 }
 
 /// A job is over that may have left something to do in a repository.

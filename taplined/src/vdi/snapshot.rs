@@ -1,9 +1,10 @@
 //! `vdi-snapshot` and `vdi-clone`: a state of a VDI as another VDI, which is only read, or is written from then on.
 //!
-//! By a chain: the VDI gets a new leaf ([`super::leaf`]), and the image that was its own is that of the snapshot, or the one
-//! below the leaf of the clone. By reflink: a file that shares all blocks. Steps:
+//! By a chain: the VDI gets a new leaf ([`super::leaf`]), and the image that was its own is that of the snapshot, or
+//! the one below the leaf of the clone. By reflink: a file that shares all blocks. Steps:
 //!
-//! 1. `leaf`: the VDI's new leaf, where one is needed. *Killed:* settled: it is taken back, or stays and changes nothing.
+//! 1. `leaf`: the VDI's new leaf, where one is needed. *Killed:* settled: it is taken back, or stays and changes
+//!    nothing.
 //! 2. `file`: the file of the new VDI, where it has one of its own. *Killed:* it is removed.
 //! 3. `record`: all is in the catalogue, in one commit.
 

@@ -184,7 +184,8 @@ impl Control {
                 }
             }
         }
-        // An upgrade whose process was there already has just begun: nothing else would tell a merge that is paused to end.
+        // An upgrade whose process was there already has just begun: nothing else would tell a merge that is paused to
+        // end.
         if self.job.as_mut().and_then(|(job, _)| job.as_upgrade()).is_some_and(|upgrade| upgrade.needs_no_merge()) {
             self.go_on_merging(work);
         }

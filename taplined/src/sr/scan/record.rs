@@ -1,8 +1,8 @@
-//! What a scan has found goes into the catalogue, in one commit; what tasks have changed since it was looked at stays as they have
-//! left it.
+//! What a scan has found goes into the catalogue, in one commit; what tasks have changed since it was looked at stays
+//! as they have left it.
 //!
-//! Invariant: nothing that was taken in is merged or removed by itself. It has a VDI, which only people destroy; or, where its maker
-//! has hidden it, it is kept.
+//! Invariant: nothing that was taken in is merged or removed by itself. It has a VDI, which only people destroy; or,
+//! where its maker has hidden it, it is kept.
 
 use std::collections::{HashMap, HashSet};
 
@@ -115,8 +115,8 @@ fn add_image(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, parent: Option<Uuid>) 
     tx.add_image(&image).map(|()| image.uuid)
 }
 
-/// Gives VDIs to the images that were taken in: for reading only to those that others stand on, since whoever wrote to them would change
-/// what those show. None to those that XenServer's storage manager has hidden.
+/// Gives VDIs to the images that were taken in: for reading only to those that others stand on, since whoever wrote to
+/// them would change what those show. None to those that XenServer's storage manager has hidden.
 fn add_vdis(tx: &mut Tx<'_>, sr: &Sr, added: Vec<(Placing, Uuid)>) -> Result<Vec<Placed>, Problem> {
     let is_base = |placing: &Placing| placing.below_others && !placing.found.hidden;
     let bases: HashSet<Uuid> = added.iter().filter(|(placing, _)| is_base(placing)).map(|(_, image)| *image).collect();
@@ -148,7 +148,8 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
     tx.add_vdi(&vdi).map(|()| vdi.uuid)
 }
 
-/// The one VDI that stands on a base, if there is one: what the base shows is an earlier state of it. Other bases do not count.
+/// The one VDI that stands on a base, if there is one: what the base shows is an earlier state of it. Other bases do
+/// not count.
 fn only_above(tx: &Tx<'_>, image: Uuid, bases: &HashSet<Uuid>) -> Result<Option<Uuid>, Problem> {
     let mut above = Vec::new();
     for vdi in tx.vdis_above(image)? {

@@ -1,4 +1,5 @@
-//! A daemon within the test, the catalogue of which says that a disk is plugged: what nobody asks for is done by itself.
+//! A daemon within the test, the catalogue of which says that a disk is plugged: what nobody asks for is done by
+//! itself.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,0 +1,98 @@
+//! A disk's process that has not answered in time: it is asked until it does, and the VBD says so meanwhile.
+//!
+//! Nobody is asked while nothing is wanted of a disk: one that nobody uses costs no wake-up.
+
+use std::fs;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use api::{Code, Problem, VbdState};
+use jiff::Timestamp;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+
+/// How long it may take to answer, and how long it is left alone before it is asked again: twice as long each time.
+const TO_ANSWER: Duration = Duration::from_secs(2);
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
+
+/// A disk has not answered in time: from now on it is asked until it does, or is no more.
+pub fn doubt(daemon: &Daemon, vbd: Uuid) {
+    if !daemon.plugs.doubted.lock().unwrap_or_else(PoisonError::into_inner).insert(vbd) {
+        return;
+    }
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        if let Err(problem) = ask_until_it_answers(&daemon, vbd).await {
+            tracing::error!(%vbd, "whether its process answers is not known: {problem}");
+        }
+        daemon.plugs.doubted.lock().unwrap_or_else(PoisonError::into_inner).remove(&vbd);
+    });
+}
+
+async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    let (since, mut pause) = (Timestamp::now(), AGAIN_AFTER);
+    let mut told = None;
+    loop {
+        let asked = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), TO_ANSWER, |_| ()).await;
+        let silent = asked.is_err_and(|problem| problem.code == Code::Timeout);
+        let (before, catalogue) = (told.clone(), &daemon.catalogue);
+        told = catalogue
+            .write(move |tx| {
+                let Some(now) = tx.find_vbd(vbd)?.filter(|now| now.state == VbdState::Plugged) else { return Ok(None) };
+                let problem = silent.then(|| not_answering(vbd, now.pid, since));
+                // What somebody else has said of it meanwhile stays.
+                if now.problem == before {
+                    tx.set_vbd_state(vbd, now.state, problem.as_ref())?;
+                }
+                Ok(problem)
+            })
+            .await?;
+        let Some(problem) = &told else { return Ok(()) };
+        tracing::warn!(%vbd, "{problem}");
+        tokio::time::sleep(pause).await;
+        pause = pause.saturating_mul(2).min(AGAIN_AFTER_MAX);
+    }
+}
+
+fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
+    let process = pid.map_or("its process".into(), |pid| format!("process {pid}, {}", condition(pid)));
+    let what = format!("the disk of VBD {vbd} does not answer since {since:.0} ({process})");
+    Problem::new(Code::Timeout, what).advise(
+        "see whether its storage answers: it goes on by itself when that does. To end it whatever it waits for, unplug it \
+         with force",
+    )
+}
+
+/// What a process is at: its state, and where in the kernel it waits (proc_pid_stat(5), proc_pid_wchan(5)).
+fn condition(pid: u32) -> String {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name of the program, in parentheses, may hold anything.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    let state = match state {
+        Some('D') => "waiting for storage",
+        Some('T' | 't') => "stopped by a signal or a debugger",
+        Some('R') => "running",
+        Some('S') => "sleeping",
+        _ => "of unknown state",
+    };
+    match fs::read_to_string(format!("/proc/{pid}/wchan")) {
+        Ok(wchan) if !wchan.is_empty() && wchan != "0" => format!("{state}, in {wchan}"),
+        _ => state.into(),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn what_a_process_is_at_is_told_in_words() {
+        // Its first thread waits for the one that runs this.
+        let own = condition(std::process::id());
+        assert!(own.starts_with("sleeping") || own.starts_with("running"), "{own}");
+        assert_eq!(condition(u32::MAX), "of unknown state");
+    }
+}

@@ -1,6 +1,7 @@
 //! What all parts of the daemon share.
 
 use std::fs;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ pub struct Parts {
     host: Uuid,
     started: Timestamp,
     /// Held as long as the daemon lives: there is one.
-    _lock: fs::File,
+    _locks: [fs::File; 2],
 }
 
 impl std::ops::Deref for Daemon {
@@ -74,7 +75,10 @@ impl Daemon {
                 .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
         }
         allow_many_disks()?;
-        let lock = only_one(&config.state_directory)?;
+        let locks = [
+            only_one(&config.state_directory, "state directory", "state-directory")?,
+            only_one(&config.run_directory, "run directory", "run-directory")?,
+        ];
         let catalogue = Catalogue::open(&config.catalogue())?;
         let host = host_identity(&catalogue).await?;
         let tokens = Tokens::load(&catalogue).await?;
@@ -96,7 +100,7 @@ impl Daemon {
             answers: Answers::default(),
             host,
             started: Timestamp::now(),
-            _lock: lock,
+            _locks: locks,
         };
         let daemon = Daemon(Arc::new(parts));
         // Before tasks are done or undone, which need them.
@@ -164,17 +168,20 @@ fn allow_many_disks() -> Result<(), Problem> {
     Ok(())
 }
 
-/// Two daemons with one catalogue would each start the other's disks.
-fn only_one(state_directory: &Path) -> Result<fs::File, Problem> {
-    let path = state_directory.join("lock");
+/// Two daemons with one catalogue would each start the other's disks; with one run directory, each would take the other's
+/// sockets.
+fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Problem> {
+    let path = directory.join("lock");
     let tried = format!("lock {}", path.display());
-    let file = fs::File::options().create(true).truncate(false).write(true).open(&path);
+    let file = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.map_err(|error| Problem::failed(&tried, error))?;
+    // One of before may be open to all, and whoever reads it may lock it.
+    file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(|error| Problem::failed(&tried, error))?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let what = format!("cannot {tried}: another taplined runs with this state directory");
-            Err(Problem::new(Code::InUse, what).advise("stop it first, or name another state-directory"))
+            let what = format!("cannot {tried}: another taplined runs with this {what}");
+            Err(Problem::new(Code::InUse, what).advise(format!("stop it first, or name another {setting}")))
         }
         Err(errno) => Err(Problem::failed(tried, errno)),
     }

@@ -3,6 +3,8 @@
 mod harness;
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde_json::json;
@@ -75,4 +77,30 @@ fn it_goes_on_whatever_becomes_of_its_log() {
     drop((unread, gone));
     use_it(&daemon);
     assert!(daemon.stop());
+}
+
+/// Two with one state directory would start each other's disks, two with one run directory take each other's sockets.
+#[test]
+fn there_is_one_for_a_state_directory_and_one_for_a_run_directory() {
+    let daemon = harness::start();
+    let room = tempfile::tempdir().unwrap();
+    for shared in ["state", "run"] {
+        let directory = |name: &str| if name == shared { daemon.room() } else { room.path() }.join(name);
+        let config = format!(
+            "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\n",
+            directory("state"),
+            directory("run"),
+            directory("log"),
+        );
+        let path = room.path().join("taplined.toml");
+        std::fs::write(&path, config).unwrap();
+        let mut second = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        let ended = second.arg("--config").arg(&path).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success(), "{said}");
+        assert!(said.contains(&format!("another taplined runs with this {shared} directory")), "{said}");
+        assert_eq!(daemon.get("/host").0, 200);
+        let lock = daemon.room().join(shared).join("lock");
+        assert_eq!(std::fs::metadata(lock).unwrap().permissions().mode() & 0o777, 0o600);
+    }
 }

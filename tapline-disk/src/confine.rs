@@ -1,11 +1,12 @@
 //! `--confine`: a process that has received all that it works on gives up the right to get at anything else.
 //!
-//! It knows nothing about what the process does. Invariant: when [`enter`] has returned, no path can be opened, made or run
-//! by this process or what it starts, by any privilege; where the kernel cannot see to that, the log has said so. To be
-//! called while there is one thread: what is given up, a thread gives up for itself and those that it starts.
+//! It knows nothing about what the process does. Invariant: when [`enter`] has returned, no path can be opened, made or
+//! run by this process or what it starts, by any privilege, and no other process of its user gets at what it has open
+//! or in memory; where the kernel cannot see to that, the log has said so. To be called while there is one thread: what
+//! is given up, a thread gives up for itself and those that it starts.
 //!
-//! User and group are the business of whoever starts the process. Descriptors that are open, or come later, work as before:
-//! rights are looked at when something is opened.
+//! User and group are the business of whoever starts the process. Descriptors that are open, or come later, work as
+//! before: rights are looked at when something is opened.
 
 mod calls;
 
@@ -13,6 +14,7 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, LandlockStatus, RestrictionStatus, Ruleset, RulesetAttr,
     RulesetError, RulesetStatus, Scope,
 };
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities, set_no_new_privs};
 
 use crate::failure::Failure;
@@ -24,6 +26,9 @@ const NEWEST: ABI = ABI::V10;
 /// Gives up all privilege and all ways to files and sockets by name.
 pub fn enter() -> Result<(), Failure> {
     give_up_privilege().map_err(|error| Failure::new("give up privileges", error))?;
+    // Others of the same user could take its descriptors, and read what it has in memory (ptrace(2), pidfd_getfd(2)).
+    let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    hidden.map_err(|error| Failure::new("hide this process from others of its user", error))?;
     let restricted = forbid_names().map_err(|error| Failure::new("confine this process by Landlock", error))?;
     if restricted.ruleset == RulesetStatus::NotEnforced {
         let why = match restricted.landlock {
@@ -94,6 +99,7 @@ mod test {
         let room = Path::new(&room);
         let open = File::options().read(true).write(true).open(room.join("file")).unwrap();
         enter().unwrap();
+        assert_eq!(rustix::process::dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
         let denied = |tried: &str, kind: ErrorKind| assert_eq!(kind, ErrorKind::PermissionDenied, "{tried}");
         denied("open", File::open(room.join("file")).unwrap_err().kind());
         denied("open a device", File::open("/dev/null").unwrap_err().kind());

@@ -168,8 +168,8 @@ fn allow_many_disks() -> Result<(), Problem> {
     Ok(())
 }
 
-/// Two daemons with one catalogue would each start the other's disks; with one run directory, each would take the other's
-/// sockets.
+/// Two daemons with one catalogue would each start the other's disks; with one run directory, each would take the
+/// other's sockets.
 fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Problem> {
     let path = directory.join("lock");
     let tried = format!("lock {}", path.display());

@@ -13,11 +13,14 @@ use std::time::Duration;
 use api::{Code, Problem};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 
 /// Files beside a line at most (docs/control.md).
 const FILES_MAX: usize = 128;
+
+/// Bytes of a line that a disk says, at most: sixty layers with the longest paths are a quarter of it.
+const LINE_MAX: usize = 1 << 20;
 
 /// A file that goes with a verb.
 #[derive(Debug)]
@@ -124,7 +127,9 @@ pub async fn watch(socket: &Path) -> Result<(Value, Watch), Problem> {
 #[derive(Debug)]
 pub struct Watch {
     socket: PathBuf,
-    lines: Lines<BufReader<UnixStream>>,
+    stream: BufReader<UnixStream>,
+    /// What of the next line is there.
+    line: Vec<u8>,
 }
 
 impl Watch {
@@ -132,7 +137,7 @@ impl Watch {
         let failed = |why| cannot_ask(socket, why);
         let mut stream = UnixStream::connect(socket).await.map_err(failed)?;
         send(&mut stream, &request(verb), &descriptors).await.map_err(failed)?;
-        Ok(Watch { socket: socket.to_owned(), lines: BufReader::new(stream).lines() })
+        Ok(Watch { socket: socket.to_owned(), stream: BufReader::new(stream), line: Vec::new() })
     }
 
     /// The next event; none when the disk has ended.
@@ -146,8 +151,22 @@ impl Watch {
     }
 
     async fn line(&mut self) -> Result<Option<Value>, Problem> {
-        let line = self.lines.next_line().await.map_err(|why| self.failed(why))?;
-        line.map(|line| serde_json::from_str(&line).map_err(|why| self.failed(why.into()))).transpose()
+        // A process in which somebody else's code runs may say anything, for as long as it likes.
+        let room = LINE_MAX.saturating_sub(self.line.len());
+        let mut bounded = (&mut self.stream).take(u64::try_from(room).unwrap_or(u64::MAX));
+        let read = bounded.read_until(b'\n', &mut self.line).await;
+        read.map_err(|why| self.failed(why))?;
+        let line = std::mem::take(&mut self.line);
+        match line.last() {
+            None => Ok(None),
+            Some(b'\n') => serde_json::from_slice(&line).map(Some).map_err(|why| self.failed(why.into())),
+            Some(_) if line.len() >= LINE_MAX => {
+                let why = format!("it says a line of more than {LINE_MAX} bytes");
+                Err(self.failed(std::io::Error::other(why)))
+            }
+            // It has ended in the middle of a line, which nobody has heard then.
+            Some(_) => Ok(None),
+        }
     }
 
     fn failed(&self, why: std::io::Error) -> Problem {
@@ -257,6 +276,26 @@ mod test {
         assert_eq!(now, json!({ "full": true }));
         assert_eq!(watch.event().await.unwrap(), Some(json!({ "state": "resumed" })));
         assert_eq!(watch.event().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_says_a_line_without_end_is_not_listened_to_for_ever() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut said = 0;
+            // Until nobody listens any more.
+            while std::io::Write::write_all(&mut stream, &[b' '; 4096]).is_ok() {
+                said += 4096;
+            }
+            said
+        });
+        let endless = ask(&path, json!({ "verb": "version" }), Vec::new(), PATIENCE, |_| ()).await.unwrap_err();
+        assert!(endless.message.contains("more than"), "{endless}");
+        // What is said and not heard lies in the socket.
+        assert!(thread.join().unwrap() < 16 * LINE_MAX);
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use api::{About, AbsolutePath, Code, ImageFormat, Problem};
@@ -193,7 +194,7 @@ impl Export {
         let path = self.unfinished();
         let name = chain::name(self.format, path.clone());
         let made = blocking("make a file", move || {
-            let file = File::options().read(true).write(true).create_new(true).open(&path);
+            let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
             let file = file.map_err(|error| Problem::failed(format_args!("create {}", path.display()), error))?;
             handing.file(&path, true, file);
             Ok(handing)

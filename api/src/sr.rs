@@ -189,7 +189,7 @@ pub struct SrProbe {
 pub enum SrBelieve {
     /// The repository's inventory: what the catalogue says otherwise is given up.
     Repository,
-    /// The catalogue: the inventory is written anew, and the one that is there kept beside it.
+    /// The catalogue: the inventory is written anew. The one that is there is renamed, not removed.
     Catalogue,
 }
 

@@ -46,6 +46,29 @@ pub struct Vbd {
     pub created: Timestamp,
 }
 
+impl Vbd {
+    /// One that no VM has and that is not plugged: to write, over one queue.
+    pub fn unplugged(vdi: Uuid, transport: Transport) -> Vbd {
+        Vbd {
+            uuid: Uuid::new_v4(),
+            vm: None,
+            vdi,
+            position: 0,
+            mode: Mode::ReadWrite,
+            bootable: false,
+            transport,
+            queues: 1,
+            state: VbdState::Unplugged,
+            socket: None,
+            pid: None,
+            restarts: 0,
+            waits_for_space: false,
+            problem: None,
+            created: Timestamp::now(),
+        }
+    }
+}
+
 /// Whether something may be written, or read only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub enum Mode {

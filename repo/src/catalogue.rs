@@ -31,7 +31,7 @@ use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
 
 pub use event::{Past, Tidings};
-pub use image::{Image, ImageState};
+pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
 pub use lease::Holder;
 pub use take_in::TakenIn;

@@ -18,8 +18,8 @@ pub mod tool;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use api::Problem;
-use serde_json::Value;
+use api::{Code, Problem};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::config::Config;
@@ -52,6 +52,16 @@ impl Disks {
         told: impl FnMut(&Value) + Send,
     ) -> Result<Value, Problem> {
         control::ask(&self.socket(vbd), verb, files, patience, told).await
+    }
+
+    /// What the disk of a VBD says of its process.
+    pub async fn version(&self, vbd: Uuid, patience: Duration) -> Result<Value, Problem> {
+        self.ask(vbd, json!({ "verb": "version" }), Vec::new(), patience, |_| ()).await
+    }
+
+    /// Whether the disk of a VBD lets somebody ask and does not answer. One that is about to end lets nobody ask.
+    pub async fn is_silent(&self, vbd: Uuid, patience: Duration) -> bool {
+        self.version(vbd, patience).await.is_err_and(|problem| problem.code == Code::Timeout)
     }
 
     /// Hears from now on what the disk tells by itself; how it is now comes first.

@@ -89,6 +89,10 @@ impl Plugs {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn doubted(&self) -> MutexGuard<'_, HashSet<Uuid>> {
+        self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Nobody looks after the VBD's process any more; whoever asks has it now, if there is one.
     async fn release(&self, vbd: Uuid) -> Option<DiskProcess> {
         let served = self.served().remove(&vbd)?;

@@ -10,6 +10,8 @@
 mod judge;
 pub mod stray;
 
+use std::collections::HashMap;
+
 use api::{Believed, Code, Difference, Problem, VbdState, VdiState};
 use jiff::Timestamp;
 use repo::View;
@@ -26,8 +28,8 @@ pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run; th
                           tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// What can be done about what an abandoned task has left.
-pub const ABANDONED: &str = "VDIs that it had in hand are diverged until you say what they are: look at them with tapline sr scan, \
-                             then tapline vdi reconcile VDI --believe disk|catalogue";
+pub const ABANDONED: &str = "VDIs that it had in hand are diverged until you say what they are: look at them with \
+                             tapline sr scan, then tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// Whether what is certain is followed, or all is only told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +75,11 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     }
     let Some(layers) = vdi::layers(daemon, vbd).await? else { return Ok(None) };
     let was_diverged = before.chain.first().is_some_and(|image| image.state == ImageState::Diverged);
-    let told = daemon.catalogue.read(move |view| told(view, vdi)).await?;
-    let verdict = judge(&told, &layers);
+    // All of a repository is read only where something differs: this is asked before every verb.
+    let verdict = match judge::agree(&before.chain, &layers) {
+        true => Verdict::Agree,
+        false => judge(&daemon.catalogue.read(move |view| told(view, vdi)).await?, &layers),
+    };
     if verdict == Verdict::Agree && !was_diverged {
         return Ok(None);
     }
@@ -148,12 +153,10 @@ fn files(layers: &[Layer]) -> Vec<String> {
 fn told(view: &View<'_>, vdi: Uuid) -> Result<Told, Problem> {
     let chain = view.chain(vdi)?;
     let sr = view.vdi(vdi)?.sr;
-    let by_file = view.images_of_sr(sr)?.into_iter().map(|image| (image.file.clone(), image)).collect();
-    let vdis = view.vdis_by_image(sr)?;
-    let mut shown = std::collections::HashMap::new();
-    for (image, vdi) in vdis {
-        shown.insert(image, (vdi, !view.vdi(vdi)?.read_only));
-    }
+    let images = view.images_of_sr(sr)?.into_iter().map(|image| (image.file.clone(), image));
+    let by_file: HashMap<String, Image> = images.collect();
+    let vdis = view.vdis(Some(sr))?.into_iter();
+    let shown = vdis.filter_map(|vdi| Some((by_file.get(&vdi.file)?.uuid, (vdi.uuid, !vdi.read_only)))).collect();
     Ok(Told { vdi, sr, chain, by_file, shown })
 }
 

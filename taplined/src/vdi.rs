@@ -31,13 +31,10 @@ pub use resize::Resize;
 pub use revert::Revert;
 pub use snapshot::{Clone, Snapshot};
 
+use repo::catalogue::file_name;
+
 /// Images that a VDI may consist of: a disk process serves no more.
 const DEPTH_MAX: u32 = 60;
-
-/// The file of an image that is to be.
-pub fn file_name(image: Uuid, format: ImageFormat) -> String {
-    format!("{image}.{format}")
-}
 
 /// A VDI that a task is about.
 fn about_vdi(uuid: Uuid) -> About {

@@ -61,24 +61,9 @@ impl Bed {
 
     /// The same by the catalogue.
     fn told(&self) -> (Vec<String>, u64) {
-        let sql = "WITH RECURSIVE chain (link, depth) AS (
-                       SELECT image, 0 FROM vdi WHERE uuid = ?1
-                       UNION ALL SELECT parent, depth + 1 FROM chain JOIN image ON uuid = link WHERE parent IS NOT NULL
-                   ) SELECT file FROM chain JOIN image ON uuid = link ORDER BY depth";
-        let catalogue = rusqlite::Connection::open(self.daemon.room().join("state/catalogue.db")).unwrap();
-        let mut statement = catalogue.prepare(sql).unwrap();
-        let files = statement.query_map([&self.vdi], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        let files = disks::chain(&self.daemon, &self.vdi).into_iter().map(|(_, file)| file).collect();
         let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
         (files, shown["virtual_size"].as_u64().unwrap())
-    }
-
-    fn settle(&self) {
-        let mut quiet = 0;
-        harness::wait_until("all tasks are over", || {
-            let open = self.daemon.get("/tasks?open=true").1;
-            quiet = if open == json!([]) { quiet + 1 } else { 0 };
-            quiet > 20
-        });
     }
 }
 
@@ -122,7 +107,7 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
             }
         }
         bed.daemon.restart();
-        bed.settle();
+        bed.daemon.settle();
         harness::wait_until("it is served", || disks::state(&bed.daemon, &bed.vbd) == "plugged");
         assert_eq!(bed.told(), bed.served(), "the disk dies: {disk_dies}: {}", bed.daemon.log());
         assert_eq!(bed.told().0, files, "the disk dies: {disk_dies}");
@@ -169,6 +154,14 @@ impl Bed {
         self.daemon.restart();
     }
 
+    /// The same under a disk that goes on and is known again.
+    fn put_back_under_it(&mut self, backup: &Backup) {
+        let running = disks::processes(&self.daemon);
+        self.put_back(backup);
+        assert_eq!(disks::processes(&self.daemon), running, "{}", self.daemon.log());
+        assert_eq!(disks::state(&self.daemon, &self.vbd), "plugged");
+    }
+
     fn kill_disk(&self) {
         let pid = || self.daemon.get(&self.vbd).1["pid"].clone();
         let before = pid();
@@ -204,13 +197,13 @@ fn a_disk_that_has_gone_on_behind_a_restored_catalogue_loses_nothing_when_it_die
     let (files, size) = bed.served();
     assert_eq!(files.len(), 3);
     bed.put_back(&backup);
-    bed.settle();
+    bed.daemon.settle();
     assert_eq!(bed.told(), (files.clone(), size), "{}", bed.daemon.log());
     bed.kill_disk();
     bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 3 2M 1M", "write -P 4 3M 1M", "flush"]);
     assert_eq!(bed.served(), (files.clone(), size));
     // States that nobody knows any more by name are there, and are not merged away.
-    bed.settle();
+    bed.daemon.settle();
     assert_eq!((bed.names().len(), bed.told().0), (3, files), "{:?}", bed.names());
     assert_eq!(bed.reconcile(false), json!([]));
 }
@@ -223,10 +216,7 @@ fn a_disk_that_the_catalogue_takes_for_unplugged_goes_on_and_is_taken_in() {
     let backup = bed.back_up();
     disks::plug(&bed.daemon, &bed.vbd);
     bed.io(&["write -P 1 0 1M", "flush"]);
-    let running = disks::processes(&bed.daemon);
-    bed.put_back(&backup);
-    assert_eq!(disks::processes(&bed.daemon), running, "{}", bed.daemon.log());
-    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
+    bed.put_back_under_it(&backup);
     disks::nothing_leaked(&bed.daemon);
     bed.kill_disk();
     bed.io(&["read -P 1 0 1M"]);
@@ -244,10 +234,7 @@ fn a_disk_whose_vbd_the_catalogue_does_not_know_gets_it_back() {
     bed.vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
     disks::plug(&bed.daemon, &bed.vbd);
     bed.io(&["write -P 1 0 1M", "flush"]);
-    let running = disks::processes(&bed.daemon);
-    bed.put_back(&backup);
-    assert_eq!(disks::processes(&bed.daemon), running, "{}", bed.daemon.log());
-    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
+    bed.put_back_under_it(&backup);
     bed.io(&["read -P 1 0 1M"]);
     disks::unplug(&bed.daemon, &bed.vbd);
     disks::nothing_leaked(&bed.daemon);
@@ -264,7 +251,7 @@ fn what_is_not_certain_is_told_and_left_until_somebody_decides() {
         let backup = bed.back_up();
         bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
         harness::wait_until("the leaf is merged", || bed.told().0.len() == 1);
-        bed.settle();
+        bed.daemon.settle();
         let (files, _) = bed.served();
         bed.put_back(&backup);
         let vdi = || bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1;
@@ -321,7 +308,7 @@ fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it()
     assert_eq!(unplugged.0, 202, "{}", unplugged.1);
     bed.daemon.wait(&unplugged.1);
     assert_eq!(disks::state(&bed.daemon, &bed.vbd), "unplugged");
-    bed.settle();
+    bed.daemon.settle();
     disks::plug(&bed.daemon, &bed.vbd);
     bed.io(&["read -P 1 0 8M"]);
 }
@@ -363,7 +350,7 @@ fn a_file_that_somebody_uses_is_removed_when_nobody_does() {
     assert!(bed.directory().join(&files[0]).exists());
     drop(other);
     harness::wait_until("it is removed", || !bed.directory().join(&files[0]).exists());
-    bed.settle();
+    bed.daemon.settle();
 }
 
 /// A step from which there is no way back, and that cannot be done: a revert's last one removes a file that somebody
@@ -387,7 +374,7 @@ fn a_task_that_cannot_come_to_its_end_says_why_and_can_be_abandoned() {
     let (status, abandoned) = bed.daemon.post(&format!("{task}/abandon"), json!({}));
     assert_eq!((status, &abandoned["state"]), (200, &json!("failed")), "{abandoned}");
     assert!(abandoned["problem"]["advice"].as_str().unwrap().contains("diverged"), "{abandoned}");
-    bed.settle();
+    bed.daemon.settle();
     assert!(bed.directory().join(&files[0]).exists());
     assert_eq!(bed.daemon.post(&format!("{task}/abandon"), json!({})).0, 409);
     drop(other);

@@ -56,15 +56,6 @@ impl Bench {
         self.daemon.done(self.daemon.post(&format!("/srs/{}/scan", self.sr), json!({})))
     }
 
-    /// Waits until nothing is at work, what tidies up by itself included.
-    fn settle(&self) {
-        let mut quiet = 0;
-        harness::wait_until("all tasks are over", || {
-            quiet = if self.daemon.get("/tasks?open=true").1 == json!([]) { quiet + 1 } else { 0 };
-            quiet > 20
-        });
-    }
-
     fn space(&self) -> Value {
         self.daemon.get(&format!("/srs/{}", self.sr)).1["space"].clone()
     }
@@ -153,9 +144,9 @@ fn chains_of_others_become_vdis_on_images_that_nobody_writes() {
     // All stays as it is, also what XenServer would have merged or removed. A job that ends has the repository tidied
     // up.
     bench.daemon.done(bench.daemon.post("/vdis", json!({ "sr": bench.sr, "name": "new", "size": 1 << 20 })));
-    bench.settle();
+    bench.daemon.settle();
     let again = bench.scan();
-    bench.settle();
+    bench.daemon.settle();
     assert_eq!((appeared(&again).len(), unplaced(&again).len()), (0, 0), "{again}");
     assert_eq!(again["counts"]["images"], 8, "{again}");
 }
@@ -286,7 +277,7 @@ fn what_is_forgotten_and_introduced_and_scanned_keeps_every_state() {
     let body = json!({ "uuid": bench.sr, "name": "vms", "source": { "type": "dir", "path": bench.path } });
     bench.daemon.done(bench.daemon.post("/srs/introduce", body));
     bench.scan();
-    bench.settle();
+    bench.daemon.settle();
     assert!(images(&bench.path) == files, "{}", bench.daemon.log());
     let vdis = bench.daemon.get("/vdis").1;
     let read_only = vdis.as_array().unwrap().iter().filter(|vdi| vdi["read_only"] == true).count();

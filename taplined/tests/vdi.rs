@@ -55,14 +55,7 @@ impl Bed {
 
     /// The images of a VDI from the top down, as a disk process names them.
     fn chain(&self, vdi: &str) -> Vec<String> {
-        let sql = "WITH RECURSIVE chain (link, depth) AS (
-                       SELECT image, 0 FROM vdi WHERE uuid = ?1
-                       UNION ALL SELECT parent, depth + 1 FROM chain JOIN image ON uuid = link WHERE parent IS NOT NULL
-                   ) SELECT format, file FROM chain JOIN image ON uuid = link ORDER BY depth";
-        let catalogue = self.catalogue();
-        let mut statement = catalogue.prepare(sql).unwrap();
-        let name = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
-        let names = statement.query_map([vdi], name).unwrap().map(Result::unwrap);
+        let names = disks::chain(&self.daemon, vdi).into_iter();
         names.map(|(format, file)| format!("{format}:{}", self.directory().join(file).display())).collect()
     }
 
@@ -100,16 +93,6 @@ impl Bed {
 
     fn tasks(&self) -> usize {
         self.daemon.get("/tasks").1.as_array().unwrap().len()
-    }
-
-    /// Waits until nothing is at work, what tidies up by itself included.
-    fn settle(&self) {
-        let mut quiet = 0;
-        harness::wait_until("all tasks are over", || {
-            let open = self.daemon.get("/tasks?open=true").1;
-            quiet = if open == json!([]) { quiet + 1 } else { 0 };
-            quiet > 20
-        });
     }
 
     /// Files and catalogue agree, and nothing is held by what is over.
@@ -170,7 +153,7 @@ fn a_snapshot_keeps_what_was_and_a_revert_brings_it_back() {
         assert_eq!(bed.read(&vdi), content(&[(1, 1)]));
         bed.write(&vdi, 3, 3);
         assert_eq!(bed.read(&snapshot), content(&[(1, 1)]));
-        bed.settle();
+        bed.daemon.settle();
         bed.nothing_is_left();
     }
 }
@@ -190,7 +173,7 @@ fn clones_share_a_state_and_nothing_else() {
     assert_eq!(bed.read(&first), content(&[(0, 1), (1, 3)]));
     assert_eq!(bed.read(&second), content(&[(0, 1), (1, 4)]));
     assert_eq!(bed.read(&template), content(&[(0, 1)]));
-    bed.settle();
+    bed.daemon.settle();
     bed.nothing_is_left();
 }
 
@@ -209,10 +192,10 @@ fn what_a_destroyed_snapshot_leaves_is_merged_by_itself() {
     std::thread::sleep(std::time::Duration::from_millis(1100));
     for snapshot in &snapshots {
         bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
-        bed.settle();
+        bed.daemon.settle();
         assert_eq!(bed.read(&vdi), content(&[(1, 1), (2, 2), (3, 9)]));
     }
-    bed.settle();
+    bed.daemon.settle();
     assert_eq!(bed.show(&vdi)["depth"], 1);
     bed.nothing_is_left();
 }
@@ -321,7 +304,7 @@ fn image_jobs_are_handed_all_they_need_and_may_get_at_nothing_else() {
     bed.made(&vdi, "copy", json!({ "sr": bed.sr, "format": "vhd" }));
     bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
-    bed.settle();
+    bed.daemon.settle();
     // What has appeared is looked at.
     let images = room.join("vms");
     fs::copy(images.join(bed.show(&vdi)["file"].as_str().unwrap()), images.join("appeared.qcow2")).unwrap();
@@ -391,7 +374,7 @@ fn a_vdi_that_is_plugged_is_kept_cloned_grown_and_merged_under_its_client() {
 
         for gone in [&snapshot, &clone] {
             bed.daemon.done(bed.daemon.delete(&format!("/vdis/{gone}")));
-            bed.settle();
+            bed.daemon.settle();
             bed.client(&vbd, "read -P 3 2M 1M");
         }
         assert_eq!(bed.show(&vdi)["depth"], 1, "{}", bed.daemon.log());
@@ -431,7 +414,7 @@ fn snapshots_that_are_destroyed_at_one_time_are_merged_one_after_the_other() {
     harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
     bed.unplug(&vbd);
     assert_eq!(bed.read(&vdi), content(&[(1, 1), (2, 2), (3, 3), (4, 4)]));
-    bed.settle();
+    bed.daemon.settle();
     bed.nothing_is_left();
 }
 
@@ -463,7 +446,7 @@ fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
     }
     harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
     assert_eq!(bed.read(&vdi), content(&[(1, 1)]));
-    bed.settle();
+    bed.daemon.settle();
     bed.nothing_is_left();
 }
 
@@ -484,7 +467,7 @@ fn a_snapshot_works_at_once_behind_the_end_of_another() {
     bed.unplug(&vbd);
     let expected: Vec<(usize, u8)> = (0..16).zip((17..31).chain(15..17)).collect();
     assert_eq!(bed.read(&vdi), content(&expected));
-    bed.settle();
+    bed.daemon.settle();
     bed.nothing_is_left();
 }
 
@@ -502,7 +485,7 @@ fn a_merge_that_begins_keeps_nobody_from_a_vdi() {
     }
     harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
     bed.unplug(&vbd);
-    bed.settle();
+    bed.daemon.settle();
     bed.nothing_is_left();
 }
 
@@ -572,25 +555,25 @@ fn state(bed: &Bed) -> State {
 fn killed_anywhere(verb: &str, steps: &[&str]) {
     let whole = bed();
     let ask = scenario(&whole, verb);
-    whole.settle();
+    whole.daemon.settle();
     let before = state(&whole);
     whole.daemon.done(ask(&whole));
-    whole.settle();
+    whole.daemon.settle();
     let done = state(&whole);
     assert_ne!(before, done, "{verb} changes nothing that is looked at");
     for point in points(verb, steps) {
         let mut bed = bed();
         let ask = scenario(&bed, verb);
-        bed.settle();
+        bed.daemon.settle();
         die_at(&mut bed, &point, &ask);
-        bed.settle();
+        bed.daemon.settle();
         bed.nothing_is_left();
         let after = state(&bed);
         assert!(after == before || after == done, "{point}: {after:?} is neither {before:?} nor {done:?}");
         if after == before {
             // It was undone, so it can be asked for again.
             bed.daemon.done(ask(&bed));
-            bed.settle();
+            bed.daemon.settle();
             assert_eq!(state(&bed), done, "{point}");
             bed.nothing_is_left();
         }
@@ -654,7 +637,7 @@ fn a_job_on_a_plugged_vdi_is_done_or_undone_wherever_the_daemon_was_killed() {
                 .as_str()
                 .unwrap()
                 .to_owned();
-            bed.settle();
+            bed.daemon.settle();
             let before = bed.read(&vdi);
             let vbd = bed.plug(&vdi);
             bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", &point)]);
@@ -665,11 +648,11 @@ fn a_job_on_a_plugged_vdi_is_done_or_undone_wherever_the_daemon_was_killed() {
                 assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
             }
             bed.daemon.restart();
-            bed.settle();
+            bed.daemon.settle();
             harness::wait_until("it is served", || bed.daemon.get(&format!("/vbds/{vbd}")).1["state"] == "plugged");
             bed.client(&vbd, "write -P 9 9M 1M");
             bed.unplug(&vbd);
-            bed.settle();
+            bed.daemon.settle();
             bed.nothing_is_left();
             let mut expected = before;
             expected[9] = 9;

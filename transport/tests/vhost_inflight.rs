@@ -47,6 +47,16 @@ fn recorded() -> Recorded {
     Recorded { machine, front, payload, file, record }
 }
 
+/// The same with four writes taken, of which the third is done and not published.
+fn one_of_four_done() -> Recorded {
+    let mut of = recorded();
+    of.machine.hold = true;
+    of.offer_writes(0..4);
+    of.machine.settle();
+    answer(&mut of.machine, 2);
+    of
+}
+
 impl Recorded {
     /// The process is killed, and another serves the same front-end.
     fn kill(&mut self) {
@@ -160,11 +170,7 @@ fn the_record_is_laid_out_as_specified_and_cannot_be_resized() {
 
 #[test]
 fn a_successor_takes_what_was_in_flight_first_and_in_its_order() {
-    let mut of = recorded();
-    of.machine.hold = true;
-    of.offer_writes(0..4);
-    of.machine.settle();
-    answer(&mut of.machine, 2);
+    let mut of = one_of_four_done();
     publish(&mut of.machine);
     answer(&mut of.machine, 0);
     of.kill();
@@ -292,11 +298,7 @@ fn a_record_of_another_shape_is_refused_and_changes_nothing() {
 /// What a later process has left whose records lie elsewhere, as one of before finds it (decision 0016).
 #[test]
 fn a_record_of_a_layout_that_is_not_known_is_refused_and_kept_as_it_is() {
-    let mut of = recorded();
-    of.machine.hold = true;
-    of.offer_writes(0..4);
-    of.machine.settle();
-    answer(&mut of.machine, 2);
+    let mut of = one_of_four_done();
     publish(&mut of.machine);
     of.kill();
     of.record.write(0, 1u64.to_le_bytes()).unwrap();
@@ -584,11 +586,7 @@ fn a_queue_that_waits_for_something_outside_stops_at_once() {
 
 #[test]
 fn with_a_record_what_was_given_back_stays_in_flight() {
-    let mut of = recorded();
-    of.machine.hold = true;
-    of.offer_writes(0..4);
-    of.machine.settle();
-    answer(&mut of.machine, 2);
+    let mut of = one_of_four_done();
     of.front.send(11, 0, &[0; 8], &[]);
     of.machine.settle();
     for request in std::mem::take(&mut of.machine.held) {

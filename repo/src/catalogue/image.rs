@@ -75,7 +75,18 @@ fn no_image(uuid: Uuid) -> Problem {
     Problem::new(Code::NotFound, format!("there is no image {uuid}"))
 }
 
+/// The file of an image of ours: it is called after it.
+pub fn file_name(image: Uuid, format: ImageFormat) -> String {
+    format!("{image}.{format}")
+}
+
 impl Image {
+    /// One of ours that can be used; what it takes is still to be measured.
+    pub fn new(uuid: Uuid, sr: Uuid, format: ImageFormat, size: u64, parent: Option<Uuid>) -> Image {
+        let (file, state) = (file_name(uuid, format), ImageState::Ready);
+        Image { uuid, sr, file, format, size, physical: 0, parent, state, kept: false }
+    }
+
     /// Where its file is, in a repository that is at `directory`.
     pub fn path(&self, directory: &std::path::Path) -> PathBuf {
         directory.join(&self.file)
@@ -110,6 +121,11 @@ impl View<'_> {
                    SELECT image.* FROM chain JOIN image ON image.uuid = chain.link ORDER BY depth";
         let chain = self.rows(sql, (Id(image), DEPTH_MAX), of_row)?;
         if chain.is_empty() { Err(no_image(image)) } else { Ok(chain) }
+    }
+
+    /// The image that a file of a repository is, if it is known.
+    pub fn image_of_file(&self, sr: Uuid, file: &str) -> Result<Option<Image>, Problem> {
+        self.row(&format!("SELECT {COLUMNS} FROM image WHERE sr = ?1 AND file = ?2"), (Id(sr), file), of_row)
     }
 
     /// The images that stand on an image directly.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::image::{Image, ImageState};
 use super::inventory::Noted;
-use super::row::{Id, Time, Word};
+use super::row::{Id, Time};
 use super::{Tx, View};
 use crate::inventory::Contents;
 
@@ -155,13 +155,9 @@ impl Tx<'_> {
     /// A VDI that is no more and that somebody counts on stays, and shows that its file is missing.
     fn keep_without_file(&mut self, sr: Uuid, vdi: Uuid) -> Result<(), Problem> {
         let uuid = Uuid::new_v4();
-        self.execute(
-            "INSERT INTO image (uuid, sr, file, format, size, physical, parent, state, kept)
-             VALUES (?1, ?2, ?3, ?4, 512, 0, NULL, ?5, FALSE)",
-            (Id(uuid), Id(sr), format!("{vdi}.missing"), Word(ImageFormat::Raw), Word(ImageState::Missing)),
-        )?;
+        let (file, state) = (format!("{vdi}.missing"), ImageState::Missing);
+        self.add_image(&Image { file, state, ..Image::new(uuid, sr, ImageFormat::Raw, 512, None) })?;
         self.execute("UPDATE vdi SET image = ?2 WHERE uuid = ?1", (Id(vdi), Id(uuid)))?;
-        self.note(sr, Noted::Image(uuid));
         self.note(sr, Noted::Vdi(vdi));
         self.touch(ObjectKind::Vdi, vdi, Change::Changed);
         Ok(())

@@ -32,19 +32,7 @@ fn sr() -> Sr {
 }
 
 fn image(sr: Uuid, parent: Option<Uuid>) -> Image {
-    let uuid = Uuid::new_v4();
-    let file = format!("{uuid}.qcow2");
-    Image {
-        uuid,
-        sr,
-        file,
-        format: ImageFormat::Qcow2,
-        size: 1 << 30,
-        physical: 4096,
-        parent,
-        state: ImageState::Ready,
-        kept: false,
-    }
+    Image { physical: 4096, ..Image::new(Uuid::new_v4(), sr, ImageFormat::Qcow2, 1 << 30, parent) }
 }
 
 fn vdi(image: &Image) -> NewVdi {
@@ -54,23 +42,7 @@ fn vdi(image: &Image) -> NewVdi {
 }
 
 fn vbd(vdi: Uuid) -> Vbd {
-    Vbd {
-        uuid: Uuid::new_v4(),
-        vm: None,
-        vdi,
-        position: 0,
-        mode: Mode::ReadWrite,
-        bootable: false,
-        transport: Transport::VhostUser,
-        queues: 1,
-        state: VbdState::Unplugged,
-        socket: None,
-        pid: None,
-        restarts: 0,
-        waits_for_space: false,
-        problem: None,
-        created: Timestamp::now(),
-    }
+    Vbd::unplugged(vdi, Transport::VhostUser)
 }
 
 impl Room {

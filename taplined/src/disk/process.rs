@@ -126,9 +126,14 @@ fn hold(pid: u32) -> Result<Option<(Process, AsyncFd<OwnedFd>)>, Problem> {
 
 /// When a process was started, in clock ticks after the boot of the host (proc_pid_stat(5), field 22).
 fn started(pid: u32) -> Option<u64> {
+    stat(pid)?.split(' ').nth(19)?.parse().ok()
+}
+
+/// What the kernel says of a process, from field 3 of proc_pid_stat(5) on.
+pub fn stat(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name of the program, in parentheses, is field 2 and may hold anything.
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    Some(stat.rsplit_once(") ")?.1.to_owned())
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use jiff::Timestamp;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -111,21 +110,12 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
     let vcpus = vm.as_ref().map_or(1, |vm| u16::try_from(vm.vcpus).unwrap_or(u16::MAX));
     let queues = if transport == Transport::Nbd { 1 } else { vcpus.clamp(1, QUEUES_DEFAULT_MAX) };
     Ok(Vbd {
-        uuid: Uuid::new_v4(),
         vm: asked.vm,
-        vdi: asked.vdi,
         position,
         mode: asked.mode.unwrap_or(if vdi.read_only { Mode::ReadOnly } else { Mode::ReadWrite }),
         bootable: asked.bootable.unwrap_or(vm.is_some() && position == 0),
-        transport,
         queues: asked.queues.unwrap_or(queues),
-        state: VbdState::Unplugged,
-        socket: None,
-        pid: None,
-        restarts: 0,
-        waits_for_space: false,
-        problem: None,
-        created: Timestamp::now(),
+        ..Vbd::unplugged(asked.vdi, transport)
     })
 }
 

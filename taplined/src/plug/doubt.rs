@@ -3,15 +3,14 @@
 //! Nobody is asked while nothing is wanted of a disk: one that nobody uses costs no wake-up.
 
 use std::fs;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use api::{Code, Problem, VbdState};
 use jiff::Timestamp;
-use serde_json::json;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::disk::process::stat;
 
 /// How long it may take to answer, and how long it is left alone before it is asked again: twice as long each time.
 const TO_ANSWER: Duration = Duration::from_secs(2);
@@ -20,7 +19,7 @@ const AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// A disk has not answered in time: from now on it is asked until it does, or is no more.
 pub fn doubt(daemon: &Daemon, vbd: Uuid) {
-    if !daemon.plugs.doubted.lock().unwrap_or_else(PoisonError::into_inner).insert(vbd) {
+    if !daemon.plugs.doubted().insert(vbd) {
         return;
     }
     let daemon = daemon.clone();
@@ -28,33 +27,36 @@ pub fn doubt(daemon: &Daemon, vbd: Uuid) {
         if let Err(problem) = ask_until_it_answers(&daemon, vbd).await {
             tracing::error!(%vbd, "whether its process answers is not known: {problem}");
         }
-        daemon.plugs.doubted.lock().unwrap_or_else(PoisonError::into_inner).remove(&vbd);
+        daemon.plugs.doubted().remove(&vbd);
     });
 }
 
 async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (since, mut pause) = (Timestamp::now(), AGAIN_AFTER);
-    let mut told = None;
+    let mut before = None;
     loop {
-        let asked = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), TO_ANSWER, |_| ()).await;
-        let silent = asked.is_err_and(|problem| problem.code == Code::Timeout);
-        let (before, catalogue) = (told.clone(), &daemon.catalogue);
-        told = catalogue
-            .write(move |tx| {
-                let Some(now) = tx.find_vbd(vbd)?.filter(|now| now.state == VbdState::Plugged) else { return Ok(None) };
-                let problem = silent.then(|| not_answering(vbd, now.pid, since));
-                // What somebody else has said of it meanwhile stays.
-                if now.problem == before {
-                    tx.set_vbd_state(vbd, now.state, problem.as_ref())?;
-                }
-                Ok(problem)
-            })
-            .await?;
-        let Some(problem) = &told else { return Ok(()) };
+        let silent = daemon.disks.is_silent(vbd, TO_ANSWER).await;
+        let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
+        let Some(now) = now.filter(|now| now.state == VbdState::Plugged) else { return Ok(()) };
+        let problem = silent.then(|| not_answering(vbd, now.pid, since));
+        tell(daemon, vbd, before, problem.clone()).await?;
+        let Some(problem) = problem else { return Ok(()) };
         tracing::warn!(%vbd, "{problem}");
+        before = Some(problem);
         tokio::time::sleep(pause).await;
         pause = pause.saturating_mul(2).min(AGAIN_AFTER_MAX);
     }
+}
+
+/// Has a plugged VBD say what is wrong with it, or nothing any more. What somebody else has said of it meanwhile stays.
+async fn tell(daemon: &Daemon, vbd: Uuid, before: Option<Problem>, problem: Option<Problem>) -> Result<(), Problem> {
+    let told = daemon.catalogue.write(move |tx| match tx.find_vbd(vbd)? {
+        Some(now) if now.state == VbdState::Plugged && now.problem == before => {
+            tx.set_vbd_state(vbd, now.state, problem.as_ref())
+        }
+        _ => Ok(()),
+    });
+    told.await
 }
 
 fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
@@ -68,10 +70,7 @@ fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
 
 /// What a process is at: its state, and where in the kernel it waits (proc_pid_stat(5), proc_pid_wchan(5)).
 fn condition(pid: u32) -> String {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name of the program, in parentheses, may hold anything.
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    let state = match state {
+    let state = match stat(pid).and_then(|stat| stat.chars().next()) {
         Some('D') => "waiting for storage",
         Some('T' | 't') => "stopped by a signal or a debugger",
         Some('R') => "running",

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use api::Problem;
 use repo::catalogue::Process;
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
@@ -95,8 +95,7 @@ async fn end_all_but(vbd: Uuid, all: Vec<DiskProcess>, stays: Option<usize>) -> 
 
 /// The number of the process that answers at a disk's control socket, if one does and says it.
 async fn who_answers(disks: &Disks, vbd: Uuid) -> Option<u32> {
-    let asked = disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), TO_SAY, |_| ());
-    let said = asked.await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?;
+    let said = disks.version(vbd, TO_SAY).await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?;
     said.get("pid").and_then(Value::as_u64).and_then(|pid| pid.try_into().ok())
 }
 
@@ -122,6 +121,8 @@ mod test {
     use std::process::{Child, Command, Stdio};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    use serde_json::json;
 
     use super::*;
     use crate::config::Config;

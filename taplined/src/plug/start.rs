@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use api::{Code, Problem};
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::order::Order;
@@ -138,7 +138,7 @@ async fn answer(
     tokio::select! {
         biased;
         ended = process.ended() => Err(ended_at_once(&place, &ended?)),
-        answer = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), patience, |_| ()) => match answer {
+        answer = daemon.disks.version(vbd, patience) => match answer {
             Ok(answer) => Ok(answer),
             // It lets go of the connection when it ends, a moment before it has ended.
             Err(problem) if problem.code == Code::Failed => {

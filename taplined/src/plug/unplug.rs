@@ -170,8 +170,7 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
 async fn silent(daemon: &Daemon, vbd: Uuid) {
     loop {
         tokio::time::sleep(LOOK_AGAIN_AFTER).await;
-        let asked = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), TO_SAY, |_| ()).await;
-        if asked.is_err_and(|problem| problem.code == Code::Timeout) {
+        if daemon.disks.is_silent(vbd, TO_SAY).await {
             return;
         }
     }

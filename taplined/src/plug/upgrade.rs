@@ -204,7 +204,7 @@ impl Upgrade {
     ) -> Result<(OwnedFd, Value), Problem> {
         let (daemon, vbd, pid) = (self.daemon.clone(), self.vbd, old.identity().pid);
         let work = async {
-            let asked = daemon.disks.ask(vbd, json!({ "verb": "version" }), Vec::new(), TO_SAY, |_| ()).await?;
+            let asked = daemon.disks.version(vbd, TO_SAY).await?;
             handover::must_know_how(&order.vbd, pid, &asked)?;
             let said = daemon.disks.ask(vbd, json!({ "verb": "layers" }), Vec::new(), TO_SAY, |_| ()).await?;
             let order = order.with_names(handover::names(&said)?);
@@ -257,7 +257,7 @@ impl Upgrade {
 
     /// What there is to say although all went well.
     async fn note(&self, before: &Value) -> Option<String> {
-        let now = self.daemon.disks.ask(self.vbd, json!({ "verb": "version" }), Vec::new(), TO_BE_SEEN, |_| ()).await;
+        let now = self.daemon.disks.version(self.vbd, TO_BE_SEEN).await;
         let now = now.ok()?["program"].clone();
         (now == *before && now.is_string())
             .then(|| format!("the process before it was of version {} too", before.as_str().unwrap_or_default()))

@@ -52,11 +52,16 @@ pub struct Follow {
     pub doubtful: Vec<Uuid>,
 }
 
+/// Whether a chain is what a disk has: the same files, and a leaf of the same size.
+pub fn agree(chain: &[Image], layers: &[Layer]) -> bool {
+    let mut pairs = chain.iter().zip(layers);
+    let same = chain.len() == layers.len() && pairs.clone().all(|(image, layer)| layer.names(&image.file));
+    same && pairs.next().is_some_and(|(image, layer)| image.size == layer.size)
+}
+
 /// Compares. `layers` are the disk's, from the leaf down.
 pub fn judge(told: &Told, layers: &[Layer]) -> Verdict {
-    let mut pairs = told.chain.iter().zip(layers);
-    let same = told.chain.len() == layers.len() && pairs.clone().all(|(image, layer)| layer.names(&image.file));
-    if same && pairs.next().is_some_and(|(image, layer)| image.size == layer.size) {
+    if agree(&told.chain, layers) {
         return Verdict::Agree;
     }
     match follow(told, layers).and_then(must_be_certain) {
@@ -124,17 +129,7 @@ fn unknown(sr: Uuid, layer: &Layer, parent: Option<Uuid>) -> Result<Image, Strin
         file.rsplit_once('.').and_then(|(stem, end)| Some((stem.parse().ok()?, end.parse::<ImageFormat>().ok()?)));
     let (uuid, format) =
         known.ok_or_else(|| format!("the disk has {file}, which is no file of this repository that is known"))?;
-    Ok(Image {
-        uuid,
-        sr,
-        file: file.into(),
-        format,
-        size: layer.size,
-        physical: 0,
-        parent,
-        state: ImageState::Ready,
-        kept: false,
-    })
+    Ok(Image { file: file.into(), ..Image::new(uuid, sr, format, layer.size, parent) })
 }
 
 /// What others may write or show must not be written by this disk, nor lie below it.
@@ -152,27 +147,22 @@ fn check_shown(told: &Told, image: &Image, depth: usize) -> Result<(), String> {
 
 #[cfg(test)]
 mod test {
+    use repo::catalogue::file_name;
+
     use super::*;
 
     const VDI: Uuid = Uuid::from_u128(100);
 
     fn file(n: u128) -> String {
-        format!("{}.qcow2", Uuid::from_u128(n))
+        file_name(Uuid::from_u128(n), ImageFormat::Qcow2)
     }
 
     /// Images of the catalogue, each on the next; `shown` are those of other VDIs that are only read, `written` of
     /// those that are not.
     fn told(chain: &[u128], others: &[u128], shown: &[u128], written: &[u128]) -> Told {
-        let image = |n: u128, parent: Option<u128>| Image {
-            uuid: Uuid::from_u128(n),
-            sr: Uuid::nil(),
-            file: file(n),
-            format: ImageFormat::Qcow2,
-            size: 1 << 30,
-            physical: 0,
-            parent: parent.map(Uuid::from_u128),
-            state: ImageState::Ready,
-            kept: false,
+        let image = |n: u128, parent: Option<u128>| {
+            let parent = parent.map(Uuid::from_u128);
+            Image::new(Uuid::from_u128(n), Uuid::nil(), ImageFormat::Qcow2, 1 << 30, parent)
         };
         let images: Vec<Image> =
             chain.iter().enumerate().map(|(at, n)| image(*n, chain.get(at + 1).copied())).collect();

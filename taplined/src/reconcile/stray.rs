@@ -3,7 +3,6 @@
 //! left alone where it is not.
 
 use api::{Mode, Problem, Transport, Vbd, VbdState, Vdi};
-use jiff::Timestamp;
 use repo::View;
 use repo::catalogue::Process;
 use uuid::Uuid;
@@ -80,23 +79,8 @@ fn vdi_of(view: &View<'_>, layers: &[Layer]) -> Result<Vdi, Problem> {
 }
 
 fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
-    Vbd {
-        uuid,
-        vm: None,
-        vdi: vdi.uuid,
-        position: 0,
-        mode: if words.read_only { Mode::ReadOnly } else { Mode::ReadWrite },
-        bootable: false,
-        transport: words.transport,
-        queues: words.queues,
-        state: VbdState::Unplugged,
-        socket: None,
-        pid: None,
-        restarts: 0,
-        waits_for_space: false,
-        problem: None,
-        created: Timestamp::now(),
-    }
+    let mode = if words.read_only { Mode::ReadOnly } else { Mode::ReadWrite };
+    Vbd { uuid, mode, queues: words.queues, ..Vbd::unplugged(vdi.uuid, words.transport) }
 }
 
 fn plugged(tx: &mut repo::Tx<'_>, vbd: Uuid, by: Process, at: &api::AbsolutePath) -> Result<(), Problem> {

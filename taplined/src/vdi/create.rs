@@ -4,7 +4,7 @@
 //! 2. `record`: the image and the VDI are in the catalogue. *Killed before:* as above. *After:* done.
 
 use api::{About, ImageFormat, Problem};
-use repo::catalogue::{Image, ImageState, NewVdi};
+use repo::catalogue::{Image, NewVdi};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -86,9 +86,8 @@ pub async fn described(
     size: u64,
     parent: Option<Uuid>,
 ) -> Result<Image, Problem> {
-    let file = file_name(uuid, format);
-    let physical = physical(daemon, sr, &file).await?;
-    Ok(Image { uuid, sr, file, format, size, physical, parent, state: ImageState::Ready, kept: false })
+    let image = Image::new(uuid, sr, format, size, parent);
+    Ok(Image { physical: physical(daemon, sr, &image.file).await?, ..image })
 }
 
 /// What a file of a repository takes on the file system, in bytes.
@@ -117,9 +116,8 @@ pub async fn remove_file(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Pr
 /// since.
 pub async fn remove_unrecorded(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
     let name = file.to_owned();
-    let images = daemon.catalogue.read(move |view| view.images_of_sr(sr)).await?;
-    match images.iter().any(|image| image.file == name) {
-        true => Ok(()),
-        false => remove_file(daemon, sr, file).await,
+    match daemon.catalogue.read(move |view| view.image_of_file(sr, &name)).await? {
+        Some(_) => Ok(()),
+        None => remove_file(daemon, sr, file).await,
     }
 }

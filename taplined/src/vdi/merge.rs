@@ -10,6 +10,7 @@
 //! 2. `record`: the chain is shorter in the catalogue. 3. `remove`: the files that hold nothing are removed.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -103,11 +104,8 @@ impl Merge {
         if let Some(vbd) = self.vbd {
             return self.merge_live(daemon, context, vbd, &chain, from, into).await;
         }
-        let mut words = vec!["merge".into()];
-        words.extend(chain.words());
-        words.extend(["--from".into(), from.to_string().into(), "--into".into(), into.to_string().into()]);
         let handing = chain.handing(into.saturating_add(1)).await?;
-        let merged = daemon.tool.long_image(words, handing, |part| context.progress(part));
+        let merged = daemon.tool.long_image(words(&chain, from, into), handing, |part| context.progress(part));
         context.unless_cancelled(merged).await.map(drop)
     }
 
@@ -187,9 +185,7 @@ impl Merge {
             Err(problem) => return Err(problem),
         };
         let handing = chain.handing(into.saturating_add(1)).await?;
-        let mut words = vec!["merge".into()];
-        words.extend(chain.words());
-        words.extend(["--from".into(), from.to_string().into(), "--into".into(), into.to_string().into()]);
+        let mut words = words(&chain, from, into);
         words.push("--is-done".into());
         let told = daemon.tool.image(words, handing).await?;
         told.get("done")
@@ -275,6 +271,14 @@ impl Merge {
         }
         Ok(())
     }
+}
+
+/// `image merge` of layers of a chain.
+fn words(chain: &Chain, from: usize, into: usize) -> Vec<OsString> {
+    let mut words = vec!["merge".into()];
+    words.extend(chain.words());
+    words.extend(["--from".into(), from.to_string().into(), "--into".into(), into.to_string().into()]);
+    words
 }
 
 /// Images of a repository, by what stands on what.
@@ -463,16 +467,9 @@ mod test {
 
     /// Images `n` on `m` for each pair, all of one repository; those in `shown` have a VDI of the same number.
     fn tree(pairs: &[(u128, Option<u128>)], shown: &[u128]) -> (Vec<Image>, HashMap<Uuid, Uuid>) {
-        let image = |(n, parent): &(u128, Option<u128>)| Image {
-            uuid: Uuid::from_u128(*n),
-            sr: Uuid::nil(),
-            file: format!("{n}.qcow2"),
-            format: ImageFormat::Qcow2,
-            size: 1 << 30,
-            physical: 0,
-            parent: parent.map(Uuid::from_u128),
-            state: ImageState::Ready,
-            kept: false,
+        let image = |(n, parent): &(u128, Option<u128>)| {
+            let parent = parent.map(Uuid::from_u128);
+            Image::new(Uuid::from_u128(*n), Uuid::nil(), ImageFormat::Qcow2, 1 << 30, parent)
         };
         let vdi = |n: &u128| (Uuid::from_u128(*n), Uuid::from_u128(1000 + *n));
         (pairs.iter().map(image).collect(), shown.iter().map(vdi).collect())

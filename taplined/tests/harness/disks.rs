@@ -35,6 +35,18 @@ pub fn scanned(daemon: &Taplined, sr: &str, names: &[&str]) -> Vec<String> {
     names.iter().map(vdi_of).collect()
 }
 
+/// The images of a VDI from the top down, by the catalogue: formats and files.
+pub fn chain(daemon: &Taplined, vdi: &str) -> Vec<(String, String)> {
+    let sql = "WITH RECURSIVE chain (link, depth) AS (
+                   SELECT image, 0 FROM vdi WHERE uuid = ?1
+                   UNION ALL SELECT parent, depth + 1 FROM chain JOIN image ON uuid = link WHERE parent IS NOT NULL
+               ) SELECT format, file FROM chain JOIN image ON uuid = link ORDER BY depth";
+    let catalogue = rusqlite::Connection::open(daemon.room().join("state/catalogue.db")).unwrap();
+    let mut statement = catalogue.prepare(sql).unwrap();
+    let images = statement.query_map([vdi], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+    images.map(Result::unwrap).collect()
+}
+
 /// Makes a VBD; its path in the API.
 #[track_caller]
 pub fn vbd(daemon: &Taplined, vdi: &str, transport: &str) -> String {

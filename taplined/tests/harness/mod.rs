@@ -227,6 +227,15 @@ impl Taplined {
         }
     }
 
+    /// Waits until nothing is at work, what tidies up by itself included.
+    pub fn settle(&self) {
+        let mut quiet = 0;
+        wait_until("all tasks are over", || {
+            quiet = if self.get("/tasks?open=true").1 == json!([]) { quiet + 1 } else { 0 };
+            quiet > 20
+        });
+    }
+
     /// Has a task done, and gives what came of it.
     #[track_caller]
     pub fn done(&self, answer: (u16, Value)) -> Value {

@@ -46,17 +46,9 @@ async fn room() -> Room {
 }
 
 fn image(sr: Uuid, n: u128, parent: Option<u128>) -> Image {
-    Image {
-        uuid: Uuid::from_u128(n),
-        sr,
-        file: format!("{n}.qcow2"),
-        format: ImageFormat::Qcow2,
-        size: 1 << 30,
-        physical: 0,
-        parent: parent.map(Uuid::from_u128),
-        state: ImageState::Ready,
-        kept: false,
-    }
+    let parent = parent.map(Uuid::from_u128);
+    let image = Image::new(Uuid::from_u128(n), sr, ImageFormat::Qcow2, 1 << 30, parent);
+    Image { file: format!("{n}.qcow2"), ..image }
 }
 
 fn vdi(n: u128, image: u128, of: Option<u128>) -> NewVdi {

@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use api::{Change, ImageFormat, Mode, Space, Transport, Vbd, VbdState};
+use api::{Change, ImageFormat, Space, Transport, Vbd, VbdState};
 use jiff::Timestamp;
-use repo::catalogue::{ImageState, NewVdi};
+use repo::catalogue::NewVdi;
 use repo::driver::{Label, make};
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -53,36 +53,11 @@ async fn repository(daemon: &Daemon, at: &Path) -> Uuid {
 
 /// An image with a VDI and a VBD, in the catalogue only.
 async fn disk(daemon: &Daemon, sr: Uuid) -> (Uuid, Uuid) {
-    let image = Image {
-        uuid: Uuid::new_v4(),
-        sr,
-        file: "disk.raw".into(),
-        format: ImageFormat::Raw,
-        size: 1 << 20,
-        physical: 0,
-        parent: None,
-        state: ImageState::Ready,
-        kept: false,
-    };
+    let image = Image::new(Uuid::new_v4(), sr, ImageFormat::Raw, 1 << 20, None);
+    let image = Image { file: "disk.raw".into(), ..image };
     let (name, description) = ("disk".parse().unwrap(), api::Description::default());
     let vdi = NewVdi { uuid: Uuid::new_v4(), image: image.uuid, name, description, read_only: false, snapshot: None };
-    let vbd = Vbd {
-        uuid: Uuid::new_v4(),
-        vm: None,
-        vdi: vdi.uuid,
-        position: 0,
-        mode: Mode::ReadWrite,
-        bootable: false,
-        transport: Transport::VhostUser,
-        queues: 1,
-        state: VbdState::Unplugged,
-        socket: None,
-        pid: None,
-        restarts: 0,
-        waits_for_space: false,
-        problem: None,
-        created: Timestamp::now(),
-    };
+    let vbd = Vbd::unplugged(vdi.uuid, Transport::VhostUser);
     let made = (image.uuid, vbd.uuid);
     let adding = daemon.catalogue.write(move |tx| {
         tx.add_image(&image)?;

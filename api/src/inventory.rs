@@ -44,6 +44,9 @@ pub struct InventoryImage {
     /// It was found damaged.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub damaged: bool,
+    /// The VDI that it shows is diverged: nothing uses it before somebody has decided what it consists of.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub diverged: bool,
     /// It was taken in hidden, and is not merged or removed by itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kept: bool,

@@ -381,7 +381,15 @@ fn a_task_that_cannot_come_to_its_end_says_why_and_can_be_abandoned() {
     // What it had in hand is used again when somebody has said what it is.
     let (status, refused) = bed.daemon.post(&format!("{}/plug", bed.vbd), json!({}));
     assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
+    // A repository that is forgotten and introduced again does not forget that nobody has.
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let sr = bed.daemon.get("/srs").1[0]["uuid"].as_str().unwrap().to_owned();
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/detach"), json!({})));
+    assert_eq!(bed.daemon.post(&format!("/srs/{sr}/forget"), json!({})).0, 204);
+    let source = json!({ "type": "dir", "path": bed.directory() });
+    bed.daemon.done(bed.daemon.post("/srs/introduce", json!({ "uuid": sr, "source": source })));
+    assert_eq!(bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["state"], "diverged");
     let decided = bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), json!({ "believe": "catalogue" }));
     assert_eq!((decided.0, &decided.1["state"]), (200, &json!("ready")), "{}", decided.1);
-    disks::plug(&bed.daemon, &bed.vbd);
+    disks::plug(&bed.daemon, &disks::vbd(&bed.daemon, &bed.vdi, "nbd"));
 }

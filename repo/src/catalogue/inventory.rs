@@ -95,8 +95,17 @@ impl Outbox {
 /// What an inventory says of an image; nothing of one that is being made.
 fn described(image: &Image) -> Option<InventoryImage> {
     let Image { uuid, sr: _, file, format, size, physical: _, parent, state, kept } = image.clone();
-    let damaged = state == ImageState::Damaged;
-    (state != ImageState::Making).then_some(InventoryImage { uuid, file, format, size, parent, damaged, kept })
+    let (damaged, diverged) = (state == ImageState::Damaged, state == ImageState::Diverged);
+    (state != ImageState::Making).then_some(InventoryImage {
+        uuid,
+        file,
+        format,
+        size,
+        parent,
+        damaged,
+        diverged,
+        kept,
+    })
 }
 
 /// Whether an inventory says the same of both.

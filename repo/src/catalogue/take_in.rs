@@ -85,10 +85,11 @@ impl Tx<'_> {
     fn take_in_images(&mut self, sr: Uuid, contents: &Contents, files: &HashMap<String, u64>) -> Result<(), Problem> {
         for image in contents.images.values() {
             let physical = files.get(&image.file).copied();
-            let state = match (physical, image.damaged) {
-                (None, _) => ImageState::Missing,
-                (Some(_), true) => ImageState::Damaged,
-                (Some(_), false) => ImageState::Ready,
+            let state = match physical {
+                None => ImageState::Missing,
+                Some(_) if image.damaged => ImageState::Damaged,
+                Some(_) if image.diverged => ImageState::Diverged,
+                Some(_) => ImageState::Ready,
             };
             self.insert_image(&Image {
                 uuid: image.uuid,

@@ -46,6 +46,7 @@ fn image(n: u128, parent: Option<u128>) -> InventoryImage {
         size: 1 << 30,
         parent: parent.map(Uuid::from_u128),
         damaged: false,
+        diverged: false,
         kept: false,
     }
 }

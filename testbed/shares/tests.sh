@@ -200,9 +200,7 @@ leases_hold() {
     local disk=leased vdi vbd_of_other
     uuid=$(field one sr share uuid)
     ok one vdi import $disk $room/golden.raw --sr share --source-format raw
-    # Its name is in the catalogue of the first; another finds it by its file.
-    vdi=$(field one vdi $disk file)
-    vdi=${vdi%%.*}
+    vdi=$(field one vdi $disk uuid)
     ok one sr detach share
     daemon other
     ok other sr introduce share $(share other) --uuid "$uuid"
@@ -255,6 +253,48 @@ leases_hold() {
     unplug one
     held "the first host finds repository and disk again when the other has let go"
     ok one vdi destroy $disk --yes
+}
+
+# named HOST: its VDIs as the catalogue has them, but for what is measured or only this host knows.
+named() { "$1" vdi list --json | jq -cS 'map(del(.physical_utilisation, .users)) | sort_by(.uuid)'; }
+
+# same HOST VDIS: they are those.
+same() { [ "$(named "$1")" = "$2" ] || fail "$1 has other VDIs: $(named "$1"), and not $2"; }
+
+# A repository says itself what is in it, to any host.
+describes_itself() {
+    tell "inventories"
+    local disk=described known
+    uuid=$(field one sr share uuid)
+    [ -n "${pids[other]:-}" ] || daemon other
+    ok one vdi import $disk $room/golden.raw --sr share --source-format raw
+    ok one vdi snapshot $disk --name $disk-kept
+    ok one vdi clone $disk-kept --name $disk-clone
+    known=$(named one)
+    [ "$(echo "$known" | jq length)" = 3 ] || fail "not three VDIs: $known"
+    ok one sr detach share
+    ok one sr forget share
+    ok other sr introduce share $(share other) --uuid "$uuid"
+    same other "$known"
+    ok other sr scan share
+    same other "$known"
+    held "forgotten by one host, it gives another the UUIDs, names and snapshots of its disks"
+
+    ok other vdi snapshot $disk --name $disk-elsewhere
+    ok other sr detach share
+    ok one sr introduce share $(share one) --uuid "$uuid"
+    same one "$(named other)"
+    ok one vdi destroy $disk-clone --yes
+    known=$(named one)
+    ok one sr detach share
+    ok other sr attach share
+    same other "$known"
+    held "what one host has changed is known to the other when it attaches it again"
+
+    ok other sr detach share
+    ok other sr forget share
+    ok one sr attach share
+    for vdi in $disk-kept $disk-elsewhere $disk; do destroyed $vdi; done
 }
 
 # destroyed VDI: when what a destroyed snapshot has left is merged, which may be under way.
@@ -416,6 +456,7 @@ part() {
     failures) failures_are_told ;;
     qcow2 | vhd) disk_lives "$1" ;;
     leases) leases_hold ;;
+    described) describes_itself ;;
     away) server_goes_away ;;
     full) server_fills ;;
     killed) daemon_is_killed ;;

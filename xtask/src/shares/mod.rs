@@ -20,13 +20,13 @@ use crate::demo::{build_programs, root as top, tool};
 const USAGE: &str = "usage: cargo xtask share-test [--bin-dir DIR] [--keep] [--part NAME]… [nfs] [smb]
   --bin-dir DIR  use taplined, tapline, tapline-disk and bench-guest in DIR instead of building them
   --keep         keep the directory of a run that held
-  --part NAME    only this part of it, of several: life, failures, qcow2, vhd, leases, away, full, killed
+  --part NAME    only this part of it, of several: life, failures, qcow2, vhd, leases, described, away, full, killed
   nfs, smb       the servers; without either, both";
 
 const SERVERS: [&str; 2] = ["nfs", "smb"];
 const SCRIPTS: [&str; 4] = ["steps.sh", "server-nfs.sh", "server-smb.sh", "tests.sh"];
 /// As `testbed/shares/tests.sh` has them.
-const PARTS: [&str; 8] = ["life", "failures", "qcow2", "vhd", "leases", "away", "full", "killed"];
+const PARTS: [&str; 9] = ["life", "failures", "qcow2", "vhd", "leases", "described", "away", "full", "killed"];
 const PROGRAMS: [&str; 4] = ["taplined", "tapline", "tapline-disk", "bench-guest"];
 
 /// Servers and clients, what they ask of the kernel by name and not by dependency, and a network of several hosts.

@@ -12,6 +12,7 @@ mod content;
 mod io;
 mod nbd;
 mod operations;
+mod planted;
 mod repositories;
 mod troubles;
 mod verbs;
@@ -24,6 +25,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use self::bed::Bed;
+use self::planted::Favoured;
 use self::world::{Counts, World};
 use crate::demo::tool;
 
@@ -37,6 +39,7 @@ Lives of a daemon, each of so many random operations and troubles; then all is p
   --operations N    not before so many operations,
   --kills N         and not before so many processes were killed
   --length N        operations of a life (default 300)
+  --planted NAME|all  put a fault back that was mended, and fail if it is not found
   --bin-dir DIR     where taplined and tapline-disk are (default target/debug; built there)
   --dir DIR         where the files go (default /dev/shm)
   --verbose         print each operation
@@ -57,6 +60,7 @@ struct Arguments {
     length: u64,
     bin_dir: Option<PathBuf>,
     dir: PathBuf,
+    planted: Option<String>,
     verbose: bool,
     keep: bool,
     help: bool,
@@ -73,6 +77,7 @@ impl Arguments {
             length: 300,
             bin_dir: None,
             dir: "/dev/shm".into(),
+            planted: None,
             verbose: false,
             keep: false,
             help: false,
@@ -87,6 +92,7 @@ impl Arguments {
                 "--length" => arguments.length = words.next()?.parse().ok()?,
                 "--bin-dir" => arguments.bin_dir = Some(words.next()?.into()),
                 "--dir" => arguments.dir = words.next()?.into(),
+                "--planted" => arguments.planted = Some(words.next()?.clone()),
                 "--verbose" => arguments.verbose = true,
                 "--keep" => arguments.keep = true,
                 "--help" | "-h" => arguments.help = true,
@@ -122,13 +128,16 @@ pub fn run(words: &[String]) -> Result<(), String> {
         println!("NOT RUN: it needs root, mkfs.ext4 and mkfs.xfs");
         std::process::exit(NOT_RUN);
     }
+    if let Some(name) = &arguments.planted {
+        return planted::run(&arguments, name);
+    }
     let programs = programs(arguments.bin_dir.as_deref())?;
     let steps = steps(&programs)?;
     let begun = Instant::now();
     let (mut seed, mut operations, mut total) = (arguments.seed, 0, Counts::default());
     while arguments.goes_on(begun, operations, total.kills) {
         println!("seed {seed}");
-        let counts = life(&arguments, &programs, &steps, seed)?;
+        let counts = life(&arguments, &programs, &steps, seed, None)?;
         operations += counts.done.values().sum::<u64>();
         total.kills += counts.kills;
         total.compared += counts.compared;
@@ -150,9 +159,16 @@ fn add(sum: &mut BTreeMap<String, u64>, more: BTreeMap<String, u64>) {
 }
 
 /// One life of a daemon.
-fn life(arguments: &Arguments, programs: &Path, steps: &[String], seed: u64) -> Result<Counts, String> {
+fn life(
+    arguments: &Arguments,
+    programs: &Path,
+    steps: &[String],
+    seed: u64,
+    favoured: Option<Favoured>,
+) -> Result<Counts, String> {
     let bed = Bed::make(&arguments.dir, programs)?;
     let mut world = World::new(bed, seed, arguments.verbose);
+    world.favoured = favoured;
     let lived = live(&mut world, arguments.length, steps);
     let Err(why) = lived else { return Ok(world.counts) };
     world.tell(format!("WRONG: {why}"));
@@ -162,8 +178,11 @@ fn life(arguments: &Arguments, programs: &Path, steps: &[String], seed: u64) -> 
     for (name, text) in [("operations", world.trace.join("\n")), ("log", log)] {
         fs::write(kept.join(name), text).map_err(|error| format!("{}: {error}", kept.display()))?;
     }
-    for line in world.trace.iter().rev().take(30).rev() {
-        println!("{line}");
+    // What a planted fault does is not for anybody to look into.
+    if favoured.is_none() {
+        for line in world.trace.iter().rev().take(30).rev() {
+            println!("{line}");
+        }
     }
     if arguments.keep {
         println!("its files are in {:?}", world.bed.keep());

@@ -19,6 +19,9 @@ const SIZE_MAX: u64 = 160 << 20;
 impl World {
     /// Does something.
     pub fn step(&mut self, steps: &[String]) -> Result<(), String> {
+        if let Some(favoured) = self.favoured.filter(|_| self.random_is(8)) {
+            return self.favour(favoured);
+        }
         match self.random.below(100) {
             0..=5 => self.create(),
             6..=13 => self.snapshot(false),
@@ -54,9 +57,14 @@ impl World {
             92 => self.stop_disk(),
             93 => self.fill(),
             94 => self.scan(),
-            95 if self.random.below(3) == 0 => self.take_away(),
+            95 if self.random.below(3) == 0 => {
+                let forget = self.random.below(2) == 0;
+                self.take_away(forget)
+            }
             96 if self.random.below(3) == 0 => self.put_back(),
             97 if self.random.below(3) == 0 => self.delete_some_vbd(),
+            98 if self.random.below(6) == 0 => self.kill_again_and_again(),
+            99 if self.random.below(12) == 0 => self.deepen(),
             _ => self.check(),
         }
     }

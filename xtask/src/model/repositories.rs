@@ -91,12 +91,11 @@ impl World {
     }
 
     /// Detaches a repository that nobody uses, forgets it perhaps, and brings it back.
-    pub fn take_away(&mut self) -> Result<(), String> {
+    pub fn take_away(&mut self, forget: bool) -> Result<(), String> {
         let srs = self.srs.clone();
         let Some(sr) = self.one_of(&srs) else { return Ok(()) };
         self.settle(true)?;
         let number = srs.iter().position(|other| other.uuid == sr.uuid).unwrap_or(0);
-        let forget = self.random.below(2) == 0;
         let mine: Vec<String> =
             self.vdis.iter().filter(|(_, vdi)| vdi.sr == number).map(|(uuid, _)| uuid.clone()).collect();
         for vbd in mine.iter().flat_map(|vdi| self.vbds_of(vdi)).collect::<Vec<_>>() {

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
 use super::bed::Full;
 use super::check::text;
+use super::verbs::PATIENCE;
 use super::world::{Vbd, World};
 
 /// The catalogue's files: what is committed may still lie beside the main one.
@@ -48,6 +49,11 @@ impl World {
     pub fn arm(&mut self, steps: &[String]) -> Result<(), String> {
         let Some(step) = self.one_of(steps) else { return Ok(()) };
         let step = if self.random.below(2) == 0 { step } else { format!("{step}:after") };
+        self.die_at(step)
+    }
+
+    /// From now on the daemon dies there.
+    pub fn die_at(&mut self, step: String) -> Result<(), String> {
         if self.bed.is_full() {
             return Ok(());
         }
@@ -79,6 +85,35 @@ impl World {
             self.bed.places.kill(pid)?;
         }
         self.take_answer(&vbd)?;
+        self.vbd(&vbd)?.client = None;
+        Ok(())
+    }
+
+    /// Kills whatever serves a VBD as soon as it is there, until it has died more often than a disk by chance.
+    pub fn kill_again_and_again(&mut self) -> Result<(), String> {
+        let Some(vbd) = self.usable_vbd() else { return Ok(()) };
+        if self.down || self.bed.is_full() {
+            return Ok(());
+        }
+        self.trouble("kill again", format!("kill the disk of VBD {vbd} seven times"));
+        let mut before = None;
+        for _ in 0..7 {
+            let begun = Instant::now();
+            let pid = loop {
+                let shown = self.get(&format!("/vbds/{vbd}"))?;
+                let pid = shown["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+                match pid.filter(|pid| Some(*pid) != before && shown["state"] == "plugged") {
+                    Some(pid) => break pid,
+                    None if begun.elapsed() > PATIENCE => {
+                        return Err(format!("stuck, a disk that has died is not started again: {shown}"));
+                    }
+                    None => std::thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            self.counts.kills += 1;
+            self.bed.places.kill(pid)?;
+            before = Some(pid);
+        }
         self.vbd(&vbd)?.client = None;
         Ok(())
     }

@@ -132,6 +132,8 @@ pub struct World {
     pub backup: Option<super::troubles::Backup>,
     /// What was done.
     pub counts: Counts,
+    /// What is done more often than by chance.
+    pub favoured: Option<super::planted::Favoured>,
     /// Whether each operation is printed.
     pub verbose: bool,
     /// What was done, in words.
@@ -156,6 +158,7 @@ impl World {
             dies_at: None,
             backup: None,
             counts: Counts::default(),
+            favoured: None,
             verbose,
             trace: Vec::new(),
             names: 0,

@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
 
-use super::verbs::{Asked, PATIENCE};
+use super::verbs::{Asked, patience};
 use super::world::{Verb, World};
 
 /// Files of a repository that are no images.
 const OWN_FILES: &[&str] = &[".tapline-sr.json", ".tapline-sr.lock", ".tapline-inventory.jsonl"];
+
+/// What a killed daemon leaves of a copy that it was making, and nothing removes yet (issue 14, finding 11).
+const UNFINISHED: &str = ".unfinished";
 
 impl World {
     /// Ends every trouble, and waits until nothing is under way.
@@ -28,7 +31,7 @@ impl World {
             let on_the_way =
                 vbds.iter().any(|vbd| !["plugged", "unplugged"].contains(&vbd["state"].as_str().unwrap_or("")));
             quiet = if open.is_empty() && !on_the_way { quiet + 1 } else { 0 };
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > patience() {
                 return Err(format!("stuck, it does not come to rest: {} {}", json!(open), json!(vbds)));
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -44,7 +47,7 @@ impl World {
         loop {
             match self.compare_lists().and_then(|()| self.compare_places()) {
                 Ok(()) => break,
-                Err(why) if begun.elapsed() > Duration::from_secs(60) => return Err(why),
+                Err(why) if begun.elapsed() > patience() / 4 => return Err(why),
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
         }
@@ -101,7 +104,8 @@ impl World {
                 list(&inventory["images"]).iter().map(|image| (text(&image["uuid"]), image.clone())).collect();
             let mut named: BTreeSet<String> = images.values().map(|image| text(&image["file"])).collect();
             named.extend(OWN_FILES.iter().map(|name| (*name).to_owned()));
-            let there = names_in(&storage.path)?;
+            let mut there = names_in(&storage.path)?;
+            there.retain(|name| !name.ends_with(UNFINISHED));
             if there != named {
                 let (more, less): (Vec<_>, Vec<_>) =
                     (there.difference(&named).collect(), named.difference(&there).collect());
@@ -188,7 +192,7 @@ impl World {
         let socket = self.bed.places.vbds().join(vbd).join("control.sock");
         let failed = |error: std::io::Error| format!("{}: {error}", socket.display());
         let mut disk = UnixStream::connect(&socket).map_err(failed)?;
-        disk.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        disk.set_read_timeout(Some(patience())).map_err(failed)?;
         disk.write_all(b"{\"version\":1,\"id\":1,\"verb\":\"layers\"}\n").map_err(failed)?;
         let mut said = String::new();
         BufReader::new(disk).read_line(&mut said).map_err(failed)?;

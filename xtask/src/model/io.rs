@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::content::{Range, UNIT, bytes_of};
 use super::nbd::{Client, Command};
-use super::verbs::PATIENCE;
+use super::verbs::patience;
 use super::world::{Verb, World};
 
 /// Bytes that are compared at a time.
@@ -60,9 +60,10 @@ impl World {
                     return Ok(());
                 }
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > patience() {
                 return Err(format!("stuck, the disk cannot be reached: {shown}"));
             }
+            self.waits(begun)?;
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -39,6 +39,11 @@ pub enum Favoured {
     Deepen,
 }
 
+/// Whether this process seeks a planted fault.
+pub fn is_sought() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
 /// The faults, and what brings each to light.
 const ALL: &[(&str, Favoured)] = &[
     ("forgotten-merge", Favoured::DieBehindMerge),

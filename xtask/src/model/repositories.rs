@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::check::text;
-use super::verbs::{Asked, PATIENCE};
+use super::verbs::{Asked, patience};
 use super::world::{Sr, Vbd, Verb, World};
 use crate::bench::daemon::api::{Ended, Trouble, uuid};
 
@@ -31,7 +31,7 @@ impl World {
             Ok(Value::Null) => Ok(()),
             Ok(task) => {
                 let begun = Instant::now();
-                while begun.elapsed() < PATIENCE {
+                while begun.elapsed() < patience() {
                     let now = self.get(&format!("/tasks/{}?wait=2", uuid(&task)?))?;
                     match now["state"].as_str() {
                         Some("done") => return Ok(()),
@@ -40,7 +40,7 @@ impl World {
                             return Ok(());
                         }
                         Some("failed" | "cancelled") => return Err(format!("{path}: {}", now["problem"])),
-                        _ => {}
+                        _ => self.waits(begun)?,
                     }
                 }
                 Err(format!("stuck: {path}: {task}"))
@@ -67,7 +67,7 @@ impl World {
                     None => self.introduce(&sr)?,
                     Some(_) => {}
                 }
-                if begun.elapsed() > PATIENCE {
+                if begun.elapsed() > patience() {
                     return Err(format!("stuck, SR {} does not come back: {}", sr.uuid, json!(shown)));
                 }
                 std::thread::sleep(Duration::from_millis(20));
@@ -158,7 +158,7 @@ impl World {
                 Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Unplug(String::new()), &code, &why)?,
                 Err(trouble) => return Err(trouble.to_string()),
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > patience() {
                 return Err(format!("stuck, VBD {vbd} cannot be deleted"));
             }
         }

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use super::bed::Full;
 use super::check::text;
-use super::verbs::PATIENCE;
+use super::verbs::patience;
 use super::world::{Vbd, World};
 
 /// The catalogue's files: what is committed may still lie beside the main one.
@@ -104,7 +104,7 @@ impl World {
                 let pid = shown["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
                 match pid.filter(|pid| Some(*pid) != before && shown["state"] == "plugged") {
                     Some(pid) => break pid,
-                    None if begun.elapsed() > PATIENCE => {
+                    None if begun.elapsed() > patience() => {
                         return Err(format!("stuck, a disk that has died is not started again: {shown}"));
                     }
                     None => std::thread::sleep(Duration::from_millis(5)),

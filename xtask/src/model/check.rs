@@ -57,7 +57,8 @@ impl World {
         Ok(())
     }
 
-    fn compare_lists(&mut self) -> Result<(), String> {
+    /// The lists that the API has.
+    pub fn compare_lists(&mut self) -> Result<(), String> {
         let shown: BTreeMap<String, Value> =
             self.list("/vdis")?.into_iter().map(|vdi| (text(&vdi["uuid"]), vdi)).collect();
         let known: BTreeSet<&String> = self.vdis.keys().collect();

@@ -40,6 +40,7 @@ Lives of a daemon, each of so many random operations and troubles; then all is p
   --kills N         and not before so many processes were killed
   --length N        operations of a life (default 300)
   --planted NAME|all  put a fault back that was mended, and fail if it is not found
+  --damage          change bytes of the catalogue too (not before the daemon looks after that)
   --bin-dir DIR     where taplined and tapline-disk are (default target/debug; built there)
   --dir DIR         where the files go (default /dev/shm)
   --verbose         print each operation
@@ -61,6 +62,7 @@ struct Arguments {
     bin_dir: Option<PathBuf>,
     dir: PathBuf,
     planted: Option<String>,
+    damage: bool,
     verbose: bool,
     keep: bool,
     help: bool,
@@ -78,6 +80,7 @@ impl Arguments {
             bin_dir: None,
             dir: "/dev/shm".into(),
             planted: None,
+            damage: false,
             verbose: false,
             keep: false,
             help: false,
@@ -93,6 +96,7 @@ impl Arguments {
                 "--bin-dir" => arguments.bin_dir = Some(words.next()?.into()),
                 "--dir" => arguments.dir = words.next()?.into(),
                 "--planted" => arguments.planted = Some(words.next()?.clone()),
+                "--damage" => arguments.damage = true,
                 "--verbose" => arguments.verbose = true,
                 "--keep" => arguments.keep = true,
                 "--help" | "-h" => arguments.help = true,
@@ -168,13 +172,20 @@ fn life(
 ) -> Result<Counts, String> {
     let bed = Bed::make(&arguments.dir, programs)?;
     let mut world = World::new(bed, seed, arguments.verbose);
-    world.favoured = favoured;
+    (world.favoured, world.damages) = (favoured, arguments.damage);
     let lived = live(&mut world, arguments.length, steps);
     let Err(why) = lived else { return Ok(world.counts) };
     world.tell(format!("WRONG: {why}"));
     let kept = root().join("target/model").join(seed.to_string());
+    // What has just died is told a moment later.
+    std::thread::sleep(Duration::from_secs(1));
     let log = fs::read_to_string(world.bed.places.room.join("stderr")).unwrap_or_default();
     fs::create_dir_all(&kept).map_err(|error| format!("{}: {error}", kept.display()))?;
+    let mut of_disks = Command::new("cp");
+    of_disks.arg("-r").arg(world.bed.places.room.join("log")).arg(kept.join("disks"));
+    if let Err(error) = tool::run(&mut of_disks) {
+        println!("{error}");
+    }
     for (name, text) in [("operations", world.trace.join("\n")), ("log", log)] {
         fs::write(kept.join(name), text).map_err(|error| format!("{}: {error}", kept.display()))?;
     }

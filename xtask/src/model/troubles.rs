@@ -194,14 +194,37 @@ impl World {
         self.must_run()
     }
 
-    /// Puts the catalogue back that was kept. Repositories and running disks know better than it; VBDs that are not
-    /// plugged are as they were then.
-    pub fn put_back(&mut self) -> Result<(), String> {
-        let Some(backup) = self.backup.take() else { return self.back_up() };
+    /// Changes 20 bytes of the catalogue: the daemon refuses to start, or what it says is true. Then the whole one is
+    /// put back.
+    pub fn damage(&mut self) -> Result<(), String> {
         self.check()?;
         self.kill_daemon()?;
-        self.trouble("put back", "the catalogue that was kept is put back".into());
-        for (path, bytes) in self.catalogue().iter().zip(&backup.0) {
+        let [path, ..] = self.catalogue();
+        let kept = self.catalogue().map(|path| fs::read(path).ok());
+        let mut bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let at = self.random.index(bytes.len().saturating_sub(20));
+        for byte in bytes.iter_mut().skip(at).take(20) {
+            *byte ^= 0x5a;
+        }
+        fs::write(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+        self.trouble("damage", format!("20 bytes of the catalogue are changed, from {at} on"));
+        let mut said = Ok(());
+        if self.bed.daemon()?.restart().is_ok() {
+            self.down = false;
+            // It may notice while it serves, and end.
+            self.dies_at = Some("damage".into());
+            said = match self.compare_lists() {
+                Err(_) if self.bed.api.ask("GET", "/host", &serde_json::Value::Null).is_err() => Ok(()),
+                compared => compared.map_err(|why| format!("a damaged catalogue (at {at}) is served: {why}")),
+            };
+            self.kill_daemon()?;
+        }
+        self.write_catalogue(&kept)?;
+        said
+    }
+
+    fn write_catalogue(&self, files: &[Option<Vec<u8>>; 3]) -> Result<(), String> {
+        for (path, bytes) in self.catalogue().iter().zip(files) {
             let done = match bytes {
                 Some(bytes) => fs::write(path, bytes),
                 None => fs::remove_file(path).or_else(|error| match error.kind() {
@@ -211,6 +234,17 @@ impl World {
             };
             done.map_err(|error| format!("{}: {error}", path.display()))?;
         }
+        Ok(())
+    }
+
+    /// Puts the catalogue back that was kept. Repositories and running disks know better than it; VBDs that are not
+    /// plugged are as they were then.
+    pub fn put_back(&mut self) -> Result<(), String> {
+        let Some(backup) = self.backup.take() else { return self.back_up() };
+        self.check()?;
+        self.kill_daemon()?;
+        self.trouble("put back", "the catalogue that was kept is put back".into());
+        self.write_catalogue(&backup.0)?;
         self.must_run()?;
         self.let_go_of_what_is_gone()?;
         self.rest()?;

@@ -132,6 +132,8 @@ pub struct World {
     pub backup: Option<super::troubles::Backup>,
     /// What was done.
     pub counts: Counts,
+    /// Whether catalogues are damaged too.
+    pub damages: bool,
     /// What is done more often than by chance.
     pub favoured: Option<super::planted::Favoured>,
     /// Whether each operation is printed.
@@ -158,6 +160,7 @@ impl World {
             dies_at: None,
             backup: None,
             counts: Counts::default(),
+            damages: false,
             favoured: None,
             verbose,
             trace: Vec::new(),

@@ -225,11 +225,12 @@ impl World {
         Ok(())
     }
 
-    /// What has grown stays so, though the verb may have failed behind that.
+    /// What has grown stays so, though the verb may have failed behind that; a disk that had no space may grow later.
     fn resized(&mut self, vdi: &str, size: u64, done: bool) -> Result<(), String> {
         let grown = done || self.get_vdi(vdi)?.is_some_and(|shown| shown["virtual_size"] == size);
-        if grown {
-            self.vdi(vdi)?.sizes = vec![size];
+        match grown {
+            true => self.vdi(vdi)?.sizes = vec![size],
+            false => self.vdi(vdi)?.sizes.push(size),
         }
         Ok(())
     }

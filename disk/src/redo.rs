@@ -67,7 +67,8 @@ const SEEN_AT: usize = 48;
 /// Where it stands for how many bytes of records there is room, which is where they begin again at the first; zero in a
 /// log of before this was noted.
 const CAPACITY_AT: usize = 56;
-const IDENTITY_AT: usize = 64;
+/// Where it stands whose log it is.
+pub const IDENTITY_AT: usize = 64;
 /// Bytes from the beginning that say whether there is something to be read.
 pub const STATE_LEN: usize = 64;
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use disk::redo::{self, HEADER_LEN, IDENTITY_LEN};
+use disk::redo::{self, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN};
 use disk::{ImageErrorKind, RedoLog};
 use memory::{Mapping, Shared};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -51,6 +51,8 @@ struct LogFile {
     /// To be removed by this process, if it was not handed over.
     path: PathBuf,
     handed: bool,
+    /// Of the image for which it was opened to be kept.
+    identity: Option<[u8; IDENTITY_LEN]>,
 }
 
 /// Learns which boot this is, before the file system may be out of reach.
@@ -66,7 +68,7 @@ pub fn prepare() {
 /// handed over, and no log was.
 pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
-    let Some(found) = LogFile::of(file, true).map_err(failed)? else {
+    let Some(mut found) = LogFile::of(file, true).map_err(failed)? else {
         say(format_args!(
             "no redo log was handed over for {name}: what a guest has not flushed is lost with this process"
         ));
@@ -74,9 +76,11 @@ pub fn open(name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, F
     };
     // All of it is there from the beginning: a page that memory has no room for later would end the process.
     fallocate(&found.file, FallocateFlags::empty(), 0, LEN).map_err(|errno| failed(errno.into()))?;
-    let log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
+    let identity = identity(file).map_err(failed)?;
+    let log = RedoLog::open(found.region().map_err(failed)?, &identity, file)
         .map_err(|error| found.not_understood(name, error))?;
     found.check_unchanged(name, file, &log)?;
+    found.identity = Some(identity);
     opened().push(found);
     Ok(Some(log))
 }
@@ -114,9 +118,10 @@ pub fn settle(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
 }
 
 /// Ends the logs that this process has opened and that nobody has to read. While their images are still locked; nothing
-/// is logged any more.
+/// is logged any more. An image that was a layer of the disk may be merged and removed since: then another may have got
+/// its number and, with that, its log, which a living process maps.
 pub fn end_all() {
-    for found in opened().drain(..).filter(|found| !found.is_left()) {
+    for found in opened().drain(..).filter(|found| !found.is_left() && found.is_own()) {
         found.end();
     }
 }
@@ -170,7 +175,7 @@ impl LogFile {
         let name = file_name(image);
         if files::are_handed() {
             let found = files::handed_as(&name).transpose()?;
-            return Ok(found.map(|file| LogFile { file, path: PathBuf::from(name), handed: true }));
+            return Ok(found.map(|file| LogFile { file, path: PathBuf::from(name), handed: true, identity: None }));
         }
         let directory = directory();
         if create {
@@ -181,7 +186,7 @@ impl LogFile {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(create).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         match options.open(&path) {
-            Ok(file) => Ok(Some(LogFile { file, path, handed: false })),
+            Ok(file) => Ok(Some(LogFile { file, path, handed: false, identity: None })),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !create => Ok(None),
             Err(error) => Err(error),
         }
@@ -199,6 +204,14 @@ impl LogFile {
             Ok(len) => len == header.len() && redo::is_left(&header),
             Err(_) => true,
         }
+    }
+
+    /// Whether it is still the log of the image for which it was opened.
+    fn is_own(&self) -> bool {
+        let mut written = [0; IDENTITY_LEN];
+        let at = u64::try_from(IDENTITY_AT).unwrap_or(u64::MAX);
+        let read = std::os::unix::fs::FileExt::read_exact_at(&self.file, &mut written, at);
+        read.is_ok() && self.identity.is_none_or(|identity| identity == written)
     }
 
     /// Somebody may have changed the image, or put another in its place, since its process was last seen. The log may

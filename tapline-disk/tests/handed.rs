@@ -458,3 +458,21 @@ fn whatever_a_kill_leaves_of_a_snapshot_is_no_image_or_the_leaf() {
         versions.check(&mut Nbd::connect(&room.file("again.sock")).unwrap());
     }
 }
+
+/// An image that was a layer may be merged and removed while its disk goes on. Another may have got its number and its
+/// log since, which a process that lives maps: that is not this one's to end.
+#[test]
+fn a_log_that_has_become_another_images_is_left_alone() {
+    for own in [true, false] {
+        let room = Room::new();
+        let disk = serve_with(&room, "qcow2", |room| vec![Handed::redo_log(room, "a")]);
+        let log = std::fs::File::from(Handed::redo_log(&room, "a").descriptor);
+        let len = log.metadata().unwrap().len();
+        assert!(len > 0);
+        if !own {
+            std::os::unix::fs::FileExt::write_all_at(&log, &[7; 64], 64).unwrap();
+        }
+        assert_eq!(disk.stop().0, Some(0));
+        assert_eq!(log.metadata().unwrap().len(), if own { 0 } else { len }, "own: {own}");
+    }
+}

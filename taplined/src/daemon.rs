@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use api::{Code, Host, Problem, SrState};
 use jiff::Timestamp;
@@ -20,6 +21,9 @@ use crate::task::Tasks;
 use crate::token::Tokens;
 use crate::vdi;
 use crate::vm::{self, Vms};
+
+/// How long another daemon may take to let go of a directory.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The daemon. Cheap to clone; all clones are the same one.
 #[derive(Clone, Debug)]
@@ -177,7 +181,15 @@ fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Pro
     let file = file.map_err(|error| Problem::failed(&tried, error))?;
     // One of before may be open to all, and whoever reads it may lock it.
     file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(|error| Problem::failed(&tried, error))?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+    let begun = Instant::now();
+    let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    // A process that a killed daemon had just forked has the lock too, until it is another program.
+    let mut locked = lock();
+    while locked == Err(rustix::io::Errno::WOULDBLOCK) && begun.elapsed() < LOCK_PATIENCE {
+        std::thread::sleep(LOCK_PATIENCE / 40);
+        locked = lock();
+    }
+    match locked {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let what = format!("cannot {tried}: another taplined runs with this {what}");

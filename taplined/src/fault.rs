@@ -18,3 +18,40 @@ pub fn point(verb: &str, step: &str, after: bool) {
         std::process::abort();
     }
 }
+
+/// A fault that was mended, and can be put back to see whether the model finds it (`cargo xtask model --planted all`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// A merge of the leaf itself that has just ended when the daemon dies is forgotten.
+    ForgottenMerge,
+    /// A repository that was forgotten is introduced without what it says of itself.
+    ForgottenNames,
+    /// A catalogue that is older than its repositories and the disks that run is believed.
+    OldCatalogue,
+    /// A process that the catalogue does not know is killed when the daemon starts.
+    KilledStrays,
+    /// A disk that has died five times is not started again.
+    StaysDown,
+    /// A chain may become longer than a disk can be served from.
+    DeepChain,
+}
+
+/// Whether a fault is put back. Only a daemon that was built for that has them.
+#[cfg(not(feature = "planted"))]
+pub const fn planted(_: Planted) -> bool {
+    false
+}
+
+/// Whether a fault is put back: the environment names it.
+#[cfg(feature = "planted")]
+pub fn planted(which: Planted) -> bool {
+    let name = match which {
+        Planted::ForgottenMerge => "forgotten-merge",
+        Planted::ForgottenNames => "forgotten-names",
+        Planted::OldCatalogue => "old-catalogue",
+        Planted::KilledStrays => "killed-strays",
+        Planted::StaysDown => "stays-down",
+        Planted::DeepChain => "deep-chain",
+    };
+    std::env::var("TAPLINED_PLANTED").is_ok_and(|named| named == name)
+}

@@ -20,6 +20,8 @@ mod target;
 use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, Vdi, VdiState, Versions};
 use uuid::Uuid;
 
+use crate::fault::{self, Planted};
+
 pub use chain::{Chain, words_of};
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
@@ -90,7 +92,7 @@ pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
 
 /// Whether another image may stand on that of a VDI.
 pub fn must_be_shallow(vdi: &Vdi) -> Result<(), Problem> {
-    if vdi.depth < DEPTH_MAX {
+    if vdi.depth < DEPTH_MAX || fault::planted(Planted::DeepChain) {
         return Ok(());
     }
     let what =

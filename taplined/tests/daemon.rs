@@ -104,3 +104,19 @@ fn there_is_one_for_a_state_directory_and_one_for_a_run_directory() {
         assert_eq!(std::fs::metadata(lock).unwrap().permissions().mode() & 0o777, 0o600);
     }
 }
+
+/// What a killed daemon had just forked has its locks for a moment longer.
+#[test]
+fn one_that_follows_a_killed_one_waits_a_moment_for_its_locks() {
+    let mut daemon = harness::start();
+    daemon.kill();
+    let lock = File::open(daemon.room().join("state/lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let held = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        drop(lock);
+    });
+    daemon.restart();
+    held.join().unwrap();
+    assert_eq!(daemon.get("/host").0, 200);
+}

@@ -10,6 +10,7 @@ mod bench;
 mod demo;
 mod guest_kill;
 mod man;
+mod model;
 mod shares;
 mod simulate;
 mod tidy;
@@ -45,6 +46,11 @@ const CHORES: &[Chore] = &[
         name: "guest-kill",
         about: "a guest survives its disk's process, killed at random moments",
         run: guest_kill::run,
+    },
+    Chore {
+        name: "model",
+        about: "random operations and troubles of the real daemon, against what it promises",
+        run: model::run,
     },
     Chore { name: "share-test", about: "repositories on real servers of NFS and SMB, in a guest", run: shares::run },
     Chore { name: "xen-test", about: "our programs and our peers' backends on real Xen, under QEMU", run: xen::run },

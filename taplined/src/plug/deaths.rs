@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use crate::fault::{self, Planted};
+
 /// A process that has served so long was no failure.
 const SERVED: Duration = Duration::from_secs(1);
 
@@ -26,6 +28,9 @@ impl Deaths {
         }
         let before = self.0;
         self.0 = before.saturating_add(1);
+        if fault::planted(Planted::StaysDown) && before >= 5 {
+            return Duration::from_secs(86_400);
+        }
         match before.checked_sub(1) {
             None => Duration::ZERO,
             Some(doubled) => PAUSE.saturating_mul(2_u32.saturating_pow(doubled)).min(PAUSE_MAX),

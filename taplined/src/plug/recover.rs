@@ -16,6 +16,7 @@ use crate::daemon::Daemon;
 use crate::disk::place;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving;
+use crate::fault::{self, Planted};
 use crate::reconcile::stray::{self, Found};
 use crate::reconcile::{self, Heal};
 use crate::task::blocking;
@@ -46,6 +47,12 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     // What is left runs for VBDs that are unplugged, or no more, if the catalogue is right.
     for (vbd, processes) in running {
         known.insert(vbd);
+        if fault::planted(Planted::KilledStrays) {
+            for mut stray in processes {
+                stray.kill().await?;
+            }
+            continue;
+        }
         if let Found::Taken(process) = stray::take_in(daemon, vbd, processes).await {
             supervise::begin(daemon, vbd, Some(process));
         }

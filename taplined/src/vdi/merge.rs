@@ -24,6 +24,7 @@ use super::create::{physical, remove_file};
 use super::destroy::Reclaim;
 use super::{Chain, about_vdi, live};
 use crate::daemon::Daemon;
+use crate::fault::{self, Planted};
 use crate::task::Context;
 use crate::task::job::Job;
 use crate::task::wanted::Wanted;
@@ -169,6 +170,9 @@ impl Merge {
     /// Whether everything has been moved, and the image above, if there is one, stands on the target. The process that
     /// has the disk knows; when it is no more, the files tell.
     async fn is_done(&self, daemon: &Daemon) -> Result<bool, Problem> {
+        if fault::planted(Planted::ForgottenMerge) && self.above.is_none() {
+            return Ok(false);
+        }
         if let Some(vbd) = self.vbd {
             if let Some(layers) = live::layers(daemon, vbd).await? {
                 let (first, target) = (self.lowest_shown(), self.target);

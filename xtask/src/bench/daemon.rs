@@ -5,11 +5,12 @@ pub mod api;
 pub mod processes;
 
 use std::fs::{self, File};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use serde_json::Value;
 
 use self::api::Api;
 use self::processes::Places;
@@ -18,6 +19,7 @@ use self::processes::Places;
 const TO_LISTEN: Duration = Duration::from_secs(120);
 
 /// Where the programs are and what the daemon is told.
+#[derive(Debug)]
 pub struct Daemon {
     programs: PathBuf,
     places: Places,
@@ -65,11 +67,16 @@ impl Daemon {
 
     /// Starts another one, which may be killed before it listens: then whoever does that starts the next.
     pub fn launch(&self) -> Result<(), String> {
+        self.launch_with(&[])
+    }
+
+    /// The same with variables in its environment.
+    pub fn launch_with(&self, environment: &[(&str, &str)]) -> Result<(), String> {
         let log = File::options().create(true).append(true).open(self.places.room.join("stderr"));
         let log = log.map_err(|error| format!("the daemon's log: {error}"))?;
         let mut command = Command::new(self.programs.join("taplined"));
         command.arg("--config").arg(self.places.room.join("taplined.toml"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).envs(environment.iter().copied());
         let child = command.spawn().map_err(|error| format!("start taplined: {error}"))?;
         *self.process() = Some(child);
         Ok(())
@@ -78,8 +85,14 @@ impl Daemon {
     /// Starts another one, and waits until it listens.
     pub fn restart(&self) -> Result<(), String> {
         self.launch()?;
+        self.until_it_listens()
+    }
+
+    /// Waits until the one that was launched listens.
+    pub fn until_it_listens(&self) -> Result<(), String> {
         let begin = Instant::now();
-        while UnixStream::connect(self.api().socket).is_err() {
+        // An answer, not a connection: what the killed one had just forked has its socket until it is another program.
+        while self.api().ask("GET", "/host", &Value::Null).is_err() {
             let ended = self.process().as_mut().and_then(|process| process.try_wait().ok().flatten());
             if let Some(status) = ended {
                 return Err(format!("taplined has ended by itself: {status}"));

@@ -8,7 +8,7 @@ mod allocate;
 mod api;
 mod bootstorm;
 mod budget;
-mod daemon;
+pub mod daemon;
 mod idle;
 mod idle_vm;
 mod live;

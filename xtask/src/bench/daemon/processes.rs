@@ -78,15 +78,20 @@ impl Places {
 
     /// Kills a disk process or a machine of this daemon, as kill -9 does. One that has ended meanwhile is as good.
     pub fn kill(&self, pid: u32) -> Result<(), String> {
+        self.signal(pid, Signal::KILL)
+    }
+
+    /// Sends a signal to a disk process or a machine of this daemon, if it has not ended.
+    pub fn signal(&self, pid: u32, signal: Signal) -> Result<(), String> {
         let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
-        let killed = pidfd_open(number, PidfdFlags::empty()).and_then(|pidfd| {
+        let sent = pidfd_open(number, PidfdFlags::empty()).and_then(|pidfd| {
             // Looked at behind the pidfd: nobody else has the number then.
             let ours = self.disk(pid).is_some() || self.is_machine(pid);
-            if ours { pidfd_send_signal(pidfd, Signal::KILL) } else { Ok(()) }
+            if ours { pidfd_send_signal(pidfd, signal) } else { Ok(()) }
         });
-        match killed {
+        match sent {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
-            Err(errno) => Err(format!("kill {pid}: {errno}")),
+            Err(errno) => Err(format!("signal {pid}: {errno}")),
         }
     }
 

@@ -1,0 +1,261 @@
+//! At rest, all that can be asked says the same: the model, the daemon, the repositories and the processes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, OpenFlags};
+use serde_json::{Value, json};
+
+use super::verbs::{Asked, patience};
+use super::world::{Verb, World};
+
+/// Files of a repository that are no images.
+const OWN_FILES: &[&str] = &[".tapline-sr.json", ".tapline-sr.lock", ".tapline-inventory.jsonl"];
+
+/// What a killed daemon leaves of a copy that it was making, and nothing removes yet (issue 14, finding 11).
+const UNFINISHED: &str = ".unfinished";
+
+/// What the daemon says when a disk has ended a merge that nobody waits for any more: the file of what was merged is
+/// left then, for a scan to tell of (decision 0023).
+const FOLLOWED: &str = "the catalogue has followed a running disk";
+
+impl World {
+    /// Ends every trouble, and waits until nothing is under way.
+    pub fn rest(&mut self) -> Result<(), String> {
+        self.calm()?;
+        self.settle(true)?;
+        let begun = Instant::now();
+        let mut quiet = 0;
+        while quiet < 3 {
+            let open = self.list("/tasks?open=true")?;
+            let vbds = self.list("/vbds")?;
+            let on_the_way =
+                vbds.iter().any(|vbd| !["plugged", "unplugged"].contains(&vbd["state"].as_str().unwrap_or("")));
+            quiet = if open.is_empty() && !on_the_way { quiet + 1 } else { 0 };
+            if begun.elapsed() > patience() {
+                return Err(format!("stuck, it does not come to rest: {} {}", json!(open), json!(vbds)));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.bring_back_repositories()
+    }
+
+    /// All that can be compared without reading disks; again and again until it is so, since some of it follows a
+    /// moment later.
+    pub fn check(&mut self) -> Result<(), String> {
+        self.rest()?;
+        let begun = Instant::now();
+        loop {
+            match self.compare_lists().and_then(|()| self.compare_places()) {
+                Ok(()) => break,
+                Err(why) if begun.elapsed() > patience() / 4 => return Err(why),
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+        self.tell("all agrees");
+        self.count("check");
+        self.troubled = false;
+        Ok(())
+    }
+
+    /// The lists that the API has.
+    pub fn compare_lists(&mut self) -> Result<(), String> {
+        let shown: BTreeMap<String, Value> =
+            self.list("/vdis")?.into_iter().map(|vdi| (text(&vdi["uuid"]), vdi)).collect();
+        let known: BTreeSet<&String> = self.vdis.keys().collect();
+        if shown.keys().collect::<BTreeSet<_>>() != known {
+            let found: Vec<String> = shown.values().map(|vdi| format!("{} {}", vdi["uuid"], vdi["name"])).collect();
+            return Err(format!("VDIs are {found:?}, should be {:?}", self.names()));
+        }
+        for (uuid, vdi) in &self.vdis {
+            let Some(now) = shown.get(uuid) else { continue };
+            let sr = self.srs.get(vdi.sr).map(|sr| sr.uuid.as_str());
+            let size = now["virtual_size"].as_u64().unwrap_or(0);
+            // A snapshot may outlive what it is of.
+            let of = vdi.snapshot_of.as_ref().filter(|of| self.vdis.contains_key(*of));
+            let right = now["name"] == *vdi.name
+                && vdi.sizes.contains(&size)
+                && now["read_only"] == vdi.read_only
+                && now["state"] == "ready"
+                && now["sr"].as_str() == sr
+                && of.is_none_or(|of| now["snapshot_of"] == **of);
+            if !right {
+                return Err(format!("VDI {uuid} is {now}, should be {vdi:?}"));
+            }
+        }
+        let shown: BTreeMap<String, bool> =
+            self.list("/vbds")?.iter().map(|vbd| (text(&vbd["uuid"]), vbd["state"] == "plugged")).collect();
+        let known: BTreeMap<String, bool> = self.vbds.iter().map(|(uuid, vbd)| (uuid.clone(), vbd.plugged)).collect();
+        if shown != known {
+            return Err(format!("VBDs, and whether they are plugged: {shown:?}, should be {known:?}"));
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.vdis.iter().map(|(uuid, vdi)| format!("{uuid} {}", vdi.name)).collect()
+    }
+
+    /// What is in repositories and in the run directory, what runs, and what inventory, catalogue and processes say of
+    /// chains.
+    fn compare_places(&mut self) -> Result<(), String> {
+        for sr in self.srs.clone() {
+            let storage = self.bed.storages.get(sr.storage).ok_or("no such storage")?.clone();
+            let inventory = self.get(&format!("/srs/{}/inventory", sr.uuid))?;
+            let images: BTreeMap<String, Value> =
+                list(&inventory["images"]).iter().map(|image| (text(&image["uuid"]), image.clone())).collect();
+            let mut named: BTreeSet<String> = images.values().map(|image| text(&image["file"])).collect();
+            named.extend(OWN_FILES.iter().map(|name| (*name).to_owned()));
+            let mut there = names_in(&storage.path)?;
+            let log = fs::read_to_string(self.bed.places.room.join("stderr")).unwrap_or_default();
+            let left = |name: &str| log.lines().any(|line| line.contains(FOLLOWED) && line.contains(name));
+            there.retain(|name| !name.ends_with(UNFINISHED) && (named.contains(name) || !left(name)));
+            if there != named {
+                let (more, less): (Vec<_>, Vec<_>) =
+                    (there.difference(&named).collect(), named.difference(&there).collect());
+                return Err(format!(
+                    "{}: files that nothing names {more:?}, files that are not there {less:?}",
+                    storage.name
+                ));
+            }
+            for vdi in list(&inventory["vdis"]) {
+                self.compare_chain(&text(&vdi["uuid"]), vdi, &images)?;
+            }
+        }
+        let running: BTreeMap<String, u32> = self.running()?;
+        let plugged: BTreeSet<&String> =
+            self.vbds.iter().filter(|(_, vbd)| vbd.plugged).map(|(uuid, _)| uuid).collect();
+        let places = names_in(&self.bed.places.vbds())?;
+        if running.keys().collect::<BTreeSet<_>>() != plugged || places.iter().collect::<BTreeSet<_>>() != plugged {
+            return Err(format!("disks of {running:?} run, places of {places:?}; plugged should be {plugged:?}"));
+        }
+        Ok(())
+    }
+
+    /// The VBDs of disks that run; an error if a process works on an image.
+    fn running(&self) -> Result<BTreeMap<String, u32>, String> {
+        let mut running = BTreeMap::new();
+        for disk in self.bed.places.disks() {
+            let Some(vbd) = disk.vbd else { return Err(format!("process {} is left over", disk.pid)) };
+            if running.insert(vbd.clone(), disk.pid).is_some() {
+                return Err(format!("two processes serve VBD {vbd}"));
+            }
+        }
+        Ok(running)
+    }
+
+    /// The chain of a VDI: by the inventory, the catalogue, and the process.
+    fn compare_chain(&mut self, uuid: &str, told: &Value, images: &BTreeMap<String, Value>) -> Result<(), String> {
+        let Some(vdi) = self.vdis.get(uuid) else { return Err(format!("VDI {uuid} is in an inventory only")) };
+        if told["name"] != *vdi.name || told["read_only"].as_bool().unwrap_or(false) != vdi.read_only {
+            return Err(format!("the inventory has {told}, should be {vdi:?}"));
+        }
+        let mut chain = Vec::new();
+        let mut next = told["image"].as_str();
+        while let Some(image) = next.and_then(|image| images.get(image)) {
+            chain.push(text(&image["file"]));
+            next = image["parent"].as_str();
+        }
+        let known = self.catalogue_chain(uuid)?;
+        if known != chain {
+            return Err(format!("VDI {uuid}: {chain:?} in the inventory, {known:?} in the catalogue"));
+        }
+        for vbd in self.vbds_of(uuid) {
+            if !self.vbd(&vbd)?.plugged {
+                continue;
+            }
+            let (layers, size) = self.layers(&vbd)?;
+            if layers != chain {
+                return Err(format!("VDI {uuid}: {chain:?} in the catalogue, {layers:?} in the process"));
+            }
+            if !self.vdi(uuid)?.sizes.contains(&size) {
+                return Err(format!(
+                    "VDI {uuid}: the process says {size} bytes, should be {:?}",
+                    self.vdi(uuid)?.sizes
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn catalogue_chain(&self, vdi: &str) -> Result<Vec<String>, String> {
+        let failed = |error: rusqlite::Error| format!("look into the catalogue: {error}");
+        let path = self.bed.places.room.join("state/catalogue.db");
+        let catalogue = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
+        let sql = "WITH RECURSIVE chain (link, depth) AS (
+                       SELECT image, 0 FROM vdi WHERE uuid = ?1
+                       UNION ALL SELECT parent, depth + 1 FROM chain JOIN image ON uuid = link WHERE parent IS NOT NULL
+                   ) SELECT file FROM chain JOIN image ON uuid = link ORDER BY depth";
+        let mut statement = catalogue.prepare(sql).map_err(failed)?;
+        let files = statement.query_map([vdi], |row| row.get(0)).map_err(failed)?;
+        files.collect::<Result<_, _>>().map_err(failed)
+    }
+
+    /// The files of a disk from the top down and its size, by the process that serves it.
+    fn layers(&self, vbd: &str) -> Result<(Vec<String>, u64), String> {
+        let socket = self.bed.places.vbds().join(vbd).join("control.sock");
+        let failed = |error: std::io::Error| format!("{}: {error}", socket.display());
+        let mut disk = UnixStream::connect(&socket).map_err(failed)?;
+        disk.set_read_timeout(Some(patience())).map_err(failed)?;
+        disk.write_all(b"{\"version\":1,\"id\":1,\"verb\":\"layers\"}\n").map_err(failed)?;
+        let mut said = String::new();
+        BufReader::new(disk).read_line(&mut said).map_err(failed)?;
+        let said: Value = serde_json::from_str(&said).map_err(|error| format!("{}: {error}", socket.display()))?;
+        let said = &said["ok"];
+        let name =
+            |layer: &Value| layer["path"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or("").to_owned();
+        Ok((list(&said["layers"]).iter().map(name).collect(), said["size"].as_u64().unwrap_or(0)))
+    }
+
+    /// Plugs and reads everything; then unplugs it, and nothing is left.
+    pub fn check_all(&mut self) -> Result<(), String> {
+        self.check()?;
+        for vdi in self.vdis.keys().cloned().collect::<Vec<_>>() {
+            let plugged = self.vbds.iter().find(|(_, vbd)| vbd.vdi == vdi && vbd.plugged).map(|(uuid, _)| uuid.clone());
+            let vbd = match (plugged, self.vbds_of(&vdi).first()) {
+                (Some(vbd), _) => vbd,
+                (None, Some(vbd)) => self.plug(vbd.clone(), vdi.clone())?,
+                (None, None) => {
+                    let vbd = self.make_vbd(&vdi)?.ok_or("a VBD cannot be made")?;
+                    self.plug(vbd, vdi.clone())?
+                }
+            };
+            self.compare_all(&vbd)?;
+            let holds = vec![vdi.clone()];
+            self.vbd(&vbd)?.client = None;
+            self.begin(Verb::Unplug(vbd.clone()), holds, None, &Asked::post(format!("/vbds/{vbd}/unplug"), json!({})))?;
+            self.settle(true)?;
+        }
+        self.check()?;
+        self.tell("all is as it should be");
+        self.count("check all");
+        Ok(())
+    }
+
+    fn plug(&mut self, vbd: String, vdi: String) -> Result<String, String> {
+        self.begin(Verb::Plug(vbd.clone()), vec![vdi], None, &Asked::post(format!("/vbds/{vbd}/plug"), json!({})))?;
+        self.settle(true)?;
+        if self.vbd(&vbd)?.plugged {
+            Ok(vbd)
+        } else {
+            Err(format!("VBD {vbd} cannot be plugged, and nothing is wrong"))
+        }
+    }
+}
+
+/// A string in JSON.
+pub fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn names_in(path: &std::path::Path) -> Result<BTreeSet<String>, String> {
+    let entries = fs::read_dir(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+}

@@ -1,0 +1,235 @@
+//! `cargo xtask model`: random operations on repositories, disks and their plugs, against the real daemon and its real
+//! processes, under troubles of every kind.
+//!
+//! Invariants checked: what a client was answered is there, in every VDI that shows it, whoever was killed, stopped,
+//! left without space or put back from a backup; a verb that was cut off has come about or has not; names, sizes and
+//! relations are as asked for; what is served, what the catalogue says and what a repository says of itself is one and
+//! the same; nothing is stuck; no file, process or task is left over.
+
+mod bed;
+mod check;
+mod content;
+mod io;
+mod nbd;
+mod operations;
+mod planted;
+mod repositories;
+mod troubles;
+mod verbs;
+mod world;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use self::bed::Bed;
+use self::planted::Favoured;
+use self::world::{Counts, World};
+use crate::demo::tool;
+
+const HELP: &str = "\
+usage: cargo xtask model [OPTION]…
+
+Lives of a daemon, each of so many random operations and troubles; then all is plugged, read and compared.
+
+  --seed S          of the first life; the next has the next one (default: another one each time; it is printed)
+  --seconds T       begin no new life after so long
+  --operations N    not before so many operations,
+  --kills N         and not before so many processes were killed
+  --length N        operations of a life (default 300)
+  --planted NAME|all  put a fault back that was mended, and fail if it is not found
+  --damage          change bytes of the catalogue too (not before the daemon looks after that)
+  --bin-dir DIR     where taplined and tapline-disk are (default target/debug; built there)
+  --dir DIR         where the files go (default /dev/shm)
+  --verbose         print each operation
+  --keep            leave the files of a life that failed
+
+Exit code 0: all was as it should be; 1: not; 77: it cannot be run here, which needs root, mkfs.ext4, mkfs.xfs and loop
+devices.
+";
+
+/// The exit code of what could not be run here.
+const NOT_RUN: i32 = 77;
+
+struct Arguments {
+    seed: u64,
+    seconds: Option<u64>,
+    operations: u64,
+    kills: u64,
+    length: u64,
+    bin_dir: Option<PathBuf>,
+    dir: PathBuf,
+    planted: Option<String>,
+    damage: bool,
+    verbose: bool,
+    keep: bool,
+    help: bool,
+}
+
+impl Arguments {
+    fn parse(words: &[String]) -> Option<Arguments> {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let mut arguments = Arguments {
+            seed: now.map_or(1, |now| now.as_secs()),
+            seconds: None,
+            operations: 0,
+            kills: 0,
+            length: 300,
+            bin_dir: None,
+            dir: "/dev/shm".into(),
+            planted: None,
+            damage: false,
+            verbose: false,
+            keep: false,
+            help: false,
+        };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--seed" => arguments.seed = words.next()?.parse().ok()?,
+                "--seconds" => arguments.seconds = Some(words.next()?.parse().ok()?),
+                "--operations" => arguments.operations = words.next()?.parse().ok()?,
+                "--kills" => arguments.kills = words.next()?.parse().ok()?,
+                "--length" => arguments.length = words.next()?.parse().ok()?,
+                "--bin-dir" => arguments.bin_dir = Some(words.next()?.into()),
+                "--dir" => arguments.dir = words.next()?.into(),
+                "--planted" => arguments.planted = Some(words.next()?.clone()),
+                "--damage" => arguments.damage = true,
+                "--verbose" => arguments.verbose = true,
+                "--keep" => arguments.keep = true,
+                "--help" | "-h" => arguments.help = true,
+                _ => return None,
+            }
+        }
+        Some(arguments)
+    }
+
+    /// Whether another life is begun.
+    fn goes_on(&self, begun: Instant, operations: u64, kills: u64) -> bool {
+        let wanted = self.operations > 0 || self.kills > 0;
+        let timely = self.seconds.is_none_or(|seconds| begun.elapsed() < Duration::from_secs(seconds));
+        match (wanted, self.seconds) {
+            (true, _) => timely && (operations < self.operations || kills < self.kills),
+            (false, Some(_)) => timely,
+            // One life.
+            (false, None) => operations == 0,
+        }
+    }
+}
+
+/// Runs the chore.
+pub fn run(words: &[String]) -> Result<(), String> {
+    let arguments = Arguments::parse(words).ok_or(HELP)?;
+    if arguments.help {
+        print!("{HELP}");
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root()
+        || ["mkfs.ext4", "mkfs.xfs"].iter().any(|tool| tool::locate(tool).is_none())
+    {
+        println!("NOT RUN: it needs root, mkfs.ext4 and mkfs.xfs");
+        std::process::exit(NOT_RUN);
+    }
+    if let Some(name) = &arguments.planted {
+        return planted::run(&arguments, name);
+    }
+    let programs = programs(arguments.bin_dir.as_deref())?;
+    let steps = steps(&programs)?;
+    let begun = Instant::now();
+    let (mut seed, mut operations, mut total) = (arguments.seed, 0, Counts::default());
+    while arguments.goes_on(begun, operations, total.kills) {
+        println!("seed {seed}");
+        let counts = life(&arguments, &programs, &steps, seed, None)?;
+        operations += counts.done.values().sum::<u64>();
+        total.kills += counts.kills;
+        total.compared += counts.compared;
+        add(&mut total.done, counts.done);
+        add(&mut total.refused, counts.refused);
+        seed += 1;
+    }
+    println!("{} lives in {} s, from seed {}", seed - arguments.seed, begun.elapsed().as_secs(), arguments.seed);
+    println!("{operations} operations, {} kills, {} MiB compared", total.kills, total.compared >> 20);
+    println!("done: {:?}", total.done);
+    println!("refused or failed: {:?}", total.refused);
+    Ok(())
+}
+
+fn add(sum: &mut BTreeMap<String, u64>, more: BTreeMap<String, u64>) {
+    for (what, count) in more {
+        *sum.entry(what).or_default() += count;
+    }
+}
+
+/// One life of a daemon.
+fn life(
+    arguments: &Arguments,
+    programs: &Path,
+    steps: &[String],
+    seed: u64,
+    favoured: Option<Favoured>,
+) -> Result<Counts, String> {
+    let bed = Bed::make(&arguments.dir, programs)?;
+    let mut world = World::new(bed, seed, arguments.verbose);
+    (world.favoured, world.damages) = (favoured, arguments.damage);
+    let lived = live(&mut world, arguments.length, steps);
+    let Err(why) = lived else { return Ok(world.counts) };
+    world.tell(format!("WRONG: {why}"));
+    let kept = root().join("target/model").join(seed.to_string());
+    // What has just died is told a moment later.
+    std::thread::sleep(Duration::from_secs(1));
+    let log = fs::read_to_string(world.bed.places.room.join("stderr")).unwrap_or_default();
+    fs::create_dir_all(&kept).map_err(|error| format!("{}: {error}", kept.display()))?;
+    let mut of_disks = Command::new("cp");
+    of_disks.arg("-r").arg(world.bed.places.room.join("log")).arg(kept.join("disks"));
+    if let Err(error) = tool::run(&mut of_disks) {
+        println!("{error}");
+    }
+    for (name, text) in [("operations", world.trace.join("\n")), ("log", log)] {
+        fs::write(kept.join(name), text).map_err(|error| format!("{}: {error}", kept.display()))?;
+    }
+    // What a planted fault does is not for anybody to look into.
+    if favoured.is_none() {
+        for line in world.trace.iter().rev().take(30).rev() {
+            println!("{line}");
+        }
+    }
+    if arguments.keep {
+        println!("its files are in {:?}", world.bed.keep());
+    }
+    println!("all operations and the daemon's log: {}", kept.display());
+    Err(format!("{why}\nonce more: cargo xtask model --seed {seed} --length {}", arguments.length))
+}
+
+fn live(world: &mut World, length: u64, steps: &[String]) -> Result<(), String> {
+    world.make_repositories()?;
+    for _ in 0..length {
+        if !world.down {
+            world.settle(false)?;
+        }
+        world.step(steps)?;
+    }
+    world.check_all()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"))
+}
+
+/// The directory of the programs; where none is named, they are built.
+fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
+    if let Some(directory) = named {
+        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
+    }
+    let mut build = Command::new("cargo");
+    build.args(["build", "--quiet", "-p", "taplined", "-p", "tapline-disk"]).current_dir(root());
+    tool::text(&mut build).map_err(|error| error.to_string())?;
+    Ok(root().join("target/debug"))
+}
+
+/// Where a daemon can be told to die.
+fn steps(programs: &Path) -> Result<Vec<String>, String> {
+    let said = tool::text(Command::new(programs.join("taplined")).arg("--steps")).map_err(|error| error.to_string())?;
+    Ok(said.lines().map(|line| line.trim().replace(' ', ":")).collect())
+}

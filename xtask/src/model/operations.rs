@@ -1,0 +1,247 @@
+//! What is done next, and what of the world it is done to.
+
+use serde_json::{Value, json};
+
+use super::content::Content;
+use super::verbs::Asked;
+use super::world::{Vdi, Verb, World};
+use crate::bench::daemon::api::Trouble;
+
+/// More VDIs than this are not made: repositories have little space, and all is read in the end.
+const VDIS_MAX: usize = 24;
+
+/// Sizes of new VDIs, in MiB.
+const SIZES: &[u64] = &[1, 4, 16, 63];
+
+/// No VDI grows beyond this.
+const SIZE_MAX: u64 = 160 << 20;
+
+impl World {
+    /// Does something.
+    pub fn step(&mut self, steps: &[String]) -> Result<(), String> {
+        if let Some(favoured) = self.favoured.filter(|_| self.random_is(8)) {
+            return self.favour(favoured);
+        }
+        match self.random.below(100) {
+            0..=5 => self.create(),
+            6..=13 => self.snapshot(false),
+            14..=17 => self.snapshot(true),
+            18..=19 => self.copy(),
+            20..=22 => self.resize(),
+            23..=25 => self.revert(),
+            26..=31 => self.destroy(),
+            32..=39 => self.plug_one(),
+            40..=43 => self.unplug_one(),
+            44..=45 => self.rename(),
+            46..=47 => self.export(),
+            48 => self.merge(),
+            49..=72 => match self.usable_vbd() {
+                // It may wait until there is space.
+                Some(vbd) if self.bed.is_full() => self.send_write(&vbd),
+                Some(vbd) => self.write(&vbd),
+                None => self.plug_one(),
+            },
+            73..=76 => match self.usable_vbd() {
+                Some(vbd) => self.read(&vbd),
+                None => Ok(()),
+            },
+            77..=78 => match self.usable_vbd() {
+                Some(vbd) if !self.bed.is_full() => self.flush(&vbd),
+                _ => Ok(()),
+            },
+            79..=82 => self.settle(true),
+            83..=86 => self.kill_disk(),
+            87..=88 => self.kill_daemon(),
+            89..=90 => self.kill_job(),
+            91 => self.arm(steps),
+            92 => self.stop_disk(),
+            93 => self.fill(),
+            94 => self.scan(),
+            95 if self.random.below(3) == 0 => {
+                let forget = self.random.below(2) == 0;
+                self.take_away(forget)
+            }
+            96 if self.random.below(3) == 0 => self.put_back(),
+            97 if self.random.below(3) == 0 => self.delete_some_vbd(),
+            97 if self.damages && self.random_is(2) => self.damage(),
+            98 if self.random.below(6) == 0 => self.kill_again_and_again(),
+            99 if self.random.below(12) == 0 => self.deepen(),
+            _ => self.check(),
+        }
+    }
+
+    fn create(&mut self) -> Result<(), String> {
+        if self.vdis.len() + self.pending.len() >= VDIS_MAX {
+            return self.destroy();
+        }
+        let sr = self.random.index(self.srs.len());
+        let size = self.one_of(SIZES).unwrap_or(1) << 20;
+        let name = self.name();
+        let body = json!({ "sr": self.srs.get(sr).map(|sr| &sr.uuid), "name": name, "size": size });
+        let content = Content::default();
+        let made = Vdi { name, sr, sizes: vec![size], read_only: false, snapshot_of: None, content };
+        self.begin(Verb::Make(made), Vec::new(), None, &Asked::post("/vdis", body))
+    }
+
+    /// A snapshot, or a clone.
+    fn snapshot(&mut self, clone: bool) -> Result<(), String> {
+        if self.vdis.len() + self.pending.len() >= VDIS_MAX {
+            return self.destroy();
+        }
+        // What is written through a disk that stands still waits for it.
+        let fits = |world: &World, uuid: &str, vdi: &Vdi| {
+            let stopped = world.vbds.values().any(|vbd| vbd.vdi == uuid && vbd.stopped.is_some());
+            !stopped && (clone || !vdi.read_only)
+        };
+        let Some(of) = self.free_vdi(fits) else { return Ok(()) };
+        let name = self.name();
+        let mut made = self.vdi(&of)?.clone();
+        (made.read_only, made.snapshot_of) = (!clone, (!clone).then(|| of.clone()));
+        made.name.clone_from(&name);
+        let verb = if clone { "clone" } else { "snapshot" };
+        let asked = Asked::post(format!("/vdis/{of}/{verb}"), json!({ "name": name }));
+        self.begin(Verb::Make(made), vec![of.clone()], Some(of), &asked)
+    }
+
+    fn copy(&mut self) -> Result<(), String> {
+        if self.vdis.len() + self.pending.len() >= VDIS_MAX {
+            return self.destroy();
+        }
+        let Some(of) = self.free_vdi(|world, uuid, _| !world.is_plugged(uuid)) else { return Ok(()) };
+        let sr = self.random.index(self.srs.len());
+        let name = self.name();
+        let mut made = self.vdi(&of)?.clone();
+        (made.sr, made.read_only, made.snapshot_of) = (sr, false, None);
+        made.name.clone_from(&name);
+        let body = json!({ "sr": self.srs.get(sr).map(|sr| &sr.uuid), "name": name });
+        self.begin(Verb::Make(made), vec![of.clone()], None, &Asked::post(format!("/vdis/{of}/copy"), body))
+    }
+
+    fn resize(&mut self) -> Result<(), String> {
+        let fits = |_: &World, _: &str, vdi: &Vdi| !vdi.read_only && vdi.least() < SIZE_MAX;
+        let Some(vdi) = self.free_vdi(fits) else { return Ok(()) };
+        let known = &self.vdi(&vdi)?.sizes;
+        let size = known.iter().copied().max().unwrap_or(0) + ((1 + self.random.below(16)) << 20);
+        let asked = Asked::post(format!("/vdis/{vdi}/resize"), json!({ "size": size }));
+        self.begin(Verb::Resize(vdi.clone(), size), vec![vdi], None, &asked)
+    }
+
+    fn revert(&mut self) -> Result<(), String> {
+        let held = self.held();
+        let fits = |world: &World, _: &str, vdi: &Vdi| {
+            let of = vdi.snapshot_of.as_ref().filter(|of| world.vdis.contains_key(*of) && !held.contains(*of));
+            of.is_some_and(|of| !world.is_plugged(of))
+        };
+        let Some(snapshot) = self.free_vdi(fits) else { return Ok(()) };
+        let Some(vdi) = self.vdi(&snapshot)?.snapshot_of.clone() else { return Ok(()) };
+        let asked = Asked::post(format!("/vdis/{vdi}/revert"), json!({ "snapshot": snapshot }));
+        self.begin(Verb::Revert(vdi.clone(), snapshot.clone()), vec![vdi, snapshot], None, &asked)
+    }
+
+    fn destroy(&mut self) -> Result<(), String> {
+        let Some(vdi) = self.free_vdi(|world, uuid, _| !world.is_plugged(uuid)) else { return Ok(()) };
+        for vbd in self.vbds_of(&vdi) {
+            self.delete_vbd(&vbd)?;
+        }
+        if self.held().contains(&vdi) {
+            return Ok(());
+        }
+        let asked = Asked { method: "DELETE", path: format!("/vdis/{vdi}"), body: Value::Null };
+        self.begin(Verb::Destroy(vdi.clone()), vec![vdi], None, &asked)
+    }
+
+    fn plug_one(&mut self) -> Result<(), String> {
+        let Some(vdi) = self.free_vdi(|world, uuid, _| !world.is_plugged(uuid)) else { return Ok(()) };
+        let vbd = match self.vbds_of(&vdi).first() {
+            Some(vbd) => Some(vbd.clone()),
+            None => self.make_vbd(&vdi)?,
+        };
+        let Some(vbd) = vbd else { return Ok(()) };
+        let asked = Asked::post(format!("/vbds/{vbd}/plug"), json!({}));
+        self.begin(Verb::Plug(vbd), vec![vdi], None, &asked)
+    }
+
+    fn unplug_one(&mut self) -> Result<(), String> {
+        let held = self.held();
+        let plugged = self.vbds.iter().filter(|(_, vbd)| vbd.plugged && !held.contains(&vbd.vdi));
+        let plugged: Vec<String> = plugged.map(|(uuid, _)| uuid.clone()).collect();
+        let Some(vbd) = self.one_of(&plugged) else { return Ok(()) };
+        let force = self.random.below(3) == 0;
+        let now = self.vbd(&vbd)?;
+        if !force {
+            if now.stopped.is_some() || now.sent.is_some() {
+                return Ok(());
+            }
+            now.client = None;
+        }
+        // Who is connected to what is ended is cut off.
+        now.client = None;
+        now.sent = None;
+        let vdi = now.vdi.clone();
+        let asked = Asked::post(format!("/vbds/{vbd}/unplug"), json!({ "force": force }));
+        self.begin(Verb::Unplug(vbd), vec![vdi], None, &asked)
+    }
+
+    fn delete_some_vbd(&mut self) -> Result<(), String> {
+        let held = self.held();
+        let free = self.vbds.iter().filter(|(_, vbd)| !held.contains(&vbd.vdi));
+        let free: Vec<String> = free.map(|(uuid, _)| uuid.clone()).collect();
+        match self.one_of(&free) {
+            Some(vbd) => self.delete_vbd(&vbd),
+            None => Ok(()),
+        }
+    }
+
+    fn rename(&mut self) -> Result<(), String> {
+        let Some(vdi) = self.free_vdi(|_, _, _| true) else { return Ok(()) };
+        self.must_run()?;
+        let name = self.name();
+        self.count("vdi-rename");
+        self.tell(format!("PATCH /vdis/{vdi}: {name}"));
+        match self.bed.api.ask("PATCH", &format!("/vdis/{vdi}"), &json!({ "name": name })) {
+            Ok(_) => self.vdi(&vdi)?.name = name,
+            Err(Trouble::Gone) => {
+                self.has_gone()?;
+                let shown = self.get_vdi(&vdi)?.ok_or("a VDI that was renamed is gone")?;
+                if shown["name"] == *name {
+                    self.vdi(&vdi)?.name = name;
+                }
+            }
+            Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Merge, &code, &why)?,
+            Err(trouble) => return Err(trouble.to_string()),
+        }
+        Ok(())
+    }
+
+    /// To a file, and perhaps later from it: what is imported must be what was exported.
+    fn export(&mut self) -> Result<(), String> {
+        let Some(vdi) = self.free_vdi(|world, uuid, _| !world.is_plugged(uuid)) else { return Ok(()) };
+        let name = self.name();
+        let format = self.one_of(&["raw", "vhd", "qcow2"]).unwrap_or("raw");
+        let path = self.bed.places.room.join(format!("{name}.{format}"));
+        let asked = Asked::post(format!("/vdis/{vdi}/export"), json!({ "path": path, "format": format }));
+        let before = self.vdi(&vdi)?.clone();
+        self.begin(Verb::Export, vec![vdi], None, &asked)?;
+        self.settle(true)?;
+        if !path.exists() {
+            return Ok(());
+        }
+        let sr = self.random.index(self.srs.len());
+        let into = self.srs.get(sr).map(|sr| sr.uuid.clone());
+        let body = json!({ "sr": into, "name": name, "path": path, "source_format": format });
+        let made = Vdi { name, sr, read_only: false, snapshot_of: None, ..before };
+        self.begin(Verb::Make(made), Vec::new(), None, &Asked::post("/vdis/import", body))?;
+        self.settle(true)?;
+        std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    fn merge(&mut self) -> Result<(), String> {
+        let Some(vdi) = self.free_vdi(|_, _, vdi| !vdi.read_only) else { return Ok(()) };
+        // There may be nothing to merge, which is a refusal.
+        let was = std::mem::replace(&mut self.troubled, true);
+        let asked = Asked::post(format!("/vdis/{vdi}/merge"), json!({}));
+        let begun = self.begin(Verb::Merge, vec![vdi], None, &asked);
+        self.troubled |= was;
+        begun
+    }
+}

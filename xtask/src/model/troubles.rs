@@ -1,0 +1,294 @@
+//! Troubles: who is killed, stopped or left without space, and which catalogue is put back.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::bed::Full;
+use super::check::text;
+use super::verbs::patience;
+use super::world::{Vbd, World};
+
+/// The catalogue's files: what is committed may still lie beside the main one.
+const FILES: [&str; 3] = ["catalogue.db", "catalogue.db-wal", "catalogue.db-shm"];
+
+/// A catalogue of earlier.
+#[derive(Debug)]
+pub struct Backup([Option<Vec<u8>>; 3]);
+
+impl World {
+    fn trouble(&mut self, what: &str, words: String) {
+        self.troubled = true;
+        self.count(what);
+        self.tell(words);
+    }
+
+    /// At some moment soon.
+    fn soon(&mut self) {
+        if self.random.below(2) == 0 {
+            std::thread::sleep(Duration::from_micros(self.random.below(30_000)));
+        }
+    }
+
+    /// Kills the daemon; it stays down for a while.
+    pub fn kill_daemon(&mut self) -> Result<(), String> {
+        if self.down {
+            return Ok(());
+        }
+        self.soon();
+        self.trouble("kill daemon", "kill the daemon".into());
+        self.counts.kills += 1;
+        self.bed.daemon()?.kill()?;
+        self.down = true;
+        Ok(())
+    }
+
+    /// From now on the daemon dies at a step of some task.
+    pub fn arm(&mut self, steps: &[String]) -> Result<(), String> {
+        let Some(step) = self.one_of(steps) else { return Ok(()) };
+        let step = if self.random.below(2) == 0 { step } else { format!("{step}:after") };
+        self.die_at(step)
+    }
+
+    /// From now on the daemon dies there.
+    pub fn die_at(&mut self, step: String) -> Result<(), String> {
+        if self.bed.is_full() {
+            return Ok(());
+        }
+        self.kill_daemon()?;
+        self.trouble("abort at", format!("start a daemon that dies at {step}"));
+        self.dies_at = Some(step.clone());
+        self.bed.daemon()?.launch_with(&[("TAPLINED_ABORT_AT", step.as_str())])?;
+        // It may die before it listens, by what it has to bring to an end.
+        self.down = self.bed.daemon()?.until_it_listens().is_err();
+        if self.down {
+            self.counts.kills += 1;
+        }
+        Ok(())
+    }
+
+    /// Kills the process of a disk, perhaps with something under way.
+    pub fn kill_disk(&mut self) -> Result<(), String> {
+        let Some(vbd) = self.usable_vbd() else { return Ok(()) };
+        // Before there is an excuse: it must take this.
+        if self.random.below(2) == 0 {
+            self.send_write(&vbd)?;
+        }
+        self.soon();
+        let disks = self.bed.places.disks();
+        let pid = disks.iter().find(|disk| disk.vbd.as_ref() == Some(&vbd)).map(|disk| disk.pid);
+        self.trouble("kill disk", format!("kill {pid:?}, the disk of VBD {vbd}"));
+        if let Some(pid) = pid {
+            self.counts.kills += 1;
+            self.bed.places.kill(pid)?;
+        }
+        self.take_answer(&vbd)?;
+        self.vbd(&vbd)?.client = None;
+        Ok(())
+    }
+
+    /// Kills whatever serves a VBD as soon as it is there, until it has died more often than a disk by chance.
+    pub fn kill_again_and_again(&mut self) -> Result<(), String> {
+        let Some(vbd) = self.usable_vbd() else { return Ok(()) };
+        if self.down || self.bed.is_full() {
+            return Ok(());
+        }
+        self.trouble("kill again", format!("kill the disk of VBD {vbd} seven times"));
+        let mut before = None;
+        for _ in 0..7 {
+            let begun = Instant::now();
+            let pid = loop {
+                let shown = self.get(&format!("/vbds/{vbd}"))?;
+                let pid = shown["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+                match pid.filter(|pid| Some(*pid) != before && shown["state"] == "plugged") {
+                    Some(pid) => break pid,
+                    None if begun.elapsed() > patience() => {
+                        return Err(format!("stuck, a disk that has died is not started again: {shown}"));
+                    }
+                    None => std::thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            self.counts.kills += 1;
+            self.bed.places.kill(pid)?;
+            before = Some(pid);
+        }
+        self.vbd(&vbd)?.client = None;
+        Ok(())
+    }
+
+    /// Kills a process that works on an image, if there is one.
+    pub fn kill_job(&mut self) -> Result<(), String> {
+        for _ in 0..20 {
+            if let Some(job) = self.bed.places.disks().into_iter().find(|disk| disk.vbd.is_none()) {
+                self.trouble("kill job", format!("kill {}, which works on an image", job.pid));
+                self.counts.kills += 1;
+                return self.bed.places.kill(job.pid);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Stops the process of a disk.
+    pub fn stop_disk(&mut self) -> Result<(), String> {
+        let Some(vbd) = self.usable_vbd() else { return Ok(()) };
+        let disks = self.bed.places.disks();
+        let Some(disk) = disks.iter().find(|disk| disk.vbd.as_ref() == Some(&vbd)) else { return Ok(()) };
+        self.trouble("stop disk", format!("stop {}, the disk of VBD {vbd}", disk.pid));
+        self.bed.places.signal(disk.pid, Signal::STOP)?;
+        self.vbd(&vbd)?.stopped = Some(disk.pid);
+        self.send_write(&vbd)
+    }
+
+    /// Takes all space of some file system.
+    pub fn fill(&mut self) -> Result<(), String> {
+        let all = [Full::State, Full::Run, Full::Log, Full::Sr(0), Full::Sr(2)];
+        let Some(which) = self.one_of(&all) else { return Ok(()) };
+        if self.bed.is_full() {
+            return self.relieve();
+        }
+        self.trouble("fill", format!("no space: {which:?}"));
+        self.bed.fill(which)
+    }
+
+    /// Gives all space back; what waits for it is answered.
+    pub fn relieve(&mut self) -> Result<(), String> {
+        if self.bed.is_full() {
+            self.tell("there is space again");
+            self.bed.relieve()?;
+        }
+        Ok(())
+    }
+
+    /// Ends all that keeps something from coming to its end.
+    pub fn calm(&mut self) -> Result<(), String> {
+        self.relieve()?;
+        for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
+            if let Some(pid) = self.vbd(&vbd)?.stopped.take() {
+                self.tell(format!("let {pid} go on"));
+                self.bed.places.signal(pid, Signal::CONT)?;
+            }
+        }
+        if self.dies_at.is_some() {
+            self.kill_daemon()?;
+        }
+        self.must_run()?;
+        for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
+            self.take_answer(&vbd)?;
+        }
+        Ok(())
+    }
+
+    fn catalogue(&self) -> [PathBuf; 3] {
+        FILES.map(|name| self.bed.places.room.join("state").join(name))
+    }
+
+    /// Keeps the catalogue as it is now.
+    pub fn back_up(&mut self) -> Result<(), String> {
+        self.rest()?;
+        self.kill_daemon()?;
+        self.trouble("back up", "the catalogue is kept".into());
+        self.backup = Some(Backup(self.catalogue().map(|path| fs::read(path).ok())));
+        self.must_run()
+    }
+
+    /// Changes 20 bytes of the catalogue: the daemon refuses to start, or what it says is true. Then the whole one is
+    /// put back.
+    pub fn damage(&mut self) -> Result<(), String> {
+        self.check()?;
+        self.kill_daemon()?;
+        let [path, ..] = self.catalogue();
+        let kept = self.catalogue().map(|path| fs::read(path).ok());
+        let mut bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let at = self.random.index(bytes.len().saturating_sub(20));
+        for byte in bytes.iter_mut().skip(at).take(20) {
+            *byte ^= 0x5a;
+        }
+        fs::write(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+        self.trouble("damage", format!("20 bytes of the catalogue are changed, from {at} on"));
+        let mut said = Ok(());
+        if self.bed.daemon()?.restart().is_ok() {
+            self.down = false;
+            // It may notice while it serves, and end.
+            self.dies_at = Some("damage".into());
+            said = match self.compare_lists() {
+                Err(_) if self.bed.api.ask("GET", "/host", &serde_json::Value::Null).is_err() => Ok(()),
+                compared => compared.map_err(|why| format!("a damaged catalogue (at {at}) is served: {why}")),
+            };
+            self.kill_daemon()?;
+        }
+        self.write_catalogue(&kept)?;
+        said
+    }
+
+    fn write_catalogue(&self, files: &[Option<Vec<u8>>; 3]) -> Result<(), String> {
+        for (path, bytes) in self.catalogue().iter().zip(files) {
+            let done = match bytes {
+                Some(bytes) => fs::write(path, bytes),
+                None => fs::remove_file(path).or_else(|error| match error.kind() {
+                    std::io::ErrorKind::NotFound => Ok(()),
+                    _ => Err(error),
+                }),
+            };
+            done.map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Puts the catalogue back that was kept. Repositories and running disks know better than it; VBDs that are not
+    /// plugged are as they were then.
+    pub fn put_back(&mut self) -> Result<(), String> {
+        let Some(backup) = self.backup.take() else { return self.back_up() };
+        self.check()?;
+        self.kill_daemon()?;
+        self.trouble("put back", "the catalogue that was kept is put back".into());
+        self.write_catalogue(&backup.0)?;
+        self.must_run()?;
+        self.let_go_of_what_is_gone()?;
+        self.rest()?;
+        self.follow_vbds()
+    }
+
+    /// VBDs that an older catalogue has plugged, of VDIs that were destroyed since: their disks cannot be started, and
+    /// are tried again and again.
+    fn let_go_of_what_is_gone(&mut self) -> Result<(), String> {
+        for vbd in self.list("/vbds")? {
+            let (uuid, vdi) = (text(&vbd["uuid"]), text(&vbd["vdi"]));
+            if self.vdis.contains_key(&vdi) {
+                continue;
+            }
+            let plugged = vbd["state"] != "unplugged";
+            self.vbds.insert(uuid.clone(), Vbd { vdi: vdi.clone(), plugged, client: None, sent: None, stopped: None });
+            self.delete_vbd(&uuid)?;
+            self.drop_missing(&vdi)?;
+        }
+        Ok(())
+    }
+
+    /// The VBDs are what the daemon says, but those that are plugged stay so.
+    fn follow_vbds(&mut self) -> Result<(), String> {
+        let shown = self.list("/vbds")?;
+        for uuid in self.vbds.keys().cloned().collect::<Vec<_>>() {
+            let now = shown.iter().find(|vbd| vbd["uuid"] == *uuid);
+            let plugged = now.is_some_and(|vbd| vbd["state"] == "plugged");
+            if self.vbd(&uuid)?.plugged && !plugged {
+                return Err(format!("VBD {uuid} was plugged, and with an older catalogue it is {now:?}"));
+            }
+            match now {
+                Some(_) => self.vbd(&uuid)?.plugged = plugged,
+                None => drop(self.vbds.remove(&uuid)),
+            }
+        }
+        for vbd in &shown {
+            let (uuid, vdi) = (text(&vbd["uuid"]), text(&vbd["vdi"]));
+            if self.vbds.contains_key(&uuid) {
+                continue;
+            }
+            let plugged = vbd["state"] == "plugged";
+            self.vbds.insert(uuid, Vbd { vdi, plugged, client: None, sent: None, stopped: None });
+        }
+        Ok(())
+    }
+}

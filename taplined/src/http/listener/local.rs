@@ -16,7 +16,8 @@ use tower::ServiceExt;
 
 use super::super::Refusal;
 use super::super::asker::{Asker, is_own};
-use super::{REST, converse, group_id, room};
+use super::{REST, converse, room};
+use crate::account;
 use crate::config::Config;
 
 /// The socket.
@@ -41,7 +42,7 @@ impl Local {
         let socket = UnixListener::bind(&path).map_err(|error| Problem::failed(tried(), error))?;
         let mode = if config.api.group.is_some() { 0o660 } else { 0o600 };
         if let Some(group) = &config.api.group {
-            let gid = group_id("api.group", group)?;
+            let gid = account::group("api.group", group)?;
             std::os::unix::fs::chown(&path, None, Some(gid)).map_err(|error| Problem::failed(tried(), error))?;
         }
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))

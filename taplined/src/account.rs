@@ -6,6 +6,7 @@
 //! time.
 
 pub mod numbers;
+mod users;
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use api::{Code, Problem};
 
-pub use numbers::{Numbers, Range};
+pub use numbers::Range;
+pub use users::{As, Users};
 
 /// A user and its group.
 pub type User = (u32, u32);

@@ -85,7 +85,7 @@ impl Daemon {
         let tasks = Tasks::new(catalogue.clone());
         let tool = Tool::of(&config)?;
         let srs = Srs::new(&config, catalogue.clone());
-        let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::default());
+        let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::of(&config)?);
         let parts = Parts {
             config,
             catalogue,

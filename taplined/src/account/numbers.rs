@@ -39,6 +39,11 @@ impl Range {
         Ok(Range { first, last })
     }
 
+    /// Whether a number is in both.
+    pub fn meets(self, other: Range) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+
     /// Whether a number is one of them.
     pub fn has(self, number: u32) -> bool {
         (self.first..=self.last).contains(&number)
@@ -184,7 +189,10 @@ mod test {
 
     #[test]
     fn only_a_range_of_users_that_are_nobody_is_one() {
-        assert_eq!(Range::parse("66000-81999"), Ok(Range { first: 66_000, last: 81_999 }));
+        let range = |text| Range::parse(text).unwrap();
+        assert_eq!(range("66000-81999"), Range { first: 66_000, last: 81_999 });
+        assert!(range("66000-66009").meets(range("66009-66010")) && range("66000-66009").meets(range("66004-66004")));
+        assert!(!range("66000-66009").meets(range("66010-66019")) && !range("66010-66019").meets(range("66000-66009")));
         for bad in ["", "66000", "a-b", "66000-", "0-10", "7-6", "60000-70000", "65535-65536", "1-4294967295", "-5--1"]
         {
             assert!(Range::parse(bad).is_err(), "{bad}");

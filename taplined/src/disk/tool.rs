@@ -14,8 +14,7 @@ use super::handing::Handing;
 use super::oom;
 use super::program::{Opened, Program};
 use super::redo::RedoLogs;
-use crate::account::numbers::Chosen;
-use crate::account::{self, Numbers, User};
+use crate::account::{As, Users};
 use crate::config::Config;
 
 /// Bytes of a process's answer; the longest is the map of a disk.
@@ -33,36 +32,20 @@ pub struct Tool {
     pub redo: RedoLogs,
 }
 
-/// As whom disk processes run.
-#[derive(Clone, Debug)]
-enum Users {
-    /// As the daemon does, which cannot change that.
-    Own,
-    /// All as one.
-    One(User),
-    /// Each as a user that no other process is.
-    Each(Numbers),
-}
-
 /// A disk process that is not started yet.
 #[derive(Debug)]
 pub struct Starting {
     /// What it is started with.
     pub command: Command,
     program: Opened,
-    user: Option<User>,
-    /// The user is its alone.
-    chosen: Option<Chosen>,
+    runs_as: As,
 }
 
 impl Tool {
     /// As the settings say.
     pub fn of(config: &Config) -> Result<Tool, Problem> {
-        let users = match &config.disk_user {
-            _ if !rustix::process::geteuid().is_root() => Users::Own,
-            Some(name) => Users::One(account::user("disk-user", name)?),
-            None => Users::Each(Numbers::of("disk-user-range", &config.disk_user_range, "disk-user")?),
-        };
+        let users =
+            Users::of(("disk-user", config.disk_user.as_deref()), ("disk-user-range", &config.disk_user_range))?;
         Ok(Tool { program: Program::of(config), users, redo: RedoLogs::of(config) })
     }
 
@@ -71,13 +54,12 @@ impl Tool {
         let program = self.program.open()?;
         let mut command = std::process::Command::new(program.executed());
         command.arg0(program.path()).args(words).current_dir("/").process_group(0).env_clear();
-        let chosen = if let Users::Each(numbers) = &self.users { Some(numbers.choose()?) } else { None };
-        let user = if let Users::One(user) = self.users { Some(user) } else { chosen.as_ref().map(Chosen::user) };
-        if let Some((uid, gid)) = user {
+        let runs_as = self.users.choose()?;
+        if let Some((uid, gid)) = runs_as.user {
             // Other groups go with the change of the user.
             command.uid(uid).gid(gid);
         }
-        Ok(Starting { command: command.into(), program, user, chosen })
+        Ok(Starting { command: command.into(), program, runs_as })
     }
 
     /// Runs `image VERB …`, and gives what it has printed. Dropped before its end, it ends the process.
@@ -123,9 +105,10 @@ impl Starting {
     /// Starts it. What it is handed is open here no longer: our copy of its end of a socket would keep that open behind
     /// its end.
     pub fn start(mut self) -> Result<Child, Problem> {
-        let started = self.command.spawn().map_err(|error| self.program.not_started(self.user, &error))?;
-        if let (Some(chosen), Some(pid)) = (self.chosen, started.id()) {
-            chosen.given_to(pid);
+        let started = self.command.spawn();
+        let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
+        if let Some(pid) = started.id() {
+            self.runs_as.given_to(pid);
         }
         Ok(started)
     }
@@ -133,8 +116,8 @@ impl Starting {
     /// The same for one that outlives whoever waits for it.
     pub fn start_to_stay(self) -> Result<std::process::Child, Problem> {
         let started = self.command.into_std().spawn();
-        let started = started.map_err(|error| self.program.not_started(self.user, &error))?;
-        self.chosen.into_iter().for_each(|chosen| chosen.given_to(started.id()));
+        let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
+        self.runs_as.given_to(started.id());
         Ok(started)
     }
 }

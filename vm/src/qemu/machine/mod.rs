@@ -21,6 +21,7 @@ pub use self::ended::{Ended, Shutdown};
 pub use self::error::MachineError;
 use self::error::{monitor, process};
 use self::launch::Files;
+use super::account::{Account, Means, NotReady};
 use super::command_line::words;
 use super::hardware::Hardware;
 use super::process::{Identity, Process};
@@ -84,8 +85,26 @@ impl Machine {
         directory: &Path,
         patience: Duration,
     ) -> Result<Self, MachineError> {
+        Self::start_as(None, program, hardware, directory, patience)
+    }
+
+    /// The same as a user that owns the directory ([`Account::own`]) and is nobody otherwise; none is who asks.
+    pub fn start_as(
+        account: Option<&Account>,
+        program: &Path,
+        hardware: &Hardware,
+        directory: &Path,
+        patience: Duration,
+    ) -> Result<Self, MachineError> {
         hardware.check()?;
         let mut files = Files::of(directory)?;
+        let means =
+            account.map(|account| {
+                files.must_be_reachable(account)?;
+                Means::prepare(hardware, directory, account)
+                    .map_err(|NotReady { what, path, source }| MachineError::File { what, path, source })
+            });
+        let means = means.transpose()?;
         hardware.disks.iter().try_for_each(disks::see_served)?;
         let deadline = Instant::now() + patience;
         // Nothing else depends on it. Of a program that does not say it, what it says of its start is worth more.
@@ -93,7 +112,11 @@ impl Machine {
             true => Version::OLDEST,
             false => Version::of(program, patience.min(TO_SAY_VERSION)).unwrap_or(Version::OLDEST),
         };
-        let child = files.start(program, &words(hardware, &files.monitor, version))?;
+        let said = words(means.as_ref().map_or(hardware, |means| &means.hardware), &files.monitor, version);
+        let before: Vec<String> =
+            means.iter().flat_map(Means::words).chain(account.into_iter().flat_map(Account::words)).collect();
+        let said: Vec<String> = means.iter().flat_map(Means::descriptors).chain(said).collect();
+        let child = files.start(&before, program, &said)?;
         let mut starting = Starting(Some(child));
         let client = starting.connect(&files, deadline, patience)?;
         let process = starting.process()?;
@@ -103,6 +126,7 @@ impl Machine {
             machine.kill()?;
             return Err(error);
         }
+        means.iter().for_each(Means::started);
         Ok(machine)
     }
 

@@ -4,9 +4,11 @@ mod harness;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use harness::Taplined;
 use harness::disks::{io, nbd, nothing_leaked, plug, state, unplug, vbd, with_disks};
@@ -122,9 +124,9 @@ fn a_user_stays_the_disk_s_own_whoever_starts_and_dies() {
         return;
     }
     // No number more than there are disks: each that is chosen twice would be seen.
-    let (mut daemon, vbds) = plugged("disk-user-range = \"90001-90003\"", &["a", "b", "c"]);
+    let (mut daemon, vbds) = plugged("disk-user-range = \"98001-98003\"", &["a", "b", "c"]);
     let users = |daemon: &Taplined| -> BTreeSet<u32> { vbds.iter().map(|vbd| user(pid(daemon, vbd))).collect() };
-    let all = BTreeSet::from([90_001, 90_002, 90_003]);
+    let all = BTreeSet::from([98_001, 98_002, 98_003]);
     assert_eq!(users(&daemon), all);
     daemon.kill();
     daemon.restart();
@@ -149,7 +151,7 @@ fn a_disk_is_handed_over_from_one_user_to_another() {
     if !is_root() {
         return;
     }
-    let (mut daemon, vbds) = plugged("disk-user-range = \"90011-90016\"", &["a"]);
+    let (mut daemon, vbds) = plugged("disk-user-range = \"98011-98016\"", &["a"]);
     let mut client = Client::connect(daemon.get(&vbds[0]).1["socket"].as_str().unwrap());
     client.write(0, 4096, 7);
     let mut before = user(pid(&daemon, &vbds[0]));
@@ -183,4 +185,51 @@ fn one_user_that_is_named_is_that_of_all_and_gets_at_nothing_either() {
     }
     let (well, said) = io(&nbd(&daemon, &vbds[0]), &["write -P 7 0 64k", "read -P 7 0 64k"]);
     assert!(well, "{said}");
+}
+
+/// Where members of the group connect, and say nothing.
+const SOCKET: &str = "TAPLINE_TEST_SOCKET";
+
+/// The part of the next test that is done as another user: it holds what connections it gets until it is told to end.
+#[test]
+fn inside_the_group() {
+    let Ok(socket) = std::env::var(SOCKET) else { return };
+    let held: Vec<UnixStream> = (0..20).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    println!("connected");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    let ended = held.iter().filter(|held| {
+        let mut stream: &UnixStream = held;
+        stream.set_nonblocking(true).unwrap();
+        !matches!(stream.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    });
+    println!("ended: {}", ended.count());
+}
+
+#[test]
+fn slow_members_of_the_group_do_not_hold_up_root() {
+    if !is_root() {
+        return;
+    }
+    let passwd = fs::read_to_string("/etc/group").unwrap();
+    let Some(group) = passwd.lines().find_map(|line| line.split_once(":x:65534:")).map(|(name, _)| name) else {
+        return harness::not_run("slow members of a group: there is no group 65534");
+    };
+    let daemon = harness::start_with(&format!("[api]\ngroup = {group:?}\nconnections-max = 10"), &[]);
+    let room = tempfile::tempdir().unwrap();
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = room.path().join("member");
+    harness::copy_program(&std::env::current_exe().unwrap(), &program);
+    let mut member = Command::new(&program);
+    member.args(["--exact", "inside_the_group", "--nocapture"]).env(SOCKET, daemon.socket()).uid(65_534).gid(65_534);
+    let mut member = member.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(member.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.by_ref().any(|line| line.ends_with("connected")));
+    for _ in 0..20 {
+        assert_eq!(daemon.get("/host").0, 200);
+    }
+    member.stdin.take().unwrap().write_all(b"\n").unwrap();
+    // As long as none of them was cut off for being slow, root would have had to wait. One more than may wait ended at once.
+    let ended = said.find_map(|line| line.strip_prefix("ended: ").map(|count| count.parse::<u32>().unwrap())).unwrap();
+    assert!(ended <= 1, "{ended}");
+    member.wait().unwrap();
 }

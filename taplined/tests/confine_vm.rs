@@ -131,7 +131,7 @@ fn each_machine_has_a_user_of_its_own_who_gets_at_nothing_of_another() {
 
 #[test]
 fn a_machine_keeps_its_user_and_its_disks_whoever_dies() {
-    let Some((mut daemon, vdis)) = begin("qemu-user-range = \"90021-90022\"", &["a", "b"]) else { return };
+    let Some((mut daemon, vdis)) = begin("qemu-user-range = \"98021-98022\"", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis[..1], json!({}));
     let pid = start(&daemon, &vm);
     let own = user(pid);

@@ -5,6 +5,7 @@
 mod certificate;
 mod local;
 mod remote;
+mod strangers;
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -10,6 +10,7 @@
 mod account;
 mod config;
 mod daemon;
+mod directories;
 mod disk;
 mod fault;
 mod http;

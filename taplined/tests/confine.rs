@@ -228,8 +228,24 @@ fn slow_members_of_the_group_do_not_hold_up_root() {
         assert_eq!(daemon.get("/host").0, 200);
     }
     member.stdin.take().unwrap().write_all(b"\n").unwrap();
-    // As long as none of them was cut off for being slow, root would have had to wait. One more than may wait ended at once.
+    // As long as none of them was cut off for being slow, root would have had to wait. One more than may wait ended at
+    // once.
     let ended = said.find_map(|line| line.strip_prefix("ended: ").map(|count| count.parse::<u32>().unwrap())).unwrap();
     assert!(ended <= 1, "{ended}");
     member.wait().unwrap();
+}
+
+#[test]
+fn the_state_is_closed_to_others_whoever_starts_the_daemon() {
+    let mut daemon = harness::start();
+    let mode = |path: &str| fs::metadata(daemon.room().join(path)).unwrap().permissions().mode() & 0o777;
+    let files = ["state/catalogue.db", "state/catalogue.db-wal", "state/catalogue.db-shm", "state/lock", "run/lock"];
+    assert_eq!((mode("state"), files.map(mode)), (0o700, [0o600; 5]));
+    assert_eq!((mode("run"), mode("log")), (0o755, 0o750));
+    // As one was made by a daemon of before.
+    fs::set_permissions(daemon.room().join("state"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(daemon.room().join("state/catalogue.db"), fs::Permissions::from_mode(0o644)).unwrap();
+    daemon.restart();
+    let mode = |path: &str| fs::metadata(daemon.room().join(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("state"), files.map(mode)), (0o700, [0o600; 5]));
 }

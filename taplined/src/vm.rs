@@ -17,6 +17,7 @@
 mod connect;
 pub mod domain;
 mod end;
+mod group;
 mod guest;
 mod hardware;
 mod hot;

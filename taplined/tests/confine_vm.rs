@@ -119,6 +119,11 @@ fn each_machine_has_a_user_of_its_own_who_gets_at_nothing_of_another() {
             assert_eq!(fs::metadata(&socket).unwrap().uid(), own, "{socket:?}");
         }
     }
+    // A control group of its own, where there are such.
+    let groups = pids.map(|pid| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap());
+    let of = |groups: &str| groups.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned));
+    let told = daemon.log().contains("stays in the daemon's control group");
+    assert!(told || of(&groups[0]) != of(&groups[1]), "{groups:?}");
     // Nothing of the daemon's but its own messages, sockets and memory.
     for (vm, pid) in vms.iter().zip(pids) {
         let place = daemon.room().join("run/vm").join(vm.trim_start_matches("/vms/"));

@@ -17,7 +17,7 @@ use super::guest::Guest;
 use super::hardware::Plan;
 use super::machine::Machine;
 use super::place::{account, make_empty, place};
-use super::{Operation, domain, end, hardware, machine, new_task};
+use super::{Operation, domain, end, group, hardware, machine, new_task};
 use crate::account::As;
 use crate::config::Config;
 use crate::daemon::Daemon;
@@ -170,6 +170,7 @@ async fn start_qemu(
         let machine = launch(vm, &config, &hardware, account.as_ref())?;
         if let Ok(pid) = u32::try_from(machine.identity().pid) {
             runs_as.given_to(pid);
+            group::enter(vm, pid);
         }
         Ok(machine)
     });

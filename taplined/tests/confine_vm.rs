@@ -245,3 +245,26 @@ fn one_user_that_is_named_is_that_of_all_machines() {
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
 }
+
+#[test]
+fn a_qemu_that_was_built_without_a_sandbox_runs_without_one_and_that_is_told() {
+    if begin("", &[]).is_none() {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = room.path().join("qemu");
+    let qemu = std::env::var("TAPLINE_QEMU").unwrap_or_else(|_| QEMU.into());
+    let says = "-sandbox support is not enabled in this QEMU binary";
+    let script =
+        format!("#!/bin/sh\ncase \"$*\" in *-sandbox*) echo {says:?} >&2; exit 1;; esac\nexec {qemu} \"$@\"\n");
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let (daemon, vdis) = with_disks(&format!("qemu-program = {program:?}"), &["a"]);
+    let vm = machine(&daemon, &vdis, json!({}));
+    let pid = start(&daemon, &vm);
+    assert_eq!((status(pid, "CapBnd"), status(pid, "NoNewPrivs")), (vec!["0000000000000000".into()], vec!["1".into()]));
+    assert!(daemon.log().contains("built without a sandbox"), "{}", daemon.log());
+    shut_down(&daemon, &vm);
+    nothing_leaked(&daemon);
+}

@@ -33,7 +33,8 @@ pub fn place(config: &Config, vm: Uuid) -> PathBuf {
 
 /// The user as whom the QEMU of a VM runs, or is about to; none if it is the daemon's own, or does not run.
 pub fn user(config: &Config, vm: Uuid) -> Option<u32> {
-    fs::metadata(place(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
+    // No link is followed: what that user has put in its place is its own.
+    fs::symlink_metadata(place(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
 }
 
 /// The same as QEMU's crate wants it; none where it runs as the daemon does.

@@ -168,6 +168,9 @@ async fn start_qemu(
             Place::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
         }
         let machine = launch(vm, &config, &hardware, account.as_ref())?;
+        if !machine.is_sandboxed() {
+            tracing::warn!(%vm, "its QEMU was built without a sandbox (seccomp), and is confined by its user alone");
+        }
         if let Ok(pid) = u32::try_from(machine.identity().pid) {
             runs_as.given_to(pid);
             group::enter(vm, pid);

@@ -176,6 +176,8 @@ fn everybody_may(path: &Path, right: u32) -> bool {
 
 /// Sees that everybody may pass the directories above a path; else the one that is closed.
 pub(super) fn directories_open_to_all(path: &Path) -> Result<(), PathBuf> {
+    // Those that a link leads through count as well, and are the ones that matter.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let closed = path.ancestors().skip(1).find(|above| !above.as_os_str().is_empty() && !everybody_may(above, 0o1));
     closed.map_or(Ok(()), |closed| Err(closed.to_owned()))
 }
@@ -252,6 +254,20 @@ mod test {
         assert_eq!(fs::metadata(kernel).unwrap().mode() & 0o777, 0o640);
         means.started();
         assert!(!kernel.exists());
+    }
+
+    #[test]
+    fn a_link_opens_no_directory() {
+        let room = tempfile::tempdir().unwrap();
+        let (closed, link) = (room.path().join("closed"), room.path().join("link"));
+        fs::set_permissions(room.path(), Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir(&closed).unwrap();
+        fs::write(closed.join("kernel"), "kernel").unwrap();
+        symlink(closed.join("kernel"), &link).unwrap();
+        fs::set_permissions(&closed, Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(directories_open_to_all(&link), Ok(()));
+        fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(directories_open_to_all(&link), Err(fs::canonicalize(closed).unwrap()));
     }
 
     #[test]

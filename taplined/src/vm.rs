@@ -102,6 +102,9 @@ impl Vms {
             let find = move || Ok(accelerator::find(account.as_ref(), &program, TO_TRY));
             let found = blocking("find out who can run guests", find).await?;
             tracing::info!("guests are run by {}: {}", found.accelerator, found.reason);
+            if found.reason.contains("Permission denied") {
+                tracing::warn!("QEMU's user may not use /dev/kvm: give that a group that may (chgrp kvm, chmod g+rw)");
+            }
             Ok(found.accelerator)
         };
         self.accelerator.get_or_try_init(find).await.copied()

@@ -70,7 +70,8 @@ fn close(path: &Path, most: u32) {
         return;
     }
     match fs::set_permissions(path, Permissions::from_mode(now & most)) {
-        Ok(()) => tracing::info!(path = %path.display(), "it was open to others (mode {now:o}), and is not any more"),
+        // SQLite makes a new one like that.
+        Ok(()) => tracing::debug!(path = %path.display(), "it was open to others (mode {now:o}), and is not any more"),
         Err(error) => tracing::warn!(path = %path.display(), "it is open to others (mode {now:o}): {error}"),
     }
 }

@@ -73,6 +73,9 @@ mod test {
     use std::path::Path;
     use std::process::Command;
 
+    use rustix::io::Errno;
+    use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, prlimit};
+
     use super::*;
 
     /// Where the process that confines itself tries what it must not.
@@ -90,6 +93,23 @@ mod test {
         let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
         assert!(said.status.success() && out.contains("1 passed"), "{out}\n{err}");
         assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_fault_ends_it_as_everywhere() {
+        use std::os::unix::process::ExitStatusExt;
+        let mut inside = Command::new(std::env::current_exe().unwrap());
+        inside.args(["--exact", "confine::test::inside_it_aborts"]).env(ROOM, "/");
+        assert_eq!(inside.output().unwrap().status.signal(), Some(Signal::ABORT.as_raw()));
+    }
+
+    /// The same for this one.
+    #[test]
+    fn inside_it_aborts() {
+        if std::env::var_os(ROOM).is_some() {
+            enter().unwrap();
+            std::process::abort();
+        }
     }
 
     /// The part of the other test that is done in a process of its own: there is nothing to do in this one.
@@ -111,6 +131,14 @@ mod test {
         denied("connect", UnixStream::connect(room.join("socket")).unwrap_err().kind());
         denied("listen at a port", TcpListener::bind("127.0.0.1:0").unwrap_err().kind());
         denied("run", Command::new("/bin/true").spawn().unwrap_err().kind());
+        let own = || Pid::from_raw(std::process::id().try_into().unwrap());
+        prlimit(own(), Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
+        getrlimit(Resource::Core);
+        let other = prlimit(getppid(), Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+        assert_eq!(other.unwrap_err(), Errno::PERM);
+        assert_eq!(kill_process(own().unwrap(), Signal::CONT).unwrap_err(), Errno::PERM);
+        // Threads are made, and end.
+        assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
         // What is open works, and its length can be changed.
         open.set_len(4096).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&open, b"more", 100).unwrap();

@@ -7,6 +7,8 @@ use api::{Code, Limits, Problem};
 use serde::{Deserialize, Serialize};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::account::Range;
+
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
@@ -24,8 +26,16 @@ pub struct Config {
     /// The program of the disk processes; beside this one or in the PATH if it is not named.
     #[schema(value_type = Option<String>)]
     pub disk_program: Option<PathBuf>,
-    /// The user as whom disk processes run, who owns nothing: only where the daemon is root.
-    pub disk_user: String,
+    /// The user as whom all disk processes run, who owns nothing; not set, each has one of its own, from
+    /// `disk-user-range`. Only where the daemon is root.
+    pub disk_user: Option<String>,
+    /// Numbers of users that are nobody: each disk process has one that no other has.
+    pub disk_user_range: String,
+    /// The user as whom all QEMUs run; not set, each has one of its own, from `qemu-user-range`. Only where the daemon
+    /// is root.
+    pub qemu_user: Option<String>,
+    /// Numbers of users that are nobody: each QEMU has one that no other process has.
+    pub qemu_user_range: String,
     /// How late disk processes are ended when the host has no memory left: their `oom_score_adj`, −1000 (never) to 1000 (first).
     /// A guest without its disk is worth less than one that is ended.
     pub disk_oom_score_adj: i16,
@@ -132,7 +142,10 @@ impl Default for Config {
             run_directory: "/run/tapline".into(),
             log_directory: "/var/log/tapline".into(),
             disk_program: None,
-            disk_user: "nobody".into(),
+            disk_user: None,
+            disk_user_range: "66000-81999".into(),
+            qemu_user: None,
+            qemu_user_range: "82000-97999".into(),
             disk_oom_score_adj: -500,
             upgrade_pause_max: 50,
             qemu_program: "qemu-system-x86_64".into(),
@@ -217,6 +230,11 @@ impl Config {
         if !(-1000..=1000).contains(&self.disk_oom_score_adj) {
             return Err("disk-oom-score-adj is -1000 to 1000".into());
         }
+        let range = |setting, text| Range::parse(text).map_err(|why| format!("{setting}: {why}"));
+        let of_disks = range("disk-user-range", &self.disk_user_range)?;
+        if range("qemu-user-range", &self.qemu_user_range)?.meets(of_disks) {
+            return Err("qemu-user-range and disk-user-range have users in common".into());
+        }
         let (certificate, key) = (&self.api.certificate, &self.api.key);
         if certificate.is_some() != key.is_some() {
             return Err("api.certificate and api.key are set both or not at all".into());
@@ -291,6 +309,8 @@ mod test {
         assert!(Config::parse("[plug]\nplug-window = 0").unwrap_err().contains("plug-window"));
         assert!(Config::parse("run-directory = \"run\"").unwrap_err().contains("run-directory"));
         assert!(Config::parse("disk-oom-score-adj = 1001").unwrap_err().contains("disk-oom-score-adj"));
+        assert!(Config::parse("disk-user-range = \"0-9\"").unwrap_err().contains("disk-user-range"));
+        assert!(Config::parse("qemu-user-range = \"66001-66002\"").unwrap_err().contains("in common"));
         assert!(Config::parse("[api]\nlisten = [\"alpha:7443\"]").unwrap_err().contains("listen"));
     }
 
@@ -317,6 +337,10 @@ mod test {
         for name in [
             "state-directory",
             "disk-program",
+            "disk-user",
+            "disk-user-range",
+            "qemu-user",
+            "qemu-user-range",
             "qemu-program",
             "xl-program",
             "group",

@@ -12,8 +12,9 @@ use repo::Catalogue;
 use uuid::Uuid;
 
 use crate::config::Config;
+use crate::directories;
+use crate::disk::Disks;
 use crate::disk::tool::Tool;
-use crate::disk::{Disks, place};
 use crate::http::Answers;
 use crate::plug::{self, Plugs};
 use crate::sr::Srs;
@@ -71,25 +72,20 @@ impl std::ops::Deref for Daemon {
 impl Daemon {
     /// Opens the catalogue, and brings to an end what a daemon before this one has begun.
     pub async fn start(config: Config) -> Result<Daemon, Problem> {
-        let own =
-            [&config.state_directory, &config.run_directory, &config.log_directory].map(std::path::PathBuf::clone);
-        let of_disks = [place::all(&config), place::logs(&config), vm::places(&config)];
-        for directory in own.iter().chain(&of_disks) {
-            fs::create_dir_all(directory)
-                .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
-        }
+        directories::make(&config)?;
         allow_many_disks()?;
         let locks = [
             only_one(&config.state_directory, "state directory", "state-directory")?,
             only_one(&config.run_directory, "run directory", "run-directory")?,
         ];
         let catalogue = Catalogue::open(&config.catalogue())?;
+        directories::close_catalogue(&config);
         let host = host_identity(&catalogue).await?;
         let tokens = Tokens::load(&catalogue).await?;
         let tasks = Tasks::new(catalogue.clone());
         let tool = Tool::of(&config)?;
         let srs = Srs::new(&config, catalogue.clone());
-        let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::default());
+        let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::of(&config)?);
         let parts = Parts {
             config,
             catalogue,

@@ -28,7 +28,7 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::daemon::Daemon;
 
 pub use answer::Answers;
-pub use listener::{Listener, Signals, check, group_id};
+pub use listener::{Listener, Signals, check};
 
 /// A problem as a response.
 #[derive(Debug)]

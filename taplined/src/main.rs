@@ -7,8 +7,10 @@
 // They panic where nothing can be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod account;
 mod config;
 mod daemon;
+mod directories;
 mod disk;
 mod fault;
 mod http;

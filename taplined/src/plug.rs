@@ -38,9 +38,9 @@ use api::Problem;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
+use crate::account;
 use crate::config::Config;
 use crate::disk::process::DiskProcess;
-use crate::http::group_id;
 
 pub use begin::plug;
 pub use doubt::doubt;
@@ -73,7 +73,8 @@ pub struct Plugs {
 impl Plugs {
     /// Nothing is plugged.
     pub fn new(config: &Config) -> Result<Plugs, Problem> {
-        let group = config.plug.socket_group.as_deref().map(|name| group_id("plug.socket-group", name)).transpose()?;
+        let group = config.plug.socket_group.as_deref();
+        let group = group.map(|name| account::group("plug.socket-group", name)).transpose()?;
         Ok(Plugs {
             workers: Workers::new(config.limits()),
             restarts: Semaphore::new(usize::try_from(config.plug.worker_pool_size).unwrap_or(Semaphore::MAX_PERMITS)),

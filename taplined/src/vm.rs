@@ -17,52 +17,70 @@
 mod connect;
 pub mod domain;
 mod end;
+mod group;
 mod guest;
 mod hardware;
 mod hot;
 mod machine;
 mod operation;
+mod place;
 mod recover;
 mod start;
 mod stop;
 mod strays;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::vm::qemu::accelerator::{self, Accelerator};
+use ::vm::qemu::account::Account;
 use api::{About, ObjectKind, Problem};
 use repo::catalogue::NewTask;
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
+use crate::account::Users;
 use crate::config::Config;
 use crate::task::blocking;
 
 pub use connect::{Reader, connect};
 pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
+pub use place::{places, user};
 pub use recover::recover;
 pub use start::start;
 pub use stop::{resume, shutdown, suspend};
 
 use guest::Guest;
 use operation::{Operation, Operations};
+use place::place;
 
 /// How long it may take to find out whether the processor runs guests; where it does, it takes a second.
 const TO_TRY: Duration = Duration::from_secs(20);
 
 /// What is known of VMs beside what the catalogue has: the machines that run, and what is under way with them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Vms {
+    /// As whom QEMUs run.
+    users: Users,
     operations: Operations,
     guests: Mutex<HashMap<Uuid, Arc<Guest>>>,
     accelerator: OnceCell<Accelerator>,
 }
 
 impl Vms {
+    /// Those of a daemon that knows of none yet.
+    pub fn of(config: &Config) -> Result<Vms, Problem> {
+        let named = ("qemu-user", config.qemu_user.as_deref());
+        Ok(Vms {
+            users: Users::of(named, ("qemu-user-range", &config.qemu_user_range))?,
+            operations: Operations::default(),
+            guests: Mutex::default(),
+            accelerator: OnceCell::new(),
+        })
+    }
+
     fn guests(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Guest>>> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,27 +95,20 @@ impl Vms {
         self.operations.begin(vm)
     }
 
-    /// Who runs the guests' instructions on this host.
-    async fn accelerator(&self, config: &Config) -> Result<Accelerator, Problem> {
+    /// Who runs the guests' instructions on this host, as that is for who is to run them.
+    async fn accelerator(&self, config: &Config, account: Option<Account>) -> Result<Accelerator, Problem> {
         let find = || async {
             let program = config.qemu_program.clone();
-            let found =
-                blocking("find out who can run guests", move || Ok(accelerator::find(&program, TO_TRY))).await?;
+            let find = move || Ok(accelerator::find(account.as_ref(), &program, TO_TRY));
+            let found = blocking("find out who can run guests", find).await?;
             tracing::info!("guests are run by {}: {}", found.accelerator, found.reason);
+            if found.reason.contains("Permission denied") {
+                tracing::warn!("QEMU's user may not use /dev/kvm: give that a group that may (chgrp kvm, chmod g+rw)");
+            }
             Ok(found.accelerator)
         };
         self.accelerator.get_or_try_init(find).await.copied()
     }
-}
-
-/// The directory of the directories of all machines.
-pub fn places(config: &Config) -> PathBuf {
-    config.run_directory.join("vm")
-}
-
-/// Where a machine has its monitor and its messages while it runs.
-fn place(config: &Config, vm: Uuid) -> PathBuf {
-    places(config).join(vm.to_string())
 }
 
 fn new_task(verb: &'static str, vm: Uuid, cancellable: bool) -> NewTask {

@@ -3,10 +3,11 @@
 mod harness;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use serde_json::{Value, json};
 
 use harness::tls::{Authority, any_token, port, replace, rest, send, token};
@@ -227,6 +228,47 @@ fn half_a_handshake_does_not_hold_up_the_others() {
     }
     assert!(daemon.stop());
     drop(halves);
+}
+
+/// Connects from an address of this host.
+fn connect_from(from: [u8; 4], port: u16) -> TcpStream {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddr::from((from, 0))).unwrap();
+    connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+    socket.into()
+}
+
+/// Whether the other end has closed a connection.
+fn has_ended(mut stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    !matches!(stream.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+#[test]
+fn one_address_that_shows_no_token_does_not_hold_up_others() {
+    let authority = Authority::new();
+    let daemon = authority.start("remote-connections-max = 40");
+    let secret = any_token(&daemon);
+    // Its connections end by themselves after a while: then this was no test, and is done again.
+    wait_until("others are answered while it is there", || {
+        let mute: Vec<TcpStream> = (0..60).map(|_| connect_from([127, 0, 0, 2], port(&daemon))).collect();
+        assert_eq!(authority.get(&daemon, Some(&secret), "/host").status, 200);
+        let there = mute.iter().filter(|stream| !has_ended(stream)).count();
+        assert!(there <= 32, "{there}");
+        there == 32
+    });
+    // Whoever has shown a token is no stranger, however many there are of one address.
+    let talks: Vec<_> = (0..36)
+        .map(|_| {
+            let mut talk = authority.connect(&daemon);
+            send(&mut talk, Some(&secret), "GET /host", &Value::Null, "");
+            let mut first = [0; 12];
+            talk.read_exact(&mut first).unwrap();
+            assert_eq!(&first, b"HTTP/1.1 200");
+            talk
+        })
+        .collect();
+    assert_eq!(talks.len(), 36);
 }
 
 #[test]

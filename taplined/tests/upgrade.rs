@@ -129,7 +129,8 @@ fn a_daemon_that_is_killed_at_any_step_of_an_upgrade_leaves_one_process_that_the
 
 /// A daemon whose disks are of a program that lies in its room, where it may be exchanged.
 fn with_program() -> (Taplined, String, Writer, PathBuf) {
-    let (mut daemon, vdis) = with_disks("", &["disk"]);
+    // All disks are one user's: a program in the place of one kills another.
+    let (mut daemon, vdis) = with_disks("disk-user = \"nobody\"", &["disk"]);
     // The disks' user must get there; the daemon's own directories are closed to others as before.
     fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = daemon.room().join("tapline-disk");

@@ -5,13 +5,22 @@
 //! with EPERM, as it does where Landlock forbids it; so this holds too where there is no Landlock. A list of what is
 //! forbidden would be shorter, and open to every call that is new or has a second number.
 //!
+//! Where a call can do something to another process, or get around the list, what it is asked for is looked at too:
+//! limits and signals are for the process itself, threads are threads, and nobody is signalled by a descriptor.
+//!
 //! What it leaves open: with io_uring a process that somebody has taken over may ask for what it may not call. Landlock holds there, and so do the
 //! permissions of a user that has none.
 
 use std::collections::BTreeMap;
 
-use libc::c_long;
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use libc::{c_int, c_long};
+use seccompiler::SeccompCmpArgLen::{Dword, Qword};
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Data, and what is known of it, of descriptors.
 const FILES: &[c_long] = &[
@@ -40,9 +49,7 @@ const FILES: &[c_long] = &[
     libc::SYS_statx,
     libc::SYS_fstatfs,
     libc::SYS_utimensat,
-    libc::SYS_fcntl,
     libc::SYS_flock,
-    libc::SYS_ioctl,
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_close,
@@ -100,7 +107,7 @@ const ITSELF: &[c_long] = &[
     libc::SYS_get_robust_list,
     libc::SYS_set_tid_address,
     libc::SYS_rseq,
-    libc::SYS_clone,
+    // See `without_clone3`.
     libc::SYS_clone3,
     libc::SYS_exit,
     libc::SYS_exit_group,
@@ -111,14 +118,12 @@ const ITSELF: &[c_long] = &[
     libc::SYS_geteuid,
     libc::SYS_getgid,
     libc::SYS_getegid,
-    libc::SYS_tgkill,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
     libc::SYS_restart_syscall,
     libc::SYS_prctl,
-    libc::SYS_prlimit64,
     libc::SYS_getrusage,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
@@ -138,13 +143,76 @@ const OLDER: &[c_long] = &[libc::SYS_poll, libc::SYS_epoll_wait, libc::SYS_arch_
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[c_long] = &[];
 
+/// A process in a name space of users of its own has every capability in there, and with that ways into the kernel that
+/// are closed to it otherwise.
+const NAME_SPACES: c_int = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP;
+
+/// What of fcntl(2) has the kernel signal somebody when something happens to a descriptor.
+const SIGNALS_BY_FCNTL: [c_int; 3] = [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG];
+/// asm-generic/fcntl.h, which the crate `libc` does not have.
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+
+/// The same of ioctl(2) (asm-generic/sockios.h): FIOSETOWN and SIOCSPGRP; and input in the name of who uses a terminal.
+const SIGNALS_BY_IOCTL: [u32; 3] = [0x8901, 0x8902, 0x5412];
+
 /// From now on this thread, and those that it starts, make no other calls.
-pub fn restrict() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+pub fn restrict() -> Result<(), Failed> {
+    seccompiler::apply_filter(&without_clone3()?)?;
     let allowed = [FILES, EVENTS, ITSELF, OLDER].concat();
-    let rules: BTreeMap<i64, Vec<_>> = allowed.into_iter().map(|call| (call, Vec::new())).collect();
-    let forbidden = SeccompAction::Errno(u32::try_from(libc::EPERM)?);
+    let mut rules: Rules = allowed.into_iter().map(|call| (call, Vec::new())).collect();
+    rules.extend(by_arguments(std::process::id())?);
+    Ok(seccompiler::apply_filter(&program(rules, libc::EPERM, Listed::Allowed)?)?)
+}
+
+/// Calls that depend on what they are asked for.
+fn by_arguments(own: u32) -> Result<Rules, Failed> {
+    let is = |argument, value: u32| SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value.into());
+    let is_not = |argument, value: u32| SeccompCondition::new(argument, Dword, SeccompCmpOp::Ne, value.into());
+    let one = |condition: Result<_, BackendError>| Ok::<_, Failed>(SeccompRule::new(vec![condition?])?);
+    let none_of = |values: &[u32]| {
+        let conditions = values.iter().map(|value| is_not(1, *value)).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, Failed>(SeccompRule::new(conditions)?)
+    };
+    let by_fcntl = SIGNALS_BY_FCNTL.iter().map(|command| u32::try_from(*command)).collect::<Result<Vec<_>, _>>()?;
+    let threads = SeccompCmpOp::MaskedEq(u64::try_from(NAME_SPACES)?);
+    Ok(BTreeMap::from([
+        // Its own limits, whose number is zero; and signals to its own threads, as `abort` sends one.
+        (libc::SYS_prlimit64, vec![one(is(0, 0))?, one(is(0, own))?]),
+        (libc::SYS_tgkill, vec![one(is(0, own))?]),
+        (libc::SYS_fcntl, vec![none_of(&by_fcntl)?]),
+        (libc::SYS_ioctl, vec![none_of(&SIGNALS_BY_IOCTL)?]),
+        (libc::SYS_clone, vec![one(SeccompCondition::new(0, Qword, threads, 0))?]),
+    ]))
+}
+
+/// What clone3 is asked for lies in memory, where a filter does not look. C libraries take a kernel without it for an
+/// old one, and use clone. The list allows the call, since its error would be the one that counts.
+fn without_clone3() -> Result<BpfProgram, Failed> {
+    program(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS, Listed::Fails)
+}
+
+/// What comes of calls that are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listed {
+    /// They are made, and others fail.
+    Allowed,
+    /// They fail, and others are made.
+    Fails,
+}
+
+fn program(rules: Rules, error: c_int, listed: Listed) -> Result<BpfProgram, Failed> {
+    let fails = SeccompAction::Errno(u32::try_from(error)?);
+    let (others, these) = match listed {
+        Listed::Allowed => (fails, SeccompAction::Allow),
+        Listed::Fails => (SeccompAction::Allow, fails),
+    };
     let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
-    let filter = SeccompFilter::new(rules, forbidden, SeccompAction::Allow, architecture)?;
-    let program = BpfProgram::try_from(filter)?;
-    Ok(seccompiler::apply_filter(&program)?)
+    Ok(BpfProgram::try_from(SeccompFilter::new(rules, others, these, architecture)?)?)
 }

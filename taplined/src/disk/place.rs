@@ -72,8 +72,8 @@ impl Place {
     }
 
     /// Listens, in the place of what a process before this one has left. Members of `group` may connect to the
-    /// transport.
-    pub fn listen(&self, transport: Transport, group: Option<u32>) -> Result<Sockets, Problem> {
+    /// transport, and so may the user `guest`, as whom the monitor of its machine runs.
+    pub fn listen(&self, transport: Transport, group: Option<u32>, guest: Option<u32>) -> Result<Sockets, Problem> {
         let listen = || {
             // Nobody else comes in before all modes are as they should be.
             match DirBuilder::new().mode(0o700).create(&self.directory) {
@@ -81,11 +81,14 @@ impl Place {
                 made => made?,
             }
             let at = (transport != Transport::Blkif).then(|| self.transport(transport));
-            let transport = at.map(|path| bind(&path, group)).transpose()?;
+            let transport = at.as_ref().map(|path| bind(path, group)).transpose()?;
             let sockets = Sockets { transport, control: bind(&self.control(), None)? };
             if group.is_some() {
                 chown(&self.directory, None, group)?;
                 fs::set_permissions(&self.directory, Permissions::from_mode(0o710))?;
+            }
+            if let (Some(path), Some(guest)) = (at, guest) {
+                self.open_to(&path, guest)?;
             }
             Ok::<_, io::Error>(sockets)
         };
@@ -93,6 +96,24 @@ impl Place {
             Problem::failed(format_args!("listen in {}", self.directory.display()), error)
                 .advise("see that run-directory is short (a socket's path has at most 107 bytes) and writable")
         })
+    }
+
+    /// Lets the user as whom the monitor of a machine runs connect to the transport of a disk that is served already.
+    pub fn let_in(&self, transport: Transport, guest: u32) -> Result<(), Problem> {
+        let path = self.transport(transport);
+        match self.open_to(&path, guest) {
+            // It is being started again, and knows the machine then.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => {
+                done.map_err(|error| Problem::failed(format_args!("let a machine in at {}", path.display()), error))
+            }
+        }
+    }
+
+    /// The socket is that user's; others pass the directory and find only sockets that are not theirs.
+    fn open_to(&self, path: &Path, guest: u32) -> io::Result<()> {
+        chown(path, Some(guest), None)?;
+        fs::set_permissions(&self.directory, Permissions::from_mode(0o711))
     }
 
     /// Removes the directory; that it is not there is as good.
@@ -195,9 +216,9 @@ mod test {
     #[test]
     fn sockets_are_bound_in_the_place_of_those_of_a_dead_process() {
         let (_room, place) = place();
-        drop(place.listen(Transport::VhostUser, None).unwrap());
+        drop(place.listen(Transport::VhostUser, None, None).unwrap());
         assert!(UnixStream::connect(place.control()).is_err());
-        let _sockets = place.listen(Transport::VhostUser, None).unwrap();
+        let _sockets = place.listen(Transport::VhostUser, None, None).unwrap();
         UnixStream::connect(place.control()).unwrap();
         UnixStream::connect(place.transport(Transport::VhostUser)).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -210,7 +231,7 @@ mod test {
     fn a_group_may_connect_to_the_transport_and_not_ask_for_verbs() {
         let (_room, place) = place();
         let group = rustix::process::getegid().as_raw();
-        let _sockets = place.listen(Transport::Nbd, Some(group)).unwrap();
+        let _sockets = place.listen(Transport::Nbd, Some(group), None).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&place.transport(Transport::Nbd)), mode(&place.control())), (0o660, 0o600));
     }

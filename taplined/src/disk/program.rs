@@ -15,6 +15,7 @@ use api::Problem;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, StatVfsMountFlags, accessat, fstat, fstatvfs, open};
 use rustix::io::Errno;
 
+use crate::account::User;
 use crate::config::Config;
 
 /// Its name. It lies beside this program or in the PATH.
@@ -24,9 +25,6 @@ const NAME: &str = "tapline-disk";
 /// e_machine).
 const HEADER: usize = 20;
 const ELF: &[u8] = b"\x7fELF";
-
-/// A user and its group.
-pub type User = (u32, u32);
 
 /// Where the program is looked for, each time it is started: it may have been replaced meanwhile.
 #[derive(Clone, Debug)]

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Stdio;
 
 use api::{Code, Problem};
@@ -13,8 +12,9 @@ use tokio::process::{Child, Command};
 
 use super::handing::Handing;
 use super::oom;
-use super::program::{Opened, Program, User};
+use super::program::{Opened, Program};
 use super::redo::RedoLogs;
+use crate::account::{As, Users};
 use crate::config::Config;
 
 /// Bytes of a process's answer; the longest is the map of a disk.
@@ -27,8 +27,7 @@ const LINE_MAX: u64 = 4096;
 #[derive(Clone, Debug)]
 pub struct Tool {
     program: Program,
-    /// The user and group they run as; the daemon's own if it cannot change that.
-    user: Option<User>,
+    users: Users,
     /// What goes with image files.
     pub redo: RedoLogs,
 }
@@ -39,17 +38,15 @@ pub struct Starting {
     /// What it is started with.
     pub command: Command,
     program: Opened,
-    user: Option<User>,
+    runs_as: As,
 }
 
 impl Tool {
     /// As the settings say.
     pub fn of(config: &Config) -> Result<Tool, Problem> {
-        let user = match rustix::process::geteuid().is_root() {
-            true => Some(user_id(&config.disk_user)?),
-            false => None,
-        };
-        Ok(Tool { program: Program::of(config), user, redo: RedoLogs::of(config) })
+        let users =
+            Users::of(("disk-user", config.disk_user.as_deref()), ("disk-user-range", &config.disk_user_range))?;
+        Ok(Tool { program: Program::of(config), users, redo: RedoLogs::of(config) })
     }
 
     /// A disk process that is not started yet.
@@ -57,11 +54,12 @@ impl Tool {
         let program = self.program.open()?;
         let mut command = std::process::Command::new(program.executed());
         command.arg0(program.path()).args(words).current_dir("/").process_group(0).env_clear();
-        if let Some((uid, gid)) = self.user {
+        let runs_as = self.users.choose()?;
+        if let Some((uid, gid)) = runs_as.user {
             // Other groups go with the change of the user.
             command.uid(uid).gid(gid);
         }
-        Ok(Starting { command: command.into(), program, user: self.user })
+        Ok(Starting { command: command.into(), program, runs_as })
     }
 
     /// Runs `image VERB …`, and gives what it has printed. Dropped before its end, it ends the process.
@@ -107,13 +105,20 @@ impl Starting {
     /// Starts it. What it is handed is open here no longer: our copy of its end of a socket would keep that open behind
     /// its end.
     pub fn start(mut self) -> Result<Child, Problem> {
-        self.command.spawn().map_err(|error| self.program.not_started(self.user, &error))
+        let started = self.command.spawn();
+        let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
+        if let Some(pid) = started.id() {
+            self.runs_as.given_to(pid);
+        }
+        Ok(started)
     }
 
     /// The same for one that outlives whoever waits for it.
     pub fn start_to_stay(self) -> Result<std::process::Child, Problem> {
         let started = self.command.into_std().spawn();
-        started.map_err(|error| self.program.not_started(self.user, &error))
+        let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
+        self.runs_as.given_to(started.id());
+        Ok(started)
     }
 }
 
@@ -184,19 +189,6 @@ pub fn said(words: &str) -> Problem {
     }
 }
 
-/// The numbers of a user, from passwd(5).
-fn user_id(name: &str) -> Result<(u32, u32), Problem> {
-    let path = Path::new("/etc/passwd");
-    let users = std::fs::read_to_string(path).map_err(|error| Problem::failed("read /etc/passwd", error))?;
-    let found = users.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let named = fields.next() == Some(name);
-        let (uid, gid) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
-        named.then_some((uid, gid))
-    });
-    found.ok_or_else(|| Problem::new(Code::Invalid, format!("disk-user: there is no user {name}")))
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
@@ -225,11 +217,5 @@ mod test {
         let said = "word ".repeat(100_000);
         let words = read_words(Some(said.as_bytes()), |_| ()).await.unwrap();
         assert!((WORDS_MAX..WORDS_MAX + 4096).contains(&words.len()), "{}", words.len());
-    }
-
-    #[test]
-    fn root_has_the_number_that_it_has_everywhere() {
-        assert_eq!(user_id("root").unwrap(), (0, 0));
-        assert_eq!(user_id("no such user").unwrap_err().code, Code::Invalid);
     }
 }

@@ -5,13 +5,13 @@
 mod certificate;
 mod local;
 mod remote;
+mod strangers;
 
 use std::convert::Infallible;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Code, Problem};
+use api::Problem;
 use axum::response::Response;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -133,15 +133,4 @@ where
     if let Err(error) = done {
         tracing::debug!(%error, "a connection has ended");
     }
-}
-
-/// The number of the group that a setting names, from group(5).
-pub fn group_id(setting: &str, name: &str) -> Result<u32, Problem> {
-    let path = Path::new("/etc/group");
-    let groups = std::fs::read_to_string(path).map_err(|error| Problem::failed("read /etc/group", error))?;
-    let found = groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name)).then(|| fields.nth(1).and_then(|gid| gid.parse().ok())).flatten()
-    });
-    found.ok_or_else(|| Problem::new(Code::Invalid, format!("{setting}: there is no group {name}")))
 }

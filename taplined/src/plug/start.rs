@@ -61,7 +61,9 @@ async fn start(
     process: &mut Option<DiskProcess>,
 ) -> Result<Ready, Problem> {
     let (transport, group) = (order.vbd.transport, daemon.plugs.group);
-    let sockets = place.listen(transport, group)?;
+    // Looked up each time: a disk may be plugged before its machine is started, and be started again behind that.
+    let guest = order.vbd.vm.and_then(|vm| crate::vm::user(&daemon.config, vm));
+    let sockets = place.listen(transport, group, guest)?;
     let role = if transport == api::Transport::Nbd { Role::Nbd } else { Role::VhostUser };
     if let Some(socket) = sockets.transport {
         handing.listener(role, &place.transport(transport), socket);

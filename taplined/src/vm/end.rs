@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::guest::Guest;
 use super::machine::{End, Machine};
-use super::{Operation, new_task, place, start};
+use super::{Operation, group, new_task, place, start};
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::plug;
@@ -72,11 +72,14 @@ pub async fn clear(daemon: &Daemon, vm: Uuid, why: Option<Problem>, context: &Co
     let unplugged = plug::unplug_all(daemon, plugged, context).await;
     fault::point("vm-end", "unplug", true);
     let directory = place(&daemon.config, vm);
-    let removed = blocking("remove the directory of a VM", move || match std::fs::remove_dir_all(&directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Problem::failed(format_args!("remove {}", directory.display()), error))
+    let removed = blocking("remove the directory of a VM", move || {
+        group::leave(vm);
+        match std::fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Problem::failed(format_args!("remove {}", directory.display()), error))
+            }
+            _ => Ok(()),
         }
-        _ => Ok(()),
     });
     let why = why.or(unplugged.err()).or(removed.await.err());
     let halted = daemon.catalogue.write(move |tx| {

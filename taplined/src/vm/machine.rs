@@ -15,6 +15,9 @@ use uuid::Uuid;
 use super::hardware;
 use crate::config::Config;
 
+/// Where QEMU gets at an interface.
+const TUN: &str = "/dev/net/tun";
+
 /// A machine.
 #[derive(Debug)]
 pub struct Machine {
@@ -200,9 +203,26 @@ pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
         MachineError::Held { .. } | MachineError::Refused(_) => Problem::new(Code::InUse, what),
         MachineError::Taken(_) => Problem::new(Code::InUse, what)
             .advise("the guest has not let go of the disk that was there; do that in the guest, or shut it down"),
+        MachineError::Ended { said, .. } if said.contains(TUN) => Problem::new(Code::Failed, what).advise(
+            "QEMU runs as a user of its own: make the interface without an owner and let everybody open /dev/net/tun, or \
+             name the interface's owner as qemu-user",
+        ),
         MachineError::Start { .. } => {
             Problem::new(Code::Failed, what).advise("install QEMU and util-linux, or set qemu-program")
         }
         _ => Problem::new(Code::Failed, what),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn an_interface_that_its_user_may_not_have_is_told_with_what_to_do() {
+        let said = "qemu: could not configure /dev/net/tun (tap7): Operation not permitted".to_owned();
+        let ended = MachineError::Ended { during: "its start".into(), said };
+        let advice = qemu_problem(Uuid::nil(), &ended).advice.unwrap();
+        assert!(advice.contains("without an owner") && advice.contains("qemu-user"), "{advice}");
     }
 }

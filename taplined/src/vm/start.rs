@@ -1,13 +1,11 @@
 //! `vm-start`: all VBDs of a VM are plugged, then QEMU is started; or a domain is made, all are plugged, and it runs.
 //! What fails or is cancelled is undone.
 
-use std::fs::{self, DirBuilder, File};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::vm::qemu::account::Account;
 use ::vm::qemu::hardware::Hardware;
 use ::vm::qemu::machine::Machine as Qemu;
 use ::vm::xen::config::Config as DomainConfig;
@@ -18,9 +16,13 @@ use uuid::Uuid;
 use super::guest::Guest;
 use super::hardware::Plan;
 use super::machine::Machine;
-use super::{Operation, domain, end, hardware, machine, new_task, place};
+use super::place::{account, make_empty, place};
+use super::{Operation, domain, end, group, hardware, machine, new_task};
+use crate::account::As;
+use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::disk::oom;
+use crate::disk::place::Place;
 use crate::fault;
 use crate::plug;
 use crate::task::{Context, blocking};
@@ -113,8 +115,9 @@ async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<A
     let Order { vm, plan, unplugged } = order;
     match plan {
         Plan::Qemu(hardware) => {
+            let runs_as = make_place(daemon, vm).await?;
             plug(daemon, unplugged, context).await?;
-            start_qemu(daemon, vm, hardware, context).await
+            start_qemu(daemon, vm, hardware, runs_as, context).await
         }
         Plan::Xen(config) => {
             let guest = make_domain(daemon, vm, config, context).await?;
@@ -125,6 +128,16 @@ async fn begin(daemon: &Daemon, order: Order, context: &mut Context) -> Result<A
             Ok(guest)
         }
     }
+}
+
+/// Chooses as whom a QEMU is to run, and makes its place: a disk that is plugged from then on lets that user in.
+async fn make_place(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
+    let (runs_as, directory) = (daemon.vms.users.choose()?, place(&daemon.config, vm));
+    blocking("make the directory of a VM", move || {
+        make_empty(&directory, account(&runs_as).as_ref())?;
+        Ok(runs_as)
+    })
+    .await
 }
 
 async fn plug(daemon: &Daemon, unplugged: Vec<Uuid>, context: &mut Context) -> Result<(), Problem> {
@@ -140,13 +153,30 @@ async fn start_qemu(
     daemon: &Daemon,
     vm: Uuid,
     mut hardware: Box<Hardware>,
+    runs_as: As,
     context: &mut Context,
 ) -> Result<Arc<Guest>, Problem> {
     context.step("start", true).await?;
-    hardware.accelerator = daemon.vms.accelerator(&daemon.config).await?;
-    let (program, directory) = (daemon.config.qemu_program.clone(), place(&daemon.config, vm));
+    hardware.accelerator = daemon.vms.accelerator(&daemon.config, account(&runs_as)).await?;
+    let config = daemon.config.clone();
+    let vbds = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
     // Not given up in the middle: a QEMU of which nobody knows would be left.
-    let launched = blocking(format!("start VM {vm}"), move || launch(vm, &program, &hardware, &directory));
+    let launched = blocking(format!("start VM {vm}"), move || {
+        let account = account(&runs_as);
+        // Those that were plugged before there was a machine.
+        for (vbd, account) in vbds.iter().flat_map(|vbd| account.as_ref().map(|account| (vbd, account))) {
+            Place::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
+        }
+        let machine = launch(vm, &config, &hardware, account.as_ref())?;
+        if !machine.is_sandboxed() {
+            tracing::warn!(%vm, "its QEMU was built without a sandbox (seccomp), and is confined by its user alone");
+        }
+        if let Ok(pid) = u32::try_from(machine.identity().pid) {
+            runs_as.given_to(pid);
+            group::enter(vm, pid);
+        }
+        Ok(machine)
+    });
     let machine = launched.await?;
     u32::try_from(machine.identity().pid).into_iter().for_each(oom::make_normal);
     fault::point("vm-start", "start", true);
@@ -175,8 +205,7 @@ async fn make_domain(
     let (xl, directory) = (domain::xl(&daemon.config), place(&daemon.config, vm));
     // Not given up in the middle, as with QEMU.
     let made = blocking(format!("start VM {vm}"), move || {
-        make_empty(&directory)
-            .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
+        make_empty(&directory, None)?;
         let restored = Domain::find_restored(&xl, &config.uuid).map_err(machine::by_xen(vm))?;
         let made = restored.map_or_else(|| Domain::create_paused(&xl, &config, &directory), Ok);
         made.map_err(machine::by_xen(vm))
@@ -190,19 +219,10 @@ async fn make_domain(
     Ok(guest)
 }
 
-fn launch(vm: Uuid, program: &Path, hardware: &Hardware, directory: &Path) -> Result<Qemu, Problem> {
-    make_empty(directory)
-        .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
-    Qemu::start(program, hardware, directory, TO_ANSWER).map_err(|error| machine::qemu_problem(vm, &error))
-}
-
-/// The monitor's directory is for its owner alone: who reaches the monitor has the guest.
-fn make_empty(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    DirBuilder::new().mode(0o700).create(directory)
+fn launch(vm: Uuid, config: &Config, hardware: &Hardware, account: Option<&Account>) -> Result<Qemu, Problem> {
+    let directory = place(config, vm);
+    Qemu::start_as(account, &config.qemu_program, hardware, &directory, TO_ANSWER)
+        .map_err(|error| machine::qemu_problem(vm, &error))
 }
 
 /// Records that it runs. Who plugs a disk from then on finds the machine.

@@ -9,6 +9,8 @@ use api::Problem;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use uuid::Uuid;
 
+use super::group;
+
 /// Kills machines whose VMs are not among those to keep, and removes their directories.
 pub fn kill(places: &Path, keep: &BTreeSet<Uuid>) -> Result<(), Problem> {
     let tried = || format!("look through {}", places.display());
@@ -22,6 +24,7 @@ pub fn kill(places: &Path, keep: &BTreeSet<Uuid>) -> Result<(), Problem> {
         for pid in running_in(&directory) {
             kill_one(pid, &directory);
         }
+        vm.into_iter().for_each(group::leave);
         fs::remove_dir_all(&directory).map_err(|error| Problem::failed(tried(), error))?;
     }
     Ok(())

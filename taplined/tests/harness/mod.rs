@@ -12,6 +12,7 @@ pub mod tls;
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -40,6 +41,8 @@ pub fn start() -> Taplined {
 /// A daemon with more settings, as text of TOML, and with variables in its environment.
 pub fn start_with(settings: &str, environment: &[(&str, &str)]) -> Taplined {
     let room = tempfile::Builder::new().prefix("taplined-").tempdir().unwrap();
+    // As /run is: QEMU, which is another user, passes it on its way to its disks.
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o711)).unwrap();
     let directory = |name: &str| room.path().join(name);
     let config = format!(
         "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\ndisk-program = {:?}\n\

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::account::Account;
 use super::hear::hear;
 use crate::qmp::shortened;
 
@@ -59,21 +60,35 @@ impl Display for Accelerator {
     }
 }
 
-/// Finds out, by trying `program` for at most `patience`; under a KVM that works it takes a second.
-pub fn find(program: &Path, patience: Duration) -> Verdict {
+/// Finds out, by trying `program` for at most `patience`, as the user as whom it is to run; under a KVM that works it
+/// takes a second.
+pub fn find(account: Option<&Account>, program: &Path, patience: Duration) -> Verdict {
     let tcg = |reason| Verdict { accelerator: Accelerator::Tcg, reason };
     if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         return tcg(format!("/dev/kvm cannot be opened: {error}"));
     }
-    match try_out(program, Accelerator::Kvm, patience) {
+    match try_out(account, program, Accelerator::Kvm, patience) {
         Ok(()) => Verdict { accelerator: Accelerator::Kvm, reason: "the firmware runs under it".to_owned() },
         Err(why) => tcg(format!("/dev/kvm is there, but the firmware does not run under it: {why}")),
     }
 }
 
 /// Whether the firmware runs to its end, or why not.
-fn try_out(program: &Path, accelerator: Accelerator, patience: Duration) -> Result<(), String> {
-    let mut command = Command::new(program);
+fn try_out(
+    account: Option<&Account>,
+    program: &Path,
+    accelerator: Accelerator,
+    patience: Duration,
+) -> Result<(), String> {
+    let words = account.map(Account::words).unwrap_or_default();
+    let mut command = match words.split_first() {
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
     command.args(accelerator.words()).args(["-machine", "pc,hpet=off", "-nodefaults", "-no-user-config"]);
     command.args(["-display", "none", "-m", "32", "-chardev", "stdio,id=words,signal=off"]);
     command.args(["-device", "isa-debugcon,iobase=0x402,chardev=words"]);
@@ -114,8 +129,8 @@ mod test {
             eprintln!("not run: there is no {QEMU}; install qemu-system-x86");
             return;
         }
-        assert_eq!(try_out(Path::new(QEMU), Accelerator::Tcg, PATIENCE), Ok(()));
-        let verdict = find(Path::new(QEMU), Duration::from_secs(20));
+        assert_eq!(try_out(None, Path::new(QEMU), Accelerator::Tcg, PATIENCE), Ok(()));
+        let verdict = find(None, Path::new(QEMU), Duration::from_secs(20));
         eprintln!("{}: {}", verdict.accelerator, verdict.reason);
         assert!(!verdict.reason.is_empty());
     }
@@ -128,11 +143,11 @@ mod test {
             crate::test_script::write(&path, text);
             path
         };
-        let ended = try_out(&script("echo failed to set MSR >&2"), Accelerator::Kvm, PATIENCE);
+        let ended = try_out(None, &script("echo failed to set MSR >&2"), Accelerator::Kvm, PATIENCE);
         assert_eq!(ended, Err("failed to set MSR".to_owned()));
-        let hangs = try_out(&script("exec sleep 60"), Accelerator::Kvm, Duration::from_millis(100));
+        let hangs = try_out(None, &script("exec sleep 60"), Accelerator::Kvm, Duration::from_millis(100));
         assert_eq!(hangs, Err("it hangs".to_owned()));
-        let missing = try_out(Path::new("/no/such/qemu"), Accelerator::Kvm, PATIENCE).unwrap_err();
+        let missing = try_out(None, Path::new("/no/such/qemu"), Accelerator::Kvm, PATIENCE).unwrap_err();
         assert!(missing.contains("cannot start /no/such/qemu"), "{missing}");
     }
 }

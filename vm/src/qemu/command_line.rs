@@ -17,6 +17,12 @@ use crate::syntax::qemu_value;
 /// disks.
 const DISK_DRIVER: &str = "vhost-user-blk-pci-non-transitional";
 
+/// QEMU looks at its own system calls, where it was built to.
+const SANDBOX: [&str; 2] = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
+
+/// What a QEMU says at its end that was built without that (system/vl.c).
+const NO_SANDBOX: &str = "-sandbox support is not enabled";
+
 /// Slots on the machine's own bus, below those of the bridges; 0 and 1 are the chipset.
 const SLOT_VGA: u8 = 2;
 const SLOT_NIC: u8 = 3;
@@ -40,6 +46,13 @@ pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<Strin
     }
     words.platform(&hardware.platform);
     words.0
+}
+
+/// The same for a QEMU that has said so at its end; nothing if it had another reason.
+pub fn without_sandbox(words: &[String], said: &str) -> Option<Vec<String>> {
+    let at = words.iter().position(|word| word == SANDBOX[0]).filter(|_| said.contains(NO_SANDBOX))?;
+    let (before, rest) = words.split_at_checked(at)?;
+    Some(before.iter().chain(rest.iter().skip(SANDBOX.len())).cloned().collect())
 }
 
 /// The name of a disk's device.
@@ -122,7 +135,7 @@ impl Words {
             Some(socket) => self.say("-display", format!("vnc=unix:{}", path(socket))),
         }
         // What a guest that has taken QEMU over could do with the host is less.
-        self.say("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+        self.say(SANDBOX[0], SANDBOX[1]);
         // Times in the log of what went wrong.
         self.say("-msg", "timestamp=on");
         // Nothing runs before everything is there, and somebody has seen it.
@@ -288,6 +301,15 @@ mod test {
         }
         assert_eq!(line.matches("-mon ").count(), 1);
         assert!(line.contains("memory-backend-memfd,id=memory,size=128M,share=on"), "{line}");
+    }
+
+    #[test]
+    fn a_qemu_without_a_sandbox_is_started_without_one_and_for_no_other_reason() {
+        let all = words(&small(), Path::new("/run/vm/monitor"), Version::OLDEST);
+        let without = without_sandbox(&all, "qemu: -sandbox support is not enabled in this QEMU binary").unwrap();
+        assert_eq!(all.join(" ").replace(&format!(" {}", SANDBOX.join(" ")), ""), without.join(" "));
+        assert_eq!(without_sandbox(&all, "qemu: no memory"), None);
+        assert_eq!(without_sandbox(&without, NO_SANDBOX), None);
     }
 
     #[test]

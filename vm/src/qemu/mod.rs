@@ -1,6 +1,7 @@
 //! QEMU: what a machine is made of, the words that make it so, and the running machine.
 
 pub mod accelerator;
+pub mod account;
 pub mod command_line;
 pub mod hardware;
 mod hear;

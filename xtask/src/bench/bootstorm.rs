@@ -155,6 +155,9 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let programs = programs(plan.bin_dir.as_deref())?;
     let room = tempfile::Builder::new().prefix("tl-storm-").tempdir_in(&plan.dir);
     let room = room.map_err(|error| format!("a directory in {}: {error}", plan.dir.display()))?;
+    // As /run is: QEMU, which is another user, passes it on its way to its disks.
+    std::fs::set_permissions(room.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711))
+        .map_err(|error| format!("open {} to machines: {error}", room.path().display()))?;
     let places = Places::make(room.path())?;
     let said = format!("cargo xtask bench bootstorm --vms {} --disks {} --real {}", plan.vms, plan.disks, plan.real);
     eprintln!("{said}{} --seed {}", if plan.kill { " --kill" } else { "" }, plan.seed);

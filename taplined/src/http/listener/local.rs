@@ -11,13 +11,17 @@ use axum::extract::Request;
 use axum::response::IntoResponse;
 use hyper::body::Incoming;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
 
 use super::super::Refusal;
 use super::super::asker::{Asker, is_own};
-use super::{REST, converse, group_id, room};
+use super::{REST, converse, room};
+use crate::account;
 use crate::config::Config;
+
+/// Of all connections, the part that is root's alone.
+const FOR_ROOT: u32 = 10;
 
 /// The socket.
 #[derive(Debug)]
@@ -27,6 +31,9 @@ pub struct Local {
     /// Whether the mode of the socket lets in only those who may.
     group: bool,
     connections: Arc<Semaphore>,
+    /// Of those, as many as others than root may have, and as many of theirs as may wait for one.
+    others: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
 }
 
 impl Local {
@@ -41,22 +48,27 @@ impl Local {
         let socket = UnixListener::bind(&path).map_err(|error| Problem::failed(tried(), error))?;
         let mode = if config.api.group.is_some() { 0o660 } else { 0o600 };
         if let Some(group) = &config.api.group {
-            let gid = group_id("api.group", group)?;
+            let gid = account::group("api.group", group)?;
             std::os::unix::fs::chown(&path, None, Some(gid)).map_err(|error| Problem::failed(tried(), error))?;
         }
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
             .map_err(|error| Problem::failed(tried(), error))?;
-        let connections = room(config.api.connections_max);
-        Ok(Local { socket, path, group: config.api.group.is_some(), connections })
+        let all = config.api.connections_max;
+        let others = all.saturating_sub(all / FOR_ROOT);
+        let group = config.api.group.is_some();
+        Ok(Local { socket, path, group, connections: room(all), others: room(others), waiting: room(all) })
     }
 
     /// Serves for as long as it is waited for.
     pub async fn serve(&self, router: &Router, ended: &watch::Receiver<()>) {
         loop {
-            // No connection is taken for which there is no room: it waits in the socket's queue.
+            // Where there is no room for root either, a connection waits in the socket's queue.
             let permit = self.connections.clone().acquire_owned().await;
             match (permit, self.socket.accept().await) {
-                (Ok(permit), Ok((stream, _))) => self.take(stream, permit, router.clone(), ended.clone()),
+                (Ok(permit), Ok((stream, _))) => match self.who(&stream) {
+                    Ok(Asker::Local { uid }) if !is_own(uid) => self.admit(stream, uid, router.clone(), ended.clone()),
+                    who => serve(stream, who, permit, router.clone(), ended.clone()),
+                },
                 (_, Err(error)) => {
                     tracing::warn!(%error, "a connection could not be taken");
                     tokio::time::sleep(REST).await;
@@ -73,25 +85,23 @@ impl Local {
         }
     }
 
-    /// Serves a connection, beside all others.
-    fn take(&self, stream: UnixStream, permit: OwnedSemaphorePermit, router: Router, end: watch::Receiver<()>) {
-        let who = self.who(&stream);
+    /// Serves a connection of a member of the group when there is room for that; those who hold theirs for long hold up
+    /// each other, and not root. One more than may wait ends.
+    fn admit(&self, stream: UnixStream, uid: u32, router: Router, end: watch::Receiver<()>) {
+        let (others, connections) = (self.others.clone(), self.connections.clone());
+        let at_once = others.clone().try_acquire_owned().ok();
+        let waits = self.waiting.clone().try_acquire_owned().ok().filter(|_| at_once.is_none());
+        if at_once.is_none() && waits.is_none() {
+            return tracing::debug!(uid, "a connection is ended: too many wait already");
+        }
         tokio::spawn(async move {
-            let answer = |request: hyper::Request<Incoming>| {
-                let (router, who) = (router.clone(), who.clone());
-                async move {
-                    let mut request = Request::from(request.map(Body::new));
-                    match who {
-                        Ok(asker) => {
-                            request.extensions_mut().insert(asker);
-                            router.oneshot(request).await
-                        }
-                        Err(problem) => Ok(Refusal(problem).into_response()),
-                    }
-                }
+            let permit = match at_once {
+                Some(permit) => Ok(permit),
+                None => others.acquire_owned().await,
             };
-            converse(stream, answer, end).await;
-            drop(permit);
+            let permits = (permit, connections.acquire_owned().await);
+            drop(waits);
+            serve(stream, Ok(Asker::Local { uid }), permits, router, end);
         });
     }
 
@@ -105,4 +115,31 @@ impl Local {
         let what = format!("user {uid} may not use this API");
         Err(Problem::new(Code::Forbidden, what).advise("ask as root, or set api.group in the daemon's configuration"))
     }
+}
+
+/// Serves a connection, beside all others.
+fn serve(
+    stream: UnixStream,
+    who: Result<Asker, Problem>,
+    permits: impl Send + 'static,
+    router: Router,
+    end: watch::Receiver<()>,
+) {
+    tokio::spawn(async move {
+        let answer = |request: hyper::Request<Incoming>| {
+            let (router, who) = (router.clone(), who.clone());
+            async move {
+                let mut request = Request::from(request.map(Body::new));
+                match who {
+                    Ok(asker) => {
+                        request.extensions_mut().insert(asker);
+                        router.oneshot(request).await
+                    }
+                    Err(problem) => Ok(Refusal(problem).into_response()),
+                }
+            }
+        };
+        converse(stream, answer, end).await;
+        drop(permits);
+    });
 }

@@ -28,6 +28,7 @@ use tower::ServiceExt;
 use super::super::Refusal;
 use super::super::asker::Asker;
 use super::certificate::Files;
+use super::strangers::{Stranger, Strangers};
 use super::{REST, converse, room};
 use crate::config::Config;
 use crate::token::{ADVICE, Grant, Tokens};
@@ -53,6 +54,7 @@ pub struct Remote {
     files: Files,
     tls: RwLock<Arc<ServerConfig>>,
     connections: Arc<Semaphore>,
+    strangers: Strangers,
     tokens: Tokens,
     refusals: Refusals,
 }
@@ -67,6 +69,7 @@ impl Remote {
             tls: RwLock::new(files.read()?),
             files,
             connections: room(config.api.remote_connections_max),
+            strangers: Strangers::among(config.api.remote_connections_max),
             tokens,
             refusals: Refusals::default(),
         }))
@@ -95,9 +98,20 @@ impl Remote {
     async fn accept(self: Arc<Remote>, socket: TcpListener, router: Router, ended: watch::Receiver<()>) {
         loop {
             let accepted = socket.accept().await;
+            // One of too many is ended before it could keep others waiting.
+            let stranger = match &accepted {
+                Ok((_, peer)) => match self.strangers.enter(peer.ip()) {
+                    Some(stranger) => Some(stranger),
+                    None => {
+                        tracing::debug!(%peer, "too many connections of one address show no token");
+                        continue;
+                    }
+                },
+                Err(_) => None,
+            };
             match (accepted, self.connections.clone().acquire_owned().await) {
                 (Ok((stream, peer)), Ok(permit)) => {
-                    let connection = self.clone().take(stream, peer, router.clone(), ended.clone());
+                    let connection = self.clone().take(stream, peer, stranger, router.clone(), ended.clone());
                     tokio::spawn(async move {
                         connection.await;
                         drop(permit);
@@ -117,11 +131,12 @@ impl Remote {
         self: Arc<Remote>,
         stream: TcpStream,
         peer: SocketAddr,
+        stranger: Option<Stranger>,
         router: Router,
         mut ended: watch::Receiver<()>,
     ) {
         let (shown, seen) = watch::channel(None);
-        let over = over(seen);
+        let over = over(seen, stranger);
         let greeted = tokio::select! {
             greeted = tokio::time::timeout(TO_GREET, self.greet(stream)) => greeted,
             _ = ended.changed() => return,
@@ -234,11 +249,12 @@ fn without_tls() -> Vec<u8> {
 }
 
 /// Waits until a connection is to be cut off: no token was shown in time, or the one that was shown last has ended.
-async fn over(mut seen: watch::Receiver<Option<Grant>>) {
+async fn over(mut seen: watch::Receiver<Option<Grant>>, stranger: Option<Stranger>) {
     match tokio::time::timeout(TO_SHOW, seen.wait_for(Option::is_some)).await {
         Ok(Ok(_)) => {}
         Ok(Err(_)) | Err(_) => return,
     }
+    drop(stranger);
     loop {
         let Some(grant) = seen.borrow_and_update().clone() else { return };
         tokio::select! {

@@ -23,7 +23,7 @@ pub enum MachineError {
         /// The directory.
         path: PathBuf,
         /// What is wrong with it.
-        why: &'static str,
+        why: String,
     },
     /// A file could not be used.
     #[error("cannot {what} {}", path.display())]

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Resource, getrlimit};
 
+use super::super::account::{Account, directories_open_to_all};
 use super::error::MachineError;
 
 /// Descriptors for 255 disks with queues for each processor: four a queue and six a disk. More are not needed, and not always allowed.
@@ -41,7 +42,7 @@ pub(super) struct Files {
 impl Files {
     /// The files in a directory that others have no access to.
     pub fn of(directory: &Path) -> Result<Self, MachineError> {
-        let refuse = |why| Err(MachineError::Directory { path: directory.to_owned(), why });
+        let refuse = |why: &str| Err(MachineError::Directory { path: directory.to_owned(), why: why.to_owned() });
         let failed = |source| MachineError::File { what: "look at", path: directory.to_owned(), source };
         let metadata = fs::metadata(directory).map_err(failed)?;
         if !metadata.is_dir() || !directory.is_absolute() {
@@ -57,8 +58,18 @@ impl Files {
         Ok(Self { monitor, log: directory.join(LOG), from: 0 })
     }
 
-    /// Starts `program`, whose words this QEMU's are.
-    pub fn start(&mut self, program: &Path, words: &[String]) -> Result<Child, MachineError> {
+    /// Sees that the user as whom QEMU runs gets to them.
+    pub fn must_be_reachable(&self, account: &Account) -> Result<(), MachineError> {
+        let directory = self.log.parent().unwrap_or(Path::new("/"));
+        directories_open_to_all(directory).map_err(|closed| {
+            let (uid, closed) = (account.uid, closed.display());
+            let why = format!("QEMU runs as the user {uid}, who cannot pass {closed}; chmod o+x {closed}");
+            MachineError::Directory { path: directory.to_owned(), why }
+        })
+    }
+
+    /// Starts `program`, whose words this QEMU's are, by way of the words in front of it.
+    pub fn start(&mut self, before: &[String], program: &Path, words: &[String]) -> Result<Child, MachineError> {
         let failed = |source| MachineError::File { what: "write", path: self.log.clone(), source };
         let log = File::options().append(true).create(true).open(&self.log).map_err(failed)?;
         self.from = log.metadata().map_err(failed)?.len();
@@ -67,7 +78,7 @@ impl Files {
         // child before it becomes QEMU, which takes unsafe code.
         let limit = getrlimit(Resource::Nofile).maximum.map_or(DESCRIPTORS_MAX, |most| most.min(DESCRIPTORS_MAX));
         let mut command = Command::new("setsid");
-        command.args(["prlimit", &format!("--nofile={limit}:"), "--"]).arg(program).args(words);
+        command.args(["prlimit", &format!("--nofile={limit}:"), "--"]).args(before).arg(program).args(words);
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let directory = self.log.parent().unwrap_or(Path::new("/"));
         command.current_dir(directory);

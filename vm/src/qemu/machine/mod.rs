@@ -21,7 +21,8 @@ pub use self::ended::{Ended, Shutdown};
 pub use self::error::MachineError;
 use self::error::{monitor, process};
 use self::launch::Files;
-use super::command_line::words;
+use super::account::{Account, Means, NotReady};
+use super::command_line::{without_sandbox, words};
 use super::hardware::Hardware;
 use super::process::{Identity, Process};
 use super::version::Version;
@@ -52,6 +53,8 @@ pub struct Machine {
     client: Client,
     files: Files,
     vcpus: u16,
+    /// Not known of one that was found again.
+    sandboxed: bool,
 }
 
 /// What a machine does.
@@ -84,8 +87,26 @@ impl Machine {
         directory: &Path,
         patience: Duration,
     ) -> Result<Self, MachineError> {
+        Self::start_as(None, program, hardware, directory, patience)
+    }
+
+    /// The same as a user that owns the directory ([`Account::own`]) and is nobody otherwise; none is who asks.
+    pub fn start_as(
+        account: Option<&Account>,
+        program: &Path,
+        hardware: &Hardware,
+        directory: &Path,
+        patience: Duration,
+    ) -> Result<Self, MachineError> {
         hardware.check()?;
         let mut files = Files::of(directory)?;
+        let means =
+            account.map(|account| {
+                files.must_be_reachable(account)?;
+                Means::prepare(hardware, directory, account)
+                    .map_err(|NotReady { what, path, source }| MachineError::File { what, path, source })
+            });
+        let means = means.transpose()?;
         hardware.disks.iter().try_for_each(disks::see_served)?;
         let deadline = Instant::now() + patience;
         // Nothing else depends on it. Of a program that does not say it, what it says of its start is worth more.
@@ -93,16 +114,29 @@ impl Machine {
             true => Version::OLDEST,
             false => Version::of(program, patience.min(TO_SAY_VERSION)).unwrap_or(Version::OLDEST),
         };
-        let child = files.start(program, &words(hardware, &files.monitor, version))?;
-        let mut starting = Starting(Some(child));
-        let client = starting.connect(&files, deadline, patience)?;
+        let said = words(means.as_ref().map_or(hardware, |means| &means.hardware), &files.monitor, version);
+        let before: Vec<String> =
+            means.iter().flat_map(Means::words).chain(account.into_iter().flat_map(Account::words)).collect();
+        let said: Vec<String> = means.iter().flat_map(Means::descriptors).chain(said).collect();
+        let mut starting = Starting(Some(files.start(&before, program, &said)?));
+        let (client, sandboxed) = match starting.connect(&files, deadline, patience) {
+            Err(MachineError::Ended { during, said: last }) => {
+                let Some(said) = without_sandbox(&said, &last) else {
+                    return Err(MachineError::Ended { during, said: last });
+                };
+                starting = Starting(Some(files.start(&before, program, &said)?));
+                (starting.connect(&files, deadline, patience)?, false)
+            }
+            client => (client?, true),
+        };
         let process = starting.process()?;
         let child = starting.0.take();
-        let mut machine = Self { process, child, client, files, vcpus: hardware.vcpus };
+        let mut machine = Self { process, child, client, files, vcpus: hardware.vcpus, sandboxed };
         if let Err(error) = machine.resume() {
             machine.kill()?;
             return Err(error);
         }
+        means.iter().for_each(Means::started);
         Ok(machine)
     }
 
@@ -117,7 +151,7 @@ impl Machine {
             let (path, expected) = (files.monitor, identity.pid);
             return Err(MachineError::NotIts { path, found: listener, expected });
         }
-        let mut machine = Self { process, child: None, client, files, vcpus: 0 };
+        let mut machine = Self { process, child: None, client, files, vcpus: 0, sandboxed: true };
         let processors = machine.command("count its processors", "query-cpus-fast", &json!({}))?;
         machine.vcpus = processors.as_array().and_then(|list| u16::try_from(list.len()).ok()).unwrap_or(1);
         Ok(machine)
@@ -212,6 +246,11 @@ impl Machine {
     /// Has the monitor do what there is no other function for: `command` is QEMU's (docs/interop/qemu-qmp-ref), and so is the answer.
     pub fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value, MachineError> {
         self.command(&format!("do {command}"), command, arguments)
+    }
+
+    /// Whether its QEMU, which we have started, looks at its own system calls: one built without that does not.
+    pub fn is_sandboxed(&self) -> bool {
+        self.sandboxed
     }
 
     /// Where QEMU's messages go.

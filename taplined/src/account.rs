@@ -1,0 +1,106 @@
+//! Users of the host that programs run as: looked up by name, as the host's own programs do it, or a number of a range
+//! that no process has.
+//!
+//! It knows nothing of what runs. Names are looked up by `getent`, which asks whatever the host is set up to ask:
+//! files, LDAP, a domain. The C library can do it in the process too, but only by unsafe code and without a bound of
+//! time.
+
+pub mod numbers;
+mod users;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::{Code, Problem};
+
+pub use numbers::Range;
+pub use users::{As, Users};
+
+/// A user and its group.
+pub type User = (u32, u32);
+
+/// How long a server of names may take to answer.
+const TO_ANSWER: Duration = Duration::from_secs(30);
+
+/// Between two looks whether it has.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Bytes of an answer: a group may have many members.
+const ANSWER_MAX: u64 = 1 << 20;
+
+/// What `getent` ends with where there is no such name (getent(1)).
+const NOT_FOUND: i32 = 2;
+
+/// The numbers of the user that a setting names.
+pub fn user(setting: &str, name: &str) -> Result<User, Problem> {
+    let numbers = |line: &str| {
+        let mut fields = line.trim_end().split(':').skip(2);
+        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+    };
+    found(setting, "user", name, look_up("passwd", name)?.as_deref().and_then(numbers))
+}
+
+/// The number of the group that a setting names.
+pub fn group(setting: &str, name: &str) -> Result<u32, Problem> {
+    let number = |line: &str| line.trim_end().split(':').nth(2)?.parse().ok();
+    found(setting, "group", name, look_up("group", name)?.as_deref().and_then(number))
+}
+
+fn found<N>(setting: &str, kind: &str, name: &str, numbers: Option<N>) -> Result<N, Problem> {
+    numbers.ok_or_else(|| {
+        Problem::new(Code::Invalid, format!("{setting}: there is no {kind} {name}"))
+            .advise(format!("name one that «getent» finds on this host, or make it ({kind}add)"))
+    })
+}
+
+/// The line of a name in one of the system's databases; none if it is in none of them.
+fn look_up(database: &str, name: &str) -> Result<Option<String>, Problem> {
+    let tried = format!("look up {name} by getent {database}");
+    let failed = |why: &dyn std::fmt::Display| {
+        Problem::failed(&tried, why).advise("getent comes with the C library (libc-bin); see that its servers answer")
+    };
+    let mut command = Command::new("getent");
+    command.args([database, "--", name]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| failed(&error))?;
+    let deadline = Instant::now() + TO_ANSWER;
+    let status = loop {
+        match child.try_wait().map_err(|error| failed(&error))? {
+            Some(status) => break status,
+            None if Instant::now() >= deadline => {
+                child.kill().and_then(|()| child.wait()).map_err(|error| failed(&error))?;
+                return Err(failed(&format_args!("there was no answer in {} s", TO_ANSWER.as_secs())));
+            }
+            None => std::thread::sleep(LOOK_AGAIN),
+        }
+    };
+    // A line fits into the pipe many times over: it has ended without somebody who reads.
+    let mut line = String::new();
+    if let Some(said) = child.stdout {
+        said.take(ANSWER_MAX).read_to_string(&mut line).map_err(|error| failed(&error))?;
+    }
+    match status.code() {
+        Some(0) => Ok(Some(line)),
+        Some(NOT_FOUND) => Ok(None),
+        _ => Err(failed(&status)),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn root_has_the_number_that_it_has_everywhere() {
+        assert_eq!(user("disk-user", "root").unwrap(), (0, 0));
+        assert_eq!(group("api.group", "root").unwrap(), 0);
+    }
+
+    #[test]
+    fn a_name_that_nobody_has_is_told_with_its_setting() {
+        let told = user("disk-user", "no such user").unwrap_err();
+        assert_eq!((told.code, told.message.as_str()), (Code::Invalid, "disk-user: there is no user no such user"));
+        assert_eq!(group("api.group", "no such group").unwrap_err().code, Code::Invalid);
+        assert_eq!(user("disk-user", "--help").unwrap_err().code, Code::Invalid);
+    }
+}

@@ -1,0 +1,243 @@
+//! Numbers of users that are nobody else's: one for each process that is to have nothing in common with others.
+//!
+//! The number of a user is all that the kernel asks for: it needs no name and no entry anywhere. Invariant: a number is
+//! given to one living process only. Which ones are taken is in the processes themselves, so that the next daemon knows
+//! it too; one is used again as late as possible.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::{Code, Problem};
+use repo::catalogue::Process;
+use uuid::Uuid;
+
+use super::User;
+use crate::disk::process;
+
+/// Numbers that mean somebody on every host: `nobody`, and −1 in 16 bits (systemd, "Users, Groups, UIDs and GIDs").
+const RESERVED: std::ops::RangeInclusive<u32> = 65_534..=65_535;
+
+/// Numbers from one to another, both of them too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    first: u32,
+    last: u32,
+}
+
+impl Range {
+    /// From text: `66000-81999`.
+    pub fn parse(text: &str) -> Result<Range, String> {
+        let ends = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+        let Some((first, last)) = ends else { return Err(format!("{text:?} is no range of users like 66000-81999")) };
+        // The last number there is means «no user».
+        if first == 0 || last < first || last == u32::MAX {
+            return Err(format!("{text:?} has no users that may be given away"));
+        }
+        if first <= *RESERVED.end() && last >= *RESERVED.start() {
+            return Err(format!("{text:?} has the user nobody in it"));
+        }
+        Ok(Range { first, last })
+    }
+
+    /// Whether a number is in both.
+    pub fn meets(self, other: Range) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+
+    /// Whether a number is one of them.
+    pub fn has(self, number: u32) -> bool {
+        (self.first..=self.last).contains(&number)
+    }
+
+    /// Whether this process may become any of them, by its map of users (user_namespaces(7)): in a container there may
+    /// be fewer.
+    fn is_within(self, map: &str) -> bool {
+        map.lines().any(|line| {
+            let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            let &[inside, _, count] = numbers.as_slice() else { return false };
+            inside <= u64::from(self.first) && u64::from(self.last) < inside.saturating_add(count)
+        })
+    }
+}
+
+/// The numbers of a range, and who has them.
+#[derive(Clone, Debug)]
+pub struct Numbers {
+    /// The setting, for people.
+    setting: &'static str,
+    range: Range,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    next: u32,
+    holders: HashMap<u32, Holder>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Holder {
+    /// It is about to be started.
+    Chosen,
+    Process(Process),
+}
+
+/// A number for a process that is about to be started. Dropped, it is free again.
+#[derive(Debug)]
+pub struct Chosen {
+    numbers: Numbers,
+    number: u32,
+    given: bool,
+}
+
+impl Numbers {
+    /// Those of a setting, of which processes that run have some already.
+    pub fn of(setting: &'static str, text: &str, instead: &str) -> Result<Numbers, Problem> {
+        let range = Range::parse(text).map_err(|why| Problem::new(Code::Invalid, format!("{setting}: {why}")))?;
+        // Without a map there are no name spaces of users.
+        if std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !range.is_within(&map)) {
+            let what = format!("{setting}: there are no users {text} here: this is a container that has fewer");
+            return Err(Problem::new(Code::Invalid, what)
+                .advise(format!("name a range that it has, or a user: {instead} = \"nobody\"")));
+        }
+        let holders = running(range)?;
+        // Not the same one in every life: two daemons of one host that were not given ranges of their own seldom meet.
+        let count = u128::from(range.last - range.first) + 1;
+        let next = u32::try_from(Uuid::new_v4().as_u128() % count).map_or(range.first, |at| range.first + at);
+        Ok(Numbers { setting, range, state: Arc::new(Mutex::new(State { next, holders })) })
+    }
+
+    /// One that no living process has.
+    pub fn choose(&self) -> Result<Chosen, Problem> {
+        let mut state = self.state();
+        for _ in self.range.first..=self.range.last {
+            let number = state.next;
+            state.next = if number == self.range.last { self.range.first } else { number + 1 };
+            if !state.holders.get(&number).is_some_and(Holder::is_there) {
+                state.holders.insert(number, Holder::Chosen);
+                return Ok(Chosen { numbers: self.clone(), number, given: false });
+            }
+        }
+        let what = format!("all users of {} are in use", self.setting);
+        Err(Problem::new(Code::InUse, what).advise(format!("name a larger {}, and restart taplined", self.setting)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Holder {
+    fn is_there(&self) -> bool {
+        match self {
+            Holder::Chosen => true,
+            Holder::Process(known) => process::identity(known.pid) == Some(*known),
+        }
+    }
+}
+
+impl Chosen {
+    /// The user, with a group of the same number.
+    pub fn user(&self) -> User {
+        (self.number, self.number)
+    }
+
+    /// A process has it now, until it ends.
+    pub fn given_to(mut self, pid: u32) {
+        self.given = true;
+        let mut state = self.numbers.state();
+        match process::identity(pid) {
+            Some(process) => state.holders.insert(self.number, Holder::Process(process)),
+            None => state.holders.remove(&self.number),
+        };
+    }
+}
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        if !self.given {
+            self.numbers.state().holders.remove(&self.number);
+        }
+    }
+}
+
+/// The processes of this host that run as users of a range.
+fn running(range: Range) -> Result<HashMap<u32, Holder>, Problem> {
+    let processes = std::fs::read_dir("/proc").map_err(|error| Problem::failed("look for users in /proc", error))?;
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let found = pids.filter_map(|pid| {
+        let number = user_of(pid).filter(|number| range.has(*number))?;
+        Some((number, Holder::Process(process::identity(pid)?)))
+    });
+    Ok(found.collect())
+}
+
+/// The user that a process runs as. The owner of its directory in /proc does not tell: that is root's where a process
+/// hides from others of its user.
+fn user_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn three() -> Numbers {
+        Numbers::of("disk-user-range", "66000-66002", "disk-user").unwrap()
+    }
+
+    #[test]
+    fn only_a_range_of_users_that_are_nobody_is_one() {
+        let range = |text| Range::parse(text).unwrap();
+        assert_eq!(range("66000-81999"), Range { first: 66_000, last: 81_999 });
+        assert!(range("66000-66009").meets(range("66009-66010")) && range("66000-66009").meets(range("66004-66004")));
+        assert!(!range("66000-66009").meets(range("66010-66019")) && !range("66010-66019").meets(range("66000-66009")));
+        for bad in ["", "66000", "a-b", "66000-", "0-10", "7-6", "60000-70000", "65535-65536", "1-4294967295", "-5--1"]
+        {
+            assert!(Range::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_container_may_have_fewer_users() {
+        let range = Range::parse("66000-81999").unwrap();
+        assert!(range.is_within("         0          0 4294967295\n"));
+        assert!(!range.is_within("         0     100000      65536\n"));
+        assert!(!range.is_within("0 100000 70000\n70000 170000 70000\n"));
+        assert!(range.is_within("0 100000 1000\n1000 200000 81000\n"));
+    }
+
+    #[test]
+    fn no_two_have_one_number_and_one_is_used_again_as_late_as_possible() {
+        let numbers = three();
+        let (first, second) = (numbers.choose().unwrap(), numbers.choose().unwrap());
+        let third = numbers.choose().unwrap();
+        let mut all = [&first, &second, &third].map(|chosen| chosen.user().0);
+        all.sort_unstable();
+        assert_eq!(all, [66_000, 66_001, 66_002]);
+        assert_eq!(numbers.choose().unwrap_err().code, Code::InUse);
+        let free = second.user();
+        drop(second);
+        assert_eq!(numbers.choose().unwrap().user(), free);
+    }
+
+    #[test]
+    fn a_number_is_its_process_s_until_that_has_ended() {
+        let numbers = Numbers { range: Range { first: 66_000, last: 66_000 }, ..three() };
+        numbers.state().next = 66_000;
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        numbers.choose().unwrap().given_to(child.id());
+        assert!(numbers.choose().is_err());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        numbers.choose().unwrap();
+    }
+
+    #[test]
+    fn what_runs_already_is_known() {
+        let own = rustix::process::getuid().as_raw();
+        assert_eq!(user_of(std::process::id()), Some(own));
+        assert!(running(Range { first: own, last: own }).unwrap().contains_key(&own));
+    }
+}

@@ -1,0 +1,113 @@
+//! The daemon's own directories: made, and closed to those who have no business there.
+//!
+//! It knows nothing of what is in them. Invariant: whatever the daemon was started by, the catalogue, in which there
+//! are names, paths and hashes of tokens, is readable by its own user only.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use api::Problem;
+
+use crate::config::Config;
+use crate::disk::place;
+use crate::vm;
+
+/// The owner's alone; the owner's, and a group's to read; to pass, for who knows what is there; to look around.
+const CLOSED: u32 = 0o700;
+const FOR_A_GROUP: u32 = 0o750;
+const TO_PASS: u32 = 0o711;
+const OPEN: u32 = 0o755;
+
+/// What SQLite has beside a catalogue.
+const FILES: [&str; 3] = ["", "-wal", "-shm"];
+
+/// Makes those that are not there. One that somebody else has made keeps its mode, but for that of the state.
+pub fn make(config: &Config) -> Result<(), Problem> {
+    let all: [(&Path, u32); 6] = [
+        (&config.state_directory, CLOSED),
+        (&config.run_directory, OPEN),
+        (&config.log_directory, FOR_A_GROUP),
+        (&place::all(config), TO_PASS),
+        (&place::logs(config), FOR_A_GROUP),
+        (&vm::places(config), TO_PASS),
+    ];
+    for (directory, mode) in all {
+        make_one(directory, mode)
+            .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
+    }
+    close(&config.state_directory, CLOSED);
+    Ok(())
+}
+
+/// Sees that nobody else reads the catalogue, wherever it lies.
+pub fn close_catalogue(config: &Config) {
+    for suffix in FILES {
+        let mut path = config.catalogue().into_os_string();
+        path.push(suffix);
+        close(&PathBuf::from(path), 0o600);
+    }
+}
+
+/// Those above it are as everybody's.
+fn make_one(directory: &Path, mode: u32) -> io::Result<()> {
+    if let Some(above) = directory.parent() {
+        fs::create_dir_all(above)?;
+    }
+    match DirBuilder::new().mode(mode).create(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
+        Err(error) => Err(error),
+        // Whatever mask the daemon was started with.
+        Ok(()) => fs::set_permissions(directory, Permissions::from_mode(mode)),
+    }
+}
+
+/// Takes from others what they may not have. One who does not own it goes on without.
+fn close(path: &Path, most: u32) {
+    let Ok(now) = fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o7777) else { return };
+    if now & !most == 0 {
+        return;
+    }
+    match fs::set_permissions(path, Permissions::from_mode(now & most)) {
+        // SQLite makes a new one like that.
+        Ok(()) => tracing::debug!(path = %path.display(), "it was open to others (mode {now:o}), and is not any more"),
+        Err(error) => tracing::warn!(path = %path.display(), "it is open to others (mode {now:o}): {error}"),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_is_made_is_closed_and_what_was_open_is_closed_too() {
+        let room = tempfile::tempdir().unwrap();
+        let at = |name: &str| room.path().join("a").join(name);
+        let config = Config {
+            state_directory: at("state"),
+            run_directory: at("run"),
+            log_directory: at("log"),
+            ..Config::default()
+        };
+        make(&config).unwrap();
+        assert_eq!(
+            ["state", "run", "log", "run/vbd", "run/vm"].map(|name| mode(&at(name))),
+            [0o700, 0o755, 0o750, 0o711, 0o711]
+        );
+        for (name, open) in [("state", 0o755), ("log", 0o755)] {
+            fs::set_permissions(at(name), Permissions::from_mode(open)).unwrap();
+        }
+        for suffix in FILES {
+            fs::write(at(&format!("state/catalogue.db{suffix}")), "").unwrap();
+        }
+        make(&config).unwrap();
+        close_catalogue(&config);
+        assert_eq!((mode(&at("state")), mode(&at("log"))), (0o700, 0o755));
+        assert!(FILES.iter().all(|suffix| mode(&at(&format!("state/catalogue.db{suffix}"))) == 0o600));
+    }
+}

@@ -1,0 +1,94 @@
+//! Where a machine has its monitor and its messages while it runs, and whose that is: the user's as whom its QEMU runs.
+//!
+//! It knows nothing of what runs there. Invariant: nobody but root and that user gets in; who that is lies there too,
+//! so that the next daemon knows it, and it is known before QEMU is started.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use ::vm::qemu::account::Account;
+use api::Problem;
+use uuid::Uuid;
+
+use crate::account::As;
+use crate::config::Config;
+
+/// A file that belongs to the user, and has nothing in it.
+const USER: &str = "user";
+
+/// What a host that can run guests has.
+const KVM: &str = "/dev/kvm";
+
+/// The directory of the directories of all machines.
+pub fn places(config: &Config) -> PathBuf {
+    config.run_directory.join("vm")
+}
+
+/// The directory of a machine.
+pub fn place(config: &Config, vm: Uuid) -> PathBuf {
+    places(config).join(vm.to_string())
+}
+
+/// The user as whom the QEMU of a VM runs, or is about to; none if it is the daemon's own, or does not run.
+pub fn user(config: &Config, vm: Uuid) -> Option<u32> {
+    // No link is followed: what that user has put in its place is its own.
+    fs::symlink_metadata(place(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
+}
+
+/// The same as QEMU's crate wants it; none where it runs as the daemon does.
+pub fn account(runs_as: &As) -> Option<Account> {
+    let (uid, gid) = runs_as.user.filter(|(uid, _)| *uid != 0)?;
+    Some(Account { uid, gid, groups: group_of_kvm().into_iter().collect() })
+}
+
+/// The group that may use the processor for guests, where not everybody may.
+fn group_of_kvm() -> Option<u32> {
+    let found = fs::metadata(KVM).ok()?;
+    let (group, others) = (found.mode() & 0o060 == 0o060, found.mode() & 0o006 == 0o006);
+    (group && !others && found.gid() != 0).then(|| found.gid())
+}
+
+/// Makes the directory of a machine, empty. The monitor's is for its user alone: who reaches the monitor has the guest.
+pub fn make_empty(directory: &Path, account: Option<&Account>) -> Result<(), Problem> {
+    let make = || {
+        match fs::remove_dir_all(directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        DirBuilder::new().mode(0o700).create(directory)?;
+        let Some(account) = account else { return Ok(()) };
+        let user = directory.join(USER);
+        OpenOptions::new().write(true).create_new(true).mode(0o400).open(&user)?;
+        chown(&user, Some(account.uid), Some(account.gid))?;
+        account.own(directory)
+    };
+    make()
+        .map_err(|error: io::Error| Problem::failed(format_args!("make the directory {}", directory.display()), error))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn whose_a_machine_is_lies_in_its_directory() {
+        let room = tempfile::tempdir().unwrap();
+        let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
+        let vm = Uuid::new_v4();
+        fs::create_dir(places(&config)).unwrap();
+        make_empty(&place(&config, vm), None).unwrap();
+        assert_eq!(user(&config, vm), None);
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let account = Account { uid: 82_000, gid: 82_001, groups: Vec::new() };
+        make_empty(&place(&config, vm), Some(&account)).unwrap();
+        assert_eq!(user(&config, vm), Some(82_000));
+        let directory = fs::metadata(place(&config, vm)).unwrap();
+        assert_eq!((directory.uid(), directory.gid(), directory.mode() & 0o7777), (0, 82_001, 0o1770));
+        fs::remove_dir_all(place(&config, vm)).unwrap();
+        assert_eq!(user(&config, vm), None);
+    }
+}

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::disk::tool::Tool;
 use crate::disk::{Disks, place};
 use crate::http::Answers;
+use crate::idempotency;
 use crate::plug::{self, Plugs};
 use crate::sr::Srs;
 use crate::task::Tasks;
@@ -50,6 +51,8 @@ pub struct Parts {
     pub postponed: vdi::Postponed,
     /// Answers that clients have not read yet.
     pub answers: Answers,
+    /// Requests that may come twice.
+    pub idempotency: idempotency::Turns,
     host: Uuid,
     started: Timestamp,
     /// Held as long as the daemon lives: there is one.
@@ -98,6 +101,7 @@ impl Daemon {
             srs,
             postponed: vdi::Postponed::default(),
             answers: Answers::default(),
+            idempotency: idempotency::Turns::default(),
             host,
             started: Timestamp::now(),
             _locks: locks,

@@ -12,6 +12,7 @@ mod daemon;
 mod disk;
 mod fault;
 mod http;
+mod idempotency;
 mod log;
 mod notify;
 mod panics;

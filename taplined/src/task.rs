@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use api::{Code, Problem, Task, TaskState};
 use repo::Catalogue;
-use repo::catalogue::NewTask;
+use repo::catalogue::{Answered, NewTask, RequestKey};
 use serde_json::Value;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use self::job::Job;
 use self::wanted::{Want, Wanted};
 use crate::daemon::Daemon;
-use crate::{panics, vdi};
+use crate::{idempotency, panics, vdi};
 
 /// How long tasks may take to end when the daemon does. What has not ended by then is in the journal.
 const TO_STOP: Duration = Duration::from_secs(10);
@@ -75,7 +75,8 @@ impl Tasks {
         W: FnOnce(Context) -> F + Send + 'static,
         F: Future<Output = Result<Value, Problem>> + Send + 'static,
     {
-        let task = self.catalogue.write(move |tx| tx.add_task(&new)).await?;
+        let key = idempotency::take();
+        let task = self.catalogue.write(move |tx| add_task(tx, &new, key.as_ref())).await?;
         self.run(daemon, task.clone(), None, work);
         Ok(task)
     }
@@ -299,6 +300,13 @@ impl Context {
             () = self.cancelled() => Err(cancelled()),
         }
     }
+}
+
+/// Records a task, and that it is the answer to the request with this key.
+fn add_task(tx: &mut repo::Tx<'_>, new: &NewTask, key: Option<&RequestKey>) -> Result<Task, Problem> {
+    let task = tx.add_task(new)?;
+    key.map_or(Ok(()), |key| tx.keep_answer(key, &Answered::Task(task.uuid)))?;
+    Ok(task)
 }
 
 /// Runs what may wait for storage or for another program on a thread of its own. What is `tried` is said if that ends.

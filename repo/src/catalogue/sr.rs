@@ -104,7 +104,7 @@ impl Tx<'_> {
             return Err(Problem::new(Code::Exists, what).advise("attach it, or forget it first"));
         }
         self.execute(
-            "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created)",
+            "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created, NULL)",
             named_params! {
                 ":uuid": Id(sr.uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
                 ":source": Json(&sr.source), ":state": Word(sr.state), ":variant": sr.variant.as_ref().map(Json),

@@ -124,7 +124,7 @@ impl Tx<'_> {
         }
         self.execute(
             "INSERT INTO vbd VALUES (:uuid, :vm, :vdi, :position, :mode, :bootable, :transport, :queues, :state,
-             NULL, NULL, NULL, 0, FALSE, NULL, :created)",
+             NULL, NULL, NULL, 0, FALSE, NULL, :created, NULL)",
             named_params! {
                 ":uuid": Id(vbd.uuid), ":vm": vbd.vm.map(Id), ":vdi": Id(vbd.vdi), ":position": vbd.position,
                 ":mode": Word(vbd.mode), ":bootable": vbd.bootable, ":transport": Word(vbd.transport),

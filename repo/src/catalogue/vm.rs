@@ -77,7 +77,7 @@ impl Tx<'_> {
     pub fn add_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
-             NULL, NULL, NULL, NULL, NULL, :created)",
+             NULL, NULL, NULL, NULL, NULL, :created, NULL)",
             named_params! {
                 ":uuid": Id(vm.uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":driver": Word(vm.driver), ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot),

@@ -16,6 +16,7 @@ use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
 use crate::disk::place::Place;
+use crate::idempotency;
 use crate::plug;
 use crate::vm::{self, Reader};
 
@@ -81,7 +82,7 @@ async fn create(
     State(daemon): State<Daemon>,
     Body(asked): Body<VbdCreate>,
 ) -> Result<(StatusCode, Json<Vbd>), Refusal> {
-    let made = daemon.catalogue.write(move |tx| {
+    let made = idempotency::make(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
         let vbd = made_of(asked, tx)?;
         tx.add_vbd(&vbd)?;
         Ok(vbd)

@@ -46,6 +46,7 @@ pub fn sr(number: u128, name: &str) -> Sr {
             measured: "2026-11-22T12:00:00Z".parse().unwrap(),
         }),
         reserve: 10 << 30,
+        problem: None,
         created: "2026-11-22T10:00:00Z".parse().unwrap(),
     }
 }

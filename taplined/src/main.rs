@@ -23,6 +23,7 @@ mod task;
 mod token;
 mod vdi;
 mod vm;
+mod watchdog;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -113,6 +114,7 @@ async fn serve(config: Config) -> Result<(), Problem> {
     let signals = http::Signals::handle()?;
     let listener = http::Listener::bind(&daemon.config, &daemon)?;
     notify::ready();
+    watchdog::begin(daemon.clone());
     tracing::info!(socket = %daemon.config.socket().display(), "serving");
     listener.serve(daemon.clone(), signals).await;
     notify::stopping();

@@ -19,6 +19,7 @@ mod token;
 mod value;
 mod vbd;
 mod vdi;
+mod visible;
 mod vm;
 
 pub use event::{Change, Event, ObjectKind};
@@ -37,4 +38,5 @@ pub use vdi::{
     Believed, ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
     VdiRevert, VdiSnapshot, VdiState,
 };
+pub use visible::visible;
 pub use vm::{Boot, Driver, Power, Vm, VmCreate, VmPatch, VmShutdown};

@@ -1,13 +1,13 @@
 //! Text as people may see it: nothing in it moves the cursor, turns the writing round or cannot be seen.
 //!
-//! Names are whatever people call their things, in any script; programs are told them as they are. Where they are shown, one must not look like
-//! another, or like what the program says itself.
+//! Names are whatever people call their things, in any script; programs are told them as they are. Where they are
+//! shown, one must not look like another, or like what the program says itself.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Whether a character does something else than being seen: controls but the line feed and the tab, marks of direction, what has no
-/// width. Those that choose how an emoji is drawn are seen by that.
+/// Whether a character does something else than being seen: controls but the line feed and the tab, marks of direction,
+/// what has no width. Those that choose how an emoji is drawn are seen by that.
 fn is_unseen(char: char) -> bool {
     match char {
         '\n' | '\t' => false,

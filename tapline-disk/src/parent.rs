@@ -1,7 +1,8 @@
 //! `--end-with-input`: a job ends when whoever has started it does.
 //!
-//! It knows nothing of the job: its end is as if it was killed, which every job survives. The daemon that has gone kept the other end of our
-//! standard input; the one after it does or undoes from its journal what was begun, and needs the image's lock for that.
+//! It knows nothing of the job: its end is as if it was killed, which every job survives. The daemon that has gone kept
+//! the other end of our standard input; the one after it does or undoes from its journal what was begun, and needs the
+//! image's lock for that.
 
 use std::io::stdin;
 

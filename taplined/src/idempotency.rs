@@ -1,7 +1,9 @@
-//! Requests that come twice are done once: a client that did not get its answer sends the same key again (`Idempotency-Key`).
+//! Requests that come twice are done once: a client that did not get its answer sends the same key again
+//! (`Idempotency-Key`).
 //!
-//! It knows no HTTP but what it is told. Invariants: of requests with one key, one is done at a time; what one has begun or made and
-//! its key are recorded in one commit, so that the next, be it to another daemon, is answered with that.
+//! It knows no HTTP but what it is told. Invariants: of requests with one key, one is done at a time; what one has
+//! begun or made and its key are recorded in one commit, so that the next, be it to another daemon, is answered with
+//! that.
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -1,7 +1,9 @@
-//! The service manager's watchdog (sd_notify(3), WATCHDOG=1): it is told that the daemon lives for as long as that can do its work.
+//! The service manager's watchdog (sd_notify(3), WATCHDOG=1): it is told that the daemon lives for as long as that can
+//! do its work.
 //!
-//! It knows no object. Invariants: nothing is told unless the threads of tokio's, the catalogue's writer and a reader have answered just then; where
-//! nobody asked for it nothing here wakes up, and else once in half of the time that was given.
+//! It knows no object. Invariants: nothing is told unless the threads of tokio's, the catalogue's writer and a reader
+//! have answered just then; where nobody asked for it nothing here wakes up, and else once in half of the time that was
+//! given.
 
 use std::time::Duration;
 
@@ -20,8 +22,8 @@ pub fn begin(daemon: Daemon) {
     });
 }
 
-/// Returns when the catalogue can be changed and read. That it refuses is an answer: a full file system is told to who asks, and is no
-/// reason to start anew. A change of nothing writes nothing.
+/// Returns when the catalogue can be changed and read. That it refuses is an answer: a full file system is told to who
+/// asks, and is no reason to start anew. A change of nothing writes nothing.
 async fn alive(daemon: &Daemon) {
     let wrote = daemon.catalogue.write(|_| Ok(())).await;
     let read = daemon.catalogue.read(|_| Ok(())).await;

@@ -35,7 +35,8 @@ fn names(daemon: &Taplined) -> Vec<String> {
     list.as_array().unwrap().iter().map(|vdi| vdi["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A client that is killed, or whose connection breaks, must not leave a task that nobody runs and that holds what it is about.
+/// A client that is killed, or whose connection breaks, must not leave a task that nobody runs and that holds what it
+/// is about.
 #[test]
 fn what_was_asked_for_is_done_although_the_client_has_gone() {
     let daemon = start();

@@ -1,6 +1,7 @@
 //! One request and its answer over a connection of their own.
 //!
-//! It knows HTTP and JSON, and no noun. Whatever goes wrong becomes a [`Problem`] that says where the daemon was sought.
+//! It knows HTTP and JSON, and no noun. Whatever goes wrong becomes a [`Problem`] that says where the daemon was
+//! sought.
 
 use std::io;
 use std::path::Path;
@@ -124,8 +125,8 @@ impl Client {
             .advise("see that tapline and taplined are of one version, and restart taplined")
     }
 
-    /// A whole answer. What changes something is asked once more if the daemon has gone before it answered: by its key the daemon, or
-    /// the one after it, knows that it is the same.
+    /// A whole answer. What changes something is asked once more if the daemon has gone before it answered: by its key
+    /// the daemon, or the one after it, knows that it is the same.
     async fn whole(&self, method: Method, target: &Target, body: Bytes) -> Result<Whole, Failure> {
         if method == Method::GET {
             return self.once(method, target, None, body).await;

@@ -1,4 +1,5 @@
-//! What was answered to requests that had an idempotency key, for those who ask a second time because the first answer did not reach them.
+//! What was answered to requests that had an idempotency key, for those who ask a second time because the first answer
+//! did not reach them.
 //!
 //! Invariant: an answer is recorded in the commit that has what it tells, so that one is never there without the other.
 

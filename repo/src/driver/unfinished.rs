@@ -1,7 +1,8 @@
 //! What a daemon that was killed has left beside the names that its files were to have.
 //!
-//! Only copies that were being made by sharing blocks ([`Directory::share_image`]): nobody else calls a file so, and what was to become of it the
-//! journal says. Notes of a command that changes an image have the same ending (`image rebase`); they are never of a raw one.
+//! Only copies that were being made by sharing blocks ([`Directory::share_image`]): nobody else calls a file so, and
+//! what was to become of it the journal says. Notes of a command that changes an image have the same ending (`image
+//! rebase`); they are never of a raw one.
 
 use api::{Code, ImageFormat, Problem};
 use rustix::fs::AtFlags;

@@ -1,5 +1,5 @@
-//! Requests that change something: each is done to its end, whether its client waits or not, and one that comes again with the same key is
-//! answered as it was (`crate::idempotency`).
+//! Requests that change something: each is done to its end, whether its client waits or not, and one that comes again
+//! with the same key is answered as it was (`crate::idempotency`).
 
 use api::{Code, Problem};
 use axum::Json;
@@ -138,7 +138,8 @@ fn said(status: u16, body: String) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Keeps an answer that nobody has recorded with what it tells: what it was done to can be done again and comes to the same.
+/// Keeps an answer that nobody has recorded with what it tells: what it was done to can be done again and comes to the
+/// same.
 async fn keep(daemon: &Daemon, key: RequestKey, response: Response) -> Result<Response, Refusal> {
     if response.body().size_hint().upper().is_none_or(|len| len > ANSWER_MAX) {
         return Ok(response);

@@ -97,7 +97,8 @@ impl Srs {
         Ok(())
     }
 
-    /// Removes what a daemon before this one was making when it was killed. That it cannot be keeps nobody from the rest.
+    /// Removes what a daemon before this one was making when it was killed. That it cannot be keeps nobody from the
+    /// rest.
     async fn clear(&self, sr: &Sr, directory: &Arc<Directory>) {
         let at = directory.clone();
         match self.patience.ask(sr.uuid, "clear up", move || at.remove_unfinished()).await {

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod autostart;
 #[cfg(feature = "client")]
 pub mod client;
 mod event;
@@ -22,6 +23,7 @@ mod vdi;
 mod visible;
 mod vm;
 
+pub use autostart::Autostart;
 pub use event::{Change, Event, ObjectKind};
 pub use host::{Difference, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
@@ -33,7 +35,7 @@ pub use sr::{
 pub use task::{About, Task, TaskState};
 pub use token::{Secret, Token, TokenCreate, TokenMade};
 pub use value::{AbsolutePath, Description, Name, Size};
-pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdState, VbdUnplug, VbdUpgraded, Vbds};
+pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{
     Believed, ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
     VdiRevert, VdiSnapshot, VdiState,

@@ -7,6 +7,7 @@
 //!
 //! It knows rows, not what they stand for: no file, no process, no time but the one it is asked to record.
 
+mod autostart;
 mod event;
 mod image;
 mod inventory;
@@ -31,6 +32,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
 
+pub use autostart::ToStart;
 pub use event::{Past, Tidings};
 pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};

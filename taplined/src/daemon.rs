@@ -119,6 +119,7 @@ impl Daemon {
                 vdi::collect(&daemon, sr.uuid);
             }
         }
+        crate::autostart::begin(&daemon).await?;
         tokio::spawn(crate::sr::keep_inventories(daemon.clone()));
         tokio::spawn(crate::sr::seek_lost(daemon.clone()));
         tokio::spawn(crate::sr::watch_space(daemon.clone()));

@@ -6,6 +6,7 @@ pub mod wanted;
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ pub struct Tasks {
     running: Mutex<HashMap<Uuid, watch::Sender<Wish>>>,
     /// How many run; for whoever waits for the end.
     count: watch::Sender<usize>,
+    /// The daemon ends: what is cancelled now was not by anybody who asks.
+    stopping: AtomicBool,
     /// On which VDIs no merge may begin.
     pub wanted: Wanted,
 }
@@ -62,7 +65,13 @@ enum Wish {
 impl Tasks {
     /// None.
     pub fn new(catalogue: Catalogue) -> Tasks {
-        Tasks { catalogue, running: Mutex::default(), count: watch::channel(0).0, wanted: Wanted::default() }
+        Tasks {
+            catalogue,
+            running: Mutex::default(),
+            count: watch::channel(0).0,
+            stopping: AtomicBool::new(false),
+            wanted: Wanted::default(),
+        }
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<Wish>>> {
@@ -229,8 +238,14 @@ impl Tasks {
             .await
     }
 
+    /// Whether the daemon ends.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
     /// Cancels what can be cancelled, and waits for all for a while.
     pub async fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
         for cancel in self.running().values() {
             cancel.send_replace(Wish::Cancel);
         }

@@ -77,6 +77,11 @@ impl Vms {
         self.operations.begin(vm)
     }
 
+    /// Waits until nothing is under way with a VM.
+    pub async fn settled(&self, vm: Uuid) {
+        drop(self.operations.wait(vm).await);
+    }
+
     /// Who runs the guests' instructions on this host.
     async fn accelerator(&self, config: &Config) -> Result<Accelerator, Problem> {
         let find = || async {

@@ -16,4 +16,12 @@ CREATE INDEX request_by_created ON request (created);
 
 ALTER TABLE vm ADD COLUMN autostart TEXT;      -- JSON, api::Autostart; none if it is not started by itself
 ALTER TABLE vbd ADD COLUMN autostart TEXT;     -- the same
+-- Unplugged by the shutdown of the host, and by nobody who wanted it so.
+ALTER TABLE vbd ADD COLUMN drained INTEGER NOT NULL DEFAULT FALSE;
+-- What is still to be started since the host was.
+CREATE TABLE to_start (
+    object TEXT PRIMARY KEY,
+    kind TEXT NOT NULL
+) STRICT;
+
 ALTER TABLE sr ADD COLUMN problem TEXT;        -- JSON, api::Problem: why it is lost

@@ -79,6 +79,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
         vcpus: asked.vcpus.into(),
         boot: asked.boot,
         platform: asked.platform,
+        autostart: asked.autostart,
         power: Power::Halted,
         pid: None,
         handle: None,

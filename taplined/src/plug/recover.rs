@@ -20,9 +20,6 @@ use crate::reconcile::stray::{self, Found};
 use crate::reconcile::{self, Heal};
 use crate::task::blocking;
 
-/// Under which the catalogue keeps the identity of the host's present life.
-const BOOT: &str = "boot";
-
 /// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done.
 pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
@@ -81,19 +78,12 @@ async fn alone(
     Ok(serves)
 }
 
-/// Whether the host has started since a daemon last did.
+/// Whether the host has started since a daemon last did. What is to be started then is noted with it.
 async fn has_rebooted(daemon: &Daemon) -> Result<bool, Problem> {
     let path = "/proc/sys/kernel/random/boot_id";
     let now = fs::read_to_string(path).map_err(|error| Problem::failed(format_args!("read {path}"), error))?;
-    let now = now.trim().to_owned();
-    daemon
-        .catalogue
-        .write(move |tx| {
-            let before = tx.meta(BOOT)?;
-            tx.set_meta(BOOT, &now)?;
-            Ok(before.is_some_and(|before| before != now))
-        })
-        .await
+    let again = daemon.config.autostart.plugged;
+    daemon.catalogue.write(move |tx| tx.note_boot(now.trim(), again)).await
 }
 
 async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted: bool) -> Result<(), Problem> {

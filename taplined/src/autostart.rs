@@ -1,11 +1,10 @@
 //! What is started by itself when the host was: VMs, and the disks of machines that others manage.
 //!
 //! 1. The commit that notes the host's new life has all that is to be started ([`repo::Tx::note_boot`]). *Killed behind
-//! it:* the next
-//!    daemon goes on with what is left.
+//!    it:* the next daemon goes on with what is left.
 //! 2. In the order that was asked for, what has one number at one time: each is started by the task that anybody would
-//! ask for, and tried
-//!    again after a while if that fails. Then it is struck off; what could not be started says so itself.
+//!    ask for, and tried again after a while if that fails. Then it is struck off; what could not be started says so
+//!    itself.
 //!
 //! A daemon that is only started again has nothing to start: what was stopped on purpose stays so.
 

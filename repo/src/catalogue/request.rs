@@ -14,7 +14,7 @@ use super::{Tx, View};
 /// How long an answer is kept. Who asks again does so within minutes; a day covers a client that was restarted.
 const KEPT_FOR: SignedDuration = SignedDuration::from_hours(24);
 
-/// Answers that are kept, whatever their age: some 10 MiB, and more requests than a day of plugging brings.
+/// Answers that are kept, whatever their age: some MiB as a rule, and more than people and scripts ask in a day.
 const KEPT_MAX: i64 = 10_000;
 
 /// A request by its key.

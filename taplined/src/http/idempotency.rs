@@ -26,7 +26,7 @@ const REPLAYED: &str = "idempotent-replayed";
 const KEY_MAX: usize = 255;
 
 /// Bytes of an answer that is kept; one that is no task is about one object.
-const ANSWER_MAX: u64 = 64 << 10;
+const ANSWER_MAX: u64 = 16 << 10;
 
 /// A token's secret is told once, and not kept for anybody who asks again. A name that is taken is refused anyway.
 const TOKENS: &str = "/v1/tokens";

@@ -24,6 +24,8 @@ fn go_down(daemon: &Taplined) {
     }
     wait_until("all have ended", || disks_of(&run.join("vbd")).is_empty() && machines_of(&run.join("vm")).is_empty());
     reboot(daemon);
+    // With all that is in memory only.
+    std::fs::remove_file(run.join("boot")).unwrap();
 }
 
 fn set(daemon: &Taplined, object: &str, autostart: Value) {
@@ -66,6 +68,20 @@ fn a_disk_is_plugged_with_the_host_if_that_was_asked_for_and_not_with_the_daemon
     lose_power(&mut daemon);
     daemon.settle();
     assert_eq!(state(&daemon, &with), "unplugged");
+}
+
+/// It knows another boot than the present one, and no boot has happened.
+#[test]
+fn a_catalogue_that_was_put_back_from_before_the_boot_starts_nothing() {
+    let (mut daemon, vdis) = with_disks("[autostart]\nplugged = true", &["a", "b"]);
+    let [with, plugged] = [0, 1].map(|at| vbd(&daemon, &vdis[at], "nbd"));
+    set(&daemon, &with, json!({}));
+    plug(&daemon, &plugged);
+    daemon.kill();
+    reboot(&daemon);
+    daemon.restart();
+    daemon.settle();
+    assert_eq!([&with, &plugged].map(|vbd| state(&daemon, vbd)), ["unplugged", "plugged"]);
 }
 
 #[test]

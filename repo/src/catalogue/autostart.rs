@@ -67,15 +67,19 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Notes which life of the host this is, and what is to be started if it is another one than was noted; whether it
-    /// is. With `again` that includes VBDs that no VM has and that were plugged when the host went down.
-    pub fn note_boot(&mut self, boot: &str, again: bool) -> Result<bool, Problem> {
+    /// Notes which life of the host this is; whether it is another one than was noted. What is to be started is noted
+    /// then, if this is the `first` daemon of that life: with a catalogue that was put back from a backup it may not
+    /// be. With `again` that includes VBDs that no VM has and that were plugged when the host went down.
+    pub fn note_boot(&mut self, boot: &str, first: bool, again: bool) -> Result<bool, Problem> {
         let before = self.meta(BOOT)?;
         self.set_meta(BOOT, boot)?;
         if before.is_none_or(|before| before == boot) {
             return Ok(false);
         }
         self.execute("DELETE FROM to_start", [])?;
+        if !first {
+            return Ok(true);
+        }
         self.execute("INSERT INTO to_start SELECT uuid, 'vm' FROM vm WHERE autostart IS NOT NULL", [])?;
         self.execute(
             "INSERT INTO to_start SELECT uuid, 'vbd' FROM vbd WHERE vm IS NULL AND (autostart IS NOT NULL

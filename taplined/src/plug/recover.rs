@@ -20,6 +20,9 @@ use crate::reconcile::stray::{self, Found};
 use crate::reconcile::{self, Heal};
 use crate::task::blocking;
 
+/// The file in the run directory that says in which life of the host a daemon has run.
+const BOOT: &str = "boot";
+
 /// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done.
 pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
@@ -82,8 +85,15 @@ async fn alone(
 async fn has_rebooted(daemon: &Daemon) -> Result<bool, Problem> {
     let path = "/proc/sys/kernel/random/boot_id";
     let now = fs::read_to_string(path).map_err(|error| Problem::failed(format_args!("read {path}"), error))?;
-    let again = daemon.config.autostart.plugged;
-    daemon.catalogue.write(move |tx| tx.note_boot(now.trim(), again)).await
+    let now = now.trim().to_owned();
+    // Told apart from a catalogue of before this boot that was put back since.
+    let mark = daemon.config.run_directory.join(BOOT);
+    let first = fs::read_to_string(&mark).map_or(true, |marked| marked != now);
+    let (again, noted) = (daemon.config.autostart.plugged, now.clone());
+    let rebooted = daemon.catalogue.write(move |tx| tx.note_boot(&noted, first, again)).await?;
+    // Behind the commit: who dies in between leaves what is to be started to the next.
+    fs::write(&mark, now).map_err(|error| Problem::failed(format_args!("write {}", mark.display()), error))?;
+    Ok(rebooted)
 }
 
 async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted: bool) -> Result<(), Problem> {

@@ -2,9 +2,8 @@
 //!
 //! What is asked is a type of this crate and so is the answer; whatever keeps it from coming is a [`Problem`], be it
 //! the daemon that refused or the daemon that is not there. A connection serves one request: it costs less than the
-//! request, and nothing has to be kept alive. What changes nothing may be asked twice by itself; what does has a key of
-//! its own (`Idempotency-Key`), and is asked once more where the connection broke before the answer had come: the
-//! daemon does it once.
+//! request, and nothing has to be kept alive. What is asked is asked once more where the connection broke before the
+//! answer had come; what changes something has a key (`Idempotency-Key`), and is done once.
 
 mod event;
 mod exchange;

@@ -125,18 +125,15 @@ impl Client {
             .advise("see that tapline and taplined are of one version, and restart taplined")
     }
 
-    /// A whole answer. What changes something is asked once more if the daemon has gone before it answered: by its key
-    /// the daemon, or the one after it, knows that it is the same.
+    /// A whole answer. It is asked for once more if the daemon has gone before it answered; by its key the daemon, or
+    /// the one after it, knows that a change is the same.
     async fn whole(&self, method: Method, target: &Target, body: Bytes) -> Result<Whole, Failure> {
-        if method == Method::GET {
-            return self.once(method, target, None, body).await;
-        }
-        let key = Uuid::new_v4();
-        let first = self.once(method.clone(), target, Some(key), body.clone()).await;
+        let key = (method != Method::GET).then(Uuid::new_v4);
+        let first = self.once(method.clone(), target, key, body.clone()).await;
         let Err(Failure::Gone(why)) = first else { return first };
         let begun = Instant::now();
         loop {
-            match self.once(method.clone(), target, Some(key), body.clone()).await {
+            match self.once(method.clone(), target, key, body.clone()).await {
                 Err(Failure::Absent(_)) if begun.elapsed() < TO_COME_BACK => tokio::time::sleep(REST).await,
                 // Whether it was done, the first failure says better.
                 Err(Failure::Absent(_) | Failure::Gone(_)) => return Err(Failure::Gone(why)),

@@ -1,8 +1,9 @@
 //! A typed client: one function a route, over the daemon's Unix socket or over TLS, for programs that run on tokio.
 //!
-//! What is asked is a type of this crate and so is the answer; whatever keeps it from coming is a [`Problem`], be it the
-//! daemon that refused or the daemon that is not there. A connection serves one request: it costs less than the request,
-//! and nothing has to be kept alive. Nothing is asked twice by itself but what changes nothing.
+//! What is asked is a type of this crate and so is the answer; whatever keeps it from coming is a [`Problem`], be it
+//! the daemon that refused or the daemon that is not there. A connection serves one request: it costs less than the
+//! request, and nothing has to be kept alive. What is asked is asked once more where the connection broke before the
+//! answer had come; what changes something has a key (`Idempotency-Key`), and is done once.
 
 mod event;
 mod exchange;

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod autostart;
 #[cfg(feature = "client")]
 pub mod client;
 mod event;
@@ -19,8 +20,10 @@ mod token;
 mod value;
 mod vbd;
 mod vdi;
+mod visible;
 mod vm;
 
+pub use autostart::Autostart;
 pub use event::{Change, Event, ObjectKind};
 pub use host::{Difference, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
@@ -32,9 +35,10 @@ pub use sr::{
 pub use task::{About, Task, TaskState};
 pub use token::{Secret, Token, TokenCreate, TokenMade};
 pub use value::{AbsolutePath, Description, Name, Size};
-pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdState, VbdUnplug, VbdUpgraded, Vbds};
+pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{
     Believed, ImageFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiExport, VdiImport, VdiPatch, VdiReconcile, VdiResize,
     VdiRevert, VdiSnapshot, VdiState,
 };
+pub use visible::visible;
 pub use vm::{Boot, Driver, Power, Vm, VmCreate, VmPatch, VmShutdown};

@@ -31,6 +31,9 @@ pub struct Sr {
     pub space: Option<Space>,
     /// Bytes that are left free: nothing new is begun that would take them.
     pub reserve: u64,
+    /// Why it is lost, and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
     /// When it was made known.
     pub created: Timestamp,
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Problem};
+use crate::{AbsolutePath, Autostart, Problem};
 
 /// A virtual block device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -27,6 +27,9 @@ pub struct Vbd {
     pub transport: Transport,
     /// Queues offered to the guest.
     pub queues: u16,
+    /// That it is plugged by itself when the host was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autostart: Option<Autostart>,
     /// Whether it is plugged.
     pub state: VbdState,
     /// Where it is served: a socket, or for a guest of Xen our end's node in the store; while it is plugged.
@@ -58,6 +61,7 @@ impl Vbd {
             bootable: false,
             transport,
             queues: 1,
+            autostart: None,
             state: VbdState::Unplugged,
             socket: None,
             pid: None,
@@ -143,6 +147,19 @@ pub struct VbdCreate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 64)]
     pub queues: Option<u16>,
+    /// That it is plugged by itself when the host was started, if no VM has it; not if it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autostart: Option<Autostart>,
+}
+
+/// Changes a VBD; what is left out stays.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VbdPatch {
+    /// That it is plugged by itself when the host was started, if no VM has it; null: that it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::autostart::change")]
+    #[schema(value_type = Option<Autostart>)]
+    pub autostart: Option<Option<Autostart>>,
 }
 
 /// Unplugs a VBD.

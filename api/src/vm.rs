@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, Name, Problem, Size};
+use crate::{AbsolutePath, Autostart, Description, Name, Problem, Size};
 
 /// A virtual machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -28,6 +28,9 @@ pub struct Vm {
     pub boot: Boot,
     /// Hardware that is not there by default, by XenServer's names: `usb`, `parallel`, `hvm_serial`; with the driver `xen`: `type`, `tsc_mode`.
     pub platform: BTreeMap<String, String>,
+    /// That it is started by itself when the host was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autostart: Option<Autostart>,
     /// Whether it runs.
     pub power: Power,
     /// The number of its process; while it runs.
@@ -111,6 +114,9 @@ pub struct VmCreate {
     /// Hardware that is not there by default.
     #[serde(default)]
     pub platform: BTreeMap<String, String>,
+    /// That it is started by itself when the host was; not if it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autostart: Option<Autostart>,
 }
 
 /// Changes what is left out not at all; memory, processors, boot and platform only while it is halted.
@@ -135,6 +141,10 @@ pub struct VmPatch {
     /// Hardware that is not there by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<BTreeMap<String, String>>,
+    /// That it is started by itself when the host was; null: that it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::autostart::change")]
+    #[schema(value_type = Option<Autostart>)]
+    pub autostart: Option<Option<Autostart>>,
 }
 
 /// Ends a VM.

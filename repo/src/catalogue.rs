@@ -7,10 +7,12 @@
 //!
 //! It knows rows, not what they stand for: no file, no process, no time but the one it is asked to record.
 
+mod autostart;
 mod event;
 mod image;
 mod inventory;
 mod lease;
+mod request;
 mod row;
 mod sr;
 mod take_in;
@@ -30,10 +32,12 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
 
+pub use autostart::ToStart;
 pub use event::{Past, Tidings};
 pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
 pub use lease::Holder;
+pub use request::{Answered, RequestKey};
 pub use take_in::TakenIn;
 pub use task::{Journalled, NewTask};
 pub use token::SecretHash;
@@ -43,13 +47,14 @@ pub use vm::VmProcess;
 use writer::Writer;
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 
 /// `schema.sql` makes version 1; a later version is one more entry, which changes what the one before it has made.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
+    include_str!("catalogue/schema-4.sql"),
 ];
 
 /// Questions of the daemon's own work at one time, and of its clients: each has a thread and a connection. More would

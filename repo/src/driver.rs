@@ -7,6 +7,7 @@ pub mod filesystem;
 mod label;
 pub mod mount;
 mod repository;
+mod unfinished;
 
 pub use directory::{Capacity, Directory, Entry, LOCK, UNFINISHED};
 pub use durable::Appended;

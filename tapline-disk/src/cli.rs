@@ -131,6 +131,9 @@ pub struct Handing {
     /// Then give up all privilege, and every way to a file or socket by its name
     #[arg(long, requires = "handed")]
     pub confine: bool,
+    /// End when the other end of standard input is closed, as if killed: nobody waits for the job, and it keeps nothing
+    #[arg(long, requires = "handed", hide = true)]
+    pub end_with_input: bool,
 }
 
 /// Parents, named by the caller and never by an image.

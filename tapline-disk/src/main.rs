@@ -25,6 +25,7 @@ mod log;
 mod ordered;
 mod output;
 mod panics;
+mod parent;
 mod presence;
 mod progress;
 mod redo_log;
@@ -96,7 +97,11 @@ fn receive(handing: Handing, takes_over: bool) -> Result<(), Failure> {
         false => {}
     }
     redo_log::prepare();
-    if handing.confine { confine::enter() } else { Ok(()) }
+    if handing.confine {
+        confine::enter()?;
+    }
+    // A thread, which is confined with the one that starts it.
+    if handing.end_with_input { parent::end_with() } else { Ok(()) }
 }
 
 fn run_job(command: &ImageCommand) -> Result<Exit, Failure> {

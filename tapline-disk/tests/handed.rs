@@ -476,3 +476,32 @@ fn a_log_that_has_become_another_images_is_left_alone() {
         assert_eq!(log.metadata().unwrap().len(), if own { 0 } else { len }, "own: {own}");
     }
 }
+
+/// A job that goes on when its daemon has died keeps the image from being used by the next.
+#[test]
+fn a_job_that_is_to_end_with_its_daemon_does_so_whatever_it_is_at() {
+    use std::io::Read;
+    use std::os::unix::fs::FileExt;
+    let room = Room::new();
+    // Its map is longer than a pipe holds, and nobody reads it to the end: the job stands still.
+    let file = std::fs::File::create(room.file("raw")).unwrap();
+    file.set_len(64 * MIB).unwrap();
+    (0..4096).for_each(|at| file.write_all_at(&[1; 4096], at * 16384).unwrap());
+    let words = format!("image map raw:{NOWHERE}/raw --json --confine --end-with-input");
+    let (mut command, daemon) = Hand::to(&words).file(&read(&room, "raw")).apart();
+    let mut job = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut said = job.stdout.take().unwrap();
+    said.read_exact(&mut [0; 100]).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(job.try_wait().unwrap().is_none(), "it has ended though its daemon lives");
+    drop((command, daemon));
+    let begun = Instant::now();
+    while job.try_wait().unwrap().is_none() {
+        if begun.elapsed() > Duration::from_secs(60) {
+            job.kill().unwrap();
+            panic!("it goes on without its daemon");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(job.wait().unwrap().code(), Some(4));
+}

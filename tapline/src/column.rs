@@ -61,6 +61,11 @@ impl<T> Column<T> {
         Column { head, place: Place::Table, align: CellAlignment::Left, cell }
     }
 
+    /// What is shown of an object. What names have in them that cannot be seen is told.
+    fn show(&self, object: &T, uuids: Uuids) -> String {
+        api::visible(&(self.cell)(object, uuids)).into_owned()
+    }
+
     /// The same for what is compared by its last digit.
     pub const fn right(self) -> Column<T> {
         Column { align: CellAlignment::Right, ..self }
@@ -115,7 +120,7 @@ fn draw<T>(objects: &[T], shown: &[&Column<T>], uuids: Uuids) -> Table {
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(shown.iter().map(|column| column.head.to_uppercase()));
     for object in objects {
-        table.add_row(shown.iter().map(|column| (column.cell)(object, uuids)));
+        table.add_row(shown.iter().map(|column| column.show(object, uuids)));
     }
     for (place, column) in shown.iter().enumerate() {
         if let Some(drawn) = table.column_mut(place) {
@@ -127,7 +132,7 @@ fn draw<T>(objects: &[T], shown: &[&Column<T>], uuids: Uuids) -> Table {
 
 /// One object with all that is known of it, a line each.
 pub fn alone<T>(object: &T, columns: &[Column<T>]) -> String {
-    let cells = columns.iter().map(|column| (column.head, (column.cell)(object, Uuids::Whole)));
+    let cells = columns.iter().map(|column| (column.head, column.show(object, Uuids::Whole)));
     let known: Vec<(&str, String)> = cells.filter(|(_, cell)| !cell.is_empty()).collect();
     let widest = known.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
     // What has more lines than one goes on below its beginning.
@@ -188,6 +193,12 @@ mod test {
     #[test]
     fn without_objects_there_are_the_heads() {
         assert_eq!(table(&[], COLUMNS, false, None), "UUID  NAME  SIZE  NOTE\n");
+    }
+
+    #[test]
+    fn a_name_that_turns_the_writing_round_is_told_so() {
+        let thing = Thing { uuid: Uuid::nil(), name: "a\u{202e}b" };
+        assert!(table(&[thing], COLUMNS, false, None).contains("00000000  a\\u{202e}b "));
     }
 
     #[test]

@@ -57,5 +57,5 @@ fn tell(session: &Session, event: &Event) -> Result<ControlFlow<()>, Problem> {
     let name = known("name").or(known("verb")).unwrap_or("-");
     let state = known("state").or(known("power")).unwrap_or_default();
     let line = format!("{:>6}  {:.0}  {change:<7}  {kind:<4}  {}  {name}  {state}", event.seq, event.at, event.uuid);
-    print_on(&format!("{}\n", line.trim_end()))
+    print_on(&format!("{}\n", api::visible(line.trim_end())))
 }

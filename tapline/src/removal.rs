@@ -9,7 +9,7 @@ use crate::session::{Outcome, Session, Waiting, print};
 /// Shows it.
 pub async fn told(session: &Session, answer: Answer<Value>, waiting: Waiting) -> Result<(), Problem> {
     match session.outcome(answer, waiting).await? {
-        Outcome::Done(value) => print(&lines(&value, 0)),
+        Outcome::Done(value) => print(&api::visible(&lines(&value, 0))),
         Outcome::Told => Ok(()),
     }
 }

@@ -159,7 +159,7 @@ pub fn print_on(text: &str) -> Result<ControlFlow<()>, Problem> {
 
 /// Says something beside what is printed, on stderr. That nobody hears it changes nothing.
 pub fn say(text: &str) {
-    io::stderr().write_all(text.as_bytes()).unwrap_or_default();
+    io::stderr().write_all(api::visible(text).as_bytes()).unwrap_or_default();
 }
 
 /// Columns of the terminal that stdout is; none if it is something else.

@@ -228,7 +228,7 @@ async fn scan(session: &Session, sr: &str, waiting: Waiting) -> Result<(), Probl
         Outcome::Done(scan) => {
             let scan: Scan =
                 serde_json::from_value(scan).map_err(|error| Problem::failed("read what the scan found", error))?;
-            print(&scanned(&scan))
+            print(&api::visible(&scanned(&scan)))
         }
         Outcome::Told => Ok(()),
     }

@@ -134,5 +134,6 @@ fn tell(session: &Session, task: &Task) -> Result<ControlFlow<()>, Problem> {
     let step = task.step.as_deref().unwrap_or("-");
     let why = task.problem.as_ref().map(|problem| format!("  {problem}")).unwrap_or_default();
     let uuid = Uuids::Short.show(task.uuid);
-    print_on(&format!("{uuid}  {:<16} {:<10} {percent:>3.0} %  {step}{why}\n", task.verb, word::of(&task.state)))
+    let line = format!("{uuid}  {:<16} {:<10} {percent:>3.0} %  {step}{why}\n", task.verb, word::of(&task.state));
+    print_on(&api::visible(&line))
 }

@@ -3,7 +3,7 @@
 mod upgrade;
 
 use api::client::Connector;
-use api::{Mode, Problem, Transport, Vbd, VbdCreate, VbdUnplug, Vbds};
+use api::{Autostart, Mode, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdUnplug, Vbds};
 
 use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, Waiting, print};
@@ -32,6 +32,8 @@ pub enum Verb {
         /// The beginning of its UUID
         vbd: String,
     },
+    /// Change whether a block device for a machine that others manage is plugged with the host
+    Set(Set),
     /// Start the process that serves the disk; a running machine is given it
     Plug {
         #[command(flatten)]
@@ -124,8 +126,27 @@ pub struct Create {
     /// Queues offered to the guest, 1 to 64 [default: one a processor, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: Option<u16>,
+    /// Plug it when the host was started: in which order, how many seconds before the next ones, how often it is tried;
+    /// its machine is one that others manage
+    #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    autostart: Option<Autostart>,
     #[command(flatten)]
     waiting: Waiting,
+}
+
+/// Changes a block device.
+#[derive(clap::Args)]
+#[command(group = word::changes(&["autostart", "no_autostart"]))]
+#[group(skip)]
+pub struct Set {
+    /// The beginning of its UUID
+    vbd: String,
+    /// Plug it when the host was started: in which order, how many seconds before the next ones, how often it is tried
+    #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    autostart: Option<Autostart>,
+    /// Do not plug it with the host
+    #[arg(long, conflicts_with = "autostart")]
+    no_autostart: bool,
 }
 
 type Shown = Column<Vbd>;
@@ -149,6 +170,7 @@ const COLUMNS: &[Shown] = &[
         vbd.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()
     })
     .alone(),
+    Shown::new("autostart", |vbd, _| vbd.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
     Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),
 ];
 
@@ -182,6 +204,7 @@ impl Verb {
             Verb::Create(create) => create.run(session).await,
             Verb::List { text, vm, vdi, listing } => list(session, text, vm, vdi, &listing).await,
             Verb::Show { vbd } => session.show(&client.vbd(session.vbd(&vbd).await?).await?, COLUMNS),
+            Verb::Set(set) => set.run(session).await,
             Verb::Plug { which, waiting } => plug(session, which, waiting).await,
             Verb::Unplug { which, force, waiting } => unplug(session, which, force, waiting).await,
             Verb::Upgrade(upgrade) => upgrade.run(session).await,
@@ -192,6 +215,14 @@ impl Verb {
                 print(&client.vbd_connect(session.vbd(&vbd).await?, connector.into()).await?)
             }
         }
+    }
+}
+
+impl Set {
+    async fn run(self, session: &Session) -> Result<(), Problem> {
+        let autostart = if self.no_autostart { Some(None) } else { self.autostart.map(Some) };
+        let vbd = session.client.vbd_set(session.vbd(&self.vbd).await?, &VbdPatch { autostart }).await?;
+        if session.json() { session.value(&vbd) } else { Ok(()) }
     }
 }
 
@@ -256,6 +287,7 @@ impl Create {
             bootable: self.bootable,
             transport: self.transport,
             queues: self.queues,
+            autostart: self.autostart,
         };
         session.made(session.client.vbd_create(&asked).await?, self.waiting).await
     }

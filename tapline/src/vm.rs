@@ -4,7 +4,7 @@ mod boot;
 
 use std::collections::BTreeMap;
 
-use api::{Description, Driver, Name, Problem, Size, Vm, VmCreate, VmPatch, VmShutdown};
+use api::{Autostart, Description, Driver, Name, Problem, Size, Vm, VmCreate, VmPatch, VmShutdown};
 
 use crate::column::Column;
 use crate::confirm::Confirm;
@@ -94,13 +94,16 @@ pub struct Create {
     /// Its description
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     description: Description,
+    /// Start it when the host was started: in which order, how many seconds before the next ones, how often it is tried
+    #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    autostart: Option<Autostart>,
     #[command(flatten)]
     waiting: Waiting,
 }
 
 /// Changes a machine.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform"]))]
+#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "autostart", "no_autostart"]))]
 #[group(skip)]
 pub struct Set {
     /// Its name or the beginning of its UUID
@@ -128,6 +131,12 @@ pub struct Set {
     /// Hardware to take away; may be given several times
     #[arg(long, value_name = "KEY")]
     no_platform: Vec<String>,
+    /// Start it when the host was started: in which order, how many seconds before the next ones, how often it is tried
+    #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    autostart: Option<Autostart>,
+    /// Do not start it with the host
+    #[arg(long, conflicts_with = "autostart")]
+    no_autostart: bool,
 }
 
 type Shown = Column<Vm>;
@@ -152,6 +161,7 @@ const COLUMNS: &[Shown] = &[
         vm.platform.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
     })
     .alone(),
+    Shown::new("autostart", |vm, _| vm.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
     Shown::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
     Shown::new("description", |vm, _| vm.description.to_string()).alone(),
 ];
@@ -189,17 +199,29 @@ impl Verb {
 
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Create { name, memory, vcpus, driver, boot, platform, description, waiting } = self;
+        let Create { name, memory, vcpus, driver, boot, platform, description, autostart, waiting } = self;
         let platform: BTreeMap<String, String> = platform.into_iter().collect();
         let boot = boot.kernel(session)?.unwrap_or_default();
-        let asked = VmCreate { name, description, driver, memory, vcpus, boot, platform };
+        let asked = VmCreate { name, description, driver, memory, vcpus, boot, platform, autostart };
         session.made(session.client.vm_create(&asked).await?, waiting).await
     }
 }
 
 impl Set {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Set { vm, name, description, memory, vcpus, boot, boot_disk, platform, no_platform } = self;
+        let Set {
+            vm,
+            name,
+            description,
+            memory,
+            vcpus,
+            boot,
+            boot_disk,
+            platform,
+            no_platform,
+            autostart,
+            no_autostart,
+        } = self;
         let uuid = session.vm(&vm).await?;
         let platform = if platform.is_empty() && no_platform.is_empty() {
             None
@@ -211,7 +233,8 @@ impl Set {
             Some(all)
         };
         let boot = if boot_disk { Some(api::Boot::Disk) } else { boot.kernel(session)? };
-        let patch = VmPatch { name, description, memory, vcpus, boot, platform };
+        let autostart = if no_autostart { Some(None) } else { autostart.map(Some) };
+        let patch = VmPatch { name, description, memory, vcpus, boot, platform, autostart };
         let vm = session.client.vm_set(uuid, &patch).await?;
         if session.json() { session.value(&vm) } else { Ok(()) }
     }

@@ -2,7 +2,7 @@
 //!
 //! The values are those of the API, which checks them; the words for states and kinds are the ones it has in JSON.
 
-use api::{AbsolutePath, Problem, SrSource};
+use api::{AbsolutePath, Autostart, Problem, SrSource};
 use clap::ArgGroup;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
@@ -108,9 +108,40 @@ pub fn pair(word: &str) -> Result<(String, String), String> {
     Ok((key.into(), value.into()))
 }
 
+/// How `--autostart` is written.
+pub const AUTOSTART: &str = "order=N,delay=SECONDS,tries=N";
+
+/// `order=1,delay=30,tries=5`, each of which may be left out.
+pub fn autostart(word: &str) -> Result<Autostart, String> {
+    let mut fields = serde_json::Map::new();
+    for pair in word.split(',').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').ok_or_else(|| format!("«{pair}» is not KEY=N, as in order=1"))?;
+        let number: u32 = value.parse().map_err(|_| format!("«{value}» is no number that makes sense"))?;
+        fields.insert(key.into(), number.into());
+    }
+    serde_json::from_value(fields.into()).map_err(|error| error.to_string())
+}
+
+/// The same of what is set.
+pub fn of_autostart(autostart: &Autostart) -> String {
+    let Autostart { order, delay, tries } = autostart;
+    format!("order={order},delay={delay},tries={tries}")
+}
+
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn what_is_started_with_the_host_is_said_in_one_word() {
+        assert_eq!(autostart("").unwrap(), Autostart::default());
+        let asked = autostart("order=2,delay=30").unwrap();
+        assert_eq!(of_autostart(&asked), "order=2,delay=30,tries=5");
+        assert_eq!(autostart(&of_autostart(&asked)).unwrap(), asked);
+        for wrong in ["2", "order", "order=a", "order=-1", "delay=3601", "tries=0", "up=30"] {
+            assert!(autostart(wrong).is_err(), "{wrong}");
+        }
+    }
 
     fn all_mean_something<T: DeserializeOwned + Serialize>(words: &[&str]) {
         for word in words {

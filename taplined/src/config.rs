@@ -53,6 +53,8 @@ pub struct Config {
     pub plug: Plug,
     /// How the storage of repositories is watched.
     pub storage: Storage,
+    /// What is started with the host.
+    pub autostart: Autostart,
     /// The log.
     pub log: Log,
 }
@@ -111,6 +113,16 @@ pub struct Plug {
     pub injected_delays: bool,
 }
 
+/// What is started with the host, beside what has `autostart` itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Autostart {
+    /// Whether disks of machines that others manage are plugged again that were plugged when the host went down.
+    pub plugged: bool,
+    /// Seconds to wait before what could not be started is tried again.
+    pub retry_after: u32,
+}
+
 /// The log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
@@ -153,6 +165,7 @@ impl Default for Config {
             api: Api::default(),
             plug: Plug::default(),
             storage: Storage::default(),
+            autostart: Autostart::default(),
             log: Log::default(),
         }
     }
@@ -190,6 +203,12 @@ impl Default for Storage {
     }
 }
 
+impl Default for Autostart {
+    fn default() -> Autostart {
+        Autostart { plugged: false, retry_after: 20 }
+    }
+}
+
 impl Default for Log {
     fn default() -> Log {
         Log { level: "info".into(), to: LogTo::Stderr, file_size: 16 << 20, files: 4 }
@@ -222,6 +241,7 @@ impl Config {
             ("storage.lost-interval", u64::from(self.storage.lost_interval)),
             ("storage.measure-interval", u64::from(self.storage.measure_interval)),
             ("storage.full-interval", u64::from(self.storage.full_interval)),
+            ("autostart.retry-after", u64::from(self.autostart.retry_after)),
             ("log.file-size", self.log.file_size),
         ];
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {

@@ -16,6 +16,7 @@ use crate::directories;
 use crate::disk::Disks;
 use crate::disk::tool::Tool;
 use crate::http::Answers;
+use crate::idempotency;
 use crate::plug::{self, Plugs};
 use crate::sr::Srs;
 use crate::task::Tasks;
@@ -55,6 +56,8 @@ pub struct Parts {
     pub postponed: vdi::Postponed,
     /// Answers that clients have not read yet.
     pub answers: Answers,
+    /// Requests that may come twice.
+    pub idempotency: idempotency::Turns,
     host: Uuid,
     started: Timestamp,
     /// Held as long as the daemon lives: there is one.
@@ -98,6 +101,7 @@ impl Daemon {
             srs,
             postponed: vdi::Postponed::default(),
             answers: Answers::default(),
+            idempotency: idempotency::Turns::default(),
             host,
             started: Timestamp::now(),
             _locks: locks,
@@ -115,6 +119,7 @@ impl Daemon {
                 vdi::collect(&daemon, sr.uuid);
             }
         }
+        crate::autostart::begin(&daemon).await?;
         tokio::spawn(crate::sr::keep_inventories(daemon.clone()));
         tokio::spawn(crate::sr::seek_lost(daemon.clone()));
         tokio::spawn(crate::sr::watch_space(daemon.clone()));

@@ -8,6 +8,7 @@ mod asker;
 mod events;
 mod extract;
 mod host;
+mod idempotency;
 mod listener;
 mod sr;
 mod task;
@@ -109,7 +110,8 @@ fn router(daemon: Daemon) -> axum::Router {
         let problem = Problem::new(Code::Malformed, "the path has no such method").advise("see docs/openapi.json");
         (StatusCode::METHOD_NOT_ALLOWED, Json(problem))
     };
-    router.fallback(unknown).method_not_allowed_fallback(wrong).with_state(daemon)
+    let router = router.fallback(unknown).method_not_allowed_fallback(wrong);
+    router.layer(axum::middleware::from_fn_with_state(daemon.clone(), idempotency::answer)).with_state(daemon)
 }
 
 /// A body that may be an object without fields may be left out ([`extract`]).

@@ -8,12 +8,14 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod account;
+mod autostart;
 mod config;
 mod daemon;
 mod directories;
 mod disk;
 mod fault;
 mod http;
+mod idempotency;
 mod log;
 mod notify;
 mod panics;
@@ -24,6 +26,7 @@ mod task;
 mod token;
 mod vdi;
 mod vm;
+mod watchdog;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -114,6 +117,7 @@ async fn serve(config: Config) -> Result<(), Problem> {
     let signals = http::Signals::handle()?;
     let listener = http::Listener::bind(&daemon.config, &daemon)?;
     notify::ready();
+    watchdog::begin(daemon.clone());
     tracing::info!(socket = %daemon.config.socket().display(), "serving");
     listener.serve(daemon.clone(), signals).await;
     notify::stopping();

@@ -7,6 +7,11 @@ pub fn ready() {
     say("READY=1");
 }
 
+/// The daemon can do its work ([`crate::watchdog`]).
+pub fn alive() {
+    say("WATCHDOG=1");
+}
+
 /// The daemon ends.
 pub fn stopping() {
     say("STOPPING=1");

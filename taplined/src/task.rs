@@ -6,12 +6,13 @@ pub mod wanted;
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::{Code, Problem, Task, TaskState};
 use repo::Catalogue;
-use repo::catalogue::NewTask;
+use repo::catalogue::{Answered, NewTask, RequestKey};
 use serde_json::Value;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -19,7 +20,7 @@ use uuid::Uuid;
 use self::job::Job;
 use self::wanted::{Want, Wanted};
 use crate::daemon::Daemon;
-use crate::{panics, vdi};
+use crate::{idempotency, panics, vdi};
 
 /// How long tasks may take to end when the daemon does. What has not ended by then is in the journal.
 const TO_STOP: Duration = Duration::from_secs(10);
@@ -34,6 +35,8 @@ pub struct Tasks {
     running: Mutex<HashMap<Uuid, watch::Sender<Wish>>>,
     /// How many run; for whoever waits for the end.
     count: watch::Sender<usize>,
+    /// The daemon ends: what is cancelled now was not by anybody who asks.
+    stopping: AtomicBool,
     /// On which VDIs no merge may begin.
     pub wanted: Wanted,
 }
@@ -62,7 +65,13 @@ enum Wish {
 impl Tasks {
     /// None.
     pub fn new(catalogue: Catalogue) -> Tasks {
-        Tasks { catalogue, running: Mutex::default(), count: watch::channel(0).0, wanted: Wanted::default() }
+        Tasks {
+            catalogue,
+            running: Mutex::default(),
+            count: watch::channel(0).0,
+            stopping: AtomicBool::new(false),
+            wanted: Wanted::default(),
+        }
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<Wish>>> {
@@ -75,7 +84,8 @@ impl Tasks {
         W: FnOnce(Context) -> F + Send + 'static,
         F: Future<Output = Result<Value, Problem>> + Send + 'static,
     {
-        let task = self.catalogue.write(move |tx| tx.add_task(&new)).await?;
+        let key = idempotency::take();
+        let task = self.catalogue.write(move |tx| add_task(tx, &new, key.as_ref())).await?;
         self.run(daemon, task.clone(), None, work);
         Ok(task)
     }
@@ -228,8 +238,14 @@ impl Tasks {
             .await
     }
 
+    /// Whether the daemon ends.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
     /// Cancels what can be cancelled, and waits for all for a while.
     pub async fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
         for cancel in self.running().values() {
             cancel.send_replace(Wish::Cancel);
         }
@@ -299,6 +315,13 @@ impl Context {
             () = self.cancelled() => Err(cancelled()),
         }
     }
+}
+
+/// Records a task, and that it is the answer to the request with this key.
+fn add_task(tx: &mut repo::Tx<'_>, new: &NewTask, key: Option<&RequestKey>) -> Result<Task, Problem> {
+    let task = tx.add_task(new)?;
+    key.map_or(Ok(()), |key| tx.keep_answer(key, &Answered::Task(task.uuid)))?;
+    Ok(task)
 }
 
 /// Runs what may wait for storage or for another program on a thread of its own. What is `tried` is said if that ends.

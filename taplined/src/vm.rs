@@ -95,6 +95,11 @@ impl Vms {
         self.operations.begin(vm)
     }
 
+    /// Waits until nothing is under way with a VM.
+    pub async fn settled(&self, vm: Uuid) {
+        drop(self.operations.wait(vm).await);
+    }
+
     /// Who runs the guests' instructions on this host, as that is for who is to run them.
     async fn accelerator(&self, config: &Config, account: Option<Account>) -> Result<Accelerator, Problem> {
         let find = || async {

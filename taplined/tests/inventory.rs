@@ -272,6 +272,30 @@ fn a_backup_of_the_repository_that_was_put_back_is_told() {
     assert_eq!(vdis(&bed.daemon).len(), 7);
 }
 
+/// Nobody sees the log who only sees that it is lost.
+#[test]
+fn a_repository_that_is_refused_when_the_daemon_starts_says_why_and_what_to_do() {
+    let mut bed = bed();
+    bed.post("detach");
+    let old = fs::read(bed.file()).unwrap();
+    bed.post("attach");
+    bed.create("one");
+    bed.create("two");
+    bed.daemon.kill();
+    fs::write(bed.file(), old).unwrap();
+    bed.daemon.restart();
+    let lost = sr(&bed.daemon, &bed.sr);
+    assert_eq!(lost["state"], "lost", "{lost}");
+    assert!(lost["problem"]["message"].as_str().unwrap().contains("diverged"), "{lost}");
+    assert!(lost["problem"]["advice"].as_str().unwrap().contains("--believe"), "{lost}");
+    let refused = bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "three", "size": 1 << 20 })).1;
+    assert!(refused["message"].as_str().unwrap().contains("diverged"), "{refused}");
+    assert!(refused["advice"].as_str().unwrap().contains("--believe"), "{refused}");
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach?believe=catalogue", bed.sr), json!({})));
+    let attached = sr(&bed.daemon, &bed.sr);
+    assert_eq!((&attached["state"], &attached["problem"]), (&json!("attached"), &Value::Null));
+}
+
 #[test]
 fn a_damaged_inventory_is_written_anew_by_a_catalogue_that_has_all_of_it_and_refused_by_others() {
     let bed = bed();

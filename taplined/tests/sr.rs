@@ -132,6 +132,8 @@ fn what_was_attached_is_attached_again_and_what_has_gone_is_lost_until_it_is_bac
     daemon.restart();
     assert_eq!(sr(&daemon, &stays)["state"], "attached");
     assert_eq!(sr(&daemon, &goes)["state"], "lost");
+    let why = sr(&daemon, &goes)["problem"]["message"].clone();
+    assert!(why.as_str().unwrap().contains(path.to_str().unwrap()), "{why}");
     let scan = daemon.post(&format!("/srs/{goes}/scan"), json!({})).1;
     assert!(scan["code"] == "state" && scan["advice"].as_str().unwrap().contains("storage"), "{scan}");
     // Another directory in its place is not it.
@@ -140,6 +142,7 @@ fn what_was_attached_is_attached_again_and_what_has_gone_is_lost_until_it_is_bac
     fs::remove_dir(&path).unwrap();
     fs::rename(&aside, &path).unwrap();
     wait_until("the repository is found again", || sr(&daemon, &goes)["state"] == "attached");
+    assert_eq!(sr(&daemon, &goes)["problem"], Value::Null);
 }
 
 #[test]
@@ -381,4 +384,17 @@ fn a_server_that_does_not_answer_keeps_nobody_waiting() {
     wait_until("what mount(8) has started is killed with it", || {
         fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "))
     });
+}
+
+/// A copy by shared blocks is made beside its name; whoever is killed in the middle of it leaves that behind.
+#[test]
+fn what_a_killed_daemon_never_finished_is_removed_when_the_repository_is_attached() {
+    let mut daemon = start();
+    daemon.repository("vms");
+    daemon.kill();
+    let name = |format: &str| format!("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d.{format}.unfinished");
+    let paths = ["raw", "vhd"].map(|format| daemon.room().join("vms").join(name(format)));
+    paths.iter().for_each(|path| fs::write(path, "x").unwrap());
+    daemon.restart();
+    assert_eq!(paths.map(|path| path.exists()), [false, true]);
 }

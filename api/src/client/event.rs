@@ -8,7 +8,7 @@ use hyper::Method;
 use hyper::body::{Bytes, Incoming};
 
 use super::Client;
-use super::exchange::{Failure, refusal};
+use super::exchange::{Failure, Known, refusal};
 use super::sse::{Message, Reader};
 use super::target::Target;
 use crate::{Code, Event, Problem};
@@ -92,7 +92,8 @@ impl Events {
     }
 
     async fn connect(&self) -> Result<Stream, Failure> {
-        let response = self.client.send(Method::GET, &Target::new("events"), self.last, Bytes::new()).await?;
+        let last = self.last.map(Known::LastEvent);
+        let response = self.client.send(Method::GET, &Target::new("events"), last, Bytes::new()).await?;
         let status = response.status();
         if status.is_success() {
             return Ok(Stream { body: response.into_body(), reader: Reader::default(), ready: VecDeque::new() });

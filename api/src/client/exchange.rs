@@ -1,6 +1,7 @@
 //! One request and its answer over a connection of their own.
 //!
-//! It knows HTTP and JSON, and no noun. Whatever goes wrong becomes a [`Problem`] that says where the daemon was sought.
+//! It knows HTTP and JSON, and no noun. Whatever goes wrong becomes a [`Problem`] that says where the daemon was
+//! sought.
 
 use std::io;
 use std::path::Path;
@@ -15,6 +16,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
+use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client, Place};
@@ -23,10 +26,17 @@ use crate::{Code, Problem};
 /// How long an answer may take. What takes longer is a task, and a wait for one is shorter.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// How long a daemon may take to be there again that has gone before it answered: its service manager starts it anew.
+const TO_COME_BACK: Duration = Duration::from_secs(15);
+/// How long to rest before it is looked for again.
+const REST: Duration = Duration::from_millis(250);
+
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum Failure {
-    /// The daemon is not there, or has gone before it answered.
+    /// The daemon is not there: it has not heard of the request.
+    Absent(Problem),
+    /// The daemon has gone before it answered, or the way to it.
     Gone(Problem),
     /// It has refused.
     Refused(Problem),
@@ -35,9 +45,18 @@ pub enum Failure {
 impl From<Failure> for Problem {
     fn from(failure: Failure) -> Problem {
         match failure {
-            Failure::Gone(problem) | Failure::Refused(problem) => problem,
+            Failure::Absent(problem) | Failure::Gone(problem) | Failure::Refused(problem) => problem,
         }
     }
+}
+
+/// What a request says of those before it.
+#[derive(Clone, Copy, Debug)]
+pub enum Known {
+    /// The last event that has come.
+    LastEvent(u64),
+    /// The key of a request that may have come already.
+    Key(Uuid),
 }
 
 /// A whole answer that is no refusal.
@@ -106,9 +125,26 @@ impl Client {
             .advise("see that tapline and taplined are of one version, and restart taplined")
     }
 
+    /// A whole answer. It is asked for once more if the daemon has gone before it answered; by its key the daemon, or
+    /// the one after it, knows that a change is the same.
     async fn whole(&self, method: Method, target: &Target, body: Bytes) -> Result<Whole, Failure> {
+        let key = (method != Method::GET).then(Uuid::new_v4);
+        let first = self.once(method.clone(), target, key, body.clone()).await;
+        let Err(Failure::Gone(why)) = first else { return first };
+        let begun = Instant::now();
+        loop {
+            match self.once(method.clone(), target, key, body.clone()).await {
+                Err(Failure::Absent(_)) if begun.elapsed() < TO_COME_BACK => tokio::time::sleep(REST).await,
+                // Whether it was done, the first failure says better.
+                Err(Failure::Absent(_) | Failure::Gone(_)) => return Err(Failure::Gone(why)),
+                answered => return answered,
+            }
+        }
+    }
+
+    async fn once(&self, method: Method, target: &Target, key: Option<Uuid>, body: Bytes) -> Result<Whole, Failure> {
         let all = async {
-            let response = self.send(method, target, None, body).await?;
+            let response = self.send(method, target, key.map(Known::Key), body).await?;
             let status = response.status();
             let body = response.into_body().collect().await.map_err(|error| self.broken(&error))?.to_bytes();
             if status.is_success() { Ok(Whole { status, body }) } else { Err(Failure::Refused(refusal(status, &body))) }
@@ -124,7 +160,7 @@ impl Client {
         &self,
         method: Method,
         target: &Target,
-        last_event: Option<u64>,
+        known: Option<Known>,
         body: Bytes,
     ) -> Result<Response<Incoming>, Failure> {
         let mut request = Request::builder().method(method).uri(target.as_str());
@@ -141,9 +177,11 @@ impl Client {
         if !body.is_empty() {
             request = request.header("content-type", "application/json");
         }
-        if let Some(seq) = last_event {
-            request = request.header("last-event-id", seq);
-        }
+        request = match known {
+            Some(Known::LastEvent(seq)) => request.header("last-event-id", seq),
+            Some(Known::Key(key)) => request.header("idempotency-key", key.to_string()),
+            None => request,
+        };
         let request = request
             .body(Full::new(body))
             .map_err(|error| Failure::Refused(Problem::failed(format_args!("ask for {}", target.as_str()), error)))?;
@@ -183,7 +221,7 @@ fn unreachable(socket: &Path, error: &io::Error) -> Failure {
     }
     let start = "start it with «systemctl start taplined»; if it listens elsewhere, name its socket \
                  (--socket PATH or TAPLINE_SOCKET)";
-    Failure::Gone(Problem::new(Code::Failed, what).advise(start))
+    Failure::Absent(Problem::new(Code::Failed, what).advise(start))
 }
 
 /// What a status that is no success says.
@@ -213,5 +251,60 @@ mod test {
     fn a_refusal_by_something_else_than_the_daemon_names_its_status() {
         let problem = refusal(StatusCode::BAD_GATEWAY, b"<html>");
         assert_eq!((problem.code, problem.message.contains("502")), (Code::Failed, true));
+    }
+
+    /// What a daemon hears at a socket, connection by connection; those that are not answered are closed.
+    fn hear(socket: &Path, answers: Vec<Option<&'static str>>) -> tokio::task::JoinHandle<Vec<String>> {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::UnixListener::bind(socket).unwrap();
+        tokio::spawn(async move {
+            let mut heard = Vec::new();
+            for answer in answers {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut text = vec![0; 4096];
+                let len = stream.read(&mut text).await.unwrap();
+                heard.push(String::from_utf8_lossy(&text[..len]).into_owned());
+                if let Some(answer) = answer {
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                }
+            }
+            heard
+        })
+    }
+
+    const NULL: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnull";
+
+    #[tokio::test]
+    async fn a_change_is_asked_once_more_with_its_key_when_the_connection_breaks() {
+        let room = tempfile::tempdir().unwrap();
+        let socket = room.path().join("socket");
+        let heard = hear(&socket, vec![None, Some(NULL), Some(NULL)]);
+        let client = Client::new(&socket);
+        let target = Target::new("vdis");
+        let change = || client.change::<serde_json::Value>(Method::POST, &target, &());
+        change().await.unwrap();
+        change().await.unwrap();
+        let heard = heard.await.unwrap();
+        let key = |text: &str| text.lines().find_map(|line| line.strip_prefix("idempotency-key: ").map(str::to_owned));
+        let keys: Vec<String> = heard.iter().map(|text| key(text).unwrap()).collect();
+        assert!(keys[0] == keys[1] && keys[1] != keys[2], "{keys:?}");
+    }
+
+    #[tokio::test]
+    async fn a_change_is_not_asked_a_third_time_and_a_refusal_is_an_answer() {
+        let room = tempfile::tempdir().unwrap();
+        let socket = room.path().join("socket");
+        let refusal = "HTTP/1.1 409 Conflict\r\ncontent-length: 0\r\n\r\n";
+        let heard = hear(&socket, vec![None, None, Some(refusal)]);
+        let client = Client::new(&socket);
+        let target = Target::new("vdis/1");
+        let change = || client.change::<serde_json::Value>(Method::DELETE, &target, &());
+        let broken = change().await.unwrap_err();
+        assert!(broken.message.contains("has gone before it answered"), "{broken}");
+        assert!(change().await.unwrap_err().message.contains("409"));
+        assert_eq!(heard.await.unwrap().len(), 3);
+        // Nobody is there: it has not been heard at all.
+        std::fs::remove_file(&socket).unwrap();
+        assert!(change().await.unwrap_err().message.contains("cannot reach"));
     }
 }

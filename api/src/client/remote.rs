@@ -116,7 +116,7 @@ impl Remote {
             let start = "see that taplined runs there, that api.listen in its configuration names this port, and that no \
                          firewall is in between";
             let what = format!("cannot reach taplined at {self}: {error}");
-            return Failure::Gone(Problem::new(Code::Failed, what).advise(start));
+            return Failure::Absent(Problem::new(Code::Failed, what).advise(start));
         };
         match tls {
             // The latter: somebody of that name, but not the one who signed; the file is older than the certificate, for example.

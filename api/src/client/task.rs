@@ -35,7 +35,7 @@ impl Client {
             match self.look(&target).await {
                 Ok(task) => return Ok(task),
                 Err(Failure::Refused(problem)) => return Err(problem),
-                Err(Failure::Gone(problem)) => {
+                Err(Failure::Absent(problem) | Failure::Gone(problem)) => {
                     if away_since.get_or_insert_with(Instant::now).elapsed() > AWAY {
                         return Err(problem);
                     }

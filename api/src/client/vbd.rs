@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Problem, Vbd, VbdCreate, VbdUnplug, VbdUpgraded, Vbds};
+use crate::{Problem, Vbd, VbdCreate, VbdPatch, VbdUnplug, VbdUpgraded, Vbds};
 
 const VBDS: &str = "vbds";
 
@@ -52,6 +52,11 @@ impl Client {
     /// Makes one, which is not plugged.
     pub async fn vbd_create(&self, asked: &VbdCreate) -> Result<Answer<Vbd>, Problem> {
         self.begin(Method::POST, &Target::new(VBDS), asked).await
+    }
+
+    /// Changes one.
+    pub async fn vbd_set(&self, uuid: Uuid, asked: &VbdPatch) -> Result<Vbd, Problem> {
+        self.change(Method::PATCH, &Target::object(VBDS, uuid), asked).await
     }
 
     /// Serves it.

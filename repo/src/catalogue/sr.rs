@@ -9,7 +9,7 @@ use super::inventory::Noted;
 use super::row::{Id, Json, Time, Word, text};
 use super::{Tx, View, not_found};
 
-const COLUMNS: &str = "uuid, name, description, source, state, variant, space, reserve, created";
+const COLUMNS: &str = "uuid, name, description, source, state, variant, space, reserve, problem, created";
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
     Ok(Sr {
@@ -21,8 +21,19 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
         variant: row.get::<_, Option<Json<_>>>("variant")?.map(|json| json.0),
         space: row.get::<_, Option<Json<_>>>("space")?.map(|json| json.0),
         reserve: row.get("reserve")?,
+        problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
         created: row.get::<_, Time>("created")?.0,
     })
+}
+
+/// One that is lost cannot be used, for the reason for which it is.
+fn lost(sr: &Sr) -> Problem {
+    let what = format!("the repository «{}» ({}) is lost", sr.name, sr.uuid);
+    let Some(why) = &sr.problem else {
+        return Problem::new(Code::State, what).advise("bring its storage back, then attach it again");
+    };
+    let advice = why.advice.clone().unwrap_or_else(|| "bring its storage back: it is attached again by itself".into());
+    Problem::new(Code::State, format!("{what}: {why}")).advise(advice)
 }
 
 impl View<'_> {
@@ -47,7 +58,7 @@ impl View<'_> {
         let (why, advice) = match sr.state {
             SrState::Attached => return Ok(sr),
             SrState::Detached => ("is not attached", "attach it first"),
-            SrState::Lost => ("is lost: what it lies on has gone", "bring its storage back, then attach it again"),
+            SrState::Lost => return Err(lost(&sr)),
         };
         Err(Problem::new(Code::State, format!("the repository «{}» ({uuid}) {why}", sr.name)).advise(advice))
     }
@@ -104,7 +115,7 @@ impl Tx<'_> {
             return Err(Problem::new(Code::Exists, what).advise("attach it, or forget it first"));
         }
         self.execute(
-            "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created)",
+            "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created, NULL)",
             named_params! {
                 ":uuid": Id(sr.uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
                 ":source": Json(&sr.source), ":state": Word(sr.state), ":variant": sr.variant.as_ref().map(Json),
@@ -139,10 +150,17 @@ impl Tx<'_> {
     pub fn set_sr_state(&mut self, uuid: Uuid, state: SrState, variant: Option<&Variant>) -> Result<(), Problem> {
         self.sr(uuid)?;
         self.execute(
-            "UPDATE sr SET state = ?2, variant = coalesce(?3, variant) WHERE uuid = ?1",
+            "UPDATE sr SET state = ?2, variant = coalesce(?3, variant), problem = NULL WHERE uuid = ?1",
             (Id(uuid), Word(state), variant.map(Json)),
         )?;
         self.touch(ObjectKind::Sr, uuid, Change::Changed);
+        Ok(())
+    }
+
+    /// A repository that should be attached is not; one that was lost before may be for another reason.
+    pub fn set_sr_lost(&mut self, uuid: Uuid, why: &Problem) -> Result<(), Problem> {
+        self.set_sr_state(uuid, SrState::Lost, None)?;
+        self.execute("UPDATE sr SET problem = ?2 WHERE uuid = ?1", (Id(uuid), Json(why)))?;
         Ok(())
     }
 

@@ -27,6 +27,7 @@ fn sr() -> Sr {
         variant: None,
         space: None,
         reserve: 0,
+        problem: None,
         created: Timestamp::now(),
     }
 }

@@ -4,6 +4,7 @@ use api::{AbsolutePath, Change, Code, Driver, Mode, ObjectKind, Problem, Transpo
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
+use super::autostart::check_autostart;
 use super::image::ImageState;
 use super::row::{Id, Json, Time, Word, text};
 use super::{Tx, View, not_found};
@@ -28,6 +29,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vbd> {
         bootable: row.get("bootable")?,
         transport: row.get::<_, Word<_>>("transport")?.0,
         queues: row.get("queues")?,
+        autostart: row.get::<_, Option<Json<_>>>("autostart")?.map(|json| json.0),
         state: row.get::<_, Word<_>>("state")?.0,
         socket: socket.is_some().then(|| text(row, "socket")).transpose()?,
         pid: row.get("pid")?,
@@ -104,6 +106,7 @@ impl Tx<'_> {
     pub fn add_vbd(&mut self, vbd: &Vbd) -> Result<(), Problem> {
         let vdi = self.find_vdi(vbd.vdi)?.ok_or_else(|| not_found(ObjectKind::Vdi, vbd.vdi).field("vdi"))?;
         check_use(vbd, &vdi)?;
+        check_autostart(vbd)?;
         if vbd.position > 254 {
             return Err(Problem::new(Code::Invalid, "a position is 0 to 254").field("position"));
         }
@@ -124,11 +127,12 @@ impl Tx<'_> {
         }
         self.execute(
             "INSERT INTO vbd VALUES (:uuid, :vm, :vdi, :position, :mode, :bootable, :transport, :queues, :state,
-             NULL, NULL, NULL, 0, FALSE, NULL, :created)",
+             NULL, NULL, NULL, 0, FALSE, NULL, :created, :autostart, FALSE)",
             named_params! {
                 ":uuid": Id(vbd.uuid), ":vm": vbd.vm.map(Id), ":vdi": Id(vbd.vdi), ":position": vbd.position,
                 ":mode": Word(vbd.mode), ":bootable": vbd.bootable, ":transport": Word(vbd.transport),
                 ":queues": vbd.queues, ":state": Word(VbdState::Unplugged), ":created": Time(vbd.created),
+                ":autostart": vbd.autostart.map(Json),
             },
         )?;
         self.touch(ObjectKind::Vbd, vbd.uuid, Change::Added);
@@ -165,6 +169,7 @@ impl Tx<'_> {
         }
         self.take_lease(vbd.vdi, uuid, vbd.mode)?;
         self.check_not_stuck(vbd.vdi)?;
+        self.forget_drained(uuid)?;
         self.set_vbd_state(uuid, VbdState::Plugging, None)?;
         self.vbd(uuid)
     }

@@ -27,6 +27,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vm> {
         vcpus: row.get("vcpus")?,
         boot: row.get::<_, Json<_>>("boot")?.0,
         platform: row.get::<_, Json<_>>("platform")?.0,
+        autostart: row.get::<_, Option<Json<_>>>("autostart")?.map(|json| json.0),
         power: row.get::<_, Word<_>>("power")?.0,
         pid: row.get("pid")?,
         handle: row.get("handle")?,
@@ -77,11 +78,12 @@ impl Tx<'_> {
     pub fn add_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
-             NULL, NULL, NULL, NULL, NULL, :created)",
+             NULL, NULL, NULL, NULL, NULL, :created, :autostart)",
             named_params! {
                 ":uuid": Id(vm.uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":driver": Word(vm.driver), ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot),
                 ":platform": Json(&vm.platform), ":power": Word(vm.power), ":created": Time(vm.created),
+                ":autostart": vm.autostart.map(Json),
             },
         )?;
         self.touch(ObjectKind::Vm, vm.uuid, Change::Added);
@@ -103,12 +105,14 @@ impl Tx<'_> {
         vm.vcpus = patch.vcpus.map_or(vm.vcpus, u32::from);
         vm.boot = patch.boot.clone().unwrap_or(vm.boot);
         vm.platform = patch.platform.clone().unwrap_or(vm.platform);
+        vm.autostart = patch.autostart.unwrap_or(vm.autostart);
         self.execute(
             "UPDATE vm SET name = :name, description = :description, memory = :memory, vcpus = :vcpus, boot = :boot,
-             platform = :platform WHERE uuid = :uuid",
+             platform = :platform, autostart = :autostart WHERE uuid = :uuid",
             named_params! {
                 ":uuid": Id(uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot), ":platform": Json(&vm.platform),
+                ":autostart": vm.autostart.map(Json),
             },
         )?;
         self.touch(ObjectKind::Vm, uuid, Change::Changed);

@@ -109,6 +109,12 @@ impl Hand {
         self
     }
 
+    /// A job that is handed all, for a test that runs it itself; and the daemon's end, with which it may end.
+    pub fn apart(self) -> (Command, OwnedFd) {
+        let Hand { command, daemon } = self.message(r#"{"end":true}"#, &[]);
+        (command, daemon)
+    }
+
     /// Runs a job to its end.
     pub fn run(self) -> Said {
         let Hand { mut command, daemon } = self.message(r#"{"end":true}"#, &[]);

@@ -46,7 +46,7 @@ pub async fn show(session: &Session, which: &str) -> Result<(), Problem> {
         return session.value(&inventory);
     }
     let Inventory { sr, name, generation, images, vdis, .. } = inventory;
-    print(&format!("sr '{name}' ({sr}), generation {generation}\n"))?;
+    print(&api::visible(&format!("sr '{name}' ({sr}), generation {generation}\n")))?;
     let file_of = |uuid| images.iter().find(|image| image.uuid == uuid).map(|image| image.file.clone());
     let mut lines: Vec<Line> = images
         .iter()

@@ -106,7 +106,7 @@ fn sr_create_names_the_place_as_the_api_has_it() {
 
 #[test]
 fn words_that_make_no_sense_are_refused_before_anything_is_asked() {
-    let wrong: [&[&str]; 15] = [
+    let wrong: [&[&str]; 18] = [
         &["sr", "create", "fast"],
         &["sr", "create", "fast", "--dir", "/a", "--iso", "/b"],
         &["sr", "create", "fast", "--smb", "//nas/vms"],
@@ -122,6 +122,9 @@ fn words_that_make_no_sense_are_refused_before_anything_is_asked() {
         &["vm", "set", "a"],
         &["vm", "set", "a", "--kernel", "/a", "--boot-disk"],
         &["vm", "set", "a", "--initrd", "/a", "--boot-disk"],
+        &["vm", "set", "a", "--autostart=tries=0"],
+        &["vm", "set", "a", "--autostart", "--no-autostart"],
+        &["vbd", "set", "0000"],
     ];
     let played = Played::new([]);
     for words in wrong {
@@ -293,6 +296,23 @@ fn verbs_of_a_vm_ask_their_routes() {
         "platform": {"usb": "true"}});
     assert_eq!(asked[0].body, body);
     assert_eq!(asked[5].body, json!({"force": false, "timeout": 30}));
+}
+
+#[test]
+fn what_is_started_with_the_host_is_set_and_taken_back() {
+    let vms = || ok("PATCH", &format!("vms/{VM}"), &vm(1, "web"));
+    let vbds = || ok("PATCH", &format!("vbds/{VBD}"), &vbd(1));
+    let played = Played::new([vms(), vms(), vms(), vbds(), vbds()]);
+    for words in [["--autostart"], ["--autostart=order=2,delay=30"], ["--no-autostart"]] {
+        assert_eq!(out(&played.run(&[&["vm", "set", VM][..], &words].concat())), "");
+    }
+    for words in [["--autostart=tries=9"], ["--no-autostart"]] {
+        assert_eq!(out(&played.run(&[&["vbd", "set", VBD][..], &words].concat())), "");
+    }
+    let how = |order, delay, tries| json!({"autostart": {"order": order, "delay": delay, "tries": tries}});
+    let none = json!({ "autostart": null });
+    let wanted = [how(0, 0, 5), how(2, 30, 5), none.clone(), how(0, 0, 9), none];
+    assert_eq!(played.asked().into_iter().map(|asked| asked.body).collect::<Vec<_>>(), wanted);
 }
 
 #[test]

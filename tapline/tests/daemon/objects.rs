@@ -46,6 +46,7 @@ pub fn sr(number: u128, name: &str) -> Sr {
             measured: "2026-11-22T12:00:00Z".parse().unwrap(),
         }),
         reserve: 10 << 30,
+        problem: None,
         created: "2026-11-22T10:00:00Z".parse().unwrap(),
     }
 }
@@ -82,6 +83,7 @@ pub fn vbd(number: u128) -> Vbd {
         bootable: true,
         transport: Transport::VhostUser,
         queues: 2,
+        autostart: None,
         state: VbdState::Plugged,
         socket: Some("/run/tapline/vbd/1.sock".parse().unwrap()),
         pid: Some(77),
@@ -103,6 +105,7 @@ pub fn vm(number: u128, name: &str) -> Vm {
         vcpus: 2,
         boot: api::Boot::Disk,
         platform: [("usb".to_owned(), "true".to_owned()), ("parallel".to_owned(), "none".to_owned())].into(),
+        autostart: None,
         power: api::Power::Halted,
         pid: None,
         handle: None,

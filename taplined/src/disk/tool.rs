@@ -76,12 +76,14 @@ impl Tool {
     ) -> Result<Value, Problem> {
         let mut all: Vec<OsString> = vec!["image".into()];
         all.extend(words);
-        all.extend(["--json".into(), "--handed".into(), "--confine".into()]);
+        // It ends with us: the next daemon does it again or undoes it, and finds nothing locked.
+        all.extend(["--json", "--handed", "--confine", "--end-with-input"].map(OsString::from));
         let (stdin, ready) = handing.prepare(&self.redo)?;
         let mut starting = self.starting(&all)?;
         starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = starting.start()?;
         child.id().into_iter().for_each(oom::make_normal);
+        // With it our end of its standard input stays open until it has ended.
         let sent = tokio::task::spawn_blocking(move || ready.send());
         let (output, words) = read_both(&mut child, told).await?;
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;

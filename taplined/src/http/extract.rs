@@ -38,7 +38,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 }
 
 /// All of a body. Who stops in the middle of it would have a connection for as long as it likes.
-async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, Problem> {
+pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, Problem> {
     let what = match tokio::time::timeout(patience, axum::body::to_bytes(body, BODY_MAX)).await {
         Ok(Ok(bytes)) => return Ok(bytes),
         Ok(Err(_)) => format!("a body has at most {BODY_MAX} bytes, and all that were announced"),

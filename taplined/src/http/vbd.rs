@@ -1,6 +1,6 @@
 //! `/vbds`.
 
-use api::{Code, Driver, Mode, Problem, Task, Transport, Vbd, VbdCreate, VbdState, VbdUnplug, Vbds};
+use api::{Code, Driver, Mode, Problem, Task, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,6 +16,7 @@ use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
 use crate::disk::place::Place;
+use crate::idempotency;
 use crate::plug;
 use crate::vm::{self, Reader};
 
@@ -26,7 +27,7 @@ const QUEUES_DEFAULT_MAX: u16 = 4;
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(list, create))
-        .routes(routes!(show, destroy))
+        .routes(routes!(show, patch, destroy))
         .routes(routes!(plug_one))
         .routes(routes!(unplug_one))
         .routes(routes!(upgrade))
@@ -81,7 +82,7 @@ async fn create(
     State(daemon): State<Daemon>,
     Body(asked): Body<VbdCreate>,
 ) -> Result<(StatusCode, Json<Vbd>), Refusal> {
-    let made = daemon.catalogue.write(move |tx| {
+    let made = idempotency::make(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
         let vbd = made_of(asked, tx)?;
         tx.add_vbd(&vbd)?;
         Ok(vbd)
@@ -115,8 +116,19 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
         mode: asked.mode.unwrap_or(if vdi.read_only { Mode::ReadOnly } else { Mode::ReadWrite }),
         bootable: asked.bootable.unwrap_or(vm.is_some() && position == 0),
         queues: asked.queues.unwrap_or(queues),
+        autostart: asked.autostart,
         ..Vbd::unplugged(asked.vdi, transport)
     })
+}
+
+/// Changes whether a VBD that no VM has is plugged by itself when the host was started.
+#[utoipa::path(
+    patch, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_patch", params(("uuid" = Uuid, Path)),
+    request_body = VbdPatch,
+    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VbdPatch>) -> Result<Json<Vbd>, Refusal> {
+    Ok(Json(daemon.catalogue.write(move |tx| tx.patch_vbd(uuid, &patch)).await?))
 }
 
 /// Forgets a VBD, which must be unplugged.

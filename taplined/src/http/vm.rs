@@ -17,6 +17,7 @@ use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
 use crate::disk::place::Place;
+use crate::idempotency;
 use crate::vm;
 
 /// The routes.
@@ -78,6 +79,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
         vcpus: asked.vcpus.into(),
         boot: asked.boot,
         platform: asked.platform,
+        autostart: asked.autostart,
         power: Power::Halted,
         pid: None,
         handle: None,
@@ -85,9 +87,11 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
         created: Timestamp::now(),
     };
     vm::check(&daemon.config, &made)?;
-    let kept = made.clone();
-    daemon.catalogue.write(move |tx| tx.add_vm(&kept)).await?;
-    Ok((StatusCode::CREATED, Json(made)))
+    let made = idempotency::make(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+        tx.add_vm(&made)?;
+        Ok(made)
+    });
+    Ok((StatusCode::CREATED, Json(made.await?)))
 }
 
 /// Changes a VM; its hardware only while it is halted.

@@ -21,6 +21,7 @@ pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem>
     let new = NewTask { uuid: Uuid::new_v4(), verb: "host-drain", about: Vec::new(), cancellable: true, intent: None };
     let at_work = daemon.clone();
     let work = move |context: Context| async move {
+        at_work.catalogue.write(|tx| tx.note_drained()).await?;
         end_vms(&at_work, patience).await?;
         let gently = tokio::time::timeout(patience, async {
             let vbds = left(&at_work).await?;

@@ -132,6 +132,7 @@ mod test {
             bootable: false,
             transport,
             queues: 1,
+            autostart: None,
             state: api::VbdState::Plugged,
             socket: None,
             pid: Some(4),

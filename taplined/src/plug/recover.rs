@@ -21,7 +21,7 @@ use crate::reconcile::stray::{self, Found};
 use crate::reconcile::{self, Heal};
 use crate::task::blocking;
 
-/// Under which the catalogue keeps the identity of the host's present life.
+/// The file in the run directory that says in which life of the host a daemon has run.
 const BOOT: &str = "boot";
 
 /// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done.
@@ -88,19 +88,19 @@ async fn alone(
     Ok(serves)
 }
 
-/// Whether the host has started since a daemon last did.
+/// Whether the host has started since a daemon last did. What is to be started then is noted with it.
 async fn has_rebooted(daemon: &Daemon) -> Result<bool, Problem> {
     let path = "/proc/sys/kernel/random/boot_id";
     let now = fs::read_to_string(path).map_err(|error| Problem::failed(format_args!("read {path}"), error))?;
     let now = now.trim().to_owned();
-    daemon
-        .catalogue
-        .write(move |tx| {
-            let before = tx.meta(BOOT)?;
-            tx.set_meta(BOOT, &now)?;
-            Ok(before.is_some_and(|before| before != now))
-        })
-        .await
+    // Told apart from a catalogue of before this boot that was put back since.
+    let mark = daemon.config.run_directory.join(BOOT);
+    let first = fs::read_to_string(&mark).map_or(true, |marked| marked != now);
+    let (again, noted) = (daemon.config.autostart.plugged, now.clone());
+    let rebooted = daemon.catalogue.write(move |tx| tx.note_boot(&noted, first, again)).await?;
+    // Behind the commit: who dies in between leaves what is to be started to the next.
+    fs::write(&mark, now).map_err(|error| Problem::failed(format_args!("write {}", mark.display()), error))?;
+    Ok(rebooted)
 }
 
 async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted: bool) -> Result<(), Problem> {

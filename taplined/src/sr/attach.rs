@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{AbsolutePath, Code, Problem, Sr, SrBelieve, SrState};
+use api::{AbsolutePath, Code, Problem, Sr, SrBelieve, SrSource, SrState};
 use repo::driver::{self, Attached, Directory};
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -61,6 +61,9 @@ impl Srs {
         }
         let Attached { directory, variant } = self.open_it(&sr).await?;
         let directory = Arc::new(directory);
+        if !variant.read_only && !matches!(sr.source, SrSource::Iso { .. }) {
+            self.clear(&sr, &directory).await;
+        }
         let examined = match self.examine(&sr, &directory, &variant, believe).await {
             Ok(examined) => examined,
             Err(problem) => {
@@ -92,6 +95,17 @@ impl Srs {
         self.remember_space(&sr);
         self.measure_now(uuid).await;
         Ok(())
+    }
+
+    /// Removes what a daemon before this one was making when it was killed. That it cannot be keeps nobody from the
+    /// rest.
+    async fn clear(&self, sr: &Sr, directory: &Arc<Directory>) {
+        let at = directory.clone();
+        match self.patience.ask(sr.uuid, "clear up", move || at.remove_unfinished()).await {
+            Ok(removed) if removed.is_empty() => {}
+            Ok(removed) => tracing::info!(sr = %sr.uuid, ?removed, "files that were never finished are removed"),
+            Err(problem) => tracing::warn!(sr = %sr.uuid, "files that were never finished may be left: {problem}"),
+        }
     }
 
     /// Detaches a repository that nobody uses; if it cannot be, it stays attached.
@@ -169,16 +183,17 @@ impl Srs {
         }
     }
 
-    /// What a repository lies on has gone.
+    /// What a repository lies on has gone, or is not what it was.
     pub(super) async fn lose(&self, sr: &Sr, why: &Problem) -> Result<(), Problem> {
         let uuid = sr.uuid;
         self.open().remove(&uuid);
         self.leave_log(uuid);
-        if sr.state == SrState::Lost {
+        if sr.state == SrState::Lost && sr.problem.as_ref() == Some(why) {
             return Ok(());
         }
         tracing::error!(sr = %uuid, name = %sr.name, "the repository is lost: {why}");
-        self.catalogue.write(move |tx| tx.set_sr_state(uuid, SrState::Lost, None)).await
+        let why = why.clone();
+        self.catalogue.write(move |tx| tx.set_sr_lost(uuid, &why)).await
     }
 
     /// Where a repository lies, for those who remove it.

@@ -180,5 +180,6 @@ impl<const KEPT: bool> Job for Make<KEPT> {
 /// What a repository is before it is made.
 pub fn new_sr(uuid: Uuid, name: api::Name, description: api::Description, source: api::SrSource, reserve: u64) -> Sr {
     let created = jiff::Timestamp::now();
-    Sr { uuid, name, description, source, state: SrState::Attached, variant: None, space: None, reserve, created }
+    let state = SrState::Attached;
+    Sr { uuid, name, description, source, state, variant: None, space: None, reserve, problem: None, created }
 }

@@ -30,12 +30,20 @@ pub async fn seek_lost(daemon: Daemon) {
         tokio::time::sleep(daemon.srs.intervals.lost).await;
         for sr in lost {
             let Ok(_claim) = daemon.srs.claim(sr.uuid, "looked for") else { continue };
+            // Somebody may have attached or detached it meanwhile.
+            let now = daemon.catalogue.read(move |view| view.sr(sr.uuid)).await;
+            let Some(sr) = now.ok().filter(|sr| sr.state == SrState::Lost) else { continue };
             match daemon.srs.attach(sr.uuid).await {
                 Ok(()) => {
                     tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is there again");
                     crate::vdi::collect(&daemon, sr.uuid);
                 }
-                Err(problem) => tracing::debug!(sr = %sr.uuid, "still lost: {problem}"),
+                Err(problem) => {
+                    tracing::debug!(sr = %sr.uuid, "still lost: {problem}");
+                    if let Err(problem) = daemon.srs.lose(&sr, &problem).await {
+                        tracing::warn!(sr = %sr.uuid, "why it is lost could not be recorded: {problem}");
+                    }
+                }
             }
         }
     }

@@ -28,6 +28,7 @@ fn repository(uuid: Uuid, path: &str) -> Sr {
         variant: None,
         space: None,
         reserve: 0,
+        problem: None,
         created: Timestamp::now(),
     }
 }

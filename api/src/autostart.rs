@@ -1,0 +1,82 @@
+//! What is started by itself when the host was.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+
+/// An hour: whoever waits longer for something does not wait for its start.
+const DELAY_MAX: u32 = 3600;
+const TRIES_MAX: u8 = 100;
+/// Storage over a network may be there later than this host.
+const TRIES: u8 = 5;
+
+/// That a VM is started, or a VBD that no VM has is plugged, when the host was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Autostart {
+    /// Its place in the order, the lowest first. What has the same number is started at one time.
+    #[serde(default)]
+    pub order: u16,
+    /// Seconds to wait when it was started before what has a higher number is.
+    #[serde(default, deserialize_with = "delay")]
+    #[schema(maximum = 3600)]
+    pub delay: u32,
+    /// How often it is tried.
+    #[serde(default = "usual_tries", deserialize_with = "tries")]
+    #[schema(minimum = 1, maximum = 100)]
+    pub tries: u8,
+}
+
+impl Default for Autostart {
+    fn default() -> Autostart {
+        Autostart { order: 0, delay: 0, tries: TRIES }
+    }
+}
+
+fn usual_tries() -> u8 {
+    TRIES
+}
+
+fn delay<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        seconds if seconds > DELAY_MAX => Err(D::Error::custom(format!("a delay is at most {DELAY_MAX} seconds"))),
+        seconds => Ok(seconds),
+    }
+}
+
+fn tries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    match u8::deserialize(deserializer)? {
+        tries if (1..=TRIES_MAX).contains(&tries) => Ok(tries),
+        _ => Err(D::Error::custom(format!("tries are 1 to {TRIES_MAX}"))),
+    }
+}
+
+/// A field of a change that can be left out, or be null to take away what is there.
+pub(crate) fn change<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Autostart>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::VmPatch;
+
+    #[test]
+    fn what_is_left_out_is_usual_and_what_makes_no_sense_is_refused() {
+        let parse = |text: &str| serde_json::from_str::<Autostart>(text);
+        assert_eq!(parse("{}").unwrap(), Autostart::default());
+        assert_eq!(parse(r#"{"order":2,"delay":30,"tries":1}"#).unwrap(), Autostart { order: 2, delay: 30, tries: 1 });
+        for wrong in [r#"{"delay":3601}"#, r#"{"tries":0}"#, r#"{"tries":101}"#, r#"{"order":-1}"#, r#"{"up":1}"#] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_change_takes_it_away_or_leaves_it() {
+        let parse = |text: &str| serde_json::from_str::<VmPatch>(text).unwrap().autostart;
+        assert_eq!((parse("{}"), parse(r#"{"autostart":null}"#)), (None, Some(None)));
+        assert_eq!(parse(r#"{"autostart":{}}"#), Some(Some(Autostart::default())));
+        let taken = serde_json::to_string(&VmPatch { autostart: Some(None), ..VmPatch::default() }).unwrap();
+        assert_eq!(taken, r#"{"autostart":null}"#);
+    }
+}

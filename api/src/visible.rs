@@ -1,0 +1,51 @@
+//! Text as people may see it: nothing in it moves the cursor, turns the writing round or cannot be seen.
+//!
+//! Names are whatever people call their things, in any script; programs are told them as they are. Where they are
+//! shown, one must not look like another, or like what the program says itself.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// Whether a character does something else than being seen: controls but the line feed and the tab, marks of direction,
+/// what has no width. Those that choose how an emoji is drawn are seen by that.
+fn is_unseen(char: char) -> bool {
+    match char {
+        '\n' | '\t' => false,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' => true,
+        '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' => true,
+        '\u{3164}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' => true,
+        '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}' => true,
+        char => char.is_control(),
+    }
+}
+
+/// The text with what is not to be seen as `\u{202e}`.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_unseen) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len().saturating_add(16));
+    for char in text.chars() {
+        match is_unseen(char) {
+            // Writing to a string does not fail.
+            true => write!(shown, "{}", char.escape_unicode()).unwrap_or_default(),
+            false => shown.push(char),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn what_is_not_seen_is_told_and_the_rest_is_as_it_was() {
+        for plain in ["web root №1", "データ", "شبكة", "a\n\tb", "❤\u{fe0f}", ""] {
+            assert!(matches!(visible(plain), Cow::Borrowed(same) if same == plain), "{plain}");
+        }
+        assert_eq!(visible("web\u{202e}gpj.exe"), "web\\u{202e}gpj.exe");
+        assert_eq!(visible("a\u{200b}b\u{1b}[2K"), "a\\u{200b}b\\u{1b}[2K");
+        assert_eq!(visible("\u{feff}\u{2066}\u{e0041}"), "\\u{feff}\\u{2066}\\u{e0041}");
+    }
+}

@@ -1,0 +1,118 @@
+//! What is started by itself when the host was.
+//!
+//! What is to be is recorded in the commit that notes the host's new life, and struck off one by one: a daemon that
+//! dies meanwhile leaves the rest to the next. A daemon that is only started again finds nothing to start.
+
+use api::{Autostart, Change, Code, ObjectKind, Problem, Vbd, VbdPatch};
+use uuid::Uuid;
+
+use super::row::{Id, Json};
+use super::{Tx, View};
+
+/// Under which the identity of the host's present life is kept.
+const BOOT: &str = "boot";
+
+/// Something that is still to be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToStart {
+    /// A VM.
+    Vm(Uuid, Autostart),
+    /// A VBD that no VM has.
+    Vbd(Uuid, Autostart),
+}
+
+impl ToStart {
+    /// What it is.
+    pub fn uuid(self) -> Uuid {
+        match self {
+            ToStart::Vm(uuid, _) | ToStart::Vbd(uuid, _) => uuid,
+        }
+    }
+
+    /// How it is started.
+    pub fn autostart(self) -> Autostart {
+        match self {
+            ToStart::Vm(_, autostart) | ToStart::Vbd(_, autostart) => autostart,
+        }
+    }
+}
+
+/// A VBD that a VM has is plugged when that is started.
+pub(super) fn check_autostart(vbd: &Vbd) -> Result<(), Problem> {
+    if vbd.vm.is_none() || vbd.autostart.is_none() {
+        return Ok(());
+    }
+    let what = "a VBD of a VM is plugged when that is started, and not by itself";
+    Err(Problem::new(Code::Unsupported, what)
+        .field("autostart")
+        .advise("have the VM started: tapline vm set --autostart"))
+}
+
+impl View<'_> {
+    /// What is still to be started, the first first. Who has taken that back meanwhile, or destroyed it, is heard.
+    pub fn to_start(&self) -> Result<Vec<ToStart>, Problem> {
+        let queued = self.rows("SELECT object, kind FROM to_start ORDER BY kind, object", [], |row| {
+            Ok((row.get::<_, Id>(0)?.0, row.get::<_, String>(1)?))
+        });
+        let mut found = Vec::new();
+        for (uuid, kind) in queued? {
+            found.extend(match kind.as_str() {
+                "vm" => self.find_vm(uuid)?.and_then(|vm| vm.autostart).map(|how| ToStart::Vm(uuid, how)),
+                _ => self.find_vbd(uuid)?.map(|vbd| ToStart::Vbd(uuid, vbd.autostart.unwrap_or_default())),
+            });
+        }
+        found.sort_by_key(|one| one.autostart().order);
+        Ok(found)
+    }
+}
+
+impl Tx<'_> {
+    /// Notes which life of the host this is; whether it is another one than was noted. What is to be started is noted
+    /// then, if this is the `first` daemon of that life: with a catalogue that was put back from a backup it may not
+    /// be. With `again` that includes VBDs that no VM has and that were plugged when the host went down.
+    pub fn note_boot(&mut self, boot: &str, first: bool, again: bool) -> Result<bool, Problem> {
+        let before = self.meta(BOOT)?;
+        self.set_meta(BOOT, boot)?;
+        if before.is_none_or(|before| before == boot) {
+            return Ok(false);
+        }
+        self.execute("DELETE FROM to_start", [])?;
+        if !first {
+            return Ok(true);
+        }
+        self.execute("INSERT INTO to_start SELECT uuid, 'vm' FROM vm WHERE autostart IS NOT NULL", [])?;
+        self.execute(
+            "INSERT INTO to_start SELECT uuid, 'vbd' FROM vbd WHERE vm IS NULL AND (autostart IS NOT NULL
+             OR (?1 AND (drained OR state IN ('plugged', 'restarting'))))",
+            [again],
+        )?;
+        self.execute("UPDATE vbd SET drained = FALSE WHERE drained", [])?;
+        Ok(true)
+    }
+
+    /// The host is about to end: what is plugged for machines of others is to be known for that.
+    pub fn note_drained(&mut self) -> Result<(), Problem> {
+        let sql = "UPDATE vbd SET drained = TRUE WHERE vm IS NULL AND state IN ('plugged', 'restarting')";
+        self.execute(sql, []).map(drop)
+    }
+
+    /// Somebody has plugged it since.
+    pub(super) fn forget_drained(&mut self, vbd: Uuid) -> Result<(), Problem> {
+        self.execute("UPDATE vbd SET drained = FALSE WHERE uuid = ?1 AND drained", [Id(vbd)]).map(drop)
+    }
+
+    /// Something was started, or has been tried often enough.
+    pub fn end_start(&mut self, uuid: Uuid) -> Result<(), Problem> {
+        self.execute("DELETE FROM to_start WHERE object = ?1", [Id(uuid)]).map(drop)
+    }
+
+    /// Changes a VBD.
+    pub fn patch_vbd(&mut self, uuid: Uuid, patch: &VbdPatch) -> Result<Vbd, Problem> {
+        let mut vbd = self.vbd(uuid)?;
+        vbd.autostart = patch.autostart.unwrap_or(vbd.autostart);
+        check_autostart(&vbd)?;
+        self.execute("UPDATE vbd SET autostart = ?2 WHERE uuid = ?1", (Id(uuid), vbd.autostart.map(Json)))?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        Ok(vbd)
+    }
+}

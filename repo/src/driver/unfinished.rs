@@ -1,0 +1,66 @@
+//! What a daemon that was killed has left beside the names that its files were to have.
+//!
+//! Only copies that were being made by sharing blocks ([`Directory::share_image`]): nobody else calls a file so, and
+//! what was to become of it the journal says. Notes of a command that changes an image have the same ending (`image
+//! rebase`); they are never of a raw one.
+
+use api::{Code, ImageFormat, Problem};
+use rustix::fs::AtFlags;
+use uuid::Uuid;
+
+use super::{Directory, UNFINISHED};
+
+impl Directory {
+    /// Removes them, and says which. To be called while nobody else has the repository.
+    pub fn remove_unfinished(&self) -> Result<Vec<String>, Problem> {
+        let failed =
+            |errno| Problem::failed(format_args!("look for what is unfinished in {}", self.path().display()), errno);
+        let mut removed = Vec::new();
+        for entry in rustix::fs::Dir::read_from(self.handle()).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Some(name) = entry.file_name().to_str().ok().filter(|name| is_copy(name)) else { continue };
+            let own = [0, rustix::process::geteuid().as_raw()];
+            let stat = rustix::fs::statat(self.handle(), name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+            if own.contains(&stat.st_uid) {
+                match self.remove_unused(name) {
+                    Ok(()) => removed.push(name.to_owned()),
+                    Err(problem) if problem.code == Code::InUse => {}
+                    Err(problem) => return Err(problem),
+                }
+            }
+        }
+        Ok(removed)
+    }
+}
+
+/// Whether a name is one of a copy that is being made: of an image of ours, which are called by their UUIDs.
+fn is_copy(name: &str) -> bool {
+    let image = name.strip_suffix(UNFINISHED).and_then(|name| name.strip_suffix(&format!(".{}", ImageFormat::Raw)));
+    image.is_some_and(|image| Uuid::parse_str(image).is_ok_and(|uuid| uuid.to_string() == image))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn copies_go_and_notes_and_what_is_anybody_elses_stay() {
+        let room = tempfile::tempdir().unwrap();
+        let directory = Directory::open(&room.path().to_str().unwrap().parse().unwrap()).unwrap();
+        let uuid = Uuid::new_v4();
+        let copy = format!("{uuid}.raw.unfinished");
+        let others = [
+            format!("{uuid}.raw"),
+            format!("{uuid}.vhd.unfinished"),
+            format!("{}.raw.unfinished", uuid.simple()),
+            "disk.raw.unfinished".into(),
+            ".tapline-sr.json.unfinished".into(),
+        ];
+        for name in others.iter().chain([&copy]) {
+            std::fs::write(room.path().join(name), "x").unwrap();
+        }
+        assert_eq!(directory.remove_unfinished().unwrap(), [copy]);
+        assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), others.len());
+        assert!(directory.remove_unfinished().unwrap().is_empty());
+    }
+}

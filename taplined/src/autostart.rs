@@ -1,0 +1,121 @@
+//! What is started by itself when the host was: VMs, and the disks of machines that others manage.
+//!
+//! 1. The commit that notes the host's new life has all that is to be started ([`repo::Tx::note_boot`]). *Killed behind
+//!    it:* the next daemon goes on with what is left.
+//! 2. In the order that was asked for, what has one number at one time: each is started by the task that anybody would
+//!    ask for, and tried again after a while if that fails. Then it is struck off; what could not be started says so
+//!    itself.
+//!
+//! A daemon that is only started again has nothing to start: what was stopped on purpose stays so.
+
+use std::time::Duration;
+
+use api::{Code, Power, Problem, Task, TaskState, VbdState};
+use repo::catalogue::ToStart;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::{plug, vm};
+
+/// How long a look at a task is, of which there are as many as it takes.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// Starts what is to be started, beside everything else.
+pub async fn begin(daemon: &Daemon) -> Result<(), Problem> {
+    let all = daemon.catalogue.read(|view| view.to_start()).await?;
+    if !all.is_empty() {
+        tracing::info!(count = all.len(), "the host was started: starting what is to be");
+        tokio::spawn(run(daemon.clone(), all));
+    }
+    Ok(())
+}
+
+async fn run(daemon: Daemon, all: Vec<ToStart>) {
+    for together in all.chunk_by(|one, next| one.autostart().order == next.autostart().order) {
+        let mut starting = JoinSet::new();
+        for one in together {
+            starting.spawn(start(daemon.clone(), *one));
+        }
+        while starting.join_next().await.is_some() {}
+        let delay = together.iter().map(|one| one.autostart().delay).max().unwrap_or(0);
+        tokio::time::sleep(Duration::from_secs(delay.into())).await;
+    }
+}
+
+/// Starts one, and strikes it off.
+async fn start(daemon: Daemon, one: ToStart) {
+    let (uuid, tries) = (one.uuid(), one.autostart().tries);
+    let mut tried: u8 = 0;
+    let outcome = loop {
+        tried = tried.saturating_add(1);
+        let Err(problem) = try_once(&daemon, one).await else { break Ok(()) };
+        if daemon.tasks.is_stopping() {
+            // The next daemon goes on with it.
+            return;
+        }
+        tracing::warn!(%uuid, tried, tries, "it was not started with the host: {problem}");
+        if tried >= tries || matches!(problem.code, Code::Cancelled | Code::NotFound) {
+            break Err(problem);
+        }
+        tokio::time::sleep(Duration::from_secs(daemon.config.autostart.retry_after.into())).await;
+    };
+    let recorded = daemon.catalogue.write(move |tx| {
+        tx.end_start(uuid)?;
+        match outcome {
+            Err(problem) if problem.code != Code::Cancelled => tell(tx, one, tried, &problem),
+            _ => Ok(()),
+        }
+    });
+    if let Err(problem) = recorded.await {
+        tracing::error!(%uuid, "what became of its start could not be recorded: {problem}");
+    }
+}
+
+/// Has what could not be started say so, if nobody has started it meanwhile.
+fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result<(), Problem> {
+    let what = format!("it was not started with the host, which was tried {tried} times: {why}");
+    let problem = Problem::new(why.code, what).advise(why.advice.clone().unwrap_or_else(|| "start it".into()));
+    match one {
+        ToStart::Vm(uuid, _) if tx.find_vm(uuid)?.is_some_and(|vm| vm.power == Power::Halted) => {
+            tx.set_vm_power(uuid, Power::Halted, Some(&problem))
+        }
+        ToStart::Vbd(uuid, _) if tx.find_vbd(uuid)?.is_some_and(|vbd| vbd.state == VbdState::Unplugged) => {
+            tx.set_vbd_state(uuid, VbdState::Unplugged, Some(&problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Starts one, unless somebody else has.
+async fn try_once(daemon: &Daemon, one: ToStart) -> Result<(), Problem> {
+    let begun = match one {
+        ToStart::Vm(uuid, _) => {
+            // That it has ended with the host may still be being recorded.
+            daemon.vms.settled(uuid).await;
+            match daemon.catalogue.read(move |view| view.vm(uuid)).await?.power {
+                Power::Running | Power::Suspended | Power::Starting => return Ok(()),
+                Power::Halted | Power::Stopping => vm::start(daemon, uuid).await?,
+            }
+        }
+        ToStart::Vbd(uuid, _) => match daemon.catalogue.read(move |view| view.vbd(uuid)).await?.state {
+            VbdState::Plugged | VbdState::Plugging | VbdState::Restarting => return Ok(()),
+            VbdState::Unplugged | VbdState::Unplugging => plug::plug(daemon, uuid).await?,
+        },
+    };
+    let Task { state, problem, .. } = over(daemon, begun.uuid).await?;
+    match (state, problem) {
+        (TaskState::Done, _) => Ok(()),
+        (_, Some(problem)) => Err(problem),
+        (_, None) => Err(Problem::new(Code::Failed, "its task has ended without a word")),
+    }
+}
+
+async fn over(daemon: &Daemon, task: Uuid) -> Result<Task, Problem> {
+    loop {
+        let task = daemon.tasks.wait(task, LOOK).await?;
+        if task.state.is_over() {
+            return Ok(task);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Requests that change something: each is done to its end, whether its client waits or not, and one that comes again
+//! with the same key is answered as it was (`crate::idempotency`).
+
+use api::{Code, Problem};
+use axum::Json;
+use axum::body::{Body, HttpBody};
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use repo::catalogue::{Answered, RequestKey};
+
+use super::Refusal;
+use super::asker::Asker;
+use super::extract::whole;
+use super::listener::TO_ASK;
+use crate::daemon::Daemon;
+use crate::{idempotency, panics};
+
+/// The header that a client chooses a key in, and the one that says that an answer was given before.
+const HEADER: &str = "idempotency-key";
+const REPLAYED: &str = "idempotent-replayed";
+
+/// Characters of a key.
+const KEY_MAX: usize = 255;
+
+/// Bytes of an answer that is kept; one that is no task is about one object.
+const ANSWER_MAX: u64 = 16 << 10;
+
+/// A token's secret is told once, and not kept for anybody who asks again. A name that is taken is refused anyway.
+const TOKENS: &str = "/v1/tokens";
+
+/// Answers a request. One that changes something goes on when its client goes: what it has recorded is not left undone.
+pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) -> Response {
+    if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
+        return next.run(request).await;
+    }
+    let name = format!("the request {} {}", request.method(), request.uri().path());
+    let done = tokio::spawn(panics::during(name, async move {
+        match key_of(&request) {
+            Ok(Some(key)) => once(&daemon, key, request, next).await.unwrap_or_else(IntoResponse::into_response),
+            Ok(None) => next.run(request).await,
+            Err(problem) => Refusal(problem).into_response(),
+        }
+    }));
+    done.await.unwrap_or_else(|error| Refusal(Problem::failed("answer", error)).into_response())
+}
+
+/// The key in the head of a request, if there is one.
+fn key_of(request: &Request) -> Result<Option<RequestKey>, Problem> {
+    let Some(value) = header(request.headers())? else { return Ok(None) };
+    if request.uri().path() == TOKENS {
+        return Ok(None);
+    }
+    let asker = match request.extensions().get() {
+        Some(Asker::Local { uid }) => format!("user {uid}"),
+        Some(Asker::Token(grant)) => format!("token {}", grant.name),
+        None => "nobody".into(),
+    };
+    Ok(Some(RequestKey { asker, key: value, hash: [0; 32] }))
+}
+
+fn header(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let mut values = headers.get_all(HEADER).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return match headers.contains_key(HEADER) {
+            true => Err(wrong("a request has one Idempotency-Key, not several")),
+            false => Ok(None),
+        };
+    };
+    let plain =
+        |text: &&str| !text.is_empty() && text.len() <= KEY_MAX && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let found = value.to_str().ok().filter(plain).map(str::to_owned);
+    let what = || wrong(&format!("an Idempotency-Key has 1 to {KEY_MAX} visible ASCII characters"));
+    found.map(Some).ok_or_else(what)
+}
+
+fn wrong(what: &str) -> Problem {
+    Problem::new(Code::Invalid, what).field(HEADER).advise("use a random UUID, a new one for each request")
+}
+
+/// Does a request with a key, unless it was done before.
+async fn once(daemon: &Daemon, key: RequestKey, request: Request, next: Next) -> Result<Response, Refusal> {
+    let (parts, body) = request.into_parts();
+    let body = whole(body, TO_ASK).await?;
+    let asked = format!("{} {}\n", parts.method, parts.uri);
+    let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
+    hash.update(asked.as_bytes());
+    hash.update(&body);
+    let mut key = key;
+    key.hash.copy_from_slice(hash.finish().as_ref());
+    let _turn = daemon.idempotency.wait(&key).await;
+    if let Some(response) = again(daemon, &key).await? {
+        return Ok(response);
+    }
+    let (response, left) = idempotency::during(key, next.run(Request::from_parts(parts, Body::from(body)))).await;
+    match left {
+        Some(key) if response.status().is_success() => keep(daemon, key, response).await,
+        // A refusal has left nothing, and the next may not be refused.
+        _ => Ok(response),
+    }
+}
+
+/// What was answered to a request with this key before.
+async fn again(daemon: &Daemon, key: &RequestKey) -> Result<Option<Response>, Problem> {
+    let asked = key.clone();
+    let known = daemon.catalogue.read(move |view| {
+        let Some((hash, answered)) = view.answered(&asked.asker, &asked.key)? else { return Ok(None) };
+        let task = match answered {
+            Answered::Task(uuid) => view.find_task(uuid)?,
+            Answered::Done { .. } => None,
+        };
+        Ok(Some((hash, answered, task)))
+    });
+    let Some((hash, answered, task)) = known.await? else { return Ok(None) };
+    if hash != key.hash {
+        let what = format!("the Idempotency-Key {} was sent before with another request", key.key);
+        return Err(Problem::new(Code::Exists, what).field(HEADER).advise("use a new key for each request"));
+    }
+    let mut response = match (answered, task) {
+        (Answered::Task(_), Some(task)) => (StatusCode::ACCEPTED, Json(task)).into_response(),
+        (Answered::Task(uuid), None) => {
+            let what = format!("this was asked before; its task {uuid} is over, and too old to be known still");
+            return Err(Problem::new(Code::State, what).advise("look at the object; to do it once more, use a new key"));
+        }
+        (Answered::Done { status, body }, _) => said(status, body),
+    };
+    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    Ok(Some(response))
+}
+
+fn said(status: u16, body: String) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
+    if body.is_empty() {
+        return status.into_response();
+    }
+    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Keeps an answer that nobody has recorded with what it tells: what it was done to can be done again and comes to the
+/// same.
+async fn keep(daemon: &Daemon, key: RequestKey, response: Response) -> Result<Response, Refusal> {
+    if response.body().size_hint().upper().is_none_or(|len| len > ANSWER_MAX) {
+        return Ok(response);
+    }
+    let (head, body) = response.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.map_err(|error| Problem::failed("answer", error))?;
+    let answered = Answered::Done { status: head.status.as_u16(), body: String::from_utf8_lossy(&body).into_owned() };
+    if let Err(problem) = daemon.catalogue.write(move |tx| tx.keep_answer(&key, &answered)).await {
+        tracing::warn!("the answer to a request could not be kept for who asks again: {problem}");
+    }
+    Ok(Response::from_parts(head, Body::from(body)))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_key_is_one_and_can_be_shown() {
+        let of = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(HEADER, HeaderValue::from_static(value));
+            }
+            header(&headers).map_err(|problem| problem.code)
+        };
+        assert_eq!(of(&[]), Ok(None));
+        assert_eq!(of(&["a-1"]), Ok(Some("a-1".into())));
+        for wrong in [&["a", "a"][..], &[""], &["a b"]] {
+            assert_eq!(of(wrong), Err(Code::Invalid), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Requests that come twice are done once: a client that did not get its answer sends the same key again
+//! (`Idempotency-Key`).
+//!
+//! It knows no HTTP but what it is told. Invariants: of requests with one key, one is done at a time; what one has
+//! begun or made and its key are recorded in one commit, so that the next, be it to another daemon, is answered with
+//! that.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::Problem;
+use repo::Catalogue;
+use repo::catalogue::{Answered, RequestKey};
+use serde::Serialize;
+use tokio::sync::OwnedMutexGuard;
+
+tokio::task_local! {
+    /// The key of the request that is being done, until it is recorded.
+    static KEY: Arc<Mutex<Option<RequestKey>>>;
+}
+
+/// The key of the request that is being done, for whoever records what came of it: it is not to be had twice.
+pub fn take() -> Option<RequestKey> {
+    KEY.try_with(|key| key.lock().unwrap_or_else(PoisonError::into_inner).take()).ok().flatten()
+}
+
+/// Does a request that has a key; gives that back if nobody has recorded it.
+pub async fn during<T>(key: RequestKey, work: impl Future<Output = T>) -> (T, Option<RequestKey>) {
+    let key = Arc::new(Mutex::new(Some(key)));
+    let done = KEY.scope(key.clone(), work).await;
+    let left = key.lock().unwrap_or_else(PoisonError::into_inner).take();
+    (done, left)
+}
+
+/// Makes an object that is the answer, which has this status.
+pub async fn make<T, F>(catalogue: &Catalogue, status: u16, make: F) -> Result<T, Problem>
+where
+    T: Serialize + Send + 'static,
+    F: FnOnce(&mut repo::Tx<'_>) -> Result<T, Problem> + Send + 'static,
+{
+    let key = take();
+    let made = catalogue.write(move |tx| {
+        let made = make(tx)?;
+        if let Some(key) = key {
+            let body = serde_json::to_string(&made).map_err(|error| Problem::failed("record an answer", error))?;
+            tx.keep_answer(&key, &Answered::Done { status, body })?;
+        }
+        Ok(made)
+    });
+    made.await
+}
+
+/// Whose key, and which.
+type Whose = (String, String);
+
+/// The requests with keys that are being done.
+#[derive(Clone, Debug, Default)]
+pub struct Turns(Arc<Mutex<HashMap<Whose, Arc<tokio::sync::Mutex<()>>>>>);
+
+/// No other request with its key is done meanwhile.
+#[derive(Debug)]
+pub struct Turn {
+    whose: Whose,
+    turns: Turns,
+    _held: OwnedMutexGuard<()>,
+}
+
+impl Turns {
+    fn entries(&self) -> MutexGuard<'_, HashMap<Whose, Arc<tokio::sync::Mutex<()>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other request with this key is being done.
+    pub async fn wait(&self, key: &RequestKey) -> Turn {
+        let whose = (key.asker.clone(), key.key.clone());
+        let lock = self.entries().entry(whose.clone()).or_default().clone();
+        Turn { whose, turns: self.clone(), _held: lock.lock_owned().await }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut entries = self.turns.entries();
+        // One is the entry's and one ours; whoever waits has another.
+        if entries.get(&self.whose).is_some_and(|lock| Arc::strong_count(lock) <= 2) {
+            entries.remove(&self.whose);
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn key() -> RequestKey {
+        RequestKey { asker: "user 0".into(), key: "a".into(), hash: [0; 32] }
+    }
+
+    #[tokio::test]
+    async fn requests_with_one_key_are_done_one_by_one_and_leave_nothing() {
+        let turns = Turns::default();
+        let first = turns.wait(&key()).await;
+        let second = tokio::spawn({
+            let turns = turns.clone();
+            async move { turns.wait(&key()).await }
+        });
+        drop(turns.wait(&RequestKey { key: "b".into(), ..key() }).await);
+        tokio::task::yield_now().await;
+        assert!(!second.is_finished());
+        drop(first);
+        drop(second.await.unwrap());
+        assert!(turns.entries().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_key_is_taken_once_and_not_by_what_goes_on_behind_the_request() {
+        let work = async {
+            let behind = tokio::spawn(async { take() }).await.unwrap();
+            (behind, take(), take())
+        };
+        assert_eq!(during(key(), work).await, ((None, Some(key()), None), None));
+        assert_eq!(during(key(), async {}).await.1, Some(key()));
+    }
+}

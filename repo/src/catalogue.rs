@@ -12,6 +12,8 @@ mod image;
 mod inventory;
 mod lease;
 mod row;
+mod seal;
+mod sound;
 mod sr;
 mod take_in;
 mod task;
@@ -34,6 +36,7 @@ pub use event::{Past, Tidings};
 pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
 pub use lease::Holder;
+pub use sound::Look;
 pub use take_in::TakenIn;
 pub use task::{Journalled, NewTask};
 pub use token::SecretHash;
@@ -90,17 +93,22 @@ impl<'a> std::ops::Deref for Tx<'a> {
 }
 
 impl Catalogue {
-    /// Opens the catalogue at `path`, or makes it.
+    /// Opens the catalogue at `path`, or makes it. One that is damaged is refused as [`Code::Damaged`], before anything
+    /// is written to it.
     pub fn open(path: &Path) -> Result<Catalogue, Problem> {
         let failed = |error: rusqlite::Error| cannot_open(path, error);
+        seal::check(path)?;
         let mut connection = Connection::open(path).map_err(failed)?;
+        // Another program that looks at the file may hold it for a moment.
+        connection.busy_timeout(Duration::from_secs(10)).map_err(failed)?;
+        // Before anything else is asked of it.
+        sound::check_pages(&connection, Look::Bounded)?;
         // A reader never waits for the writer, nor the writer for readers; a commit is durable (sqlite.org/wal.html).
         connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         connection.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
         connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
-        // Another program that looks at the file may hold it for a moment.
-        connection.busy_timeout(Duration::from_secs(10)).map_err(failed)?;
         migrate(&mut connection, path)?;
+        sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
         let tidings = Arc::new(Tidings::new(starts));
         let readers = Arc::new(Readers::new(path));
@@ -158,6 +166,17 @@ impl Catalogue {
             answer
         });
         asked.await.map_err(|error| ended(&error))?
+    }
+
+    /// Ends all writing, and seals the file as it is then: the next one to open it sees whether a byte has changed
+    /// meanwhile. What is asked of it from now on is refused.
+    pub async fn close(&self) -> Result<(), Problem> {
+        self.writer.end().await?;
+        let path = self.readers.path.clone();
+        let tried = format!("seal the catalogue {}", path.display());
+        let sealed = tokio::task::spawn_blocking(move || seal::write(&path)).await;
+        let sealed = sealed.map_err(|error| Problem::failed(&tried, error))?;
+        sealed.map_err(|error| Problem::failed(&tried, error))
     }
 
     /// What is recorded of repositories and may not be in their inventories yet.
@@ -246,6 +265,9 @@ fn count_start(connection: &mut Connection) -> rusqlite::Result<u64> {
 }
 
 fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
+    if sound::tells_of_damage(&error) {
+        return sound::damaged(error);
+    }
     Problem::failed(format_args!("open the catalogue {}", path.display()), error)
         .advise("see that its directory exists and is writable, and that no other taplined uses it")
 }
@@ -275,6 +297,9 @@ impl Tx<'_> {
 fn failed(error: rusqlite::Error) -> Problem {
     let code = match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::DiskFull) => Code::NoSpace,
+        _ if sound::tells_of_damage(&error) => return sound::damaged(error),
+        // Each row was looked at when it was opened: either it has been damaged since, or this is a fault of ours.
+        _ if sound::is_foreign(&error) => Code::Internal,
         _ => Code::Failed,
     };
     Problem::new(code, format!("the catalogue failed: {error}"))

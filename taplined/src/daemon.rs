@@ -79,7 +79,7 @@ impl Daemon {
             only_one(&config.state_directory, "state directory", "state-directory")?,
             only_one(&config.run_directory, "run directory", "run-directory")?,
         ];
-        let catalogue = Catalogue::open(&config.catalogue())?;
+        let catalogue = crate::catalogue::open(&config)?;
         let host = host_identity(&catalogue).await?;
         let tokens = Tokens::load(&catalogue).await?;
         let tasks = Tasks::new(catalogue.clone());
@@ -124,6 +124,10 @@ impl Daemon {
     /// Ends what is under way as far as it can be ended soon; the journal has the rest. Disks go on.
     pub async fn stop(&self) -> Result<(), Problem> {
         self.tasks.stop().await;
+        // Without its seal it is opened all the same.
+        if let Err(problem) = self.catalogue.close().await {
+            tracing::info!("the catalogue is left as it is: {problem}");
+        }
         Ok(())
     }
 

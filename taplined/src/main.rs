@@ -7,6 +7,7 @@
 // They panic where nothing can be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod catalogue;
 mod config;
 mod daemon;
 mod disk;
@@ -27,7 +28,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use api::Problem;
+use api::{Code, Problem};
 use clap::Parser;
 
 use config::Config;
@@ -35,6 +36,10 @@ use daemon::Daemon;
 
 /// The exit code of a daemon that could not start, or not go on. As with the other programs of Tapline.
 const FAILED: u8 = 4;
+
+/// The exit code of a daemon that has no catalogue which it can believe: to start it again would change nothing
+/// (RestartPreventExitStatus= in packaging/taplined.service).
+const NO_CATALOGUE: u8 = 6;
 
 /// How long threads may take that ask the storage when the daemon ends.
 const TO_END: std::time::Duration = std::time::Duration::from_secs(5);
@@ -73,7 +78,7 @@ fn main() -> ExitCode {
         Err(problem) => {
             let advice = problem.advice.as_ref().map(|advice| format!("\n  {advice}")).unwrap_or_default();
             log::STDERR.write_last(&format!("taplined: {problem}{advice}\n"));
-            ExitCode::from(FAILED)
+            ExitCode::from(if problem.code == Code::Damaged { NO_CATALOGUE } else { FAILED })
         }
     }
 }

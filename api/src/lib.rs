@@ -22,7 +22,7 @@ mod vdi;
 mod vm;
 
 pub use event::{Change, Event, ObjectKind};
-pub use host::{Difference, Host, HostDrain, HostReconcile, Limits};
+pub use host::{Backup, BackupReason, Difference, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use problem::{Code, Problem};
 pub use sr::{

@@ -7,6 +7,7 @@
 //!
 //! It knows rows, not what they stand for: no file, no process, no time but the one it is asked to record.
 
+pub mod backup;
 mod event;
 mod image;
 mod inventory;
@@ -67,6 +68,14 @@ pub struct Catalogue {
     readers: Arc<Readers>,
     tidings: Arc<Tidings>,
     outbox: Arc<Outbox>,
+    damage: Arc<Damage>,
+}
+
+/// What was found to be wrong with the file while it was in use.
+#[derive(Debug, Default)]
+struct Damage {
+    found: Mutex<Option<Problem>>,
+    told: tokio::sync::Notify,
 }
 
 /// What can be asked of a state of the catalogue.
@@ -96,6 +105,11 @@ impl Catalogue {
     /// Opens the catalogue at `path`, or makes it. One that is damaged is refused as [`Code::Damaged`], before anything
     /// is written to it.
     pub fn open(path: &Path) -> Result<Catalogue, Problem> {
+        Catalogue::open_with(path, || {})
+    }
+
+    /// The same; before what an older daemon has written is changed for good, `before_change` is called.
+    pub fn open_with(path: &Path, before_change: impl FnOnce()) -> Result<Catalogue, Problem> {
         let failed = |error: rusqlite::Error| cannot_open(path, error);
         seal::check(path)?;
         let mut connection = Connection::open(path).map_err(failed)?;
@@ -107,6 +121,10 @@ impl Catalogue {
         connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         connection.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
         connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
+        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
+        if (1..VERSION).contains(&version) {
+            before_change();
+        }
         migrate(&mut connection, path)?;
         sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
@@ -115,7 +133,7 @@ impl Catalogue {
         let outbox = Arc::new(Outbox::default());
         outbox.recorded(&View { connection: &connection, tidings: &tidings }.inventory_heads()?);
         let writer = Arc::new(Writer::start(connection, tidings.clone(), outbox.clone())?);
-        Ok(Catalogue { writer, readers, tidings, outbox })
+        Ok(Catalogue { writer, readers, tidings, outbox, damage: Arc::default() })
     }
 
     /// Changes the catalogue: `change` in full, durable when this returns, or not at all. `change` runs on the writer's
@@ -125,7 +143,8 @@ impl Catalogue {
         T: Send + 'static,
         F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send + 'static,
     {
-        self.writer.write(change).await
+        let changed = self.writer.write(change).await;
+        changed.map_err(|problem| self.noted(problem))
     }
 
     /// Asks a state of the catalogue, for the daemon's own work. Who comes when as many ask as may waits for its turn.
@@ -165,7 +184,54 @@ impl Catalogue {
             readers.give_back(connection);
             answer
         });
-        asked.await.map_err(|error| ended(&error))?
+        asked.await.map_err(|error| ended(&error))?.map_err(|problem| self.noted(problem))
+    }
+
+    /// A problem; if it is one of the file itself, whoever waits for that is told.
+    fn noted(&self, problem: Problem) -> Problem {
+        if problem.code == Code::Damaged {
+            let mut found = self.damage.found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.get_or_insert_with(|| problem.clone());
+            self.damage.told.notify_one();
+        }
+        problem
+    }
+
+    /// Waits until the file is found to be damaged, which is for good; tells what is wrong.
+    pub async fn damaged(&self) -> Problem {
+        loop {
+            let found = self.damage.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            match found {
+                Some(problem) => return problem,
+                None => self.damage.told.notified().await,
+            }
+        }
+    }
+
+    /// Looks at all of the file, as closely as can be, on a thread and a connection of its own.
+    pub async fn examine(&self) -> Result<(), Problem> {
+        let readers = self.readers.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let connection = readers.open().map_err(|error| cannot_open(&readers.path, error))?;
+            sound::check_pages(&connection, Look::Whole)?;
+            sound::check_rows(&connection)
+        });
+        let looked = looked.await.map_err(|error| Problem::failed("look at the catalogue", error))?;
+        looked.map_err(|problem| self.noted(problem))
+    }
+
+    /// How many commits there were since it was opened.
+    pub fn commits(&self) -> u64 {
+        self.writer.commits()
+    }
+
+    /// Ends, with the thread that writes and all that is open.
+    fn end(self) {
+        let Catalogue { writer, readers, .. } = self;
+        drop(readers);
+        if let Some(writer) = Arc::into_inner(writer) {
+            writer.join();
+        }
     }
 
     /// Ends all writing, and seals the file as it is then: the next one to open it sees whether a byte has changed

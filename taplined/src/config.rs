@@ -43,8 +43,24 @@ pub struct Config {
     pub plug: Plug,
     /// How the storage of repositories is watched.
     pub storage: Storage,
+    /// The catalogue.
+    pub catalogue: CatalogueCopies,
     /// The log.
     pub log: Log,
+}
+
+/// How the catalogue is looked after.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CatalogueCopies {
+    /// Days of which a backup is kept; and so many of those that somebody has asked for.
+    pub backups: u32,
+}
+
+impl Default for CatalogueCopies {
+    fn default() -> CatalogueCopies {
+        CatalogueCopies { backups: 7 }
+    }
 }
 
 /// How the storage of repositories is watched.
@@ -140,6 +156,7 @@ impl Default for Config {
             api: Api::default(),
             plug: Plug::default(),
             storage: Storage::default(),
+            catalogue: CatalogueCopies::default(),
             log: Log::default(),
         }
     }
@@ -209,6 +226,7 @@ impl Config {
             ("storage.lost-interval", u64::from(self.storage.lost_interval)),
             ("storage.measure-interval", u64::from(self.storage.measure_interval)),
             ("storage.full-interval", u64::from(self.storage.full_interval)),
+            ("catalogue.backups", u64::from(self.catalogue.backups)),
             ("log.file-size", self.log.file_size),
         ];
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
@@ -247,6 +265,11 @@ impl Config {
     /// The file of the catalogue.
     pub fn catalogue(&self) -> PathBuf {
         self.state_directory.join("catalogue.db")
+    }
+
+    /// The directory of the catalogue's backups.
+    pub fn backups(&self) -> PathBuf {
+        self.state_directory.join("backups")
     }
 
     /// What bounds the work done at one time.
@@ -327,6 +350,7 @@ mod test {
             "remote-connections-max",
             "step-timeout",
             "lost-interval",
+            "backups",
             "file-size",
         ] {
             assert!(set.contains(&format!("{name} = ")), "{name}");

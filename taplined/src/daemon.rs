@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use repo::Catalogue;
 use uuid::Uuid;
 
+use crate::catalogue::Care;
 use crate::config::Config;
 use crate::disk::tool::Tool;
 use crate::disk::{Disks, place};
@@ -32,6 +33,8 @@ pub struct Parts {
     pub config: Config,
     /// What exists.
     pub catalogue: Catalogue,
+    /// What looks after it.
+    pub care: Care,
     /// Who may use the API over TCP.
     pub tokens: Tokens,
     /// What is under way.
@@ -67,18 +70,8 @@ impl std::ops::Deref for Daemon {
 impl Daemon {
     /// Opens the catalogue, and brings to an end what a daemon before this one has begun.
     pub async fn start(config: Config) -> Result<Daemon, Problem> {
-        let own =
-            [&config.state_directory, &config.run_directory, &config.log_directory].map(std::path::PathBuf::clone);
-        let of_disks = [place::all(&config), place::logs(&config), vm::places(&config)];
-        for directory in own.iter().chain(&of_disks) {
-            fs::create_dir_all(directory)
-                .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
-        }
+        let locks = alone(&config)?;
         allow_many_disks()?;
-        let locks = [
-            only_one(&config.state_directory, "state directory", "state-directory")?,
-            only_one(&config.run_directory, "run directory", "run-directory")?,
-        ];
         let catalogue = crate::catalogue::open(&config)?;
         let host = host_identity(&catalogue).await?;
         let tokens = Tokens::load(&catalogue).await?;
@@ -89,6 +82,7 @@ impl Daemon {
         let parts = Parts {
             config,
             catalogue,
+            care: Care::default(),
             tokens,
             tasks,
             tool,
@@ -118,12 +112,14 @@ impl Daemon {
         tokio::spawn(crate::sr::keep_inventories(daemon.clone()));
         tokio::spawn(crate::sr::seek_lost(daemon.clone()));
         tokio::spawn(crate::sr::watch_space(daemon.clone()));
+        daemon.care.begin(&daemon);
         Ok(daemon)
     }
 
     /// Ends what is under way as far as it can be ended soon; the journal has the rest. Disks go on.
     pub async fn stop(&self) -> Result<(), Problem> {
         self.tasks.stop().await;
+        self.care.back_up_at_end(self).await;
         // Without its seal it is opened all the same.
         if let Err(problem) = self.catalogue.close().await {
             tracing::info!("the catalogue is left as it is: {problem}");
@@ -153,6 +149,20 @@ impl Daemon {
             tasks,
         })
     }
+}
+
+/// Makes the directories, and sees that no other daemon uses them as long as what is returned is kept.
+pub fn alone(config: &Config) -> Result<[fs::File; 2], Problem> {
+    let own = [&config.state_directory, &config.run_directory, &config.log_directory].map(std::path::PathBuf::clone);
+    let of_disks = [place::all(config), place::logs(config), vm::places(config)];
+    for directory in own.iter().chain(&of_disks) {
+        fs::create_dir_all(directory)
+            .map_err(|error| Problem::failed(format_args!("make the directory {}", directory.display()), error))?;
+    }
+    Ok([
+        only_one(&config.state_directory, "state directory", "state-directory")?,
+        only_one(&config.run_directory, "run directory", "run-directory")?,
+    ])
 }
 
 /// A disk needs two descriptors of ours while it is plugged, and one for each of its files while it is being; the limit

@@ -109,7 +109,7 @@ impl Bed {
     /// It is refused with all that somebody needs who has to see to it.
     fn refused(&self, seed: u64, (code, said): &(i32, String)) {
         assert_eq!(*code, NO_CATALOGUE, "seed {seed}: {said}");
-        assert!(said.contains("the catalogue is damaged") && said.contains("put"), "seed {seed}: {said}");
+        assert!(said.contains("the catalogue is damaged") && said.contains("--restore latest"), "seed {seed}: {said}");
     }
 }
 

@@ -4,6 +4,8 @@
 //! no event told, before the commit is durable.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 
 use api::{Code, Problem};
 use rusqlite::Connection;
@@ -23,6 +25,8 @@ const BATCH_MAX: usize = 256;
 #[derive(Debug)]
 pub struct Writer {
     changes: mpsc::Sender<Asking>,
+    commits: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
 }
 
 /// What is asked of the thread.
@@ -69,9 +73,23 @@ impl Writer {
     pub fn start(connection: Connection, tidings: Arc<Tidings>, outbox: Arc<Outbox>) -> Result<Writer, Problem> {
         let (changes, waiting) = mpsc::channel(WAITING_MAX);
         let thread = std::thread::Builder::new().name("catalogue".into());
-        let started = thread.spawn(move || run(connection, waiting, &tidings, &outbox));
-        started.map(drop).map_err(|error| Problem::failed("start the catalogue's thread", error))?;
-        Ok(Writer { changes })
+        let commits = Arc::<AtomicU64>::default();
+        let counted = commits.clone();
+        let started = thread.spawn(move || run(connection, waiting, &tidings, &outbox, &counted));
+        let thread = started.map_err(|error| Problem::failed("start the catalogue's thread", error))?;
+        Ok(Writer { changes, commits, thread })
+    }
+
+    /// Waits for the end of the thread, when all that was asked of it is done.
+    pub fn join(self) {
+        drop(self.changes);
+        // A panic of it has been told.
+        self.thread.join().ok();
+    }
+
+    /// How many commits there were.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
     }
 
     /// Has a change made.
@@ -98,7 +116,13 @@ fn ended() -> Problem {
     Problem::new(Code::Internal, "the catalogue's thread has ended")
 }
 
-fn run(mut connection: Connection, mut waiting: mpsc::Receiver<Asking>, tidings: &Tidings, outbox: &Outbox) {
+fn run(
+    mut connection: Connection,
+    mut waiting: mpsc::Receiver<Asking>,
+    tidings: &Tidings,
+    outbox: &Outbox,
+    commits: &AtomicU64,
+) {
     let mut batch = Vec::new();
     let mut end = None;
     while let Some(first) = waiting.blocking_recv() {
@@ -114,6 +138,7 @@ fn run(mut connection: Connection, mut waiting: mpsc::Receiver<Asking>, tidings:
         }
         if !batch.is_empty() {
             let committed = commit(&mut connection, &mut batch, tidings, outbox);
+            commits.fetch_add(1, Ordering::Relaxed);
             for change in batch.drain(..) {
                 change.answer(committed.clone());
             }

@@ -157,6 +157,15 @@ impl Taplined {
         self.run();
     }
 
+    /// Has the program do something that it ends behind, with the daemon's configuration; its exit code, and all that
+    /// it has said.
+    pub fn command(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        let ended = command.arg("--config").arg(self.room.path().join("taplined.toml")).args(words).output().unwrap();
+        let said = [ended.stdout, ended.stderr].concat();
+        (ended.status.code().unwrap_or(-1), String::from_utf8_lossy(&said).into_owned())
+    }
+
     /// Starts it again where it may refuse to; its exit code, and what it has said, if it has.
     pub fn try_to_restart(&mut self, words: &[&str]) -> Result<(), (i32, String)> {
         if self.process.is_some() {

@@ -363,6 +363,7 @@ impl Tx<'_> {
 fn failed(error: rusqlite::Error) -> Problem {
     let code = match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::DiskFull) => Code::NoSpace,
+        Some(rusqlite::ErrorCode::ReadOnly) => Code::ReadOnly,
         _ if sound::tells_of_damage(&error) => return sound::damaged(error),
         // Each row was looked at when it was opened: either it has been damaged since, or this is a fault of ours.
         _ if sound::is_foreign(&error) => Code::Internal,

@@ -167,3 +167,35 @@ fn a_catalogue_that_was_damaged_while_it_was_in_use_is_refused_or_serves() {
     eprintln!("{:?}: {refused} refused, untrue: {untrue:?}", seeds());
     assert_eq!(untrue, Vec::<u64>::new());
 }
+
+/// What is cut off of what lies beside the file, which SQLite does without a word, repositories have all the same.
+#[test]
+fn commits_that_are_lost_with_a_damaged_log_come_back_from_the_repositories() {
+    let mut bed = bed();
+    bed.daemon.try_to_restart(&[]).unwrap();
+    for number in 0..6 {
+        let asked = json!({ "sr": bed.sr, "name": format!("later {number}"), "size": 8 << 20 });
+        bed.daemon.done(bed.daemon.post("/vdis", asked));
+    }
+    bed.daemon.settle();
+    disks::inventory_agrees(&bed.daemon);
+    let known = all(&bed.daemon).unwrap();
+    bed.daemon.kill();
+    let state = |suffix: &str| bed.daemon.room().join(format!("state/catalogue.db{suffix}"));
+    let paths = ["", "-wal"].map(state);
+    let files = paths.clone().map(|path| fs::read(path).unwrap());
+    let seeds = seeds();
+    for seed in seeds.start..seeds.start + (seeds.end - seeds.start) / 3 {
+        let mut random = Random(seed);
+        fs::remove_file(bed.daemon.room().join("state/catalogue.db-shm")).ok();
+        let mut damaged = files.clone();
+        let at = usize::try_from(random.below(damaged[1].len() as u64 - 20)).unwrap();
+        damaged[1][at..at + 20].fill_with(|| random.next().to_le_bytes()[0]);
+        paths.iter().zip(&damaged).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+        bed.daemon.try_to_restart(&[]).unwrap();
+        bed.daemon.settle();
+        let said = all(&bed.daemon).unwrap();
+        assert_eq!(said["vdis"], known["vdis"], "seed {seed}: {}", bed.daemon.log());
+        bed.daemon.kill();
+    }
+}

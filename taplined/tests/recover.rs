@@ -276,3 +276,113 @@ fn a_catalogue_that_is_damaged_under_the_daemon_ends_it_once_and_for_all() {
     let said = bed.refused();
     assert!(said.contains("the catalogue is damaged"), "{said}");
 }
+
+/// Whoever puts a backup back may be killed when the present catalogue has another name, and what lies beside it has
+/// not.
+#[test]
+fn a_restore_that_was_killed_can_be_made_again() {
+    let mut bed = bed();
+    assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
+    let vdis = bed.vdis();
+    bed.daemon.kill();
+    fs::rename(bed.state("catalogue.db"), bed.state("catalogue.db.before-restore-x")).unwrap();
+    fs::write(bed.state("catalogue.db.unfinished"), "half of it").unwrap();
+    fs::write(bed.state("catalogue.db.unfinished-wal"), "and more").unwrap();
+    assert!(bed.state("catalogue.db-wal").exists());
+    bed.refused();
+    let (code, said) = bed.daemon.command(&["--restore", "latest"]);
+    assert_eq!(code, 0, "{said}");
+    assert!(!bed.state("catalogue.db-wal").exists() && !bed.state("catalogue.db.unfinished-wal").exists());
+    bed.daemon.try_to_restart(&[]).unwrap();
+    assert_eq!(bed.vdis(), vdis);
+    let mode = mode(&bed.state("catalogue.db"));
+    assert_eq!(mode, 0o600);
+}
+
+#[test]
+fn before_the_schema_changes_the_catalogue_is_copied() {
+    let mut daemon = harness::start();
+    assert!(daemon.stop());
+    let state = daemon.room().join("state");
+    for suffix in ["", "-wal", "-shm", ".seal"] {
+        fs::remove_file(state.join(format!("catalogue.db{suffix}"))).ok();
+    }
+    let old = rusqlite::Connection::open(state.join("catalogue.db")).unwrap();
+    old.execute_batch(include_str!("../../repo/src/catalogue/schema.sql")).unwrap();
+    old.pragma_update(None, "user_version", 1).unwrap();
+    drop(old);
+    daemon.restart();
+    let backups = daemon.get("/host/backups").1;
+    assert_eq!(backups[0]["reason"], "schema", "{backups}");
+    let copy = rusqlite::Connection::open(backups[0]["file"].as_str().unwrap()).unwrap();
+    let version: i64 = copy.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!(version, 1);
+    drop(copy);
+    // An older one is put back too: it is brought to the present schema on the way.
+    assert!(daemon.stop());
+    assert_eq!(daemon.command(&["--restore", backups[0]["file"].as_str().unwrap()]).0, 0);
+    daemon.restart();
+    assert_eq!(daemon.get("/srs").0, 200);
+}
+
+/// A file system, mounted over a directory; gone with the test.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn small(at: PathBuf) -> Option<Mounted> {
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "small"]).arg(&at).status();
+        mounted.is_ok_and(|status| status.success()).then_some(Mounted(at))
+    }
+
+    fn remount(&self, how: &str) {
+        let again = Command::new("mount").args(["-o", &format!("remount,{how}")]).arg(&self.0).status();
+        assert!(again.unwrap().success());
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        Command::new("umount").arg("-l").arg(&self.0).status().ok();
+    }
+}
+
+#[test]
+fn a_state_directory_that_is_full_or_for_reading_only_is_told_and_nothing_is_lost_by_it() {
+    let mut daemon = harness::start();
+    let sr = daemon.repository("vms");
+    assert!(daemon.stop());
+    let state = daemon.room().join("state");
+    let files = ["catalogue.db"].map(|name| (name, fs::read(state.join(name)).unwrap()));
+    let Some(mounted) = Mounted::small(state.clone()) else {
+        return harness::not_run("a state directory that is full: this user may mount nothing");
+    };
+    // Not mounted, there is no catalogue: repositories have no say before they are known.
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 0);
+    files.iter().for_each(|(name, bytes)| fs::write(state.join(name), bytes).unwrap());
+    daemon.restart();
+    let create = || daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 }));
+    daemon.done(create());
+    fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
+    let (status, problem) = daemon.post("/host/backups", json!({}));
+    assert_eq!((status, &problem["code"]), (507, &json!("no-space")), "{problem}");
+    harness::wait_until("the catalogue is full too", || {
+        let (status, problem) =
+            daemon.post("/vms", json!({ "name": "a", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 }));
+        assert!([201, 507].contains(&status), "{problem}");
+        status == 507
+    });
+    let left: Vec<_> = fs::read_dir(state.join("backups")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    fs::remove_file(state.join("filler")).unwrap();
+    daemon.done(create());
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    daemon.kill();
+    mounted.remount("ro");
+    let (code, said) = daemon.try_to_restart(&[]).unwrap_err();
+    assert!(code == 4 && said.contains("Read-only"), "{code} {said}");
+    mounted.remount("rw");
+    daemon.restart();
+    assert_eq!(daemon.get("/vdis").1.as_array().unwrap().len(), 2);
+    daemon.settle();
+    daemon.kill();
+}

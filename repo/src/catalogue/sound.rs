@@ -81,9 +81,16 @@ pub fn damaged(why: impl std::fmt::Display) -> Problem {
     Problem::new(Code::Damaged, format!("the catalogue is damaged: {why}"))
 }
 
-/// Whether SQLite says that a file is damaged, or no catalogue at all.
+/// Whether SQLite says that a file is damaged, or no catalogue at all: one that was cut off has no tables.
 pub fn tells_of_damage(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+    let is_empty = |words: &str| words.starts_with("no such table") || words.starts_with("no such column");
+    let words = match error {
+        rusqlite::Error::SqliteFailure(_, words) => words.as_deref(),
+        rusqlite::Error::SqlInputError { msg, .. } => Some(msg.as_str()),
+        _ => None,
+    };
+    let code = error.sqlite_error_code();
+    matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)) || words.is_some_and(is_empty)
 }
 
 /// Whether a value is one that nobody here writes.

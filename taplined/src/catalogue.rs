@@ -48,7 +48,7 @@ pub fn advise(config: &Config, command: &str, problem: Problem) -> Problem {
     let found = backup::list(&config.backups()).unwrap_or_default();
     let mut advice = String::from("disks that run go on without the daemon. ");
     if found.is_empty() {
-        advice += "If the state directory is on a file system that is not mounted, mount it. There is no backup";
+        advice += "If the state directory is on a file system that is not mounted, mount it. There is no backup here";
     } else {
         let named: Vec<String> =
             found.iter().take(NAMED).map(|backup| format!("{} ({:.0})", backup.file, backup.made)).collect();
@@ -57,8 +57,8 @@ pub fn advise(config: &Config, command: &str, problem: Problem) -> Problem {
         advice += &format!("Backups: {}{more}. Put the newest back: {command} --restore latest", named.join(", "));
     }
     advice += &format!(
-        ". Without a backup, make one anew from what the repositories say of themselves: {command} --rebuild DIRECTORY…; \
-         or begin with nothing: {command} --init. See docs/recover.md"
+        ". Without one, have a new catalogue made of what the repositories say of themselves: {command} --rebuild \
+         DIRECTORY…; or begin with nothing: {command} --init. See docs/recover.md"
     );
     let what = match problem.message.contains(&config.catalogue().display().to_string()) {
         true => problem.message,

@@ -16,7 +16,7 @@ use crate::vm;
 pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
     let running: usize = serving::all(config)?.values().map(Vec::len).sum();
     if running > 0 {
-        return Ok(Some(format!("{running} processes of disks run")));
+        return Ok(Some(format!("processes of disks run ({running})")));
     }
     let backups = backup::list(&config.backups())?;
     if let Some(newest) = backups.first() {

@@ -25,6 +25,11 @@ pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<St
     let catalogue = Catalogue::open(&new)?;
     let mut said = String::new();
     for path in directories {
+        if Path::new(path.as_str()).starts_with(&config.run_directory) {
+            let what = format!("{path} is where the daemon has mounted a repository of a server");
+            let advice = "leave it out, and introduce the repository when the daemon runs: tapline sr introduce";
+            return Err(Problem::new(Code::Invalid, what).advise(advice));
+        }
         said += &take_in(&catalogue, path).await?;
     }
     said += &finish(config, catalogue, "rebuild")?;

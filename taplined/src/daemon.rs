@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{Code, Host, Problem, SrState};
 use jiff::Timestamp;
@@ -21,6 +22,9 @@ use crate::task::Tasks;
 use crate::token::Tokens;
 use crate::vdi;
 use crate::vm::{self, Vms};
+
+/// How long the catalogue may take to be copied and closed when the daemon ends.
+const TO_CLOSE: Duration = Duration::from_secs(10);
 
 /// The daemon. Cheap to clone; all clones are the same one.
 #[derive(Clone, Debug)]
@@ -119,12 +123,18 @@ impl Daemon {
     /// Ends what is under way as far as it can be ended soon; the journal has the rest. Disks go on.
     pub async fn stop(&self) -> Result<(), Problem> {
         self.tasks.stop().await;
+        if tokio::time::timeout(TO_CLOSE, self.close()).await.is_err() {
+            tracing::warn!("the catalogue is left as it is: the state directory does not answer");
+        }
+        Ok(())
+    }
+
+    /// Leaves the catalogue copied and sealed. Without either it is opened all the same.
+    async fn close(&self) {
         self.care.back_up_at_end(self).await;
-        // Without its seal it is opened all the same.
         if let Err(problem) = self.catalogue.close().await {
             tracing::info!("the catalogue is left as it is: {problem}");
         }
-        Ok(())
     }
 
     /// The host as the API shows it.

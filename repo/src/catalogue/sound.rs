@@ -55,15 +55,14 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
             view.inventory_lines(sr.uuid).map_err(|problem| damaged(problem.message))?;
         }
         view.inventory_heads()?;
-        for vbd in view.vbds(None, None)? {
+        for vbd in view.vbds(None, None)?.iter().filter(|vbd| vbd.pid.is_some()) {
             view.vbd_process(vbd.uuid)?;
         }
         for vm in view.vms()? {
             view.vm_process(vm.uuid)?;
         }
-        for vdi in view.vdis(None)? {
-            view.holders(vdi.uuid)?;
-        }
+        view.vdis(None)?;
+        view.leases()?;
         view.tasks(false)?;
         view.journal()?;
         view.tokens()?;

@@ -45,8 +45,14 @@ impl Care {
         blocking("list the backups", move || backup::list(&directory)).await
     }
 
-    /// Makes one.
+    /// Makes one, also if nobody waits for it any more: what two make at one time has one name.
     pub async fn back_up(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
+        let at_work = daemon.clone();
+        let made = tokio::spawn(async move { at_work.care.make(&at_work, reason).await }).await;
+        made.map_err(|error| Problem::failed("make a backup", error))?
+    }
+
+    async fn make(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
         let mut copied = self.copied.lock().await;
         let commits = daemon.catalogue.commits();
         let config = daemon.config.clone();

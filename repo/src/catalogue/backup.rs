@@ -72,7 +72,9 @@ pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32
     let made = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     let path = directory.join(file_name(made, reason));
     let tried = format!("make the backup {}", path.display());
-    make_directory(directory).map_err(|error| Problem::failed(&tried, error))?;
+    make_directory(directory)
+        .and_then(|()| remove_unfinished(directory))
+        .map_err(|error| Problem::failed(&tried, error))?;
     let unfinished = beside(&path, UNFINISHED);
     let written = copy_within(catalogue, &unfinished, &tried).and_then(|()| {
         fs::rename(&unfinished, &path).and_then(|()| sync(directory)).map_err(|error| Problem::failed(&tried, error))
@@ -93,11 +95,20 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(0o700))
 }
 
+/// Removes what those have left who were killed while they made a copy: nobody else makes one now.
+fn remove_unfinished(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with("catalogue-") && name.contains(UNFINISHED)) {
+            remove_if_there(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// Has SQLite copy what it reads, without what is free, while others go on; then reads the copy as a start would.
 fn copy_within(catalogue: &Path, to: &Path, tried: &str) -> Result<(), Problem> {
     let why = |error: io::Error| Problem::failed(tried, error);
-    // What one that was killed has left.
-    remove_if_there(to).map_err(why)?;
     // SQLite takes an empty file for none, and leaves its mode.
     File::options().write(true).create_new(true).mode(0o600).open(to).map_err(why)?;
     let source = Connection::open_with_flags(catalogue, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
@@ -294,7 +305,13 @@ mod test {
         let (path, backups) = (room.path().join("catalogue.db"), room.path().join("backups"));
         let catalogue = Catalogue::open(&path).unwrap();
         catalogue.write(|tx| tx.set_meta("a", "1")).await.unwrap();
+        // One before was killed.
+        fs::create_dir(&backups).unwrap();
+        for left in ["", "-journal"] {
+            fs::write(backups.join(format!("catalogue-20261120T100000Z-daily.db.unfinished{left}")), "x").unwrap();
+        }
         let made = write(&path, &backups, BackupReason::Asked, 7).unwrap();
+        assert_eq!(fs::read_dir(&backups).unwrap().count(), 1);
         catalogue.write(|tx| tx.set_meta("a", "2")).await.unwrap();
         catalogue.close().await.unwrap();
         drop(catalogue);

@@ -252,6 +252,17 @@ fn a_machine_that_the_catalogue_does_not_know_goes_on() {
     assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
     assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
     nothing_leaked(&daemon);
+    // It ran then, and was started anew since.
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    let before = start(&daemon, &vm);
+    daemon.kill();
+    assert_eq!(daemon.command(&["--restore", "latest"]).0, 0);
+    daemon.restart();
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    nothing_leaked(&daemon);
     daemon.kill();
     std::fs::remove_dir_all(daemon.room().join("state")).unwrap();
     let disks = daemon.room().join("disks");

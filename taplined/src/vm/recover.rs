@@ -35,7 +35,9 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     let all = places(&daemon.config);
     let looked = blocking("look for machines that no VM has", move || strays::look(&all, &run, &starting));
     for (vm, pids) in looked.await? {
-        take_in(daemon, vm, &pids).await;
+        if !is_recorded(daemon, vm, &pids).await? {
+            take_in(daemon, vm, &pids).await;
+        }
     }
     for vm in vms.iter().filter(|vm| vm.driver == Driver::Xen && !runs(vm)) {
         stray_domain(daemon, vm).await;
@@ -47,8 +49,15 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     Ok(())
 }
 
-/// A QEMU runs for a VM that is halted in the catalogue, or not in it: that of a VM that is known is the VM's, any
-/// other is left alone.
+/// Whether one of these processes is the one that the catalogue has for a VM.
+async fn is_recorded(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<bool, Problem> {
+    let recorded = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
+    let known = recorded.as_ref().and_then(guest::identity).filter(|known| pids.contains(&known.pid));
+    Ok(known.is_some_and(|known| matches!(Process::find(&known), Ok(Some(_)))))
+}
+
+/// A QEMU runs for a VM that is halted in the catalogue, had another one, or is not in it: that of a VM that is known
+/// is the VM's, any other is left alone.
 async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) {
     match record_run(daemon, vm, pids).await {
         Ok(()) => tracing::warn!(%vm, ?pids, "the catalogue did not know that this VM runs: its QEMU is taken in"),

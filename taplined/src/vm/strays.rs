@@ -10,22 +10,24 @@ use api::Problem;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use uuid::Uuid;
 
-/// Machines that run and should not, by the catalogue, with their processes.
+/// VMs for which machines run, with their processes.
 pub type Found = Vec<(Uuid, Vec<i32>)>;
 
-/// Looks for machines whose VMs do not run. Those of VMs that were being started are killed, the others are told, and
-/// directories in which none runs are removed.
-pub fn look(places: &Path, run: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> Result<Found, Problem> {
+/// Looks for machines. Those of VMs that were being started are killed, the others are told; directories in which none
+/// runs are removed, but for those of VMs that are to `keep` them.
+pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> Result<Found, Problem> {
     let tried = || format!("look through {}", places.display());
     let mut found = Found::new();
     for entry in fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))? {
         let entry = entry.map_err(|error| Problem::failed(tried(), error))?;
-        let vm = entry.file_name().to_str().and_then(|name| Uuid::parse_str(name).ok());
-        let Some(vm) = vm.filter(|vm| !run.contains(vm)) else { continue };
+        let Some(vm) = entry.file_name().to_str().and_then(|name| Uuid::parse_str(name).ok()) else { continue };
         let directory = entry.path();
         let pids = running_in(&directory);
         if !pids.is_empty() && !starting.contains(&vm) {
             found.push((vm, pids));
+            continue;
+        }
+        if keep.contains(&vm) {
             continue;
         }
         for pid in pids {

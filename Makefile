@@ -46,7 +46,7 @@ UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
 install: build
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
 	install -D -m 644 -t $(SHARE)/man/man1 docs/man/*.1
-	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md docs/upgrade.md
+	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md docs/upgrade.md docs/recover.md
 	install -d $(UNITS) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	for unit in taplined tapline-drain tapline-upgrade; do \
 	    sed 's#/usr/local/bin/#$(PREFIX)/bin/#' packaging/$$unit.service >$(UNITS)/$$unit.service && \

@@ -1,5 +1,8 @@
 //! The host: the machine on which the daemon runs.
 
+use std::fmt;
+use std::str::FromStr;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -84,4 +87,50 @@ pub struct Difference {
     /// Why that is not certain, and what can be done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+}
+
+/// A copy of the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Backup {
+    /// The file, on the host.
+    pub file: String,
+    /// When it was made.
+    pub made: Timestamp,
+    /// Why.
+    pub reason: BackupReason,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Why a copy of the catalogue was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackupReason {
+    /// A day was over, or the daemon ended.
+    Daily,
+    /// Somebody has asked for it.
+    Asked,
+    /// A newer daemon was about to change the schema.
+    Schema,
+}
+
+impl BackupReason {
+    const ALL: [(BackupReason, &str); 3] =
+        [(BackupReason::Daily, "daily"), (BackupReason::Asked, "asked"), (BackupReason::Schema, "schema")];
+}
+
+impl fmt::Display for BackupReason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = BackupReason::ALL.iter().find(|(reason, _)| reason == self).map_or("", |(_, word)| word);
+        formatter.write_str(word)
+    }
+}
+
+impl FromStr for BackupReason {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<BackupReason, String> {
+        let found = BackupReason::ALL.iter().find(|(_, known)| *known == word).map(|(reason, _)| *reason);
+        found.ok_or_else(|| format!("{word} is no reason for a backup"))
+    }
 }

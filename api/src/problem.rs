@@ -55,6 +55,8 @@ pub enum Code {
     Timeout,
     /// The storage, a file or another program failed.
     Failed,
+    /// The catalogue is damaged, or is not there any more: the daemon ends, and somebody has to see to it.
+    Damaged,
     /// The daemon is at fault.
     Internal,
 }
@@ -69,7 +71,7 @@ impl Code {
             Code::NotFound => 404,
             Code::Exists | Code::State | Code::InUse | Code::Busy | Code::Cancelled => 409,
             Code::ReadOnly | Code::Unsupported => 422,
-            Code::Overloaded => 503,
+            Code::Overloaded | Code::Damaged => 503,
             Code::Timeout => 504,
             Code::NoSpace => 507,
             Code::Failed | Code::Internal => 500,

@@ -8,12 +8,15 @@
 //! It knows rows, not what they stand for: no file, no process, no time but the one it is asked to record.
 
 mod autostart;
+pub mod backup;
 mod event;
 mod image;
 mod inventory;
 mod lease;
 mod request;
 mod row;
+mod seal;
+mod sound;
 mod sr;
 mod take_in;
 mod task;
@@ -38,6 +41,7 @@ pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
 pub use lease::Holder;
 pub use request::{Answered, RequestKey};
+pub use sound::Look;
 pub use take_in::TakenIn;
 pub use task::{Journalled, NewTask};
 pub use token::SecretHash;
@@ -69,6 +73,14 @@ pub struct Catalogue {
     readers: Arc<Readers>,
     tidings: Arc<Tidings>,
     outbox: Arc<Outbox>,
+    damage: Arc<Damage>,
+}
+
+/// What was found to be wrong with the file while it was in use.
+#[derive(Debug, Default)]
+struct Damage {
+    found: Mutex<Option<Problem>>,
+    told: tokio::sync::Notify,
 }
 
 /// What can be asked of a state of the catalogue.
@@ -95,24 +107,38 @@ impl<'a> std::ops::Deref for Tx<'a> {
 }
 
 impl Catalogue {
-    /// Opens the catalogue at `path`, or makes it.
+    /// Opens the catalogue at `path`, or makes it. One that is damaged is refused as [`Code::Damaged`], before anything
+    /// is written to it.
     pub fn open(path: &Path) -> Result<Catalogue, Problem> {
+        Catalogue::open_with(path, || {})
+    }
+
+    /// The same; before what an older daemon has written is changed for good, `before_change` is called.
+    pub fn open_with(path: &Path, before_change: impl FnOnce()) -> Result<Catalogue, Problem> {
         let failed = |error: rusqlite::Error| cannot_open(path, error);
+        seal::check(path)?;
         let mut connection = Connection::open(path).map_err(failed)?;
+        // Another program that looks at the file may hold it for a moment.
+        connection.busy_timeout(Duration::from_secs(10)).map_err(failed)?;
+        // Before anything else is asked of it.
+        sound::check_pages(&connection, Look::Bounded)?;
         // A reader never waits for the writer, nor the writer for readers; a commit is durable (sqlite.org/wal.html).
         connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         connection.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
         connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
-        // Another program that looks at the file may hold it for a moment.
-        connection.busy_timeout(Duration::from_secs(10)).map_err(failed)?;
+        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
+        if (1..VERSION).contains(&version) {
+            before_change();
+        }
         migrate(&mut connection, path)?;
+        sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
         let tidings = Arc::new(Tidings::new(starts));
         let readers = Arc::new(Readers::new(path));
         let outbox = Arc::new(Outbox::default());
         outbox.recorded(&View { connection: &connection, tidings: &tidings }.inventory_heads()?);
         let writer = Arc::new(Writer::start(connection, tidings.clone(), outbox.clone())?);
-        Ok(Catalogue { writer, readers, tidings, outbox })
+        Ok(Catalogue { writer, readers, tidings, outbox, damage: Arc::default() })
     }
 
     /// Changes the catalogue: `change` in full, durable when this returns, or not at all. `change` runs on the writer's
@@ -122,7 +148,8 @@ impl Catalogue {
         T: Send + 'static,
         F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send + 'static,
     {
-        self.writer.write(change).await
+        let changed = self.writer.write(change).await;
+        changed.map_err(|problem| self.noted(problem))
     }
 
     /// Asks a state of the catalogue, for the daemon's own work. Who comes when as many ask as may waits for its turn.
@@ -162,7 +189,65 @@ impl Catalogue {
             readers.give_back(connection);
             answer
         });
-        asked.await.map_err(|error| ended(&error))?
+        asked.await.map_err(|error| ended(&error))?.map_err(|problem| self.noted(problem))
+    }
+
+    /// A problem; if it is one of the file itself, whoever waits for that is told.
+    fn noted(&self, problem: Problem) -> Problem {
+        if problem.code == Code::Damaged {
+            let mut found = self.damage.found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.get_or_insert_with(|| problem.clone());
+            self.damage.told.notify_one();
+        }
+        problem
+    }
+
+    /// Waits until the file is found to be damaged, which is for good; tells what is wrong.
+    pub async fn damaged(&self) -> Problem {
+        loop {
+            let found = self.damage.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            match found {
+                Some(problem) => return problem,
+                None => self.damage.told.notified().await,
+            }
+        }
+    }
+
+    /// Looks at all of the file, as closely as can be, on a thread and a connection of its own.
+    pub async fn examine(&self) -> Result<(), Problem> {
+        let readers = self.readers.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let connection = readers.open().map_err(|error| cannot_open(&readers.path, error))?;
+            sound::check_pages(&connection, Look::Whole)?;
+            sound::check_rows(&connection)
+        });
+        let looked = looked.await.map_err(|error| Problem::failed("look at the catalogue", error))?;
+        looked.map_err(|problem| self.noted(problem))
+    }
+
+    /// How many commits there were since it was opened.
+    pub fn commits(&self) -> u64 {
+        self.writer.commits()
+    }
+
+    /// Ends, with the thread that writes and all that is open.
+    fn end(self) {
+        let Catalogue { writer, readers, .. } = self;
+        drop(readers);
+        if let Some(writer) = Arc::into_inner(writer) {
+            writer.join();
+        }
+    }
+
+    /// Ends all writing, and seals the file as it is then: the next one to open it sees whether a byte has changed
+    /// meanwhile. What is asked of it from now on is refused.
+    pub async fn close(&self) -> Result<(), Problem> {
+        self.writer.end().await?;
+        let path = self.readers.path.clone();
+        let tried = format!("seal the catalogue {}", path.display());
+        let sealed = tokio::task::spawn_blocking(move || seal::write(&path)).await;
+        let sealed = sealed.map_err(|error| Problem::failed(&tried, error))?;
+        sealed.map_err(|error| Problem::failed(&tried, error))
     }
 
     /// What is recorded of repositories and may not be in their inventories yet.
@@ -251,6 +336,9 @@ fn count_start(connection: &mut Connection) -> rusqlite::Result<u64> {
 }
 
 fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
+    if sound::tells_of_damage(&error) {
+        return sound::damaged(error);
+    }
     Problem::failed(format_args!("open the catalogue {}", path.display()), error)
         .advise("see that its directory exists and is writable, and that no other taplined uses it")
 }
@@ -280,6 +368,10 @@ impl Tx<'_> {
 fn failed(error: rusqlite::Error) -> Problem {
     let code = match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::DiskFull) => Code::NoSpace,
+        Some(rusqlite::ErrorCode::ReadOnly) => Code::ReadOnly,
+        _ if sound::tells_of_damage(&error) => return sound::damaged(error),
+        // Each row was looked at when it was opened: either it has been damaged since, or this is a fault of ours.
+        _ if sound::is_foreign(&error) => Code::Internal,
         _ => Code::Failed,
     };
     Problem::new(code, format!("the catalogue failed: {error}"))

@@ -1,6 +1,6 @@
 //! `tapline host`.
 
-use api::{Difference, Host, HostDrain, HostReconcile, Problem};
+use api::{Backup, Difference, Host, HostDrain, HostReconcile, Problem};
 
 use crate::column::{Column, Uuids};
 use crate::session::{Listing, Session, Waiting};
@@ -27,6 +27,13 @@ pub enum Verb {
         #[command(flatten)]
         listing: Listing,
     },
+    /// List the backups of the catalogue; `taplined --restore` puts one back
+    Backups {
+        #[command(flatten)]
+        listing: Listing,
+    },
+    /// Make a backup of the catalogue now
+    Backup,
 }
 
 type Shown = Column<Host>;
@@ -44,6 +51,15 @@ const COLUMNS: &[Shown] = &[
     Shown::new("plug window", |host, _| host.limits.plug_window.to_string()),
     Shown::new("worker pool size", |host, _| host.limits.worker_pool_size.to_string()),
     Shown::new("worker memory", |host, _| readable(host.limits.worker_memory)),
+];
+
+type Copied = Column<Backup>;
+
+const BACKUPS: &[Copied] = &[
+    Copied::new("made", |backup, _| format!("{:.0}", backup.made)),
+    Copied::new("reason", |backup, _| backup.reason.to_string()),
+    Copied::new("size", |backup, _| readable(backup.size)).right(),
+    Copied::new("file", |backup, _| backup.file.clone()),
 ];
 
 type Compared = Column<Difference>;
@@ -77,6 +93,8 @@ impl Verb {
                 let differences = session.client.host_reconcile(&HostReconcile { dry_run }).await?;
                 session.list(&differences, DIFFERENCES, &listing)
             }
+            Verb::Backups { listing } => session.list(&session.client.host_backups().await?, BACKUPS, &listing),
+            Verb::Backup => session.show(&session.client.host_backup().await?, BACKUPS),
         }
     }
 }

@@ -55,8 +55,24 @@ pub struct Config {
     pub storage: Storage,
     /// What is started with the host.
     pub autostart: Autostart,
+    /// The catalogue.
+    pub catalogue: CatalogueCopies,
     /// The log.
     pub log: Log,
+}
+
+/// How the catalogue is looked after.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CatalogueCopies {
+    /// Days of which a backup is kept; and so many of those that somebody has asked for.
+    pub backups: u32,
+}
+
+impl Default for CatalogueCopies {
+    fn default() -> CatalogueCopies {
+        CatalogueCopies { backups: 7 }
+    }
 }
 
 /// How the storage of repositories is watched.
@@ -166,6 +182,7 @@ impl Default for Config {
             plug: Plug::default(),
             storage: Storage::default(),
             autostart: Autostart::default(),
+            catalogue: CatalogueCopies::default(),
             log: Log::default(),
         }
     }
@@ -242,6 +259,7 @@ impl Config {
             ("storage.measure-interval", u64::from(self.storage.measure_interval)),
             ("storage.full-interval", u64::from(self.storage.full_interval)),
             ("autostart.retry-after", u64::from(self.autostart.retry_after)),
+            ("catalogue.backups", u64::from(self.catalogue.backups)),
             ("log.file-size", self.log.file_size),
         ];
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
@@ -285,6 +303,11 @@ impl Config {
     /// The file of the catalogue.
     pub fn catalogue(&self) -> PathBuf {
         self.state_directory.join("catalogue.db")
+    }
+
+    /// The directory of the catalogue's backups.
+    pub fn backups(&self) -> PathBuf {
+        self.state_directory.join("backups")
     }
 
     /// What bounds the work done at one time.
@@ -371,6 +394,7 @@ mod test {
             "remote-connections-max",
             "step-timeout",
             "lost-interval",
+            "backups",
             "file-size",
         ] {
             assert!(set.contains(&format!("{name} = ")), "{name}");

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use repo::Catalogue;
 use uuid::Uuid;
 
+use crate::catalogue::Care;
 use crate::config::Config;
 use crate::directories;
 use crate::disk::Disks;
@@ -26,6 +27,8 @@ use crate::vm::{self, Vms};
 
 /// How long another daemon may take to let go of a directory.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the catalogue may take to be copied and closed when the daemon ends.
+const TO_CLOSE: Duration = Duration::from_secs(10);
 
 /// The daemon. Cheap to clone; all clones are the same one.
 #[derive(Clone, Debug)]
@@ -38,6 +41,8 @@ pub struct Parts {
     pub config: Config,
     /// What exists.
     pub catalogue: Catalogue,
+    /// What looks after it.
+    pub care: Care,
     /// Who may use the API over TCP.
     pub tokens: Tokens,
     /// What is under way.
@@ -75,13 +80,9 @@ impl std::ops::Deref for Daemon {
 impl Daemon {
     /// Opens the catalogue, and brings to an end what a daemon before this one has begun.
     pub async fn start(config: Config) -> Result<Daemon, Problem> {
-        directories::make(&config)?;
+        let locks = alone(&config)?;
         allow_many_disks()?;
-        let locks = [
-            only_one(&config.state_directory, "state directory", "state-directory")?,
-            only_one(&config.run_directory, "run directory", "run-directory")?,
-        ];
-        let catalogue = Catalogue::open(&config.catalogue())?;
+        let catalogue = crate::catalogue::open(&config)?;
         directories::close_catalogue(&config);
         let host = host_identity(&catalogue).await?;
         let tokens = Tokens::load(&catalogue).await?;
@@ -92,6 +93,7 @@ impl Daemon {
         let parts = Parts {
             config,
             catalogue,
+            care: Care::default(),
             tokens,
             tasks,
             tool,
@@ -123,13 +125,25 @@ impl Daemon {
         tokio::spawn(crate::sr::keep_inventories(daemon.clone()));
         tokio::spawn(crate::sr::seek_lost(daemon.clone()));
         tokio::spawn(crate::sr::watch_space(daemon.clone()));
+        daemon.care.begin(&daemon);
         Ok(daemon)
     }
 
     /// Ends what is under way as far as it can be ended soon; the journal has the rest. Disks go on.
     pub async fn stop(&self) -> Result<(), Problem> {
         self.tasks.stop().await;
+        if tokio::time::timeout(TO_CLOSE, self.close()).await.is_err() {
+            tracing::warn!("the catalogue is left as it is: the state directory does not answer");
+        }
         Ok(())
+    }
+
+    /// Leaves the catalogue copied and sealed. Without either it is opened all the same.
+    async fn close(&self) {
+        self.care.back_up_at_end(self).await;
+        if let Err(problem) = self.catalogue.close().await {
+            tracing::info!("the catalogue is left as it is: {problem}");
+        }
     }
 
     /// The host as the API shows it.
@@ -154,6 +168,15 @@ impl Daemon {
             tasks,
         })
     }
+}
+
+/// Makes the directories, and sees that no other daemon uses them as long as what is returned is kept.
+pub fn alone(config: &Config) -> Result<[fs::File; 2], Problem> {
+    directories::make(config)?;
+    Ok([
+        only_one(&config.state_directory, "state directory", "state-directory")?,
+        only_one(&config.run_directory, "run directory", "run-directory")?,
+    ])
 }
 
 /// A disk needs two descriptors of ours while it is plugged, and one for each of its files while it is being; the limit

@@ -9,6 +9,7 @@
 
 mod account;
 mod autostart;
+mod catalogue;
 mod config;
 mod daemon;
 mod directories;
@@ -32,7 +33,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use api::Problem;
+use api::{Code, Problem};
 use clap::Parser;
 
 use config::Config;
@@ -41,8 +42,15 @@ use daemon::Daemon;
 /// The exit code of a daemon that could not start, or not go on. As with the other programs of Tapline.
 const FAILED: u8 = 4;
 
+/// The exit code of a daemon that has no catalogue which it can believe: to start it again would change nothing
+/// (RestartPreventExitStatus= in packaging/taplined.service).
+const NO_CATALOGUE: u8 = 6;
+
 /// How long threads may take that ask the storage when the daemon ends.
 const TO_END: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// How long clients have to hear that the catalogue is damaged before the daemon ends.
+const TO_TELL: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Where the configuration is looked for if no other place is named; it need not exist.
 const CONFIG: &str = "/etc/tapline/taplined.toml";
@@ -59,6 +67,15 @@ struct Arguments {
     /// Read the configuration, say what is wrong with it, and end
     #[arg(long)]
     check_config: bool,
+    /// Put a backup of the catalogue in its place, and end: a file, or «latest» for the newest that is sound
+    #[arg(long, value_name = "FILE|latest", group = "place")]
+    restore: Option<String>,
+    /// Make the catalogue anew from what repositories say of themselves, and end: the directories in which they lie
+    #[arg(long, value_name = "DIRECTORY", num_args = 1.., group = "place")]
+    rebuild: Vec<PathBuf>,
+    /// Begin with an empty catalogue where there was another one, and end
+    #[arg(long, group = "place")]
+    init: bool,
     /// Print the OpenAPI document of the API, and end
     #[arg(long)]
     openapi: bool,
@@ -78,7 +95,7 @@ fn main() -> ExitCode {
         Err(problem) => {
             let advice = problem.advice.as_ref().map(|advice| format!("\n  {advice}")).unwrap_or_default();
             log::STDERR.write_last(&format!("taplined: {problem}{advice}\n"));
-            ExitCode::from(FAILED)
+            ExitCode::from(if problem.code == Code::Damaged { NO_CATALOGUE } else { FAILED })
         }
     }
 }
@@ -102,13 +119,31 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
     if arguments.check_config {
         return Ok(());
     }
-    log::start(&config)?;
+    if let Some(from) = &arguments.restore {
+        return print(&catalogue::restore(&config, from)?);
+    }
+    if arguments.init {
+        return print(&catalogue::init(&config)?);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Problem::failed("start the daemon's threads", error))?;
-    let outcome = runtime.block_on(serve(config));
+    if !arguments.rebuild.is_empty() {
+        let directories = catalogue::absolute(&arguments.rebuild)?;
+        return print(&runtime.block_on(catalogue::rebuild(&config, &directories))?);
+    }
+    log::start(&config)?;
+    let outcome = runtime.block_on(serve(config.clone()));
     // A thread that waits for storage that does not answer is not waited for.
     runtime.shutdown_timeout(TO_END);
-    outcome
+    outcome.map_err(|problem| catalogue::advise(&config, &command(arguments), problem))
+}
+
+/// How this program is called with the same configuration.
+fn command(arguments: &Arguments) -> String {
+    match &arguments.config {
+        Some(path) => format!("taplined --config {}", path.display()),
+        None => "taplined".into(),
+    }
 }
 
 async fn serve(config: Config) -> Result<(), Problem> {
@@ -119,9 +154,21 @@ async fn serve(config: Config) -> Result<(), Problem> {
     notify::ready();
     watchdog::begin(daemon.clone());
     tracing::info!(socket = %daemon.config.socket().display(), "serving");
-    listener.serve(daemon.clone(), signals).await;
+    tokio::select! {
+        () = listener.serve(daemon.clone(), signals) => {}
+        problem = damaged(&daemon) => return Err(problem),
+    }
     notify::stopping();
     daemon.stop().await
+}
+
+/// Waits until the catalogue is found to be damaged, and until those who have asked meanwhile were told so. Nothing is
+/// brought to an end then: all that could be recorded of it would go into that file.
+async fn damaged(daemon: &Daemon) -> Problem {
+    let problem = daemon.catalogue.damaged().await;
+    tracing::error!("{problem}; the daemon ends, and disks go on");
+    tokio::time::sleep(TO_TELL).await;
+    problem
 }
 
 fn print(text: &str) -> Result<(), Problem> {

@@ -238,6 +238,44 @@ fn a_machine_outlives_the_daemon_and_is_found_again() {
     assert!(said(&daemon.get(&vm).1["problem"]).contains("host-signal"), "{}", daemon.get(&vm).1);
 }
 
+/// The catalogue is older than the start of the VM, or knows nothing of it any more.
+#[test]
+fn a_machine_that_the_catalogue_does_not_know_goes_on() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    let before = start(&daemon, &vm);
+    daemon.kill();
+    assert_eq!(daemon.command(&["--restore", "latest"]).0, 0);
+    daemon.restart();
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    nothing_leaked(&daemon);
+    // It ran then, and was started anew since.
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    let before = start(&daemon, &vm);
+    daemon.kill();
+    assert_eq!(daemon.command(&["--restore", "latest"]).0, 0);
+    daemon.restart();
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    nothing_leaked(&daemon);
+    daemon.kill();
+    std::fs::remove_dir_all(daemon.room().join("state")).unwrap();
+    let disks = daemon.room().join("disks");
+    assert_eq!(daemon.command(&["--rebuild", disks.to_str().unwrap()]).0, 0);
+    daemon.restart();
+    assert_eq!(daemon.get("/vms").1, json!([]));
+    let vbds = daemon.get("/vbds").1;
+    assert!(vbds.as_array().unwrap().iter().all(|vbd| vbd["state"] == "plugged"), "{vbds}\n{}", daemon.log());
+    assert!(Path::new(&format!("/proc/{}", before["pid"])).exists());
+    assert!(daemon.log().contains("is left alone"), "{}", daemon.log());
+    kill(&before["pid"]);
+}
+
 #[test]
 fn a_machine_that_ends_while_no_daemon_runs_is_halted_by_the_next() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };

@@ -4,7 +4,7 @@ use hyper::Method;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Difference, Host, HostDrain, HostReconcile, Problem};
+use crate::{Backup, Difference, Host, HostDrain, HostReconcile, Problem};
 
 impl Client {
     /// The host and its daemon.
@@ -20,5 +20,15 @@ impl Client {
     /// Compares the disks that run with the catalogue.
     pub async fn host_reconcile(&self, asked: &HostReconcile) -> Result<Vec<Difference>, Problem> {
         self.change(Method::POST, &Target::new("host/reconcile"), asked).await
+    }
+
+    /// The copies of the catalogue, the newest first.
+    pub async fn host_backups(&self) -> Result<Vec<Backup>, Problem> {
+        self.get(&Target::new("host/backups")).await
+    }
+
+    /// Makes a copy of the catalogue.
+    pub async fn host_backup(&self) -> Result<Backup, Problem> {
+        self.change(Method::POST, &Target::new("host/backups"), &serde_json::json!({})).await
     }
 }

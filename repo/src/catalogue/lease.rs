@@ -20,6 +20,13 @@ pub struct Holder {
 }
 
 impl View<'_> {
+    /// All who may use a VDI now.
+    pub(super) fn leases(&self) -> Result<Vec<Holder>, Problem> {
+        self.rows("SELECT holder, mode FROM lease", [], |row| {
+            Ok(Holder { holder: row.get::<_, Id>(0)?.0, mode: row.get::<_, Word<_>>(1)?.0 })
+        })
+    }
+
     /// Who may use a VDI now.
     pub fn holders(&self, vdi: Uuid) -> Result<Vec<Holder>, Problem> {
         self.rows("SELECT holder, mode FROM lease WHERE vdi = ?1 ORDER BY holder", [Id(vdi)], |row| {

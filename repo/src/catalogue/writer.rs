@@ -4,6 +4,8 @@
 //! no event told, before the commit is durable.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 
 use api::{Code, Problem};
 use rusqlite::Connection;
@@ -22,7 +24,16 @@ const BATCH_MAX: usize = 256;
 /// The way to the thread.
 #[derive(Debug)]
 pub struct Writer {
-    changes: mpsc::Sender<Box<dyn Change>>,
+    changes: mpsc::Sender<Asking>,
+    commits: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+/// What is asked of the thread.
+enum Asking {
+    Change(Box<dyn Change>),
+    /// To end, with all that it has written in the one file.
+    End(oneshot::Sender<Result<(), Problem>>),
 }
 
 /// A change and whoever waits for it.
@@ -62,9 +73,23 @@ impl Writer {
     pub fn start(connection: Connection, tidings: Arc<Tidings>, outbox: Arc<Outbox>) -> Result<Writer, Problem> {
         let (changes, waiting) = mpsc::channel(WAITING_MAX);
         let thread = std::thread::Builder::new().name("catalogue".into());
-        let started = thread.spawn(move || run(connection, waiting, &tidings, &outbox));
-        started.map(drop).map_err(|error| Problem::failed("start the catalogue's thread", error))?;
-        Ok(Writer { changes })
+        let commits = Arc::<AtomicU64>::default();
+        let counted = commits.clone();
+        let started = thread.spawn(move || run(connection, waiting, &tidings, &outbox, &counted));
+        let thread = started.map_err(|error| Problem::failed("start the catalogue's thread", error))?;
+        Ok(Writer { changes, commits, thread })
+    }
+
+    /// Waits for the end of the thread, when all that was asked of it is done.
+    pub fn join(self) {
+        drop(self.changes);
+        // A panic of it has been told.
+        self.thread.join().ok();
+    }
+
+    /// How many commits there were.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
     }
 
     /// Has a change made.
@@ -75,7 +100,14 @@ impl Writer {
     {
         let (who, answer) = oneshot::channel();
         let asked = Box::new(Asked { change: Some(change), outcome: None, who });
-        self.changes.send(asked).await.map_err(|_| ended())?;
+        self.changes.send(Asking::Change(asked)).await.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+
+    /// Ends the thread, behind all that was asked of it before.
+    pub async fn end(&self) -> Result<(), Problem> {
+        let (who, answer) = oneshot::channel();
+        self.changes.send(Asking::End(who)).await.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
 }
@@ -84,18 +116,47 @@ fn ended() -> Problem {
     Problem::new(Code::Internal, "the catalogue's thread has ended")
 }
 
-fn run(mut connection: Connection, mut waiting: mpsc::Receiver<Box<dyn Change>>, tidings: &Tidings, outbox: &Outbox) {
+fn run(
+    mut connection: Connection,
+    mut waiting: mpsc::Receiver<Asking>,
+    tidings: &Tidings,
+    outbox: &Outbox,
+    commits: &AtomicU64,
+) {
     let mut batch = Vec::new();
+    let mut end = None;
     while let Some(first) = waiting.blocking_recv() {
-        batch.push(first);
-        while batch.len() < BATCH_MAX {
-            let Ok(next) = waiting.try_recv() else { break };
-            batch.push(next);
+        let mut next = Some(first);
+        while let Some(asking) = next.take() {
+            match asking {
+                Asking::Change(change) => batch.push(change),
+                Asking::End(who) => end = Some(who),
+            }
+            if end.is_none() && batch.len() < BATCH_MAX {
+                next = waiting.try_recv().ok();
+            }
         }
-        let committed = commit(&mut connection, &mut batch, tidings, outbox);
-        for change in batch.drain(..) {
-            change.answer(committed.clone());
+        if !batch.is_empty() {
+            let committed = commit(&mut connection, &mut batch, tidings, outbox);
+            commits.fetch_add(1, Ordering::Relaxed);
+            for change in batch.drain(..) {
+                change.answer(committed.clone());
+            }
         }
+        if let Some(who) = end.take() {
+            // Whoever has asked may not wait any more.
+            who.send(put_into_one(&connection)).ok();
+            return;
+        }
+    }
+}
+
+/// Has all that was committed in the one file, and nothing beside it.
+fn put_into_one(connection: &Connection) -> Result<(), Problem> {
+    let busy: bool = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0)).map_err(failed)?;
+    match busy {
+        false => Ok(()),
+        true => Err(Problem::new(Code::Busy, "somebody still reads the catalogue")),
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use api::{Difference, Host, HostDrain, HostReconcile, Problem, Task};
+use api::{Backup, BackupReason, Difference, Host, HostDrain, HostReconcile, Problem, Task};
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -16,7 +17,11 @@ use crate::reconcile::{self, Heal};
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(show)).routes(routes!(drain)).routes(routes!(reconcile))
+    OpenApiRouter::new()
+        .routes(routes!(show))
+        .routes(routes!(drain))
+        .routes(routes!(reconcile))
+        .routes(routes!(backups, backup))
 }
 
 /// The host and its daemon.
@@ -54,4 +59,22 @@ async fn reconcile(
 ) -> Result<Json<Vec<Difference>>, Refusal> {
     let heal = if asked.dry_run { Heal::No } else { Heal::Yes };
     Ok(Json(reconcile::all(&daemon, heal).await?))
+}
+
+/// The backups of the catalogue, the newest first. The daemon does not put one back: `taplined --restore` does.
+#[utoipa::path(
+    get, path = "/host/backups", tag = "host", operation_id = "host_backups",
+    responses((status = 200, body = Vec<Backup>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn backups(State(daemon): State<Daemon>) -> Result<Json<Vec<Backup>>, Refusal> {
+    Ok(Json(daemon.care.backups(&daemon).await?))
+}
+
+/// Makes a backup of the catalogue now.
+#[utoipa::path(
+    post, path = "/host/backups", tag = "host", operation_id = "host_backup",
+    responses((status = 201, body = Backup), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn backup(State(daemon): State<Daemon>) -> Result<(StatusCode, Json<Backup>), Refusal> {
+    Ok((StatusCode::CREATED, Json(daemon.care.back_up(&daemon, BackupReason::Asked).await?)))
 }

@@ -94,7 +94,8 @@ impl Guest {
     }
 }
 
-fn process(vm: Uuid, identity: &Identity) -> Result<VmProcess, Problem> {
+/// A process, as the catalogue keeps it.
+pub fn process(vm: Uuid, identity: &Identity) -> Result<VmProcess, Problem> {
     let pid = u32::try_from(identity.pid)
         .map_err(|error| Problem::failed(format_args!("record the QEMU of VM {vm}"), error))?;
     Ok(VmProcess { process: Process { pid, started: identity.started }, boot: identity.boot.clone() })

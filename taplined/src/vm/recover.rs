@@ -30,27 +30,76 @@ const TO_POWER_OFF: Duration = Duration::from_secs(60);
 pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);
-    let keep: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
+    let run: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
+    let starting = vms.iter().filter(|vm| vm.power == Power::Starting).map(|vm| vm.uuid).collect();
     let all = places(&daemon.config);
-    blocking("end the machines that no VM has", move || strays::kill(&all, &keep)).await?;
-    for vm in vms.iter().filter(|vm| vm.driver == Driver::Xen && !runs(vm)) {
-        destroy_stray(daemon, vm.uuid).await;
+    let looked = blocking("look for machines that no VM has", move || strays::look(&all, &run, &starting));
+    for (vm, pids) in looked.await? {
+        if !is_recorded(daemon, vm, &pids).await? {
+            take_in(daemon, vm, &pids).await;
+        }
     }
+    for vm in vms.iter().filter(|vm| vm.driver == Driver::Xen && !runs(vm)) {
+        stray_domain(daemon, vm).await;
+    }
+    let vms = daemon.catalogue.read(|view| view.vms()).await?;
     for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted) {
         one(daemon, vm).await?;
     }
     Ok(())
 }
 
-/// Destroys the domain of a VM that does not run, if there is one: nobody was told that it runs.
-async fn destroy_stray(daemon: &Daemon, vm: Uuid) {
-    let destroyed = match domain::find(daemon, vm).await {
-        Ok(None) => return,
-        Ok(Some(domain)) => domain::destroy(vm, domain).await,
-        Err(problem) => Err(problem),
+/// Whether one of these processes is the one that the catalogue has for a VM.
+async fn is_recorded(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<bool, Problem> {
+    let recorded = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
+    let known = recorded.as_ref().and_then(guest::identity).filter(|known| pids.contains(&known.pid));
+    Ok(known.is_some_and(|known| matches!(Process::find(&known), Ok(Some(_)))))
+}
+
+/// A QEMU runs for a VM that is halted in the catalogue, had another one, or is not in it: that of a VM that is known
+/// is the VM's, any other is left alone.
+async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) {
+    match record_run(daemon, vm, pids).await {
+        Ok(()) => tracing::warn!(%vm, ?pids, "the catalogue did not know that this VM runs: its QEMU is taken in"),
+        Err(why) => tracing::error!(
+            %vm, ?pids,
+            "a QEMU of ours runs for a VM that does not, and is left alone: {why}; if nobody uses it, end it"
+        ),
+    }
+}
+
+async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Problem> {
+    let [pid] = *pids else { return Err(Problem::new(Code::State, "there are several of them")) };
+    let tried = format!("take in the QEMU of VM {vm}");
+    let found = Process::with_pid(pid).map_err(|error| Problem::failed(tried, error))?;
+    let process = guest::process(vm, found.identity())?;
+    let monitor = place(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
+    let recorded = daemon.catalogue.write(move |tx| {
+        tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
+        tx.set_vm_power(vm, Power::Running, None)
+    });
+    recorded.await
+}
+
+/// The domain of a VM that does not run by the catalogue, if there is one: if it was being started, nobody was told
+/// that it runs, and it is destroyed; else it is the VM's.
+async fn stray_domain(daemon: &Daemon, known: &Vm) {
+    let vm = known.uuid;
+    let done = match (domain::find(daemon, vm).await, known.power) {
+        (Ok(None), _) => return,
+        (Ok(Some(domain)), Power::Starting) => domain::destroy(vm, domain).await.map(|()| "it is destroyed"),
+        (Ok(Some(domain)), _) => {
+            let handle = domain.guest().domain.to_string();
+            let recorded = daemon.catalogue.write(move |tx| {
+                tx.set_vm_run_by(vm, None, Some(&handle))?;
+                tx.set_vm_power(vm, Power::Running, None)
+            });
+            recorded.await.map(|()| "it is taken in")
+        }
+        (Err(problem), _) => Err(problem),
     };
-    match destroyed {
-        Ok(()) => tracing::warn!(%vm, "a domain of a VM that does not run is destroyed"),
+    match done {
+        Ok(what) => tracing::warn!(%vm, "a VM that does not run by the catalogue has a domain: {what}"),
         Err(problem) => tracing::error!(%vm, "whether it has a domain that it should not have is not known: {problem}"),
     }
 }

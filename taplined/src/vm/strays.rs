@@ -1,5 +1,6 @@
-//! Machines of ours that no VM has: a daemon was killed between their start and its record, or the catalogue was put back from a
-//! backup. Nobody was told that they run; what they use may be another's by now.
+//! Machines of ours that no VM has by the catalogue: a daemon was killed between their start and its record, or the
+//! catalogue was put back from a backup or made anew. Only of the first nobody was told that they run: those are killed.
+//! The others may be somebody's server, whatever the catalogue says.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,23 +12,33 @@ use uuid::Uuid;
 
 use super::group;
 
-/// Kills machines whose VMs are not among those to keep, and removes their directories.
-pub fn kill(places: &Path, keep: &BTreeSet<Uuid>) -> Result<(), Problem> {
+/// VMs for which machines run, with their processes.
+pub type Found = Vec<(Uuid, Vec<i32>)>;
+
+/// Looks for machines. Those of VMs that were being started are killed, the others are told; directories in which none
+/// runs are removed, but for those of VMs that are to `keep` them.
+pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> Result<Found, Problem> {
     let tried = || format!("look through {}", places.display());
+    let mut found = Found::new();
     for entry in fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))? {
         let entry = entry.map_err(|error| Problem::failed(tried(), error))?;
-        let vm = entry.file_name().to_str().and_then(|name| Uuid::parse_str(name).ok());
-        if vm.is_none_or(|vm| keep.contains(&vm)) {
+        let Some(vm) = entry.file_name().to_str().and_then(|name| Uuid::parse_str(name).ok()) else { continue };
+        let directory = entry.path();
+        let pids = running_in(&directory);
+        if !pids.is_empty() && !starting.contains(&vm) {
+            found.push((vm, pids));
             continue;
         }
-        let directory = entry.path();
-        for pid in running_in(&directory) {
+        if keep.contains(&vm) {
+            continue;
+        }
+        for pid in pids {
             kill_one(pid, &directory);
         }
-        vm.into_iter().for_each(group::leave);
+        group::leave(vm);
         fs::remove_dir_all(&directory).map_err(|error| Problem::failed(tried(), error))?;
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Processes that have the directory and its monitor: QEMU, and no shell of somebody who looks at it.

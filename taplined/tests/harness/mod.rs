@@ -160,6 +160,40 @@ impl Taplined {
         self.run();
     }
 
+    /// Has the program do something that it ends behind, with the daemon's configuration; its exit code, and all that
+    /// it has said.
+    pub fn command(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        let ended = command.arg("--config").arg(self.room.path().join("taplined.toml")).args(words).output().unwrap();
+        let said = [ended.stdout, ended.stderr].concat();
+        (ended.status.code().unwrap_or(-1), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// Starts it again where it may refuse to; its exit code, and what it has said, if it has.
+    pub fn try_to_restart(&mut self, words: &[&str]) -> Result<(), (i32, String)> {
+        if self.process.is_some() {
+            assert!(self.stop(), "{}", self.log());
+        }
+        let said = self.log().len();
+        let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        command.arg("--config").arg(self.room.path().join("taplined.toml")).args(words);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let mut process = command.spawn().unwrap();
+        let mut ended = None;
+        wait_until("the daemon listens or ends", || {
+            ended = process.try_wait().unwrap();
+            ended.is_some() || UnixStream::connect(self.socket()).is_ok()
+        });
+        match ended {
+            Some(status) => Err((status.code().unwrap_or(-1), self.log().split_off(said))),
+            None => {
+                self.process = Some(process);
+                Ok(())
+            }
+        }
+    }
+
     /// The same with variables in its environment, for this start.
     pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
         if self.process.is_some() {

@@ -1,0 +1,343 @@
+//! Copies of the catalogue, and one of them put in its place.
+//!
+//! Invariants: a copy has its name when all of it is durable and has been read back; what is taken away for another is
+//! kept beside it; a catalogue never meets what was left beside another one (`-wal`), which SQLite would take for its.
+//!
+//! A copy is put back so, and whoever dies after any step leaves what is said behind it:
+//!  1. it is copied beside the catalogue, read, and brought to the present schema: the catalogue is as it was;
+//!  2. the present file is given another name: there is no catalogue, a start is refused and this can be done again;
+//!  3. so is what lies beside it: the same;
+//!  4. the copy gets the name of the catalogue.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use api::{Backup, BackupReason, Code, Problem};
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use rusqlite::{Connection, OpenFlags};
+
+use super::seal::beside;
+use super::sound::{self, Look};
+use super::{Catalogue, count_start, failed, migrate};
+
+/// What is not finished has this at the end of its name.
+const UNFINISHED: &str = ".unfinished";
+
+/// What SQLite and we have beside a catalogue.
+const BESIDE: [&str; 3] = ["-wal", "-shm", ".seal"];
+
+/// How moments are written in names: the order of names is that of moments.
+const MOMENT: &str = "%Y%m%dT%H%M%SZ";
+
+fn moment(at: Timestamp) -> String {
+    at.strftime(MOMENT).to_string()
+}
+
+fn file_name(made: Timestamp, reason: BackupReason) -> String {
+    format!("catalogue-{}-{reason}.db", moment(made))
+}
+
+/// What a file is by its name, if it is a copy.
+fn of_name(name: &str) -> Option<(Timestamp, BackupReason)> {
+    let (made, reason) = name.strip_prefix("catalogue-")?.strip_suffix(".db")?.split_once('-')?;
+    let made = DateTime::strptime(MOMENT, made).ok()?.to_zoned(TimeZone::UTC).ok()?;
+    Some((made.timestamp(), reason.parse().ok()?))
+}
+
+/// The copies in a directory, the newest first; none if it is not there.
+pub fn list(directory: &Path) -> Result<Vec<Backup>, Problem> {
+    let tried = |error| Problem::failed(format_args!("look through {}", directory.display()), error);
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(tried)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(tried)?;
+        let Some((made, reason)) = entry.file_name().to_str().and_then(of_name) else { continue };
+        let file = entry.path().display().to_string();
+        found.push(Backup { file, made, reason, size: entry.metadata().map_err(tried)?.len() });
+    }
+    found.sort_by(|one, other| (other.made, &other.file).cmp(&(one.made, &one.file)));
+    Ok(found)
+}
+
+/// Makes a copy of a catalogue, which may be in use, and removes those that are too many.
+pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32) -> Result<Backup, Problem> {
+    // As its name will tell it.
+    let made = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+    let path = directory.join(file_name(made, reason));
+    let tried = format!("make the backup {}", path.display());
+    make_directory(directory)
+        .and_then(|()| remove_unfinished(directory))
+        .map_err(|error| Problem::failed(&tried, error))?;
+    let unfinished = beside(&path, UNFINISHED);
+    let written = copy_within(catalogue, &unfinished, &tried).and_then(|()| {
+        fs::rename(&unfinished, &path).and_then(|()| sync(directory)).map_err(|error| Problem::failed(&tried, error))
+    });
+    if let Err(problem) = written {
+        // What is left is in nobody's way.
+        fs::remove_file(&unfinished).ok();
+        return Err(problem);
+    }
+    remove_old(directory, kept)?;
+    let size = fs::metadata(&path).map_err(|error| Problem::failed(&tried, error))?.len();
+    Ok(Backup { file: path.display().to_string(), made, reason, size })
+}
+
+/// Only its owner looks into it.
+fn make_directory(directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    fs::set_permissions(directory, Permissions::from_mode(0o700))
+}
+
+/// Removes what those have left who were killed while they made a copy: nobody else makes one now.
+fn remove_unfinished(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with("catalogue-") && name.contains(UNFINISHED)) {
+            remove_if_there(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Has SQLite copy what it reads, without what is free, while others go on; then reads the copy as a start would.
+fn copy_within(catalogue: &Path, to: &Path, tried: &str) -> Result<(), Problem> {
+    let why = |error: io::Error| Problem::failed(tried, error);
+    // SQLite takes an empty file for none, and leaves its mode.
+    File::options().write(true).create_new(true).mode(0o600).open(to).map_err(why)?;
+    let source = Connection::open_with_flags(catalogue, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
+    let told = to.to_str().ok_or_else(|| Problem::failed(tried, "its path is not UTF-8"))?;
+    source.execute("VACUUM INTO ?1", [told]).map_err(failed)?;
+    drop(source);
+    let copy = Connection::open_with_flags(to, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
+    sound::check_pages(&copy, Look::Whole)?;
+    drop(copy);
+    File::open(to).and_then(|file| file.sync_all()).map_err(why)
+}
+
+/// Keeps the newest of each of so many days, and so many of those that somebody has asked for or that were made before
+/// the schema changed.
+fn remove_old(directory: &Path, kept: u32) -> Result<(), Problem> {
+    let kept = usize::try_from(kept).unwrap_or(usize::MAX);
+    let (mut days, mut others): (Vec<String>, [usize; 2]) = (Vec::new(), [0; 2]);
+    for backup in list(directory)? {
+        let keep = match backup.reason {
+            BackupReason::Daily => {
+                let day = backup.made.strftime("%Y%m%d").to_string();
+                let newest = days.last() != Some(&day);
+                if newest {
+                    days.push(day);
+                }
+                newest && days.len() <= kept
+            }
+            BackupReason::Asked => count(&mut others[0]) <= kept,
+            BackupReason::Schema => count(&mut others[1]) <= kept,
+        };
+        if !keep {
+            let tried = format!("remove the backup {}", backup.file);
+            remove_if_there(Path::new(&backup.file)).map_err(|error| Problem::failed(tried, error))?;
+        }
+    }
+    Ok(())
+}
+
+fn count(number: &mut usize) -> usize {
+    *number = number.saturating_add(1);
+    *number
+}
+
+/// Whether there is nothing at `path` that says anything: no file, an empty one, or one in which no table was made yet.
+pub fn is_nothing(path: &Path) -> bool {
+    match fs::metadata(path) {
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+        Ok(found) if found.len() == 0 => true,
+        Ok(_) => has_no_table(path).unwrap_or(false),
+    }
+}
+
+fn has_no_table(path: &Path) -> rusqlite::Result<bool> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
+}
+
+/// Makes a file that is to be the catalogue from a copy, and sees that a start would take it. The number of lives is
+/// raised, so that no event of its next life has the number of one that somebody has heard.
+pub fn prepare(from: &Path, catalogue: &Path) -> Result<PathBuf, Problem> {
+    let tried = format!("restore {}", from.display());
+    let why = |error: io::Error| Problem::failed(&tried, error);
+    let new = clear_new(catalogue)?;
+    // What somebody has copied of a daemon that ran may have the newest beside it.
+    for suffix in ["", "-wal"] {
+        match fs::copy(beside(from, suffix), beside(&new, suffix)) {
+            Err(error) if !suffix.is_empty() && error.kind() == io::ErrorKind::NotFound => {}
+            other => drop(other.map_err(why)?),
+        }
+    }
+    fs::set_permissions(&new, Permissions::from_mode(0o600)).map_err(why)?;
+    let mut connection = Connection::open(&new).map_err(failed)?;
+    sound::check_pages(&connection, Look::Whole)?;
+    let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
+    if version == 0 {
+        let what = format!("cannot {tried}: it is no catalogue of Tapline's");
+        return Err(Problem::new(Code::Invalid, what).advise("see 'tapline host backups', or the directory backups"));
+    }
+    migrate(&mut connection, &new)?;
+    sound::check_rows(&connection)?;
+    live_later(&mut connection)?;
+    // Alone it is the whole catalogue.
+    connection.pragma_update(None, "journal_mode", "DELETE").map_err(failed)?;
+    drop(connection);
+    File::open(&new).and_then(|file| file.sync_all()).map_err(why)?;
+    Ok(new)
+}
+
+/// The name of a file that is to be the catalogue, with nothing that has it.
+pub fn clear_new(catalogue: &Path) -> Result<PathBuf, Problem> {
+    let new = beside(catalogue, UNFINISHED);
+    for suffix in ["", "-wal", "-shm", "-journal", ".seal"] {
+        let left = beside(&new, suffix);
+        remove_if_there(&left).map_err(|error| Problem::failed(format_args!("remove {}", left.display()), error))?;
+    }
+    Ok(new)
+}
+
+/// Numbers of events of lives to come are higher than those of any life of which this catalogue may not know: it counts
+/// the starts at least as if there had been one each hour since 1970.
+fn live_later(connection: &mut Connection) -> Result<(), Problem> {
+    let counted = count_start(connection).map_err(failed)?;
+    let hours = u64::try_from(Timestamp::now().as_second()).unwrap_or(0) / 3600;
+    let lives = hours.max(counted.saturating_add(1000)).to_string();
+    connection.execute("UPDATE meta SET value = ?1 WHERE key = 'starts'", [lives]).map(drop).map_err(failed)
+}
+
+/// Makes one file of a catalogue that was made to take the place of another, beside which it is; the file.
+pub fn finish(made: Catalogue, catalogue: &Path) -> Result<PathBuf, Problem> {
+    // Its connections end with it, and the thread that writes.
+    let new = beside(catalogue, UNFINISHED);
+    made.end();
+    let mut connection = Connection::open(&new).map_err(failed)?;
+    connection.busy_timeout(std::time::Duration::from_secs(10)).map_err(failed)?;
+    live_later(&mut connection)?;
+    connection.pragma_update(None, "journal_mode", "DELETE").map_err(failed)?;
+    drop(connection);
+    File::open(&new)
+        .and_then(|file| file.sync_all())
+        .map_err(|error| Problem::failed("make a catalogue durable", error))?;
+    Ok(new)
+}
+
+/// Gives the present catalogue another name, with what lies beside it; nothing if there is none.
+pub fn set_aside(catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem> {
+    let tried = format!("keep {} aside", catalogue.display());
+    let aside = beside(catalogue, &format!(".before-{why}-{}", moment(Timestamp::now())));
+    let mut moved = false;
+    for suffix in std::iter::once("").chain(BESIDE) {
+        match fs::rename(beside(catalogue, suffix), beside(&aside, suffix)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Problem::failed(tried, error)),
+            Ok(()) => moved = true,
+        }
+    }
+    Ok(moved.then_some(aside))
+}
+
+/// What was prepared becomes the catalogue; what was there is kept. Tells under which name.
+pub fn replace(new: &Path, catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem> {
+    let tried = format!("name {} {}", new.display(), catalogue.display());
+    let aside = set_aside(catalogue, why)?;
+    fs::rename(new, catalogue).map_err(|error| Problem::failed(&tried, error))?;
+    let directory = catalogue.parent().unwrap_or(Path::new("/"));
+    sync(directory).map_err(|error| Problem::failed(&tried, error))?;
+    Ok(aside)
+}
+
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        list(directory).unwrap().iter().map(|backup| backup.file.rsplit('/').next().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn the_newest_of_each_day_is_kept_and_some_of_those_that_were_asked_for() {
+        let room = tempfile::tempdir().unwrap();
+        let all = [
+            "catalogue-20261120T100000Z-daily.db",
+            "catalogue-20261121T100000Z-daily.db",
+            "catalogue-20261121T110000Z-asked.db",
+            "catalogue-20261121T120000Z-asked.db",
+            "catalogue-20261121T130000Z-asked.db",
+            "catalogue-20261122T100000Z-daily.db",
+            "catalogue-20261122T110000Z-daily.db",
+            "catalogue-20261122T120000Z-schema.db",
+        ];
+        for name in all.iter().chain(&["catalogue-x-daily.db", "notes"]) {
+            fs::write(room.path().join(name), "").unwrap();
+        }
+        assert_eq!(names(room.path()).len(), all.len());
+        remove_old(room.path(), 2).unwrap();
+        let kept: Vec<&str> = [7, 6, 4, 3, 1].map(|at: usize| all[at]).to_vec();
+        assert_eq!(names(room.path()), kept);
+        assert!(room.path().join("notes").exists());
+    }
+
+    #[tokio::test]
+    async fn a_copy_is_the_catalogue_of_its_moment_for_its_owner_alone() {
+        let room = tempfile::tempdir().unwrap();
+        let (path, backups) = (room.path().join("catalogue.db"), room.path().join("backups"));
+        let catalogue = Catalogue::open(&path).unwrap();
+        catalogue.write(|tx| tx.set_meta("a", "1")).await.unwrap();
+        // One before was killed.
+        fs::create_dir(&backups).unwrap();
+        for left in ["", "-journal"] {
+            fs::write(backups.join(format!("catalogue-20261120T100000Z-daily.db.unfinished{left}")), "x").unwrap();
+        }
+        let made = write(&path, &backups, BackupReason::Asked, 7).unwrap();
+        assert_eq!(fs::read_dir(&backups).unwrap().count(), 1);
+        catalogue.write(|tx| tx.set_meta("a", "2")).await.unwrap();
+        catalogue.close().await.unwrap();
+        drop(catalogue);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&backups), mode(Path::new(&made.file))), (0o700, 0o600));
+        let new = prepare(Path::new(&made.file), &path).unwrap();
+        let aside = replace(&new, &path, "restore").unwrap().unwrap();
+        for (path, value) in [(&path, "1"), (&aside, "2")] {
+            let catalogue = Catalogue::open(path).unwrap();
+            let found = catalogue.read(|view| view.meta("a")).await.unwrap();
+            assert_eq!(found.as_deref(), Some(value), "{}", path.display());
+        }
+        assert_eq!(names(&backups).len(), 1);
+    }
+
+    #[test]
+    fn what_is_no_catalogue_is_not_restored() {
+        let room = tempfile::tempdir().unwrap();
+        let (from, path) = (room.path().join("from"), room.path().join("catalogue.db"));
+        for bytes in
+            ["", "nothing of ours, and longer than a header of SQLite's, which has a hundred bytes and no more....."]
+        {
+            fs::write(&from, bytes.repeat(50)).unwrap();
+            let refused = prepare(&from, &path).unwrap_err();
+            assert!([Code::Invalid, Code::Damaged].contains(&refused.code), "{refused}");
+            assert!(!path.exists());
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The seal: beside a catalogue that was closed in peace, the hash over all its bytes.
+//!
+//! The next one to open it sees by that whether a byte has changed in between, which SQLite does not: its pages have no
+//! sums. A seal counts as long as the file has the time of its last change that it had then: whoever has written it in
+//! the ordinary way since, an older copy included, has written what he meant.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use api::Problem;
+use ring::digest;
+use serde::{Deserialize, Serialize};
+
+use super::sound::damaged;
+
+/// What is known of a file that was closed.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Seal {
+    /// When it was changed last, in nanoseconds.
+    changed: u128,
+    sha256: String,
+}
+
+fn path_of(catalogue: &Path) -> PathBuf {
+    beside(catalogue, ".seal")
+}
+
+/// A file beside the catalogue.
+pub fn beside(catalogue: &Path, suffix: &str) -> PathBuf {
+    let mut path = catalogue.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
+fn changed(file: &File) -> io::Result<u128> {
+    let modified: SystemTime = file.metadata()?.modified()?;
+    Ok(modified.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()))
+}
+
+fn of(catalogue: &Path) -> io::Result<Seal> {
+    let mut file = File::open(catalogue)?;
+    let changed = changed(&file)?;
+    let mut sum = digest::Context::new(&digest::SHA256);
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        let len = file.read(&mut piece)?;
+        let Some(read) = piece.get(..len).filter(|read| !read.is_empty()) else { break };
+        sum.update(read);
+    }
+    let sha256 = sum.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Seal { changed, sha256 })
+}
+
+/// Refuses a catalogue that is not what it was when it was sealed. Nobody may have it open here: what SQLite has locked
+/// is not locked any more when any descriptor of the file is closed (fcntl_locking(2)).
+pub fn check(catalogue: &Path) -> Result<(), Problem> {
+    let path = path_of(catalogue);
+    let Ok(text) = fs::read(&path) else { return Ok(()) };
+    // One that is damaged itself says nothing.
+    let Ok(seal) = serde_json::from_slice::<Seal>(&text) else { return Ok(()) };
+    let failed = |error| Problem::failed(format_args!("read the catalogue {}", catalogue.display()), error);
+    let is_as_sealed = || match File::open(catalogue).and_then(|file| changed(&file)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        found => found.map(|found| found == seal.changed).map_err(failed),
+    };
+    // Looked at again behind the hash: another program may have begun to write it.
+    if !is_as_sealed()? || of(catalogue).map_err(failed)?.sha256 == seal.sha256 || !is_as_sealed()? {
+        return Ok(());
+    }
+    Err(damaged(format_args!(
+        "its bytes are not those that were written, by the hash in {}, and nobody has changed it since in the ordinary way",
+        path.display()
+    )))
+}
+
+/// Seals a catalogue that nobody writes any more.
+pub fn write(catalogue: &Path) -> io::Result<()> {
+    let text = serde_json::to_vec(&of(catalogue)?)?;
+    let unfinished = beside(catalogue, ".seal.unfinished");
+    match fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path_of(catalogue))
+}

@@ -1,0 +1,68 @@
+//! The catalogue looks after itself (decision 0022): it is not believed when it is damaged, not made anew where there
+//! was one, and copied while it is sound.
+//!
+//! Invariant: nothing here ever removes or writes over a catalogue that holds anything; what is put aside has a name of
+//! its own beside it.
+
+mod care;
+mod evidence;
+mod put_in_place;
+mod rebuild;
+
+use api::{BackupReason, Code, Problem};
+use repo::Catalogue;
+use repo::catalogue::backup;
+
+use crate::config::Config;
+
+pub use care::Care;
+pub use put_in_place::{init, restore};
+pub use rebuild::{absolute, rebuild};
+
+/// Backups that are named where somebody has to choose one.
+const NAMED: usize = 3;
+
+/// Opens the catalogue, or makes the first one of a host on which there was none.
+pub fn open(config: &Config) -> Result<Catalogue, Problem> {
+    let path = config.catalogue();
+    if backup::is_nothing(&path) {
+        if let Some(evidence) = evidence::of_one_before(config)? {
+            let what = format!("there is no catalogue at {}, and there was one: {evidence}", path.display());
+            return Err(Problem::new(Code::Damaged, what));
+        }
+    }
+    Catalogue::open_with(&path, || {
+        // Without a copy of it an older daemon could not go on; without a daemon nobody could make room for one.
+        match backup::write(&path, &config.backups(), BackupReason::Schema, config.catalogue.backups) {
+            Ok(made) => tracing::info!(file = made.file, "the catalogue is copied, and its schema is changed then"),
+            Err(problem) => tracing::error!("the catalogue's schema is changed without a backup: {problem}"),
+        }
+    })
+}
+
+/// A problem with the catalogue as a whole, with what can be done about it. `command` is how the daemon is called.
+pub fn advise(config: &Config, command: &str, problem: Problem) -> Problem {
+    if problem.code != Code::Damaged {
+        return problem;
+    }
+    let found = backup::list(&config.backups()).unwrap_or_default();
+    let mut advice = String::from("disks that run go on without the daemon. ");
+    if found.is_empty() {
+        advice += "If the state directory is on a file system that is not mounted, mount it. There is no backup here";
+    } else {
+        let named: Vec<String> =
+            found.iter().take(NAMED).map(|backup| format!("{} ({:.0})", backup.file, backup.made)).collect();
+        let more = found.len().saturating_sub(named.len());
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        advice += &format!("Backups: {}{more}. Put the newest back: {command} --restore latest", named.join(", "));
+    }
+    advice += &format!(
+        ". Without one, have a new catalogue made of what the repositories say of themselves: {command} --rebuild \
+         DIRECTORY…; or begin with nothing: {command} --init. See docs/recover.md"
+    );
+    let what = match problem.message.contains(&config.catalogue().display().to_string()) {
+        true => problem.message,
+        false => format!("{} ({})", problem.message, config.catalogue().display()),
+    };
+    Problem::new(Code::Damaged, what).advise(advice)
+}

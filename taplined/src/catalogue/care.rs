@@ -1,0 +1,114 @@
+//! The catalogue is copied and looked through while the daemon runs: once a day, if it has changed, when nothing is at
+//! work; and copied when the daemon ends.
+//!
+//! Invariants: none of it is done on the writer's thread; nothing of it touches a disk's process; that it fails is
+//! told, and keeps nobody from anything.
+
+use std::time::Duration;
+
+use api::{Backup, BackupReason, Problem};
+use jiff::Timestamp;
+use repo::catalogue::backup;
+
+use crate::daemon::Daemon;
+use crate::task::blocking;
+
+/// How long after the start the first look is: a host that has just started has other things to do.
+const FIRST: Duration = Duration::from_secs(600);
+
+/// How often it is looked after.
+const EVERY: Duration = Duration::from_secs(24 * 3600);
+
+/// How soon again, where tasks were at work.
+const AGAIN: Duration = Duration::from_secs(600);
+
+/// What is known of the last copy.
+#[derive(Debug, Default)]
+pub struct Care {
+    /// Held while one is made; how many commits there were before the last one.
+    copied: tokio::sync::Mutex<u64>,
+}
+
+impl Care {
+    /// Looks after the catalogue from now on, for as long as the daemon lives. What the start has written counts for no
+    /// change.
+    pub fn begin(&self, daemon: &Daemon) {
+        if let Ok(mut copied) = self.copied.try_lock() {
+            *copied = daemon.catalogue.commits();
+        }
+        tokio::spawn(look_after(daemon.clone()));
+    }
+
+    /// The copies that there are, the newest first.
+    pub async fn backups(&self, daemon: &Daemon) -> Result<Vec<Backup>, Problem> {
+        let directory = daemon.config.backups();
+        blocking("list the backups", move || backup::list(&directory)).await
+    }
+
+    /// Makes one, also if nobody waits for it any more: what two make at one time has one name.
+    pub async fn back_up(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
+        let at_work = daemon.clone();
+        let made = tokio::spawn(async move { at_work.care.make(&at_work, reason).await }).await;
+        made.map_err(|error| Problem::failed("make a backup", error))?
+    }
+
+    async fn make(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
+        let mut copied = self.copied.lock().await;
+        let commits = daemon.catalogue.commits();
+        let config = daemon.config.clone();
+        let made = blocking("make a backup", move || {
+            backup::write(&config.catalogue(), &config.backups(), reason, config.catalogue.backups)
+        });
+        let made = made.await?;
+        *copied = commits;
+        tracing::info!(file = made.file, size = made.size, "the catalogue is copied");
+        Ok(made)
+    }
+
+    /// Makes one if something has changed since the last, before the daemon ends.
+    pub async fn back_up_at_end(&self, daemon: &Daemon) {
+        if *self.copied.lock().await != daemon.catalogue.commits() {
+            try_to(daemon, "when the daemon ended").await;
+        }
+    }
+}
+
+async fn try_to(daemon: &Daemon, when: &str) {
+    if let Err(problem) = daemon.care.back_up(daemon, BackupReason::Daily).await {
+        tracing::error!("the catalogue could not be copied {when}: {problem}");
+    }
+}
+
+async fn look_after(daemon: Daemon) {
+    tokio::time::sleep(FIRST).await;
+    let mut examined = None;
+    loop {
+        let commits = daemon.catalogue.commits();
+        // Since the last look nothing was written: nothing of it can be wrong that was not wrong then.
+        if examined != Some(commits) {
+            if !is_idle(&daemon).await {
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+            // What is damaged is not copied over what is sound.
+            if daemon.catalogue.examine().await.is_ok() {
+                examined = Some(commits);
+                if is_due(&daemon).await {
+                    try_to(&daemon, "today").await;
+                }
+            }
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+async fn is_idle(daemon: &Daemon) -> bool {
+    daemon.catalogue.read(|view| view.count_open_tasks()).await.is_ok_and(|open| open == 0)
+}
+
+/// Whether the newest copy that was not made for something else is a day old.
+async fn is_due(daemon: &Daemon) -> bool {
+    let found = daemon.care.backups(daemon).await.unwrap_or_default();
+    let newest = found.iter().find(|backup| backup.reason == BackupReason::Daily);
+    newest.is_none_or(|newest| Timestamp::now().duration_since(newest.made).as_secs() >= 23 * 3600)
+}

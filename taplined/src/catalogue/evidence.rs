@@ -1,0 +1,50 @@
+//! Whether a host without a catalogue had one: the state directory may not be mounted, or somebody has removed it.
+//!
+//! It looks at what only a daemon with a catalogue leaves. A host on which there is nothing of that is a new one.
+
+use std::fs;
+use std::path::Path;
+
+use api::Problem;
+use repo::catalogue::backup;
+
+use crate::config::Config;
+use crate::disk::{place, serving};
+use crate::vm;
+
+/// What shows that there was a catalogue, if anything does.
+pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
+    let running: usize = serving::all(config)?.values().map(Vec::len).sum();
+    if running > 0 {
+        return Ok(Some(format!("processes of disks run ({running})")));
+    }
+    let backups = backup::list(&config.backups())?;
+    if let Some(newest) = backups.first() {
+        return Ok(Some(format!("there are backups, the newest is {}", newest.file)));
+    }
+    for suffix in ["-wal", ".seal"] {
+        let left = format!("{}{suffix}", config.catalogue().display());
+        // SQLite begins a file with the one beside it.
+        if fs::metadata(&left).is_ok_and(|found| found.len() > 0) && fs::metadata(config.catalogue()).is_err() {
+            return Ok(Some(format!("{left} is without it")));
+        }
+    }
+    let places = [
+        (place::all(config), "disks were plugged"),
+        (vm::places(config), "machines ran"),
+        (place::logs(config), "disks have logs"),
+    ];
+    for (directory, what) in places {
+        if let Some(found) = first_in(&directory)? {
+            return Ok(Some(format!("{what}: {found}")));
+        }
+    }
+    Ok(None)
+}
+
+fn first_in(directory: &Path) -> Result<Option<String>, Problem> {
+    let tried = |error| Problem::failed(format_args!("look through {}", directory.display()), error);
+    let mut entries = fs::read_dir(directory).map_err(tried)?;
+    let first = entries.next().transpose().map_err(tried)?;
+    Ok(first.map(|entry| entry.path().display().to_string()))
+}

@@ -1,0 +1,76 @@
+//! A catalogue put in the place of one that is damaged or gone, while no daemon runs: a backup, or an empty one.
+
+use std::path::Path;
+
+use api::{Code, Problem};
+use repo::Catalogue;
+use repo::catalogue::backup;
+
+use crate::config::Config;
+use crate::daemon;
+
+/// The word for the newest backup that is sound.
+const LATEST: &str = "latest";
+
+/// Puts a backup in the place of the catalogue; what was done, for people. Refused while a daemon runs.
+pub fn restore(config: &Config, from: &str) -> Result<String, Problem> {
+    let _locks = daemon::alone(config)?;
+    let path = config.catalogue();
+    let mut said = String::new();
+    let (from, new) = match from {
+        LATEST => newest_sound(config, &mut said)?,
+        file => (file.to_owned(), backup::prepare(Path::new(file), &path)?),
+    };
+    let aside = backup::replace(&new, &path, "restore")?;
+    said += &format!("{} is {from} now\n", path.display());
+    if let Some(aside) = aside {
+        said += &format!("what was there is kept as {}\n", aside.display());
+    }
+    said += "start taplined: repositories tell it what they have recorded since; tokens that were revoked since are valid \
+             again: tapline token list\n";
+    Ok(said)
+}
+
+fn newest_sound(config: &Config, said: &mut String) -> Result<(String, std::path::PathBuf), Problem> {
+    for found in backup::list(&config.backups())? {
+        match backup::prepare(Path::new(&found.file), &config.catalogue()) {
+            Ok(new) => return Ok((found.file, new)),
+            Err(problem) => *said += &format!("{} is left out: {problem}\n", found.file),
+        }
+    }
+    let what = format!("{said}there is no sound backup in {}", config.backups().display());
+    Err(Problem::new(Code::NotFound, what).advise("name a copy that you have elsewhere, or see --rebuild"))
+}
+
+/// Begins anew with nothing, on purpose; what was done, for people.
+pub fn init(config: &Config) -> Result<String, Problem> {
+    let _locks = daemon::alone(config)?;
+    must_have_none(config)?;
+    let new = backup::clear_new(&config.catalogue())?;
+    let catalogue = Catalogue::open(&new)?;
+    finish(config, catalogue, "init")
+}
+
+/// Refuses where there is a catalogue that could be used.
+pub fn must_have_none(config: &Config) -> Result<(), Problem> {
+    let path = config.catalogue();
+    if backup::is_nothing(&path) || matches!(Catalogue::open(&path), Err(problem) if problem.code == Code::Damaged) {
+        return Ok(());
+    }
+    let what = format!("there is a catalogue at {} that can be used", path.display());
+    let advice = "start taplined with it; a repository is made known with 'tapline sr introduce'. If it is to go all the \
+                  same, move it away first";
+    Err(Problem::new(Code::Exists, what).advise(advice))
+}
+
+/// A catalogue that was made beside the present one takes its place.
+pub fn finish(config: &Config, catalogue: Catalogue, why: &str) -> Result<String, Problem> {
+    let path = config.catalogue();
+    let made = backup::finish(catalogue, &path)?;
+    let aside = backup::replace(&made, &path, why)?;
+    let mut said = format!("{} is made anew\n", path.display());
+    if let Some(aside) = aside {
+        said += &format!("what was there is kept as {}\n", aside.display());
+    }
+    Ok(said)
+}

@@ -1,0 +1,100 @@
+//! A catalogue made anew from what repositories say of themselves, while no daemon runs: names, snapshots and files of
+//! their disks are as they were. What no repository knows is lost: VBDs, VMs, tokens. Disks that run are taken in by
+//! the daemon when it starts, by what their processes say (`crate::reconcile`).
+//!
+//! It is made beside the one that is there, which is replaced when all is done.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use api::{AbsolutePath, Code, Problem, Sr, SrSource, SrState};
+use repo::Catalogue;
+use repo::catalogue::backup;
+use repo::driver::{self, Attached, Directory, Label};
+use repo::inventory::{self, Read};
+
+use super::put_in_place::{finish, must_have_none};
+use crate::config::Config;
+use crate::daemon;
+
+/// Makes it; what was done, for people.
+pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<String, Problem> {
+    let _locks = daemon::alone(config)?;
+    must_have_none(config)?;
+    let new = backup::clear_new(&config.catalogue())?;
+    let catalogue = Catalogue::open(&new)?;
+    let mut said = String::new();
+    for path in directories {
+        if Path::new(path.as_str()).starts_with(&config.run_directory) {
+            let what = format!("{path} is where the daemon has mounted a repository of a server");
+            let advice = "leave it out, and introduce the repository when the daemon runs: tapline sr introduce";
+            return Err(Problem::new(Code::Invalid, what).advise(advice));
+        }
+        said += &take_in(&catalogue, path).await?;
+    }
+    said += &finish(config, catalogue, "rebuild")?;
+    said += "start taplined: it takes in the disks that run. Repositories on servers: tapline sr introduce. VBDs of disks that \
+             do not run, VMs and tokens have to be made again\n";
+    Ok(said)
+}
+
+/// One repository, with all that it says of itself.
+async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, Problem> {
+    let source = SrSource::Dir { path: path.clone() };
+    let label = Label::read(&Directory::open(path)?)?.ok_or_else(|| {
+        let what = format!("{path} is no repository: it has no label ({})", driver::LABEL);
+        Problem::new(Code::NotFound, what)
+            .advise("name the directory in which the images lie, and see that it is mounted")
+    })?;
+    // Nobody else may have it, on another host either.
+    let Attached { directory, variant } = driver::attach(path, &source, label.uuid)?;
+    let sr = Sr {
+        uuid: label.uuid,
+        name: label.name,
+        description: api::Description::default(),
+        source,
+        state: SrState::Attached,
+        variant: Some(variant),
+        space: None,
+        reserve: 0,
+        problem: None,
+        created: jiff::Timestamp::now(),
+    };
+    let (log, contents) = match inventory::read(&directory, sr.uuid)? {
+        Read::Whole(log, contents) => (log, contents),
+        Read::Damaged(damage) => return Err(damage.why),
+        Read::Absent => {
+            let what = format!(
+                "'{}' ({path}) says nothing of itself: tapline sr scan {} finds its images\n",
+                sr.name, sr.uuid
+            );
+            catalogue.write(move |tx| tx.add_sr(&sr)).await?;
+            return Ok(what);
+        }
+    };
+    let entries = directory.entries()?.into_iter().filter(|entry| entry.file);
+    let files: HashMap<String, u64> = entries.map(|entry| (entry.name, entry.physical)).collect();
+    let (name, vdis, images) = (contents.words.name.clone(), contents.vdis.len(), contents.images.len());
+    let missing = contents.images.values().filter(|image| !files.contains_key(&image.file)).count();
+    let taken = catalogue.write(move |tx| {
+        tx.add_sr(&sr)?;
+        tx.take_in(sr.uuid, (log.generation, &log.head), &contents, &files).map(drop)
+    });
+    taken.await?;
+    let missing = if missing > 0 { format!(", {missing} of them missing") } else { String::new() };
+    Ok(format!("'{name}' ({path}): {vdis} VDIs in {images} images{missing}\n"))
+}
+
+/// Directories as somebody has typed them.
+pub fn absolute(typed: &[std::path::PathBuf]) -> Result<Vec<AbsolutePath>, Problem> {
+    let of = |path: &std::path::PathBuf| {
+        let tried = format!("name the directory {}", path.display());
+        let found = std::fs::canonicalize(path).map_err(|error| Problem::failed(&tried, error))?;
+        AbsolutePath::try_from(text(&found)).map_err(|why| Problem::failed(&tried, why))
+    };
+    typed.iter().map(of).collect()
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use api::{Code, ObjectKind, Problem};
-use rusqlite::{Connection, OpenFlags, OptionalExtension};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
 
@@ -339,8 +339,9 @@ fn cannot_open(path: &Path, error: rusqlite::Error) -> Problem {
     if sound::tells_of_damage(&error) {
         return sound::damaged(error);
     }
-    Problem::failed(format_args!("open the catalogue {}", path.display()), error)
-        .advise("see that its directory exists and is writable, and that no other taplined uses it")
+    let usual = "see that its directory exists and is writable, and that no other taplined uses it";
+    let advice = advice(&error).unwrap_or_else(|| usual.into());
+    Problem::failed(format_args!("open the catalogue {}", path.display()), error).advise(advice)
 }
 
 impl View<'_> {
@@ -367,14 +368,24 @@ impl Tx<'_> {
 /// What SQLite says when it should not have.
 fn failed(error: rusqlite::Error) -> Problem {
     let code = match error.sqlite_error_code() {
-        Some(rusqlite::ErrorCode::DiskFull) => Code::NoSpace,
-        Some(rusqlite::ErrorCode::ReadOnly) => Code::ReadOnly,
+        Some(ErrorCode::DiskFull) => Code::NoSpace,
+        Some(ErrorCode::ReadOnly) => Code::ReadOnly,
         _ if sound::tells_of_damage(&error) => return sound::damaged(error),
         // Each row was looked at when it was opened: either it has been damaged since, or this is a fault of ours.
         _ if sound::is_foreign(&error) => Code::Internal,
         _ => Code::Failed,
     };
-    Problem::new(code, format!("the catalogue failed: {error}"))
+    Problem { advice: advice(&error), ..Problem::new(code, format!("the catalogue failed: {error}")) }
+}
+
+/// What to do about the file system that a catalogue is on, where that is the cause.
+fn advice(error: &rusqlite::Error) -> Option<String> {
+    let what = match error.sqlite_error_code()? {
+        ErrorCode::DiskFull => "free space on the file system of the state directory, and ask again",
+        ErrorCode::ReadOnly => "see why the file system of the state directory can only be read, and ask again",
+        _ => return None,
+    };
+    Some(format!("{what}; nothing was changed, and disks go on"))
 }
 
 /// There is no such object.

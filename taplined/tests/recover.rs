@@ -369,6 +369,8 @@ fn a_state_directory_that_is_full_or_for_reading_only_is_told_and_nothing_is_los
         let (status, problem) =
             daemon.post("/vms", json!({ "name": "a", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 }));
         assert!([201, 507].contains(&status), "{problem}");
+        let advice = problem["advice"].as_str().unwrap_or_default();
+        assert!(status == 201 || advice.contains("free space on the file system of the state directory"), "{problem}");
         status == 507
     });
     let left: Vec<_> = fs::read_dir(state.join("backups")).unwrap().collect();

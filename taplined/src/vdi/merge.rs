@@ -35,6 +35,9 @@ const TO_CANCEL: Duration = Duration::from_secs(120);
 /// How long to wait for that before it is cancelled once more.
 const CANCEL_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
+/// How long a disk may take at a time, before the daemon looks after others and asks again.
+const TO_CANCEL_AT_ONCE: Duration = Duration::from_secs(10);
+
 /// The job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merge {
@@ -86,6 +89,9 @@ impl Job for Merge {
     /// Whatever has been moved shows nothing else than before. Only if the image above stands on the target already,
     /// the merge is done and must be recorded.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        if let Some(vbd) = self.vbd {
+            end_live(daemon, vbd).await?;
+        }
         if self.is_done(daemon).await? {
             self.record(daemon).await?;
             daemon.srs.keep_inventory(self.sr).await?;
@@ -150,7 +156,7 @@ impl Merge {
                 return ended.map(drop);
             }
         }
-        Err(Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not end a cancelled merge")))
+        Err(does_not_end(vbd))
     }
 
     /// The chain from the image above down (of the whole VDI, if it is live), and which layers are merged into which.
@@ -275,6 +281,27 @@ impl Merge {
         }
         Ok(())
     }
+}
+
+/// Has a disk end the merge that it is at, if there is one. A daemon before this one may have asked for it: done behind
+/// our back, what was merged would be left over.
+async fn end_live(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    let begun = Instant::now();
+    while begun.elapsed() < TO_CANCEL_AT_ONCE {
+        let cancel = json!({ "verb": "merge-cancel" });
+        match daemon.disks.ask(vbd, cancel, Vec::new(), TO_CANCEL_AT_ONCE, |_| ()).await {
+            // It ends when what is in flight is durable.
+            Ok(_) => tokio::time::sleep(CANCEL_AGAIN_AFTER).await,
+            // It is at none, or is no more.
+            Err(none) if matches!(none.code, Code::State | Code::Failed) => return Ok(()),
+            Err(problem) => return Err(problem),
+        }
+    }
+    Err(does_not_end(vbd))
+}
+
+fn does_not_end(vbd: Uuid) -> Problem {
+    Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not end a cancelled merge"))
 }
 
 /// `image merge` of layers of a chain.

@@ -15,13 +15,6 @@ use super::world::{Verb, World};
 /// Files of a repository that are no images.
 const OWN_FILES: &[&str] = &[".tapline-sr.json", ".tapline-sr.lock", ".tapline-inventory.jsonl"];
 
-/// What a killed daemon leaves of a copy that it was making, and nothing removes yet (issue 14, finding 11).
-const UNFINISHED: &str = ".unfinished";
-
-/// What the daemon says when a disk has ended a merge that nobody waits for any more: the file of what was merged is
-/// left then, for a scan to tell of (decision 0023).
-const FOLLOWED: &str = "the catalogue has followed a running disk";
-
 impl World {
     /// Ends every trouble, and waits until nothing is under way.
     pub fn rest(&mut self) -> Result<(), String> {
@@ -109,10 +102,7 @@ impl World {
                 list(&inventory["images"]).iter().map(|image| (text(&image["uuid"]), image.clone())).collect();
             let mut named: BTreeSet<String> = images.values().map(|image| text(&image["file"])).collect();
             named.extend(OWN_FILES.iter().map(|name| (*name).to_owned()));
-            let mut there = names_in(&storage.path)?;
-            let log = fs::read_to_string(self.bed.places.room.join("stderr")).unwrap_or_default();
-            let left = |name: &str| log.lines().any(|line| line.contains(FOLLOWED) && line.contains(name));
-            there.retain(|name| !name.ends_with(UNFINISHED) && (named.contains(name) || !left(name)));
+            let there = names_in(&storage.path)?;
             if there != named {
                 let (more, less): (Vec<_>, Vec<_>) =
                     (there.difference(&named).collect(), named.difference(&there).collect());

@@ -40,7 +40,6 @@ Lives of a daemon, each of so many random operations and troubles; then all is p
   --kills N         and not before so many processes were killed
   --length N        operations of a life (default 300)
   --planted NAME|all  put a fault back that was mended, and fail if it is not found
-  --damage          change bytes of the catalogue too (not before the daemon looks after that)
   --bin-dir DIR     where taplined and tapline-disk are (default target/debug; built there)
   --dir DIR         where the files go (default /dev/shm)
   --verbose         print each operation
@@ -62,7 +61,6 @@ struct Arguments {
     bin_dir: Option<PathBuf>,
     dir: PathBuf,
     planted: Option<String>,
-    damage: bool,
     verbose: bool,
     keep: bool,
     help: bool,
@@ -80,7 +78,6 @@ impl Arguments {
             bin_dir: None,
             dir: "/dev/shm".into(),
             planted: None,
-            damage: false,
             verbose: false,
             keep: false,
             help: false,
@@ -96,7 +93,6 @@ impl Arguments {
                 "--bin-dir" => arguments.bin_dir = Some(words.next()?.into()),
                 "--dir" => arguments.dir = words.next()?.into(),
                 "--planted" => arguments.planted = Some(words.next()?.clone()),
-                "--damage" => arguments.damage = true,
                 "--verbose" => arguments.verbose = true,
                 "--keep" => arguments.keep = true,
                 "--help" | "-h" => arguments.help = true,
@@ -172,7 +168,7 @@ fn life(
 ) -> Result<Counts, String> {
     let bed = Bed::make(&arguments.dir, programs)?;
     let mut world = World::new(bed, seed, arguments.verbose);
-    (world.favoured, world.damages) = (favoured, arguments.damage);
+    world.favoured = favoured;
     let lived = live(&mut world, arguments.length, steps);
     let Err(why) = lived else { return Ok(world.counts) };
     world.tell(format!("WRONG: {why}"));

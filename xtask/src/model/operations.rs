@@ -63,7 +63,7 @@ impl World {
             }
             96 if self.random.below(3) == 0 => self.put_back(),
             97 if self.random.below(3) == 0 => self.delete_some_vbd(),
-            97 if self.damages && self.random_is(2) => self.damage(),
+            97 if self.random_is(2) => self.damage(),
             98 if self.random.below(6) == 0 => self.kill_again_and_again(),
             99 if self.random.below(12) == 0 => self.deepen(),
             _ => self.check(),

@@ -132,8 +132,6 @@ pub struct World {
     pub backup: Option<super::troubles::Backup>,
     /// What was done.
     pub counts: Counts,
-    /// Whether catalogues are damaged too.
-    pub damages: bool,
     /// What is done more often than by chance.
     pub favoured: Option<super::planted::Favoured>,
     /// Whether each operation is printed.
@@ -160,7 +158,6 @@ impl World {
             dies_at: None,
             backup: None,
             counts: Counts::default(),
-            damages: false,
             favoured: None,
             verbose,
             trace: Vec::new(),

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use self::bed::Bed;
 use self::planted::Favoured;
 use self::world::{Counts, World};
-use crate::demo::tool;
+use crate::demo::{build_programs, tool};
 
 const HELP: &str = "\
 usage: cargo xtask model [OPTION]…
@@ -218,10 +218,7 @@ fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
     if let Some(directory) = named {
         return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
     }
-    let mut build = Command::new("cargo");
-    build.args(["build", "--quiet", "-p", "taplined", "-p", "tapline-disk"]).current_dir(root());
-    tool::text(&mut build).map_err(|error| error.to_string())?;
-    Ok(root().join("target/debug"))
+    build_programs(&[]).map_err(|error| error.to_string())
 }
 
 /// Where a daemon can be told to die.

@@ -85,6 +85,7 @@ pub fn run(arguments: &Arguments, wanted: &str) -> Result<(), String> {
 /// Programs with the faults in them, beside those that have none.
 fn planted_programs(arguments: &Arguments) -> Result<PathBuf, String> {
     let plain = programs(arguments.bin_dir.as_deref())?;
+    let built = programs(None)?;
     let into = root().join("target/planted");
     let failed = |error: std::io::Error| format!("{}: {error}", into.display());
     fs::create_dir_all(&into).map_err(failed)?;
@@ -95,9 +96,7 @@ fn planted_programs(arguments: &Arguments) -> Result<PathBuf, String> {
     };
     cargo(&["--features", "planted"])?;
     // Removed first: one that somebody runs cannot be written to.
-    for (name, from) in
-        [("taplined", root().join("target/debug/taplined")), ("tapline-disk", plain.join("tapline-disk"))]
-    {
+    for (name, from) in [("taplined", built.join("taplined")), ("tapline-disk", plain.join("tapline-disk"))] {
         fs::remove_file(into.join(name)).or_else(ignore_missing).map_err(failed)?;
         fs::copy(from, into.join(name)).map_err(failed)?;
     }

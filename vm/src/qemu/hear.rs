@@ -8,6 +8,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 /// What was said.
 pub(super) struct Heard {
@@ -28,10 +29,15 @@ pub(super) fn hear(
     let Some(words) = child.stdout.as_mut() else { return Ok(Heard { said, in_time: true }) };
     while said.len() < most {
         let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
-        if left.is_zero() || poll(&mut [PollFd::new(&*words, PollFlags::IN)], Some(&timeout))? == 0 {
+        if left.is_zero() {
             return Ok(Heard { said, in_time: false });
         }
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&*words, PollFlags::IN)], Some(&timeout)) {
+            // The time is over, or a signal has come.
+            Ok(0) | Err(Errno::INTR) => continue,
+            ready => ready?,
+        };
         let mut chunk = [0; 4096];
         let len = words.read(&mut chunk)?;
         said.extend_from_slice(chunk.get(..len).unwrap_or_default());

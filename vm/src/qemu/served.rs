@@ -4,7 +4,7 @@
 //! guest, all its processors and the monitor stand still meanwhile. So we ask first, as any front-end begins: VHOST_USER_GET_FEATURES
 //! (QEMU, docs/interop/vhost-user.rst). Keeps: bounded time, and the server is free again.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ fn converse(path: &Path, deadline: Instant) -> Result<(), String> {
         error => std::io::Error::from(error).to_string(),
     })?;
     let told = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => BUSY.to_owned(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => BUSY.to_owned(),
         _ => error.to_string(),
     };
     stream.set_nonblocking(false).and_then(|()| stream.write_all(&QUESTION)).map_err(told)?;
@@ -48,11 +48,13 @@ fn converse(path: &Path, deadline: Instant) -> Result<(), String> {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         stream.set_read_timeout(Some(left)).map_err(told)?;
         let mut chunk = [0; 20];
-        let len = stream.read(&mut chunk).map_err(told)?;
-        if len == 0 {
-            return Err("it has closed the connection".to_owned());
+        match stream.read(&mut chunk) {
+            Ok(0) => return Err("it has closed the connection".to_owned()),
+            Ok(len) => answer.extend_from_slice(chunk.get(..len).unwrap_or_default()),
+            // A socket with a timeout is interrupted by any signal, also by one without a handler: signal(7).
+            Err(error) if error.kind() == ErrorKind::Interrupted && Instant::now() < deadline => {}
+            Err(error) => return Err(told(error)),
         }
-        answer.extend_from_slice(chunk.get(..len).unwrap_or_default());
     }
     if answer.starts_with(&ANSWER) { Ok(()) } else { Err("what listens there does not speak vhost-user".to_owned()) }
 }
@@ -97,5 +99,19 @@ mod test {
         let _listener = UnixListener::bind(&path).unwrap();
         let error = ask(&path, short).unwrap_err().to_string();
         assert!(error.contains("another machine may have it"), "{error}");
+    }
+
+    /// As a signal comes to a daemon, a machine that is frozen and goes on, or Ctrl-Z.
+    #[test]
+    fn a_signal_does_not_end_the_wait() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let signals = "for i in 1 2 3 4 5 6 7 8 9 10; do kill -STOP $PPID; kill -CONT $PPID; sleep 0.02; done";
+        let mut sender = std::process::Command::new("sh").args(["-c", signals]).spawn().unwrap();
+        while sender.try_wait().unwrap().is_none() {
+            let error = ask(&path, Duration::from_millis(100)).unwrap_err().to_string();
+            assert!(error.contains("another machine may have it"), "{error}");
+        }
     }
 }

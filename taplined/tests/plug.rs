@@ -214,8 +214,7 @@ fn a_daemon_that_is_killed_at_any_step_leaves_nothing_half_done() {
         for after in ["", ":after"] {
             let at = format!("vbd-plug:{step}{after}");
             daemon.restart_with(&[("TAPLINED_ABORT_AT", &at)]);
-            assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 202, "{at}");
-            daemon.wait_for_death();
+            daemon.post_and_die(&format!("{vbd}/plug"), json!({}));
             daemon.restart();
             assert_eq!(state(&daemon, &vbd), "unplugged", "{at}");
             nothing_leaked(&daemon);
@@ -228,8 +227,7 @@ fn a_daemon_that_is_killed_at_any_step_leaves_nothing_half_done() {
             plug(&daemon, &vbd);
         }
         daemon.restart_with(&[("TAPLINED_ABORT_AT", &format!("vbd-unplug:{at}"))]);
-        assert_eq!(daemon.post(&format!("{vbd}/unplug"), json!({})).0, 202, "{at}");
-        daemon.wait_for_death();
+        daemon.post_and_die(&format!("{vbd}/unplug"), json!({}));
         daemon.restart();
         wait_until(then, || state(&daemon, &vbd) == then);
         nothing_leaked(&daemon);

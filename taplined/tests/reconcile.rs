@@ -95,9 +95,7 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
         let snapshot = bed.snapshot();
         bed.io(&["write -P 1 0 1M", "flush"]);
         bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", "vdi-merge:merge:after")]);
-        let (status, task) = bed.daemon.delete(&format!("/vdis/{snapshot}"));
-        assert_eq!(status, 202, "{task}");
-        bed.daemon.wait_for_death();
+        bed.daemon.ask_and_die("DELETE", &format!("/vdis/{snapshot}"), None);
         let (files, size) = bed.served();
         assert_eq!((files.len(), size), (1, 64 * MIB));
         if disk_dies {

@@ -183,8 +183,7 @@ fn a_creation_that_is_killed_is_done_or_undone() {
     for (point, made) in [("label", false), ("label:after", false), ("record", true), ("record:after", true)] {
         let mut daemon = start_with("", &[(harness::ABORT_AT, &format!("sr-create:{point}"))]);
         let path = directory(&daemon, "vms");
-        assert_eq!(daemon.post("/srs", create(&path)).0, 202, "{point}");
-        daemon.wait_for_death();
+        daemon.post_and_die("/srs", create(&path));
         daemon.restart();
         let task = daemon.get("/tasks").1[0].clone();
         assert_eq!(daemon.wait(&task)["state"] == "done", made, "{point}: {task}");
@@ -209,8 +208,7 @@ fn an_introduction_that_is_undone_leaves_a_label_that_was_there() {
     daemon.post(&format!("/srs/{uuid}/forget"), json!({}));
     let mut body = create(&path);
     body["uuid"] = json!(uuid);
-    daemon.post("/srs/introduce", body.clone());
-    daemon.wait_for_death();
+    daemon.post_and_die("/srs/introduce", body.clone());
     daemon.restart();
     assert_eq!(daemon.get("/srs").1, json!([]));
     daemon.done(daemon.post("/srs/introduce", body));
@@ -221,8 +219,7 @@ fn a_destruction_that_is_killed_is_undone_before_its_first_step_and_done_behind_
     for point in ["remove", "remove:after", "forget", "forget:after"] {
         let mut daemon = start_with("", &[(harness::ABORT_AT, &format!("sr-destroy:{point}"))]);
         let uuid = daemon.repository("vms");
-        daemon.delete(&format!("/srs/{uuid}"));
-        daemon.wait_for_death();
+        daemon.ask_and_die("DELETE", &format!("/srs/{uuid}"), None);
         daemon.restart();
         let task = daemon.get("/tasks").1[0].clone();
         assert_eq!(daemon.wait(&task)["state"], "done", "{point}");

@@ -107,8 +107,7 @@ fn a_daemon_that_is_killed_at_any_step_of_an_upgrade_leaves_one_process_that_the
     let (mut daemon, vbd, writer) = written();
     for point in POINTS {
         daemon.restart_with(&[("TAPLINED_ABORT_AT", &format!("vbd-upgrade:{point}"))]);
-        assert_eq!(daemon.post(&format!("{vbd}/upgrade"), json!({})).0, 202, "{point}");
-        daemon.wait_for_death();
+        daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
         daemon.restart();
         let now = daemon.get(&vbd).1;
         assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
@@ -223,8 +222,7 @@ fn a_new_process_that_dies_as_soon_as_it_serves_is_started_again() {
     let before = pid(&daemon, &vbd);
     // The daemon as well, before it knows who serves.
     daemon.restart_with(&[("TAPLINED_ABORT_AT", "vbd-upgrade:answer:after")]);
-    assert_eq!(daemon.post(&format!("{vbd}/upgrade"), json!({})).0, 202);
-    daemon.wait_for_death();
+    daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
     wait_until("only the new one is there", || {
         let running = processes(&daemon);
         running.len() == 1 && json!(running) != json!([before])
@@ -368,8 +366,7 @@ fn a_merge_that_is_under_way_survives_a_daemon_that_is_killed_in_an_upgrade() {
     let sr = daemon.repository("disks");
     daemon.restart_with(&[("TAPLINED_ABORT_AT", "vbd-upgrade:answer:after")]);
     let (vdi, vbd, client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
-    assert_eq!(daemon.post(&format!("{vbd}/upgrade"), json!({})).0, 202);
-    daemon.wait_for_death();
+    daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
     daemon.restart();
     assert_eq!(daemon.get(&vbd).1["restarts"], 0);
     wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);

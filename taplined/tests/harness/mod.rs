@@ -203,6 +203,19 @@ impl Taplined {
         self.run();
     }
 
+    /// Asks for a task on which the daemon dies, and waits for its death. The answer may come before it or not at all.
+    #[track_caller]
+    pub fn ask_and_die(&mut self, method: &str, path: &str, body: Option<&Value>) {
+        let (status, answer) = self.ask(method, path, body);
+        assert!([0, 202].contains(&status), "{status} {answer}");
+        self.wait_for_death();
+    }
+
+    #[track_caller]
+    pub fn post_and_die(&mut self, path: &str, body: Value) {
+        self.ask_and_die("POST", path, Some(&body));
+    }
+
     /// Asks; the status and the JSON of the answer. Status 0: the daemon has ended before it answered.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
         let (status, body) = self.converse(method, path, body);

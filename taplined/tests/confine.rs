@@ -10,10 +10,9 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use harness::Taplined;
 use harness::disks::{io, nbd, nothing_leaked, plug, state, unplug, vbd, with_disks};
 use harness::nbd::Client;
-use harness::wait_until;
+use harness::{Taplined, only_user, process_status, wait_until};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::json;
@@ -36,28 +35,22 @@ fn pid(daemon: &Taplined, vbd: &str) -> u32 {
     daemon.get(vbd).1["pid"].as_u64().unwrap().try_into().unwrap()
 }
 
-/// What the kernel says of a process (proc_pid_status(5)).
-fn status(pid: u32, field: &str) -> Vec<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
-    line.split_whitespace().map(str::to_owned).collect()
-}
-
-/// The user of a process, which has all its numbers, a group of the same number, and no other group.
+/// The user of a process that has no group but that of the same number.
 #[track_caller]
 fn user(pid: u32) -> u32 {
-    let (users, groups) = (status(pid, "Uid"), status(pid, "Gid"));
-    assert!(users.iter().all(|user| *user == users[0]) && groups == users, "{users:?} {groups:?}");
-    assert_eq!(status(pid, "Groups"), [""; 0], "{pid}");
-    users[0].parse().unwrap()
+    assert_eq!(process_status(pid, "Groups"), [""; 0], "{pid}");
+    only_user(pid)
 }
 
 #[track_caller]
 fn is_confined(pid: u32) {
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
-        assert_eq!(status(pid, set), ["0000000000000000"], "{set}");
+        assert_eq!(process_status(pid, set), ["0000000000000000"], "{set}");
     }
-    assert_eq!((status(pid, "NoNewPrivs"), status(pid, "Seccomp")), (vec!["1".into()], vec!["2".into()]));
+    assert_eq!(
+        (process_status(pid, "NoNewPrivs"), process_status(pid, "Seccomp")),
+        (vec!["1".into()], vec!["2".into()])
+    );
 }
 
 /// Disks that are plugged, served over NBD.
@@ -180,7 +173,7 @@ fn one_user_that_is_named_is_that_of_all_and_gets_at_nothing_either() {
     let pids: Vec<u32> = vbds.iter().map(|vbd| pid(&daemon, vbd)).collect();
     assert!(attack(65_534, &pids));
     for pid in pids {
-        assert_eq!(status(pid, "Uid"), ["65534"; 4]);
+        assert_eq!(process_status(pid, "Uid"), ["65534"; 4]);
         is_confined(pid);
     }
     let (well, said) = io(&nbd(&daemon, &vbds[0]), &["write -P 7 0 64k", "read -P 7 0 64k"]);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use harness::disks::{nothing_leaked, plug, state, unplug, with_disks};
-use harness::{Taplined, wait_until};
+use harness::{Taplined, only_user, process_status, wait_until};
 use serde_json::{Value, json};
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -64,22 +64,17 @@ fn shut_down(daemon: &Taplined, vm: &str) {
     daemon.done(daemon.post(&format!("{vm}/shutdown"), json!({ "force": true })));
 }
 
-fn status(pid: u32, field: &str) -> Vec<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
-    line.split_whitespace().map(str::to_owned).collect()
-}
-
 /// The user of a QEMU, which has no right of any other, none to win back, and no call that would give it one.
 #[track_caller]
 fn user(pid: u32) -> u32 {
-    let (users, groups) = (status(pid, "Uid"), status(pid, "Gid"));
-    assert!(users.iter().all(|user| *user == users[0]) && groups == users, "{users:?} {groups:?}");
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-        assert_eq!(status(pid, set), ["0000000000000000"], "{set}");
+        assert_eq!(process_status(pid, set), ["0000000000000000"], "{set}");
     }
-    assert_eq!((status(pid, "NoNewPrivs"), status(pid, "Seccomp")), (vec!["1".into()], vec!["2".into()]));
-    users[0].parse().unwrap()
+    assert_eq!(
+        (process_status(pid, "NoNewPrivs"), process_status(pid, "Seccomp")),
+        (vec!["1".into()], vec!["2".into()])
+    );
+    only_user(pid)
 }
 
 /// What a process has open that has a name or goes somewhere.
@@ -231,13 +226,16 @@ fn one_user_that_is_named_is_that_of_all_machines() {
     let Some((daemon, vdis)) = begin("qemu-user = \"nobody\"", &["a"]) else { return };
     let vm = machine(&daemon, &vdis, json!({}));
     let pid = start(&daemon, &vm);
-    assert_eq!((status(pid, "Uid"), status(pid, "CapBnd")), (vec!["65534".into(); 4], vec!["0000000000000000".into()]));
+    assert_eq!(
+        (process_status(pid, "Uid"), process_status(pid, "CapBnd")),
+        (vec!["65534".into(); 4], vec!["0000000000000000".into()])
+    );
     shut_down(&daemon, &vm);
     drop(daemon);
     let Some((daemon, vdis)) = begin("qemu-user = \"root\"", &["a"]) else { return };
     let vm = machine(&daemon, &vdis, json!({}));
     let pid = start(&daemon, &vm);
-    assert_eq!(status(pid, "Uid"), ["0"; 4]);
+    assert_eq!(process_status(pid, "Uid"), ["0"; 4]);
     let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
     shut_down(&daemon, &vm);
     assert_eq!(state(&daemon, &vbd), "unplugged");
@@ -263,7 +261,10 @@ fn a_qemu_that_was_built_without_a_sandbox_runs_without_one_and_that_is_told() {
     let (daemon, vdis) = with_disks(&format!("qemu-program = {program:?}"), &["a"]);
     let vm = machine(&daemon, &vdis, json!({}));
     let pid = start(&daemon, &vm);
-    assert_eq!((status(pid, "CapBnd"), status(pid, "NoNewPrivs")), (vec!["0000000000000000".into()], vec!["1".into()]));
+    assert_eq!(
+        (process_status(pid, "CapBnd"), process_status(pid, "NoNewPrivs")),
+        (vec!["0000000000000000".into()], vec!["1".into()])
+    );
     assert!(daemon.log().contains("built without a sandbox"), "{}", daemon.log());
     shut_down(&daemon, &vm);
     nothing_leaked(&daemon);

@@ -33,6 +33,21 @@ pub struct Taplined {
     process: Option<Child>,
 }
 
+/// What the kernel says of a process (proc_pid_status(5)).
+pub fn process_status(pid: u32, field: &str) -> Vec<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The user of a process, whose real, effective and saved numbers are one, as are those of its group.
+#[track_caller]
+pub fn only_user(pid: u32) -> u32 {
+    let (users, groups) = (process_status(pid, "Uid"), process_status(pid, "Gid"));
+    assert!(users.iter().all(|user| *user == users[0]) && groups == users, "{users:?} {groups:?}");
+    users[0].parse().unwrap()
+}
+
 /// A daemon with the default settings, as far as its directories allow.
 pub fn start() -> Taplined {
     start_with("", &[])

@@ -15,6 +15,7 @@ mod shares;
 mod simulate;
 mod tidy;
 mod xen;
+mod xfstests;
 
 use std::process::ExitCode;
 
@@ -53,6 +54,11 @@ const CHORES: &[Chore] = &[
         run: model::run,
     },
     Chore { name: "share-test", about: "repositories on real servers of NFS and SMB, in a guest", run: shares::run },
+    Chore {
+        name: "xfstests",
+        about: "the tests that Linux's file systems are held against, on our disks and on QEMU's",
+        run: xfstests::run,
+    },
     Chore { name: "xen-test", about: "our programs and our peers' backends on real Xen, under QEMU", run: xen::run },
 ];
 

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use vm::syntax::in_full;
 
-use crate::demo::guest::{Guest, GuestError, Job, Line, at, kernel};
+use crate::demo::guest::{Guest, GuestError, Job, Line, at, distribution, kernel};
 use crate::demo::progress::Progress;
 use crate::demo::story::Failure;
 use crate::demo::{build_programs, root as top, tool};
@@ -102,7 +102,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let programs = programs(options.bin_dir.as_deref())?;
     let told = |error: GuestError| in_full(&error);
     let cache = top().join("build").join("shares");
-    let root = root::obtain(&cache, &progress).map_err(told)?;
+    let root = root::ROOT.obtain(&cache, &progress).map_err(told)?;
     let guest = Guest::build_of(kernel::SMALL, MODULES, &cache.join("guest"), &progress).map_err(told)?;
     let parts = options.parts.join(" ");
     for server in options.servers {
@@ -111,8 +111,12 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
         let job = Job {
             name: "shares",
-            script: include_str!("../../../testbed/shares/first.sh"),
-            parameters: vec![("SHARE", server.to_owned()), ("PARTS", parts.clone())],
+            script: distribution::TO_ROOT,
+            parameters: vec![
+                ("INIT", "/sbin/shares-init".to_owned()),
+                ("SHARE", server.to_owned()),
+                ("PARTS", parts.clone()),
+            ],
         };
         let held = perform(&job, &guest, &root, &programs, &work, &progress);
         held.map_err(|error| format!("{}\nkept: {}", told(error), work.display()))?;

@@ -1,5 +1,5 @@
-//! A root file system made of the distribution's packages, of which none is installed: downloaded with all that they depend on, unpacked
-//! into a tree, and the tree made an image.
+//! A root file system made of the distribution's packages, of which none is installed: downloaded with all that they
+//! depend on, unpacked into a tree, and the tree made an image.
 //!
 //! Knows nothing of what the packages are for. No root is needed.
 
@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::kernel::{Apt, entries, file_name};
-use super::{GuestError, at};
+use super::{GuestError, at, image};
+use crate::demo::progress::Progress;
 use crate::demo::tool::{self, ToolError};
 
 /// Packages of which the programs that are run without their maintainers' scripts use nothing.
@@ -17,7 +18,71 @@ const NOT_UNPACKED: [&str; 11] =
     ["adduser", "debconf", "dpkg_", "iso-codes", "libperl", "libpython", "passwd", "perl", "python", "tar_", "udev_"];
 const NOT_KEPT: [&str; 8] = ["bug", "doc", "gtk-doc", "info", "lintian", "locale", "man", "zoneinfo"];
 
-/// Downloads `packages` and all that they depend on into `directory`, which must have a directory `partial`; `scratch` is for apt.
+/// The job of a guest that goes on in such a root, which is its first disk, with the program that the parameter INIT
+/// names.
+pub const TO_ROOT: &str = include_str!("../../../../testbed/guest/to-root.sh");
+
+/// Without its own scripts no package makes these.
+const DIRECTORIES: [&str; 10] = ["dev", "drop", "etc", "mnt", "proc", "root", "run", "srv", "sys", "tmp"];
+
+/// A root for a guest, kept as an image in a cache directory; the directory is removed to fetch newer packages.
+pub struct Root<'a> {
+    /// What it is, in words: `servers and clients of NFS and SMB (75 MB)`.
+    pub about: &'a str,
+    /// Packages by names that Debian 12 and 13 have.
+    pub packages: &'a [&'a str],
+    /// Of those that are mostly of no use, the ones that are needed here.
+    pub also: &'a [&'a str],
+    /// Files by their paths: the first process, `etc/passwd`, `etc/group`.
+    pub files: &'a [(&'a str, &'a str)],
+    /// Its size.
+    pub mib: u32,
+}
+
+impl Root<'_> {
+    /// The image in `cache`, made when it is not there or was made of something else.
+    pub fn obtain(&self, cache: &Path, progress: &Progress) -> Result<PathBuf, GuestError> {
+        let (image, list) = (cache.join("root.img"), cache.join("inputs"));
+        let inputs = format!("{:?} {:?} {}\n{:?}", self.packages, self.also, self.mib, self.files);
+        if image.exists() && fs::read_to_string(&list).is_ok_and(|list| list == inputs) {
+            return Ok(image);
+        }
+        let packages = self.fetch(cache, progress)?;
+        progress.detail("making the guest's root");
+        let root = cache.join("root");
+        if root.exists() {
+            fs::remove_dir_all(&root).map_err(at("remove", &root))?;
+        }
+        unpack(&root, &packages_in(&packages)?, self.also)?;
+        for directory in DIRECTORIES.map(|name| root.join(name)) {
+            fs::create_dir_all(&directory).map_err(at("create", &directory))?;
+        }
+        for (path, content) in self.files {
+            put(&root.join(path), content.as_bytes())?;
+        }
+        make_image(&root, &image, self.mib)?;
+        image::replace(&list, inputs.as_bytes())?;
+        Ok(image)
+    }
+
+    /// The directory of the packages, which are downloaded where they were not.
+    fn fetch(&self, cache: &Path, progress: &Progress) -> Result<PathBuf, GuestError> {
+        let packages = cache.join("packages");
+        let (complete, wanted) = (packages.join("complete"), format!("{:?}", self.packages));
+        if fs::read_to_string(&complete).is_ok_and(|fetched| fetched == wanted) {
+            return Ok(packages);
+        }
+        let partial = packages.join("partial");
+        fs::create_dir_all(&partial).map_err(at("create", &partial))?;
+        progress.detail(&format!("downloading {}, once", self.about));
+        Apt::with_any_lists(cache, progress, |apt| download(apt, self.packages, &packages, cache))?;
+        fs::write(&complete, wanted).map_err(at("write", &complete))?;
+        Ok(packages)
+    }
+}
+
+/// Downloads `packages` and all that they depend on into `directory`, which must have a directory `partial`; `scratch`
+/// is for apt.
 pub fn download(apt: &Apt, packages: &[&str], directory: &Path, scratch: &Path) -> Result<(), GuestError> {
     // By an empty list of what is installed apt hands out all that the packages depend on, not what this machine lacks.
     let installed = scratch.join("installed");

@@ -21,7 +21,7 @@ use vm::qemu::hardware;
 
 use self::cpio::Archive;
 use self::kernel::Kernel;
-pub use self::running::{Heard, Line, MEMORY_MIB, Running, Transcript, said};
+pub use self::running::{Heard, Line, MEMORY_MIB, Running, Transcript, add_disk, said};
 use super::progress::Progress;
 use super::tool::ToolError;
 

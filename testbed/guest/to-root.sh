@@ -1,4 +1,4 @@
-# Leaves the memory of the guest for the disk with the distribution's programs, and goes on there.
+# Leaves the memory of the guest for the disk with the distribution's programs, and goes on there with the program $INIT.
 tries=0
 while [ ! -b /dev/vda ]; do
     tries=$((tries + 1))
@@ -8,4 +8,4 @@ done
 mount -t ext4 -o noatime /dev/vda /mnt || fail "mount the root"
 cp /job/parameters /mnt/parameters
 umount /tmp /dev /sys /proc
-exec switch_root /mnt /sbin/shares-init
+exec switch_root /mnt "$INIT"

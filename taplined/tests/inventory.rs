@@ -321,6 +321,38 @@ fn a_damaged_inventory_is_written_anew_by_a_catalogue_that_has_all_of_it_and_ref
 }
 
 #[test]
+fn an_inventory_that_is_taken_away_or_replaced_under_the_daemon_is_written_anew() {
+    let bed = bed();
+    let older = fs::read(bed.file()).unwrap();
+    bed.create("later");
+    let spoil = |now: &[u8]| {
+        let mut other = now.to_vec();
+        let last = other.len() - 10;
+        other[last] ^= 1;
+        [Some(Vec::new()), Some(now[..100].to_vec()), Some(older.clone()), Some([b"\n", now, now].concat()), Some(other), None]
+    };
+    for n in 0..6 {
+        let before = fs::read(bed.file()).unwrap();
+        let there = &spoil(&before)[n];
+        match there {
+            Some(bytes) => fs::write(bed.file(), bytes).unwrap(),
+            None => fs::remove_file(bed.file()).unwrap(),
+        }
+        bed.create(&format!("behind {n}"));
+        disks::inventory_agrees(&bed.daemon);
+        // Whoever put it there finds it again.
+        let kept = bed.path.join(format!("{INVENTORY}.damaged"));
+        assert_eq!(fs::read(&kept).ok(), there.clone(), "{n}");
+        fs::remove_file(kept).ok();
+    }
+    // It is one history: forgotten and introduced, all of it comes back.
+    let known = vdis(&bed.daemon);
+    bed.post("detach");
+    bed.post("attach");
+    assert_eq!(vdis(&bed.daemon), known);
+}
+
+#[test]
 fn a_copy_of_a_repository_is_not_taken_for_another_one() {
     let bed = bed();
     let copy = bed.daemon.room().join("copy");

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
-use api::Problem;
+use api::{Code, Problem};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -22,6 +22,8 @@ pub enum Appended {
     Nothing(Problem),
     /// Nobody knows what is durable of the file.
     Doubtful(Problem),
+    /// Nothing: it is gone, or somebody has put another file in its place.
+    Another(Problem),
 }
 
 fn why(tried: &str, error: &std::io::Error) -> Problem {
@@ -29,16 +31,22 @@ fn why(tried: &str, error: &std::io::Error) -> Problem {
 }
 
 impl Directory {
-    /// Appends to a file in which `len` bytes are meant: what is behind them, of an append that failed or was killed,
-    /// is cut off.
-    pub fn append_file(&self, name: &str, len: u64, bytes: &[u8]) -> Result<(), Appended> {
+    /// Appends to a file in which `len` bytes are meant, the last of which are `end`: what is behind them, of an append
+    /// that failed or was killed, is cut off. Nothing is done to a file that is another one: somebody has put it there.
+    pub fn append_file(&self, name: &str, len: u64, end: &[u8], bytes: &[u8]) -> Result<(), Appended> {
         let tried = format!("append to {}", self.path().join(name).display());
         let nothing = |error: std::io::Error| Appended::Nothing(why(&tried, &error));
-        let file = self.open_image(name, true).map_err(Appended::Nothing)?;
+        let file = self.open_image(name, true).map_err(|problem| match problem.code {
+            Code::NotFound => Appended::Another(problem),
+            _ => Appended::Nothing(problem),
+        })?;
         let found = file.metadata().map_err(nothing)?.len();
-        if found < len {
-            let problem = Problem::failed(&tried, format_args!("it has {found} bytes, and {len} were written to it"));
-            return Err(Appended::Doubtful(problem));
+        let mut there = vec![0; end.len()];
+        let begin = u64::try_from(end.len()).ok().and_then(|end| len.checked_sub(end)).filter(|_| found >= len);
+        let read = begin.is_some_and(|begin| file.read_exact_at(&mut there, begin).is_ok());
+        if !read || there != end {
+            let why = format_args!("it is not what was written: it has {found} bytes, and {len} were written to it");
+            return Err(Appended::Another(Problem::failed(&tried, why)));
         }
         if found > len {
             file.set_len(len).map_err(nothing)?;
@@ -105,12 +113,17 @@ mod test {
     fn a_file_grows_behind_what_is_meant_and_what_is_behind_that_is_cut_off() {
         let (room, directory) = room();
         directory.replace_file("a", b"one\n").unwrap();
-        directory.append_file("a", 4, b"two\n").unwrap();
+        directory.append_file("a", 4, b"e\n", b"two\n").unwrap();
         fs::write(room.path().join("a"), "one\ntwo\nthr").unwrap();
-        directory.append_file("a", 8, b"4\n").unwrap();
+        directory.append_file("a", 8, b"wo\n", b"4\n").unwrap();
         assert_eq!(fs::read_to_string(room.path().join("a")).unwrap(), "one\ntwo\n4\n");
-        assert!(matches!(directory.append_file("a", 100, b"5\n"), Err(Appended::Doubtful(_))));
-        assert!(matches!(directory.append_file("b", 0, b"5\n"), Err(Appended::Nothing(_))));
+        assert!(matches!(directory.append_file("a", 100, b"4\n", b"5\n"), Err(Appended::Another(_))));
+        assert!(matches!(directory.append_file("a", 8, b"2wo\n", b"5\n"), Err(Appended::Another(_))));
+        assert_eq!(fs::read_to_string(room.path().join("a")).unwrap(), "one\ntwo\n4\n");
+        assert!(matches!(directory.append_file("b", 0, b"", b"5\n"), Err(Appended::Another(_))));
+        fs::create_dir(room.path().join("c")).unwrap();
+        assert!(matches!(directory.append_file("c", 0, b"", b"5\n"), Err(Appended::Nothing(_))));
+        fs::remove_dir(room.path().join("c")).unwrap();
         directory.replace_file("a", b"new\n").unwrap();
         assert_eq!(fs::read_to_string(room.path().join("a")).unwrap(), "new\n");
         assert_eq!(fs::metadata(room.path().join("a")).unwrap().permissions().mode() & 0o777, 0o600);

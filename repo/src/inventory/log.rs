@@ -3,7 +3,9 @@
 //!
 //! *Killed while a line is appended:* the line is there, or is cut off at the next append; the catalogue has it still.
 //! *Killed while the file is written anew:* it is what it was, or the new one, which says the same. *An append that
-//! could not be made durable:* nobody knows what is on the disk, so that the file is written anew.
+//! could not be made durable:* nobody knows what is on the disk, so that the file is written anew. *Taken away, or
+//! another one put in its place, while the repository is attached:* the same, and what is there is kept as damaged: who
+//! has the repository attached has it alone.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,6 +27,9 @@ const LEN_MAX: usize = 1 << 30;
 /// Heads that are kept when a file is written anew, so that an older catalogue is known for one.
 const HISTORY: usize = 1000;
 
+/// Bytes at the end of a file by which it is known again: its last hash, and what is behind that.
+const END: usize = 40;
+
 /// What a file may have beside twice what is needed before it is written anew.
 const SLACK: u64 = 1 << 20;
 
@@ -38,6 +43,8 @@ pub struct Log {
     history: VecDeque<(u64, String)>,
     /// Bytes that are known to be in it; whatever is behind them was cut off.
     len: u64,
+    /// The last of them, which tell the file from any other.
+    end: Vec<u8>,
     /// Bytes of its first line.
     first: u64,
     /// What is durable of it is not known: it is to be written anew.
@@ -134,6 +141,7 @@ fn whole(bytes: &[u8], sr: Uuid) -> Result<(Log, Contents), Fault> {
         head: header.head.clone(),
         history: header.history.into(),
         len: u64::try_from(ended).unwrap_or(u64::MAX),
+        end: end_of(complete),
         first: u64::try_from(first.len()).unwrap_or(u64::MAX),
         doubtful: false,
     };
@@ -172,9 +180,17 @@ fn newest(bytes: &[u8]) -> (Option<(u64, String)>, u64) {
     }
 }
 
-/// A damaged file is kept under another name, for people.
+/// The end of what was written, in which its hash is.
+fn end_of(bytes: &[u8]) -> Vec<u8> {
+    bytes.get(bytes.len().saturating_sub(END)..).unwrap_or_default().to_vec()
+}
+
+/// A damaged file is kept under another name, for people. One that is not there any more need not be.
 pub fn keep_damaged(directory: &Directory) -> Result<(), Problem> {
-    directory.rename_over(INVENTORY, DAMAGED)
+    match directory.rename_over(INVENTORY, DAMAGED) {
+        Err(problem) if problem.code == Code::NotFound => Ok(()),
+        kept => kept,
+    }
 }
 
 impl Log {
@@ -194,7 +210,15 @@ impl Log {
         let text = header(sr, generation, &head, contents, history.iter().cloned().collect())?;
         directory.replace_file(INVENTORY, text.as_bytes())?;
         let len = u64::try_from(text.len()).unwrap_or(u64::MAX);
-        let mut log = Log { generation, head: head.clone(), history, len, first: len, doubtful: false };
+        let mut log = Log {
+            generation,
+            head: head.clone(),
+            history,
+            len,
+            end: end_of(text.as_bytes()),
+            first: len,
+            doubtful: false,
+        };
         log.note(generation, head);
         Ok(log)
     }
@@ -229,15 +253,21 @@ impl Log {
             head = &line.head;
         }
         let bytes: String = new.iter().map(|line| line.text.as_str()).collect();
-        match directory.append_file(INVENTORY, self.len, bytes.as_bytes()) {
+        match directory.append_file(INVENTORY, self.len, &self.end, bytes.as_bytes()) {
             Ok(()) => {}
             Err(Appended::Nothing(problem)) => return Err(problem),
             Err(Appended::Doubtful(problem)) => {
                 self.doubtful = true;
                 return Err(problem);
             }
+            Err(Appended::Another(problem)) => {
+                self.doubtful = true;
+                keep_damaged(directory)?;
+                return Err(problem);
+            }
         }
         self.len = self.len.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        self.end = end_of(bytes.as_bytes());
         new.into_iter().for_each(|line| self.note(line.generation, line.head.clone()));
         if self.len > self.first.saturating_mul(2).saturating_add(SLACK) {
             self.compact(directory, sr);

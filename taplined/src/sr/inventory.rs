@@ -109,7 +109,14 @@ impl Srs {
         let appended = self.patience.ask(sr, "write the inventory of", move || {
             let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(log) = log.as_mut().filter(|log| !log.is_doubtful()) else { return Ok(None) };
-            log.append(&at, sr, &lines).map(|()| Some(log.generation))
+            match log.append(&at, sr, &lines) {
+                Ok(()) => Ok(Some(log.generation)),
+                Err(problem) if log.is_doubtful() => {
+                    tracing::error!(%sr, "its inventory is written anew: {problem}");
+                    Ok(None)
+                }
+                Err(problem) => Err(problem),
+            }
         });
         let generation = match appended.await? {
             Some(generation) => generation,

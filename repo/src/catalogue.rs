@@ -13,6 +13,7 @@ mod event;
 mod image;
 mod inventory;
 mod lease;
+mod place;
 mod request;
 mod row;
 mod seal;
@@ -40,6 +41,7 @@ pub use event::{Past, Tidings};
 pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
 pub use lease::Holder;
+use place::Place;
 pub use request::{Answered, RequestKey};
 pub use sound::Look;
 pub use take_in::TakenIn;
@@ -137,7 +139,7 @@ impl Catalogue {
         let readers = Arc::new(Readers::new(path));
         let outbox = Arc::new(Outbox::default());
         outbox.recorded(&View { connection: &connection, tidings: &tidings }.inventory_heads()?);
-        let writer = Arc::new(Writer::start(connection, tidings.clone(), outbox.clone())?);
+        let writer = Arc::new(Writer::start(connection, Place::of(path)?, tidings.clone(), outbox.clone())?);
         Ok(Catalogue { writer, readers, tidings, outbox, damage: Arc::default() })
     }
 

@@ -9,7 +9,7 @@ pub mod mount;
 mod repository;
 mod unfinished;
 
-pub use directory::{Capacity, Directory, Entry, LOCK, UNFINISHED};
+pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED};
 pub use durable::Appended;
 pub use label::{LABEL, Label};
 pub use repository::{Attached, attach, check_empty, make, unmake};

@@ -41,6 +41,7 @@ use uuid::Uuid;
 use crate::account;
 use crate::config::Config;
 use crate::disk::process::DiskProcess;
+use crate::reconcile::files::Known;
 
 pub use begin::plug;
 pub use doubt::doubt;
@@ -66,6 +67,8 @@ pub struct Plugs {
     served: Mutex<HashMap<Uuid, Served>>,
     /// VBDs whose processes do not answer.
     doubted: Mutex<HashSet<Uuid>>,
+    /// Which files their processes have, as far as that was seen.
+    files: Mutex<HashMap<Uuid, Known>>,
     /// The group that may connect to disks.
     group: Option<u32>,
 }
@@ -82,6 +85,7 @@ impl Plugs {
             operations: Operations::default(),
             served: Mutex::default(),
             doubted: Mutex::default(),
+            files: Mutex::default(),
             group,
         })
     }
@@ -92,6 +96,15 @@ impl Plugs {
 
     fn doubted(&self) -> MutexGuard<'_, HashSet<Uuid>> {
         self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<Uuid, Known>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The process of a VBD has these files open.
+    pub fn has_open(&self, vbd: Uuid, known: Known) {
+        self.files().insert(vbd, known);
     }
 
     /// Nobody looks after the VBD's process any more; whoever asks has it now, if there is one.

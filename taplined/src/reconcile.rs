@@ -5,14 +5,16 @@
 //! `diverged`: its guest goes on, and nobody changes, merges or starts anything of it before somebody has decided.
 //! Nothing is ever killed, merged or removed because the catalogue does not know it ([`stray`]).
 //!
-//! Looked at when the daemon finds its disks again, before a verb changes a plugged VDI, and when somebody asks.
+//! Looked at when the daemon finds its disks again, when one is plugged, before a verb changes a plugged VDI and when a
+//! task on it has ended, when a repository is attached or scanned, and when somebody asks.
 
+pub mod files;
 mod judge;
 pub mod stray;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use api::{Believed, Code, Difference, Problem, VbdState, VdiState};
+use api::{Believed, Code, Difference, Problem, Vbd, VbdState, VdiState};
 use jiff::Timestamp;
 use repo::View;
 use repo::catalogue::{Image, ImageState, NewVdi};
@@ -44,6 +46,47 @@ pub enum Heal {
 /// Compares all disks that run; the differences, and what was done about them.
 pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
     let vbds = daemon.catalogue.read(|view| view.vbds(None, None)).await?;
+    compare(daemon, vbds, heal).await
+}
+
+/// Compares the disks of a repository that was attached or scanned. What cannot be compared now is before anybody
+/// changes it.
+pub async fn of_sr(daemon: &Daemon, sr: Uuid) {
+    let vbds = daemon.catalogue.read(move |view| {
+        let vdis: HashSet<Uuid> = view.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
+        Ok(view.vbds(None, None)?.into_iter().filter(|vbd| vdis.contains(&vbd.vdi)).collect())
+    });
+    let compared = match vbds.await {
+        Ok(vbds) => compare(daemon, vbds, Heal::Yes).await,
+        Err(problem) => Err(problem),
+    };
+    if let Err(problem) = compared {
+        tracing::warn!(%sr, "its disks could not be compared with the catalogue: {problem}");
+    }
+}
+
+/// Compares the disks of VDIs on which a task has just been at work.
+pub async fn of_vdis(daemon: &Daemon, vdis: Vec<Uuid>) {
+    for vdi in vdis {
+        let found = daemon.catalogue.read(move |view| view.vbds(None, Some(vdi))).await;
+        let compared = match found {
+            Ok(vbds) => compare(daemon, vbds, Heal::Yes).await,
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = compared {
+            tracing::warn!(%vdi, "its disk could not be compared with the catalogue: {problem}");
+        }
+    }
+}
+
+/// Compares the disk that was just started for a VBD: a file may have grown while nobody looked.
+pub async fn of_plugged(daemon: &Daemon, vbd: Uuid) {
+    if let Err(problem) = of_vbd(daemon, vbd, Heal::Yes).await {
+        tracing::warn!(%vbd, "its disk could not be compared with the catalogue: {problem}");
+    }
+}
+
+async fn compare(daemon: &Daemon, vbds: Vec<Vbd>, heal: Heal) -> Result<Vec<Difference>, Problem> {
     let mut asked = JoinSet::new();
     for vbd in vbds.into_iter().filter(|vbd| vbd.state == VbdState::Plugged) {
         let daemon = daemon.clone();
@@ -78,19 +121,28 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
         return Ok(None);
     }
     let Some(layers) = vdi::layers(daemon, vbd).await? else { return Ok(None) };
+    remember(daemon, vbd, &layers);
+    let astray = match before.chain.first() {
+        Some(image) => files::astray(daemon, image.sr, &layers).await?,
+        None => Vec::new(),
+    };
     let was_diverged = before.chain.first().is_some_and(|image| image.state == ImageState::Diverged);
     // All of a repository is read only where something differs: this is asked before every verb.
     let verdict = match judge::agree(&before.chain, &layers) {
         true => Verdict::Agree,
         false => judge(&daemon.catalogue.read(move |view| told(view, vdi)).await?, &layers),
     };
-    if verdict == Verdict::Agree && !was_diverged {
+    if verdict == Verdict::Agree && astray.is_empty() && !was_diverged {
         return Ok(None);
     }
     let mut difference =
-        Difference { vdi, vbd, disk: files(&layers), catalogue: before.files(), healed: false, problem: None };
+        Difference { vdi, vbd, disk: paths(&layers), catalogue: before.files(), healed: false, problem: None };
     if let Verdict::Diverged(why) = &verdict {
         difference.problem = Some(problem(vdi, why));
+    }
+    if !astray.is_empty() {
+        let pid = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.pid;
+        difference.problem = Some(files::problem(vdi, pid, &astray));
     }
     if heal == Heal::No {
         return Ok(Some(difference));
@@ -103,6 +155,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
             return Ok(false);
         }
         match verdict {
+            _ if !astray.is_empty() => set_state(tx, vdi, ImageState::Diverged)?,
             Verdict::Agree => set_state(tx, vdi, ImageState::Ready)?,
             Verdict::Follow(what) => follow(tx, vdi, &what)?,
             Verdict::Diverged(_) => set_state(tx, vdi, ImageState::Diverged)?,
@@ -150,7 +203,13 @@ impl Seen {
     }
 }
 
-fn files(layers: &[Layer]) -> Vec<String> {
+/// Which files it has is known to whoever starts it again.
+fn remember(daemon: &Daemon, vbd: Uuid, layers: &[Layer]) {
+    let known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?)));
+    daemon.plugs.has_open(vbd, known.collect());
+}
+
+fn paths(layers: &[Layer]) -> Vec<String> {
     layers.iter().map(|layer| layer.path.display().to_string()).collect()
 }
 
@@ -235,6 +294,11 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
 async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
     let layers = vdi::layers(daemon, vbd).await?;
     let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not answer")))?;
+    let (sr, pid) = daemon.catalogue.read(move |view| Ok((view.vdi(vdi)?.sr, view.vbd(vbd)?.pid))).await?;
+    let astray = files::astray(daemon, sr, &layers).await?;
+    if !astray.is_empty() {
+        return Err(files::problem(vdi, pid, &astray));
+    }
     let followed = daemon.catalogue.write(move |tx| {
         if tx.claimant(vdi)?.is_some() {
             return Err(Problem::new(Code::Busy, format!("a task is at work on VDI {vdi}")).advise("ask again"));

@@ -45,7 +45,7 @@ pub struct Srs {
     logs: Mutex<HashMap<Uuid, inventory::Slot>>,
     /// Those that are being attached, detached, scanned or removed.
     claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
-    patience: Patience,
+    pub patience: Patience,
     places: Places,
     watched: Mutex<HashMap<Uuid, Watched>>,
     intervals: space::Intervals,

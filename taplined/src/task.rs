@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use api::{Code, Problem, Task, TaskState};
+use api::{Code, ObjectKind, Problem, Task, TaskState};
 use repo::Catalogue;
 use repo::catalogue::{Answered, NewTask, RequestKey};
 use serde_json::Value;
@@ -102,6 +102,8 @@ impl Tasks {
         self.count.send_modify(|count| *count = count.saturating_add(1));
         panics::tasks(*self.count.borrow());
         let verb = task.verb.clone();
+        let of_vdis = task.about.iter().filter(|about| about.kind == ObjectKind::Vdi);
+        let vdis: Vec<Uuid> = of_vdis.map(|about| about.uuid).collect();
         let name = format!("the task {uuid}, {verb}");
         let abandoned = cancelled.clone();
         let context = Context { task, catalogue: self.catalogue.clone(), cancelled, abandoned };
@@ -110,6 +112,7 @@ impl Tasks {
             let outcome = work(context).await;
             let done = outcome.is_ok();
             daemon.tasks.end(uuid, &verb, outcome).await;
+            crate::reconcile::of_vdis(&daemon, vdis).await;
             if let Some(sr) = tidies {
                 vdi::tidy_up(&daemon, sr, done);
             }

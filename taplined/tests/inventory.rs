@@ -329,7 +329,14 @@ fn an_inventory_that_is_taken_away_or_replaced_under_the_daemon_is_written_anew(
         let mut other = now.to_vec();
         let last = other.len() - 10;
         other[last] ^= 1;
-        [Some(Vec::new()), Some(now[..100].to_vec()), Some(older.clone()), Some([b"\n", now, now].concat()), Some(other), None]
+        [
+            Some(Vec::new()),
+            Some(now[..100].to_vec()),
+            Some(older.clone()),
+            Some([b"\n", now, now].concat()),
+            Some(other),
+            None,
+        ]
     };
     for n in 0..6 {
         let before = fs::read(bed.file()).unwrap();

@@ -282,6 +282,63 @@ fn what_is_not_certain_is_told_and_left_until_somebody_decides() {
     }
 }
 
+/// Somebody has removed the file of a disk that runs, or put a copy in its place: what is written since is in no file
+/// that anybody finds.
+#[test]
+fn a_disk_whose_file_was_removed_or_replaced_is_told_and_not_started_on_another_one() {
+    for (replaced, seen) in [(false, true), (true, true), (true, false)] {
+        let bed = bed();
+        bed.io(&["write -P 1 0 1M", "flush"]);
+        let file = bed.directory().join(&bed.served().0[0]);
+        let copy = bed.directory().join("copy");
+        fs::copy(&file, &copy).unwrap();
+        fs::rename(&copy, if replaced { &file } else { &copy }).unwrap();
+        if !replaced {
+            fs::remove_file(&file).unwrap();
+        }
+        bed.io(&["write -P 2 0 1M", "flush"]);
+        if seen {
+            let differences = bed.reconcile(true);
+            assert_eq!((differences.as_array().unwrap().len(), &differences[0]["healed"]), (1, &json!(false)));
+            let sr = bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["sr"].as_str().unwrap().to_owned();
+            bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/scan"), json!({})));
+            assert_eq!(bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["state"], "diverged", "{}", bed.daemon.log());
+            let (status, refused) = bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({}));
+            assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
+            let believe = json!({ "believe": "disk" });
+            let (status, refused) = bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), believe);
+            assert!(status == 409 && refused["message"].as_str().unwrap().contains("removed or replaced"), "{refused}");
+            let vbd = bed.daemon.get(&bed.vbd).1;
+            assert!(vbd["problem"]["message"].as_str().unwrap().contains("goes on in files"), "{vbd}");
+        }
+        bed.io(&["read -P 2 0 1M"]);
+        let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        harness::wait_until("it is told why it is not started again", || {
+            let vbd = bed.daemon.get(&bed.vbd).1;
+            let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
+            vbd["state"] == "restarting" && (said.contains("replaced it") || said.contains("is not there") || !replaced)
+        });
+        assert_ne!(disks::state(&bed.daemon, &bed.vbd), "plugged");
+    }
+}
+
+/// A file may have grown while nobody looked: what is told is what is served.
+#[test]
+fn a_disk_that_was_made_larger_by_others_is_told_as_it_is_served() {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let asked = json!({ "sr": sr, "name": "disk", "size": 64 * MIB, "format": "raw" });
+    let vdi: String = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into();
+    let vbd = disks::vbd(&daemon, &vdi, "nbd");
+    let bed = Bed { daemon, vdi, vbd };
+    let file = bed.directory().join(&bed.told().0[0]);
+    fs::File::options().write(true).open(file).unwrap().set_len(96 * MIB).unwrap();
+    disks::plug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.served().1, 96 * MIB);
+    assert_eq!(bed.told(), bed.served(), "{}", bed.daemon.log());
+}
+
 /// A process that does not answer, as one does that waits for storage or was stopped.
 #[test]
 fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it() {

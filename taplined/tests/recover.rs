@@ -347,6 +347,28 @@ impl Drop for Mounted {
 }
 
 #[test]
+fn a_state_directory_that_goes_away_under_the_daemon_is_told_and_nothing_is_done_that_nobody_would_find() {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let create = || daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 }));
+    daemon.done(create());
+    let (state, away) = (daemon.room().join("state"), daemon.room().join("away"));
+    fs::rename(&state, &away).unwrap();
+    let (status, problem) = create();
+    assert_eq!((status, &problem["code"]), (500, &json!("failed")), "{problem}");
+    assert!(problem["message"].as_str().unwrap().contains("is not at"), "{problem}");
+    assert!(problem["advice"].as_str().unwrap().contains("docs/recover.md"), "{problem}");
+    // Another one in its place is another one.
+    fs::create_dir(&state).unwrap();
+    fs::copy(away.join("catalogue.db"), state.join("catalogue.db")).unwrap();
+    assert_eq!(create().0, 500);
+    fs::remove_dir_all(&state).unwrap();
+    fs::rename(&away, &state).unwrap();
+    daemon.done(create());
+    assert_eq!(daemon.get("/vdis").1.as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn a_state_directory_that_is_full_or_for_reading_only_is_told_and_nothing_is_lost_by_it() {
     let mut daemon = harness::start();
     let sr = daemon.repository("vms");

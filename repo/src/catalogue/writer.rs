@@ -1,7 +1,7 @@
 //! The one thread that writes. It takes all changes that wait, makes one commit of them, and then answers each.
 //!
 //! Invariants: a change that is refused leaves nothing, whatever others are in the same commit; nobody is answered, and
-//! no event told, before the commit is durable.
+//! no event told, before the commit is durable, in a file that others find.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::event::Tidings;
 use super::inventory::Outbox;
+use super::place::Place;
 use super::{Tx, View, failed};
 
 /// Changes that may wait; who comes then waits to be let in.
@@ -70,12 +71,17 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for As
 
 impl Writer {
     /// Starts the thread, which ends when nobody can ask it any more.
-    pub fn start(connection: Connection, tidings: Arc<Tidings>, outbox: Arc<Outbox>) -> Result<Writer, Problem> {
+    pub fn start(
+        connection: Connection,
+        place: Place,
+        tidings: Arc<Tidings>,
+        outbox: Arc<Outbox>,
+    ) -> Result<Writer, Problem> {
         let (changes, waiting) = mpsc::channel(WAITING_MAX);
         let thread = std::thread::Builder::new().name("catalogue".into());
         let commits = Arc::<AtomicU64>::default();
         let counted = commits.clone();
-        let started = thread.spawn(move || run(connection, waiting, &tidings, &outbox, &counted));
+        let started = thread.spawn(move || run(connection, &place, waiting, &tidings, &outbox, &counted));
         let thread = started.map_err(|error| Problem::failed("start the catalogue's thread", error))?;
         Ok(Writer { changes, commits, thread })
     }
@@ -118,6 +124,7 @@ fn ended() -> Problem {
 
 fn run(
     mut connection: Connection,
+    place: &Place,
     mut waiting: mpsc::Receiver<Asking>,
     tidings: &Tidings,
     outbox: &Outbox,
@@ -137,7 +144,8 @@ fn run(
             }
         }
         if !batch.is_empty() {
-            let committed = commit(&mut connection, &mut batch, tidings, outbox);
+            let there = place.must_be_there();
+            let committed = there.and_then(|()| commit(&mut connection, &mut batch, tidings, outbox));
             commits.fetch_add(1, Ordering::Relaxed);
             for change in batch.drain(..) {
                 change.answer(committed.clone());

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -36,6 +37,23 @@ pub struct Entry {
     pub foreign: bool,
     /// It was written to in the last seconds.
     pub fresh: bool,
+}
+
+/// Which file one is, whatever name it has: the file system's number, and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileNumbers {
+    /// The file system.
+    pub device: u64,
+    /// The file.
+    pub inode: u64,
+}
+
+impl FileNumbers {
+    /// Of an open file.
+    pub fn of(file: &File) -> std::io::Result<FileNumbers> {
+        let metadata = file.metadata()?;
+        Ok(FileNumbers { device: metadata.dev(), inode: metadata.ino() })
+    }
 }
 
 /// Seconds after which a file that nobody has written to is taken for complete.
@@ -263,6 +281,20 @@ impl Directory {
         let file = self.open_image(name, false)?;
         let stat = rustix::fs::fstat(&file).map_err(|errno| Problem::failed(format_args!("examine {name}"), errno))?;
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
+    }
+
+    /// Whether the file that somebody has open is the one that has this name here. Where a file system numbers its files
+    /// anew from mount to mount, only that there is one can be seen.
+    pub fn is_it(&self, name: &str, open: FileNumbers) -> Result<bool, Problem> {
+        let there = match rustix::fs::statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(false),
+            stat => stat.map_err(|errno| Problem::failed(format_args!("examine {name}"), errno))?,
+        };
+        Ok(match &*super::filesystem::kind(&self.handle)? {
+            kind if kind.starts_with("nfs") => there.st_ino == open.inode,
+            kind if kind.starts_with("fuse") || ["cifs", "smb3", "overlay", "9p"].contains(&kind) => true,
+            _ => (there.st_dev, there.st_ino) == (open.device, open.inode),
+        })
     }
 
     /// Refuses, with the code `state`, if its path leads elsewhere now: it was removed, or something was mounted or

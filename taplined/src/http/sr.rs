@@ -22,6 +22,7 @@ use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
+use crate::reconcile;
 use crate::sr::{self, Claim, Create, Destroy, Introduce};
 use crate::task::Context;
 use crate::task::job::Job;
@@ -218,6 +219,7 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<
         let _claim = claim;
         context.step("attach", false).await?;
         at_work.srs.attach_as(uuid, asked.believe, false).await?;
+        reconcile::of_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);
         Ok(json!({ "uuid": uuid }))
     };
@@ -255,6 +257,7 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
         let _claim = claim;
         let scan = sr::scan(&at_work, uuid, &mut context).await?;
         at_work.srs.keep_inventory(uuid).await?;
+        reconcile::of_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);
         let mut result = serde_json::to_value(scan).map_err(|error| Problem::failed("show a scan", error))?;
         result["uuid"] = json!(uuid);

@@ -10,6 +10,7 @@ use super::start::{Log, clear, forget, serve};
 use super::steps::Steps;
 use super::supervise;
 use crate::daemon::Daemon;
+use crate::reconcile;
 use crate::task::Context;
 use crate::vm::{self, domain};
 
@@ -98,6 +99,9 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
         serve(daemon, &order, Log::Begun, &mut steps, &mut process).await
     };
     let served = context.unless_cancelled(begun.operation.unless_cancelled(work)).await;
+    if served.is_ok() {
+        reconcile::of_plugged(daemon, vbd).await;
+    }
     let plugged = match served {
         // Not given up in the middle: QEMU stands still while it agrees with the disk.
         Ok(()) => vm::attach(daemon, vbd, begun.again).await,

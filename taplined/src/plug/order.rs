@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use api::{Mode, Problem, Transport, Vbd};
 use repo::catalogue::Image;
-use repo::driver::Directory;
+use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
 
 use super::queue::Request;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::place::Place;
+use crate::reconcile::files::{self, Known};
 use crate::task::blocking;
 use crate::vdi::words_of;
 use crate::vm::domain;
@@ -77,18 +78,22 @@ impl Order {
         image.path(self.directory.path())
     }
 
-    /// Opens the files: the top one for writing if the VBD may write, all others for reading.
-    pub async fn open(&self) -> Result<Handing, Problem> {
+    /// Opens the files: the top one for writing if the VBD may write, all others for reading. Which they are; refused
+    /// if they are others than those that a process `before` this one had.
+    pub async fn open(&self, before: Known) -> Result<(Handing, Known), Problem> {
         tokio::time::sleep(self.delay).await;
         let order = self.clone();
         let opened = blocking("open the files of a VDI", move || {
-            let mut handing = Handing::default();
+            files::must_be_those(&order.directory, &order.chain, &before)?;
+            let (mut handing, mut known) = (Handing::default(), Known::new());
             for (depth, image) in order.chain.iter().enumerate() {
                 let write = depth == 0 && order.vbd.mode == Mode::ReadWrite;
                 let file = order.directory.open_image(&image.file, write)?;
+                let numbers = FileNumbers::of(&file).map_err(|error| Problem::failed("examine an image", error))?;
+                known.insert(image.file.clone(), numbers);
                 handing.file(&order.path(image), write, file);
             }
-            Ok(handing)
+            Ok((handing, known))
         });
         opened.await
     }

@@ -38,11 +38,14 @@ pub async fn serve(
     process: &mut Option<DiskProcess>,
 ) -> Result<(), Problem> {
     let place = Place::of(&daemon.config, order.vbd.uuid);
-    let handing = steps.step("open", order.open()).await?;
+    let vbd = order.vbd.uuid;
+    let before = if log == Log::Begun { None } else { daemon.plugs.files().get(&vbd).cloned() };
+    let (handing, known) = steps.step("open", order.open(before.unwrap_or_default())).await?;
+    daemon.plugs.has_open(vbd, known);
     let ready = steps.step("start", start(daemon, order, &place, log, handing, process)).await?;
     steps.step("hand", hand(ready)).await?;
     let limit = steps_limit(steps);
-    steps.step("answer", answer(daemon, order.vbd.uuid, process.as_mut(), limit)).await?;
+    steps.step("answer", answer(daemon, vbd, process.as_mut(), limit)).await?;
     Ok(())
 }
 

@@ -185,6 +185,7 @@ fn at_work(vbd: Uuid, limit: Duration) -> Problem {
 pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Result<Vbd, Problem> {
     super::start::clear(daemon, vbd, None).await?;
     super::start::forget(daemon, vbd).await;
+    daemon.plugs.files().remove(&vbd);
     daemon.catalogue.write(move |tx| tx.end_unplug(vbd, problem.as_ref())).await
 }
 

@@ -176,8 +176,12 @@ mod test {
         Told { vdi: VDI, sr: Uuid::nil(), chain: images, by_file, shown: by_image }
     }
 
+    fn layer(file: &str) -> Layer {
+        Layer { path: format!("/srv/{file}").into(), size: 1 << 30, device: None, inode: None }
+    }
+
     fn layers(files: &[u128]) -> Vec<Layer> {
-        files.iter().map(|n| Layer { path: format!("/srv/{}", file(*n)).into(), size: 1 << 30 }).collect()
+        files.iter().map(|n| layer(&file(*n))).collect()
     }
 
     /// Chain, those kept, those left.
@@ -237,7 +241,7 @@ mod test {
     #[test]
     fn a_file_that_cannot_be_ours_is_not_taken_in() {
         let mut layers = layers(&[3, 2]);
-        layers.insert(0, Layer { path: "/srv/web.qcow2".into(), size: 1 << 30 });
+        layers.insert(0, layer("web.qcow2"));
         assert!(matches!(judge(&told(&[3, 2], &[], &[], &[]), &layers), Verdict::Diverged(_)));
     }
 }

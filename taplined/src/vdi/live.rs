@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use api::{Code, Problem};
+use repo::driver::FileNumbers;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -81,12 +82,22 @@ pub struct Layer {
     pub path: PathBuf,
     /// What it shows, in bytes.
     pub size: u64,
+    /// The file system of its file, and which file of that it is; processes of before do not say.
+    #[serde(default)]
+    pub device: Option<u64>,
+    #[serde(default)]
+    pub inode: Option<u64>,
 }
 
 impl Layer {
     /// The name of its file.
     pub fn file(&self) -> &str {
         self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    }
+
+    /// Which file it is, whatever its name leads to.
+    pub fn numbers(&self) -> Option<FileNumbers> {
+        Some(FileNumbers { device: self.device?, inode: self.inode? })
     }
 
     /// Whether it is the file of that name.

@@ -34,6 +34,9 @@ pub fn layers(work: &Work<'_>) -> Value {
             "size": layer.format.geometry().len,
             // stat(2): units of 512 bytes, whatever the file system's block.
             "allocated": stat.and_then(|stat| u64::try_from(stat.st_blocks).ok()).map(|blocks| blocks.saturating_mul(512)),
+            // By which its file is known from another one that has its name.
+            "device": stat.map(|stat| stat.st_dev),
+            "inode": stat.map(|stat| stat.st_ino),
             "writable": file.is_some_and(|file| file.options().write),
         })
     });

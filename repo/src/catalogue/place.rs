@@ -1,0 +1,43 @@
+//! Whether the catalogue's file is where it was opened: whoever writes into one that has no name any more, or that lies
+//! on a file system which was taken away, writes what nobody will find.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use api::{Code, Problem};
+
+/// A file that is open, and its path.
+#[derive(Debug)]
+pub struct Place {
+    path: PathBuf,
+    numbers: (u64, u64),
+}
+
+impl Place {
+    /// Of the file that was just opened at a path.
+    pub fn of(path: &Path) -> Result<Place, Problem> {
+        let numbers = numbers(path).map_err(|error| Problem::failed(format_args!("examine {}", path.display()), error));
+        Ok(Place { path: path.to_owned(), numbers: numbers? })
+    }
+
+    /// Refuses if there is another file there now, or none. It may come back: its file system is mounted again.
+    pub fn must_be_there(&self) -> Result<(), Problem> {
+        if numbers(&self.path).ok() == Some(self.numbers) {
+            return Ok(());
+        }
+        let what = format!(
+            "the catalogue is not at {} any more: somebody has removed or replaced it, or its file system was taken \
+             away",
+            self.path.display()
+        );
+        Err(Problem::new(Code::Failed, what).advise(
+            "nothing was changed, and disks go on. Mount its file system again, and ask again; if it was removed, stop \
+             taplined and see docs/recover.md",
+        ))
+    }
+}
+
+fn numbers(path: &Path) -> std::io::Result<(u64, u64)> {
+    fs::metadata(path).map(|found| (found.dev(), found.ino()))
+}

@@ -45,6 +45,7 @@ pub struct Srs {
     logs: Mutex<HashMap<Uuid, inventory::Slot>>,
     /// Those that are being attached, detached, scanned or removed.
     claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
+    /// Asks their storage, in bounded time.
     pub patience: Patience,
     places: Places,
     watched: Mutex<HashMap<Uuid, Watched>>,

@@ -283,8 +283,8 @@ impl Directory {
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
     }
 
-    /// Whether the file that somebody has open is the one that has this name here. Where a file system numbers its files
-    /// anew from mount to mount, only that there is one can be seen.
+    /// Whether the file that somebody has open is the one that has this name here. Where a file system numbers its
+    /// files anew from mount to mount, only that there is one can be seen.
     pub fn is_it(&self, name: &str, open: FileNumbers) -> Result<bool, Problem> {
         let there = match rustix::fs::statat(&self.handle, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(false),

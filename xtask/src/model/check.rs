@@ -26,13 +26,15 @@ impl World {
             let open = self.list("/tasks?open=true")?;
             let vbds = self.list("/vbds")?;
             let on_the_way =
-                vbds.iter().any(|vbd| !["plugged", "unplugged"].contains(&vbd["state"].as_str().unwrap_or("")));
+                vbds.iter().any(|vbd| !["plugged", "unplugged"].contains(&vbd["state"].as_str().unwrap_or("")))
+                    || self.list("/vms")?.iter().any(|vm| ["starting", "stopping"].map(Value::from).contains(&vm["power"]));
             quiet = if open.is_empty() && !on_the_way { quiet + 1 } else { 0 };
             if begun.elapsed() > patience() {
                 return Err(format!("stuck, it does not come to rest: {} {}", json!(open), json!(vbds)));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
+        self.follow_the_killed()?;
         self.bring_back_repositories()
     }
 
@@ -40,18 +42,29 @@ impl World {
     /// moment later.
     pub fn check(&mut self) -> Result<(), String> {
         self.rest()?;
-        let begun = Instant::now();
-        loop {
-            match self.compare_lists().and_then(|()| self.compare_places()) {
-                Ok(()) => break,
-                Err(why) if begun.elapsed() > patience() / 4 => return Err(why),
-                Err(_) => std::thread::sleep(Duration::from_millis(100)),
-            }
+        self.agree()?;
+        if self.random_is(2) {
+            self.ask_monitors()?;
+            self.agree()?;
         }
         self.tell("all agrees");
         self.count("check");
         self.troubled = false;
         Ok(())
+    }
+
+    /// All that can be compared without reading disks.
+    fn agree(&mut self) -> Result<(), String> {
+        let begun = Instant::now();
+        loop {
+            let compared = self.compare_lists().and_then(|()| self.compare_settings());
+            let compared = compared.and_then(|()| self.compare_machines()).and_then(|()| self.compare_places());
+            match compared.and_then(|()| self.nothing_differs()) {
+                Ok(()) => return Ok(()),
+                Err(why) if begun.elapsed() > patience() / 4 => return Err(why),
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
     }
 
     /// The lists that the API has.
@@ -70,6 +83,7 @@ impl World {
             // A snapshot may outlive what it is of.
             let of = vdi.snapshot_of.as_ref().filter(|of| self.vdis.contains_key(*of));
             let right = now["name"] == *vdi.name
+                && now["description"] == *vdi.description
                 && vdi.sizes.contains(&size)
                 && now["read_only"] == vdi.read_only
                 && now["state"] == "ready"
@@ -140,7 +154,10 @@ impl World {
     /// The chain of a VDI: by the inventory, the catalogue, and the process.
     fn compare_chain(&mut self, uuid: &str, told: &Value, images: &BTreeMap<String, Value>) -> Result<(), String> {
         let Some(vdi) = self.vdis.get(uuid) else { return Err(format!("VDI {uuid} is in an inventory only")) };
-        if told["name"] != *vdi.name || told["read_only"].as_bool().unwrap_or(false) != vdi.read_only {
+        let description = told["description"].as_str().unwrap_or_default();
+        if told["name"] != *vdi.name
+            || description != vdi.description
+            || told["read_only"].as_bool().unwrap_or(false) != vdi.read_only {
             return Err(format!("the inventory has {told}, should be {vdi:?}"));
         }
         let mut chain = Vec::new();
@@ -202,10 +219,11 @@ impl World {
 
     /// Plugs and reads everything; then unplugs it, and nothing is left.
     pub fn check_all(&mut self) -> Result<(), String> {
+        self.delete_machines()?;
         self.check()?;
         for vdi in self.vdis.keys().cloned().collect::<Vec<_>>() {
             let plugged = self.vbds.iter().find(|(_, vbd)| vbd.vdi == vdi && vbd.plugged).map(|(uuid, _)| uuid.clone());
-            let vbd = match (plugged, self.vbds_of(&vdi).first()) {
+            let vbd = match (plugged, self.own_vbds_of(&vdi).first()) {
                 (Some(vbd), _) => vbd,
                 (None, Some(vbd)) => self.plug(vbd.clone(), vdi.clone())?,
                 (None, None) => {
@@ -245,7 +263,8 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-fn names_in(path: &std::path::Path) -> Result<BTreeSet<String>, String> {
+/// The names of what is in a directory.
+pub fn names_in(path: &std::path::Path) -> Result<BTreeSet<String>, String> {
     let entries = fs::read_dir(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }

@@ -27,7 +27,7 @@ impl World {
             })
             .collect();
         let usable = self.vbds.iter().filter(|(uuid, vbd)| {
-            vbd.plugged && vbd.sent.is_none() && vbd.stopped.is_none() && !unplugging.contains(uuid)
+            vbd.plugged && vbd.vm.is_none() && vbd.sent.is_none() && vbd.stopped.is_none() && !unplugging.contains(uuid)
         });
         let usable: Vec<String> = usable.map(|(uuid, _)| uuid.clone()).collect();
         self.one_of(&usable)

@@ -8,12 +8,15 @@
 
 mod bed;
 mod check;
+mod clients;
 mod content;
 mod io;
+mod machines;
 mod nbd;
 mod operations;
 mod planted;
 mod repositories;
+mod settings;
 mod troubles;
 mod verbs;
 mod world;
@@ -46,7 +49,7 @@ Lives of a daemon, each of so many random operations and troubles; then all is p
   --keep            leave the files of a life that failed
 
 Exit code 0: all was as it should be; 1: not; 77: it cannot be run here, which needs root, mkfs.ext4, mkfs.xfs and loop
-devices.
+devices. Without qemu-system-x86_64 there are no VMs.
 ";
 
 /// The exit code of what could not be run here.
@@ -130,6 +133,9 @@ pub fn run(words: &[String]) -> Result<(), String> {
     }
     if let Some(name) = &arguments.planted {
         return planted::run(&arguments, name);
+    }
+    if !machines::there_is_qemu() {
+        println!("VMs are left out: there is no {}", machines::QEMU);
     }
     let programs = programs(arguments.bin_dir.as_deref())?;
     let steps = steps(&programs)?;
@@ -224,5 +230,6 @@ fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
 /// Where a daemon can be told to die.
 fn steps(programs: &Path) -> Result<Vec<String>, String> {
     let said = tool::text(Command::new(programs.join("taplined")).arg("--steps")).map_err(|error| error.to_string())?;
-    Ok(said.lines().map(|line| line.trim().replace(' ', ":")).collect())
+    let said = said.lines().map(|line| line.trim().replace(' ', ":"));
+    Ok(said.chain(machines::STEPS.iter().map(|step| (*step).to_owned())).collect())
 }

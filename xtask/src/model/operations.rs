@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::content::Content;
 use super::verbs::Asked;
+use super::machines::Power;
 use super::world::{Vdi, Verb, World};
-use crate::bench::daemon::api::Trouble;
 
 /// More VDIs than this are not made: repositories have little space, and all is read in the end.
 const VDIS_MAX: usize = 24;
@@ -17,6 +17,11 @@ const SIZES: &[u64] = &[1, 4, 16, 63];
 const SIZE_MAX: u64 = 160 << 20;
 
 impl World {
+    /// Whether there may be more VDIs.
+    pub fn has_room(&self) -> bool {
+        self.vdis.len() + self.pending.len() < VDIS_MAX
+    }
+
     /// Does something.
     pub fn step(&mut self, steps: &[String]) -> Result<(), String> {
         if let Some(favoured) = self.favoured.filter(|_| self.random_is(8)) {
@@ -24,7 +29,9 @@ impl World {
         }
         match self.random.below(100) {
             0..=5 => self.create(),
-            6..=13 => self.snapshot(false),
+            6..=11 => self.snapshot(false),
+            12 => self.upgrade(),
+            13 => self.race(),
             14..=17 => self.snapshot(true),
             18..=19 => self.copy(),
             20..=22 => self.resize(),
@@ -32,10 +39,12 @@ impl World {
             26..=31 => self.destroy(),
             32..=39 => self.plug_one(),
             40..=43 => self.unplug_one(),
-            44..=45 => self.rename(),
+            44..=45 => self.set_some(),
             46..=47 => self.export(),
             48 => self.merge(),
-            49..=72 => match self.usable_vbd() {
+            49..=52 => self.machine_step(),
+            53 => self.cancel_some(),
+            54..=72 => match self.usable_vbd() {
                 // It may wait until there is space.
                 Some(vbd) if self.bed.is_full() => self.send_write(&vbd),
                 Some(vbd) => self.write(&vbd),
@@ -56,7 +65,8 @@ impl World {
             91 => self.arm(steps),
             92 => self.stop_disk(),
             93 => self.fill(),
-            94 => self.scan(),
+            94 if self.random_is(2) => self.scan(),
+            94 => self.reconcile(),
             95 if self.random.below(3) == 0 => {
                 let forget = self.random.below(2) == 0;
                 self.take_away(forget)
@@ -65,13 +75,14 @@ impl World {
             97 if self.random.below(3) == 0 => self.delete_some_vbd(),
             97 if self.random_is(2) => self.damage(),
             98 if self.random.below(6) == 0 => self.kill_again_and_again(),
+            98 if self.random.below(6) == 0 => self.reboot(),
             99 if self.random.below(12) == 0 => self.deepen(),
             _ => self.check(),
         }
     }
 
     fn create(&mut self) -> Result<(), String> {
-        if self.vdis.len() + self.pending.len() >= VDIS_MAX {
+        if !self.has_room() {
             return self.destroy();
         }
         let sr = self.random.index(self.srs.len());
@@ -79,13 +90,14 @@ impl World {
         let name = self.name();
         let body = json!({ "sr": self.srs.get(sr).map(|sr| &sr.uuid), "name": name, "size": size });
         let content = Content::default();
-        let made = Vdi { name, sr, sizes: vec![size], read_only: false, snapshot_of: None, content };
+        let description = String::new();
+        let made = Vdi { name, description, sr, sizes: vec![size], read_only: false, snapshot_of: None, content };
         self.begin(Verb::Make(made), Vec::new(), None, &Asked::post("/vdis", body))
     }
 
     /// A snapshot, or a clone.
     fn snapshot(&mut self, clone: bool) -> Result<(), String> {
-        if self.vdis.len() + self.pending.len() >= VDIS_MAX {
+        if !self.has_room() {
             return self.destroy();
         }
         // What is written through a disk that stands still waits for it.
@@ -95,24 +107,22 @@ impl World {
         };
         let Some(of) = self.free_vdi(fits) else { return Ok(()) };
         let name = self.name();
-        let mut made = self.vdi(&of)?.clone();
-        (made.read_only, made.snapshot_of) = (!clone, (!clone).then(|| of.clone()));
-        made.name.clone_from(&name);
+        let now = self.vdi(&of)?;
+        let made = now.copied(name.clone(), now.sr, (!clone).then(|| of.clone()));
         let verb = if clone { "clone" } else { "snapshot" };
         let asked = Asked::post(format!("/vdis/{of}/{verb}"), json!({ "name": name }));
         self.begin(Verb::Make(made), vec![of.clone()], Some(of), &asked)
     }
 
     fn copy(&mut self) -> Result<(), String> {
-        if self.vdis.len() + self.pending.len() >= VDIS_MAX {
+        if !self.has_room() {
             return self.destroy();
         }
         let Some(of) = self.free_vdi(|world, uuid, _| !world.is_plugged(uuid)) else { return Ok(()) };
         let sr = self.random.index(self.srs.len());
         let name = self.name();
-        let mut made = self.vdi(&of)?.clone();
-        (made.sr, made.read_only, made.snapshot_of) = (sr, false, None);
-        made.name.clone_from(&name);
+        let now = self.vdi(&of)?;
+        let made = Vdi { description: now.description.clone(), ..now.copied(name.clone(), sr, None) };
         let body = json!({ "sr": self.srs.get(sr).map(|sr| &sr.uuid), "name": name });
         self.begin(Verb::Make(made), vec![of.clone()], None, &Asked::post(format!("/vdis/{of}/copy"), body))
     }
@@ -130,7 +140,7 @@ impl World {
         let held = self.held();
         let fits = |world: &World, _: &str, vdi: &Vdi| {
             let of = vdi.snapshot_of.as_ref().filter(|of| world.vdis.contains_key(*of) && !held.contains(*of));
-            of.is_some_and(|of| !world.is_plugged(of))
+            of.is_some_and(|of| !world.is_plugged(of) && world.vdis.get(of).is_some_and(|of| !of.read_only))
         };
         let Some(snapshot) = self.free_vdi(fits) else { return Ok(()) };
         let Some(vdi) = self.vdi(&snapshot)?.snapshot_of.clone() else { return Ok(()) };
@@ -163,7 +173,10 @@ impl World {
 
     fn unplug_one(&mut self) -> Result<(), String> {
         let held = self.held();
-        let plugged = self.vbds.iter().filter(|(_, vbd)| vbd.plugged && !held.contains(&vbd.vdi));
+        let plugged = self.vbds.iter().filter(|(_, vbd)| {
+            let runs = vbd.vm.as_ref().is_some_and(|vm| self.vms.get(vm).is_some_and(|vm| vm.power != Power::Halted));
+            vbd.plugged && !held.contains(&vbd.vdi) && !runs
+        });
         let plugged: Vec<String> = plugged.map(|(uuid, _)| uuid.clone()).collect();
         let Some(vbd) = self.one_of(&plugged) else { return Ok(()) };
         let force = self.random.below(3) == 0;
@@ -184,33 +197,12 @@ impl World {
 
     fn delete_some_vbd(&mut self) -> Result<(), String> {
         let held = self.held();
-        let free = self.vbds.iter().filter(|(_, vbd)| !held.contains(&vbd.vdi));
+        let free = self.vbds.iter().filter(|(_, vbd)| !held.contains(&vbd.vdi) && vbd.vm.is_none());
         let free: Vec<String> = free.map(|(uuid, _)| uuid.clone()).collect();
         match self.one_of(&free) {
             Some(vbd) => self.delete_vbd(&vbd),
             None => Ok(()),
         }
-    }
-
-    fn rename(&mut self) -> Result<(), String> {
-        let Some(vdi) = self.free_vdi(|_, _, _| true) else { return Ok(()) };
-        self.must_run()?;
-        let name = self.name();
-        self.count("vdi-rename");
-        self.tell(format!("PATCH /vdis/{vdi}: {name}"));
-        match self.bed.api.ask("PATCH", &format!("/vdis/{vdi}"), &json!({ "name": name })) {
-            Ok(_) => self.vdi(&vdi)?.name = name,
-            Err(Trouble::Gone) => {
-                self.has_gone()?;
-                let shown = self.get_vdi(&vdi)?.ok_or("a VDI that was renamed is gone")?;
-                if shown["name"] == *name {
-                    self.vdi(&vdi)?.name = name;
-                }
-            }
-            Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Merge, &code, &why)?,
-            Err(trouble) => return Err(trouble.to_string()),
-        }
-        Ok(())
     }
 
     /// To a file, and perhaps later from it: what is imported must be what was exported.
@@ -229,7 +221,7 @@ impl World {
         let sr = self.random.index(self.srs.len());
         let into = self.srs.get(sr).map(|sr| sr.uuid.clone());
         let body = json!({ "sr": into, "name": name, "path": path, "source_format": format });
-        let made = Vdi { name, sr, read_only: false, snapshot_of: None, ..before };
+        let made = before.copied(name, sr, None);
         self.begin(Verb::Make(made), Vec::new(), None, &Asked::post("/vdis/import", body))?;
         self.settle(true)?;
         std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))

@@ -178,9 +178,8 @@ impl World {
     /// A snapshot, whose end is waited for; none if it was refused.
     fn snapshot_now(&mut self, of: &str) -> Result<Option<String>, String> {
         let name = self.name();
-        let mut made = self.vdi(of)?.clone();
-        (made.read_only, made.snapshot_of) = (true, Some(of.to_owned()));
-        made.name.clone_from(&name);
+        let now = self.vdi(of)?;
+        let made = now.copied(name.clone(), now.sr, Some(of.to_owned()));
         let asked = Asked::post(format!("/vdis/{of}/snapshot"), json!({ "name": name }));
         self.begin(Verb::Make(made), vec![of.to_owned()], Some(of.to_owned()), &asked)?;
         self.settle(true)?;

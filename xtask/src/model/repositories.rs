@@ -18,7 +18,7 @@ impl World {
             let made = self.bed.api.done("/srs", &body)?;
             let sr = uuid(&made)?.to_owned();
             self.tell(format!("sr {sr}: {}, {}", on.name, on.format));
-            self.srs.push(Sr { uuid: sr, storage });
+            self.srs.push(Sr { uuid: sr, storage, name: on.name.to_owned(), description: String::new() });
         }
         Ok(())
     }
@@ -132,8 +132,7 @@ impl World {
             Err(trouble) => return Err(trouble.to_string()),
         };
         if let Some(vbd) = &made {
-            let new = Vbd { vdi: vdi.to_owned(), plugged: false, client: None, sent: None, stopped: None };
-            self.vbds.insert(vbd.clone(), new);
+            self.vbds.insert(vbd.clone(), Vbd { vdi: vdi.to_owned(), ..Vbd::default() });
         }
         Ok(made)
     }
@@ -141,6 +140,10 @@ impl World {
     /// Unplugs and deletes a VBD.
     pub fn delete_vbd(&mut self, vbd: &str) -> Result<(), String> {
         let begun = Instant::now();
+        // A guest does not let go here.
+        if let Some(vm) = self.vbds.get(vbd).and_then(|vbd| vbd.vm.clone()) {
+            self.halt_for_sure(&vm)?;
+        }
         while self.vbds.contains_key(vbd) {
             self.calm()?;
             if self.vbd(vbd)?.plugged {

@@ -1,5 +1,6 @@
 //! Troubles: who is killed, stopped or left without space, and which catalogue is put back.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,10 +17,15 @@ const FILES: [&str; 3] = ["catalogue.db", "catalogue.db-wal", "catalogue.db-shm"
 
 /// A catalogue of earlier.
 #[derive(Debug)]
-pub struct Backup([Option<Vec<u8>>; 3]);
+pub struct Backup {
+    files: [Option<Vec<u8>>; 3],
+    /// VMs that it knows.
+    vms: BTreeSet<String>,
+}
 
 impl World {
-    fn trouble(&mut self, what: &str, words: String) {
+    /// Something happens that what fails may be excused with.
+    pub fn trouble(&mut self, what: &str, words: String) {
         self.troubled = true;
         self.count(what);
         self.tell(words);
@@ -190,7 +196,8 @@ impl World {
         self.rest()?;
         self.kill_daemon()?;
         self.trouble("back up", "the catalogue is kept".into());
-        self.backup = Some(Backup(self.catalogue().map(|path| fs::read(path).ok())));
+        let files = self.catalogue().map(|path| fs::read(path).ok());
+        self.backup = Some(Backup { files, vms: self.vms.keys().cloned().collect() });
         self.must_run()
     }
 
@@ -242,12 +249,17 @@ impl World {
     pub fn put_back(&mut self) -> Result<(), String> {
         let Some(backup) = self.backup.take() else { return self.back_up() };
         self.check()?;
+        // Of a VM that it does not know nobody could end the QEMU.
+        for vm in self.vms.keys().filter(|vm| !backup.vms.contains(*vm)).cloned().collect::<Vec<_>>() {
+            self.delete_machine(&vm)?;
+        }
         self.kill_daemon()?;
         self.trouble("put back", "the catalogue that was kept is put back".into());
-        self.write_catalogue(&backup.0)?;
+        self.write_catalogue(&backup.files)?;
         self.must_run()?;
         self.let_go_of_what_is_gone()?;
         self.rest()?;
+        self.follow_machines()?;
         self.follow_vbds()
     }
 
@@ -260,7 +272,7 @@ impl World {
                 continue;
             }
             let plugged = vbd["state"] != "unplugged";
-            self.vbds.insert(uuid.clone(), Vbd { vdi: vdi.clone(), plugged, client: None, sent: None, stopped: None });
+            self.vbds.insert(uuid.clone(), Vbd { vdi: vdi.clone(), plugged, ..Vbd::default() });
             self.delete_vbd(&uuid)?;
             self.drop_missing(&vdi)?;
         }
@@ -277,17 +289,28 @@ impl World {
                 return Err(format!("VBD {uuid} was plugged, and with an older catalogue it is {now:?}"));
             }
             match now {
-                Some(_) => self.vbd(&uuid)?.plugged = plugged,
+                Some(now) => {
+                    let autostart = now["autostart"].is_object();
+                    let vbd = self.vbd(&uuid)?;
+                    (vbd.plugged, vbd.autostart) = (plugged, autostart);
+                }
                 None => drop(self.vbds.remove(&uuid)),
             }
         }
         for vbd in &shown {
-            let (uuid, vdi) = (text(&vbd["uuid"]), text(&vbd["vdi"]));
+            let uuid = text(&vbd["uuid"]);
             if self.vbds.contains_key(&uuid) {
                 continue;
             }
-            let plugged = vbd["state"] == "plugged";
-            self.vbds.insert(uuid, Vbd { vdi, plugged, client: None, sent: None, stopped: None });
+            let new = Vbd {
+                vdi: text(&vbd["vdi"]),
+                vm: vbd["vm"].as_str().map(str::to_owned),
+                position: vbd["position"].as_u64().unwrap_or(0),
+                autostart: vbd["autostart"].is_object(),
+                plugged: vbd["state"] == "plugged",
+                ..Vbd::default()
+            };
+            self.vbds.insert(uuid, new);
         }
         Ok(())
     }

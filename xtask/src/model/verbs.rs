@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::machines::Power;
 use super::world::{Pending, Vdi, Verb, World};
 use crate::bench::daemon::api::{Ended, Trouble, uuid};
 
@@ -17,6 +18,7 @@ pub fn patience() -> Duration {
 }
 
 /// What was asked for, as the API takes it.
+#[derive(Clone, Debug)]
 pub struct Asked {
     /// POST or DELETE.
     pub method: &'static str,
@@ -107,30 +109,32 @@ impl World {
         source: Option<String>,
         asked: &Asked,
     ) -> Result<(), String> {
-        self.must_run()?;
-        let told = format!("{} {} {}", asked.method, asked.path, asked.body);
-        self.tell(told.clone());
-        let mut pending = Pending { verb, holds, task: None, source };
-        match self.bed.api.ask(asked.method, &asked.path, &asked.body) {
-            Ok(task) => pending.task = Some(task),
-            Err(Trouble::Gone) => self.has_gone()?,
+        let pending = Pending::new(verb, holds, source);
+        let key = self.random_is(4).then(|| self.key());
+        match self.ask_for(asked, key.as_deref())? {
+            Ok(task) => self.pending.push(Pending { task: Some(task), ..pending }),
+            Err(Trouble::Gone) => self.pending.push(pending),
             Err(Trouble::Refused(code, why)) => return self.excuse(&pending.verb, &code, &why),
             Err(trouble) => return Err(trouble.to_string()),
         }
-        self.pending.push(pending);
         Ok(())
     }
 
     /// Something was refused or has failed: whether that may be.
     pub fn excuse(&mut self, verb: &Verb, code: &str, why: &str) -> Result<(), String> {
-        self.tell(format!("refused or failed: {why}"));
-        let what = format!("{} {code}", word(verb));
-        *self.counts.refused.entry(what).or_default() += 1;
+        self.refused(verb, code, why);
         let passes = ["busy", "overloaded", "no-space"].contains(&code);
         match passes || self.troubled && code != "internal" {
             true => Ok(()),
             false => Err(format!("refused without a reason that the model knows: {why}")),
         }
+    }
+
+    /// Something was refused or has failed.
+    pub fn refused(&mut self, verb: &Verb, code: &str, why: &str) {
+        self.tell(format!("refused or failed: {why}"));
+        let what = format!("{} {code}", word(verb));
+        *self.counts.refused.entry(what).or_default() += 1;
     }
 
     /// Looks what has become of verbs that are under way; with `wait` until all are over.
@@ -172,7 +176,11 @@ impl World {
             Some("done") => Some(Ended::Done(now["result"].clone())),
             Some("failed" | "cancelled") => {
                 let code = now["problem"]["code"].as_str().unwrap_or("no code").to_owned();
-                self.excuse(&pending.verb, &code, &format!("{}: {}", now["verb"], now["problem"]))?;
+                let why = format!("{}: {}", now["verb"], now["problem"]);
+                match pending.contested && code != "internal" {
+                    true => self.refused(&pending.verb, &code, &why),
+                    false => self.excuse(&pending.verb, &code, &why)?,
+                }
                 Some(Ended::Failed(code))
             }
             _ => None,
@@ -202,9 +210,10 @@ impl World {
                     self.vbds.retain(|_, vbd| vbd.vdi != *vdi);
                 }
             }
+            Verb::Resize(vdi, _) if !self.vdis.contains_key(vdi) => {}
             Verb::Resize(vdi, size) => self.resized(vdi, *size, done)?,
             Verb::Revert(vdi, snapshot) => self.reverted(vdi, snapshot, done, lost)?,
-            Verb::Plug(vbd) | Verb::Unplug(vbd) if lost => self.ask_whether_plugged(vbd)?,
+            Verb::Plug(vbd) | Verb::Unplug(vbd) if lost || pending.contested => self.ask_whether_plugged(vbd)?,
             Verb::Plug(vbd) => {
                 if done {
                     self.vbd(vbd)?.plugged = true;
@@ -220,7 +229,8 @@ impl World {
                     self.ask_whether_plugged(vbd)?;
                 }
             }
-            Verb::Merge | Verb::Export => {}
+            Verb::Power(vm, power) => self.power_changed(vm, *power, done, pending.contested)?,
+            Verb::Merge | Verb::Export | Verb::Upgrade(_) => {}
         }
         Ok(())
     }
@@ -229,7 +239,11 @@ impl World {
     fn resized(&mut self, vdi: &str, size: u64, done: bool) -> Result<(), String> {
         let grown = done || self.get_vdi(vdi)?.is_some_and(|shown| shown["virtual_size"] == size);
         match grown {
-            true => self.vdi(vdi)?.sizes = vec![size],
+            // It never shrinks: another resize may have gone further.
+            true => {
+                let now = self.vdi(vdi)?;
+                now.sizes = vec![size.max(now.least())];
+            }
             false => self.vdi(vdi)?.sizes.push(size),
         }
         Ok(())
@@ -301,5 +315,9 @@ pub fn word(verb: &Verb) -> &'static str {
         Verb::Merge => "vdi-merge",
         Verb::Plug(_) => "vbd-plug",
         Verb::Unplug(_) => "vbd-unplug",
+        Verb::Upgrade(_) => "vbd-upgrade",
+        Verb::Power(_, Power::Halted) => "vm-shutdown",
+        Verb::Power(_, Power::Running) => "vm-run",
+        Verb::Power(_, Power::Suspended) => "vm-suspend",
     }
 }

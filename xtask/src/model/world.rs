@@ -10,6 +10,7 @@ use sim::random::Random;
 
 use super::bed::Bed;
 use super::content::{Content, Range};
+use super::machines::{Power, Vm};
 use super::nbd::Client;
 
 /// A repository.
@@ -19,6 +20,10 @@ pub struct Sr {
     pub uuid: String,
     /// Which of the bed's storages it is on.
     pub storage: usize,
+    /// What it is called.
+    pub name: String,
+    /// Its description.
+    pub description: String,
 }
 
 /// A VDI.
@@ -26,6 +31,8 @@ pub struct Sr {
 pub struct Vdi {
     /// What it is called. No two are called the same.
     pub name: String,
+    /// Its description.
+    pub description: String,
     /// Its repository.
     pub sr: usize,
     /// The sizes that it may have.
@@ -39,6 +46,12 @@ pub struct Vdi {
 }
 
 impl Vdi {
+    /// What shows the same under another name: a snapshot of it, or a VDI of its own.
+    pub fn copied(&self, name: String, sr: usize, snapshot_of: Option<String>) -> Vdi {
+        let read_only = snapshot_of.is_some();
+        Vdi { name, description: String::new(), sr, read_only, snapshot_of, ..self.clone() }
+    }
+
     /// A size that it has in any case.
     pub fn least(&self) -> u64 {
         self.sizes.iter().copied().min().unwrap_or(0)
@@ -46,10 +59,16 @@ impl Vdi {
 }
 
 /// A VBD.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Vbd {
     /// Its VDI.
     pub vdi: String,
+    /// Its VM. The disk of a VM has no client here.
+    pub vm: Option<String>,
+    /// Its place among the disks of its VM.
+    pub position: u64,
+    /// Whether it is plugged when the host was started.
+    pub autostart: bool,
     /// Whether it is plugged.
     pub plugged: bool,
     /// Who uses it.
@@ -79,6 +98,10 @@ pub enum Verb {
     Plug(String),
     /// Unplugs a VBD.
     Unplug(String),
+    /// Has another process serve a VBD.
+    Upgrade(String),
+    /// Has a VM come to this state.
+    Power(String, Power),
 }
 
 /// A verb that is under way.
@@ -86,12 +109,21 @@ pub enum Verb {
 pub struct Pending {
     /// It.
     pub verb: Verb,
-    /// The VDIs with which nothing else is begun meanwhile.
+    /// The VDIs and VMs with which nothing else is begun meanwhile.
     pub holds: Vec<String>,
     /// The task; none if the answer was lost.
     pub task: Option<Value>,
     /// The VDI whose writes may be in what it makes.
     pub source: Option<String>,
+    /// Others are at work on the same, or it is to be cancelled: it may fail for that.
+    pub contested: bool,
+}
+
+impl Pending {
+    /// One that nobody contests.
+    pub fn new(verb: Verb, holds: Vec<String>, source: Option<String>) -> Pending {
+        Pending { verb, holds, task: None, source, contested: false }
+    }
 }
 
 /// What was done.
@@ -120,6 +152,10 @@ pub struct World {
     pub vdis: BTreeMap<String, Vdi>,
     /// VBDs by their UUIDs.
     pub vbds: BTreeMap<String, Vbd>,
+    /// VMs by their UUIDs.
+    pub vms: BTreeMap<String, Vm>,
+    /// Whether there is a QEMU.
+    pub has_qemu: bool,
     /// What is under way.
     pub pending: Vec<Pending>,
     /// Something was killed, stopped or filled since all was last at rest: what fails has its excuse.
@@ -152,6 +188,8 @@ impl World {
             srs: Vec::new(),
             vdis: BTreeMap::new(),
             vbds: BTreeMap::new(),
+            vms: BTreeMap::new(),
+            has_qemu: super::machines::there_is_qemu(),
             pending: Vec::new(),
             troubled: false,
             down: false,
@@ -198,9 +236,14 @@ impl World {
         of.get(self.random.index(of.len())).cloned()
     }
 
-    /// VDIs that a verb has in hand.
+    /// VDIs and VMs that a verb has in hand.
     pub fn held(&self) -> BTreeSet<String> {
         self.pending.iter().flat_map(|pending| pending.holds.iter().cloned()).collect()
+    }
+
+    /// The VBDs of a VDI through which clients use it.
+    pub fn own_vbds_of(&self, vdi: &str) -> Vec<String> {
+        self.vbds.iter().filter(|(_, vbd)| vbd.vdi == vdi && vbd.vm.is_none()).map(|(uuid, _)| uuid.clone()).collect()
     }
 
     /// The VBDs of a VDI.
@@ -224,6 +267,11 @@ impl World {
     /// A VDI that there must be.
     pub fn vdi(&mut self, uuid: &str) -> Result<&mut Vdi, String> {
         self.vdis.get_mut(uuid).ok_or_else(|| format!("the model has no VDI {uuid}"))
+    }
+
+    /// A VM that there must be.
+    pub fn vm(&mut self, uuid: &str) -> Result<&mut Vm, String> {
+        self.vms.get_mut(uuid).ok_or_else(|| format!("the model has no VM {uuid}"))
     }
 
     /// A VBD that there must be.

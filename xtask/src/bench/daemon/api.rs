@@ -69,7 +69,12 @@ pub struct Api {
 impl Api {
     /// Asks once.
     pub fn ask(&self, method: &str, path: &str, body: &Value) -> Result<Value, Trouble> {
-        let (status, text) = self.converse(method, path, body).map_err(|_| Trouble::Gone)?;
+        self.ask_with(method, path, body, None)
+    }
+
+    /// Asks once, with a key by which it is done once however often it is asked for.
+    pub fn ask_with(&self, method: &str, path: &str, body: &Value, key: Option<&str>) -> Result<Value, Trouble> {
+        let (status, text) = self.converse(method, path, body, key).map_err(|_| Trouble::Gone)?;
         let value: Value = if text.is_empty() {
             Value::Null
         } else {
@@ -86,19 +91,38 @@ impl Api {
 
     /// What is answered, as it comes.
     pub fn text(&self, path: &str) -> Result<String, Trouble> {
-        match self.converse("GET", path, &Value::Null) {
+        match self.converse("GET", path, &Value::Null, None) {
             Ok((200, text)) => Ok(text),
             Ok((status, text)) => Err(Trouble::Wrong(format!("GET {path}: {status}: {text}"))),
             Err(_) => Err(Trouble::Gone),
         }
     }
 
-    fn converse(&self, method: &str, path: &str, body: &Value) -> std::io::Result<(u16, String)> {
+    /// Sends a request and goes away at once.
+    pub fn ask_and_leave(&self, method: &str, path: &str, body: &Value, key: &str) -> Result<(), Trouble> {
+        self.send(method, path, body, Some(key)).map(drop).map_err(|_| Trouble::Gone)
+    }
+
+    fn send(&self, method: &str, path: &str, body: &Value, key: Option<&str>) -> std::io::Result<UnixStream> {
         let mut stream = UnixStream::connect(&self.socket)?;
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        let head =
-            format!("{method} /v1{path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {}", body.len());
+        let key = key.map(|key| format!("idempotency-key: {key}\r\n")).unwrap_or_default();
+        let head = format!(
+            "{method} /v1{path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{key}content-length: {}",
+            body.len()
+        );
         stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes())?;
+        Ok(stream)
+    }
+
+    fn converse(
+        &self,
+        method: &str,
+        path: &str,
+        body: &Value,
+        key: Option<&str>,
+    ) -> std::io::Result<(u16, String)> {
+        let mut stream = self.send(method, path, body, key)?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         let cut_off = || std::io::Error::other("no whole answer");

@@ -27,7 +27,7 @@ mod space;
 mod start;
 mod steps;
 mod supervise;
-mod unplug;
+pub mod unplug;
 mod upgrade;
 mod workers;
 

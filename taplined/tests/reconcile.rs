@@ -238,6 +238,30 @@ fn a_disk_whose_vbd_the_catalogue_does_not_know_gets_it_back() {
     disks::nothing_leaked(&bed.daemon);
 }
 
+/// The catalogue is of a time at which another VBD of the VDI was plugged.
+#[test]
+fn a_disk_is_taken_in_where_the_catalogue_has_another_vbd_plugged_that_nobody_serves() {
+    let mut bed = bed();
+    let before = bed.vbd.clone();
+    let backup = bed.back_up();
+    disks::unplug(&bed.daemon, &before);
+    bed.vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    bed.put_back_under_it(&backup);
+    assert_eq!(disks::state(&bed.daemon, &before), "unplugged");
+    let problem = bed.daemon.get(&before).1["problem"]["message"].as_str().unwrap().to_owned();
+    assert!(problem.contains("nobody serves it"), "{problem}");
+    disks::nothing_leaked(&bed.daemon);
+    bed.kill_disk();
+    bed.io(&["read -P 1 0 1M"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    // It can be plugged again.
+    disks::plug(&bed.daemon, &before);
+    disks::unplug(&bed.daemon, &before);
+    disks::nothing_leaked(&bed.daemon);
+}
+
 /// The catalogue is of a time when the file that the disk writes to now was a snapshot's.
 #[test]
 fn what_is_not_certain_is_told_and_left_until_somebody_decides() {

@@ -35,15 +35,20 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     let found: Vec<(Vbd, Option<Process>)> = found.await?;
     let config = daemon.config.clone();
     let mut running = blocking("look for disk processes", move || serving::all(&config)).await?;
-    let mut known = HashSet::new();
+    let (mut known, mut unserved) = (HashSet::new(), Vec::new());
     for (vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
         // After a reboot its number is somebody else's.
         let process = process.filter(|_| !rebooted);
         known.insert(vbd.uuid);
         let process = process.map(DiskProcess::find).transpose()?.flatten();
         let process = alone(daemon, &vbd, process, running.remove(&vbd.uuid).unwrap_or_default()).await?;
+        if process.is_none() && !rebooted && matches!(vbd.state, VbdState::Plugged | VbdState::Restarting) {
+            unserved.push(vbd);
+            continue;
+        }
         one(daemon, &vbd, process, rebooted).await?;
     }
+    // A VDI may be served through another VBD by now, if the catalogue is an older one: what runs is right.
     // What is left runs for VBDs that are unplugged, or no more, if the catalogue is right.
     for (vbd, processes) in running {
         known.insert(vbd);
@@ -53,9 +58,13 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
             }
             continue;
         }
-        if let Found::Taken(process) = stray::take_in(daemon, vbd, processes).await {
+        if let Found::Taken(process) = stray::take_in(daemon, vbd, processes, &unserved).await {
             supervise::begin(daemon, vbd, Some(process));
         }
+    }
+    for vbd in unserved {
+        let now = daemon.catalogue.read(move |view| view.vbd(vbd.uuid)).await?;
+        one(daemon, &now, None, rebooted).await?;
     }
     // Before anything is merged or begun on what the catalogue says.
     reconcile::all(daemon, Heal::Yes).await?;

@@ -11,6 +11,7 @@ use crate::daemon::Daemon;
 use crate::disk::place::Place;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving::Words;
+use crate::plug::unplug;
 use crate::vdi::{self, Layer};
 
 /// What has become of processes.
@@ -21,10 +22,11 @@ pub enum Found {
     Left,
 }
 
-/// Takes in the process that serves a VBD, which is unplugged in the catalogue or not in it.
-pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>) -> Found {
+/// Takes in the process that serves a VBD, which is unplugged in the catalogue or not in it. What is in its way among
+/// VBDs that are plugged in the catalogue and `unserved` is unplugged: it was, before this one was plugged.
+pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, unserved: &[Vbd]) -> Found {
     let pids: Vec<u32> = processes.iter().map(|process| process.identity().pid).collect();
-    match try_to(daemon, vbd, processes).await {
+    match try_to(daemon, vbd, processes, unserved).await {
         Ok(process) => {
             let pid = process.identity().pid;
             tracing::warn!(%vbd, pid, "the catalogue did not know that this VBD is plugged: its disk's process is taken in");
@@ -40,7 +42,12 @@ pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>) ->
     }
 }
 
-async fn try_to(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>) -> Result<DiskProcess, String> {
+async fn try_to(
+    daemon: &Daemon,
+    vbd: Uuid,
+    processes: Vec<DiskProcess>,
+    unserved: &[Vbd],
+) -> Result<DiskProcess, String> {
     let alone: [DiskProcess; 1] = processes.try_into().map_err(|_| "there are several of them")?;
     let [process] = alone;
     let words = Words::of(process.identity().pid).ok_or("its words cannot be read")?;
@@ -48,16 +55,36 @@ async fn try_to(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>) -> Resu
     let layers = layers.ok_or("it does not answer")?;
     let place = Place::of(&daemon.config, vbd);
     let identity = process.identity();
+    let transport = words.transport;
+    let known = daemon.catalogue.read(move |view| match view.find_vbd(vbd)? {
+        Some(known) => Ok(known),
+        None => Ok(new(vbd, &vdi_of(view, &layers)?, &words)),
+    });
+    let known = known.await.map_err(|problem| problem.to_string())?;
+    make_way(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
     let taken = daemon.catalogue.write(move |tx| {
-        let transport = words.transport;
         if tx.find_vbd(vbd)?.is_none() {
-            let vdi = vdi_of(tx, &layers)?;
-            tx.add_vbd(&new(vbd, &vdi, &words))?;
+            tx.add_vbd(&known)?;
         }
         plugged(tx, vbd, identity, &place.shown(transport)?)
     });
     taken.await.map_err(|problem| problem.to_string())?;
     Ok(process)
+}
+
+/// Unplugs what cannot be plugged beside a VBD whose disk runs.
+async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<(), Problem> {
+    let excludes = |other: &&Vbd| {
+        other.vdi == running.vdi && (other.mode == Mode::ReadWrite || running.mode == Mode::ReadWrite)
+    };
+    for other in unserved.iter().filter(excludes) {
+        let (vbd, instead) = (other.uuid, running.uuid);
+        let what = format!("VBD {vbd} is not plugged: nobody serves it, and VBD {instead} serves its VDI");
+        let why = Problem::new(api::Code::State, what).advise("unplug the other one before you plug this one");
+        tracing::warn!(%vbd, "{why}");
+        unplug::clear(daemon, vbd, Some(why)).await?;
+    }
+    Ok(())
 }
 
 /// The VDI whose disk has these layers: the first of them that is the image of one that may be written, else the

@@ -88,6 +88,14 @@ impl World {
         }
     }
 
+    /// Writes some things one after the other.
+    pub fn write_some(&mut self, vbd: &str) -> Result<(), String> {
+        for _ in 0..=self.random.below(4) {
+            self.write(vbd)?;
+        }
+        Ok(())
+    }
+
     /// Writes, zeroes or discards somewhere.
     pub fn write(&mut self, vbd: &str) -> Result<(), String> {
         let vdi = self.vbd(vbd)?.vdi.clone();

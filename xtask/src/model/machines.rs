@@ -2,9 +2,6 @@
 //!
 //! Their disks have no client here: what they hold is compared when the VM is halted, through a plug of its own.
 
-use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -79,7 +76,7 @@ impl Power {
     }
 
     /// As QMP calls it (qapi/run-state.json).
-    fn status(self) -> &'static str {
+    pub fn status(self) -> &'static str {
         if self == Power::Running { "running" } else { "paused" }
     }
 }
@@ -167,7 +164,7 @@ impl World {
         let Some(vdi) = self.free_vdi(is_free) else { return Ok(()) };
         self.count("vbd-make");
         let key = self.key();
-        match self.ask_for(&Asked::post("/vbds", json!({ "vdi": vdi, "vm": vm })), Some(&key))? {
+        match self.ask_for(&Asked::post("/vbds", json!({ "vdi": vdi, "vm": vm, "bootable": true })), Some(&key))? {
             Ok(vbd) => {
                 let position = vbd["position"].as_u64().ok_or("a VBD without a position")?;
                 let new = Vbd { vdi, vm: Some(vm.to_owned()), position, ..Vbd::default() };
@@ -396,69 +393,6 @@ impl World {
         Ok(())
     }
 
-    /// The VMs that the API shows, the processes, and what these say over QMP.
-    pub fn compare_machines(&mut self) -> Result<(), String> {
-        let shown = self.list("/vms")?;
-        let uuids: BTreeSet<String> = shown.iter().map(|vm| text(&vm["uuid"])).collect();
-        if uuids != self.vms.keys().cloned().collect() {
-            return Err(format!("VMs are {uuids:?}, should be {:?}", self.vms));
-        }
-        for now in &shown {
-            let uuid = text(&now["uuid"]);
-            let vm = self.vm(&uuid)?.clone();
-            let said = vm.said.as_object().into_iter().flatten();
-            let differs = said.filter(|(key, value)| now[key.as_str()] != **value).count();
-            let power = now["power"].as_str().and_then(Power::parse);
-            let pid = self.bed.places.machine(&uuid).map(u64::from);
-            if differs > 0 || power != Some(vm.power) || now["pid"].as_u64() != pid {
-                return Err(format!("VM {uuid} is {now}, its process {pid:?}; should be {vm:?}"));
-            }
-            if (vm.power != Power::Halted) != pid.is_some() {
-                return Err(format!("VM {uuid} is {:?}, and its process is {pid:?}", vm.power));
-            }
-        }
-        let (running, known) = (self.bed.places.machines().len(), self.running_vms().len());
-        if running != known {
-            return Err(format!("{running} QEMUs run, should be {known}"));
-        }
-        let places: BTreeSet<String> = super::check::names_in(&self.bed.places.vms()).unwrap_or_default();
-        if places != self.running_vms().into_iter().collect() {
-            return Err(format!("places of VMs {places:?}, should be of {:?}", self.running_vms()));
-        }
-        Ok(())
-    }
-
-    /// VMs that do not halt.
-    pub fn running_vms(&self) -> Vec<String> {
-        self.vms.iter().filter(|(_, vm)| vm.power != Power::Halted).map(|(uuid, _)| uuid.clone()).collect()
-    }
-
-    /// Asks the QEMUs themselves while no daemon has their monitors.
-    pub fn ask_monitors(&mut self) -> Result<(), String> {
-        let running = self.running_vms();
-        if running.is_empty() {
-            return Ok(());
-        }
-        self.kill_daemon()?;
-        for vm in running {
-            let monitor = self.bed.places.vms().join(&vm).join("monitor");
-            let (status, disks) =
-                ask_monitor(&monitor).map_err(|error| format!("the monitor of VM {vm}: {error}"))?;
-            let power = self.vm(&vm)?.power;
-            let plugged: BTreeSet<String> = self
-                .vbds
-                .values()
-                .filter(|vbd| vbd.vm.as_ref() == Some(&vm) && vbd.plugged)
-                .map(|vbd| format!("disk{}", vbd.position))
-                .collect();
-            if status != power.status() || disks != plugged {
-                return Err(format!("QEMU of VM {vm}: {status}, {disks:?}; should be {power:?}, {plugged:?}"));
-            }
-        }
-        self.count("ask monitors");
-        self.rest()
-    }
-
     /// No VM is left.
     pub fn delete_machines(&mut self) -> Result<(), String> {
         for vm in self.vms.keys().cloned().collect::<Vec<_>>() {
@@ -466,34 +400,4 @@ impl World {
         }
         Ok(())
     }
-}
-
-/// What a QEMU says of its guest, and the names of the disks that it has.
-fn ask_monitor(socket: &std::path::Path) -> Result<(String, BTreeSet<String>), String> {
-    let failed = |error: std::io::Error| error.to_string();
-    let mut monitor = UnixStream::connect(socket).map_err(failed)?;
-    monitor.set_read_timeout(Some(patience())).map_err(failed)?;
-    let mut said = BufReader::new(monitor.try_clone().map_err(failed)?).lines();
-    let mut ask = |order: &str| -> Result<Value, String> {
-        monitor.write_all(order.as_bytes()).map_err(failed)?;
-        for line in said.by_ref() {
-            let value: Value = serde_json::from_str(&line.map_err(failed)?).map_err(|error| error.to_string())?;
-            if !value["return"].is_null() {
-                return Ok(value["return"].clone());
-            }
-            if !value["error"].is_null() {
-                return Err(value.to_string());
-            }
-        }
-        Err("it has ended".into())
-    };
-    ask("{\"execute\":\"qmp_capabilities\"}\n")?;
-    let status = text(&ask("{\"execute\":\"query-status\"}\n")?["status"]);
-    let list = ask("{\"execute\":\"qom-list\",\"arguments\":{\"path\":\"/machine/peripheral\"}}\n")?;
-    let names = list.as_array().into_iter().flatten().map(|one| text(&one["name"]));
-    Ok((status, names.filter(|name| is_disk(name)).collect()))
-}
-
-fn is_disk(name: &str) -> bool {
-    name.strip_prefix("disk").is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
 }

@@ -12,6 +12,7 @@ mod clients;
 mod content;
 mod io;
 mod machines;
+mod monitors;
 mod nbd;
 mod operations;
 mod planted;

@@ -29,9 +29,9 @@ impl World {
         }
         match self.random.below(100) {
             0..=5 => self.create(),
-            6..=11 => self.snapshot(false),
-            12 => self.upgrade(),
-            13 => self.race(),
+            6..=10 => self.snapshot(false),
+            11 => self.upgrade(),
+            12..=13 => self.race(),
             14..=17 => self.snapshot(true),
             18..=19 => self.copy(),
             20..=22 => self.resize(),
@@ -42,12 +42,12 @@ impl World {
             44..=45 => self.set_some(),
             46..=47 => self.export(),
             48 => self.merge(),
-            49..=52 => self.machine_step(),
-            53 => self.cancel_some(),
-            54..=72 => match self.usable_vbd() {
+            49..=55 => self.machine_step(),
+            56 => self.cancel_some(),
+            57..=72 => match self.usable_vbd() {
                 // It may wait until there is space.
                 Some(vbd) if self.bed.is_full() => self.send_write(&vbd),
-                Some(vbd) => self.write(&vbd),
+                Some(vbd) => self.write_some(&vbd),
                 None => self.plug_one(),
             },
             73..=76 => match self.usable_vbd() {

@@ -91,10 +91,12 @@ fn planted_programs(arguments: &Arguments) -> Result<PathBuf, String> {
     fs::create_dir_all(&into).map_err(failed)?;
     let cargo = |more: &[&str]| {
         let mut build = Command::new("cargo");
-        build.args(["build", "--quiet", "-p", "taplined"]).args(more).current_dir(root());
+        // The same packages as always, so that all but the daemon is there already.
+        build.args(["build", "--quiet", "-p", "tapline", "-p", "tapline-disk", "-p", "taplined"]);
+        build.args(more).current_dir(root());
         tool::text(&mut build).map(drop).map_err(|error| error.to_string())
     };
-    cargo(&["--features", "planted"])?;
+    cargo(&["--features", "taplined/planted"])?;
     // Removed first: one that somebody runs cannot be written to.
     for (name, from) in [("taplined", built.join("taplined")), ("tapline-disk", plain.join("tapline-disk"))] {
         fs::remove_file(into.join(name)).or_else(ignore_missing).map_err(failed)?;

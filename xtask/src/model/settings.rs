@@ -138,7 +138,7 @@ impl World {
         let Some(vbd) = self.one_of(&plugged) else { return Ok(()) };
         let vdi = self.vbd(&vbd)?.vdi.clone();
         let asked = Asked::post(format!("/vbds/{vbd}/upgrade"), Value::Null);
-        self.begin(Verb::Upgrade(vbd), vec![vdi], None, &asked)
+        self.begin(Verb::Upgrade, vec![vdi], None, &asked)
     }
 
     /// What can be set of repositories and VBDs is as it was set.

@@ -230,7 +230,14 @@ impl World {
                 }
             }
             Verb::Power(vm, power) => self.power_changed(vm, *power, done, pending.contested)?,
-            Verb::Merge | Verb::Export | Verb::Upgrade(_) => {}
+            Verb::Upgrade => {
+                if let Ended::Done(result) = ended {
+                    if result["pid"] == result["replaced"] {
+                        return Err(format!("a disk was upgraded, and its process is the same: {result}"));
+                    }
+                }
+            }
+            Verb::Merge | Verb::Export => {}
         }
         Ok(())
     }
@@ -315,7 +322,7 @@ pub fn word(verb: &Verb) -> &'static str {
         Verb::Merge => "vdi-merge",
         Verb::Plug(_) => "vbd-plug",
         Verb::Unplug(_) => "vbd-unplug",
-        Verb::Upgrade(_) => "vbd-upgrade",
+        Verb::Upgrade => "vbd-upgrade",
         Verb::Power(_, Power::Halted) => "vm-shutdown",
         Verb::Power(_, Power::Running) => "vm-run",
         Verb::Power(_, Power::Suspended) => "vm-suspend",

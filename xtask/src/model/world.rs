@@ -99,7 +99,7 @@ pub enum Verb {
     /// Unplugs a VBD.
     Unplug(String),
     /// Has another process serve a VBD.
-    Upgrade(String),
+    Upgrade,
     /// Has a VM come to this state.
     Power(String, Power),
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::content::Content;
 use super::verbs::Asked;
 use super::machines::Power;
-use super::world::{Vdi, Verb, World};
+use super::world::{Pending, Vdi, Verb, World};
 
 /// More VDIs than this are not made: repositories have little space, and all is read in the end.
 const VDIS_MAX: usize = 24;
@@ -230,10 +230,8 @@ impl World {
     fn merge(&mut self) -> Result<(), String> {
         let Some(vdi) = self.free_vdi(|_, _, vdi| !vdi.read_only) else { return Ok(()) };
         // There may be nothing to merge, which is a refusal.
-        let was = std::mem::replace(&mut self.troubled, true);
         let asked = Asked::post(format!("/vdis/{vdi}/merge"), json!({}));
-        let begun = self.begin(Verb::Merge, vec![vdi], None, &asked);
-        self.troubled |= was;
-        begun
+        let pending = Pending { contested: true, ..Pending::new(Verb::Merge, vec![vdi], None) };
+        self.begin_as(pending, &asked)
     }
 }

@@ -25,7 +25,7 @@ impl World {
 
     /// Sets fields; whether they are so then. Where the answer was lost, each is as before or as asked for: what the
     /// object shows tells which.
-    fn set(&mut self, path: &str, body: &Value) -> Result<bool, String> {
+    fn set(&mut self, path: &str, body: &Value, may_be_refused: bool) -> Result<bool, String> {
         self.must_run()?;
         self.tell(format!("PATCH {path} {body}"));
         self.count("set");
@@ -38,6 +38,10 @@ impl World {
                 // What was done by half is neither, and seen when all is compared.
                 Ok(body.as_object().into_iter().flatten().all(|(key, value)| now[key.as_str()] == *value))
             }
+            Err(Trouble::Refused(code, why)) if may_be_refused && code != "internal" => {
+                self.refused(&SET, &code, &why);
+                Ok(false)
+            }
             Err(Trouble::Refused(code, why)) => self.excuse(&SET, &code, &why).map(|()| false),
             Err(trouble) => Err(trouble.to_string()),
         }
@@ -47,7 +51,7 @@ impl World {
     fn set_vdi(&mut self) -> Result<(), String> {
         let Some(vdi) = self.free_vdi(|_, _, _| true) else { return Ok(()) };
         let (name, description) = (self.name(), self.name());
-        if self.set(&format!("/vdis/{vdi}"), &json!({ "name": name, "description": description }))? {
+        if self.set(&format!("/vdis/{vdi}"), &json!({ "name": name, "description": description }), false)? {
             let vdi = self.vdi(&vdi)?;
             (vdi.name, vdi.description) = (name, description);
         }
@@ -71,10 +75,7 @@ impl World {
         }
         let read_only = !self.vdi(&vdi)?.read_only;
         // Others may stand on its image by now, which is a refusal.
-        let was = std::mem::replace(&mut self.troubled, true);
-        let set = self.set(&format!("/vdis/{vdi}"), &json!({ "read_only": read_only }))?;
-        self.troubled &= was || self.down || self.dies_at.is_some();
-        if set {
+        if self.set(&format!("/vdis/{vdi}"), &json!({ "read_only": read_only }), true)? {
             self.vdi(&vdi)?.read_only = read_only;
         }
         Ok(())
@@ -84,7 +85,7 @@ impl World {
         let at = self.random.index(self.srs.len());
         let Some(sr) = self.srs.get(at).cloned() else { return Ok(()) };
         let (name, description) = (self.name(), self.name());
-        let set = self.set(&format!("/srs/{}", sr.uuid), &json!({ "name": name, "description": description }))?;
+        let set = self.set(&format!("/srs/{}", sr.uuid), &json!({ "name": name, "description": description }), false)?;
         if let Some(sr) = self.srs.get_mut(at).filter(|_| set) {
             (sr.name, sr.description) = (name, description);
         }
@@ -101,7 +102,7 @@ impl World {
         let free: Vec<String> = free.map(|(uuid, _)| uuid.clone()).collect();
         let Some(vbd) = self.one_of(&free) else { return Ok(()) };
         let wanted = !self.vbd(&vbd)?.autostart;
-        if self.set(&format!("/vbds/{vbd}"), &autostart(wanted))? {
+        if self.set(&format!("/vbds/{vbd}"), &autostart(wanted), false)? {
             self.vbd(&vbd)?.autostart = wanted;
         }
         Ok(())
@@ -119,7 +120,7 @@ impl World {
             body["vcpus"] = json!(1 + self.random.below(3));
             body["memory"] = json!((48 + self.random.below(32)) << 20);
         }
-        if self.set(&format!("/vms/{vm}"), &body)? {
+        if self.set(&format!("/vms/{vm}"), &body, false)? {
             let vm = self.vm(&vm)?;
             for (key, value) in body.as_object().into_iter().flatten() {
                 vm.said[key.as_str()] = value.clone();
@@ -204,15 +205,17 @@ impl World {
         // It notes there that it has run since the host was started.
         let path = self.bed.places.room.join("run/boot");
         std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        for vm in self.vms.values_mut() {
-            vm.power = if vm.said["autostart"].is_object() { Power::Running } else { Power::Halted };
+        for uuid in self.vms.keys().cloned().collect::<Vec<_>>() {
+            // One without a disk has nothing to boot.
+            let can = !self.vbds_of_vm(&uuid).is_empty();
+            let vm = self.vm(&uuid)?;
+            vm.power = if can && vm.said["autostart"].is_object() { Power::Running } else { Power::Halted };
         }
         for vbd in self.vbds.values_mut() {
             let vm: Option<&Vm> = vbd.vm.as_ref().and_then(|vm| self.vms.get(vm));
             vbd.plugged = vm.map_or(vbd.autostart, |vm| vm.power == Power::Running);
             vbd.client = None;
         }
-        // One without a disk has nothing to boot, and one whose disk is another's is not started.
         self.check()
     }
 

@@ -109,11 +109,18 @@ impl World {
         source: Option<String>,
         asked: &Asked,
     ) -> Result<(), String> {
-        let pending = Pending::new(verb, holds, source);
+        self.begin_as(Pending::new(verb, holds, source), asked)
+    }
+
+    /// The same; one that is contested may be refused.
+    pub fn begin_as(&mut self, pending: Pending, asked: &Asked) -> Result<(), String> {
         let key = self.random_is(4).then(|| self.key());
         match self.ask_for(asked, key.as_deref())? {
             Ok(task) => self.pending.push(Pending { task: Some(task), ..pending }),
             Err(Trouble::Gone) => self.pending.push(pending),
+            Err(Trouble::Refused(code, why)) if pending.contested && code != "internal" => {
+                self.refused(&pending.verb, &code, &why);
+            }
             Err(Trouble::Refused(code, why)) => return self.excuse(&pending.verb, &code, &why),
             Err(trouble) => return Err(trouble.to_string()),
         }

@@ -9,8 +9,10 @@ mod evidence;
 mod put_in_place;
 mod rebuild;
 
+use std::time::Duration;
+
 use api::{BackupReason, Code, Problem};
-use repo::Catalogue;
+use repo::{Catalogue, Tx};
 use repo::catalogue::backup;
 
 use crate::config::Config;
@@ -21,6 +23,9 @@ pub use rebuild::{absolute, rebuild};
 
 /// Backups that are named where somebody has to choose one.
 const NAMED: usize = 3;
+
+/// How long to wait before what has happened is recorded once more, if it could not be.
+const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Opens the catalogue, or makes the first one of a host on which there was none.
 pub fn open(config: &Config) -> Result<Catalogue, Problem> {
@@ -38,6 +43,27 @@ pub fn open(config: &Config) -> Result<Catalogue, Problem> {
             Err(problem) => tracing::error!("the catalogue's schema is changed without a backup: {problem}"),
         }
     })
+}
+
+/// Records what has happened already, or must come to its end: while the catalogue's file system takes nothing, it is
+/// tried again. Whoever waits for this holds what it is about.
+pub async fn record<T, F>(catalogue: &Catalogue, change: F) -> Result<T, Problem>
+where
+    T: Send + 'static,
+    F: Fn(&mut Tx<'_>) -> Result<T, Problem> + Clone + Send + 'static,
+{
+    let mut told = false;
+    loop {
+        match catalogue.write(change.clone()).await {
+            Err(problem) if matches!(problem.code, Code::NoSpace | Code::ReadOnly) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::error!("what has happened cannot be recorded, and will be later: {problem}");
+                }
+                tokio::time::sleep(RECORD_AGAIN_AFTER).await;
+            }
+            other => return other,
+        }
+    }
 }
 
 /// A problem with the catalogue as a whole, with what can be done about it. `command` is how the daemon is called.

@@ -346,6 +346,44 @@ impl Drop for Mounted {
     }
 }
 
+/// An unplug that is behind its point of no return when the catalogue becomes full.
+#[test]
+fn an_unplug_that_cannot_be_recorded_is_recorded_when_there_is_space() {
+    let mut daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let vdi = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 })));
+    let vbd = disks::vbd(&daemon, vdi["uuid"].as_str().unwrap(), "nbd");
+    assert!(daemon.stop());
+    let state = daemon.room().join("state");
+    let catalogue = fs::read(state.join("catalogue.db")).unwrap();
+    let Some(_mounted) = Mounted::small(state.clone()) else {
+        return harness::not_run("a state directory that is full: this user may mount nothing");
+    };
+    fs::write(state.join("catalogue.db"), catalogue).unwrap();
+    daemon.restart();
+    disks::plug(&daemon, &vbd);
+    let pid = daemon.get(&vbd).1["pid"].to_string();
+    let signal = |how: &str| assert!(Command::new("kill").args([how, &pid]).status().unwrap().success());
+    // What stands still does not end before there is no space any more.
+    signal("-STOP");
+    let (status, task) = daemon.post(&format!("{vbd}/unplug"), json!({ "force": true }));
+    assert_eq!(status, 202, "{task}");
+    harness::wait_until("it is being unplugged", || disks::state(&daemon, &vbd) == "unplugging");
+    fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
+    harness::wait_until("the catalogue is full", || {
+        let asked = json!({ "name": "a", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
+        daemon.post("/vms", asked).0 == 507
+    });
+    signal("-CONT");
+    harness::wait_until("its process has ended", || disks::processes(&daemon).is_empty());
+    harness::wait_until("that cannot be recorded", || daemon.log().contains("recorded, and will be later"));
+    fs::remove_file(state.join("filler")).unwrap();
+    daemon.done((202, task));
+    assert_eq!(disks::state(&daemon, &vbd), "unplugged");
+    disks::nothing_leaked(&daemon);
+    daemon.kill();
+}
+
 #[test]
 fn a_state_directory_that_goes_away_under_the_daemon_is_told_and_nothing_is_done_that_nobody_would_find() {
     let daemon = harness::start();

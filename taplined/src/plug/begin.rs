@@ -9,6 +9,7 @@ use super::order::Order;
 use super::start::{Log, clear, forget, serve};
 use super::steps::Steps;
 use super::supervise;
+use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::reconcile;
 use crate::task::Context;
@@ -46,7 +47,7 @@ pub async fn plug(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     match started.await {
         Ok(task) => Ok(task),
         Err(problem) => {
-            give_back(daemon, vbd, &problem).await;
+            give_back_later(daemon, vbd, problem.clone());
             Err(problem)
         }
     }
@@ -127,10 +128,27 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
     plugged
 }
 
+/// Records that a plug has not even begun, for who does not wait until the catalogue takes that.
+fn give_back_later(daemon: &Daemon, vbd: Uuid, why: Problem) {
+    // Nobody else has begun anything with it: it is `plugging` in the catalogue.
+    let Ok(operation) = daemon.plugs.operations.begin(vbd, Kind::Plug) else { return };
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        let recorded = catalogue::record(&daemon.catalogue, move |tx| match tx.vbd(vbd)?.state {
+            VbdState::Plugging => tx.end_unplug(vbd, Some(&why)).map(drop),
+            _ => Ok(()),
+        });
+        if let Err(problem) = recorded.await {
+            tracing::error!(%vbd, "that it is not plugged could not be recorded: {problem}");
+        }
+        drop(operation);
+    });
+}
+
 /// Records that nothing came of a plug.
 pub async fn give_back(daemon: &Daemon, vbd: Uuid, why: &Problem) {
     let why = (why.code != Code::Cancelled).then(|| why.clone());
-    let recorded = daemon.catalogue.write(move |tx| tx.end_unplug(vbd, why.as_ref())).await;
+    let recorded = catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, why.as_ref())).await;
     if let Err(problem) = recorded {
         // It is still `plugging` there: an unplug or the next daemon tries again.
         tracing::error!(%vbd, "that it is not plugged could not be recorded: {problem}");

@@ -15,6 +15,7 @@ use repo::catalogue::Process;
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::disk::{Disks, serving};
@@ -111,7 +112,7 @@ pub async fn successor(daemon: &Daemon, vbd: Uuid, ended: Process) -> Option<Dis
 
 /// Records by which process a VBD is served now.
 pub async fn record(daemon: &Daemon, vbd: Uuid, process: Process) -> Result<(), Problem> {
-    daemon.catalogue.write(move |tx| tx.set_vbd_process(vbd, process)).await
+    catalogue::record(&daemon.catalogue, move |tx| tx.set_vbd_process(vbd, process)).await
 }
 
 #[cfg(test)]

@@ -49,6 +49,13 @@ impl Steps {
         self.begin(name, false).await
     }
 
+    /// Begins a step that must be done, whether it can be shown that it has begun or not.
+    pub async fn insist(&mut self, name: &'static str) {
+        if let Err(problem) = self.last(name).await {
+            tracing::warn!(verb = self.verb, step = name, "it goes on though that cannot be recorded: {problem}");
+        }
+    }
+
     /// Does a step behind which there is no way back, as long as it takes.
     pub async fn last_step<T>(
         &mut self,

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::steps::Steps;
 use super::supervise;
+use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::disk::place::Place;
 use crate::disk::process::Ended;
@@ -79,7 +80,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
         Ended::Badly(how) => Some(ended_badly(daemon, vbd, &how)),
         Ended::Well | Ended::Unknown => None,
     };
-    steps.last("clear").await?;
+    steps.insist("clear").await;
     let unplugged = clear(daemon, vbd, problem.clone()).await?;
     problem.map_or(Ok(unplugged), Err)
 }
@@ -136,7 +137,11 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
                     process.kill().await?;
                 }
                 let recorded = tokio::time::timeout(limit, begin(daemon, vbd)).await;
-                recorded.unwrap_or_else(|_| Err(at_work(vbd, limit)))?;
+                if let Err(problem) = recorded.unwrap_or_else(|_| Err(at_work(vbd, limit))) {
+                    // It is plugged still, and is served again.
+                    supervise::begin(daemon, vbd, None);
+                    return Err(problem);
+                }
             }
             Err(_) => return Err(at_work(vbd, limit)),
         }
@@ -186,7 +191,7 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Resu
     super::start::clear(daemon, vbd, None).await?;
     super::start::forget(daemon, vbd).await;
     daemon.plugs.files().remove(&vbd);
-    daemon.catalogue.write(move |tx| tx.end_unplug(vbd, problem.as_ref())).await
+    catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, problem.as_ref())).await
 }
 
 fn ended_badly(daemon: &Daemon, vbd: Uuid, how: &str) -> Problem {

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::guest::Guest;
 use super::machine::{End, Machine};
 use super::{Operation, group, new_task, place, start};
+use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::plug;
@@ -60,7 +61,7 @@ pub async fn halt(daemon: &Daemon, vm: Uuid, why: Option<Problem>, again: bool, 
 /// keep it from that: it goes when it can, and is not plugged again before.
 pub async fn clear(daemon: &Daemon, vm: Uuid, why: Option<Problem>, context: &Context) -> Result<Vm, Problem> {
     let kept = why.clone();
-    let plugged = daemon.catalogue.write(move |tx| {
+    let plugged = catalogue::record(&daemon.catalogue, move |tx| {
         // From here on none of them is plugged by itself.
         tx.set_vm_power(vm, Power::Stopping, kept.as_ref())?;
         let vbds = tx.vbds(Some(vm), None)?;
@@ -82,7 +83,7 @@ pub async fn clear(daemon: &Daemon, vm: Uuid, why: Option<Problem>, context: &Co
         }
     });
     let why = why.or(unplugged.err()).or(removed.await.err());
-    let halted = daemon.catalogue.write(move |tx| {
+    let halted = catalogue::record(&daemon.catalogue, move |tx| {
         tx.set_vm_run_by(vm, None, None)?;
         tx.set_vm_power(vm, Power::Halted, why.as_ref())?;
         tx.vm(vm)

@@ -19,6 +19,7 @@ use super::machine::Machine;
 use super::place::{account, make_empty, place};
 use super::{Operation, domain, end, group, hardware, machine, new_task};
 use crate::account::As;
+use crate::catalogue;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::disk::oom;
@@ -59,10 +60,27 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     match started.await {
         Ok(task) => Ok(task),
         Err(problem) => {
-            daemon.catalogue.write(move |tx| tx.set_vm_power(vm, Power::Halted, None)).await?;
+            give_up(daemon, vm);
             Err(problem)
         }
     }
+}
+
+/// Records that a start has not even begun, behind whoever has asked for it.
+fn give_up(daemon: &Daemon, vm: Uuid) {
+    // Nobody else has begun anything with it: it is `starting` in the catalogue.
+    let Ok(operation) = daemon.vms.begin(vm) else { return };
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        let recorded = catalogue::record(&daemon.catalogue, move |tx| match tx.vm(vm)?.power {
+            Power::Starting => tx.set_vm_power(vm, Power::Halted, None),
+            _ => Ok(()),
+        });
+        if let Err(problem) = recorded.await {
+            tracing::error!(%vm, "that it is not started could not be recorded: {problem}");
+        }
+        drop(operation);
+    });
 }
 
 /// Sees that what it boots is there, before anything is done.

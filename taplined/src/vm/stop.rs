@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::guest::Guest;
 use super::machine::Machine;
 use super::{Operation, end, new_task, recover};
+use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::task::Context;
@@ -86,7 +87,7 @@ pub async fn finish(
     };
     if let Err(problem) = ended.await {
         let kept = (problem.code != Code::Cancelled).then(|| problem.clone());
-        daemon.catalogue.write(move |tx| tx.set_vm_power(vm, power, kept.as_ref())).await?;
+        catalogue::record(&daemon.catalogue, move |tx| tx.set_vm_power(vm, power, kept.as_ref())).await?;
         return Err(problem);
     }
     fault::point("vm-shutdown", "end", true);
@@ -141,7 +142,7 @@ async fn change(
     let at_work = daemon.clone();
     let work = move |_: Context| async move {
         guest.tell(work).await?;
-        let changed = at_work.catalogue.write(move |tx| {
+        let changed = catalogue::record(&at_work.catalogue, move |tx| {
             tx.set_vm_power(vm, to, None)?;
             tx.vm(vm)
         });

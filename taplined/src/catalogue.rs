@@ -12,8 +12,8 @@ mod rebuild;
 use std::time::Duration;
 
 use api::{BackupReason, Code, Problem};
-use repo::{Catalogue, Tx};
 use repo::catalogue::backup;
+use repo::{Catalogue, Tx};
 
 use crate::config::Config;
 

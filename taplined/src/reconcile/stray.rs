@@ -74,9 +74,8 @@ async fn try_to(
 
 /// Unplugs what cannot be plugged beside a VBD whose disk runs.
 async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<(), Problem> {
-    let excludes = |other: &&Vbd| {
-        other.vdi == running.vdi && (other.mode == Mode::ReadWrite || running.mode == Mode::ReadWrite)
-    };
+    let excludes =
+        |other: &&Vbd| other.vdi == running.vdi && (other.mode == Mode::ReadWrite || running.mode == Mode::ReadWrite);
     for other in unserved.iter().filter(excludes) {
         let (vbd, instead) = (other.uuid, running.uuid);
         let what = format!("VBD {vbd} is not plugged: nobody serves it, and VBD {instead} serves its VDI");

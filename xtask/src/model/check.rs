@@ -25,9 +25,10 @@ impl World {
         while quiet < 3 {
             let open = self.list("/tasks?open=true")?;
             let vbds = self.list("/vbds")?;
-            let on_the_way =
-                vbds.iter().any(|vbd| !["plugged", "unplugged"].contains(&vbd["state"].as_str().unwrap_or("")))
-                    || self.list("/vms")?.iter().any(|vm| ["starting", "stopping"].map(Value::from).contains(&vm["power"]));
+            let on_the_way = vbds
+                .iter()
+                .any(|vbd| !["plugged", "unplugged"].contains(&vbd["state"].as_str().unwrap_or("")))
+                || self.list("/vms")?.iter().any(|vm| ["starting", "stopping"].map(Value::from).contains(&vm["power"]));
             quiet = if open.is_empty() && !on_the_way { quiet + 1 } else { 0 };
             if begun.elapsed() > patience() {
                 return Err(format!("stuck, it does not come to rest: {} {}", json!(open), json!(vbds)));
@@ -157,7 +158,8 @@ impl World {
         let description = told["description"].as_str().unwrap_or_default();
         if told["name"] != *vdi.name
             || description != vdi.description
-            || told["read_only"].as_bool().unwrap_or(false) != vdi.read_only {
+            || told["read_only"].as_bool().unwrap_or(false) != vdi.read_only
+        {
             return Err(format!("the inventory has {told}, should be {vdi:?}"));
         }
         let mut chain = Vec::new();

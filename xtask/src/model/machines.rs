@@ -186,9 +186,8 @@ impl World {
     fn startable(&mut self) -> Option<String> {
         self.free_vm(|world, uuid, vm| {
             let mine = world.vbds_of_vm(uuid);
-            let elsewhere = |vdi: &str| {
-                world.vbds.iter().any(|(vbd, now)| now.vdi == vdi && now.plugged && !mine.contains(vbd))
-            };
+            let elsewhere =
+                |vdi: &str| world.vbds.iter().any(|(vbd, now)| now.vdi == vdi && now.plugged && !mine.contains(vbd));
             let mut vdis = mine.iter().filter_map(|vbd| world.vbds.get(vbd)).map(|vbd| vbd.vdi.as_str());
             vm.power == Power::Halted && !mine.is_empty() && !vdis.any(elsewhere)
         })

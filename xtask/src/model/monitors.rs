@@ -59,8 +59,7 @@ impl World {
         self.kill_daemon()?;
         for vm in running {
             let monitor = self.bed.places.vms().join(&vm).join("monitor");
-            let (status, disks) =
-                ask_monitor(&monitor).map_err(|error| format!("the monitor of VM {vm}: {error}"))?;
+            let (status, disks) = ask_monitor(&monitor).map_err(|error| format!("the monitor of VM {vm}: {error}"))?;
             let power = self.vm(&vm)?.power;
             let plugged: BTreeSet<String> = self
                 .vbds

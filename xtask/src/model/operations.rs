@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::content::Content;
-use super::verbs::Asked;
 use super::machines::Power;
+use super::verbs::Asked;
 use super::world::{Pending, Vdi, Verb, World};
 
 /// More VDIs than this are not made: repositories have little space, and all is read in the end.

@@ -61,9 +61,9 @@ impl World {
     /// A VDI that nobody uses may only be read from now on, or be written to again.
     fn set_read_only(&mut self) -> Result<(), String> {
         let fits = |world: &World, uuid: &str, vdi: &Vdi| {
-            vdi.snapshot_of.is_none() && world.vbds_of(uuid).iter().all(|vbd| {
-                world.vbds.get(vbd).is_some_and(|vbd| vbd.vm.is_none())
-            }) && !world.is_plugged(uuid)
+            vdi.snapshot_of.is_none()
+                && world.vbds_of(uuid).iter().all(|vbd| world.vbds.get(vbd).is_some_and(|vbd| vbd.vm.is_none()))
+                && !world.is_plugged(uuid)
         };
         let Some(vdi) = self.free_vdi(fits) else { return Ok(()) };
         // Whether a VBD may write is settled when it is made.
@@ -85,7 +85,8 @@ impl World {
         let at = self.random.index(self.srs.len());
         let Some(sr) = self.srs.get(at).cloned() else { return Ok(()) };
         let (name, description) = (self.name(), self.name());
-        let set = self.set(&format!("/srs/{}", sr.uuid), &json!({ "name": name, "description": description }), false)?;
+        let set =
+            self.set(&format!("/srs/{}", sr.uuid), &json!({ "name": name, "description": description }), false)?;
         if let Some(sr) = self.srs.get_mut(at).filter(|_| set) {
             (sr.name, sr.description) = (name, description);
         }
@@ -96,9 +97,8 @@ impl World {
     fn set_autostart(&mut self) -> Result<(), String> {
         let held = self.held();
         let is_alone = |vdi: &str| self.vbds.values().filter(|vbd| vbd.vdi == vdi).count() == 1;
-        let free = self.vbds.iter().filter(|(_, vbd)| {
-            vbd.vm.is_none() && !held.contains(&vbd.vdi) && is_alone(&vbd.vdi)
-        });
+        let free =
+            self.vbds.iter().filter(|(_, vbd)| vbd.vm.is_none() && !held.contains(&vbd.vdi) && is_alone(&vbd.vdi));
         let free: Vec<String> = free.map(|(uuid, _)| uuid.clone()).collect();
         let Some(vbd) = self.one_of(&free) else { return Ok(()) };
         let wanted = !self.vbd(&vbd)?.autostart;
@@ -111,8 +111,12 @@ impl World {
     /// Another name and whether it is started with the host; of one that is halted, its hardware.
     fn set_vm(&mut self) -> Result<(), String> {
         let held = self.held();
-        let free: Vec<String> =
-            self.vms.iter().filter(|(uuid, vm)| !held.contains(*uuid) && !vm.killed).map(|(uuid, _)| uuid.clone()).collect();
+        let free: Vec<String> = self
+            .vms
+            .iter()
+            .filter(|(uuid, vm)| !held.contains(*uuid) && !vm.killed)
+            .map(|(uuid, _)| uuid.clone())
+            .collect();
         let Some(vm) = self.one_of(&free) else { return Ok(()) };
         let mut body = autostart(self.random_is(2));
         body["name"] = json!(self.name());
@@ -132,9 +136,10 @@ impl World {
     /// Another process serves a plugged disk, whose client goes on.
     pub fn upgrade(&mut self) -> Result<(), String> {
         let held = self.held();
-        let plugged = self.vbds.iter().filter(|(_, vbd)| {
-            vbd.plugged && vbd.stopped.is_none() && vbd.sent.is_none() && !held.contains(&vbd.vdi)
-        });
+        let plugged = self
+            .vbds
+            .iter()
+            .filter(|(_, vbd)| vbd.plugged && vbd.stopped.is_none() && vbd.sent.is_none() && !held.contains(&vbd.vdi));
         let plugged: Vec<String> = plugged.map(|(uuid, _)| uuid.clone()).collect();
         let Some(vbd) = self.one_of(&plugged) else { return Ok(()) };
         let vdi = self.vbd(&vbd)?.vdi.clone();

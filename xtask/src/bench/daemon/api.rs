@@ -115,13 +115,7 @@ impl Api {
         Ok(stream)
     }
 
-    fn converse(
-        &self,
-        method: &str,
-        path: &str,
-        body: &Value,
-        key: Option<&str>,
-    ) -> std::io::Result<(u16, String)> {
+    fn converse(&self, method: &str, path: &str, body: &Value, key: Option<&str>) -> std::io::Result<(u16, String)> {
         let mut stream = self.send(method, path, body, key)?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

@@ -84,7 +84,6 @@ impl Order {
         tokio::time::sleep(self.delay).await;
         let order = self.clone();
         let opened = blocking("open the files of a VDI", move || {
-            files::must_be_those(&order.directory, &order.chain, &before)?;
             let (mut handing, mut known) = (Handing::default(), Known::new());
             for (depth, image) in order.chain.iter().enumerate() {
                 let write = depth == 0 && order.vbd.mode == Mode::ReadWrite;
@@ -93,6 +92,8 @@ impl Order {
                 known.insert(image.file.clone(), numbers);
                 handing.file(&order.path(image), write, file);
             }
+            // One that is not there may come back, and was told above.
+            files::must_be_those(&order.directory, &order.chain, &before)?;
             Ok((handing, known))
         });
         opened.await

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::check::text;
 use super::verbs::Asked;
-use super::world::{Pending, Vdi, Verb, World};
+use super::world::{Pending, Vbd, Vdi, Verb, World};
 use crate::bench::daemon::api::{Trouble, uuid};
 
 /// What rivals ask for.
@@ -130,6 +130,44 @@ impl World {
             self.pending.push(pending);
         }
         if gone { self.has_gone() } else { Ok(()) }
+    }
+
+    /// One task plugs several VBDs, or unplugs them with force. What cannot be done of some is done of the others.
+    pub fn many(&mut self) -> Result<(), String> {
+        let plugged = self.random_is(2);
+        let held = self.held();
+        let fits =
+            |vbd: &Vbd| vbd.vm.is_none() && vbd.plugged == plugged && vbd.stopped.is_none() && vbd.sent.is_none();
+        let free = self
+            .vbds
+            .iter()
+            .filter(|(_, vbd)| !held.contains(&vbd.vdi) && fits(vbd) && (plugged || !self.is_plugged(&vbd.vdi)));
+        let vbds: Vec<(String, String)> = free.map(|(uuid, vbd)| (uuid.clone(), vbd.vdi.clone())).take(4).collect();
+        if vbds.is_empty() {
+            return Ok(());
+        }
+        let (vbds, vdis): (Vec<_>, Vec<_>) = vbds.into_iter().unzip();
+        for vbd in &vbds {
+            self.vbd(vbd)?.client = None;
+        }
+        let asked = match plugged {
+            true => Asked::post("/vbds/unplug", json!({ "vbds": vbds, "force": true })),
+            false => Asked::post("/vbds/plug", json!({ "vbds": vbds })),
+        };
+        self.begin(Verb::Many(vbds), vdis, None, &asked)
+    }
+
+    /// The daemon copies its catalogue.
+    pub fn copy_catalogue(&mut self) -> Result<(), String> {
+        self.must_run()?;
+        self.count("copy catalogue");
+        self.tell("POST /host/backups");
+        match self.bed.api.ask("POST", "/host/backups", &json!({})) {
+            Ok(_) => Ok(()),
+            Err(Trouble::Gone) => self.has_gone(),
+            Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Merge, &code, &why),
+            Err(trouble) => Err(trouble.to_string()),
+        }
     }
 
     /// What one of them asks for, if that makes sense.

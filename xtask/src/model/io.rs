@@ -22,9 +22,11 @@ impl World {
             .pending
             .iter()
             .filter_map(|pending| match &pending.verb {
-                Verb::Unplug(vbd) => Some(vbd.clone()),
+                Verb::Unplug(vbd) => Some(vec![vbd.clone()]),
+                Verb::Many(vbds) => Some(vbds.clone()),
                 _ => None,
             })
+            .flatten()
             .collect();
         let usable = self.vbds.iter().filter(|(uuid, vbd)| {
             vbd.plugged && vbd.vm.is_none() && vbd.sent.is_none() && vbd.stopped.is_none() && !unplugging.contains(uuid)

@@ -31,7 +31,9 @@ impl World {
             0..=5 => self.create(),
             6..=10 => self.snapshot(false),
             11 => self.upgrade(),
-            12..=13 => self.race(),
+            12 => self.race(),
+            13 if self.random_is(2) => self.race(),
+            13 => self.many(),
             14..=17 => self.snapshot(true),
             18..=19 => self.copy(),
             20..=22 => self.resize(),
@@ -66,6 +68,7 @@ impl World {
             92 => self.stop_disk(),
             93 => self.fill(),
             94 if self.random_is(2) => self.scan(),
+            94 if self.random_is(3) => self.copy_catalogue(),
             94 => self.reconcile(),
             95 if self.random.below(3) == 0 => {
                 let forget = self.random.below(2) == 0;

@@ -171,18 +171,24 @@ impl World {
     /// Ends all that keeps something from coming to its end.
     pub fn calm(&mut self) -> Result<(), String> {
         self.relieve()?;
-        for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
-            if let Some(pid) = self.vbd(&vbd)?.stopped.take() {
-                self.tell(format!("let {pid} go on"));
-                self.bed.places.signal(pid, Signal::CONT)?;
-            }
-        }
+        self.let_go_on()?;
         if self.dies_at.is_some() {
             self.kill_daemon()?;
         }
         self.must_run()?;
         for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
             self.take_answer(&vbd)?;
+        }
+        Ok(())
+    }
+
+    /// Lets disks go on that were stopped.
+    pub fn let_go_on(&mut self) -> Result<(), String> {
+        for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
+            if let Some(pid) = self.vbd(&vbd)?.stopped.take() {
+                self.tell(format!("let {pid} go on"));
+                self.bed.places.signal(pid, Signal::CONT)?;
+            }
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ const ENOUGH: Duration = Duration::from_secs(3);
 /// Anything comes to its end before this, on a loaded machine, with pauses between the lives of a disk that dies often.
 /// Who seeks a planted fault need not be as sure.
 pub fn patience() -> Duration {
-    Duration::from_secs(if super::planted::is_sought() { 45 } else { 240 })
+    Duration::from_secs(if super::planted::is_sought() { 30 } else { 240 })
 }
 
 /// What was asked for, as the API takes it.
@@ -44,6 +44,10 @@ impl World {
         if self.bed.is_full() {
             // A catalogue that has no space may keep a daemon from starting.
             self.relieve()?;
+        }
+        if !self.random_is(4) {
+            // It asks all disks, and waits for those that stand still.
+            self.let_go_on()?;
         }
         self.tell("start the daemon");
         self.bed.daemon()?.restart()?;
@@ -237,6 +241,11 @@ impl World {
                 }
             }
             Verb::Power(vm, power) => self.power_changed(vm, *power, done, pending.contested)?,
+            Verb::Many(vbds) => {
+                for vbd in vbds {
+                    self.ask_whether_plugged(vbd)?;
+                }
+            }
             Verb::Upgrade => {
                 if let Ended::Done(result) = ended {
                     if result["pid"] == result["replaced"] {
@@ -329,6 +338,7 @@ pub fn word(verb: &Verb) -> &'static str {
         Verb::Merge => "vdi-merge",
         Verb::Plug(_) => "vbd-plug",
         Verb::Unplug(_) => "vbd-unplug",
+        Verb::Many(_) => "vbds",
         Verb::Upgrade => "vbd-upgrade",
         Verb::Power(_, Power::Halted) => "vm-shutdown",
         Verb::Power(_, Power::Running) => "vm-run",

@@ -98,6 +98,8 @@ pub enum Verb {
     Plug(String),
     /// Unplugs a VBD.
     Unplug(String),
+    /// Plugs or unplugs many VBDs.
+    Many(Vec<String>),
     /// Has another process serve a VBD.
     Upgrade,
     /// Has a VM come to this state.

@@ -66,6 +66,11 @@ pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> 
     stands_on(target) && !sources.iter().any(stands_on)
 }
 
+/// The size of the disk in a layer.
+pub fn len_of(name: &ImageName) -> Result<u64, Failure> {
+    Ok(look(name)?.geometry().len)
+}
+
 fn look(name: &ImageName) -> Result<Image, Failure> {
     let mut file = open_file(name, to_look_at(true))?;
     open_image(name, &mut file, false)

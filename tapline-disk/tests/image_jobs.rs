@@ -134,6 +134,28 @@ fn a_merge_that_was_killed_goes_on_where_it_ended() {
     }
 }
 
+/// An empty leaf that had grown, whose merge was killed before the layer below was as large: all that it shows beside
+/// the layers below is its size.
+#[test]
+fn an_empty_leaf_is_not_merged_before_the_target_is_as_large() {
+    for format in ["vhd", "qcow2"] {
+        let room = Room::new();
+        let [leaf, base] = [format!("{format}:leaf"), format!("{format}:base")];
+        room.done(&format!("image create {base} --size 16M"));
+        room.done(&format!("image create {leaf} --parent {base}"));
+        room.done(&format!("image resize {leaf} --size 20M"));
+        let before = room.read("base");
+        let merge = format!("image merge {leaf} --parent {base} --from 0 --into 1");
+        room.done(&merge);
+        assert_eq!(room.json(&format!("{merge} --is-done"))["done"], true, "{format}");
+        let after = room.read("base");
+        room.write("base", &before);
+        assert_eq!(room.json(&format!("{merge} --is-done"))["done"], false, "{format}");
+        room.write("base", &after);
+        assert_eq!(room.json(&format!("{merge} --is-done"))["done"], true, "{format}");
+    }
+}
+
 /// The layers above those that are merged are written to as well, if only in what they record of their parents.
 #[test]
 fn a_merge_deep_in_a_chain_that_was_killed_leaves_one_that_opens() {

@@ -60,7 +60,8 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
     let is_done = || above.is_some_and(|above| remains::are_all(above, &sources, target));
     if merge.is_done {
-        // Nothing stands on a leaf that could say so. One that holds nothing shows what the layers below it do.
+        // Nothing stands on a leaf that could say so. One that holds nothing shows what the layers below it do, and
+        // beside that its size.
         return tell_whether_done(merge, is_done() || above.is_none() && hold_nothing(&sources, target)?);
     }
     if is_done() {
@@ -98,10 +99,16 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
     report(merge, target, sources, 0)
 }
 
-/// Whether all of the sources are there, and hold nothing.
+/// Whether all of the sources are there, and hold nothing; and the target is as large as they are.
 fn hold_nothing(sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
+    let target_len = remains::len_of(target)?;
     match Remains::of(sources, &remains::Layer::of(target)?) {
-        Ok(remains) => Ok(remains.names().count() == sources.len()),
+        Ok(remains) => {
+            let all = remains.names().count() == sources.len();
+            drop(remains);
+            let lens = sources.iter().map(remains::len_of).collect::<Result<Vec<_>, _>>()?;
+            Ok(all && lens.iter().all(|len| *len <= target_len))
+        }
         Err(failure) => {
             say(format_args!("not merged yet: {failure}"));
             Ok(false)

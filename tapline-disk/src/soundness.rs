@@ -63,9 +63,11 @@ fn examine_vhd(file: &mut ImageFile) -> Result<Examined, disk::ImageError> {
     let whole = report.worst() != Some(Severity::Damage) && !report.repairs.is_empty();
     let cure = match whole {
         true => Cure {
-            batches: vec![report.repairs],
+            batches: report.repairs,
             len: None,
-            what: vec!["redundant metadata is restored from its other copy".to_owned()],
+            what: vec![
+                "redundant metadata is restored, and what libvhd refuses of the header is written anew".to_owned(),
+            ],
         },
         false => Cure::default(),
     };

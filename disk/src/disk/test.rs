@@ -454,11 +454,12 @@ fn a_write_that_waited_while_a_sync_failed_is_refused() {
     assert_eq!(rig.files.log, []);
 }
 
-/// An image of 64 MiB with two places at its end that nothing refers to, as a crash leaves them.
+/// An image of 64 MiB with two places at its end that nothing refers to, as a crash leaves them: behind its metadata
+/// and the 4 MiB of room for more.
 fn with_stray_space() -> Rig {
     let mut file = new_vhd(64 * MIB, Kind::Dynamic, 2 << 20, 1);
     let footer = file.split_off(file.len() - 512);
-    file.resize(file.len() + 5 * MIB as usize, 0xdd);
+    file.resize(file.len() + 9 * MIB as usize, 0xdd);
     file.extend(footer);
     Rig::new(vec![open(&file, Access::ReadWrite)], vec![file], 1)
 }

@@ -1,6 +1,7 @@
 //! What a VHD says of itself, and whether it is sound.
 
 use super::layout::{CREATOR_OS, EPOCH, UNUSED};
+use super::sparse::Sparse;
 use super::survey::{DiskType, Locator, Survey};
 use crate::{ImageError, MetaWrite, Problem, Severity, Source};
 
@@ -106,8 +107,8 @@ pub fn uuid_text(uuid: &[u8; 16]) -> String {
 pub struct Report {
     /// What is wrong. Empty: nothing is.
     pub problems: Vec<Problem>,
-    /// Writes that mend every [`Severity::Repairable`] problem, to be followed by a sync.
-    pub repairs: Vec<MetaWrite>,
+    /// Batches of writes that mend every [`Severity::Repairable`] problem, a sync behind each.
+    pub repairs: Vec<Vec<MetaWrite>>,
 }
 
 impl Report {
@@ -120,7 +121,13 @@ impl Report {
 /// Checks all metadata of a file. An error means that it cannot be read as a VHD at all.
 pub fn check(source: &mut dyn Source) -> Result<Report, ImageError> {
     let survey = Survey::of(source)?;
-    Ok(Report { problems: survey.problems, repairs: survey.repairs })
+    let (problems, single) = (survey.problems.clone(), survey.repairs.clone());
+    let misspelt = survey.tables.as_ref().is_some_and(|tables| tables.header.is_misspelt());
+    let repairs = match misspelt && survey.damage().is_none() {
+        true => Sparse::mending(survey),
+        false => vec![single],
+    };
+    Ok(Report { problems, repairs: repairs.into_iter().filter(|batch| !batch.is_empty()).collect() })
 }
 
 #[cfg(test)]

@@ -14,6 +14,11 @@ pub const FOOTER_COOKIE: [u8; 8] = *b"conectix";
 pub const HEADER_COOKIE: [u8; 8] = *b"cxsparse";
 /// First bytes of a batmap header.
 pub const BATMAP_COOKIE: [u8; 8] = *b"tdbatmap";
+/// The platform code of a path as a file URL: "Mac OS X", as the specification spells it.
+pub const FILE_URL: [u8; 4] = *b"MacX";
+/// What Tapline wrote in its place until it was held against libvhd, which refuses a header with a code that it does
+/// not know. Read as [`FILE_URL`], and mended by who writes to the image next.
+pub const MISSPELT_FILE_URL: [u8; 4] = *b"MACX";
 /// The only version of footer and header.
 pub const VERSION: u32 = 0x0001_0000;
 /// The bit of the features that is always set.
@@ -141,6 +146,17 @@ impl RawHeader {
     /// The checksum that the header should carry.
     pub fn sum(&self) -> u32 {
         checksum(RawHeader { checksum: U32::ZERO, ..*self }.as_bytes())
+    }
+
+    /// Whether a locator has the code that libvhd does not know.
+    pub fn is_misspelt(&self) -> bool {
+        self.locators.iter().any(|locator| locator.code == MISSPELT_FILE_URL)
+    }
+
+    /// Gives such locators the right one.
+    pub fn spell_right(&mut self) {
+        let misspelt = self.locators.iter_mut().filter(|locator| locator.code == MISSPELT_FILE_URL);
+        misspelt.for_each(|locator| locator.code = FILE_URL);
     }
 
     /// With the checksum filled in.

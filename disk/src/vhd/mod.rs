@@ -146,6 +146,15 @@ impl Vhd {
         Ok(())
     }
 
+    /// Whether metadata stands behind blocks since there was no room in front of them, as of the last round: libvhd
+    /// refuses such an image.
+    pub fn is_behind_blocks(&self) -> bool {
+        match &self.body {
+            Body::Fixed(_) => false,
+            Body::Sparse(sparse) => sparse.is_behind_blocks(),
+        }
+    }
+
     /// The size that the body has now.
     fn resized(&mut self, len: u64, chs: (u16, u8, u8)) {
         (self.geometry.len, self.geometry.chs) = (len, Some(chs));

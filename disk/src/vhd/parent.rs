@@ -6,7 +6,7 @@ use zerocopy::FromZeros;
 use zerocopy::byteorder::big_endian::U16;
 
 use super::info::ParentInfo;
-use super::layout::{EPOCH, RawHeader, RawLocator};
+use super::layout::{EPOCH, FILE_URL, MISSPELT_FILE_URL, RawHeader, RawLocator};
 use super::survey::{Locator, decode_locator, index};
 use crate::{ImageError, ImageErrorKind, Link, MetaWrite};
 
@@ -59,19 +59,26 @@ impl Parent {
     }
 
     /// The paths, as the locators of the Xen tools have them. Paths that are not known have none.
+    ///
+    /// libvhd takes the first that leads to a file. So the path as seen from the child comes first, as a Windows path
+    /// and as a URL: a chain that was copied elsewhere is read, and coalesced, over there.
     pub(super) fn locators(&self) -> Result<Locators, ImageError> {
         let windows = |path: &str| path.replace('/', "\\").encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let rooted = ["./", "../", "/"].iter().any(|start| self.relative.starts_with(start));
+        let relative = match rooted {
+            true => self.relative.clone(),
+            false => format!("./{}", self.relative),
+        };
         let mut paths: Vec<([u8; 4], Vec<u8>)> = Vec::new();
-        if !self.absolute.is_empty() {
-            paths.push((*b"MACX", format!("file://{}", self.absolute).into_bytes()));
-            paths.push((*b"W2ku", windows(&self.absolute)));
-        }
         if !self.relative.is_empty() {
-            let dotted = self.relative.starts_with('.') || self.relative.starts_with('/');
-            paths.push((
-                *b"W2ru",
-                windows(&if dotted { self.relative.clone() } else { format!("./{}", self.relative) }),
-            ));
+            paths.push((*b"W2ru", windows(&relative)));
+        }
+        if !self.relative.is_empty() || !self.absolute.is_empty() {
+            let path = if self.relative.is_empty() { &self.absolute } else { &relative };
+            paths.push((FILE_URL, format!("file://{path}").into_bytes()));
+        }
+        if !self.absolute.is_empty() {
+            paths.push((*b"W2ku", windows(&self.absolute)));
         }
         let len = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         match paths.iter().map(|(_, bytes)| len(bytes)).find(|&len| len > PATH_MAX) {
@@ -146,17 +153,23 @@ impl ParentInfo {
         }
     }
 
-    /// The same, as every format has it.
+    /// The same, as every format has it. Programs put relative paths where absolute ones belong, libvhd in all three.
     pub fn link(&self) -> Link {
-        let path = |code: &str| self.locators.iter().find(|locator| locator.code == code).map(|found| &found.path);
-        let unix = |path: &String| path.replace('\\', "/");
-        let absolute = path("MACX").and_then(|url| url.strip_prefix("file://")).map(str::to_owned);
-        let relative = path("W2ru").map(unix).unwrap_or_default();
+        let path = |code: &[u8; 4]| {
+            let found = self.locators.iter().find(|locator| locator.code.as_bytes() == code)?;
+            Some(found.path.strip_prefix("file://").map_or_else(|| found.path.replace('\\', "/"), str::to_owned))
+        };
+        let paths: Vec<String> =
+            [b"W2ru", b"W2ku", &FILE_URL, &MISSPELT_FILE_URL].into_iter().filter_map(path).collect();
+        // Windows begins absolute ones with the letter of a drive.
+        let is_absolute = |path: &String| path.starts_with('/') || path.as_bytes().get(1) == Some(&b':');
+        let first = |absolute: bool| paths.iter().find(|path| is_absolute(path) == absolute).cloned();
+        let relative = first(false).unwrap_or_default();
         Link {
             format: None,
             uuid: self.uuid,
             relative: relative.strip_prefix("./").unwrap_or(&relative).into(),
-            absolute: absolute.or_else(|| path("W2ku").map(unix)).unwrap_or_default(),
+            absolute: first(true).unwrap_or_default(),
             len: None,
             modified: Some(self.modified).filter(|&time| time > EPOCH),
         }

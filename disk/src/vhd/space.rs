@@ -43,6 +43,8 @@ pub struct Space {
     block_len: u64,
     /// Where the footer belongs: behind everything that is in use or was.
     end: u64,
+    /// No slot begins in front of this: the room is for metadata, which libvhd accepts nowhere else (decision 0029).
+    floor: u64,
     /// Whether bytes behind `end` read as zero.
     zero_tail: bool,
     /// Clean ones at the back, where they are taken from.
@@ -55,18 +57,20 @@ pub struct Space {
 
 impl Space {
     /// The free space of a file in which metadata and blocks are `occupied` (ascending), and which is `file_len` bytes
-    /// long. What is in no use below `file_len` is stray: left by a crash.
+    /// long. What is in no use below `file_len` is stray: left by a crash. In front of `floor` nothing is ever placed.
     pub fn new(
         bitmap_len: u64,
         block_len: u64,
         occupied: impl IntoIterator<Item = Range<u64>>,
         file_len: u64,
         zero_tail: bool,
+        floor: u64,
     ) -> Space {
         let mut space = Space {
             bitmap_len,
             block_len,
             end: 0,
+            floor,
             zero_tail,
             free: VecDeque::new(),
             returning: HashMap::new(),
@@ -99,8 +103,8 @@ impl Space {
 
     /// The first slot behind `end` and the footer there.
     fn next_sector(&self) -> Option<u32> {
-        let block_at =
-            self.end.checked_add(SECTOR)?.checked_add(self.bitmap_len)?.checked_next_multiple_of(BLOCK_ALIGN)?;
+        let first = self.end.checked_add(SECTOR)?.max(self.floor);
+        let block_at = first.checked_add(self.bitmap_len)?.checked_next_multiple_of(BLOCK_ALIGN)?;
         let sector = u32::try_from(block_at.checked_sub(self.bitmap_len)? / SECTOR).ok()?;
         // The table has 32 bits for a sector, and one value of them means "unused".
         (sector != u32::MAX && u32::try_from(self.behind(sector) / SECTOR).is_ok()).then_some(sector)
@@ -211,7 +215,7 @@ mod test {
     #[test]
     fn blocks_are_aligned_and_a_footer_fits_between() {
         for bitmap_len in [512, 1024, 2048, 4096] {
-            let mut space = Space::new(bitmap_len, BLOCK, std::iter::once(0..8192), 8704, true);
+            let mut space = Space::new(bitmap_len, BLOCK, std::iter::once(0..8192), 8704, true, 0);
             for _ in 0..3 {
                 let footer = space.end();
                 let slot = space.take().unwrap();
@@ -223,7 +227,7 @@ mod test {
 
     #[test]
     fn a_slot_given_up_comes_back_only_when_forgotten_and_released() {
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
         let slot = space.take().unwrap();
         space.give_up(slot.sector);
         space.released(slot.sector, true);
@@ -234,7 +238,7 @@ mod test {
 
     #[test]
     fn a_slot_left_behind_is_stray_only_when_forgotten() {
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
         let slot = space.take().unwrap();
         space.leave(slot.sector);
         assert_eq!(space.next_stray(), None, "a power loss would bring it back");
@@ -247,10 +251,10 @@ mod test {
 
     #[test]
     fn what_a_crash_left_is_stray() {
-        let mut fresh = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true);
+        let mut fresh = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, 0);
         let (first, second, third) = (fresh.take().unwrap(), fresh.take().unwrap(), fresh.take().unwrap());
         let (len, second_range) = (fresh.end(), fresh.range(second.sector));
-        let mut space = Space::new(512, BLOCK, [0..8192, second_range], len, true);
+        let mut space = Space::new(512, BLOCK, [0..8192, second_range], len, true, 0);
         assert_eq!(space.next_stray(), Some(first.sector));
         assert_eq!(space.next_stray(), Some(third.sector));
         assert_eq!(space.next_stray(), None);
@@ -260,8 +264,21 @@ mod test {
     }
 
     #[test]
+    fn room_for_metadata_is_given_to_no_block_and_is_not_stray() {
+        let floor = 5 << 20;
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 8704, true, floor);
+        assert_eq!(space.end(), 8192, "the footer stays where it is until there is a block");
+        let first = space.take().unwrap();
+        assert_eq!(u64::from(first.sector) * SECTOR, floor + 4096 - 512);
+        let block = space.range(first.sector);
+        let mut space = Space::new(512, BLOCK, [0..8192, block.clone()], block.end, true, floor);
+        assert_eq!(space.next_stray(), None);
+        assert_eq!(u64::from(space.take().unwrap().sector) * SECTOR, block.end + 4096 - 512);
+    }
+
+    #[test]
     fn the_table_runs_out_at_two_tebibytes() {
-        let mut space = Space::new(512, BLOCK, std::iter::once(0..(1 << 41) - BLOCK), 0, true);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..(1 << 41) - BLOCK), 0, true, 0);
         assert_eq!(space.take(), None);
     }
 }

@@ -19,7 +19,7 @@ use super::space::Space;
 use super::survey::{Batmap, DiskType, Survey, bitmap_len, index};
 use crate::format::{Access, Tail};
 use crate::{Records, Span};
-use generation::Change;
+use generation::{Change, floor};
 use round::{FIRST, Round, TABLE};
 
 use crate::format::{Discarded, MetaBlock, MetaWrite, Place, Placed, Reserved, Ticket, Wait};
@@ -105,10 +105,11 @@ impl Sparse {
         let disk_len = survey.footer.current_size.get();
         let zero_tail = tail == Tail::Zeroes;
         let occupied = tables.occupied().map(|(range, _)| range);
-        let space = Space::new(bitmap_len, block_len, occupied, survey.file_len, zero_tail);
+        let floor = floor(&tables);
+        let space = Space::new(bitmap_len, block_len, occupied, survey.file_len, zero_tail, floor);
         let full = full_blocks(tables.batmap.as_ref(), tables.bat.len());
         let unsound = tables.batmap.as_ref().is_some_and(|batmap| !batmap.sound);
-        Sparse {
+        let mut sparse = Sparse {
             parent: survey.disk_type == DiskType::Differencing,
             block_len,
             bitmap_len,
@@ -140,7 +141,24 @@ impl Sparse {
             forgotten: Vec::new(),
             round: Round::default(),
             records: Records::default(),
+        };
+        if writable {
+            sparse.mend_locators();
         }
+        sparse
+    }
+
+    /// What restores redundant metadata and mends locators, in the order of a round.
+    pub fn mending(survey: Survey) -> Vec<Vec<MetaWrite>> {
+        let (footer_at, missing) = survey.end;
+        let mut sparse = Sparse::new(survey, Access::ReadWrite, Tail::Zeroes);
+        let end = sparse.space.end();
+        let mut batches = sparse.seal();
+        if !missing && sparse.space.end() == end {
+            // A block device has its footer at the device's end, wherever the blocks end.
+            batches.iter_mut().flatten().filter(|write| write.at == end).for_each(|write| write.at = footer_at);
+        }
+        batches
     }
 
     pub fn allocated(&self) -> u64 {

@@ -3,15 +3,18 @@
 //! Everything read is hostile: sizes are bounded before memory is taken, arithmetic is checked, and a path found
 //! inside is only ever shown.
 
+mod batmap;
+
 use std::ops::Range;
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::layout::{
-    BATMAP_COOKIE, BATMAP_VERSION, FEATURES, FOOTER_COOKIE, HEADER_COOKIE, RawBatmapHeader, RawFooter, RawHeader,
-    RawLocator, SECTOR, UNUSED, VERSION, checksum,
+    FEATURES, FOOTER_COOKIE, HEADER_COOKIE, RawFooter, RawHeader, RawLocator, SECTOR, UNUSED, VERSION,
 };
 use crate::{ImageError, ImageErrorKind, MetaWrite, Problem, ReadFault, Severity, Source};
+
+pub use batmap::{Batmap, batmap_writes};
 
 /// The largest virtual size: what the Xen tools allow, a little below the 2 TiB that 32-bit sectors reach.
 pub const LEN_MAX: u64 = 2040 << 30;
@@ -19,6 +22,8 @@ pub const LEN_MAX: u64 = 2040 << 30;
 pub const BLOCK_MIN: u64 = 512 << 10;
 /// See [`BLOCK_MIN`].
 pub const BLOCK_MAX: u64 = 16 << 20;
+/// Where in a header the locators are.
+const LOCATORS_AT: u64 = 576;
 /// A locator holds a path: four times the longest that Linux allows.
 const LOCATOR_MAX: u32 = 16 << 10;
 
@@ -47,23 +52,10 @@ impl DiskType {
 /// A path to a parent, as one platform writes it. Shown, never followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locator {
-    /// `MACX` (file URL), `W2ru` (relative Windows path), `W2ku` (absolute Windows path), or another.
+    /// `MacX` (file URL), `W2ru` (relative Windows path), `W2ku` (absolute Windows path), or another.
     pub code: String,
     /// The path.
     pub path: String,
-}
-
-/// The block allocation table's companion of the Xen tools: which blocks have every sector written.
-#[derive(Clone, Debug)]
-pub struct Batmap {
-    /// Its header.
-    pub header: RawBatmapHeader,
-    /// Offset of the header in the file.
-    pub header_at: u64,
-    /// One bit a block, most significant first.
-    pub bits: Vec<u8>,
-    /// Whether the checksum matched; otherwise `bits` are all zero.
-    pub sound: bool,
 }
 
 /// The metadata of a dynamic or differencing image.
@@ -221,6 +213,10 @@ impl Survey {
         let room = if spare.iter().all(|&entry| entry == UNUSED) { entries } else { count_of(&bat) };
         let batmap = self.read_batmap(source, table_end, blocks)?;
         let (locators, mut extents) = read_locators(source, &header)?;
+        if header.is_misspelt() {
+            let what = "a parent locator has the code MACX; the format says MacX, and libvhd refuses all others";
+            self.note(Severity::Repairable, at.saturating_add(LOCATORS_AT), what.into());
+        }
         extents.extend([0..SECTOR, at..at.saturating_add(1024), table_at..table_end]);
         if let Some(map) = &batmap {
             let map_at = map.header.offset.get();
@@ -235,43 +231,6 @@ impl Survey {
         let mut used: Vec<u32> = bat.iter().copied().filter(|&sector| sector != UNUSED).collect();
         used.sort_unstable();
         Ok(Tables { header, bat, batmap, locators, room, extents, used })
-    }
-
-    /// The batmap stands right behind the table in images whose creator is one of the Xen tools.
-    fn read_batmap(&mut self, source: &mut dyn Source, at: u64, blocks: u64) -> Result<Option<Batmap>, ImageError> {
-        let by_xen_tools =
-            self.footer.creator_app.starts_with(b"tap") && self.footer.creator_version.get() > 0x0000_0001;
-        if !by_xen_tools || at.saturating_add(SECTOR) > self.file_len {
-            return Ok(None);
-        }
-        let bytes = read(source, at, 512, "batmap header")?;
-        let Ok(header) = RawBatmapHeader::read_from_bytes(&bytes) else { return Ok(None) };
-        if header.cookie != BATMAP_COOKIE {
-            return Ok(None);
-        }
-        if header.key_cookie != 0 {
-            return Err(ImageError::at(
-                ImageErrorKind::Unsupported,
-                at,
-                "the image is encrypted, which Tapline cannot read",
-            ));
-        }
-        let len = u64::from(header.size.get()).saturating_mul(SECTOR);
-        let map_at = header.offset.get();
-        let fits =
-            map_at >= at.saturating_add(SECTOR) && map_at.checked_add(len).is_some_and(|end| end <= self.file_len);
-        // 2 TiB in blocks of 512 KiB are 4 Mi bits; a larger map is not one.
-        let plausible = fits && map_at % SECTOR == 0 && len.saturating_mul(8) >= blocks && len <= 1 << 20;
-        let bits = if plausible { read(source, map_at, index(len), "batmap")? } else { Vec::new() };
-        let sound = plausible && header.version.get() == BATMAP_VERSION && checksum(&bits) == header.checksum.get();
-        if !sound {
-            self.note(Severity::Repairable, at, "the batmap does not match its checksum and is not used".into());
-        }
-        let bits = if sound { bits } else { vec![0; if plausible { index(len) } else { 0 }] };
-        if plausible && !sound {
-            self.repairs.extend(batmap_writes(&header, at, &bits));
-        }
-        Ok(plausible.then_some(Batmap { header, header_at: at, bits, sound }))
     }
 
     fn check_blocks(&mut self, tables: &Tables) {
@@ -302,13 +261,6 @@ impl Survey {
             self.problems.push(Problem { severity, at, what });
         }
     }
-}
-
-/// The writes that put a batmap and its header into the file.
-pub fn batmap_writes(header: &RawBatmapHeader, header_at: u64, bits: &[u8]) -> Vec<MetaWrite> {
-    let header = RawBatmapHeader { checksum: checksum(bits).into(), version: BATMAP_VERSION.into(), ..*header };
-    let map = MetaWrite { at: header.offset.get(), bytes: bits.to_vec() };
-    vec![map, MetaWrite { at: header_at, bytes: header.as_bytes().to_vec() }]
 }
 
 fn count_of(entries: &[u32]) -> u32 {

@@ -19,8 +19,10 @@
 //! When the round fails, nobody knows where the copy leads. Then the room of both generations is held, and the next
 //! round writes a third.
 //!
-//! Where there is no room in front of the first block, metadata goes behind the last one. The specification allows
-//! that, QEMU and the Xen tools read it; `vhd-util check` does not like it.
+//! libvhd accepts metadata in front of the first block only. So room is left there when the first block gets its place
+//! ([`floor`]), for the table of the largest disk and for another header. In images of others there may be none: then
+//! metadata goes behind the last block, since a disk could not grow nor a merge end without it, and whoever asked is
+//! told ([`Sparse::is_behind_blocks`], decision 0029).
 
 use std::ops::Range;
 
@@ -30,7 +32,7 @@ use zerocopy::IntoBytes;
 use super::super::create::batmap_len;
 use super::super::layout::{RawBatmapHeader, SECTOR, UNUSED};
 use super::super::parent::{Locators, Parent};
-use super::super::survey::{Batmap, DiskType, batmap_writes, index, locator_extent};
+use super::super::survey::{Batmap, DiskType, LEN_MAX, Tables, batmap_writes, index, locator_extent};
 use super::{ENTRIES, Sparse};
 use crate::ImageError;
 use crate::format::MetaWrite;
@@ -39,6 +41,31 @@ use crate::format::MetaWrite;
 const HEADER: u64 = 1024;
 /// A table is written in pieces of this many sectors.
 const PIECE: u32 = 2048;
+/// The one size of blocks that libvhd reads: of a table with smaller ones it reads a part, larger ones it refuses.
+pub const LIBVHD_BLOCK: u64 = 2 << 20;
+/// For a header, and for paths as long as most are: what a change of the parent needs in front of the first block.
+const NEXT_HEADER: u64 = 4096;
+
+/// Where the room for metadata ends in front of the first block: behind it blocks get their places. It has space for
+/// another header and, unless the table is as large as any, for one that is, with its batmap.
+pub fn floor(tables: &Tables) -> u64 {
+    let first = tables.used.first().map_or(u64::MAX, |&sector| u64::from(sector).saturating_mul(SECTOR));
+    let in_front = tables.extents.iter().filter(|extent| extent.start < first).map(|extent| extent.end);
+    let block_len = u64::from(tables.header.block_size.get());
+    let entries = LEN_MAX / LIBVHD_BLOCK;
+    let table = match block_len == LIBVHD_BLOCK && u64::from(tables.header.max_table_entries.get()) < entries {
+        true => table_space(entries, true),
+        false => 0,
+    };
+    let header = if block_len == LIBVHD_BLOCK { NEXT_HEADER } else { 0 };
+    in_front.max().unwrap_or(0).saturating_add(table).saturating_add(header)
+}
+
+/// Bytes of a table of so many entries, with a batmap behind it or without.
+fn table_space(entries: u64, batmap: bool) -> u64 {
+    let map = if batmap { SECTOR.saturating_add(u64::try_from(batmap_len(entries)).unwrap_or(u64::MAX)) } else { 0 };
+    entries.saturating_mul(4).next_multiple_of(SECTOR).saturating_add(map)
+}
 
 /// What the next footer is to lead to, other than the one in force.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +77,11 @@ pub struct Change {
 }
 
 impl Change {
+    /// Bytes of the paths that it brings.
+    fn locators_len(&self) -> u64 {
+        self.locators.as_ref().map_or(0, Locators::len)
+    }
+
     /// This change, and what `older` asks for besides.
     pub fn over(self, older: Change) -> Change {
         Change { locators: self.locators.or(older.locators), entries: self.entries.or(older.entries) }
@@ -88,9 +120,27 @@ impl Sparse {
         }
     }
 
+    /// Gives misspelt codes of locators the right letters, with the next round, where there is room for another header:
+    /// codes and checksum are in two sectors of it.
+    pub fn mend_locators(&mut self) {
+        if self.header.is_misspelt() && self.rooms_in_front(&[HEADER]).is_some() {
+            self.header.spell_right();
+            self.change.get_or_insert_default();
+        }
+    }
+
+    /// Whether metadata stands behind a block, as of the last round that was sealed.
+    pub fn is_behind_blocks(&self) -> bool {
+        let blocks = self.table.iter().filter(|&&sector| sector != UNUSED);
+        let first = blocks.min().map_or(u64::MAX, |&sector| u64::from(sector).saturating_mul(SECTOR));
+        self.extents().iter().any(|extent| extent.start > first)
+    }
+
     /// Makes the disk larger.
     pub fn grow(&mut self, len: u64) {
         let blocks = len.div_ceil(self.block_len);
+        let narrow = self.batmap.as_ref().is_some_and(|batmap| batmap.bits.len() < index(blocks.div_ceil(8)));
+        let entries = (blocks > u64::from(self.room) || narrow).then(|| self.entries_for(blocks));
         self.records.leave_out();
         self.table.resize(index(blocks), UNUSED);
         self.full.resize(index(blocks.div_ceil(64)), 0);
@@ -98,12 +148,21 @@ impl Sparse {
         self.footer.resize(len);
         self.footer = self.footer.sealed();
         (self.dirty_footer, self.dirty_copy) = (true, true);
-        let narrow = self.batmap.as_ref().is_some_and(|batmap| batmap.bits.len() < index(blocks.div_ceil(8)));
-        if blocks > u64::from(self.room) || narrow {
-            // An eighth more, so that a disk that grows by little each time does not leave a table behind each time.
-            let entries = blocks.saturating_add(blocks / 8).next_multiple_of(ENTRIES.into());
-            self.change.get_or_insert_default().entries = Some(u32::try_from(entries).unwrap_or(u32::MAX));
+        if entries.is_some() {
+            self.change.get_or_insert_default().entries = entries;
         }
+    }
+
+    /// Entries of a table for so many blocks, with some to spare, so that a disk that grows by little each time does
+    /// not leave a table behind each time: for all that a disk can have, where that has room; else an eighth more.
+    fn entries_for(&self, blocks: u64) -> u32 {
+        let eighth_more = blocks.saturating_add(blocks / 8).next_multiple_of(ENTRIES.into());
+        let header = HEADER.saturating_add(self.change.as_ref().map_or(0, Change::locators_len));
+        let fits =
+            |entries: &u64| self.rooms_in_front(&[table_space(*entries, self.batmap.is_some()), header]).is_some();
+        let all = (self.block_len == LIBVHD_BLOCK).then_some(LEN_MAX / LIBVHD_BLOCK);
+        let in_front = all.into_iter().chain([eighth_more, blocks.next_multiple_of(ENTRIES.into())]).find(fits);
+        u32::try_from(in_front.unwrap_or(eighth_more)).unwrap_or(u32::MAX)
     }
 
     /// Lays out the generation that was asked for, if one was: the writes of its metadata. From here on the footer
@@ -112,15 +171,16 @@ impl Sparse {
         let change = self.change.take()?;
         let mut held = self.extents();
         self.held.append(&mut held);
-        let len = HEADER.saturating_add(change.locators.as_ref().map_or(0, Locators::len));
-        let at = self.find_room(len);
-        self.held.push(at..at.saturating_add(len));
         let mut writes = Vec::new();
-        if let Some(locators) = &change.locators {
-            writes.append(&mut locators.place(&mut self.header, at.saturating_add(HEADER)));
-        }
+        // The table first: it needs the most room.
         if let Some(entries) = change.entries {
             writes.append(&mut self.move_table(entries));
+        }
+        let len = HEADER.saturating_add(change.locators_len());
+        let at = self.find_room(len);
+        self.held.push(at..at.saturating_add(len));
+        if let Some(locators) = &change.locators {
+            writes.append(&mut locators.place(&mut self.header, at.saturating_add(HEADER)));
         }
         self.header_at = at;
         self.header = self.header.sealed();
@@ -136,8 +196,9 @@ impl Sparse {
     fn move_table(&mut self, entries: u32) -> Vec<MetaWrite> {
         let table_len = u64::from(entries).saturating_mul(4).next_multiple_of(SECTOR);
         let map_len = self.batmap.as_ref().map_or(0, |_| batmap_len(entries.into()));
-        let batmap_len = if map_len > 0 { SECTOR.saturating_add(u64::try_from(map_len).unwrap_or(0)) } else { 0 };
-        let at = self.find_room(table_len.saturating_add(batmap_len));
+        let space = table_space(entries.into(), self.batmap.is_some());
+        let at = self.find_room(space);
+        self.held.push(at..at.saturating_add(space));
         self.table_at = at;
         self.room = entries;
         self.header.table_offset = at.into();
@@ -181,22 +242,50 @@ impl Sparse {
         extents
     }
 
-    /// Room for metadata, as far in front as there is any.
+    /// Room for metadata: in front of the first block, else behind the last.
     fn find_room(&mut self, len: u64) -> u64 {
+        match self.rooms_in_front(&[len]).as_deref() {
+            Some([at]) if *at < self.space.end() => *at,
+            // Without a block, that is in front of those to come.
+            _ => self.space.take_room(len),
+        }
+    }
+
+    /// Room for pieces of metadata of so many bytes in front of the first block, for all of them or for none.
+    fn rooms_in_front(&self, lens: &[u64]) -> Option<Vec<u64>> {
+        // The footer at the end may stand in a gap before blocks that came later. While it is the only one, it stays.
+        if self.copy_lost {
+            return None;
+        }
+        let blocks = self.table.iter().copied().filter(|&sector| sector != UNUSED);
+        let slots = blocks.chain(self.pending.slots()).chain(self.space.idle());
+        let first_block = slots.map(|sector| self.space.range(sector).start).min();
+        // Without a block all of the file is in front, but for the footer at its end.
+        let limit = first_block.unwrap_or(u64::MAX);
         let mut taken = self.extents();
         taken.extend(self.held.iter().cloned());
-        let blocks = self.table.iter().copied().filter(|&sector| sector != UNUSED);
-        taken
-            .extend(blocks.chain(self.pending.slots()).chain(self.space.idle()).map(|sector| self.space.range(sector)));
-        taken.sort_unstable_by_key(|range| range.start);
-        let mut floor = 0u64;
-        for range in taken {
-            // The footer at the end may stand in a gap before blocks that came later. While it is the only one, it stays.
-            if range.start >= floor.saturating_add(len) && !self.copy_lost {
-                return floor;
-            }
-            floor = floor.max(range.end.next_multiple_of(SECTOR));
+        if first_block.is_none() {
+            taken.push(self.space.end()..self.space.end().saturating_add(SECTOR));
         }
-        self.space.take_room(len)
+        lens.iter()
+            .map(|&len| {
+                let at = first_gap(&mut taken, len).filter(|at| at.saturating_add(len) <= limit)?;
+                taken.push(at..at.saturating_add(len));
+                Some(at)
+            })
+            .collect()
     }
+}
+
+/// Where the first `len` bytes are that nothing has taken.
+fn first_gap(taken: &mut [Range<u64>], len: u64) -> Option<u64> {
+    taken.sort_unstable_by_key(|range| range.start);
+    let mut floor = 0u64;
+    for range in taken {
+        if range.start >= floor.saturating_add(len) {
+            return Some(floor);
+        }
+        floor = floor.max(range.end.next_multiple_of(SECTOR));
+    }
+    Some(floor)
 }

@@ -21,7 +21,7 @@ use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::Word;
-use crate::subject::{Kind, Start, Subject};
+use crate::subject::{Kind, Made, Start, Subject, misspell};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
 pub use beginning::around_a_beginning;
@@ -114,6 +114,9 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
         start.base.extend(layer.made.given());
         let first = PREPARATION + PREPARATIONS * u64::try_from(below).unwrap_or(0);
         live_first(honest, &mut start, layer.preparation, first);
+        if let (Made::MisspeltVhd, Some(file)) = (layer.made, start.files.first_mut()) {
+            misspell(file);
+        }
     }
     Ok(start)
 }

@@ -33,6 +33,10 @@ pub enum Planted {
     OldFooter,
     /// The footer is written where the next block will begin.
     FooterOverBlock,
+    /// A new header is written over the old one, to which the footer still leads.
+    HeaderInPlace,
+    /// A footer is written before the header that it leads to.
+    FooterBeforeHeader,
     /// Two blocks that are allocated at the same time get the same place.
     SamePlace,
     /// A write that failed is taken for one that succeeded.
@@ -106,7 +110,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 41] = [
+const NAMES: [(Planted, &str, &str); 43] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -118,6 +122,8 @@ const NAMES: [(Planted, &str, &str); 41] = [
     (Planted::EarlyBits, "early-bits", "vhd"),
     (Planted::OldFooter, "old-footer", "vhd"),
     (Planted::FooterOverBlock, "footer-over-block", "vhd"),
+    (Planted::HeaderInPlace, "header-in-place", "vhd"),
+    (Planted::FooterBeforeHeader, "footer-before-header", "vhd"),
     (Planted::SamePlace, "same-place", "vhd"),
     (Planted::LostAbandon, "lost-abandon", "vhd"),
     (Planted::LostRewrite, "lost-rewrite", "vhd"),

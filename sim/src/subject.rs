@@ -33,6 +33,8 @@ pub enum Kind {
     Child,
     /// The same with some sectors of its own in the first and last blocks.
     UsedChild,
+    /// The same as Tapline made them once: opening it for writing mends its header.
+    MisspeltChild,
     /// A raw file that grows.
     GrowingRaw,
     /// A new qcow2 file.
@@ -105,6 +107,8 @@ pub enum Made {
     Given,
     /// A dynamic VHD or, on another layer, a differencing one.
     Vhd,
+    /// A differencing VHD with a misspelt locator, when its first life is over ([`misspell`]).
+    MisspeltVhd,
     /// A qcow2 file, on another layer a child.
     Qcow2,
     /// The same, with a refcount block that has few counts left.
@@ -128,7 +132,7 @@ impl Made {
         match self {
             Made::Given => given().collect(),
             Made::PackedQcow2 => packed::given().collect(),
-            Made::Raw | Made::Fixed | Made::Vhd | Made::Qcow2 | Made::FullQcow2 => Vec::new(),
+            Made::Raw | Made::Fixed | Made::Vhd | Made::MisspeltVhd | Made::Qcow2 | Made::FullQcow2 => Vec::new(),
         }
     }
 
@@ -136,7 +140,7 @@ impl Made {
     pub fn form(self) -> Form {
         match self {
             Made::Raw => Form::Raw,
-            Made::Fixed | Made::Given | Made::Vhd => Form::Vhd,
+            Made::Fixed | Made::Given | Made::Vhd | Made::MisspeltVhd => Form::Vhd,
             Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 => Form::Qcow2,
         }
     }
@@ -158,7 +162,7 @@ impl Kind {
     pub fn of_format(format: &str) -> Option<&'static [Kind]> {
         match format {
             "raw" => Some(&[Kind::Raw, Kind::GrowingRaw]),
-            "vhd" => Some(&[Kind::Dynamic, Kind::Used, Kind::Child, Kind::UsedChild, Kind::Fixed]),
+            "vhd" => Some(&[Kind::Dynamic, Kind::Used, Kind::Child, Kind::UsedChild, Kind::MisspeltChild, Kind::Fixed]),
             "qcow2" => Some(&[
                 Kind::Qcow2,
                 Kind::UsedQcow2,
@@ -192,7 +196,7 @@ impl Kind {
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
             Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::PackedOnQcow2 | Kind::Qcow2OnPacked => "chain",
             Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
-            Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild => "vhd",
+            Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild | Kind::MisspeltChild => "vhd",
         }
     }
 
@@ -249,6 +253,9 @@ impl Kind {
             Kind::Used => vec![layer(Made::Vhd, "w0+6 w2050+2 f")],
             Kind::Child => vec![layer(Made::Vhd, ""), layer(Made::Given, "")],
             Kind::UsedChild => vec![layer(Made::Vhd, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::MisspeltChild => {
+                vec![layer(Made::MisspeltVhd, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")]
+            }
             Kind::Qcow2 => vec![layer(Made::Qcow2, "")],
             Kind::UsedQcow2 => vec![layer(Made::FullQcow2, "w0+6 w2050+2 f")],
             Kind::ChildQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Given, "")],
@@ -271,7 +278,7 @@ impl Kind {
     }
 }
 
-const KINDS: [(Kind, &str); 25] = [
+const KINDS: [(Kind, &str); 26] = [
     (Kind::Raw, "raw"),
     (Kind::GrowingRaw, "growing-raw"),
     (Kind::Fixed, "fixed"),
@@ -279,6 +286,7 @@ const KINDS: [(Kind, &str); 25] = [
     (Kind::Used, "used"),
     (Kind::Child, "child"),
     (Kind::UsedChild, "used-child"),
+    (Kind::MisspeltChild, "misspelt-child"),
     (Kind::VhdOnVhd, "vhd-on-vhd"),
     (Kind::NewVhdOnVhd, "new-vhd-on-vhd"),
     (Kind::NewQcow2OnQcow2, "new-qcow2-on-qcow2"),
@@ -399,7 +407,7 @@ impl Subject {
                 }
                 Ok(media)
             }
-            Made::Vhd => {
+            Made::Vhd | Made::MisspeltVhd => {
                 let below = number.checked_sub(1);
                 let kind = below.map_or(vhd::Kind::Dynamic, |below| child_of(identity(below)));
                 image(kind, identity(number), sectors, self.tail)
@@ -440,6 +448,21 @@ impl Subject {
             Form::Qcow2 => Image::Qcow2(Box::new(Qcow2::open(file, access, tail)?)),
         })
     }
+}
+
+/// Gives the locator of a new differencing VHD the code that Tapline wrote once, and its header the sum that goes with
+/// it.
+pub fn misspell(file: &mut Media) {
+    const HEADER_AT: u64 = 512;
+    let mut header = [0; 1024];
+    let read = file.read_at(HEADER_AT, &mut header);
+    let code = header.windows(4).position(|bytes| bytes == b"MacX").filter(|_| read.is_ok());
+    let Some(place) = code.and_then(|at| header.get_mut(at..at + 4)) else { panic!("the child has no locator") };
+    place.copy_from_slice(b"MACX");
+    header[36..40].fill(0);
+    let sum = header.iter().fold(0u32, |sum, &byte| sum.wrapping_add(byte.into()));
+    header[36..40].copy_from_slice(&(!sum).to_be_bytes());
+    file.write(HEADER_AT, &header);
 }
 
 /// What a layer that is made so holds from the beginning.

@@ -16,7 +16,7 @@ use crate::planted::{Layers, Planted};
 use crate::qcow2::CLUSTER;
 use crate::sector::SECTOR;
 pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
-use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers};
+use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers, header_in_place, header_last};
 
 /// Part of a block that a request is about.
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +129,8 @@ impl<F: Format> Saboteur<F> {
             Some(Planted::FooterOverBlock) => footers(&mut batches).for_each(|write| {
                 write.at = (write.at + SECTOR + BITMAP_LEN).next_multiple_of(4096);
             }),
+            Some(Planted::HeaderInPlace) => header_in_place(&mut batches),
+            Some(Planted::FooterBeforeHeader) => header_last(&mut batches),
             Some(Planted::SamePlace) => self.crowd_metadata(&mut batches),
             Some(Planted::TornHeader) => header_first(&mut batches),
             Some(Planted::ForgottenBeforeCopied) => std::mem::swap(&mut self.owed, &mut batches),

@@ -36,3 +36,27 @@ pub(super) fn footers(batches: &mut [Vec<MetaWrite>]) -> impl Iterator<Item = &m
 pub(super) fn bitmaps(batches: &mut [Vec<MetaWrite>]) -> impl Iterator<Item = &mut MetaWrite> {
     batches.iter_mut().flatten().filter(|write| (write.at + BITMAP_LEN) % 4096 == 0 && !is_footer(write))
 }
+
+/// A whole header, which goes where the next footer leads to.
+fn is_header(write: &MetaWrite) -> bool {
+    write.bytes.starts_with(b"cxsparse") && write.bytes.len() == 1024
+}
+
+/// Has a header that goes elsewhere written over the first one as well.
+pub(super) fn header_in_place(batches: &mut [Vec<MetaWrite>]) {
+    for batch in batches {
+        let header = batch.iter().find(|write| is_header(write)).cloned();
+        batch.extend(header.map(|header| MetaWrite { at: SECTOR, ..header }));
+    }
+}
+
+/// Has a header written when the footers lead to it.
+pub(super) fn header_last(batches: &mut Vec<Vec<MetaWrite>>) {
+    let mut headers = Vec::new();
+    for batch in batches.iter_mut() {
+        let (found, rest) = std::mem::take(batch).into_iter().partition(is_header);
+        (headers, *batch) = ([headers, found].concat(), rest);
+    }
+    batches.push(headers);
+    batches.retain(|batch| !batch.is_empty());
+}

@@ -20,6 +20,7 @@ mod image_name;
 mod jobs;
 mod layers;
 mod leftovers;
+mod libvhd;
 mod lineage;
 mod log;
 mod ordered;

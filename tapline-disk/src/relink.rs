@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::files;
 use crate::image_name::ImageName;
 use crate::layers::{open_as_it_is, open_file};
+use crate::libvhd::Behind;
 use crate::log::say;
 use crate::ordered;
 
@@ -23,8 +24,11 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: false };
     let mut file = open_file(name, options)?;
     let mut image = open_as_it_is(name, &mut file, true)?;
+    let before = Behind::of([(name.clone(), &image)]);
     image.relink(link).map_err(|error| Failure::new(tried(), error))?;
-    ordered::round(&mut file, &mut image).map_err(|error| Failure::new(tried(), error))
+    ordered::round(&mut file, &mut image).map_err(|error| Failure::new(tried(), error))?;
+    Behind::of([(name.clone(), &image)]).tell_since(&before);
+    Ok(())
 }
 
 /// The time of an image's last change, to be put back: what a job leaves as it was need not look changed to the children

@@ -12,6 +12,7 @@ use crate::image_name::{FormatName, ImageName};
 use crate::jobs::compare::first_difference;
 use crate::jobs::create::{check_unit, unit};
 use crate::layers::Layers;
+use crate::libvhd;
 use crate::output;
 use crate::progress::Progress;
 use crate::runner::Runner;
@@ -43,6 +44,7 @@ pub fn run(convert: &Convert) -> Result<Exit, Failure> {
         verify(convert, target.name(), &mut stop)?;
     }
     target.keep()?;
+    libvhd::tell_of_block_size(&convert.target, unit(&convert.target, convert.block_size)?);
     report(convert, len, written)
 }
 

@@ -7,6 +7,7 @@ use crate::cli::Create;
 use crate::failure::{Exit, Failure};
 use crate::image_name::{FormatName, ImageName};
 use crate::layers::{Chain, Layers, to_look_at};
+use crate::libvhd;
 use crate::lineage;
 use crate::output;
 use crate::size::{Size, readable};
@@ -39,6 +40,7 @@ pub fn run(create: &Create) -> Result<Exit, Failure> {
             plan
         }
     };
+    libvhd::tell_of_block_size(&create.image, unit);
     report(create, &plan)
 }
 

@@ -154,7 +154,7 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
             ordered::round(file, image).map_err(|error| failed(error.into()))?;
         }
         if depth > merge.from && image.geometry().len < len {
-            grow(file, image, len).map_err(failed)?;
+            grow(name, file, image, len).map_err(failed)?;
         }
     }
     Ok(())

@@ -8,7 +8,9 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Resize;
 use crate::failure::{Exit, Failure};
+use crate::image_name::ImageName;
 use crate::layers::{open_file, open_image};
+use crate::libvhd::Behind;
 use crate::ordered;
 use crate::output;
 use crate::size::{Size, readable};
@@ -37,19 +39,27 @@ pub fn run(resize: &Resize) -> Result<Exit, Failure> {
         if file.device_len().is_some() {
             return Err(Failure::new(tried(), "it lies on a block device, whose size is not ours to change"));
         }
-        grow(&mut file, &mut image, after).map_err(|why| Failure::new(tried(), why))?;
+        grow(name, &mut file, &mut image, after).map_err(|why| Failure::new(tried(), why))?;
     }
     report(resize, Resized { image: name.to_string(), before, after })
 }
 
 /// Makes an image larger that has nothing in flight, durably.
-pub fn grow(file: &mut ImageFile, image: &mut Image, len: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+pub fn grow(
+    name: &ImageName,
+    file: &mut ImageFile,
+    image: &mut Image,
+    len: u64,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let before = Behind::of([(name.clone(), &*image)]);
     image.grow(len)?;
     if let Image::Raw(_) = image {
         file.set_len(len)?;
         return Ok(file.sync()?);
     }
-    Ok(ordered::round(file, image)?)
+    ordered::round(file, image)?;
+    Behind::of([(name.clone(), &*image)]).tell_since(&before);
+    Ok(())
 }
 
 fn report(resize: &Resize, resized: Resized) -> Result<Exit, Failure> {

@@ -31,6 +31,7 @@ use super::refusal::{Kind, Refusal};
 use super::snapshot::lower;
 use super::work::{Hold, Work};
 use crate::layers::FileIdentity;
+use crate::libvhd::Behind;
 use crate::lineage;
 use crate::log::say;
 use crate::serve::own_keys::MERGE_TIMER;
@@ -63,6 +64,8 @@ pub struct Merge {
     outcome: Option<Refusal>,
     longest: Option<Measured>,
     measured: bool,
+    /// As it was at the beginning.
+    behind: Behind,
 }
 
 #[derive(Debug)]
@@ -109,6 +112,7 @@ impl Merge {
             outcome: None,
             longest: None,
             measured: false,
+            behind: work.behind(),
         })
     }
 
@@ -351,6 +355,7 @@ impl Merge {
 
     /// Everything is durable: layers below the leaf are not written to any more, and the guest goes on.
     fn leave(&mut self, work: &mut Work<'_>) -> Result<Stage, Refusal> {
+        work.behind().tell_since(&self.behind);
         let layers = access::open(work)?;
         for depth in 1..work.disk.layers().len() {
             if work.image(depth).is_ok_and(|image| !image.geometry().read_only) {

@@ -10,12 +10,15 @@ use serde_json::{Value, json};
 use super::errand::Errand;
 use super::refusal::{Kind, Refusal};
 use super::work::{Hold, Work};
+use crate::libvhd::Behind;
 
 /// A resize under way.
 #[derive(Debug)]
 pub struct Resize {
     size: u64,
     stage: Stage,
+    /// As it was at the beginning.
+    behind: Behind,
 }
 
 #[derive(Debug)]
@@ -49,7 +52,7 @@ impl Resize {
             _ => None,
         };
         let stage = lengthening.map_or(Stage::Holding(Hold::default()), Stage::Lengthening);
-        Ok(Resize { size, stage })
+        Ok(Resize { size, stage, behind: work.behind() })
     }
 
     /// Goes on; the answer but for the pause, when it has come to its end.
@@ -79,11 +82,11 @@ impl Resize {
                     }
                 }
                 Stage::Flushing => match work.is_flushed()? {
-                    true => return Ok(Some(told(work))),
+                    true => return Ok(Some(self.told(work))),
                     false => return self.wait(Stage::Flushing),
                 },
                 Stage::Syncing => match work.is_synced()? {
-                    true => return Ok(Some(told(work))),
+                    true => return Ok(Some(self.told(work))),
                     false => return self.wait(Stage::Syncing),
                 },
                 Stage::Over => return Ok(None),
@@ -96,14 +99,15 @@ impl Resize {
         Ok(None)
     }
 
+    /// It is durable, and not before that the guest is told: it may use what it is told of.
+    fn told(&self, work: &mut Work<'_>) -> Value {
+        work.behind().tell_since(&self.behind);
+        work.resized();
+        json!({ "size": work.geometry.len })
+    }
+
     /// Takes back what has happened so far. A raw file that was lengthened stays so: zeroes behind the disk's end.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.let_go();
     }
-}
-
-/// It is durable, and not before that the guest is told: it may use what it is told of.
-fn told(work: &mut Work<'_>) -> Value {
-    work.resized();
-    json!({ "size": work.geometry.len })
 }

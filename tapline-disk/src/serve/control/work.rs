@@ -19,6 +19,7 @@ use super::errand::Errand;
 use super::pause::Pause;
 use super::refusal::{Kind, Refusal};
 use crate::image_name::{FormatName, ImageName};
+use crate::libvhd::Behind;
 use crate::log::say;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
@@ -191,6 +192,13 @@ impl Work<'_> {
     /// The names of all layers, the leaf's first.
     pub fn names(&self) -> Vec<String> {
         (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
+    }
+
+    /// The layers whose metadata stands behind their blocks.
+    pub fn behind(&self) -> Behind {
+        let layers =
+            (0..self.disk.layers().len()).filter_map(|depth| Some((self.name(depth).ok()?, self.image(depth).ok()?)));
+        Behind::of(layers)
     }
 
     /// Makes the file of a raw layer `len` bytes long, durably and in the background, if it is shorter; nothing else

@@ -1,0 +1,42 @@
+//! What is said of a VHD that libvhd does not take, which vhd-util, tapdisk and XenServer read VHDs with.
+//!
+//! Such an image is sound, and Tapline and QEMU read it: nothing is refused for it (decision 0029).
+
+use disk::Image;
+
+use crate::image_name::{FormatName, ImageName};
+use crate::log::say;
+
+/// Bytes of a block, as libvhd has them.
+const BLOCK: u32 = 2 << 20;
+
+/// Images whose metadata stands behind their blocks, as of a moment.
+#[derive(Debug, Default)]
+pub struct Behind(Vec<ImageName>);
+
+impl Behind {
+    /// Those among `images`.
+    pub fn of<'a>(images: impl IntoIterator<Item = (ImageName, &'a Image)>) -> Behind {
+        let is_behind = |image: &Image| matches!(image, Image::Vhd(vhd) if vhd.is_behind_blocks());
+        Behind(images.into_iter().filter(|(_, image)| is_behind(image)).map(|(name, _)| name).collect())
+    }
+
+    /// Tells of those that are among them now and were not `before`.
+    pub fn tell_since(&self, before: &Behind) {
+        for name in self.0.iter().filter(|name| !before.0.contains(name)) {
+            say(format_args!(
+                "{name} had no room for its metadata in front of its blocks, and has it behind them now: \
+                 `vhd-util check` refuses such a VHD; tapline image convert makes one that it takes"
+            ));
+        }
+    }
+}
+
+/// Tells of blocks of a new image that were asked for by name, if libvhd does not read such.
+pub fn tell_of_block_size(image: &ImageName, unit: Option<u32>) {
+    if let Some(unit) = unit.filter(|&unit| image.format == FormatName::Vhd && unit != BLOCK) {
+        say(format_args!(
+            "{image} has blocks of {unit} bytes: vhd-util and tapdisk read VHDs with blocks of {BLOCK} bytes only"
+        ));
+    }
+}

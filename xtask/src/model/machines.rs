@@ -247,9 +247,9 @@ impl World {
     }
 
     fn kill_machine(&mut self) -> Result<(), String> {
-        let vms: Vec<String> = self.vms.keys().cloned().collect();
-        let Some(vm) = self.one_of(&vms) else { return Ok(()) };
-        let Some(pid) = self.bed.places.machine(&vm) else { return Ok(()) };
+        let running: Vec<(String, u32)> =
+            self.vms.keys().filter_map(|vm| Some((vm.clone(), self.bed.places.machine(vm)?))).collect();
+        let Some((vm, pid)) = self.one_of(&running) else { return Ok(()) };
         self.trouble("kill qemu", format!("kill {pid}, the QEMU of VM {vm}"));
         self.counts.kills += 1;
         self.vm(&vm)?.killed = true;

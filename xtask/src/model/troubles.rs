@@ -272,6 +272,7 @@ impl World {
     /// VBDs that an older catalogue has plugged, of VDIs that were destroyed since: their disks cannot be started, and
     /// are tried again and again.
     fn let_go_of_what_is_gone(&mut self) -> Result<(), String> {
+        let mut gone = BTreeSet::new();
         for vbd in self.list("/vbds")? {
             let (uuid, vdi) = (text(&vbd["uuid"]), text(&vbd["vdi"]));
             if self.vdis.contains_key(&vdi) {
@@ -280,9 +281,10 @@ impl World {
             let plugged = vbd["state"] != "unplugged";
             self.vbds.insert(uuid.clone(), Vbd { vdi: vdi.clone(), plugged, ..Vbd::default() });
             self.delete_vbd(&uuid)?;
-            self.drop_missing(&vdi)?;
+            gone.insert(vdi);
         }
-        Ok(())
+        // Several VBDs may be of one.
+        gone.iter().try_for_each(|vdi| self.drop_missing(vdi))
     }
 
     /// The VBDs are what the daemon says, but those that are plugged stay so.

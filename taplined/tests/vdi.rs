@@ -212,6 +212,8 @@ fn copies_and_files_of_the_host_are_whole() {
 
     let path = bed.daemon.room().join("out.vhd");
     bed.verb(&copy, "export", json!({ "path": path, "format": "vhd" }));
+    // What a guest has written is nobody else's business.
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (status, problem) = bed.daemon.post(&format!("/vdis/{copy}/export"), json!({ "path": path, "format": "vhd" }));
     assert_eq!((status, &problem["code"]), (409, &json!("exists")));
     let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd", "format": "qcow2" });

@@ -84,7 +84,7 @@ pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32
         fs::remove_file(&unfinished).ok();
         return Err(problem);
     }
-    remove_old(directory, kept)?;
+    remove_old(directory, kept, made)?;
     let size = fs::metadata(&path).map_err(|error| Problem::failed(&tried, error))?.len();
     Ok(Backup { file: path.display().to_string(), made, reason, size })
 }
@@ -122,12 +122,14 @@ fn copy_within(catalogue: &Path, to: &Path, tried: &str) -> Result<(), Problem> 
 }
 
 /// Keeps the newest of each of so many days, and so many of those that somebody has asked for or that were made before
-/// the schema changed.
-fn remove_old(directory: &Path, kept: u32) -> Result<(), Problem> {
+/// the schema changed. Copies of days to come are of a clock that was wrong: so many are kept besides, or they would
+/// push out the copies that are made now.
+fn remove_old(directory: &Path, kept: u32, now: Timestamp) -> Result<(), Problem> {
     let kept = usize::try_from(kept).unwrap_or(usize::MAX);
-    let (mut days, mut others): (Vec<String>, [usize; 2]) = (Vec::new(), [0; 2]);
+    let (mut days, mut others): (Vec<String>, [usize; 3]) = (Vec::new(), [0; 3]);
     for backup in list(directory)? {
         let keep = match backup.reason {
+            BackupReason::Daily if backup.made > now => count(&mut others[2]) <= kept,
             BackupReason::Daily => {
                 let day = backup.made.strftime("%Y%m%d").to_string();
                 let newest = days.last() != Some(&day);
@@ -293,9 +295,18 @@ mod test {
             fs::write(room.path().join(name), "").unwrap();
         }
         assert_eq!(names(room.path()).len(), all.len());
-        remove_old(room.path(), 2).unwrap();
+        let now = "2026-11-22T12:30:00Z".parse().unwrap();
+        remove_old(room.path(), 2, now).unwrap();
         let kept: Vec<&str> = [7, 6, 4, 3, 1].map(|at: usize| all[at]).to_vec();
         assert_eq!(names(room.path()), kept);
+        // The clock was set back.
+        let before = "2026-11-21T12:30:00Z".parse().unwrap();
+        fs::write(room.path().join("catalogue-20261123T100000Z-daily.db"), "").unwrap();
+        fs::write(room.path().join("catalogue-20261120T100000Z-daily.db"), "").unwrap();
+        remove_old(room.path(), 2, before).unwrap();
+        let daily: Vec<String> = names(room.path()).into_iter().filter(|name| name.contains("daily")).collect();
+        let days = ["23", "22", "21", "20"].map(|day| format!("catalogue-202611{day}T1"));
+        assert!(daily.iter().zip(&days).all(|(name, day)| name.starts_with(day)) && daily.len() == 4, "{daily:?}");
         assert!(room.path().join("notes").exists());
     }
 

@@ -106,9 +106,11 @@ async fn is_idle(daemon: &Daemon) -> bool {
     daemon.catalogue.read(|view| view.count_open_tasks()).await.is_ok_and(|open| open == 0)
 }
 
-/// Whether the newest copy that was not made for something else is a day old.
+/// Whether the newest copy that was not made for something else is a day old. One of a time to come is of a clock that
+/// was wrong, and does not count.
 async fn is_due(daemon: &Daemon) -> bool {
     let found = daemon.care.backups(daemon).await.unwrap_or_default();
-    let newest = found.iter().find(|backup| backup.reason == BackupReason::Daily);
-    newest.is_none_or(|newest| Timestamp::now().duration_since(newest.made).as_secs() >= 23 * 3600)
+    let now = Timestamp::now();
+    let newest = found.iter().find(|backup| backup.reason == BackupReason::Daily && backup.made <= now);
+    newest.is_none_or(|newest| now.duration_since(newest.made).as_secs() >= 23 * 3600)
 }

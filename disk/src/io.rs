@@ -46,7 +46,8 @@ pub enum Action {
     /// with them (`fdatasync`).
     SyncData,
     /// Free the space of a range inside the file, whose length does not change; it reads as zero afterwards.
-    /// `Unsupported` where the storage cannot promise that.
+    /// `Unsupported` where the storage cannot promise that, at all or of this range: a block device frees whole
+    /// blocks of its own only.
     Deallocate {
         /// Offset in the file.
         at: u64,

@@ -209,6 +209,9 @@ impl Flight {
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Some(Err(FileError::NoSpace)),
             libc::EOPNOTSUPP | libc::ENOSYS => Some(Err(FileError::Unsupported)),
             libc::EINVAL if self.frees_nothing() => Some(Ok(())),
+            // A block device frees whole logical blocks only, also through the page cache (`blkdev_fallocate`): of
+            // this range it cannot, of another it may.
+            libc::EINVAL if self.deallocates() => Some(Err(FileError::Unsupported)),
             errno => Some(Err(FileError::Failed(errno))),
         }
     }
@@ -218,6 +221,10 @@ impl Flight {
     fn frees_nothing(&self) -> bool {
         let Action::Deallocate { at, len } = *self.action() else { return false };
         len == 0 || self.terms.device_len.is_some_and(|end| at >= end)
+    }
+
+    fn deallocates(&self) -> bool {
+        matches!(self.action(), Action::Deallocate { .. })
     }
 
     /// Chooses the memory of the next step: all that is left, as it is or through a bounce.
@@ -374,7 +381,18 @@ mod test {
         assert_eq!(outcome(libc::EDQUOT), Some(Err(FileError::NoSpace)));
         assert_eq!(outcome(libc::EFBIG), Some(Err(FileError::NoSpace)));
         assert_eq!(outcome(libc::EOPNOTSUPP), Some(Err(FileError::Unsupported)));
-        assert_eq!(outcome(libc::EINVAL), Some(Err(FileError::Failed(libc::EINVAL))));
+        assert_eq!(outcome(libc::EIO), Some(Err(FileError::Failed(libc::EIO))));
+    }
+
+    #[test]
+    fn a_range_that_cannot_be_deallocated_is_unsupported_and_one_that_cannot_be_read_has_failed() {
+        let refused = |action| {
+            let (mut flight, mut pool) = flight(action, BUFFERED);
+            flight.settle(-libc::EINVAL, &mut pool)
+        };
+        let range = Action::Deallocate { at: 512, len: 512 };
+        assert_eq!(refused(range), Some(Err(FileError::Unsupported)));
+        assert_eq!(refused(read_into(&Segments::zeroed(512))), Some(Err(FileError::Failed(libc::EINVAL))));
     }
 
     #[test]

@@ -238,3 +238,18 @@ fn reading_an_image_of_ones_own_leaves_its_access_time_alone() {
         assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::NOATIME));
     }
 }
+
+#[test]
+fn of_a_device_only_whole_blocks_can_be_freed_and_that_is_no_failure() {
+    let directory = on_disk();
+    let backing = image(directory.path(), &[3; 1 << 20]);
+    let Some(device) = LoopDevice::over(&backing, 4096) else { return };
+    let path = Path::new(&device.0);
+    for (kind, options) in [(EngineKind::Uring, BUFFERED), (EngineKind::Uring, DIRECT), (EngineKind::Aio, DIRECT)] {
+        let mut engine = Engine::open(kind, vec![ImageFile::open(path, options).unwrap()], 4).unwrap();
+        let part = Action::Deallocate { at: 512, len: 8192 };
+        let whole = Action::Deallocate { at: 4096, len: 4096 };
+        let results = bed::run(&mut engine, vec![part, whole]);
+        assert_eq!(results, [Err(disk::FileError::Unsupported), Ok(())]);
+    }
+}

@@ -13,6 +13,9 @@ const EXTENTS_MAX: usize = 4096;
 /// that the kernel takes.
 const ZEROES_MAX: u64 = 2 << 20;
 
+/// What storage may free no part of: the largest logical block that a device has.
+const FREED_WHOLE: u64 = 4096;
+
 /// What became of the first bytes of a span that were to be freed.
 enum Freed {
     /// So many read as zero, or need not be anybody's any more.
@@ -146,22 +149,52 @@ impl<F: Format> Disk<F> {
         self.push_piece(number, op, file, Action::Deallocate { at, len: size }, io);
     }
 
-    pub(super) fn trimmed<I: Io>(&mut self, number: u32, file: FileId, result: Result<(), FileError>, io: &mut I) {
+    pub(super) fn trimmed<I: Io>(&mut self, number: u32, done: FileDone, io: &mut I) {
+        let file = done.op.file;
         self.touched(file);
-        // A discard is advice: storage that cannot deallocate has not failed.
-        let result = if result == Err(FileError::Unsupported) { Ok(()) } else { result };
+        let result = match (done.result, done.op.action) {
+            (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
+                if let Some(inside) = freed_whole(Span { at, len }) {
+                    self.deallocate(number, Op::Trim { number }, file, inside, io);
+                }
+                // A discard is advice: storage that cannot deallocate has not failed.
+                Ok(())
+            }
+            (result, _) => result,
+        };
         self.piece_ended(number, status_of(result), io);
+    }
+
+    fn deallocate<I: Io>(&mut self, number: u32, op: Op, file: FileId, range: Span, io: &mut I) {
+        self.push_piece(number, op, file, Action::Deallocate { at: range.at, len: range.len }, io);
     }
 
     pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
         let file = done.op.file;
         match (done.result, done.op.action) {
             (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
+                let inside = if ticket.is_none() { freed_whole(Span { at, len }) } else { None };
+                if let Some(inside) = inside {
+                    return self.zero_edges(number, file, (Span { at, len }, inside), io);
+                }
                 let op = Op::Transfer { number, ticket };
                 self.push(op, file, Action::Write { at, from: zeroes(len) }, io);
             }
             (result, _) => self.transferred(number, file, ticket, true, result, io),
         }
+    }
+
+    /// Makes a range of a file zero, in place, of which the storage can free what is `inside`, if anything: writes what is
+    /// around that.
+    fn zero_edges<I: Io>(&mut self, number: u32, file: FileId, (range, inside): (Span, Span), io: &mut I) {
+        self.touched(file);
+        self.deallocate(number, Op::Zero { number, ticket: None }, file, inside, io);
+        let edges = [(range.at, inside.at), (inside.end(), range.end())];
+        for (at, end) in edges.into_iter().filter(|(at, end)| at < end) {
+            let from = zeroes(end.saturating_sub(at));
+            self.push_piece(number, Op::Transfer { number, ticket: None }, file, Action::Write { at, from }, io);
+        }
+        self.piece_ended(number, Status::Done, io);
     }
 
     pub(super) fn released<I: Io>(
@@ -211,4 +244,13 @@ impl<F: Format> Disk<F> {
             at = at.saturating_add(extent.len.max(1));
         }
     }
+}
+
+/// What storage with large blocks can free of a range that it has refused to free. `None`: nothing, or it is not for that
+/// reason that it has refused.
+fn freed_whole(range: Span) -> Option<Span> {
+    let at = range.at.checked_next_multiple_of(FREED_WHOLE)?;
+    let end = range.end().checked_sub(range.end() % FREED_WHOLE)?;
+    let inside = Span { at, len: end.checked_sub(at)? };
+    (inside.len > 0 && inside != range).then_some(inside)
 }

@@ -323,7 +323,7 @@ impl<F: Format> Disk<F> {
             }
             Some(Op::Filled { number, ticket, bytes }) => self.filled(number, ticket, bytes, done, io),
             Some(Op::Zero { number, ticket }) => self.zeroed(number, ticket, done, io),
-            Some(Op::Trim { number }) => self.trimmed(number, file, done.result, io),
+            Some(Op::Trim { number }) => self.trimmed(number, done, io),
             Some(Op::Release { number, at }) => self.released(number, file, at, done.result, io),
             Some(Op::Fill { fill }) => self.fill_read(fill, status_of(done.result), io),
             Some(Op::Packed { begin }) => self.packed_read(begin, done, io),

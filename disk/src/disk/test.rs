@@ -4,6 +4,7 @@
 
 mod chain;
 mod clusters;
+mod coarse;
 mod copying;
 mod growing;
 mod interleaving;
@@ -49,6 +50,8 @@ struct Files {
     /// A file that has no space to grow.
     full: Option<u8>,
     can_deallocate: bool,
+    /// It deallocates whole blocks of 4096 bytes only.
+    coarse: bool,
 }
 
 impl Files {
@@ -65,6 +68,7 @@ impl Files {
             fail_nth: None,
             full: None,
             can_deallocate: true,
+            coarse: false,
         }
     }
 
@@ -108,6 +112,9 @@ impl Files {
             Action::SyncData if self.fail_sync => return Err(FileError::Failed(5)),
             Action::SyncData => {}
             Action::Deallocate { .. } if !self.can_deallocate => return Err(FileError::Unsupported),
+            Action::Deallocate { at, len } if self.coarse && (at | len) % 4096 != 0 => {
+                return Err(FileError::Unsupported);
+            }
             Action::Deallocate { at, len } => {
                 let end = ((at + len) as usize).min(file.len());
                 file[(*at as usize).min(end)..end].fill(0);

@@ -5,6 +5,8 @@
 
 use memory::Segments;
 
+use crate::ragged::{self, Ragged};
+
 /// Bytes `at..at + len` of a virtual disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
@@ -60,6 +62,12 @@ pub enum Operation {
         /// Force unit access: implies a flush that covers this write.
         durable: bool,
     },
+    /// The same for bytes that do not begin and end with blocks: what is around them in their first and last block is
+    /// read first. A span has whole blocks all the same; [`Request::asked`] has what is asked for.
+    Patch {
+        /// As for a write.
+        durable: bool,
+    },
     /// Make every write answered before this request survive power loss. The span is empty.
     Flush,
     /// The span's content is no longer needed; its space may be freed. It then reads as zero or as before.
@@ -79,7 +87,8 @@ impl Operation {
     /// Whether the operation changes the disk.
     pub fn is_write(self) -> bool {
         match self {
-            Operation::Write { .. } | Operation::Discard | Operation::WriteZeroes { .. } => true,
+            Operation::Write { .. } | Operation::Patch { .. } => true,
+            Operation::Discard | Operation::WriteZeroes { .. } => true,
             Operation::Read | Operation::Flush | Operation::Extents => false,
         }
     }
@@ -135,6 +144,10 @@ pub struct Request {
     pub taken: u64,
     /// Set by the disk where a layer's format has no room for it, so that no space of the storage would help.
     pub at_limit: bool,
+    /// Of zeroes: where the storage cannot make any without writing them, it is to be said so, as [`Status::Unsupported`].
+    pub fast: bool,
+    /// Of one that was widened to whole blocks.
+    ragged: Option<Box<Ragged>>,
     open: bool,
 }
 
@@ -153,7 +166,9 @@ impl Request {
         let aligned = span.at % block == 0 && span.len % block == 0;
         let inside = span.at.checked_add(span.len).is_some_and(|end| end <= geometry.len);
         let memory_fits = match operation {
-            Operation::Read | Operation::Write { .. } => u64::try_from(memory.len()) == Ok(span.len),
+            Operation::Read | Operation::Write { .. } | Operation::Patch { .. } => {
+                u64::try_from(memory.len()) == Ok(span.len)
+            }
             Operation::Flush => memory.is_empty() && span.len == 0,
             Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => memory.is_empty(),
         };
@@ -163,13 +178,65 @@ impl Request {
         if !aligned || !inside || !memory_fits {
             return Err(Status::Unsupported);
         }
-        Ok(Request { operation, span, memory, token, extents: Vec::new(), taken: 0, at_limit: false, open: true })
+        let (extents, ragged) = (Vec::new(), None);
+        Ok(Request {
+            operation,
+            span,
+            memory,
+            token,
+            extents,
+            taken: 0,
+            at_limit: false,
+            fast: false,
+            ragged,
+            open: true,
+        })
+    }
+
+    /// The same for peers that may ask for single bytes. A read finds those, a write changes those and nothing else; a
+    /// discard frees the whole blocks among them.
+    pub fn of_bytes(
+        operation: Operation,
+        asked: Span,
+        memory: Segments,
+        token: Token,
+        geometry: &Geometry,
+    ) -> Result<Request, Status> {
+        let block = u64::from(geometry.block);
+        let inside = asked.at.checked_add(asked.len).is_some_and(|end| end <= geometry.len);
+        if !inside || asked.at % block == 0 && asked.len % block == 0 {
+            return Request::new(operation, asked, memory, token, geometry);
+        }
+        let fits = u64::try_from(memory.len()) == Ok(asked.len);
+        let outside = ragged::outside(asked, block).ok_or(Status::Unsupported)?;
+        let (operation, span, memory, ragged) = match operation {
+            Operation::Discard => {
+                let whole = ragged::inside(asked, block).ok_or(Status::Unsupported)?;
+                (operation, whole, memory, None)
+            }
+            Operation::Read if fits => {
+                let (ragged, memory) = Ragged::read(asked, outside, memory);
+                (operation, outside, memory, Some(ragged))
+            }
+            Operation::Write { durable } if fits => {
+                let (ragged, memory) = Ragged::write(asked, outside, memory, block);
+                (Operation::Patch { durable }, outside, memory, Some(ragged))
+            }
+            Operation::WriteZeroes { .. } => (operation, outside, memory, Some(Ragged::zeroes(asked, outside, block))),
+            Operation::Extents => (operation, outside, memory, Some(Ragged::question(asked))),
+            _ => return Err(Status::Unsupported),
+        };
+        let mut request = Request::new(operation, span, memory, token, geometry)?;
+        request.ragged = ragged.map(Box::new);
+        Ok(request)
     }
 
     /// What the disk asks of itself: nobody waits for an answer.
     pub(crate) fn internal(operation: Operation, span: Span) -> Request {
         let (memory, extents) = (Segments::empty(), Vec::new());
-        Request { operation, span, memory, token: Token(0), extents, taken: 0, at_limit: false, open: false }
+        let token = Token(0);
+        let (taken, at_limit, fast, ragged) = (0, false, false, None);
+        Request { operation, span, memory, token, extents, taken, at_limit, fast, ragged, open: false }
     }
 
     /// What is asked.
@@ -180,6 +247,24 @@ impl Request {
     /// The bytes of the disk it is about.
     pub fn span(&self) -> Span {
         self.span
+    }
+
+    /// The bytes that were asked for: all of the span, or fewer where it was widened to whole blocks.
+    pub fn asked(&self) -> Span {
+        self.ragged.as_ref().map_or(self.span, |ragged| ragged.asked)
+    }
+
+    /// The memory of the bytes that were asked for, of a read or a write.
+    pub fn asked_memory(&self) -> Segments {
+        match &self.ragged {
+            Some(ragged) if !self.memory.is_empty() => ragged::cut(&self.memory, self.span, ragged.asked),
+            _ => self.memory.clone(),
+        }
+    }
+
+    /// What is to be read before anything is written, if it is a write and anything is.
+    pub(crate) fn ragged(&self) -> Option<&Ragged> {
+        self.ragged.as_deref().filter(|ragged| self.operation.is_write() && ragged.has_edges())
     }
 
     /// Where the bytes come from or go to.

@@ -168,7 +168,7 @@ impl Drop for Runner {
 fn verb(operation: Operation) -> &'static str {
     match operation {
         Operation::Read => "read",
-        Operation::Write { .. } => "write",
+        Operation::Write { .. } | Operation::Patch { .. } => "write",
         Operation::Flush => "flush",
         Operation::Discard => "discard",
         Operation::WriteZeroes { .. } => "zero",

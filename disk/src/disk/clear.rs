@@ -172,6 +172,10 @@ impl<F: Format> Disk<F> {
     pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
         let file = done.op.file;
         match (done.result, done.op.action) {
+            (Err(FileError::Unsupported), Action::Deallocate { .. }) if self.is_to_be_fast(number) => {
+                self.fail(number, Status::Unsupported);
+                self.transferred(number, file, ticket, true, Err(FileError::Unsupported), io);
+            }
             (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
                 let inside = if ticket.is_none() { freed_whole(Span { at, len }) } else { None };
                 if let Some(inside) = inside {
@@ -182,6 +186,11 @@ impl<F: Format> Disk<F> {
             }
             (result, _) => self.transferred(number, file, ticket, true, result, io),
         }
+    }
+
+    /// Whether the zeroes of a request are not wanted if they have to be written.
+    fn is_to_be_fast(&self, number: u32) -> bool {
+        self.active.get(number).is_some_and(|active| active.request.fast)
     }
 
     /// Makes a range of a file zero, in place, of which the storage can free what is `inside`, if anything: writes what is

@@ -11,7 +11,7 @@
 //!
 //! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live
 //! and waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed
-//! clusters, `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that
+//! clusters, `ragged` requests that are not whole blocks, `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that
 //! are under way, `held` those that wait for others, `logging` what outlives the process, `flush` the rounds, `chain`
 //! the layers and how they change, `merge` layers that become one, `piece` one grain of that, `rest` what is given back
 //! when nothing is asked for.
@@ -28,6 +28,7 @@ mod logging;
 mod merge;
 mod packed;
 mod piece;
+mod ragged;
 mod rest;
 mod transfer;
 mod whole;
@@ -381,8 +382,9 @@ impl<F: Format> Disk<F> {
             // It had to wait, and a sync has failed since.
             operation if self.broken && operation.is_write() => self.fail(number, Status::Refused),
             _ if of_merge => self.run_piece(number, rest, io),
+            _ if active.request.ragged().is_some() => self.run_ragged(number, rest, io),
             Operation::Read => self.read(number, rest, io),
-            Operation::Write { .. } => self.write(number, rest, io),
+            Operation::Write { .. } | Operation::Patch { .. } => self.write(number, rest, io),
             Operation::Discard => self.discard(number, rest, io),
             Operation::WriteZeroes { free, .. } => self.write_zeroes(number, rest, free, io),
             Operation::Extents => self.report_extents(number, rest, io),
@@ -416,6 +418,9 @@ impl<F: Format> Disk<F> {
         if active.of_merge {
             return self.piece_quiet(number, io);
         }
+        if self.edges_read(number) {
+            return self.write_ragged(number, io);
+        }
         self.quiet(number);
         self.begin_round(io);
     }
@@ -428,7 +433,8 @@ impl<F: Format> Disk<F> {
         let done = active.status == Status::Done;
         let durable = match operation {
             Operation::Flush => true,
-            Operation::Write { durable } | Operation::WriteZeroes { durable, .. } => durable,
+            Operation::Write { durable } | Operation::Patch { durable } => durable,
+            Operation::WriteZeroes { durable, .. } => durable,
             Operation::Read | Operation::Discard | Operation::Extents => false,
         };
         let unlogged = self.log_due && operation.is_write() && !self.log_changes();

@@ -13,6 +13,7 @@ mod merging;
 mod merging_qcow2;
 mod merging_vhd;
 mod model;
+mod ragged;
 mod random;
 mod resting;
 mod room;

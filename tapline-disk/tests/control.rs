@@ -578,8 +578,13 @@ fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
             assert_eq!(control.refused(&resize).0, "no-space", "{format} paused: {paused}");
             control.done(&json!({ "verb": "resume" }));
             assert_eq!(guest.read(0, BLOCK).unwrap(), [1; BLOCK]);
+            // What is told is what is served.
+            let told = control.done(&json!({ "verb": "layers" }));
+            let served = json!(nbd(&room).size);
+            assert_eq!((&told["size"], &told["layers"][0]["size"]), (&served, &served), "{format} paused: {paused}");
             std::fs::remove_file(room.file("mounted/filler")).unwrap();
             assert_eq!(control.done(&resize)["size"], size);
+            assert_eq!(control.done(&json!({ "verb": "layers" }))["layers"][0]["size"], size);
             let mut guest = nbd(&room);
             guest.write(size - 4096, &[2; BLOCK]).unwrap();
             assert_eq!(guest.read(size - 4096, BLOCK).unwrap(), [2; BLOCK]);

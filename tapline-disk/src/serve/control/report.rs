@@ -20,7 +20,8 @@ pub fn stats(work: &Work<'_>) -> Value {
     serde_json::from_str(&line).unwrap_or(Value::Null)
 }
 
-/// `layers`.
+/// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its
+/// peers.
 pub fn layers(work: &Work<'_>) -> Value {
     let layers = work.disk.layers().iter().enumerate().map(|(depth, layer)| {
         let file = work.engine.file(layer.file);
@@ -31,7 +32,7 @@ pub fn layers(work: &Work<'_>) -> Value {
             "layer": depth,
             "format": format_of(&layer.format).to_string(),
             "path": path.map(|path| path.display().to_string()),
-            "size": layer.format.geometry().len,
+            "size": if depth == 0 { work.geometry.len } else { layer.format.geometry().len },
             // stat(2): units of 512 bytes, whatever the file system's block.
             "allocated": stat.and_then(|stat| u64::try_from(stat.st_blocks).ok()).map(|blocks| blocks.saturating_mul(512)),
             // By which its file is known from another one that has its name.
@@ -43,7 +44,7 @@ pub fn layers(work: &Work<'_>) -> Value {
     let geometry = work.disk.geometry();
     let Condition { broken, full, waiting, fatal } = work.condition();
     json!({
-        "size": geometry.len,
+        "size": work.geometry.len,
         "read_only": geometry.read_only,
         "broken": broken,
         "full": full,

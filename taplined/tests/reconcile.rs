@@ -120,6 +120,27 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
     }
 }
 
+/// A daemon that undoes a merge finds it done, records it and removes what was merged; it dies before it has told that
+/// it has undone it, and the next one undoes it again.
+#[test]
+fn a_merge_of_the_leaf_that_was_found_done_is_undone_again_and_comes_to_its_end() {
+    let mut bed = bed();
+    let snapshot = bed.snapshot();
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", "vdi-merge:merge:after")]);
+    bed.daemon.ask_and_die("DELETE", &format!("/vdis/{snapshot}"), None);
+    bed.daemon.start_and_die("vdi-merge:undo:after");
+    bed.daemon.restart();
+    harness::wait_until("nothing is under way", || bed.daemon.get("/tasks?open=true").1 == json!([]));
+    assert_eq!(bed.told().0.len(), 1);
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["read -P 1 0 1M"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    let there: Vec<_> = fs::read_dir(bed.directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
+}
+
 type Backup = [Option<Vec<u8>>; 3];
 
 impl Bed {

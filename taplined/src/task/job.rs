@@ -289,5 +289,6 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
         });
         return Ok(());
     }
+    fault::point(J::VERB, "undo", true);
     daemon.catalogue.write(move |tx| tx.end_task(task.uuid, Err(why))).await
 }

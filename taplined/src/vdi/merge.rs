@@ -92,6 +92,12 @@ impl Job for Merge {
         if let Some(vbd) = self.vbd {
             end_live(daemon, vbd).await?;
         }
+        let first = self.lowest_shown();
+        if daemon.catalogue.read(move |view| view.find_image(first)).await?.is_none() {
+            // A daemon before this one has found it done, and begun to remove what was merged.
+            daemon.srs.keep_inventory(self.sr).await?;
+            return self.remove(daemon).await;
+        }
         if self.is_done(daemon).await? {
             self.record(daemon).await?;
             daemon.srs.keep_inventory(self.sr).await?;

@@ -209,6 +209,15 @@ impl Taplined {
         }
     }
 
+    /// Starts one that dies there of what it has to bring to an end, perhaps before it listens.
+    pub fn start_and_die(&mut self, at: &str) {
+        let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        command.arg("--config").arg(self.room.path().join("taplined.toml")).env(ABORT_AT, at);
+        self.process = Some(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        self.wait_for_death();
+    }
+
     /// The same with variables in its environment, for this start.
     pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
         if self.process.is_some() {

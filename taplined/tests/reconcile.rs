@@ -382,6 +382,13 @@ fn a_disk_that_was_made_larger_by_others_is_told_as_it_is_served() {
     disks::plug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.served().1, 96 * MIB);
     assert_eq!(bed.told(), bed.served(), "{}", bed.daemon.log());
+    // The same where its process dies, and another one opens it.
+    let file = bed.directory().join(&bed.told().0[0]);
+    fs::File::options().write(true).open(file).unwrap().set_len(128 * MIB).unwrap();
+    bed.kill_disk();
+    assert_eq!(bed.served().1, 128 * MIB);
+    harness::wait_until("it is told as it is served", || bed.told() == bed.served());
+    assert_eq!(bed.reconcile(true), json!([]));
 }
 
 /// A process that does not answer, as one does that waits for storage or was stopped.

@@ -23,6 +23,7 @@ use super::unplug;
 use crate::daemon::Daemon;
 use crate::disk::place::Place;
 use crate::disk::process::{DiskProcess, Ended};
+use crate::reconcile;
 use crate::vm::domain;
 
 /// Somebody looks after a VBD's process.
@@ -114,11 +115,18 @@ async fn look_after(
             Ok(Some(another)) => {
                 (process, since) = (Some(another), Instant::now());
                 lost::look(daemon, vbd);
+                compare(daemon, vbd);
             }
             Ok(None) => return None,
             Err(problem) => (process, failed) = (None, Some(problem)),
         }
     }
+}
+
+/// Sees, beside everything else, that the catalogue says what a process that was just started has opened.
+fn compare(daemon: &Daemon, vbd: Uuid) {
+    let daemon = daemon.clone();
+    tokio::spawn(async move { reconcile::of_plugged(&daemon, vbd).await });
 }
 
 /// The process to which one that has ended has handed its disk: somebody has asked it to who is not this daemon.

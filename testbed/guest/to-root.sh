@@ -1,4 +1,4 @@
-# Leaves the memory of the guest for the disk with the distribution's programs, and goes on there with the program $INIT.
+# Leaves the initramfs for the disk with the distribution's programs, and goes on there with the program $INIT.
 tries=0
 while [ ! -b /dev/vda ]; do
     tries=$((tries + 1))

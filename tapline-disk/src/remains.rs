@@ -23,11 +23,13 @@ pub struct Layer {
     pub name: ImageName,
     /// What children know it by; all zero where its format has no such thing.
     pub identity: [u8; 16],
+    /// The size of its disk.
+    pub len: u64,
 }
 
 /// Files that hold nothing any more, locked.
 #[derive(Debug)]
-pub struct Remains(Vec<(ImageName, ImageFile)>);
+pub struct Remains(Vec<(Layer, ImageFile)>);
 
 const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
 
@@ -35,8 +37,12 @@ impl Layer {
     /// The layer that a file holds, whoever uses it.
     pub fn of(name: &ImageName) -> Result<Layer, Failure> {
         let mut file = files::open(name.path(), to_look_at(false)).map_err(Failure::said)?;
-        let identity = open_image(name, &mut file, false)?.identity();
-        Ok(Layer { name: name.clone(), identity })
+        Ok(Layer::in_image(name, &open_image(name, &mut file, false)?))
+    }
+
+    /// The same of an image that is open.
+    pub fn in_image(name: &ImageName, image: &Image) -> Layer {
+        Layer { name: name.clone(), identity: image.identity(), len: image.geometry().len }
     }
 
     /// Whether `link` of `child` leads here and nowhere else. What has no identity is known by its path.
@@ -66,11 +72,6 @@ pub fn are_all(above: &ImageName, sources: &[ImageName], target: &ImageName) -> 
     stands_on(target) && !sources.iter().any(stands_on)
 }
 
-/// The size of the disk in a layer.
-pub fn len_of(name: &ImageName) -> Result<u64, Failure> {
-    Ok(look(name)?.geometry().len)
-}
-
 fn look(name: &ImageName) -> Result<Image, Failure> {
     let mut file = open_file(name, to_look_at(true))?;
     open_image(name, &mut file, false)
@@ -94,7 +95,7 @@ impl Remains {
                     // What a killed process has left to be written may be all that it holds.
                     redo_log::settle(source, &mut file)?;
                     let layer = examine(source, &mut file, below.as_ref()).map_err(|failure| failure.advise(ADVICE))?;
-                    left.push((source.clone(), file));
+                    left.push((layer.clone(), file));
                     Some(layer)
                 }
             };
@@ -103,14 +104,14 @@ impl Remains {
         Ok(Remains(left))
     }
 
-    /// Their names.
-    pub fn names(&self) -> impl Iterator<Item = &ImageName> {
-        self.0.iter().map(|(name, _)| name)
+    /// What they are.
+    pub fn layers(&self) -> impl Iterator<Item = &Layer> {
+        self.0.iter().map(|(layer, _)| layer)
     }
 
     /// Removes them, durably.
     pub fn remove(self) -> Result<(), Failure> {
-        for (name, file) in &self.0 {
+        for (Layer { name, .. }, file) in &self.0 {
             let tried = || format!("remove {name}, which was merged and holds nothing any more");
             if FileIdentity::of_open(file) != FileIdentity::of(name) {
                 return Err(Failure::new(tried(), "another file has its name now"));
@@ -143,5 +144,5 @@ fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&Layer>) -> Res
     if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != Holds::Parent) {
         return not(format!("it holds something, first {} bytes at {}", span.len, span.at));
     }
-    Ok(Layer { name: name.clone(), identity: image.identity() })
+    Ok(Layer::in_image(name, &image))
 }

@@ -45,22 +45,17 @@ pub enum Heal {
 
 /// Compares all disks that run; the differences, and what was done about them.
 pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
-    let vbds = daemon.catalogue.read(|view| view.vbds(None, None)).await?;
-    compare(daemon, vbds, heal).await
+    compare(daemon, |view| view.vbds(None, None), heal).await
 }
 
 /// Compares the disks of a repository that was attached or scanned. What cannot be compared now is before anybody
 /// changes it.
 pub async fn of_sr(daemon: &Daemon, sr: Uuid) {
-    let vbds = daemon.catalogue.read(move |view| {
+    let find = move |view: &View<'_>| {
         let vdis: HashSet<Uuid> = view.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
         Ok(view.vbds(None, None)?.into_iter().filter(|vbd| vdis.contains(&vbd.vdi)).collect())
-    });
-    let compared = match vbds.await {
-        Ok(vbds) => compare(daemon, vbds, Heal::Yes).await,
-        Err(problem) => Err(problem),
     };
-    if let Err(problem) = compared {
+    if let Err(problem) = compare(daemon, find, Heal::Yes).await {
         tracing::warn!(%sr, "its disks could not be compared with the catalogue: {problem}");
     }
 }
@@ -68,12 +63,7 @@ pub async fn of_sr(daemon: &Daemon, sr: Uuid) {
 /// Compares the disks of VDIs on which a task has just been at work.
 pub async fn of_vdis(daemon: &Daemon, vdis: Vec<Uuid>) {
     for vdi in vdis {
-        let found = daemon.catalogue.read(move |view| view.vbds(None, Some(vdi))).await;
-        let compared = match found {
-            Ok(vbds) => compare(daemon, vbds, Heal::Yes).await,
-            Err(problem) => Err(problem),
-        };
-        if let Err(problem) = compared {
+        if let Err(problem) = compare(daemon, move |view| view.vbds(None, Some(vdi)), Heal::Yes).await {
             tracing::warn!(%vdi, "its disk could not be compared with the catalogue: {problem}");
         }
     }
@@ -86,7 +76,13 @@ pub async fn of_plugged(daemon: &Daemon, vbd: Uuid) {
     }
 }
 
-async fn compare(daemon: &Daemon, vbds: Vec<Vbd>, heal: Heal) -> Result<Vec<Difference>, Problem> {
+/// Compares the disks of VBDs that are looked for in the catalogue, all at one time.
+async fn compare(
+    daemon: &Daemon,
+    find: impl FnOnce(&View<'_>) -> Result<Vec<Vbd>, Problem> + Send + 'static,
+    heal: Heal,
+) -> Result<Vec<Difference>, Problem> {
+    let vbds = daemon.catalogue.read(find).await?;
     let mut asked = JoinSet::new();
     for vbd in vbds.into_iter().filter(|vbd| vbd.state == VbdState::Plugged) {
         let daemon = daemon.clone();

@@ -75,7 +75,7 @@ impl<F: Format> Disk<F> {
                 len
             }
             Discarded::Kept { at, len } => {
-                self.push_piece(number, kept, file, Action::Deallocate { at, len }, io);
+                self.deallocate(number, kept, file, Span { at, len }, io);
                 len
             }
             Discarded::Hidden { len } => {
@@ -130,7 +130,7 @@ impl<F: Format> Disk<F> {
             self.write_reserved(number, span.at, (file, reserved), zeroes(len), io);
         } else {
             let op = Op::Zero { number, ticket };
-            self.push_piece(number, op, file, Action::Deallocate { at, len }, io);
+            self.deallocate(number, op, file, Span { at, len }, io);
         }
         Ok(len)
     }
@@ -146,7 +146,7 @@ impl<F: Format> Disk<F> {
     fn give_up<I: Io>(&mut self, number: u32, file: FileId, (span, at): (Span, u64), size: u64, io: &mut I) {
         self.fold.overlay(span, Where::Zero);
         let op = Op::Release { number: Some(number), at };
-        self.push_piece(number, op, file, Action::Deallocate { at, len: size }, io);
+        self.deallocate(number, op, file, Span { at, len: size }, io);
     }
 
     pub(super) fn trimmed<I: Io>(&mut self, number: u32, done: FileDone, io: &mut I) {

@@ -2,16 +2,17 @@
 //! on a file system which was taken away, writes what nobody will find.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use api::{Code, Problem};
+
+use crate::driver::FileNumbers;
 
 /// A file that is open, and its path.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
-    numbers: (u64, u64),
+    numbers: FileNumbers,
 }
 
 impl Place {
@@ -38,6 +39,6 @@ impl Place {
     }
 }
 
-fn numbers(path: &Path) -> std::io::Result<(u64, u64)> {
-    fs::metadata(path).map(|found| (found.dev(), found.ino()))
+fn numbers(path: &Path) -> std::io::Result<FileNumbers> {
+    fs::metadata(path).map(FileNumbers::from)
 }

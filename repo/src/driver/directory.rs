@@ -3,7 +3,7 @@
 //! Invariants: a name never leads out of the directory, through a link or otherwise; what was made or removed is so
 //! after the loss of power too.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -51,8 +51,13 @@ pub struct FileNumbers {
 impl FileNumbers {
     /// Of an open file.
     pub fn of(file: &File) -> std::io::Result<FileNumbers> {
-        let metadata = file.metadata()?;
-        Ok(FileNumbers { device: metadata.dev(), inode: metadata.ino() })
+        Ok(FileNumbers::from(file.metadata()?))
+    }
+}
+
+impl From<Metadata> for FileNumbers {
+    fn from(metadata: Metadata) -> FileNumbers {
+        FileNumbers { device: metadata.dev(), inode: metadata.ino() }
     }
 }
 

@@ -101,13 +101,10 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
 
 /// Whether all of the sources are there, and hold nothing; and the target is as large as they are.
 fn hold_nothing(sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
-    let target_len = remains::len_of(target)?;
-    match Remains::of(sources, &remains::Layer::of(target)?) {
+    let target = remains::Layer::of(target)?;
+    match Remains::of(sources, &target) {
         Ok(remains) => {
-            let all = remains.names().count() == sources.len();
-            drop(remains);
-            let lens = sources.iter().map(remains::len_of).collect::<Result<Vec<_>, _>>()?;
-            Ok(all && lens.iter().all(|len| *len <= target_len))
+            Ok(remains.layers().count() == sources.len() && remains.layers().all(|source| source.len <= target.len))
         }
         Err(failure) => {
             say(format_args!("not merged yet: {failure}"));

@@ -126,6 +126,14 @@ fn rehearse(
     Ok((findings, prepared))
 }
 
+/// The directory of the programs: one that is named, or that of those of the tests, which are built.
+pub(crate) fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
+    if let Some(directory) = named {
+        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
+    }
+    build_programs(&[]).map_err(|failure| in_full(&failure))
+}
+
 /// Builds the programs and returns their directory.
 pub(crate) fn build_programs(profile: &[&str]) -> Result<PathBuf, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

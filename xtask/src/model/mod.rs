@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use self::bed::Bed;
 use self::planted::Favoured;
 use self::world::{Counts, World};
-use crate::demo::{build_programs, tool};
+use crate::demo::{programs, tool};
 
 const HELP: &str = "\
 usage: cargo xtask model [OPTION]…
@@ -218,14 +218,6 @@ fn live(world: &mut World, length: u64, steps: &[String]) -> Result<(), String> 
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"))
-}
-
-/// The directory of the programs; where none is named, they are built.
-fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
-    if let Some(directory) = named {
-        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
-    }
-    build_programs(&[]).map_err(|error| error.to_string())
 }
 
 /// Where a daemon can be told to die.

@@ -14,8 +14,7 @@ use vm::syntax::in_full;
 
 use crate::demo::guest::{Guest, GuestError, Job, Line, at, distribution, kernel};
 use crate::demo::progress::Progress;
-use crate::demo::story::Failure;
-use crate::demo::{build_programs, root as top, tool};
+use crate::demo::{programs, root as top, tool};
 
 const USAGE: &str = "usage: cargo xtask share-test [--bin-dir DIR] [--keep] [--part NAME]… [nfs] [smb]
   --bin-dir DIR  use taplined, tapline, tapline-disk and bench-guest in DIR instead of building them
@@ -99,7 +98,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let options = Options::parse(arguments).ok_or(USAGE)?;
     let progress = Progress::start();
     progress.step("the programs, a distribution and a guest");
-    let programs = programs(options.bin_dir.as_deref())?;
+    let programs = all_programs(options.bin_dir.as_deref())?;
     let told = |error: GuestError| in_full(&error);
     let cache = top().join("build").join("shares");
     let root = root::ROOT.obtain(&cache, &progress).map_err(told)?;
@@ -161,17 +160,15 @@ fn perform(
     transcript.value("held").map(drop)
 }
 
-/// The directory of the programs: one that is named, or that of those of the tests, which are built.
-fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
-    if let Some(directory) = named {
-        return std::path::absolute(directory).map_err(|error| format!("{}: {error}", directory.display()));
+/// The directory of the programs; where none is named, the disks' guest is built as well.
+fn all_programs(named: Option<&Path>) -> Result<PathBuf, String> {
+    let directory = programs(named)?;
+    if named.is_none() {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let build = tool::run(Command::new(cargo).args(["build", "-p", "bench"]).current_dir(top()));
+        build.map_err(|error| in_full(&error))?;
     }
-    let told = |failure: Failure| in_full(&failure);
-    let programs = build_programs(&[]).map_err(told)?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    tool::run(Command::new(cargo).args(["build", "-p", "bench"]).current_dir(top()))
-        .map_err(|error| in_full(&error))?;
-    Ok(programs)
+    Ok(directory)
 }
 
 /// The scripts and the programs as an archive. Names of functions are enough to see where a program broke.

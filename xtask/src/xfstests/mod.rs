@@ -20,7 +20,7 @@ use self::results::{Outcome, Results, is_test};
 use crate::demo::guest::{self, Guest, GuestError, Job, Line, at, distribution, kernel};
 use crate::demo::progress::Progress;
 use crate::demo::tapline::{Access, Tapline};
-use crate::demo::{build_programs, root as top, tool};
+use crate::demo::{programs, root as top, tool};
 
 const USAGE: &str = "usage: cargo xtask xfstests --source DIR [OPTION]… [TEST]…
 
@@ -164,7 +164,9 @@ struct Bed<'a> {
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let options = Options::parse(arguments).ok_or(USAGE)?;
     let progress = Progress::start();
-    let bed = prepare(&options, &progress).map_err(|error| in_full(&error))?;
+    progress.step("the programs, a distribution and a guest");
+    let programs = programs(options.bin_dir.as_deref())?;
+    let bed = prepare(&options, programs, &progress).map_err(|error| in_full(&error))?;
     let mut lines = String::new();
     let mut worse = Vec::new();
     for file_system in &options.file_systems {
@@ -205,16 +207,7 @@ fn worse_than_peer<'a>(tests: &'a [String], all: &[Results]) -> Vec<&'a String> 
     tests.iter().filter(|test| bad(ours, test) && !peers.iter().any(|peer| bad(peer, test))).collect()
 }
 
-fn prepare<'a>(options: &Options, progress: &'a Progress) -> Result<Bed<'a>, GuestError> {
-    progress.step("the programs, a distribution and a guest");
-    let programs = match &options.bin_dir {
-        Some(directory) => std::path::absolute(directory).map_err(at("find", directory))?,
-        None => build_programs(&[]).map_err(|failure| GuestError::Job {
-            job: "xfstests".to_owned(),
-            why: in_full(&failure),
-            console: PathBuf::new(),
-        })?,
-    };
+fn prepare<'a>(options: &Options, programs: PathBuf, progress: &'a Progress) -> Result<Bed<'a>, GuestError> {
     let cache = top().join("build/xfstests");
     let root = root::ROOT.obtain(&cache, progress)?;
     let guest = Guest::build_of(kernel::FULL, MODULES, &cache.join("guest"), progress)?;

@@ -39,7 +39,7 @@ pub fn what_is_left(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Opti
         let what = format!("the disk has other layers than were expected: {}", work.names().join(", "));
         return Err(Refusal::new(Kind::State, what).advise("look at them, and ask for the merge that they need"));
     }
-    let target = Layer { name: work.name(asked.from)?, identity: work.image(asked.from)?.identity() };
+    let target = Layer::in_image(&work.name(asked.from)?, work.image(asked.from)?);
     let (merged, delete, leaf) = (sources.clone(), asked.delete, asked.from == 0);
     let errand = work.send(move || finish(&merged, &target, delete, leaf))?;
     Ok(Some(Finish { asked: asked.clone(), sources, errand: Some(errand) }))
@@ -48,7 +48,9 @@ pub fn what_is_left(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Opti
 /// Looks for the files, and removes them if that is wanted. `leaf`: nothing stood on them.
 fn finish(sources: &[ImageName], target: &Layer, delete: bool, leaf: bool) -> Result<(), Refusal> {
     let remains = Remains::of(sources, target).map_err(|failure| Refusal::from(failure).of_kind(Kind::State))?;
-    if let Some(gone) = sources.iter().find(|&source| leaf && !delete && !remains.names().any(|name| name == source)) {
+    if let Some(gone) =
+        sources.iter().find(|&source| leaf && !delete && !remains.layers().any(|layer| layer.name == *source))
+    {
         // No layer above tells that it was merged, and it was not to be removed.
         let what = format!("{gone} is gone, and nothing tells whether it was merged before");
         return Err(

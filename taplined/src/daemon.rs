@@ -113,9 +113,9 @@ impl Daemon {
         Srs::attach_again(&daemon).await?;
         daemon.tasks.recover(&daemon).await?;
         // Behind jobs, which may change what a disk consists of.
-        plug::recover(&daemon).await?;
+        let plugged_since = plug::recover(&daemon).await?;
         // Behind their disks.
-        vm::recover(&daemon).await?;
+        vm::recover(&daemon, &plugged_since).await?;
         for sr in daemon.catalogue.read(|view| view.srs()).await? {
             if sr.state == SrState::Attached {
                 vdi::collect(&daemon, sr.uuid);

@@ -276,6 +276,32 @@ fn a_machine_that_the_catalogue_does_not_know_goes_on() {
     kill(&before["pid"]);
 }
 
+/// By the catalogue the VM runs and has the disk; it has ended since, and somebody plugged the disk without it.
+#[test]
+fn a_disk_that_was_plugged_behind_the_end_of_its_vm_stays_so_with_an_older_catalogue() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    let vbds = daemon.get(&format!("/vbds?vm={}", vm.trim_start_matches("/vms/"))).1;
+    let (other, used) = (vbds[0].clone(), format!("/vbds/{}", vbds[1]["uuid"].as_str().unwrap()));
+    let pid = plug(&daemon, &used)["pid"].clone();
+    daemon.kill();
+    assert_eq!(daemon.command(&["--restore", "latest"]).0, 0);
+    daemon.restart();
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    let now = daemon.get(&used).1;
+    assert_eq!((&now["state"], &now["pid"]), (&json!("plugged"), &pid), "{}", daemon.log());
+    assert_eq!(daemon.get(&format!("/vbds/{}", other["uuid"].as_str().unwrap())).1["state"], "unplugged");
+    // The VM starts with it.
+    start(&daemon, &vm);
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    assert_eq!(states(&daemon, &vm), ["unplugged"; 2]);
+    nothing_leaked(&daemon);
+}
+
 #[test]
 fn a_machine_that_ends_while_no_daemon_runs_is_halted_by_the_next() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
@@ -361,6 +387,27 @@ fn a_guest_that_does_not_power_off_is_ended_and_until_then_one_may_think_otherwi
     let patient = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
     assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
     assert_eq!(daemon.wait(&patient)["state"], "cancelled");
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_shutdown_that_a_daemon_takes_up_again_can_still_be_cancelled() {
+    let Some((mut daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    wait_until("the guest is waited for", || {
+        daemon.get(&format!("/tasks/{}", asked["uuid"].as_str().unwrap())).1["step"] == "ask"
+    });
+    daemon.kill();
+    daemon.restart();
+    let tasks = daemon.get("/tasks?open=true").1;
+    let again = tasks.as_array().unwrap().iter().find(|task| task["verb"] == "vm-shutdown");
+    let again = again.unwrap_or_else(|| panic!("{tasks}")).clone();
+    assert_eq!(daemon.post(&format!("/tasks/{}/cancel", again["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(daemon.wait(&again)["state"], "cancelled");
+    assert_eq!((power(&daemon, &vm), states(&daemon, &vm)), ("running".into(), vec!["plugged".into()]));
+    assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
     nothing_leaked(&daemon);
 }
 

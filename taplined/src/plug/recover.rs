@@ -1,7 +1,7 @@
 //! What a daemon finds when it starts: disks that have gone on without one, and what a daemon before it has left half
 //! done.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -24,8 +24,9 @@ use crate::task::blocking;
 /// The file in the run directory that says in which life of the host a daemon has run.
 const BOOT: &str = "boot";
 
-/// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done.
-pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
+/// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done. Returns the VBDs
+/// that were plugged, or got another process, since what the catalogue knows.
+pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
     let rebooted = has_rebooted(daemon).await?;
     let found = daemon.catalogue.read(|view| {
@@ -35,16 +36,20 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     let found: Vec<(Vbd, Option<Process>)> = found.await?;
     let config = daemon.config.clone();
     let mut running = blocking("look for disk processes", move || serving::all(&config)).await?;
-    let (mut known, mut unserved) = (HashSet::new(), Vec::new());
+    let (mut known, mut unserved, mut since) = (HashSet::new(), Vec::new(), BTreeSet::new());
     for (vbd, process) in found.into_iter().filter(|(vbd, _)| vbd.state != VbdState::Unplugged) {
         // After a reboot its number is somebody else's.
         let process = process.filter(|_| !rebooted);
         known.insert(vbd.uuid);
         let process = process.map(DiskProcess::find).transpose()?.flatten();
+        let recorded = process.as_ref().map(DiskProcess::identity);
         let process = alone(daemon, &vbd, process, running.remove(&vbd.uuid).unwrap_or_default()).await?;
         if process.is_none() && !rebooted && matches!(vbd.state, VbdState::Plugged | VbdState::Restarting) {
             unserved.push(vbd);
             continue;
+        }
+        if process.as_ref().is_some_and(|serves| Some(serves.identity()) != recorded) {
+            since.insert(vbd.uuid);
         }
         one(daemon, &vbd, process, rebooted).await?;
     }
@@ -59,6 +64,7 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
             continue;
         }
         if let Found::Taken(process) = stray::take_in(daemon, vbd, processes, &unserved).await {
+            since.insert(vbd);
             supervise::begin(daemon, vbd, Some(process));
         }
     }
@@ -69,7 +75,8 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     // Before anything is merged or begun on what the catalogue says.
     reconcile::all(daemon, Heal::Yes).await?;
     let (config, keep) = (daemon.config.clone(), known);
-    blocking("clear away what no VBD has", move || remove_strays(&place::all(&config), &keep)).await
+    blocking("clear away what no VBD has", move || remove_strays(&place::all(&config), &keep)).await?;
+    Ok(since)
 }
 
 /// The one process of a VBD: the recorded one, or another that was to take its place, and may have; none if neither is

@@ -1,8 +1,9 @@
 //! The end of a VM: seen when nobody has asked for it, and what follows in any case. Its VBDs are unplugged, and it is halted.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use api::{Power, Problem, VbdState, Vm};
+use api::{Power, Problem, Vbd, VbdState, Vm};
 use uuid::Uuid;
 
 use super::guest::Guest;
@@ -28,24 +29,43 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
             return;
         }
         let end = guest.tell(Machine::ended).await;
-        let (why, again) = match end {
-            Ok(Some(End::Reboots)) => (None, true),
-            Ok(Some(End::Badly(problem))) | Err(problem) => (Some(problem), false),
-            Ok(Some(End::PoweredOff) | None) => (None, false),
+        let ended = match end {
+            Ok(Some(End::Reboots)) => Ended { again: true, ..Ended::default() },
+            Ok(Some(End::Badly(problem))) | Err(problem) => Ended::because(problem),
+            Ok(Some(End::PoweredOff) | None) => Ended::default(),
         };
-        halt(&daemon, guest.vm, why, again, operation).await;
+        halt(&daemon, guest.vm, ended, operation).await;
     });
 }
 
-/// Does the rest of what ends a VM, in a task of its own. `again`: its guest boots anew, and is started then.
-pub async fn halt(daemon: &Daemon, vm: Uuid, why: Option<Problem>, again: bool, operation: Operation) {
+/// How a VM has ended whose machine is gone.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// Why, if nobody asked for it.
+    pub why: Option<Problem>,
+    /// Its guest boots anew: it is started then.
+    pub again: bool,
+    /// VBDs that stay plugged: they were not plugged for this machine.
+    pub keep: BTreeSet<Uuid>,
+}
+
+impl Ended {
+    /// Of a VM that has ended badly.
+    pub fn because(problem: Problem) -> Self {
+        Ended { why: Some(problem), ..Ended::default() }
+    }
+}
+
+/// Does the rest of what ends a VM, in a task of its own.
+pub async fn halt(daemon: &Daemon, vm: Uuid, ended: Ended, operation: Operation) {
+    let Ended { why, again, keep } = ended;
     match &why {
         Some(problem) => tracing::warn!(%vm, "{problem}"),
         None => tracing::info!(%vm, again, "its guest has powered off"),
     }
     let at_work = daemon.clone();
     let started = daemon.tasks.start(daemon, new_task("vm-end", vm, false), move |context| async move {
-        let halted = clear(&at_work, vm, why, &context.regardless()).await?;
+        let halted = clear(&at_work, vm, why, &keep, &context.regardless()).await?;
         drop(operation);
         if again {
             start::start(&at_work, vm).await?;
@@ -57,15 +77,22 @@ pub async fn halt(daemon: &Daemon, vm: Uuid, why: Option<Problem>, again: bool, 
     }
 }
 
-/// Unplugs what a VM without a machine has, and records that it is halted, and why. A disk that cannot be unplugged yet does not
-/// keep it from that: it goes when it can, and is not plugged again before.
-pub async fn clear(daemon: &Daemon, vm: Uuid, why: Option<Problem>, context: &Context) -> Result<Vm, Problem> {
-    let kept = why.clone();
+/// Unplugs what a VM without a machine has, but for what is to `keep`, and records that it is halted, and why. A disk that
+/// cannot be unplugged yet does not keep it from that: it goes when it can, and is not plugged again before.
+pub async fn clear(
+    daemon: &Daemon,
+    vm: Uuid,
+    why: Option<Problem>,
+    keep: &BTreeSet<Uuid>,
+    context: &Context,
+) -> Result<Vm, Problem> {
+    let (kept, keep) = (why.clone(), keep.clone());
     let plugged = catalogue::record(&daemon.catalogue, move |tx| {
         // From here on none of them is plugged by itself.
         tx.set_vm_power(vm, Power::Stopping, kept.as_ref())?;
         let vbds = tx.vbds(Some(vm), None)?;
-        Ok(vbds.into_iter().filter(|vbd| vbd.state != VbdState::Unplugged).map(|vbd| vbd.uuid).collect())
+        let goes = |vbd: &Vbd| vbd.state != VbdState::Unplugged && !keep.contains(&vbd.uuid);
+        Ok(vbds.into_iter().filter(goes).map(|vbd| vbd.uuid).collect())
     });
     let plugged: Vec<Uuid> = plugged.await?;
     daemon.vms.guests().remove(&vm);

@@ -10,6 +10,7 @@ use ::vm::qemu::process::{Identity, Process};
 use api::{Code, Driver, Power, Problem, Vbd, VbdState, Vm};
 use uuid::Uuid;
 
+use super::end::Ended;
 use super::guest::{self, Guest};
 use super::machine::{Machine, qemu_problem};
 use super::{domain, end, hardware, new_task, place, places, stop, strays};
@@ -26,8 +27,9 @@ const TO_END: Duration = Duration::from_secs(3);
 /// How long the guest of a VM may take that was being shut down when the daemon ended.
 const TO_POWER_OFF: Duration = Duration::from_secs(60);
 
-/// Finds machines again, and brings to an end what is half done.
-pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
+/// Finds machines again, and brings to an end what is half done. VBDs that were `plugged_since` what the catalogue knows
+/// stay plugged where their VM has ended: it had other processes for them, so they were plugged when it had.
+pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);
     let run: BTreeSet<Uuid> = vms.iter().filter(runs).map(|vm| vm.uuid).collect();
@@ -44,7 +46,7 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     }
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted) {
-        one(daemon, vm).await?;
+        one(daemon, vm, plugged_since).await?;
     }
     Ok(())
 }
@@ -104,21 +106,23 @@ async fn stray_domain(daemon: &Daemon, known: &Vm) {
     }
 }
 
-async fn one(daemon: &Daemon, vm: Vm) -> Result<(), Problem> {
+async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>) -> Result<(), Problem> {
     let uuid = vm.uuid;
     let operation = daemon.vms.begin(uuid)?;
     if vm.power == Power::Starting {
         let what = format!("VM {uuid} was not started: the daemon ended meanwhile");
         let why = Problem::new(Code::Failed, what).advise("start it again");
-        end::halt(daemon, uuid, Some(why), false, operation).await;
+        end::halt(daemon, uuid, Ended::because(why), operation).await;
         return Ok(());
     }
     match (adopt(daemon, uuid).await, vm.power) {
-        (Ok(None), Power::Stopping) => end::halt(daemon, uuid, vm.problem, false, operation).await,
+        (Ok(None), Power::Stopping) => {
+            end::halt(daemon, uuid, Ended { why: vm.problem, ..Ended::default() }, operation).await;
+        }
         (Ok(None), _) => {
             let what = format!("VM {uuid} is halted: it has ended while no daemon ran, and nobody knows how");
             let why = Problem::new(Code::Failed, what).advise("start it again");
-            end::halt(daemon, uuid, Some(why), false, operation).await;
+            end::halt(daemon, uuid, Ended { keep: keep.clone(), ..Ended::because(why) }, operation).await;
         }
         (_, Power::Stopping) => {
             // Behind what was asked for then, with the patience of one who is asked anew.
@@ -198,7 +202,7 @@ async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
         if left {
             let what = format!("VM {vm} is halted: its QEMU has ended, and nobody knows how");
             let why = Problem::new(Code::Failed, what).advise("start it again");
-            end::halt(&daemon, vm, Some(why), false, operation).await;
+            end::halt(&daemon, vm, Ended::because(why), operation).await;
         }
     });
     Ok(())

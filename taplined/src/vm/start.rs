@@ -1,6 +1,7 @@
 //! `vm-start`: all VBDs of a VM are plugged, then QEMU is started; or a domain is made, all are plugged, and it runs.
 //! What fails or is cancelled is undone.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,7 +121,7 @@ async fn run(
         Err(problem) => {
             end_machine(daemon, vm).await;
             let why = (problem.code != Code::Cancelled).then(|| problem.clone());
-            if let Err(also) = end::clear(daemon, vm, why, &context.regardless()).await {
+            if let Err(also) = end::clear(daemon, vm, why, &BTreeSet::new(), &context.regardless()).await {
                 tracing::error!(%vm, "what a failed start has left remains until the daemon starts again: {also}");
             }
             Err(problem)

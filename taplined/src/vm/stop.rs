@@ -1,5 +1,6 @@
 //! `vm-shutdown`, `vm-suspend`, `vm-resume`: what is asked of a machine that runs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,13 +88,23 @@ pub async fn finish(
     };
     if let Err(problem) = ended.await {
         let kept = (problem.code != Code::Cancelled).then(|| problem.clone());
+        let power = if power == Power::Stopping { as_before(daemon, vm).await } else { power };
         catalogue::record(&daemon.catalogue, move |tx| tx.set_vm_power(vm, power, kept.as_ref())).await?;
         return Err(problem);
     }
     fault::point("vm-shutdown", "end", true);
-    let halted = end::clear(daemon, vm, None, &context.regardless()).await?;
+    let halted = end::clear(daemon, vm, None, &BTreeSet::new(), &context.regardless()).await?;
     drop(operation);
     shown(halted)
+}
+
+/// What a VM is again that is not ended after all, and that a daemon before this one was at ending.
+async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
+    let paused = match daemon.vms.guest(vm) {
+        Some(guest) => guest.tell(Machine::is_paused).await.unwrap_or(false),
+        None => false,
+    };
+    if paused { Power::Suspended } else { Power::Running }
 }
 
 /// Presses the power button, and waits until the guest has powered off or the time is over.

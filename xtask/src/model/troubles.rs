@@ -293,13 +293,7 @@ impl World {
         for uuid in self.vbds.keys().cloned().collect::<Vec<_>>() {
             let now = shown.iter().find(|vbd| vbd["uuid"] == *uuid);
             let plugged = now.is_some_and(|vbd| vbd["state"] == "plugged");
-            // A VM that ran then, and does not any more, has ended with all its disks.
-            let of_halted = self
-                .vbd(&uuid)?
-                .vm
-                .clone()
-                .is_some_and(|vm| self.vms.get(&vm).is_some_and(|vm| vm.power == super::machines::Power::Halted));
-            if self.vbd(&uuid)?.plugged && !plugged && !of_halted {
+            if self.vbd(&uuid)?.plugged && !plugged {
                 return Err(format!("VBD {uuid} was plugged, and with an older catalogue it is {now:?}"));
             }
             match now {

@@ -59,6 +59,12 @@ async fn start(daemon: Daemon, one: ToStart) {
             break Err(problem);
         }
         tokio::time::sleep(Duration::from_secs(daemon.config.autostart.retry_after.into())).await;
+        // Somebody may not want it any more.
+        match daemon.catalogue.read(|view| view.to_start()).await {
+            Ok(wanted) if !wanted.iter().any(|other| other.uuid() == uuid) => return,
+            Ok(_) => {}
+            Err(problem) => tracing::error!(%uuid, "whether it is still to be started is not known: {problem}"),
+        }
     };
     let recorded = daemon.catalogue.write(move |tx| {
         tx.end_start(uuid)?;

@@ -150,6 +150,29 @@ fn what_cannot_be_started_yet_is_tried_again_and_says_so_in_the_end() {
 }
 
 #[test]
+fn what_is_not_to_be_started_any_more_is_not_tried_again() {
+    let settings = "[autostart]\nretry-after = 1\n[storage]\nlost-interval = 1";
+    let (mut daemon, vdis) = with_disks(settings, &["a", "b", "c"]);
+    let [wanted, unwanted, hasty] = [0, 1, 2].map(|at| vbd(&daemon, &vdis[at], "nbd"));
+    for (vbd, tries) in [(&wanted, 100), (&unwanted, 100), (&hasty, 1)] {
+        set(&daemon, vbd, json!({ "tries": tries }));
+    }
+    let (here, aside) = (daemon.room().join("disks"), daemon.room().join("aside"));
+    daemon.kill();
+    std::fs::rename(&here, &aside).unwrap();
+    go_down(&daemon);
+    daemon.restart();
+    wait_until("all were tried", || daemon.get(&hasty).1["problem"].is_object());
+    set(&daemon, &unwanted, Value::Null);
+    std::fs::rename(&aside, &here).unwrap();
+    becomes(&daemon, &wanted, "plugged");
+    // As long as the other has been tried for.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    daemon.settle();
+    assert_eq!(state(&daemon, &unwanted), "unplugged");
+}
+
+#[test]
 fn a_disk_of_a_vm_is_started_with_that_and_not_by_itself() {
     let (daemon, vdis) = with_disks("", &["a"]);
     let asked = json!({ "name": "vm", "driver": "qemu", "memory": 64 << 20, "vcpus": 1, "autostart": { "delay": 5 } });

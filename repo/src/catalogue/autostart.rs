@@ -112,6 +112,9 @@ impl Tx<'_> {
         vbd.autostart = patch.autostart.unwrap_or(vbd.autostart);
         check_autostart(&vbd)?;
         self.execute("UPDATE vbd SET autostart = ?2 WHERE uuid = ?1", (Id(uuid), vbd.autostart.map(Json)))?;
+        if patch.autostart == Some(None) {
+            self.end_start(uuid)?;
+        }
         self.touch(ObjectKind::Vbd, uuid, Change::Changed);
         Ok(vbd)
     }

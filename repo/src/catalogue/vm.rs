@@ -115,6 +115,9 @@ impl Tx<'_> {
                 ":autostart": vm.autostart.map(Json),
             },
         )?;
+        if patch.autostart == Some(None) {
+            self.end_start(uuid)?;
+        }
         self.touch(ObjectKind::Vm, uuid, Change::Changed);
         Ok(vm)
     }

@@ -107,6 +107,19 @@ impl World {
         self.vdis.iter().map(|(uuid, vdi)| format!("{uuid} {}", vdi.name)).collect()
     }
 
+    /// Removes files that no image has, as somebody does whom a scan has told of them.
+    pub fn remove_unnamed(&mut self) -> Result<(), String> {
+        for sr in self.srs.clone() {
+            let path = self.bed.storages.get(sr.storage).ok_or("no such storage")?.path.clone();
+            let named = named_by(&self.get(&format!("/srs/{}/inventory", sr.uuid))?);
+            for file in names_in(&path)?.difference(&named).map(|name| path.join(name)) {
+                self.tell(format!("remove {}, which no image has", file.display()));
+                fs::remove_file(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// What is in repositories and in the run directory, what runs, and what inventory, catalogue and processes say of
     /// chains.
     fn compare_places(&mut self) -> Result<(), String> {
@@ -115,8 +128,7 @@ impl World {
             let inventory = self.get(&format!("/srs/{}/inventory", sr.uuid))?;
             let images: BTreeMap<String, Value> =
                 list(&inventory["images"]).iter().map(|image| (text(&image["uuid"]), image.clone())).collect();
-            let mut named: BTreeSet<String> = images.values().map(|image| text(&image["file"])).collect();
-            named.extend(OWN_FILES.iter().map(|name| (*name).to_owned()));
+            let named = named_by(&inventory);
             let there = names_in(&storage.path)?;
             if there != named {
                 let (more, less): (Vec<_>, Vec<_>) =
@@ -263,6 +275,12 @@ pub fn text(value: &Value) -> String {
 
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The files of a repository by its inventory, with its own.
+fn named_by(inventory: &Value) -> BTreeSet<String> {
+    let images = list(&inventory["images"]).iter().map(|image| text(&image["file"]));
+    images.chain(OWN_FILES.iter().map(|name| (*name).to_owned())).collect()
 }
 
 /// The names of what is in a directory.

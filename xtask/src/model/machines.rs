@@ -162,6 +162,14 @@ impl World {
             world.vbds.values().all(|vbd| vbd.vdi != uuid || vbd.vm.is_none() && !vbd.autostart)
         };
         let Some(vdi) = self.free_vdi(is_free) else { return Ok(()) };
+        // One that was to start with the host, and had nothing to boot, is tried again; with this disk it would start.
+        let tried_again = self.vbds_of_vm(vm).is_empty() && self.vm(vm)?.said["autostart"].is_object();
+        if tried_again {
+            if !self.set(&format!("/vms/{vm}"), &super::settings::autostart(false), false)? {
+                return Ok(());
+            }
+            self.vm(vm)?.said["autostart"] = Value::Null;
+        }
         self.count("vbd-make");
         let key = self.key();
         match self.ask_for(&Asked::post("/vbds", json!({ "vdi": vdi, "vm": vm, "bootable": true })), Some(&key))? {

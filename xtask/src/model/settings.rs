@@ -25,7 +25,7 @@ impl World {
 
     /// Sets fields; whether they are so then. Where the answer was lost, each is as before or as asked for: what the
     /// object shows tells which.
-    fn set(&mut self, path: &str, body: &Value, may_be_refused: bool) -> Result<bool, String> {
+    pub fn set(&mut self, path: &str, body: &Value, may_be_refused: bool) -> Result<bool, String> {
         self.must_run()?;
         self.tell(format!("PATCH {path} {body}"));
         self.count("set");
@@ -263,7 +263,8 @@ impl World {
 }
 
 /// What is sent to have something started with the host, or not.
-fn autostart(wanted: bool) -> Value {
+/// Has something started with the host, or not.
+pub fn autostart(wanted: bool) -> Value {
     let value = if wanted { json!({ "order": 1, "delay": 0, "tries": 20 }) } else { Value::Null };
     json!({ "autostart": value })
 }

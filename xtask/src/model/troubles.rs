@@ -233,7 +233,12 @@ impl World {
             self.kill_daemon()?;
         }
         self.write_catalogue(&kept)?;
-        said
+        said?;
+        // The daemon may have begun merges of which the whole catalogue does not know: those that came to their end are
+        // followed, and leave files.
+        self.must_run()?;
+        self.rest()?;
+        self.remove_unnamed()
     }
 
     fn write_catalogue(&self, files: &[Option<Vec<u8>>; 3]) -> Result<(), String> {

@@ -5,11 +5,13 @@ mod directory;
 mod durable;
 pub mod filesystem;
 mod label;
+mod last_host;
 pub mod mount;
 mod repository;
 mod unfinished;
 
-pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED};
+pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED, is_used};
 pub use durable::Appended;
 pub use label::{LABEL, Label};
+pub use last_host::{Last, LastHost, machine};
 pub use repository::{Attached, attach, check_empty, make, unmake};

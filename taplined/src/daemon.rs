@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use api::{Code, Host, Problem, SrState};
 use jiff::Timestamp;
 use repo::Catalogue;
+use repo::driver::{LastHost, machine};
 use uuid::Uuid;
 
 use crate::catalogue::Care;
@@ -84,11 +85,12 @@ impl Daemon {
         allow_many_disks()?;
         let catalogue = crate::catalogue::open(&config)?;
         directories::close_catalogue(&config);
-        let host = host_identity(&catalogue).await?;
+        let machine = machine();
+        let host = host_identity(&catalogue, &machine).await?;
         let tokens = Tokens::load(&catalogue).await?;
         let tasks = Tasks::new(catalogue.clone());
         let tool = Tool::of(&config)?;
-        let srs = Srs::new(&config, catalogue.clone());
+        let srs = Srs::new(&config, catalogue.clone(), LastHost { host, machine });
         let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::of(&config)?);
         let parts = Parts {
             config,
@@ -223,18 +225,33 @@ fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Pro
     }
 }
 
-/// The host's identity, given to it when the catalogue was made.
-async fn host_identity(catalogue: &Catalogue) -> Result<Uuid, Problem> {
-    catalogue
-        .write(|tx| {
-            if let Some(known) = tx.meta("host")?.and_then(|text| text.parse().ok()) {
-                return Ok(known);
-            }
-            let new = Uuid::new_v4();
-            tx.set_meta("host", &new.to_string())?;
-            Ok(new)
-        })
-        .await
+/// The host's identity, given to it when the catalogue was made, and anew when that has come to another machine.
+async fn host_identity(catalogue: &Catalogue, machine: &str) -> Result<Uuid, Problem> {
+    let now = machine.to_owned();
+    let identity = catalogue.write(move |tx| {
+        let host: Option<Uuid> = tx.meta("host")?.and_then(|text| text.parse().ok());
+        let before = tx.meta("machine")?.filter(|before| !before.is_empty() && !now.is_empty());
+        let moved = host.is_some() && before.is_some_and(|before| before != now);
+        tx.set_meta("machine", &now)?;
+        if let Some(known) = host.filter(|_| !moved) {
+            return Ok((known, None));
+        }
+        let new = Uuid::new_v4();
+        tx.set_meta("host", &new.to_string())?;
+        if moved {
+            tx.note_moved()?;
+        }
+        Ok((new, host))
+    });
+    let (host, before) = identity.await?;
+    if let Some(before) = before {
+        tracing::warn!(
+            %host, %before,
+            "the catalogue comes from another machine: this is a new host, and nothing that ran there is started here; \
+             where both use a repository, only one at a time can attach it"
+        );
+    }
+    Ok(host)
 }
 
 /// Memory of the host, in bytes.

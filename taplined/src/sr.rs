@@ -13,6 +13,7 @@ mod place;
 mod probe;
 mod scan;
 mod space;
+mod take_over;
 mod watch;
 
 use std::collections::HashMap;
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use api::{Code, Problem};
 use repo::Catalogue;
-use repo::driver::Directory;
+use repo::driver::{Directory, LastHost};
 use uuid::Uuid;
 
 use crate::config::Config;
@@ -39,6 +40,9 @@ pub use watch::{seek_lost, watch_space};
 #[derive(Debug)]
 pub struct Srs {
     catalogue: Catalogue,
+    config: Config,
+    /// This one.
+    host: LastHost,
     /// Their directories.
     open: Mutex<HashMap<Uuid, Arc<Directory>>>,
     /// What is known of their inventories, of those that can be written.
@@ -69,10 +73,12 @@ impl Drop for Claim {
 
 impl Srs {
     /// None.
-    pub fn new(config: &Config, catalogue: Catalogue) -> Srs {
+    pub fn new(config: &Config, catalogue: Catalogue, host: LastHost) -> Srs {
         let limit = Duration::from_secs(config.storage.answer_timeout.into());
         Srs {
             catalogue,
+            config: config.clone(),
+            host,
             open: Mutex::default(),
             logs: Mutex::default(),
             claimed: Arc::default(),

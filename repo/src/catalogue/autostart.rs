@@ -12,6 +12,9 @@ use super::{Tx, View};
 /// Under which the identity of the host's present life is kept.
 const BOOT: &str = "boot";
 
+/// What is kept there when the catalogue has come to another machine: no boot is called so.
+const MOVED: &str = "on another machine";
+
 /// Something that is still to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToStart {
@@ -69,15 +72,15 @@ impl View<'_> {
 impl Tx<'_> {
     /// Notes which life of the host this is; whether it is another one than was noted. What is to be started is noted
     /// then, if this is the `first` daemon of that life: with a catalogue that was put back from a backup it may not
-    /// be. With `again` that includes VBDs that no VM has and that were plugged when the host went down.
+    /// be. Nothing is started by a catalogue that was brought from another machine, on which it may be running. With `again` that includes VBDs that no VM has and that were plugged when the host went down.
     pub fn note_boot(&mut self, boot: &str, first: bool, again: bool) -> Result<bool, Problem> {
         let before = self.meta(BOOT)?;
         self.set_meta(BOOT, boot)?;
-        if before.is_none_or(|before| before == boot) {
+        if before.as_ref().is_none_or(|before| before == boot) {
             return Ok(false);
         }
         self.execute("DELETE FROM to_start", [])?;
-        if !first {
+        if !first || before.as_deref() == Some(MOVED) {
             return Ok(true);
         }
         self.execute("INSERT INTO to_start SELECT uuid, 'vm' FROM vm WHERE autostart IS NOT NULL", [])?;
@@ -88,6 +91,11 @@ impl Tx<'_> {
         )?;
         self.execute("UPDATE vbd SET drained = FALSE WHERE drained", [])?;
         Ok(true)
+    }
+
+    /// The catalogue has come to another machine: nothing that it has for running runs here, and nothing is started by it.
+    pub fn note_moved(&mut self) -> Result<(), Problem> {
+        self.set_meta(BOOT, MOVED)
     }
 
     /// The host is about to end: what is plugged for machines of others is to be known for that.

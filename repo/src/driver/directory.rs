@@ -100,6 +100,11 @@ impl Directory {
         &self.handle
     }
 
+    /// The file whose lock it has.
+    pub(super) fn lock_file(&self) -> Option<&File> {
+        self.lock.as_ref()
+    }
+
     /// Locks the repository for as long as anybody has this directory: over NFS and SMB by the server's lock. Whoever
     /// can only read takes part in nothing that could be disturbed, and locks only what is there.
     pub fn lock(&mut self, read_only: bool) -> Result<(), Problem> {
@@ -270,15 +275,11 @@ impl Directory {
             Err(problem) if problem.code == Code::NotFound => return Ok(()),
             Err(problem) => return Err(problem),
         };
-        // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can
-        // tell.
-        match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::AGAIN | Errno::ACCESS) => {
-                let what = format!("{} is not removed: some process uses it", self.path().join(name).display());
-                Err(Problem::new(Code::InUse, what).advise("see who has it open: lslocks, fuser"))
-            }
-            _ => self.remove_image(name),
+        if is_used(&file) {
+            let what = format!("{} is not removed: some process uses it", self.path().join(name).display());
+            return Err(Problem::new(Code::InUse, what).advise("see who has it open: lslocks, fuser"));
         }
+        self.remove_image(name)
     }
 
     /// What a file takes on the file system, in bytes.
@@ -352,6 +353,15 @@ fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
         }
     }
     rustix::fs::flock(file, operation)
+}
+
+/// Whether some process has a file locked, as everybody has who reads or writes an image. This takes the lock for a moment,
+/// on a file that must be open for writing.
+pub fn is_used(file: &File) -> bool {
+    // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can
+    // tell.
+    let locked = rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive);
+    matches!(locked, Err(Errno::AGAIN | Errno::ACCESS))
 }
 
 pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {

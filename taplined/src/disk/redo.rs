@@ -10,7 +10,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use api::Problem;
+use api::{Code, Problem};
+use repo::driver::{Directory, is_used};
 
 use super::control::Beside;
 use super::redo_name;
@@ -49,6 +50,32 @@ impl RedoLogs {
             all.push(Beside { path: path.to_owned(), write: true, file });
         }
         Ok(all)
+    }
+
+    /// Removes the logs of images of a repository that no process has locked: somebody else has had them since. Returns
+    /// the images whose logs had something in them.
+    pub fn remove_void(&self, directory: &Directory) -> Result<Vec<String>, Problem> {
+        let mut removed = Vec::new();
+        if self.directory.read_dir().map_or(true, |mut logs| logs.next().is_none()) {
+            return Ok(removed);
+        }
+        for entry in directory.entries()?.into_iter().filter(|entry| entry.file && !entry.name.starts_with('.')) {
+            let file = match directory.open_image(&entry.name, true) {
+                Err(problem) if problem.code == Code::NotFound => continue,
+                opened => opened?,
+            };
+            let tried = |error| Problem::failed(format_args!("remove the redo log of {}", entry.name), error);
+            let log = self.directory.join(redo_name::file_name(&file.metadata().map_err(tried)?));
+            let Ok(found) = std::fs::metadata(&log) else { continue };
+            if is_used(&file) {
+                continue;
+            }
+            std::fs::remove_file(&log).map_err(tried)?;
+            if found.len() > 0 {
+                removed.push(entry.name);
+            }
+        }
+        Ok(removed)
     }
 
     /// The files of a verb, with their logs.

@@ -58,8 +58,9 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
     let operation = daemon.plugs.operations.begin(vbd, Kind::Plug)?;
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let again = now.state == VbdState::Restarting;
-    if again {
-        // What is asked for now takes the place of what would be tried by itself.
+    if again || now.state == VbdState::Unplugged {
+        // What is asked for now takes the place of what would be tried by itself. Of one that is unplugged somebody may
+        // just be clearing up.
         if let Some(process) = daemon.plugs.release(vbd).await {
             supervise::begin(daemon, vbd, Some(process));
         }

@@ -106,6 +106,9 @@ async fn look_after(
             stopped.await.ok();
             return None;
         }
+        if is_unplugged(daemon, vbd).await {
+            return None;
+        }
         let served = if process.is_some() { since.elapsed() } else { Duration::ZERO };
         let pause = deaths.died(served);
         if let Err(problem) = record(daemon, vbd, &died, pause).await {
@@ -154,6 +157,20 @@ async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
         tracing::warn!(%vbd, "whether its guest needs it is not known: {problem}");
         false
     })
+}
+
+/// Whether the VBD was unplugged behind the back of who looks after it: its repository was at another host meanwhile. What
+/// its process has left is removed then; who plugs it next waits for that.
+async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
+    let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await;
+    if !matches!(now, Ok(Some(now)) if now.state == VbdState::Unplugged) {
+        return false;
+    }
+    if let Err(problem) = clear(daemon, vbd, None).await {
+        tracing::error!(%vbd, "what its process has left could not be removed: {problem}");
+    }
+    daemon.plugs.files().remove(&vbd);
+    true
 }
 
 /// Starts another process after a pause; none if somebody has released the VBD meanwhile.
@@ -225,6 +242,9 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     daemon.tasks.leave(vdi).await?;
     let order = Order::of(daemon, vbd).await?;
     let _turn = daemon.plugs.restarts.acquire().await;
+    if order.vbd.state == VbdState::Unplugged {
+        return Err(died);
+    }
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
     serve(daemon, &order, Log::Continued, &mut steps, process).await?;
     // Why it died last stays to be seen.

@@ -64,7 +64,11 @@ impl Srs {
         if !variant.read_only && !matches!(sr.source, SrSource::Iso { .. }) {
             self.clear(&sr, &directory).await;
         }
-        let examined = match self.examine(&sr, &directory, &variant, believe).await {
+        let examined = async {
+            let examined = self.examine(&sr, &directory, &variant, believe).await?;
+            self.take_over(&sr, &directory, &variant).await.map(|()| examined)
+        };
+        let examined = match examined.await {
             Ok(examined) => examined,
             Err(problem) => {
                 drop(directory);

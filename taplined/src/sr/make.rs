@@ -116,6 +116,7 @@ impl<const KEPT: bool> Make<KEPT> {
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
         let directory = Arc::new(directory);
         let examined = srs.examine(&self.sr, &directory, &variant, None).await?;
+        srs.take_over(&self.sr, &directory, &variant).await?;
         Ok((directory, variant, examined))
     }
 

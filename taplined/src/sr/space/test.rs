@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use repo::Catalogue;
-use repo::driver::{Label, make};
+use repo::driver::{Label, LastHost, make};
 
 use super::*;
 
@@ -16,10 +16,14 @@ struct Room {
     sr: Uuid,
 }
 
+fn here() -> LastHost {
+    LastHost { host: Uuid::nil(), machine: String::new() }
+}
+
 async fn room(at: &Path) -> Room {
     let state = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::open(&state.path().join("catalogue.db")).unwrap();
-    let srs = Srs::new(&Config::default(), catalogue);
+    let srs = Srs::new(&Config::default(), catalogue, here());
     let path: api::AbsolutePath = at.to_str().unwrap().parse().unwrap();
     let (sr, name) = (Uuid::new_v4(), "vms".parse::<api::Name>().unwrap());
     make(&path, &Label::new(sr, name.clone(), None), false).unwrap();
@@ -88,7 +92,7 @@ async fn a_repository_that_was_full_is_so_after_a_restart() {
     let room = room(at.path()).await;
     room.srs.reported_full(room.sr).await.unwrap();
     room.srs.let_go(room.sr).await.unwrap();
-    let next = Srs::new(&Config::default(), room.srs.catalogue.clone());
+    let next = Srs::new(&Config::default(), room.srs.catalogue.clone(), here());
     next.attach(room.sr).await.unwrap();
     assert!(next.is_full(room.sr));
 }

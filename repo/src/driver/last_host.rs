@@ -1,0 +1,122 @@
+//! Which host had a repository last: what its lock file says.
+//!
+//! A host keeps things of a repository's images beside the repository: what a killed process has left to be written, and
+//! that a disk is plugged. None of that holds when another host has had the repository since. Knows nothing of what is
+//! kept. Invariant: it is written only by whoever holds the lock, and stays when the lock is let go.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use api::Problem;
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::directory::{Directory, LOCK};
+
+/// Bytes of the longest one that is read.
+const LEN_MAX: usize = 4096;
+
+/// What the machine's installation is known by (machine-id(5)).
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// A host: a catalogue, and the machine on which it is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastHost {
+    /// The identity that the catalogue has given it.
+    pub host: Uuid,
+    /// The machine ([`machine`]): a catalogue that was copied to another one is another host's.
+    pub machine: String,
+}
+
+/// What a repository says of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Last {
+    /// Nothing: nobody has attached it, or only a version that said nothing.
+    Nobody,
+    /// This host had it.
+    Host(LastHost),
+    /// What is there cannot be read.
+    Unknown,
+}
+
+/// What tells this machine from others; empty if nothing does. Not the machine's own identity, which is nobody else's
+/// business, but a hash of it.
+pub fn machine() -> String {
+    machine_of(&fs::read_to_string(MACHINE_ID).unwrap_or_default())
+}
+
+fn machine_of(id: &str) -> String {
+    if id.trim().is_empty() {
+        return String::new();
+    }
+    let hash = digest(&SHA256, format!("tapline {}", id.trim()).as_bytes());
+    hash.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Directory {
+    /// Which host had this repository last. Of one that is not locked, nobody.
+    pub fn last_host(&self) -> Result<Last, Problem> {
+        let Some(file) = self.lock_file() else { return Ok(Last::Nobody) };
+        let mut bytes = vec![0; LEN_MAX];
+        let len = file.read_at(&mut bytes, 0).map_err(|error| self.failed("read", &error))?;
+        bytes.truncate(len);
+        Ok(match bytes.is_empty() {
+            true => Last::Nobody,
+            false => serde_json::from_slice(&bytes).map_or(Last::Unknown, Last::Host),
+        })
+    }
+
+    /// From now on this host had it last. Durable when this returns.
+    pub fn set_last_host(&self, host: &LastHost) -> Result<(), Problem> {
+        let Some(file) = self.lock_file() else { return Ok(()) };
+        let mut text = serde_json::to_vec(host).map_err(|error| Problem::failed("say who has a repository", error))?;
+        text.push(b'\n');
+        let len = u64::try_from(text.len()).unwrap_or(u64::MAX);
+        let write = |file: &File| {
+            file.write_all_at(&text, 0)?;
+            file.set_len(len)?;
+            file.sync_all()
+        };
+        write(file).map_err(|error| self.failed("write", &error))
+    }
+
+    fn failed(&self, what: &str, error: &std::io::Error) -> Problem {
+        Problem::failed(format_args!("{what} {}", self.path().join(LOCK).display()), error)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn who_had_it_last_is_read_again_and_what_is_no_host_is_unknown() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().to_str().unwrap().parse().unwrap();
+        let open = || {
+            let mut directory = Directory::open(&path).unwrap();
+            directory.lock(false).unwrap();
+            directory
+        };
+        assert_eq!(open().last_host().unwrap(), Last::Nobody);
+        let long = LastHost { host: Uuid::new_v4(), machine: machine_of("4d3b0a\n") };
+        let short = LastHost { host: Uuid::new_v4(), machine: String::new() };
+        for host in [long, short] {
+            open().set_last_host(&host).unwrap();
+            assert_eq!(open().last_host().unwrap(), Last::Host(host));
+        }
+        for text in ["{", "{}", "\0\0", "{\"host\":1,\"machine\":\"\"}"] {
+            std::fs::write(room.path().join(LOCK), text).unwrap();
+            assert_eq!(open().last_host().unwrap(), Last::Unknown, "{text}");
+        }
+    }
+
+    #[test]
+    fn machines_are_told_apart_and_not_named() {
+        assert_eq!(machine_of(" \n"), "");
+        assert_eq!(machine_of("abc\n"), machine_of("abc"));
+        assert_ne!(machine_of("abc"), machine_of("abd"));
+        assert!(!machine_of("abc").contains("abc"));
+    }
+}

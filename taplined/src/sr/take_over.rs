@@ -1,0 +1,93 @@
+//! A repository that another host has had since this one: what this host keeps of its disks is void.
+//!
+//! When a daemon and its disks die together, they leave redo logs and VBDs that are plugged in the catalogue. The next
+//! daemon goes on with both, and rightly so, if nobody has used the repository meanwhile. If another host has, it may
+//! have written to the images: a log would be written over that, and a guest would go on with a disk that has changed
+//! under it.
+//!
+//! 1. Logs of images that no process has locked are removed. An image that is locked has not been written by others.
+//! 2. VBDs whose process is gone are unplugged, in the catalogue; who looks after them sees it.
+//! 3. This host is the last one.
+//!
+//! *Killed before 3:* all of it is done again.
+
+use std::sync::Arc;
+
+use api::{Code, Problem, Sr, Variant, VbdState};
+use repo::driver::{Directory, Last, LastHost};
+use uuid::Uuid;
+
+use super::Srs;
+use crate::disk::redo::RedoLogs;
+use crate::disk::serving;
+use crate::task::blocking;
+
+impl Srs {
+    /// Has this host be the last that had a repository, which is locked; ends what another has made void.
+    pub(super) async fn take_over(
+        &self,
+        sr: &Sr,
+        directory: &Arc<Directory>,
+        variant: &Variant,
+    ) -> Result<(), Problem> {
+        if variant.read_only {
+            return Ok(());
+        }
+        let at = directory.clone();
+        let last = self.patience.ask(sr.uuid, "see which host had", move || at.last_host()).await?;
+        let other = match last {
+            Last::Host(last) if last == self.host => return Ok(()),
+            Last::Nobody => None,
+            Last::Host(LastHost { host, .. }) if host == self.host.host => Some("a copy of this host".to_owned()),
+            Last::Host(LastHost { host, .. }) => Some(format!("host {host}")),
+            Last::Unknown => Some("a host that is not known".to_owned()),
+        };
+        if let Some(other) = other {
+            self.end_void(sr, directory, &other).await?;
+        }
+        let (at, host) = (directory.clone(), self.host.clone());
+        let told = self.patience.ask(sr.uuid, "say who has", move || at.set_last_host(&host)).await;
+        if let Err(problem) = told {
+            // It is full, for example. What another host did is looked for again the next time.
+            tracing::warn!(sr = %sr.uuid, "that this host has it could not be written there: {problem}");
+        }
+        Ok(())
+    }
+
+    async fn end_void(&self, sr: &Sr, directory: &Arc<Directory>, other: &str) -> Result<(), Problem> {
+        let (uuid, name) = (sr.uuid, sr.name.clone());
+        tracing::warn!(sr = %uuid, %name, "{other} has had the repository since this one");
+        let (at, logs) = (directory.clone(), RedoLogs::of(&self.config));
+        let removed = self.patience.ask(uuid, "look for redo logs of", move || logs.remove_void(&at)).await?;
+        for image in removed {
+            tracing::warn!(sr = %uuid, image, "its redo log is removed: {other} may have written to the image since");
+        }
+        let config = self.config.clone();
+        let running = blocking("look for disk processes", move || serving::all(&config)).await?;
+        let why =
+            format!("{other} has had its repository, '{name}', since its process ended, and may have written to it");
+        let unplugged = self.catalogue.write(move |tx| {
+            let mut unplugged = Vec::new();
+            for vbd in tx.vbds(None, None)? {
+                let served = !matches!(vbd.state, VbdState::Plugged | VbdState::Restarting);
+                if served || running.contains_key(&vbd.uuid) || tx.vdi(vbd.vdi)?.sr != uuid {
+                    continue;
+                }
+                tx.end_unplug(vbd.uuid, Some(&void(vbd.uuid, &why)))?;
+                unplugged.push(vbd.uuid);
+            }
+            Ok(unplugged)
+        });
+        for vbd in unplugged.await? {
+            tracing::error!(%vbd, sr = %uuid, "it is not plugged any more: {other} has had the repository since");
+        }
+        Ok(())
+    }
+}
+
+/// Why a VBD is not plugged any more.
+fn void(vbd: Uuid, why: &str) -> Problem {
+    let what =
+        format!("VBD {vbd} is not plugged any more: {why}; what its guest wrote and did not flush before that is lost");
+    Problem::new(Code::State, what).advise("end the guest that used it, if it still runs; then plug it again")
+}

@@ -230,6 +230,7 @@ impl World {
                 Err(_) if self.bed.api.ask("GET", "/host", &serde_json::Value::Null).is_err() => Ok(()),
                 compared => compared.map_err(|why| format!("a damaged catalogue (at {at}) is served: {why}")),
             };
+            self.let_tasks_end();
             self.kill_daemon()?;
         }
         self.write_catalogue(&kept)?;
@@ -239,6 +240,20 @@ impl World {
         self.must_run()?;
         self.rest()?;
         self.remove_unnamed()
+    }
+
+    /// Waits until a daemon that may end at any moment has nothing under way.
+    fn let_tasks_end(&mut self) {
+        let begun = Instant::now();
+        let mut quiet = 0;
+        while quiet < 3 && begun.elapsed() < patience() {
+            match self.list("/tasks?open=true") {
+                Ok(open) if open.is_empty() => quiet += 1,
+                Ok(_) => quiet = 0,
+                Err(_) => return,
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn write_catalogue(&self, files: &[Option<Vec<u8>>; 3]) -> Result<(), String> {

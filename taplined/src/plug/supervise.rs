@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use api::{Problem, VbdState};
+use api::{Problem, VbdState, VdiState};
 use jiff::{Timestamp, TimestampRound, Unit};
 use repo::catalogue::Process;
 use tokio::sync::oneshot;
@@ -24,6 +24,7 @@ use crate::daemon::Daemon;
 use crate::disk::place::Place;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::reconcile;
+use crate::vdi;
 use crate::vm::domain;
 
 /// Somebody looks after a VBD's process.
@@ -242,6 +243,14 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     daemon.tasks.leave(vdi).await?;
     let order = Order::of(daemon, vbd).await?;
     let _turn = daemon.plugs.restarts.acquire().await;
+    // What the process that died had open was not what the catalogue says, which nobody starts before it is decided.
+    let known = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
+    if known.state == VdiState::Diverged {
+        // If it is because of its files, that says more.
+        let before = daemon.plugs.files().get(&vbd).cloned().unwrap_or_default();
+        order.open(before).await?;
+        vdi::must_be_ready(&known)?;
+    }
     if order.vbd.state == VbdState::Unplugged {
         return Err(died);
     }

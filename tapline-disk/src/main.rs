@@ -79,6 +79,9 @@ fn main() -> ExitCode {
 fn carry_out(command: &Command) -> Result<Exit, Failure> {
     signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     if let Some(handing) = command.handing() {
+        if handing.handed {
+            signals::survive_the_daemon().map_err(|error| Failure::new("handle SIGHUP", error))?;
+        }
         receive(handing, matches!(command, Command::Serve(serve) if serve.take_over))?;
     }
     match command {

@@ -217,9 +217,8 @@ impl LogFile {
     /// Somebody may have changed the image, or put another in its place, since its process was last seen. The log may
     /// not fit then, and that is for people to say.
     fn check_unchanged(&self, name: &ImageName, file: &ImageFile, log: &RedoLog) -> Result<(), Failure> {
-        let changed = file.metadata().and_then(|metadata| metadata.modified());
-        let seen = UNIX_EPOCH + Duration::from_nanos(log.last_seen());
-        let late = changed.ok().and_then(|changed| changed.duration_since(seen).ok());
+        let changed = file.metadata().ok().map(|metadata| changed(&metadata)).unwrap_or_default();
+        let late = Some(changed.saturating_sub(Duration::from_nanos(log.last_seen())));
         match late.filter(|late| log.owed().is_some() && log.last_seen() > 0 && *late > LATE_MAX) {
             None => Ok(()),
             Some(late) => {
@@ -282,6 +281,20 @@ fn check_ours(directory: &Path) -> io::Result<()> {
     }
     let what = format!("{} is not a directory of this user's that nobody else can write to", directory.display());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+}
+
+/// When a file was last changed, since the beginning of 1970. Whoever puts a copy back can give it the copy's time of
+/// modification, and not its time of change; of a device node that means nothing.
+fn changed(image: &std::fs::Metadata) -> Duration {
+    let time = |seconds: i64, nanos: i64| {
+        let nanos = u32::try_from(nanos).unwrap_or(0);
+        Duration::new(u64::try_from(seconds).unwrap_or(0), nanos)
+    };
+    let modified = time(image.mtime(), image.mtime_nsec());
+    match image.file_type().is_file() {
+        true => modified.max(time(image.ctime(), image.ctime_nsec())),
+        false => modified,
+    }
 }
 
 /// The time, for [`RedoLog::seen`].

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::low_level::pipe;
 
 /// A socket that becomes readable when one of its signals has come.
@@ -71,6 +71,12 @@ impl AsFd for Signal {
 /// comes with it must not end the process.
 pub fn survive_file_size_limit() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
+}
+
+/// When the daemon dies, the kernel sends SIGHUP to the group of a process that is stopped just then (setpgid(2)): a disk
+/// that a debugger holds, for example. It must not end with the daemon.
+pub fn survive_the_daemon() -> io::Result<()> {
+    signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false))).map(drop)
 }
 
 #[cfg(test)]

@@ -151,6 +151,28 @@ fn an_image_that_was_changed_since_is_not_opened_before_somebody_decides() {
     assert_ne!(room.json("image check qcow2:a.img")["result"], "damaged");
 }
 
+/// The copy has its old time of modification, as `cp -p` and backups give it back.
+#[test]
+fn an_image_that_was_put_back_from_a_copy_is_not_opened_before_somebody_decides() {
+    let room = Room::new();
+    let words = make(&room, "qcow2");
+    let copy = room.read("a.img");
+    let modified = std::fs::metadata(room.file("a.img")).unwrap().modified().unwrap();
+    let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
+    live_and_die(&room, &words, &mut model, &mut dice, 0);
+    std::fs::write(room.file("a.img"), copy).unwrap();
+    std::fs::File::options().write(true).open(room.file("a.img")).unwrap().set_modified(modified).unwrap();
+    // Its process died a minute ago.
+    let minute_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    let seen = minute_ago.duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
+    room.write_redo_log("a.img", 48, &u64::try_from(seen).unwrap().to_ne_bytes());
+    let before = room.read("a.img");
+    let said = room.tapline("serve qcow2:a.img --nbd other.sock");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("was changed") && said.err.contains(".redo"), "{said:?}");
+    assert!(room.read("a.img") == before, "it was written to");
+}
+
 /// The process that was killed was of a version whose log is laid out in another way.
 #[test]
 fn what_another_version_has_left_is_refused_and_kept_for_it() {

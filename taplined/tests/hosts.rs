@@ -117,6 +117,32 @@ fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_started_again() {
     first.is_the_others();
 }
 
+/// The daemon dies in a job from which there is no way back; the other host uses the disk as it was.
+#[test]
+fn a_job_that_was_under_way_is_not_done_to_what_another_host_has_written_since() {
+    for step in ["vdi-destroy:forget", "vdi-revert:record", "vdi-revert:record:after"] {
+        let mut first = first("", "qcow2");
+        let snapshot = first.daemon.done(first.daemon.post(&format!("/vdis/{}/snapshot", first.vdi), json!({})));
+        disks::unplug(&first.daemon, &first.vbd);
+        assert_eq!(first.daemon.delete(&first.vbd).0, 204);
+        first.daemon.restart_with(&[("TAPLINED_ABORT_AT", step)]);
+        let vdi = format!("/vdis/{}", first.vdi);
+        match step.starts_with("vdi-destroy") {
+            true => first.daemon.ask_and_die("DELETE", &vdi, None),
+            false => first.daemon.post_and_die(&format!("{vdi}/revert"), json!({ "snapshot": snapshot["uuid"] })),
+        }
+        let _other = first.used_elsewhere(&first.path());
+        first.daemon.restart();
+        first.daemon.settle();
+        let vbd = disks::vbd(&first.daemon, &first.vdi, "nbd");
+        disks::plug(&first.daemon, &vbd);
+        let (well, said) = disks::io(&disks::nbd(&first.daemon, &vbd), &["read -P 2 0 64M"]);
+        assert!(well, "{step}: {said}");
+        disks::unplug(&first.daemon, &vbd);
+        disks::inventory_agrees(&first.daemon);
+    }
+}
+
 /// What runs has its image locked: no other host can have written to it.
 #[test]
 fn a_disk_that_has_gone_on_meanwhile_goes_on() {

@@ -206,6 +206,44 @@ fn disks_outlive_the_daemon_and_are_found_again() {
 }
 
 /// Every step of a plug and of an unplug, before and after it.
+/// Somebody has emptied the run directory under a disk that runs.
+#[test]
+fn a_disk_whose_redo_log_is_gone_is_not_started_again_as_if_nothing_were_lost() {
+    let (daemon, vdis) = with_disks("", &["a"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let pid = plug(&daemon, &vbd)["pid"].clone();
+    std::fs::remove_dir_all(daemon.room().join("run/redo")).unwrap();
+    kill(&pid);
+    wait_until("it says what is lost", || {
+        let now = daemon.get(&vbd).1;
+        let said = now["problem"]["message"].as_str().unwrap_or_default().to_owned();
+        now["state"] == "restarting" && said.contains("the redo log of") && said.contains("is gone")
+    });
+    // As after a power loss, if somebody says so.
+    daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({})));
+    plug(&daemon, &vbd);
+    daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({})));
+}
+
+/// The kernel hangs up on stopped processes whose parent dies.
+#[test]
+fn a_disk_that_is_stopped_when_its_daemon_dies_goes_on() {
+    let (mut daemon, vdis) = with_disks("", &["a"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let pid = plug(&daemon, &vbd)["pid"].clone();
+    assert!(std::process::Command::new("kill").args(["-STOP", &pid.to_string()]).status().unwrap().success());
+    daemon.kill();
+    assert!(std::process::Command::new("kill").args(["-CONT", &pid.to_string()]).status().unwrap().success());
+    daemon.restart();
+    let now = daemon.get(&vbd).1;
+    assert_eq!(
+        (&now["state"], &now["pid"], &now["restarts"]),
+        (&json!("plugged"), &pid, &json!(0)),
+        "{}",
+        daemon.log()
+    );
+}
+
 #[test]
 fn a_daemon_that_is_killed_at_any_step_leaves_nothing_half_done() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);

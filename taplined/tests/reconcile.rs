@@ -453,14 +453,19 @@ fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it()
 struct Other(Child);
 
 impl Other {
+    /// Who only reads.
     fn of(bed: &Bed, files: &[String]) -> Other {
+        Other::with(bed, files, &["--read-only"])
+    }
+
+    fn with(bed: &Bed, files: &[String], words: &[&str]) -> Other {
         let socket = bed.daemon.room().join("other.sock");
         let mut other = Command::new(harness::disk_program());
         for (depth, file) in files.iter().enumerate() {
             other.arg(if depth == 0 { "serve" } else { "--parent" });
             other.arg(format!("qcow2:{}", bed.directory().join(file).display()));
         }
-        other.arg("--nbd").arg(&socket).stdout(Stdio::null()).stderr(Stdio::null());
+        other.arg("--nbd").arg(&socket).args(words).stdout(Stdio::null()).stderr(Stdio::null());
         let other = Other(other.spawn().unwrap());
         harness::wait_until("the other is there", || UnixStream::connect(&socket).is_ok());
         other
@@ -472,6 +477,27 @@ impl Drop for Other {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
+}
+
+/// The disk of another host whose daemon has died, for example: what its guest writes is not removed under it.
+#[test]
+fn a_disk_that_somebody_writes_whom_the_catalogue_does_not_know_is_neither_destroyed_nor_reverted() {
+    let bed = bed();
+    let snapshot = bed.snapshot();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let (files, _) = bed.told();
+    let other = Other::with(&bed, &files, &[]);
+    let (status, refused) = bed.daemon.delete(&format!("/vdis/{}", bed.vdi));
+    assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("open for writing"), "{refused}");
+    let (status, refused) = bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot }));
+    assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
+    assert!(bed.directory().join(&files[0]).exists());
+    drop(other);
+    bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot })));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", bed.vdi)));
+    bed.daemon.settle();
 }
 
 #[test]

@@ -282,6 +282,28 @@ impl Directory {
         self.remove_image(name)
     }
 
+    /// Refuses a file to which some process may write.
+    pub fn must_not_be_written(&self, name: &str) -> Result<(), Problem> {
+        let file = match self.open_image(name, false) {
+            Err(problem) if problem.code == Code::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        let is_written = || {
+            let locked = rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockShared);
+            matches!(locked, Err(Errno::AGAIN | Errno::ACCESS))
+        };
+        // The kernel lets go of what a killed process had open a moment after its end.
+        for _ in 0..LOOKS {
+            if !is_written() {
+                return Ok(());
+            }
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        let what = format!("some process has {} open for writing", self.path().join(name).display());
+        let advice = "see who that is: lslocks, fuser; it may be a disk that another host has left running";
+        Err(Problem::new(Code::InUse, what).advise(advice))
+    }
+
     /// What a file takes on the file system, in bytes.
     pub fn physical(&self, name: &str) -> Result<u64, Problem> {
         let file = self.open_image(name, false)?;
@@ -342,13 +364,17 @@ impl Directory {
     }
 }
 
+/// How often a lock is tried that is about to be let go.
+const LOOKS: usize = 10;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+
 /// A process that is just being started has our files open until it is another program, locks that were given up a
 /// moment ago among them: it is given the time for that. An SMB server refuses a lock that another one has as if we had
 /// no right to it.
 fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
-    for _ in 0..10 {
+    for _ in 0..LOOKS {
         match rustix::fs::flock(file, operation) {
-            Err(Errno::WOULDBLOCK | Errno::ACCESS) => std::thread::sleep(Duration::from_millis(20)),
+            Err(Errno::WOULDBLOCK | Errno::ACCESS) => std::thread::sleep(BETWEEN_LOOKS),
             locked => return locked,
         }
     }

@@ -91,7 +91,9 @@ pub fn read_only(directory: &File) -> Result<bool, Problem> {
     Ok(stat.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// Whether files can share blocks: tried on two files that have no name and leave nothing, whatever happens.
+/// Whether files can share blocks, on a file system of which some versions can: tried on two files that have no name and
+/// leave nothing, whatever happens. On one that is full, with nothing in them; and where there is no room even for that,
+/// it is taken for one that can, since a repository has to be attached to make room in it.
 pub fn shares_blocks(directory: &File) -> Result<bool, Problem> {
     let tried = "try whether files can share blocks";
     let nameless = || {
@@ -101,11 +103,17 @@ pub fn shares_blocks(directory: &File) -> Result<bool, Problem> {
     let (mut from, to) = match nameless().and_then(|from| Ok((from, nameless()?))) {
         Ok(both) => both,
         Err(Errno::OPNOTSUPP) => return Ok(false),
+        Err(Errno::NOSPC | Errno::DQUOT) => return Ok(true),
         Err(errno) => return Err(Problem::failed(tried, errno)),
     };
-    from.write_all(&[1; TRIAL]).map_err(|error| Problem::failed(tried, error))?;
+    match from.write_all(&[1; TRIAL]) {
+        Err(error) if !matches!(Errno::from_io_error(&error), Some(Errno::NOSPC | Errno::DQUOT)) => {
+            return Err(Problem::failed(tried, error));
+        }
+        _ => {}
+    }
     match rustix::fs::ioctl_ficlone(&to, &from) {
-        Ok(()) => Ok(true),
+        Ok(()) | Err(Errno::NOSPC | Errno::DQUOT) => Ok(true),
         Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL) => Ok(false),
         Err(errno) => Err(Problem::failed(tried, errno)),
     }

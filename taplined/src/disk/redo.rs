@@ -4,7 +4,7 @@
 //! A log is a file in memory, called after its image's file as the disk processes call it, by their own file
 //! (`redo_name`); whoever serves an image without the daemon finds it too. Knows nothing of what is in one.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -50,6 +50,23 @@ impl RedoLogs {
             all.push(Beside { path: path.to_owned(), write: true, file });
         }
         Ok(all)
+    }
+
+    /// Refuses to serve an image for writing to a guest that has it already, if the log that its process had is gone.
+    pub fn must_be_there(&self, path: &Path, image: &Metadata) -> Result<(), Problem> {
+        let tried = |error| Problem::failed(format_args!("look for the redo log of {}", path.display()), error);
+        let log = self.directory.join(redo_name::file_name(image));
+        if log.try_exists().map_err(tried)? {
+            return Ok(());
+        }
+        let what = format!(
+            "the redo log of {} is gone ({}): what its guest was answered and has not flushed since is lost",
+            path.display(),
+            log.display()
+        );
+        Err(Problem::new(Code::State, what).advise(
+            "end the guest that used it, if it still runs; then unplug the VBD and plug it again: its disk is as after a power loss",
+        ))
     }
 
     /// Removes the logs of images of a repository that no process has locked: somebody else has had them since. Returns

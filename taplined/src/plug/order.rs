@@ -14,6 +14,7 @@ use super::queue::Request;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::place::Place;
+use crate::disk::redo::RedoLogs;
 use crate::reconcile::files::{self, Known};
 use crate::task::blocking;
 use crate::vdi::words_of;
@@ -79,24 +80,41 @@ impl Order {
     }
 
     /// Opens the files: the top one for writing if the VBD may write, all others for reading. Which they are; refused
-    /// if they are others than those that a process `before` this one had.
-    pub async fn open(&self, before: Known) -> Result<(Handing, Known), Problem> {
+    /// if they are others than those that a process `before` this one had; or if the log of the top one is not among
+    /// `logs`, where one must be.
+    pub async fn open(&self, before: Known, logs: Option<RedoLogs>) -> Result<(Handing, Known), Problem> {
         tokio::time::sleep(self.delay).await;
         let order = self.clone();
         let opened = blocking("open the files of a VDI", move || {
-            let (mut handing, mut known) = (Handing::default(), Known::new());
+            let (mut handing, mut known, mut written) = (Handing::default(), Known::new(), None);
             for (depth, image) in order.chain.iter().enumerate() {
                 let write = depth == 0 && order.vbd.mode == Mode::ReadWrite;
                 let file = order.directory.open_image(&image.file, write)?;
-                let numbers = FileNumbers::of(&file).map_err(|error| Problem::failed("examine an image", error))?;
+                let failed = |error| Problem::failed("examine an image", error);
+                let numbers = FileNumbers::of(&file).map_err(failed)?;
                 known.insert(image.file.clone(), numbers);
+                if write {
+                    written = Some((order.path(image), file.metadata().map_err(failed)?));
+                }
                 handing.file(&order.path(image), write, file);
             }
             // One that is not there may come back, and was told above.
             files::must_be_those(&order.directory, &order.chain, &before)?;
+            if let (Some(logs), Some((path, image))) = (logs, written) {
+                logs.must_be_there(&path, &image)?;
+            }
             Ok((handing, known))
         });
         opened.await
+    }
+
+    /// Refuses files that have taken the place of those that a process `before` had.
+    pub async fn must_be_those(&self, before: Known) -> Result<(), Problem> {
+        let order = self.clone();
+        let looked = blocking("look at the files of a VDI", move || {
+            files::must_be_those(&order.directory, &order.chain, &before)
+        });
+        looked.await
     }
 
     /// The words of the command line.

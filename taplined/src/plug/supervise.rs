@@ -248,7 +248,7 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     if known.state == VdiState::Diverged {
         // If it is because of its files, that says more.
         let before = daemon.plugs.files().get(&vbd).cloned().unwrap_or_default();
-        order.open(before).await?;
+        order.must_be_those(before).await?;
         vdi::must_be_ready(&known)?;
     }
     if order.vbd.state == VbdState::Unplugged {

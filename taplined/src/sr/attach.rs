@@ -65,8 +65,8 @@ impl Srs {
             self.clear(&sr, &directory).await;
         }
         let examined = async {
-            let examined = self.examine(&sr, &directory, &variant, believe).await?;
-            self.take_over(&sr, &directory, &variant).await.map(|()| examined)
+            let other = self.end_void(&sr, &directory, &variant).await?;
+            self.examine(&sr, &directory, &variant, believe, other.is_some()).await
         };
         let examined = match examined.await {
             Ok(examined) => examined,
@@ -76,9 +76,10 @@ impl Srs {
                 return Err(problem);
             }
         };
-        self.keep(uuid, directory);
+        self.keep(uuid, directory.clone());
+        let kind = variant.clone();
         let recorded = self.catalogue.write(move |tx| {
-            tx.set_sr_state(uuid, SrState::Attached, Some(&variant))?;
+            tx.set_sr_state(uuid, SrState::Attached, Some(&kind))?;
             let taken = examined.record(tx, uuid, just_started)?;
             Ok((examined, taken))
         });
@@ -88,10 +89,13 @@ impl Srs {
                 examined
             }
             Err(problem) => {
+                drop(directory);
                 self.let_go(uuid).await?;
                 return Err(problem);
             }
         };
+        self.be_last(uuid, &directory, &variant).await;
+        drop(directory);
         self.keep_log(uuid, examined);
         if let Err(problem) = self.keep_inventory(uuid).await {
             tracing::error!(sr = %uuid, name = %sr.name, "its inventory is not up to date, and will be later: {problem}");

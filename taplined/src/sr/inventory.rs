@@ -40,13 +40,16 @@ pub struct Examined {
 }
 
 impl Srs {
-    /// Compares what a repository says of itself with what the catalogue says of it. Changes nothing in the catalogue.
+    /// Compares what a repository says of itself with what the catalogue says of it. Changes nothing in the catalogue. If
+    /// it was `elsewhere` since, what the catalogue has recorded and not written there counts no more: the other host has
+    /// used it as it was.
     pub(super) async fn examine(
         &self,
         sr: &Sr,
         directory: &Arc<Directory>,
         variant: &Variant,
         believe: Option<SrBelieve>,
+        elsewhere: bool,
     ) -> Result<Examined, Problem> {
         let (uuid, fixed) = (sr.uuid, variant.read_only);
         let files = HashMap::new();
@@ -58,7 +61,7 @@ impl Srs {
         let recorded = self.catalogue.read(move |view| view.inventory(uuid)).await?;
         let ignored = if recorded.is_none() { Planted::ForgottenNames } else { Planted::OldCatalogue };
         let read = if fault::planted(ignored) { Read::Absent } else { read };
-        let verdict = compare::compare(sr, read, recorded.as_ref(), believe, fixed)?;
+        let verdict = compare::compare(sr, read, recorded.as_ref(), believe, elsewhere, fixed)?;
         let files = match &verdict {
             Verdict::TakeIn(_, contents) => {
                 let said = contents.clone();

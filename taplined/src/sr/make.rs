@@ -72,7 +72,7 @@ impl<const KEPT: bool> Make<KEPT> {
         }
         // What cannot be attached is refused while there is a way back.
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
-        srs.examine(&self.sr, &Arc::new(directory), &variant, None).await.map(drop)
+        srs.examine(&self.sr, &Arc::new(directory), &variant, None, false).await.map(drop)
     }
 
     async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -113,10 +113,12 @@ impl<const KEPT: bool> Make<KEPT> {
     }
 
     async fn open(&self, srs: &Srs) -> Result<(Arc<Directory>, Variant, Examined), Problem> {
+        let uuid = self.sr.uuid;
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
         let directory = Arc::new(directory);
-        let examined = srs.examine(&self.sr, &directory, &variant, None).await?;
-        srs.take_over(&self.sr, &directory, &variant).await?;
+        srs.end_void(&self.sr, &directory, &variant).await?;
+        let examined = srs.examine(&self.sr, &directory, &variant, None, false).await?;
+        srs.be_last(uuid, &directory, &variant).await;
         Ok((directory, variant, examined))
     }
 

@@ -7,9 +7,11 @@
 //!
 //! 1. Logs of images that no process has locked are removed. An image that is locked has not been written by others.
 //! 2. VBDs whose process is gone are unplugged, in the catalogue; who looks after them sees it.
-//! 3. This host is the last one.
+//! 3. The catalogue takes in what the repository says of itself, in the place of what it knows and has not written there;
+//!    jobs that a daemon before has left are over.
+//! 4. This host is the last one.
 //!
-//! *Killed before 3:* all of it is done again.
+//! *Killed before 4:* all of it is done again.
 
 use std::sync::Arc;
 
@@ -23,38 +25,45 @@ use crate::disk::serving;
 use crate::task::blocking;
 
 impl Srs {
-    /// Has this host be the last that had a repository, which is locked; ends what another has made void.
-    pub(super) async fn take_over(
+    /// The other host that had a repository last, which is locked, if one had; what is void then has ended.
+    pub(super) async fn end_void(
         &self,
         sr: &Sr,
         directory: &Arc<Directory>,
         variant: &Variant,
-    ) -> Result<(), Problem> {
+    ) -> Result<Option<String>, Problem> {
         if variant.read_only {
-            return Ok(());
+            return Ok(None);
         }
         let at = directory.clone();
         let last = self.patience.ask(sr.uuid, "see which host had", move || at.last_host()).await?;
         let other = match last {
-            Last::Host(last) if last == self.host => return Ok(()),
-            Last::Nobody => None,
-            Last::Host(LastHost { host, .. }) if host == self.host.host => Some("a copy of this host".to_owned()),
-            Last::Host(LastHost { host, .. }) => Some(format!("host {host}")),
-            Last::Unknown => Some("a host that is not known".to_owned()),
+            Last::Host(last) if last == self.host => return Ok(None),
+            Last::Nobody => return Ok(None),
+            Last::Host(LastHost { host, .. }) if host == self.host.host => "a copy of this host".to_owned(),
+            Last::Host(LastHost { host, .. }) => format!("host {host}"),
+            Last::Unknown => "a host that is not known".to_owned(),
         };
-        if let Some(other) = other {
-            self.end_void(sr, directory, &other).await?;
-        }
-        let (at, host) = (directory.clone(), self.host.clone());
-        let told = self.patience.ask(sr.uuid, "say who has", move || at.set_last_host(&host)).await;
-        if let Err(problem) = told {
-            // It is full, for example. What another host did is looked for again the next time.
-            tracing::warn!(sr = %sr.uuid, "that this host has it could not be written there: {problem}");
-        }
-        Ok(())
+        self.end_all_void(sr, directory, &other).await.map(|()| Some(other))
     }
 
-    async fn end_void(&self, sr: &Sr, directory: &Arc<Directory>, other: &str) -> Result<(), Problem> {
+    /// From now on this host is the last that had a repository.
+    pub(super) async fn be_last(&self, sr: Uuid, directory: &Arc<Directory>, variant: &Variant) {
+        if variant.read_only {
+            return;
+        }
+        let (at, host) = (directory.clone(), self.host.clone());
+        let written = self.patience.ask(sr, "say who has", move || match at.last_host()? {
+            Last::Host(last) if last == host => Ok(()),
+            _ => at.set_last_host(&host),
+        });
+        if let Err(problem) = written.await {
+            // It is full, for example. What another host did is looked for again the next time.
+            tracing::warn!(%sr, "that this host has it could not be written there: {problem}");
+        }
+    }
+
+    async fn end_all_void(&self, sr: &Sr, directory: &Arc<Directory>, other: &str) -> Result<(), Problem> {
         let (uuid, name) = (sr.uuid, sr.name.clone());
         tracing::warn!(sr = %uuid, %name, "{other} has had the repository since this one");
         let (at, logs) = (directory.clone(), RedoLogs::of(&self.config));

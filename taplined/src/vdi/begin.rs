@@ -190,6 +190,7 @@ pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Tas
     }
     must_be_ready(&snapshot)?;
     must_be_unplugged(&vdi, "reverted")?;
+    must_not_be_written(daemon, &vdi).await?;
     daemon.srs.room(sr.uuid, EMPTY).await?;
     let reflink = versions_for(&sr, &snapshot)? == Versions::Reflink;
     if !reflink {
@@ -322,8 +323,16 @@ pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<Value, Problem
     Ok(json!({ "uuid": uuid, "files": files, "freed": freed, "needed_by": children.len() }))
 }
 
+/// Refuses to take its file from a VDI to which some process writes of which the catalogue does not know: a guest of
+/// another host may have it, whose daemon has died.
+async fn must_not_be_written(daemon: &Daemon, vdi: &Vdi) -> Result<(), Problem> {
+    let (directory, file) = (daemon.srs.directory(vdi.sr).await?, vdi.file.clone());
+    daemon.srs.patience.ask(vdi.sr, "see who uses a file of", move || directory.must_not_be_written(&file)).await
+}
+
 async fn must_be_destroyable(daemon: &Daemon, vdi: &Vdi, sr: &Sr) -> Result<(), Problem> {
     must_be_unplugged(vdi, "destroyed")?;
+    must_not_be_written(daemon, vdi).await?;
     if sr.variant.as_ref().is_some_and(|variant| variant.read_only) {
         return Err(Problem::new(Code::ReadOnly, format!("SR {} is for reading only", sr.name)));
     }

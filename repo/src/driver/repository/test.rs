@@ -99,6 +99,23 @@ fn xfs_shares_blocks_if_it_was_made_so_and_says_if_it_was_not() {
     assert!(variant.notes.iter().any(|note| note.contains("reflink")), "{:?}", variant.notes);
 }
 
+/// It has to be attached for somebody to make room in it.
+#[test]
+fn a_full_repository_is_attached_and_shares_blocks_still() {
+    let Some(full) = mounted("mkfs.xfs", &["-q", "-m", "reflink=1"], 320) else { return };
+    let label = label(None);
+    make(&path(&full.at()), &label, false).unwrap();
+    // Until there is no space for a byte, nor for the inode of a file.
+    for (name, size) in [("a", 1 << 20), ("b", 4096)] {
+        let mut filler = std::fs::File::create(full.at().join(name)).unwrap();
+        while std::io::Write::write_all(&mut filler, &vec![1; size]).is_ok() {}
+    }
+    let inode = |n: u32| std::fs::File::create(full.at().join(n.to_string())).is_ok();
+    assert!((0..1_000_000).any(|n| !inode(n)), "there is no end of inodes");
+    let attached = attach(&path(&full.at()), &dir(&full.at()), label.uuid).unwrap();
+    assert_eq!(attached.variant.versions, Versions::Reflink);
+}
+
 #[test]
 fn btrfs_shares_blocks() {
     let Some(mounted) = mounted("mkfs.btrfs", &["-q"], 128) else { return };

@@ -25,19 +25,21 @@ pub enum Verdict {
     Anew,
 }
 
-/// Compares the two. `fixed`: nothing can be written.
+/// Compares the two. `elsewhere`: another host has had the repository since; `fixed`: nothing can be written.
 pub fn compare(
     sr: &Sr,
     read: Read,
     recorded: Option<&Recorded>,
     believe: Option<SrBelieve>,
+    elsewhere: bool,
     fixed: bool,
 ) -> Result<Verdict, Problem> {
     let (log, contents) = match (read, recorded) {
         (Read::Absent, _) if fixed => return Ok(Verdict::Nothing),
         (Read::Absent, _) => return Ok(Verdict::Begin),
         (Read::Whole(log, contents), Some(recorded)) => match place(&log, recorded) {
-            Place::Behind => return Ok(Verdict::Known(log)),
+            Place::Behind if !elsewhere || believe == Some(SrBelieve::Catalogue) => return Ok(Verdict::Known(log)),
+            Place::Behind => (log, contents),
             Place::Ahead => (log, contents),
             Place::Diverged => match believe {
                 Some(SrBelieve::Repository) => (log, contents),

@@ -33,7 +33,7 @@ use space::Watched;
 pub use destroy::Destroy;
 pub use inventory::keep_inventories;
 pub use make::{Create, Introduce, new_sr};
-pub use scan::scan;
+pub use scan::{doubtful, scan};
 pub use watch::{seek_lost, watch_space};
 
 /// The repositories that are attached.

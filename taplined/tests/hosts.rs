@@ -143,6 +143,53 @@ fn a_job_that_was_under_way_is_not_done_to_what_another_host_has_written_since()
     }
 }
 
+/// The daemon dies behind the switch of a snapshot's leaf: its catalogue knows of that, and the repository does not.
+#[test]
+fn a_disk_on_which_a_file_stands_that_nobody_knows_is_not_used_before_somebody_decides() {
+    for (step, rebuilt) in [("vdi-snapshot:leaf:after", false), ("vdi-clone:record", true)] {
+        let mut first = first("", "qcow2");
+        first.daemon.restart_with(&[("TAPLINED_ABORT_AT", step)]);
+        let verb = if step.contains("clone") { "clone" } else { "snapshot" };
+        first.daemon.post_and_die(&format!("/vdis/{}/{verb}", first.vdi), json!({}));
+        let socket = first.daemon.room().join("run/vbd").join(first.vbd.trim_start_matches("/vbds/")).join("nbd.sock");
+        let at = format!("nbd+unix:///?socket={}", socket.display());
+        let (well, said) = disks::io(&at, &["write -P 3 0 1M", "flush"]);
+        assert!(well, "{said}");
+        let pid = catalogue_pid(&first);
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        let other;
+        let daemon = if rebuilt {
+            std::fs::remove_dir_all(first.daemon.room().join("state")).unwrap();
+            assert_eq!(first.daemon.command(&["--rebuild", &first.path()]).0, 0);
+            first.daemon.restart();
+            &first.daemon
+        } else {
+            other = harness::start();
+            let source = json!({ "type": "dir", "path": first.path() });
+            other.done(other.post("/srs/introduce", json!({ "uuid": first.sr, "source": source })));
+            &other
+        };
+        let vdi = format!("/vdis/{}", first.vdi);
+        assert_eq!(daemon.get(&vdi).1["state"], "diverged", "{step} {}", daemon.log());
+        assert!(daemon.log().contains("stands on the disk of the VDI"), "{}", daemon.log());
+        let vbd = disks::vbd(daemon, &first.vdi, "nbd");
+        assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 409);
+        assert_eq!(daemon.delete(&vbd).0, 204);
+        if verb == "snapshot" {
+            // As it is told: what was written last becomes a VDI.
+            assert_eq!(daemon.post(&format!("{vdi}/reconcile"), json!({ "believe": "catalogue" })).0, 200);
+            assert_eq!(daemon.patch(&vdi, json!({ "read_only": true })).0, 200);
+            let scan = daemon.done(daemon.post(&format!("/srs/{}/scan", first.sr), json!({})));
+            let found = scan["appeared"][0]["vdi"].as_str().unwrap_or_else(|| panic!("{scan}"));
+            let vbd = disks::vbd(daemon, found, "nbd");
+            disks::plug(daemon, &vbd);
+            let (well, said) = disks::io(&disks::nbd(daemon, &vbd), &["read -P 3 0 1M", "read -P 1 4M 64k"]);
+            assert!(well, "{said}");
+            disks::unplug(daemon, &vbd);
+        }
+    }
+}
+
 /// What runs has its image locked: no other host can have written to it.
 #[test]
 fn a_disk_that_has_gone_on_meanwhile_goes_on() {

@@ -23,7 +23,7 @@ use super::extract::{Asked, Body, Id};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
 use crate::reconcile;
-use crate::sr::{self, Claim, Create, Destroy, Introduce};
+use crate::sr::{self, Claim, Create, Destroy, Introduce, doubtful};
 use crate::task::Context;
 use crate::task::job::Job;
 use crate::vdi;
@@ -219,6 +219,7 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<
         let _claim = claim;
         context.step("attach", false).await?;
         at_work.srs.attach_as(uuid, asked.believe, false).await?;
+        doubtful::hold(&at_work, uuid).await;
         reconcile::of_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);
         Ok(json!({ "uuid": uuid }))

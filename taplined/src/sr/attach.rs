@@ -175,7 +175,14 @@ impl Srs {
         let mut attaching = JoinSet::new();
         for sr in srs.into_iter().filter(|sr| sr.state != SrState::Detached) {
             let daemon = daemon.clone();
-            attaching.spawn(async move { daemon.srs.attach_or_lose(&sr, true).await });
+            attaching.spawn(async move {
+                daemon.srs.attach_or_lose(&sr, true).await?;
+                // Before a disk is started on one of them.
+                if daemon.srs.open().contains_key(&sr.uuid) {
+                    super::doubtful::hold(&daemon, sr.uuid).await;
+                }
+                Ok::<(), Problem>(())
+            });
         }
         while let Some(done) = attaching.join_next().await {
             done.map_err(|error| Problem::new(Code::Internal, format!("attaching repositories ended: {error}")))??;

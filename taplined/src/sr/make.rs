@@ -109,6 +109,9 @@ impl<const KEPT: bool> Make<KEPT> {
             }
         }
         srs.measure_now(uuid).await;
+        if KEPT && srs.open().contains_key(&uuid) {
+            super::doubtful::hold(daemon, uuid).await;
+        }
         Ok(())
     }
 

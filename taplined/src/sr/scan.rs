@@ -4,6 +4,7 @@
 //! missing, and come back when they are there again. What has no place is told with the reason. No file is changed. Tasks
 //! may be at work meanwhile: what they make, remove or have in hand is left alone.
 
+pub mod doubtful;
 mod info;
 mod listing;
 mod place;
@@ -41,7 +42,7 @@ pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<
     let sorted = listing::sort(&sr, entries, known, &in_hand);
     let gone = really_gone(daemon, &sr, &directory, sorted.absent.clone()).await?;
     context.step("examine", true).await?;
-    let (found, unplaced) = examine(daemon, &sr, &directory, &sorted, context).await?;
+    let (found, unplaced) = examine(daemon, &sr, &directory, &sorted, Some(context)).await?;
     let placement = place::place(found);
     context.step("record", false).await?;
     let Sorted { present, counts, unplaced: odd, .. } = sorted;
@@ -81,7 +82,7 @@ async fn examine(
     sr: &Sr,
     directory: &Arc<Directory>,
     sorted: &Sorted,
-    context: &Context,
+    context: Option<&Context>,
 ) -> Result<(Vec<Found>, Vec<Unplaced>), Problem> {
     let appeared: HashSet<_> = sorted.appeared.iter().map(|candidate| candidate.format).collect();
     let known = sorted.present.iter().map(|(image, _)| Candidate::known(image));

@@ -36,6 +36,7 @@ pub async fn seek_lost(daemon: Daemon) {
             match daemon.srs.attach(sr.uuid).await {
                 Ok(()) => {
                     tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is there again");
+                    super::doubtful::hold(&daemon, sr.uuid).await;
                     crate::reconcile::of_sr(&daemon, sr.uuid).await;
                     crate::vdi::collect(&daemon, sr.uuid);
                 }

@@ -4,7 +4,9 @@
 //!    size, it does nothing the second time. *Killed:* done again; a larger disk loses nothing.
 //! 2. `record`: the catalogue says so.
 
-use api::{About, Problem};
+use std::time::Duration;
+
+use api::{About, Code, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -13,6 +15,12 @@ use super::{Chain, about_vdi, live};
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::Job;
+
+/// What a disk process says that is growing.
+const GROWING: &str = "a resize is under way";
+
+/// How long to wait before it is asked again.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// The job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -50,6 +58,11 @@ impl Job for Resize {
 
     /// What has grown stays so, and the catalogue says how large it is.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
+        if let Some(vbd) = self.vbd {
+            if let Some(size) = settled(daemon, vbd).await? {
+                return self.record(daemon, size).await;
+            }
+        }
         let chain = Chain::of_vdi(daemon, self.vdi).await?;
         let size = super::chain::size(daemon, &chain).await?;
         self.record(daemon, size).await
@@ -57,6 +70,32 @@ impl Job for Resize {
 
     fn result(&self) -> Value {
         json!({ "uuid": self.vdi, "size": self.size })
+    }
+}
+
+/// The size of a disk whose process is not growing it any more; none if the process is no more. It may be at it still,
+/// though the daemon that had asked for that is dead.
+async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
+    loop {
+        let Some(layers) = live::layers(daemon, vbd).await? else { return Ok(None) };
+        let Some(size) = layers.first().map(|leaf| leaf.size) else { return Ok(None) };
+        // It does one verb at a time: one that changes nothing is refused as long as another is under way.
+        match live::ask(daemon, vbd, json!({ "verb": "resize", "size": size }), Vec::new()).await {
+            Ok(_) => return Ok(Some(size)),
+            // It has grown since it was asked, or is growing.
+            Err(problem) if problem.code == Code::Unsupported => {}
+            Err(problem) if problem.code == Code::Busy && problem.message.contains(GROWING) => {
+                tokio::time::sleep(LOOK_AGAIN_AFTER).await;
+            }
+            // Something else is under way, so that this is not.
+            Err(problem) if problem.code == Code::Busy => {
+                let layers = live::layers(daemon, vbd).await?;
+                return Ok(layers.and_then(|layers| layers.first().map(|leaf| leaf.size)));
+            }
+            // It has ended meanwhile, or cannot write: the file says what became of it.
+            Err(problem) if matches!(problem.code, Code::Failed | Code::ReadOnly) => return Ok(None),
+            Err(problem) => return Err(problem),
+        }
     }
 }
 

@@ -43,7 +43,7 @@ pub async fn of_all(
     sr: &Sr,
     directory: &Arc<Directory>,
     files: Vec<Candidate>,
-    context: &Context,
+    context: Option<&Context>,
 ) -> Result<(Vec<Found>, Vec<Unplaced>), Problem> {
     let count = files.len();
     let (mut found, mut odd) = (Vec::new(), Vec::new());
@@ -51,7 +51,7 @@ pub async fn of_all(
         .map(|file| async move { (file.clone(), of(daemon, sr, directory, file).await) })
         .buffer_unordered(AT_ONE_TIME);
     for done in 1..=count {
-        context.check()?;
+        context.map_or(Ok(()), Context::check)?;
         match asked.next().await {
             Some((_, Ok(one))) => found.push(one),
             Some((file, Err(problem))) if file.known.is_some() => {
@@ -62,7 +62,9 @@ pub async fn of_all(
             Some((file, Err(problem))) => odd.push(unplaced(file.file, problem)),
             None => break,
         }
-        context.progress(part(done, count));
+        if let Some(context) = context {
+            context.progress(part(done, count));
+        }
     }
     // In an order that does not depend on who was faster.
     found.sort_by(|one: &Found, other| one.file.file.cmp(&other.file.file));

@@ -1,0 +1,68 @@
+//! Disks on which a file stands that the catalogue does not know: a snapshot's daemon died behind the switch of the
+//! leaf and the catalogue was lost, or an older catalogue was believed. What was written since is in that file, and who
+//! writes below it makes it worthless. Such a VDI is diverged until somebody decides.
+//!
+//! Knows nothing of what is in the files. Invariant: nothing is taken in or changed; a disk that runs says itself what it
+//! consists of.
+
+use std::collections::HashMap;
+
+use api::Problem;
+use repo::Tx;
+use repo::catalogue::{Image, ImageState};
+use uuid::Uuid;
+
+use super::{examine, intents, listing, place};
+use crate::daemon::Daemon;
+
+/// Looks at the files of a repository that was just attached. That they cannot be examined keeps nobody from the rest.
+pub async fn hold(daemon: &Daemon, sr: Uuid) {
+    match look(daemon, sr).await {
+        Ok(held) => {
+            for (vdi, file) in held {
+                tracing::error!(
+                    %vdi, %sr, file,
+                    "the file stands on the disk of the VDI, and what was written last may be in it: the VDI is not used before \
+                     somebody decides. If the file is not needed, take it away, and then: tapline vdi reconcile VDI --believe \
+                     catalogue. If it is, make the VDI read-only and scan: it becomes a VDI of its own"
+                );
+            }
+        }
+        Err(problem) => tracing::warn!(%sr, "whether files stand on its disks is not known: {problem}"),
+    }
+}
+
+/// The VDIs that are diverged now, with the files that stand on them.
+async fn look(daemon: &Daemon, uuid: Uuid) -> Result<Vec<(Uuid, String)>, Problem> {
+    let directory = daemon.srs.directory(uuid).await?;
+    let mut in_hand = daemon.catalogue.read(intents).await?;
+    let listed = directory.clone();
+    let entries = daemon.srs.patience.ask(uuid, "list", move || listed.entries()).await?;
+    let (sr, known, later) =
+        daemon.catalogue.read(move |view| Ok((view.sr(uuid)?, view.images_of_sr(uuid)?, intents(view)?))).await?;
+    in_hand.extend(later);
+    let sorted = listing::sort(&sr, entries, known, &in_hand);
+    if sorted.appeared.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (found, _) = examine(daemon, &sr, &directory, &sorted, None).await?;
+    let standing: HashMap<String, String> =
+        place::place(found).placed.into_iter().filter_map(|one| Some((one.parent?, one.found.file.file))).collect();
+    daemon.catalogue.write(move |tx| diverge(tx, uuid, &standing)).await
+}
+
+/// `standing`: files by the file on which they stand.
+fn diverge(tx: &mut Tx<'_>, sr: Uuid, standing: &HashMap<String, String>) -> Result<Vec<(Uuid, String)>, Problem> {
+    let mut held = Vec::new();
+    for image in tx.images_of_sr(sr)? {
+        let Some(file) = standing.get(&image.file).filter(|_| image.state == ImageState::Ready) else { continue };
+        let Some(vdi) = tx.vdi_of_image(image.uuid)? else { continue };
+        let shown = tx.vdi(vdi)?;
+        if shown.read_only || !shown.users.is_empty() || tx.claimant(vdi)?.is_some() {
+            continue;
+        }
+        tx.set_image(&Image { state: ImageState::Diverged, ..image })?;
+        held.push((vdi, file.clone()));
+    }
+    Ok(held)
+}

@@ -170,6 +170,14 @@ impl Tasks {
         self.catalogue.read(move |view| view.task(uuid)).await
     }
 
+    /// Has tasks that are over by the catalogue leave everything as it is, if they run.
+    pub fn let_go(&self, ended: &[Uuid]) {
+        let running = self.running();
+        for task in ended.iter().filter_map(|task| running.get(task)) {
+            task.send_replace(Wish::Abandon);
+        }
+    }
+
     /// Waits until a task is over, but not longer than `patience`; tells how far it is then.
     pub async fn wait(&self, uuid: Uuid, patience: Duration) -> Result<Task, Problem> {
         let mut events = self.catalogue.subscribe();

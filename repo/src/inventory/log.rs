@@ -111,6 +111,9 @@ pub fn read(directory: &Directory, sr: Uuid) -> Result<Read, Problem> {
     }
 }
 
+/// More changes than that no repository has had: one each microsecond for 200 years. SQLite keeps numbers up to 2^63.
+const GENERATION_MAX: u64 = 1 << 52;
+
 enum Fault {
     Another(Uuid),
     Damaged(String),
@@ -130,6 +133,9 @@ fn whole(bytes: &[u8], sr: Uuid) -> Result<(Log, Contents), Fault> {
     let header: Header = parse(&first).map_err(|why| damaged((0, why)))?;
     if header.sr != sr {
         return Err(Fault::Another(header.sr));
+    }
+    if header.generation > GENERATION_MAX {
+        return Err(damaged((0, format!("generation {} is none that a repository reaches", header.generation))));
     }
     let mut contents = Contents {
         words: header.words,

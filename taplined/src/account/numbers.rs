@@ -90,10 +90,18 @@ pub struct Chosen {
     given: bool,
 }
 
+/// Below it are the users of the system and its services (login.defs(5), UID_MIN).
+const SYSTEM_USERS: u32 = 1000;
+
 impl Numbers {
     /// Those of a setting, of which processes that run have some already.
     pub fn of(setting: &'static str, text: &str, instead: &str) -> Result<Numbers, Problem> {
         let range = Range::parse(text).map_err(|why| Problem::new(Code::Invalid, format!("{setting}: {why}")))?;
+        if range.first < SYSTEM_USERS {
+            let what =
+                format!("{setting}: users below {SYSTEM_USERS} are the system's own, and {text} has some of them");
+            return Err(Problem::new(Code::Invalid, what).advise("name a range that nobody has, such as the default"));
+        }
         // Without a map there are no name spaces of users.
         if std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !range.is_within(&map)) {
             let what = format!("{setting}: there are no users {text} here: this is a container that has fewer");

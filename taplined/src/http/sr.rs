@@ -218,7 +218,8 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<
     let work = move |mut context: Context| async move {
         let _claim = claim;
         context.step("attach", false).await?;
-        at_work.srs.attach_as(uuid, asked.believe, false).await?;
+        let ended = at_work.srs.attach_as(uuid, asked.believe, true).await?;
+        at_work.tasks.let_go(&ended);
         doubtful::hold(&at_work, uuid).await;
         reconcile::of_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);

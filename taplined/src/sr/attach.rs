@@ -49,15 +49,20 @@ impl Srs {
 
     /// Attaches a repository. Done twice it is as good as once.
     pub async fn attach(&self, uuid: Uuid) -> Result<(), Problem> {
-        self.attach_as(uuid, None, false).await
+        self.attach_as(uuid, None, false).await.map(drop)
     }
 
-    /// Attaches a repository, and believes one side if it and the catalogue have diverged. If the daemon has
-    /// `just_started`, nothing that the catalogue has under way goes on yet.
-    pub async fn attach_as(&self, uuid: Uuid, believe: Option<SrBelieve>, just_started: bool) -> Result<(), Problem> {
+    /// Attaches a repository, and believes one side if it and the catalogue have diverged. If it was older than the
+    /// repository, what it had under way there is over if `outdated`: those tasks, for who runs them to let them go.
+    pub async fn attach_as(
+        &self,
+        uuid: Uuid,
+        believe: Option<SrBelieve>,
+        outdated: bool,
+    ) -> Result<Vec<Uuid>, Problem> {
         let sr = self.catalogue.read(move |view| view.sr(uuid)).await?;
         if self.open().contains_key(&uuid) {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let Attached { directory, variant } = self.open_it(&sr).await?;
         let directory = Arc::new(directory);
@@ -80,13 +85,13 @@ impl Srs {
         let kind = variant.clone();
         let recorded = self.catalogue.write(move |tx| {
             tx.set_sr_state(uuid, SrState::Attached, Some(&kind))?;
-            let taken = examined.record(tx, uuid, just_started)?;
+            let taken = examined.record(tx, uuid, outdated)?;
             Ok((examined, taken))
         });
-        let examined = match recorded.await {
+        let (examined, ended) = match recorded.await {
             Ok((examined, taken)) => {
-                taken.iter().for_each(|taken| inventory::tell(&sr, taken));
-                examined
+                taken.iter().for_each(|(taken, _)| inventory::tell(&sr, taken));
+                (examined, taken.map(|(_, ended)| ended).unwrap_or_default())
             }
             Err(problem) => {
                 drop(directory);
@@ -102,7 +107,7 @@ impl Srs {
         }
         self.remember_space(&sr);
         self.measure_now(uuid).await;
-        Ok(())
+        Ok(ended)
     }
 
     /// Removes what a daemon before this one was making when it was killed. That it cannot be keeps nobody from the
@@ -191,9 +196,9 @@ impl Srs {
     }
 
     /// Attaches a repository that should be; one that cannot be is lost.
-    pub(super) async fn attach_or_lose(&self, sr: &Sr, just_started: bool) -> Result<(), Problem> {
-        match self.attach_as(sr.uuid, None, just_started).await {
-            Ok(()) => Ok(()),
+    pub(super) async fn attach_or_lose(&self, sr: &Sr, outdated: bool) -> Result<(), Problem> {
+        match self.attach_as(sr.uuid, None, outdated).await {
+            Ok(_) => Ok(()),
             Err(problem) => self.lose(sr, &problem).await,
         }
     }

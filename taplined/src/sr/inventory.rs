@@ -201,18 +201,21 @@ fn shown(directory: &Directory, sr: Uuid) -> Result<Inventory, Problem> {
 
 impl Examined {
     /// Records what was found, in the commit in which the repository is attached. What a catalogue that was older had
-    /// under way is ended if `outdated`: how it ended is in the repository.
-    pub(super) fn record(&self, tx: &mut Tx<'_>, sr: Uuid, outdated: bool) -> Result<Option<TakenIn>, Problem> {
+    /// under way is ended if `outdated`, and told: how it ended is in the repository.
+    pub(super) fn record(
+        &self,
+        tx: &mut Tx<'_>,
+        sr: Uuid,
+        outdated: bool,
+    ) -> Result<Option<(TakenIn, Vec<Uuid>)>, Problem> {
         match &self.verdict {
             Verdict::Nothing | Verdict::Known(_) => Ok(None),
             Verdict::Begin | Verdict::Anew => tx.begin_inventory(sr).map(|()| None),
             Verdict::TakeIn(log, contents) => {
-                if outdated {
-                    end_outdated(tx, sr)?;
-                }
+                let ended = if outdated { end_outdated(tx, sr)? } else { Vec::new() };
                 // Disks that run are looked at behind this, when they are taken over: what a process says of its chain
                 // counts more.
-                tx.take_in(sr, (log.generation, &log.head), contents, &self.files).map(Some)
+                tx.take_in(sr, (log.generation, &log.head), contents, &self.files).map(|taken| Some((taken, ended)))
             }
         }
     }
@@ -227,7 +230,8 @@ impl Examined {
 }
 
 /// Jobs of an older catalogue are over: to undo one would remove what it has made since.
-fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<(), Problem> {
+fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<Vec<Uuid>, Problem> {
+    let mut ended = Vec::new();
     let vdis: Vec<Uuid> = tx.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
     for entry in tx.journal()? {
         let about = entry.task.about.iter().any(|about| about.uuid == sr || vdis.contains(&about.uuid));
@@ -236,9 +240,10 @@ fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<(), Problem> {
             let problem = Problem::new(Code::Failed, what).advise("look at the VDI, and ask again if need be");
             tracing::warn!(task = %entry.task.uuid, verb = entry.task.verb, %sr, "ended: {problem}");
             tx.end_task(entry.task.uuid, Err(problem))?;
+            ended.push(entry.task.uuid);
         }
     }
-    Ok(())
+    Ok(ended)
 }
 
 /// Says what was taken in.

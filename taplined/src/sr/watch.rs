@@ -33,8 +33,9 @@ pub async fn seek_lost(daemon: Daemon) {
             // Somebody may have attached or detached it meanwhile.
             let now = daemon.catalogue.read(move |view| view.sr(sr.uuid)).await;
             let Some(sr) = now.ok().filter(|sr| sr.state == SrState::Lost) else { continue };
-            match daemon.srs.attach(sr.uuid).await {
-                Ok(()) => {
+            match daemon.srs.attach_as(sr.uuid, None, true).await {
+                Ok(ended) => {
+                    daemon.tasks.let_go(&ended);
                     tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is there again");
                     super::doubtful::hold(&daemon, sr.uuid).await;
                     crate::reconcile::of_sr(&daemon, sr.uuid).await;

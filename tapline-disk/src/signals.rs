@@ -73,8 +73,8 @@ pub fn survive_file_size_limit() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
 }
 
-/// When the daemon dies, the kernel sends SIGHUP to the group of a process that is stopped just then (setpgid(2)): a disk
-/// that a debugger holds, for example. It must not end with the daemon.
+/// When the daemon dies, the kernel sends SIGHUP to the group of a process that is stopped just then (setpgid(2)): a
+/// disk that a debugger holds, for example. It must not end with the daemon.
 pub fn survive_the_daemon() -> io::Result<()> {
     signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false))).map(drop)
 }

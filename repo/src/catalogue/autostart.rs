@@ -72,7 +72,8 @@ impl View<'_> {
 impl Tx<'_> {
     /// Notes which life of the host this is; whether it is another one than was noted. What is to be started is noted
     /// then, if this is the `first` daemon of that life: with a catalogue that was put back from a backup it may not
-    /// be. Nothing is started by a catalogue that was brought from another machine, on which it may be running. With `again` that includes VBDs that no VM has and that were plugged when the host went down.
+    /// be. Nothing is started by a catalogue that was brought from another machine, on which it may be running. With
+    /// `again` that includes VBDs that no VM has and that were plugged when the host went down.
     pub fn note_boot(&mut self, boot: &str, first: bool, again: bool) -> Result<bool, Problem> {
         let before = self.meta(BOOT)?;
         self.set_meta(BOOT, boot)?;
@@ -93,7 +94,8 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    /// The catalogue has come to another machine: nothing that it has for running runs here, and nothing is started by it.
+    /// The catalogue has come to another machine: nothing that it has for running runs here, and nothing is started by
+    /// it.
     pub fn note_moved(&mut self) -> Result<(), Problem> {
         self.set_meta(BOOT, MOVED)
     }

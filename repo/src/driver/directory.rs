@@ -381,8 +381,8 @@ fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
     rustix::fs::flock(file, operation)
 }
 
-/// Whether some process has a file locked, as everybody has who reads or writes an image. This takes the lock for a moment,
-/// on a file that must be open for writing.
+/// Whether some process has a file locked, as everybody has who reads or writes an image. This takes the lock for a
+/// moment, on a file that must be open for writing.
 pub fn is_used(file: &File) -> bool {
     // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can
     // tell.

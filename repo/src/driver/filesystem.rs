@@ -91,9 +91,9 @@ pub fn read_only(directory: &File) -> Result<bool, Problem> {
     Ok(stat.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// Whether files can share blocks, on a file system of which some versions can: tried on two files that have no name and
-/// leave nothing, whatever happens. On one that is full, with nothing in them; and where there is no room even for that,
-/// it is taken for one that can, since a repository has to be attached to make room in it.
+/// Whether files can share blocks, on a file system of which some versions can: tried on two files that have no name
+/// and leave nothing, whatever happens. On one that is full, with nothing in them; and where there is no room even for
+/// that, it is taken for one that can, since a repository has to be attached to make room in it.
 pub fn shares_blocks(directory: &File) -> Result<bool, Problem> {
     let tried = "try whether files can share blocks";
     let nameless = || {

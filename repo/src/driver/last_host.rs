@@ -1,8 +1,8 @@
 //! Which host had a repository last: what its lock file says.
 //!
-//! A host keeps things of a repository's images beside the repository: what a killed process has left to be written, and
-//! that a disk is plugged. None of that holds when another host has had the repository since. Knows nothing of what is
-//! kept. Invariant: it is written only by whoever holds the lock, and stays when the lock is let go.
+//! A host keeps things of a repository's images beside the repository: what a killed process has left to be written,
+//! and that a disk is plugged. None of that holds when another host has had the repository since. Knows nothing of what
+//! is kept. Invariant: it is written only by whoever holds the lock, and stays when the lock is let go.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

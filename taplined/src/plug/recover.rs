@@ -24,8 +24,8 @@ use crate::task::blocking;
 /// The file in the run directory that says in which life of the host a daemon has run.
 const BOOT: &str = "boot";
 
-/// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done. Returns the VBDs
-/// that were plugged, or got another process, since what the catalogue knows.
+/// Finds disks again, starts those anew that have died meanwhile, and brings to an end what is half done. Returns the
+/// VBDs that were plugged, or got another process, since what the catalogue knows.
 pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
     let rebooted = has_rebooted(daemon).await?;

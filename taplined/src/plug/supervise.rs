@@ -160,8 +160,8 @@ async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
     })
 }
 
-/// Whether the VBD was unplugged behind the back of who looks after it: its repository was at another host meanwhile. What
-/// its process has left is removed then; who plugs it next waits for that.
+/// Whether the VBD was unplugged behind the back of who looks after it: its repository was at another host meanwhile.
+/// What its process has left is removed then; who plugs it next waits for that.
 async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
     let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await;
     if !matches!(now, Ok(Some(now)) if now.state == VbdState::Unplugged) {

@@ -40,9 +40,9 @@ pub struct Examined {
 }
 
 impl Srs {
-    /// Compares what a repository says of itself with what the catalogue says of it. Changes nothing in the catalogue. If
-    /// it was `elsewhere` since, what the catalogue has recorded and not written there counts no more: the other host has
-    /// used it as it was.
+    /// Compares what a repository says of itself with what the catalogue says of it. Changes nothing in the catalogue.
+    /// If it was `elsewhere` since, what the catalogue has recorded and not written there counts no more: the other
+    /// host has used it as it was.
     pub(super) async fn examine(
         &self,
         sr: &Sr,

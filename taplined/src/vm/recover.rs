@@ -1,4 +1,5 @@
-//! What a daemon finds when it starts: machines that have gone on without one, and what a daemon before it has left half done.
+//! What a daemon finds when it starts: machines that have gone on without one, and what a daemon before it has left
+//! half done.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,8 +28,8 @@ const TO_END: Duration = Duration::from_secs(3);
 /// How long the guest of a VM may take that was being shut down when the daemon ended.
 const TO_POWER_OFF: Duration = Duration::from_secs(60);
 
-/// Finds machines again, and brings to an end what is half done. VBDs that were `plugged_since` what the catalogue knows
-/// stay plugged where their VM has ended: it had other processes for them, so they were plugged when it had.
+/// Finds machines again, and brings to an end what is half done. VBDs that were `plugged_since` what the catalogue
+/// knows stay plugged where their VM has ended: it had other processes for them, so they were plugged when it had.
 pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Suspended | Power::Stopping);

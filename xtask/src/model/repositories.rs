@@ -103,7 +103,10 @@ impl World {
         }
         self.count("sr-detach");
         self.change(&format!("/srs/{}/detach", sr.uuid), &json!({}))?;
-        if forget {
+        // Something that tidies up may have been at work in it.
+        let shown = self.list("/srs")?;
+        let detached = shown.iter().any(|shown| shown["uuid"] == *sr.uuid && shown["state"] == "detached");
+        if forget && detached {
             self.count("sr-forget");
             self.change(&format!("/srs/{}/forget", sr.uuid), &json!({}))?;
         }

@@ -2,8 +2,8 @@
 //! leaf and the catalogue was lost, or an older catalogue was believed. What was written since is in that file, and who
 //! writes below it makes it worthless. Such a VDI is diverged until somebody decides.
 //!
-//! Knows nothing of what is in the files. Invariant: nothing is taken in or changed; a disk that runs says itself what it
-//! consists of.
+//! Knows nothing of what is in the files. Invariant: nothing is taken in or changed; a disk that runs says itself what
+//! it consists of.
 
 use std::collections::HashMap;
 

@@ -204,6 +204,38 @@ fn a_job_of_an_older_catalogue_removes_nothing_that_was_made_since() {
     assert_eq!(bed.daemon.get("/tasks?open=true").1, json!([]));
 }
 
+/// The daemon runs when its catalogue takes the repository's word: its jobs do not go on with what is not so any more.
+#[test]
+fn a_job_of_a_catalogue_that_diverged_ends_when_the_repository_is_believed() {
+    let mut bed = bed();
+    let twin = bed.daemon.room().join("twin");
+    fs::create_dir(&twin).unwrap();
+    let copy = |from: &Path, to: &Path| {
+        for name in files(from) {
+            fs::copy(from.join(&name), to.join(&name)).unwrap();
+        }
+    };
+    bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", "inventory:append")]);
+    copy(&bed.path, &twin);
+    let vdi = format!("/vdis/{}/snapshot", bed.vdi);
+    bed.daemon.post_and_die(&vdi, json!({ "name": "lost" }));
+    // Somebody else has used it meanwhile.
+    let other = start();
+    let source = json!({ "type": "dir", "path": twin });
+    other.done(other.post("/srs/introduce", json!({ "uuid": bed.sr, "source": source })));
+    other.done(other.post(&vdi, json!({ "name": "kept" })));
+    let there = vdis(&other);
+    other.done(other.post(&format!("/srs/{}/detach", bed.sr), json!({})));
+    fs::remove_dir_all(&bed.path).unwrap();
+    fs::rename(&twin, &bed.path).unwrap();
+    bed.daemon.restart();
+    assert_eq!(sr(&bed.daemon, &bed.sr)["state"], "lost", "{}", bed.daemon.log());
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach?believe=repository", bed.sr), json!({})));
+    harness::wait_until("nothing is under way", || bed.daemon.get("/tasks?open=true").1 == json!([]));
+    assert_eq!(vdis(&bed.daemon), there, "{}", bed.daemon.log());
+    bed.verb("snapshot", json!({ "name": "next" }));
+}
+
 /// Has a repository and a catalogue diverge, and tells what was told of it.
 fn diverged() -> (Bed, Vec<Value>, Vec<Value>) {
     let mut bed = bed();

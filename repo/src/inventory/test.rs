@@ -215,6 +215,18 @@ fn it_is_made_shorter_when_most_of_it_is_over_and_knows_its_history_still() {
     assert!(known >= 1000, "{known}");
 }
 
+/// The catalogue could not count on from there.
+#[test]
+fn a_generation_that_no_repository_reaches_is_damage() {
+    for generation in [u64::MAX, 1 << 63, (1 << 63) - 1] {
+        let room = room();
+        let head = (generation, first_head());
+        Log::write(&room.directory, room.sr, head, &Contents::new(words()), VecDeque::new()).unwrap();
+        let Read::Damaged(damage) = read(&room.directory, room.sr).unwrap() else { panic!("{generation}") };
+        assert!(damage.why.message.contains("that a repository reaches"), "{}", damage.why);
+    }
+}
+
 #[test]
 fn what_is_newer_or_of_another_repository_is_told_as_such() {
     let room = room();

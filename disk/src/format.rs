@@ -61,6 +61,22 @@ pub enum Place {
         /// Number of bytes of the span.
         len: u64,
     },
+    /// In this file, where others may refer to them too: read there like [`Place::Data`], never overwritten.
+    Shared {
+        /// Offset in the file.
+        at: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// Not to be had: the metadata that says where they live makes no sense.
+    Damaged {
+        /// Offset in the file of that metadata.
+        at: u64,
+        /// What stands there.
+        raw: u64,
+        /// Number of bytes.
+        len: u64,
+    },
     /// Nowhere: they read as zero, whatever a parent holds.
     Zero {
         /// Number of bytes.
@@ -78,7 +94,12 @@ impl Place {
     #[allow(clippy::len_without_is_empty, reason = "never zero")]
     pub fn len(self) -> u64 {
         match self {
-            Place::Data { len, .. } | Place::Packed { len, .. } | Place::Zero { len } | Place::Parent { len } => len,
+            Place::Data { len, .. }
+            | Place::Packed { len, .. }
+            | Place::Shared { len, .. }
+            | Place::Damaged { len, .. }
+            | Place::Zero { len }
+            | Place::Parent { len } => len,
         }
     }
 }
@@ -110,6 +131,8 @@ pub enum Wait {
     Busy(Ticket),
     /// The format has run out of places (or the storage, where its size is fixed).
     NoSpace,
+    /// The metadata that says where the first bytes live makes no sense. What lies beside them is not concerned.
+    Damaged(Corrupt),
 }
 
 /// Names a reservation until it is committed or abandoned.

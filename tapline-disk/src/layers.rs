@@ -31,6 +31,8 @@ use crate::unfinished::{self, Unfinished};
 pub struct Layers {
     /// What it was opened by.
     pub name: ImageName,
+    /// Of all layers, the first of them the same.
+    pub names: Vec<ImageName>,
     /// The files.
     pub files: Vec<ImageFile>,
     /// The formats.
@@ -90,8 +92,8 @@ impl Layers {
         command: Option<&str>,
         served: Option<Served>,
     ) -> Result<Layers, Failure> {
-        let (files, images, logs) = Default::default();
-        let mut layers = Layers { name: name.clone(), files, images, logs, unfinished: None };
+        let (names, files, images, logs) = Default::default();
+        let mut layers = Layers { name: name.clone(), names, files, images, logs, unfinished: None };
         let opened = layers.add(name, options, command, served);
         layers.unless_failed(opened)
     }
@@ -177,6 +179,7 @@ impl Layers {
             }
         };
         self.images.push(image);
+        self.names.push(name.clone());
         self.logs.extend(log.map(|log| (depth, log)));
         Ok(())
     }

@@ -50,7 +50,8 @@ impl Presence {
                 return Err(self.failed("its format gives no answer"));
             }
             let holds = match place {
-                Place::Data { .. } | Place::Packed { .. } => Holds::Data,
+                Place::Data { .. } | Place::Packed { .. } | Place::Shared { .. } => Holds::Data,
+                Place::Damaged { at, raw, .. } => return Err(self.damaged(at, raw)),
                 Place::Zero { .. } => Holds::Zero,
                 Place::Parent { .. } => Holds::Parent,
             };
@@ -68,7 +69,9 @@ impl Presence {
             match self.image.map(span) {
                 Ok(place) => return Ok(place),
                 Err(Wait::Load(block)) => self.load(block)?,
-                Err(Wait::Busy(_) | Wait::NoSpace) => return Err(self.failed("its format wants to write")),
+                Err(Wait::Busy(_) | Wait::NoSpace | Wait::Damaged(_)) => {
+                    return Err(self.failed("its format wants to write"));
+                }
             }
         }
     }
@@ -85,6 +88,11 @@ impl Presence {
             self.failed(format!("what stands at byte {} of the file makes no sense", corrupt.at))
                 .advise(format!("`tapline image check {}` lists all that is wrong with it", self.name))
         })
+    }
+
+    fn damaged(&self, at: u64, raw: u64) -> Failure {
+        self.failed(format!("the entry {raw:#018x} at byte {at} of the file makes no sense"))
+            .advise(format!("`tapline image check {}` lists all that is wrong with it", self.name))
     }
 
     fn failed(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {

@@ -5,7 +5,7 @@
 
 mod merge;
 
-use disk::{Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
+use disk::{Damage, Disk, Extent, FileDone, Geometry, Image, Io, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
 
@@ -21,6 +21,8 @@ const DEPTH: usize = 64;
 /// A disk that a job reads and writes.
 pub struct Runner {
     name: ImageName,
+    /// Of all layers, the image's own first.
+    names: Vec<ImageName>,
     geometry: Geometry,
     disk: Disk<Image>,
     engine: Engine,
@@ -42,14 +44,23 @@ pub struct Answer {
 impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
-        let Layers { name, files, images, .. } = layers;
+        let Layers { name, names, files, images, .. } = layers;
         let choice = choose(kind, &files, Data::Own);
         if let Some(note) = &choice.note {
             say(note);
         }
         let disk = Disk::new(images, disk::Options::default()).map_err(|error| crate::layers::explain(&name, error))?;
         let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
-        Ok(Runner { geometry: disk.geometry(), name, disk, engine, done: Vec::new(), in_flight: 0, broken: false })
+        Ok(Runner {
+            geometry: disk.geometry(),
+            name,
+            names,
+            disk,
+            engine,
+            done: Vec::new(),
+            in_flight: 0,
+            broken: false,
+        })
     }
 
     /// Size and limits.
@@ -130,17 +141,32 @@ impl Runner {
         Ok(())
     }
 
-    fn failure(&self, operation: Operation, span: Span, status: Status) -> Failure {
+    fn failure(&mut self, operation: Operation, span: Span, status: Status) -> Failure {
         let tried = format!("{} {} bytes at {} of {}", verb(operation), span.len, span.at, self.name);
         match status {
             Status::NoSpace => Failure::new(tried, "no space is left on its storage")
                 .advise("free some space on that file system, then run the command again"),
             Status::Refused => Failure::new(tried, "it does not accept writes: read-only, or an earlier sync failed"),
             Status::Unsupported => Failure::new(tried, "the request does not fit the disk"),
-            Status::Failed | Status::Done => {
-                Failure::new(tried, "the storage failed").advise("see the kernel's log for the reason")
-            }
+            Status::Failed | Status::Done => match self.disk.take_damage(span) {
+                Some(damage) => self.damaged(tried, damage),
+                None => Failure::new(tried, "the storage failed").advise("see the kernel's log for the reason"),
+            },
         }
+    }
+
+    /// Metadata of a layer makes no sense: which bytes of the disk that costs, and what may mend it.
+    fn damaged(&self, tried: String, damage: Damage) -> Failure {
+        let Damage { file, span, at, raw } = damage;
+        let name = self.names.get(usize::from(file.0)).unwrap_or(&self.name);
+        let why = format!(
+            "its bytes {} to {} cannot be found, since the entry {raw:#018x} at byte {at} of {name} makes no sense",
+            span.at,
+            span.end().saturating_sub(1),
+        );
+        let advice =
+            format!("what is beside them is sound; `tapline image check {name} --repair` mends what can be mended");
+        Failure::new(tried, why).advise(advice)
     }
 }
 

@@ -132,17 +132,38 @@ fn features_that_are_not_known_are_refused_by_name() {
 }
 
 #[test]
-fn an_image_of_version_2_is_read_and_not_written() {
+fn an_image_of_version_2_is_read_and_written() {
     let room = Room::new();
     room.make_raw("a.raw", 16 * MIB);
     room.tool("qemu-img", "convert -f raw -O qcow2 -o compat=0.10 a.raw old.q");
-    let before = room.read("old.q");
-    let said = room.tapline("serve qcow2:old.q --nbd ./s.sock");
-    assert_eq!(said.code, Some(4), "{said:?}");
-    assert!(said.err.contains("version 2") && said.err.contains("upgrades it"), "{said:?}");
-    assert!(room.read("old.q") == before, "a refused image was written to");
     room.done("image convert qcow2:old.q qcow2:new.q --verify");
-    room.guest("qcow2:new.q", &["write -P 1 0 64k"]);
+    room.guest("qcow2:old.q", &["write -P 1 0 64k", "discard 1M 1M"]);
+    assert_eq!(room.json("image check qcow2:old.q")["result"], "clean");
+    room.tool("qemu-img", "check -U -f qcow2 old.q");
+    assert_eq!(room.run_words("qemu-io", &["-f", "qcow2", "-c", "read -P 1 0 64k", "old.q"]).code, Some(0));
+    assert_eq!(room.json("image info qcow2:old.q")[0]["qcow2"]["version"], 2);
+}
+
+/// An entry that makes no sense and one that has lost its mark, in neighbouring clusters.
+#[test]
+fn a_bad_entry_costs_its_cluster_and_a_message_says_which() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 a.q 64M");
+    let written = room.run_words("qemu-io", &["-f", "qcow2", "-c", "write -P 1 0 1M", "a.q"]);
+    assert_eq!(written.code, Some(0), "{written:?}");
+    let mut bytes = room.read("a.q");
+    let word = |bytes: &[u8], at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let l1 = usize::try_from(word(&bytes, 40)).unwrap();
+    let l2 = usize::try_from(word(&bytes, l1) & 0x00ff_ffff_ffff_fe00).unwrap();
+    bytes[l2 + 24..l2 + 32].copy_from_slice(&0x8000_0000_0005_0200_u64.to_be_bytes());
+    bytes[l2 + 40] &= 0x7f;
+    room.write("a.q", &bytes);
+    let said = room.tapline("image convert qcow2:a.q raw:a.raw");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    for words in ["bytes 196608 to 262143", "0x8000000000050200", &format!("byte {}", l2 + 24), "check qcow2:a.q --repair"] {
+        assert!(said.err.contains(words), "{words}: {said:?}");
+    }
+    room.guest("qcow2:a.q", &["read -P 1 0 192k", "read -P 1 256k 768k", "write -P 2 320k 4k", "read -P 1 324k 60k"]);
 }
 
 #[test]

@@ -113,7 +113,7 @@ impl<F: Format> Disk<F> {
             // What a parent shows there is to be hidden.
             Freed::Absent(file, len) => match self.resolve(span.at).map_err(Obstacle::Grain)? {
                 (Where::Zero, run) => Ok(run.min(len)),
-                (Where::Data { .. } | Where::Packed { .. }, run) => {
+                (Where::Data { .. } | Where::Packed { .. } | Where::Shared { .. } | Where::Damaged { .. }, run) => {
                     self.zero_by_hiding(number, file, Span { at: span.at, len: run.min(len) }, io)
                 }
             },
@@ -222,12 +222,16 @@ impl<F: Format> Disk<F> {
             let left = rest.end().saturating_sub(at);
             let extent = match self.resolve(at) {
                 Ok((Where::Zero, len)) => Extent { len: len.min(left), kind: ExtentKind::Hole },
-                Ok((Where::Data { file, at }, len)) => match io.allocated(file, at, len.min(left)) {
-                    Allocation::Data(len) => Extent { len: len.min(left), kind: ExtentKind::Data },
-                    Allocation::Hole(len) => Extent { len: len.min(left), kind: ExtentKind::Hole },
-                },
+                Ok((Where::Data { file, at } | Where::Shared { file, at }, len)) => {
+                    match io.allocated(file, at, len.min(left)) {
+                        Allocation::Data(len) => Extent { len: len.min(left), kind: ExtentKind::Data },
+                        Allocation::Hole(len) => Extent { len: len.min(left), kind: ExtentKind::Hole },
+                    }
+                }
                 // What is packed has no place of its own that could have holes.
-                Ok((Where::Packed { .. }, len)) => Extent { len: len.min(left), kind: ExtentKind::Data },
+                Ok((Where::Packed { .. } | Where::Damaged { .. }, len)) => {
+                    Extent { len: len.min(left), kind: ExtentKind::Data }
+                }
                 Err(missing) => {
                     let rest = Span { at, len: left };
                     return self.park_for_grain(Parked::Request { number, rest }, missing, io);

@@ -260,7 +260,11 @@ impl<F: Format> Disk<F> {
         };
         match place {
             Where::Zero => self.append_piece(fill, zeroes(len)),
-            Where::Data { file, at } => {
+            Where::Damaged { file } => {
+                self.met_damage(file, Span { at: span.at, len });
+                self.fail_filling(fill, Status::Failed);
+            }
+            Where::Data { file, at } | Where::Shared { file, at } => {
                 let into = self.append_room(fill, len);
                 self.begun(fill);
                 self.push(Op::Fill { fill }, file, Action::Read { at, into }, io);

@@ -184,6 +184,10 @@ impl<F: Format> Disk<F> {
                 self.set_aside(parked);
                 self.busy.entry((file, ticket)).or_default().push(parked);
             }
+            Obstacle::Layer(file, Wait::Damaged(_)) => {
+                self.met_damage(file, rest);
+                self.fail(number, Status::Failed);
+            }
             Obstacle::Layer(file, Wait::NoSpace) => {
                 self.crowd_out(number, file);
                 if let Some(active) = self.active.get_mut(number) {
@@ -268,12 +272,14 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
                 missing.push((layer.file, block));
                 Place::Parent { len: rest.len }
             }
-            Err(Wait::Busy(_) | Wait::NoSpace) => unreachable!("a lookup takes no space"),
+            Err(Wait::Busy(_) | Wait::NoSpace | Wait::Damaged(_)) => unreachable!("a lookup takes no space"),
         };
         let part = Span { at, len: place.len().min(rest.len).max(512) };
         match place {
             Place::Data { at, .. } => append(runs, Run { span: part, place: Where::Data { file: layer.file, at } }),
             Place::Packed { .. } => append(runs, Run { span: part, place: Where::Packed { file: layer.file } }),
+            Place::Shared { at, .. } => append(runs, Run { span: part, place: Where::Shared { file: layer.file, at } }),
+            Place::Damaged { .. } => append(runs, Run { span: part, place: Where::Damaged { file: layer.file } }),
             Place::Zero { .. } => append(runs, Run { span: part, place: Where::Zero }),
             Place::Parent { .. } => walk(below, part, runs, missing),
         }

@@ -14,12 +14,13 @@
 //! clusters, `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that
 //! are under way, `held` those that wait for others, `logging` what outlives the process, `flush` the rounds, `chain`
 //! the layers and how they change, `merge` layers that become one, `piece` one grain of that, `rest` what is given back
-//! when nothing is asked for.
+//! when nothing is asked for, `damage` what metadata made no sense.
 
 mod active;
 mod budget;
 mod chain;
 mod clear;
+mod damage;
 mod fill;
 mod flush;
 mod held;
@@ -50,6 +51,7 @@ use merge::Merge;
 use packed::Packed;
 
 pub use chain::Layer;
+pub use damage::Damage;
 pub use merge::{MergeProgress, MergeState};
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
@@ -181,6 +183,8 @@ pub struct Disk<F: Format> {
     sync_asked: bool,
     /// Layers that can be written to, leaf first.
     writers: Vec<usize>,
+    /// Damaged metadata that a request has met, for who asks.
+    damage: Option<Damage>,
     /// In some of them stray space has not been looked for yet.
     reclaim_due: bool,
     /// Syncs under way in front of a first reclaim.
@@ -238,6 +242,7 @@ impl<F: Format> Disk<F> {
             round_status: Status::Done,
             sync_asked: false,
             writers: Vec::new(),
+            damage: None,
             reclaim_due: true,
             reclaim_syncs: 0,
             held_back: false,

@@ -302,7 +302,10 @@ fn hold<F: Format>(layers: &mut [Layer<F>], span: Span, held: &mut Vec<Held>, mi
         match place {
             Place::Parent { .. } => hold(below, part, held, missing),
             Place::Zero { .. } => append(held, Held { span: part, zero: true }),
-            Place::Data { .. } | Place::Packed { .. } => append(held, Held { span: part, zero: false }),
+            // What cannot be had fails who copies it, and is not forgotten.
+            Place::Data { .. } | Place::Packed { .. } | Place::Shared { .. } | Place::Damaged { .. } => {
+                append(held, Held { span: part, zero: false });
+            }
         }
         at = part.end();
     }
@@ -312,7 +315,7 @@ fn hold<F: Format>(layers: &mut [Layer<F>], span: Span, held: &mut Vec<Held>, mi
 fn block_of(wait: Wait) -> Option<MetaBlock> {
     match wait {
         Wait::Load(block) => Some(block),
-        Wait::Busy(_) | Wait::NoSpace => None,
+        Wait::Busy(_) | Wait::NoSpace | Wait::Damaged(_) => None,
     }
 }
 

@@ -31,7 +31,11 @@ impl<F: Format> Disk<F> {
                     memory.fill_zero();
                 }
             }
-            Where::Data { file, at } => {
+            Where::Damaged { file } => {
+                self.met_damage(file, span);
+                return Ok(0);
+            }
+            Where::Data { file, at } | Where::Shared { file, at } => {
                 let Some(into) = self.memory(number, span) else { return Ok(0) };
                 self.push_piece(number, Op::Transfer { number, ticket: None }, file, Action::Read { at, into }, io);
             }

@@ -42,6 +42,7 @@ impl<F: Format> Disk<F> {
             (Where::Data { file, at }, len) if len >= span.len && (!write || file == self.leaf_file()) => {
                 Some((file, at))
             }
+            (Where::Shared { file, at }, len) if len >= span.len && !write => Some((file, at)),
             _ => None,
         }
     }

@@ -17,6 +17,18 @@ pub enum Where {
         /// Offset in it.
         at: u64,
     },
+    /// In a file, where others may refer to it too: never overwritten.
+    Shared {
+        /// The file.
+        file: FileId,
+        /// Offset in it.
+        at: u64,
+    },
+    /// Not to be had: metadata of this file makes no sense.
+    Damaged {
+        /// The file.
+        file: FileId,
+    },
     /// In a compressed cluster of a file; its format knows which.
     Packed {
         /// The file.
@@ -33,7 +45,8 @@ impl Where {
     /// The place `by` bytes further on.
     pub fn advanced(self, by: u64) -> Where {
         match self {
-            Where::Zero | Where::Packed { .. } => self,
+            Where::Zero | Where::Packed { .. } | Where::Damaged { .. } => self,
+            Where::Shared { file, at } => Where::Shared { file, at: at.saturating_add(by) },
             Where::Data { file, at } => Where::Data { file, at: at.saturating_add(by) },
         }
     }
@@ -59,12 +72,18 @@ impl Compact {
     const SPLIT: u64 = u64::MAX - 1;
     /// Nor can any have this one, as the sector: in a compressed cluster.
     const INSIDE: u64 = (u64::MAX >> 8) - 2;
+    /// Nor this one: not to be had.
+    const DAMAGED: u64 = (u64::MAX >> 8) - 3;
+    /// Added to the sector: others may refer to it. No file is so long that it has such sectors.
+    const SHARED: u64 = 1 << 54;
 
     pub fn of(place: Where) -> Compact {
         Compact(match place {
             Where::Zero => Compact::ZERO,
             Where::Packed { file } => (u64::from(file.0) << 56) | Compact::INSIDE,
+            Where::Damaged { file } => (u64::from(file.0) << 56) | Compact::DAMAGED,
             Where::Data { file, at } => (u64::from(file.0) << 56) | (at / SECTOR),
+            Where::Shared { file, at } => (u64::from(file.0) << 56) | Compact::SHARED | (at / SECTOR),
         })
     }
 
@@ -75,6 +94,10 @@ impl Compact {
         let [file, ..] = self.0.to_be_bytes();
         match self.0 & (u64::MAX >> 8) {
             Compact::INSIDE => Where::Packed { file: FileId(file) },
+            Compact::DAMAGED => Where::Damaged { file: FileId(file) },
+            sector if sector & Compact::SHARED != 0 => {
+                Where::Shared { file: FileId(file), at: (sector & !Compact::SHARED).saturating_mul(SECTOR) }
+            }
             sector => Where::Data { file: FileId(file), at: sector.saturating_mul(SECTOR) },
         }
     }

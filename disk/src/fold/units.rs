@@ -31,7 +31,8 @@ fn entry(place: Where) -> Option<u32> {
         Where::Data { file, at } if at % UNIT == 0 => {
             (file, u32::try_from(at / UNIT).ok().filter(|&unit| unit < INSIDE)?)
         }
-        Where::Data { .. } => return None,
+        // Rare, and told apart from others only in a longer entry.
+        Where::Data { .. } | Where::Shared { .. } | Where::Damaged { .. } => return None,
     };
     (u32::from(file.0) <= u32::MAX >> PLACE_BITS).then_some((u32::from(file.0) << PLACE_BITS) | unit)
 }

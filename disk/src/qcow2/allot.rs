@@ -6,10 +6,11 @@
 use super::clusters::{Clusters, Start};
 use super::counts::Fate;
 use super::entry::Entry;
+use super::layout::{COPIED, OFFSET_MASK};
 use super::pending::Write;
 use super::tables::Spot;
 use crate::Span;
-use crate::format::{Fill, Placed, Reserved, Ticket, Wait};
+use crate::format::{Corrupt, Fill, Placed, Reserved, Ticket, Wait};
 
 impl Clusters {
     /// Space for the first bytes of `span`.
@@ -26,28 +27,35 @@ impl Clusters {
         }
         let spot = self.spot_for_writing(start.cluster)?;
         match self.tables.entry(spot, 0) {
-            first @ Entry::Data { at } => {
+            Entry::Data { at, copied: false } | Entry::ZeroAllocated { at, copied: false } => {
+                let found = self.allocate_instead(at >> self.bits, 1)?;
+                Ok(self.begin(span, start, spot, found))
+            }
+            first @ Entry::Data { at, copied: true } => {
                 let count = self.alike(spot, first, start.count);
                 let len = self.clip(span, start, count);
                 Ok(Reserved { at: at.saturating_add(start.from), len, ticket: None, fill: None })
             }
-            Entry::ZeroAllocated { at } => Ok(self.begin(span, start, spot, Place::again(at >> self.bits))),
+            Entry::ZeroAllocated { at, copied: true } => {
+                Ok(self.begin(span, start, spot, Place::again(at >> self.bits)))
+            }
             Entry::Packed { at, end } => {
                 let (first, count) = self.packed_clusters(at, end);
-                let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
-                let mut counts = room.counts.need(first, count)?;
-                let found = room.allocate(1)?;
-                counts.extend(room.counts.need(found.first, 1)?);
-                room.space.take(found.first, 1);
-                Ok(self.begin(
-                    span,
-                    start,
-                    spot,
-                    Place { first: found.first, count: 1, new: true, shared: false, counts },
-                ))
+                let found = self.allocate_instead(first, count)?;
+                Ok(self.begin(span, start, spot, found))
             }
             first @ (Entry::Unallocated | Entry::Zero) => self.reserve_new(span, start, spot, first),
         }
+    }
+
+    /// A place for one cluster that gives up others, or its share in them: `count` from `first` on.
+    fn allocate_instead(&mut self, first: u64, count: u64) -> Result<Place, Wait> {
+        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
+        let mut counts = room.counts.need(first, count)?;
+        let found = room.allocate(1)?;
+        counts.extend(room.counts.need(found.first, 1)?);
+        room.space.take(found.first, 1);
+        Ok(Place { first: found.first, count: 1, new: true, shared: false, counts })
     }
 
     /// Places for clusters that have none, of which `first` is the first.
@@ -80,6 +88,13 @@ impl Clusters {
         let len = self.clip(span, start, place.count);
         let after = place.count.saturating_mul(self.size()).saturating_sub(start.from).saturating_sub(len);
         let filled = place.shared || (start.from == 0 && after == 0);
+        // Where zeroes cannot be said they are written to a new place, and it must not be left to the file's end to hold them.
+        let written = filled && !self.zeroes && place.new && !place.shared;
+        let fill = match (filled, written) {
+            (false, _) => Some(Fill { before: start.from, after }),
+            (true, true) => Some(Fill { before: 0, after: 0 }),
+            (true, false) => None,
+        };
         let at = (place.first << self.bits).saturating_add(start.from);
         let write = Write {
             cluster: start.cluster,
@@ -90,7 +105,7 @@ impl Clusters {
             counts: place.counts,
         };
         let ticket = self.begin_write(write, place.shared);
-        Reserved { at, len, ticket, fill: (!filled).then_some(Fill { before: start.from, after }) }
+        Reserved { at, len, ticket, fill }
     }
 
     /// Another write to a cluster whose place reads as zero and is not in the table yet.
@@ -136,16 +151,20 @@ impl Clusters {
     /// Puts a place into the table.
     fn place(&mut self, spot: Spot, place: u64, new: bool) {
         let old = self.tables.entry(spot, 0);
-        let packed = match old {
-            Entry::Packed { at, end } => Some(self.packed_clusters(at, end)),
-            _ => None,
+        self.tables.set(spot, 0, Entry::Data { at: place << self.bits, copied: true });
+        let (packed, bits) = (|at, end| self.packed_clusters(at, end), self.bits);
+        let given_up = match old {
+            Entry::Packed { at, end } => Some((packed(at, end), false)),
+            Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } => Some(((at >> bits, 1), true)),
+            Entry::Unallocated | Entry::Zero => None,
         };
-        self.tables.set(spot, 0, Entry::Data { at: place << self.bits });
         let Some(room) = self.room.as_mut().filter(|_| new) else { return };
         room.counts.raise(place);
         room.space.used_now(place, 1);
-        if let Some((first, count)) = packed {
-            room.lose_packed(first, count);
+        match given_up {
+            Some(((first, count), false)) => room.lose_packed(first, count),
+            Some(((first, _), true)) => room.lose_shared(first),
+            None => {}
         }
     }
 
@@ -161,13 +180,35 @@ impl Clusters {
         }
     }
 
-    /// Where the entry of a cluster stands, which gets an L2 table if it has none.
+    /// Where the entry of a cluster stands, which gets an L2 table of its own if it has none.
     pub fn spot_for_writing(&mut self, cluster: u64) -> Result<Spot, Wait> {
-        if !self.tables.has_table(cluster) && self.tables.covers(cluster) {
+        let (at, raw) = self.tables.first_level(cluster);
+        if self.tables.has_table(cluster) && raw & COPIED == 0 {
+            // What makes no sense is not followed.
+            self.spot(cluster)?;
+            self.unshare_table(cluster, raw & OFFSET_MASK)?;
+        } else if raw != 0 && raw & OFFSET_MASK == 0 {
+            return Err(Wait::Damaged(Corrupt { at }));
+        } else if !self.tables.has_table(cluster) && self.tables.covers(cluster) {
             let table = self.room.as_mut().ok_or(Wait::NoSpace)?.allocate_table()?;
             self.tables.add_table(cluster, table << self.bits);
         }
         self.spot(cluster)?.ok_or(Wait::NoSpace)
+    }
+
+    /// Gives a cluster a copy of its L2 table, at `old`, which others refer to, or may.
+    fn unshare_table(&mut self, cluster: u64, old: u64) -> Result<(), Wait> {
+        for slice in self.tables.slices_of(old) {
+            self.tables.slices().need(slice)?;
+        }
+        let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
+        let found = room.allocate(1)?;
+        room.counts.need(old >> self.bits, 1)?;
+        room.counts.need(found.first, 1)?;
+        let table = room.take_table(found);
+        room.lose_shared(old >> self.bits);
+        self.tables.move_table(cluster, table << self.bits);
+        Ok(())
     }
 
     /// The clusters of the file that a compressed cluster reaches into.

@@ -1,9 +1,11 @@
 //! The clusters of an image, as a reader sees them.
 //!
 //! What changes them is in `allot` (places for writes), `giveup` (discards and their kin) and `order` (rounds). Keeps: an
-//! answer is about clusters whose entries were checked.
+//! answer is about clusters whose entries were checked; and an entry that makes no sense costs its own cluster, and nothing
+//! beside it.
 
 use super::entry::{Entry, is_sound};
+use super::layout::{COPIED, OFFSET_MASK, length};
 use super::room::Room;
 use super::tables::{Spot, Tables};
 use crate::Span;
@@ -18,12 +20,24 @@ pub struct Clusters {
     pub len: u64,
     /// Whether what is unallocated is in a parent.
     pub parent: bool,
+    /// Whether a cluster can be said to read as zero: not in version 2.
+    pub zeroes: bool,
     /// Offset of the file at and behind which nothing is, where the image is only read.
     pub limit: u64,
     /// What is where.
     pub tables: Tables,
     /// What writing takes; `None` where the image is only read.
     pub room: Option<Room>,
+}
+
+/// What there is to know of the entry of a cluster.
+enum Found {
+    /// It makes sense, and stands here.
+    Entry(Spot),
+    /// There is no L2 table for it.
+    NoTable,
+    /// What stands at this offset of the file makes no sense, and is about so many clusters.
+    Unsound { at: u64, raw: u64, count: u64 },
 }
 
 /// A run of clusters for the first bytes of a span.
@@ -57,9 +71,15 @@ impl Clusters {
     /// Where the first bytes of `span` live.
     pub fn map(&mut self, span: Span) -> Result<Place, Wait> {
         let start = self.start(span);
-        let Some(spot) = self.spot(start.cluster)? else {
-            let count = self.untabled(start);
-            return Ok(self.nowhere(self.clip(span, start, count)));
+        let spot = match self.find(start.cluster)? {
+            Found::Entry(spot) => spot,
+            Found::NoTable => {
+                let count = self.untabled(start);
+                return Ok(self.nowhere(self.clip(span, start, count)));
+            }
+            Found::Unsound { at, raw, count } => {
+                return Ok(Place::Damaged { at, raw, len: self.clip(span, start, count.min(start.count)) });
+            }
         };
         let first = self.tables.entry(spot, 0);
         let count = self.alike(spot, first, start.count);
@@ -67,28 +87,64 @@ impl Clusters {
         Ok(match first {
             Entry::Unallocated => self.nowhere(len),
             Entry::Zero | Entry::ZeroAllocated { .. } => Place::Zero { len },
-            Entry::Data { at } => Place::Data { at: at.saturating_add(start.from), len },
+            Entry::Data { at, copied: false } if self.room.is_some() => {
+                Place::Shared { at: at.saturating_add(start.from), len }
+            }
+            Entry::Data { at, .. } => Place::Data { at: at.saturating_add(start.from), len },
             Entry::Packed { at, end } => self.packed(at, end, start.from, len),
         })
     }
 
+    /// Where the entry of a cluster stands, and whether it makes sense.
+    fn find(&mut self, cluster: u64) -> Result<Found, Wait> {
+        let (at, raw) = self.tables.first_level(cluster);
+        let limit = self.room.as_ref().map_or(self.limit, |room| room.space.end() << self.bits);
+        let table = raw & OFFSET_MASK;
+        if raw & !(OFFSET_MASK | COPIED) != 0 || table % self.size() != 0 || table >= limit {
+            return Ok(Found::Unsound { at, raw, count: self.tables.left_in_table(cluster) });
+        }
+        let Some(spot) = self.tables.spot(cluster)? else { return Ok(Found::NoTable) };
+        let (bits, zeroes) = (self.bits, self.zeroes);
+        let Some(entries) = self.tables.unchecked(spot) else { return Ok(Found::Entry(spot)) };
+        let room = &mut self.room;
+        let unsound = entries.enumerate().filter(|&(_, raw)| {
+            let place = Entry::decode(raw, bits).place();
+            let refers = room.as_mut().is_none_or(|room| place.is_none_or(|at| room.refer(at >> bits)));
+            !is_sound(raw, bits, limit, zeroes) || !refers
+        });
+        // All of them are looked at, for what they refer to is in use.
+        let (mut any, mut next) = (false, None);
+        for (number, raw) in unsound {
+            any = true;
+            if number >= spot.within && next.is_none() {
+                next = Some((number, raw));
+            }
+        }
+        match next {
+            Some((number, raw)) if number == spot.within => {
+                let at = spot.slice.saturating_add(length(spot.index).saturating_mul(8));
+                Ok(Found::Unsound { at, raw, count: 1 })
+            }
+            Some((number, _)) => {
+                let left = length(number.saturating_sub(spot.within));
+                Ok(Found::Entry(Spot { left: spot.left.min(left), ..spot }))
+            }
+            None => {
+                if !any {
+                    self.tables.found_sound(spot);
+                }
+                Ok(Found::Entry(spot))
+            }
+        }
+    }
+
     /// Where the entry of a cluster stands, which makes sense; `None` if there is no L2 table for it.
     pub fn spot(&mut self, cluster: u64) -> Result<Option<Spot>, Wait> {
-        let Some(spot) = self.tables.spot(cluster)? else { return Ok(None) };
-        let bits = self.bits;
-        let unsound = match (self.tables.unchecked(spot), &mut self.room) {
-            (None, _) => return Ok(Some(spot)),
-            (Some(mut entries), Some(room)) => entries.position(|raw| {
-                let place = Entry::decode(raw, bits).place();
-                !is_sound(raw, bits, room.space.end() << bits, true) || place.is_some_and(|at| !room.refer(at >> bits))
-            }),
-            (Some(mut entries), None) => entries.position(|raw| !is_sound(raw, bits, self.limit, false)),
-        };
-        if let Some(number) = unsound {
-            return Err(self.tables.found_unsound(spot, number));
+        match self.find(cluster)? {
+            Found::Entry(spot) => Ok(Some(spot)),
+            Found::NoTable => Ok(None),
+            Found::Unsound { at, .. } => Err(Wait::Damaged(Corrupt { at })),
         }
-        self.tables.found_sound(spot);
-        Ok(Some(spot))
     }
 
     /// A compressed cluster, to be read in whole pages as storage of 4 KiB sectors has it.
@@ -126,7 +182,9 @@ impl Clusters {
             let alike = match first {
                 Entry::Unallocated => entry == Entry::Unallocated,
                 Entry::Zero | Entry::ZeroAllocated { .. } => zero(entry),
-                Entry::Data { at } => entry == Entry::Data { at: at.saturating_add(count << self.bits) },
+                Entry::Data { at, copied } => {
+                    entry == Entry::Data { at: at.saturating_add(count << self.bits), copied }
+                }
                 Entry::Packed { .. } => false,
             };
             if !alike {
@@ -146,13 +204,11 @@ impl Clusters {
     }
 
     /// Takes in metadata that was asked for.
-    pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) -> Result<(), Corrupt> {
-        if !self.tables.slices().awaits(block.at) {
-            if let Some(room) = &mut self.room {
-                room.counts.slices().loaded(block.at, bytes);
-            }
-            return Ok(());
+    pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
+        if self.tables.slices().awaits(block.at) {
+            self.tables.slices().loaded(block.at, bytes);
+        } else if let Some(room) = &mut self.room {
+            room.counts.slices().loaded(block.at, bytes);
         }
-        self.tables.load(block.at, bytes)
     }
 }

@@ -15,11 +15,15 @@ pub enum Entry {
     ZeroAllocated {
         /// Offset in the file.
         at: u64,
+        /// Nothing else refers to that place.
+        copied: bool,
     },
     /// In the file.
     Data {
         /// Offset in the file.
         at: u64,
+        /// Nothing else refers to that place: it may be written to.
+        copied: bool,
     },
     /// In the file, compressed.
     Packed {
@@ -43,41 +47,43 @@ impl Entry {
         match (raw & OFFSET_MASK, raw & ZERO != 0) {
             (0, false) => Entry::Unallocated,
             (0, true) => Entry::Zero,
-            (at, true) => Entry::ZeroAllocated { at },
-            (at, false) => Entry::Data { at },
+            (at, true) => Entry::ZeroAllocated { at, copied: raw & COPIED != 0 },
+            (at, false) => Entry::Data { at, copied: raw & COPIED != 0 },
         }
     }
 
     /// Where in the file it has a place, or begins to have one.
     pub fn place(self) -> Option<u64> {
         match self {
-            Entry::Data { at } | Entry::ZeroAllocated { at } | Entry::Packed { at, .. } => Some(at),
+            Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } | Entry::Packed { at, .. } => Some(at),
             Entry::Unallocated | Entry::Zero => None,
         }
     }
 
-    /// The entry as it stands in a table, for a place that nothing else refers to.
+    /// The entry as it stands in a table.
     pub fn encode(self) -> u64 {
         match self {
             Entry::Unallocated => 0,
             Entry::Zero => ZERO,
-            Entry::ZeroAllocated { at } => at | COPIED | ZERO,
-            Entry::Data { at } => at | COPIED,
+            Entry::ZeroAllocated { at, copied } => at | if copied { COPIED } else { 0 } | ZERO,
+            Entry::Data { at, copied } => at | if copied { COPIED } else { 0 },
             Entry::Packed { .. } => unreachable!("nothing is written compressed"),
         }
     }
 }
 
 /// Whether an entry makes sense in an image of clusters of 2^`bits` bytes where nothing lies at or behind `limit`.
-/// `exclusive`: as in an image that is written to, where nothing may be shared.
-pub fn is_sound(raw: u64, bits: u32, limit: u64, exclusive: bool) -> bool {
+/// `zeroes`: version 2 does not know clusters that read as zero. A mark "copied" that is missing, or where none belongs, makes
+/// no entry unsound: it costs time.
+pub fn is_sound(raw: u64, bits: u32, limit: u64, zeroes: bool) -> bool {
     /// Bits of the entry of a standard cluster that are neither flag nor offset, the zero flag apart.
     const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET_MASK | ZERO);
     match Entry::decode(raw, bits) {
-        Entry::Packed { at, end } => raw & COPIED == 0 && at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
-        Entry::Unallocated | Entry::Zero => raw & RESERVED == 0,
-        Entry::ZeroAllocated { at } | Entry::Data { at } => {
-            raw & RESERVED == 0 && at % (1 << bits) == 0 && at < limit && (!exclusive || raw & COPIED != 0)
+        Entry::Packed { at, end } => at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
+        Entry::Unallocated => raw & RESERVED == 0,
+        Entry::Zero => raw & RESERVED == 0 && zeroes,
+        Entry::ZeroAllocated { at, .. } | Entry::Data { at, .. } => {
+            raw & RESERVED == 0 && at % (1 << bits) == 0 && at < limit && (zeroes || raw & ZERO == 0)
         }
     }
 }
@@ -95,21 +101,22 @@ mod test {
 
     #[test]
     fn what_is_written_reads_back() {
-        for entry in [Entry::Unallocated, Entry::Zero, Entry::Data { at: 1 << 40 }, Entry::ZeroAllocated { at: 65536 }]
-        {
+        let data = |copied| Entry::Data { at: 1 << 40, copied };
+        let zero = |copied| Entry::ZeroAllocated { at: 65536, copied };
+        for entry in [Entry::Unallocated, Entry::Zero, data(true), data(false), zero(true), zero(false)] {
             assert_eq!(Entry::decode(entry.encode(), 16), entry);
             assert!(is_sound(entry.encode(), 16, 1 << 50, true));
         }
     }
 
     #[test]
-    fn reserved_bits_strange_places_and_shared_clusters_are_not_sound() {
+    fn reserved_bits_and_strange_places_are_not_sound() {
         let at = 3 << 16;
         assert!(is_sound(at | COPIED, 16, 4 << 16, true));
         assert!(!is_sound(at | COPIED, 16, 3 << 16, true), "behind the end");
         assert!(!is_sound(at | COPIED | 2, 16, 4 << 16, true), "a reserved bit");
         assert!(!is_sound((at + 512) | COPIED, 16, 4 << 16, true), "between clusters");
-        assert!(!is_sound(at, 16, 4 << 16, true), "shared");
-        assert!(is_sound(at, 16, 4 << 16, false), "shared, and only read");
+        assert!(is_sound(at, 16, 4 << 16, true), "shared");
+        assert!(is_sound(at | ZERO, 16, 4 << 16, true) && !is_sound(at | ZERO, 16, 4 << 16, false), "version 2");
     }
 }

@@ -16,6 +16,8 @@ enum Loss {
     Own { first: u64 },
     /// A place that others refer to, or that is compressed.
     Other { first: u64, count: u64 },
+    /// A place that others may refer to.
+    Shared { first: u64 },
     /// None.
     None { was: Entry },
 }
@@ -32,6 +34,10 @@ impl Clusters {
         if !self.tables.has_table(start.cluster) && !self.parent {
             let count = self.untabled(start).min(whole);
             return Ok(Discarded::Nothing { len: self.clip(span, start, count) });
+        }
+        if self.parent && !self.zeroes {
+            // Nothing can be said to read as zero here: whoever needs zeroes writes them.
+            return Ok(Discarded::Nothing { len: self.clip(span, start, whole) });
         }
         let spot = self.spot_for_writing(start.cluster)?;
         let first = self.tables.entry(spot, 0);
@@ -57,6 +63,12 @@ impl Clusters {
                 }
                 Discarded::Hidden { len }
             }
+            Loss::Shared { first } => {
+                if let Some(room) = &mut self.room {
+                    room.lose_shared(first);
+                }
+                Discarded::Hidden { len }
+            }
             Loss::None { .. } => Discarded::Hidden { len },
         })
     }
@@ -69,7 +81,7 @@ impl Clusters {
             None => Entry::Unallocated,
         };
         Ok(match entry {
-            Entry::Data { at } => Discarded::Kept { at: at.saturating_add(start.from), len },
+            Entry::Data { at, copied: true } => Discarded::Kept { at: at.saturating_add(start.from), len },
             _ => Discarded::Nothing { len },
         })
     }
@@ -100,6 +112,11 @@ impl Clusters {
             Loss::Other { first, count } => {
                 if let Some(room) = &mut self.room {
                     room.lose_packed(first, count);
+                }
+            }
+            Loss::Shared { first } => {
+                if let Some(room) = &mut self.room {
+                    room.lose_shared(first);
                 }
             }
             Loss::None { .. } => {}
@@ -143,7 +160,11 @@ impl Clusters {
         let bits = self.bits;
         Ok(match entry {
             Entry::Unallocated | Entry::Zero => Loss::None { was: entry },
-            Entry::Data { at } | Entry::ZeroAllocated { at } => {
+            Entry::Data { at, copied: false } | Entry::ZeroAllocated { at, copied: false } => {
+                room.counts.need(at >> bits, 1)?;
+                Loss::Shared { first: at >> bits }
+            }
+            Entry::Data { at, copied: true } | Entry::ZeroAllocated { at, copied: true } => {
                 let first = at >> bits;
                 room.counts.need(first, 1)?;
                 if room.counts.get(first) == 1 { Loss::Own { first } } else { Loss::Other { first, count: 1 } }
@@ -183,10 +204,12 @@ impl Clusters {
             Loss::Own { first } => {
                 let next = first.saturating_add(by);
                 let place = next << self.bits;
-                let follows = entry == Entry::Data { at: place } || entry == Entry::ZeroAllocated { at: place };
+                let (data, zero) =
+                    (Entry::Data { at: place, copied: true }, Entry::ZeroAllocated { at: place, copied: true });
+                let follows = entry == data || entry == zero;
                 follows && room.counts.is_near(first, next) && room.counts.get(next) == 1
             }
-            Loss::Other { .. } => false,
+            Loss::Other { .. } | Loss::Shared { .. } => false,
             Loss::None { was } => entry == was,
         }
     }

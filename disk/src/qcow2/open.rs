@@ -1,7 +1,7 @@
 //! Opens a qcow2 file: what is refused, and what is read.
 //!
-//! Knows nothing of requests. Keeps: what is opened for writing has sound tables that nobody shares, refcounts that
-//! whoever wrote last has kept up, and no feature that a write would break.
+//! Knows nothing of requests. Keeps: what is opened for writing has sound tables, refcounts that whoever wrote last has kept
+//! up, and no feature that a write would break.
 
 use super::clusters::Clusters;
 use super::counts::Counts;
@@ -13,6 +13,7 @@ use super::layout::{
 use super::pending::Pending;
 use super::ranges::Ranges;
 use super::room::Room;
+use super::snapshots;
 use super::space::Space;
 use super::tables::Tables;
 use crate::format::{Access, Tail, Wait};
@@ -57,10 +58,6 @@ pub fn check_readable(header: &Header) -> Result<(), ImageError> {
 fn check_writable(header: &Header) -> Result<(), ImageError> {
     let raw = &header.raw;
     let incompatible = raw.incompatible.get();
-    if raw.version.get() == 2 {
-        let what = "the image is of qcow2 version 2, which is only read; `qemu-img amend -o compat=1.1` upgrades it";
-        return unsupported(4, what);
-    }
     if incompatible & CORRUPT != 0 {
         let what = "the image is marked as corrupt and only read; `tapline image check --repair` may mend it";
         return corrupt(72, what);
@@ -68,13 +65,6 @@ fn check_writable(header: &Header) -> Result<(), ImageError> {
     if incompatible & DIRTY != 0 {
         let what = "the image was not closed, and its refcounts may be wrong: run `tapline image check --repair`";
         return corrupt(72, what);
-    }
-    if raw.snapshots.get() > 0 {
-        let what = format!(
-            "the image has {} internal snapshots and is only read; delete them (`qemu-img snapshot -d`), or convert it",
-            raw.snapshots.get()
-        );
-        return unsupported(60, what);
     }
     Ok(())
 }
@@ -108,6 +98,7 @@ impl Opening<'_> {
             // Whoever wrote another size has rounded it in the same way.
             len: self.header.raw.len.get() / 512 * 512,
             parent: !self.header.backing.is_empty(),
+            zeroes: self.header.raw.version.get() >= 3,
             limit: self.source.len().next_multiple_of(1 << bits),
             tables,
             room,
@@ -123,7 +114,8 @@ impl Opening<'_> {
         Ok(Head::new(self.header.clone(), page))
     }
 
-    fn l1(&mut self, exclusive: bool) -> Result<Vec<u64>, ImageError> {
+    /// The L1 table. Who only reads is told of an entry that makes no sense when it is met.
+    fn l1(&mut self, writable: bool) -> Result<Vec<u64>, ImageError> {
         let at = self.header.raw.l1_at.get();
         let table = read_table(self.source, at, self.header.l1_len(), "L1 table")?;
         let cluster = self.header.cluster_size();
@@ -131,12 +123,11 @@ impl Opening<'_> {
         for (number, &raw) in (0u64..).zip(&table) {
             let place = at.saturating_add(number.saturating_mul(8));
             let l2 = raw & OFFSET_MASK;
-            if raw & !(OFFSET_MASK | COPIED) != 0 || l2 % cluster != 0 || l2 >= end {
-                return corrupt(place, format!("an L1 entry is not an L2 table's place: {raw:#x}"));
-            }
-            if exclusive && l2 != 0 && raw & COPIED == 0 {
-                let what = "an L2 table is shared or its refcount was not kept: the image is only read; \
-                            `tapline image check --repair` may mend it";
+            if writable && (raw & !(OFFSET_MASK | COPIED) != 0 || l2 % cluster != 0 || l2 >= end) {
+                let what = format!(
+                    "an L1 entry is not an L2 table's place: {raw:#x}; the image is only read until \
+                     `tapline image check --repair` has mended it"
+                );
                 return corrupt(place, what);
             }
         }
@@ -179,7 +170,7 @@ impl Opening<'_> {
     }
 
     /// The clusters of all tables, none of which may overlap another.
-    fn places(&self, tables: &Tables, counts: &Counts) -> Result<Vec<(u64, u64)>, ImageError> {
+    fn places(&mut self, tables: &Tables, counts: &Counts) -> Result<Vec<(u64, u64)>, ImageError> {
         let bits = self.header.raw.cluster_bits.get();
         let clusters = |len: u64| len.div_ceil(1 << bits);
         let mut places = vec![
@@ -189,6 +180,8 @@ impl Opening<'_> {
         ];
         places.extend(tables.places().map(|at| (at >> bits, 1)));
         places.extend(counts.blocks().map(|block| (block, 1)));
+        let snapshots = snapshots::read(self.source, &self.header)?;
+        places.extend(snapshots.iter().map(|table| (table.at >> bits, clusters(table.len))));
         places.sort_unstable();
         for (&(first, count), &(next, _)) in places.iter().zip(places.iter().skip(1)) {
             if count > 0 && first.saturating_add(count) > next {
@@ -236,6 +229,9 @@ fn gaps(counts: &Counts, tables: &[(u64, u64)], end: u64) -> Ranges {
 }
 
 fn read_table(source: &mut dyn Source, at: u64, len: u64, what: &str) -> Result<Vec<u64>, ImageError> {
-    let bytes = read(source, at, len, what)?;
+    // The last cluster of a file need not be there in full.
+    let there = if at < source.len() { len.min(source.len().saturating_sub(at)) } else { len };
+    let mut bytes = read(source, at, there, what)?;
+    bytes.resize(index(len), 0);
     Ok(bytes.chunks_exact(8).map(|raw| entry(raw, 0)).collect())
 }

@@ -73,9 +73,14 @@ impl Room {
     /// A cluster for a table, which has its reference at once: nothing but a table will ever refer to it.
     pub fn allocate_table(&mut self) -> Result<u64, Wait> {
         let found = self.allocate(1)?;
+        Ok(self.take_table(found))
+    }
+
+    /// The same of a cluster that was [allocated](Room::allocate) and whose refcount is here.
+    pub fn take_table(&mut self, found: Found) -> u64 {
         self.space.take(found.first, 1);
         self.counts.raise(found.first);
-        Ok(found.first)
+        found.first
     }
 
     /// Whether an entry of a table may refer to a cluster ([`Space::refer`]).
@@ -163,6 +168,18 @@ impl Room {
             };
             self.lose(cluster, 1, fate);
         }
+    }
+
+    /// A cluster that others refer to, or may, loses a reference. Its refcount is here. Reads of it may be under way for those
+    /// who have lost it, so that it is not used again before the image is opened the next time, should nobody have it now.
+    pub fn lose_shared(&mut self, cluster: u64) {
+        match self.counts.get(cluster) {
+            // Damage that somebody else has done; there is nothing to give up.
+            0 => return,
+            1 => self.space.hold(cluster, 1),
+            _ => {}
+        }
+        self.lose(cluster, 1, Fate::InUse);
     }
 
     /// Clusters lose a reference each. Their refcounts are here.

@@ -102,13 +102,8 @@ impl Slices {
             self.insert(at, vec![0; index(self.size)]);
             return Ok(());
         }
-        Err(self.ask_again(at))
-    }
-
-    /// Asks for the slice at `at`, whether it is here or not.
-    pub fn ask_again(&mut self, at: u64) -> Wait {
         self.loading.insert(at);
-        Wait::Load(MetaBlock { at, len: u32::try_from(self.size).unwrap_or(u32::MAX) })
+        Err(Wait::Load(MetaBlock { at, len: u32::try_from(self.size).unwrap_or(u32::MAX) }))
     }
 
     /// Whether the slice at `at` was asked for and has not come.

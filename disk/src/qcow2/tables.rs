@@ -3,21 +3,21 @@
 //! The L1 table is in memory, the L2 tables in a bounded cache. Knows nothing of free space or refcounts, nor of what makes
 //! an entry sound. Keeps: which entries of a slice in the cache were found to be.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use super::entry::Entry;
 use super::layout::{COPIED, OFFSET_MASK, entry, index, set_entry};
 use super::order::{L1, L2};
 use super::slices::Slices;
 use crate::Records;
-use crate::format::{Corrupt, MetaWrite, Wait};
+use crate::format::{MetaWrite, Wait};
 
 /// Bytes of L2 tables that are kept: they are about 64 GiB of disk with clusters of 64 KiB. What is folded into the map
 /// of the disk is not asked for again.
 pub const BUDGET: u64 = 8 << 20;
 
 /// Entries that are checked at once, when one of them is first looked at. Few: a slice has hundreds, of which a random read
-/// needs one; and entries that are damaged take as many with them. Not too few: what is done to neighbouring clusters in
+/// needs one. Not too few: what is done to neighbouring clusters in
 /// one go ends where they do.
 const PIECE: usize = 32;
 
@@ -28,6 +28,8 @@ pub struct Spot {
     pub slice: u64,
     /// Number of the entry in it.
     pub index: usize,
+    /// Its number in its piece of the slice.
+    pub within: usize,
     /// Entries from there to the end of its piece of the slice.
     pub left: u64,
 }
@@ -39,8 +41,6 @@ pub struct Tables {
     l1: Vec<u64>,
     l1_at: u64,
     slices: Slices,
-    /// Slices asked for once more, since an entry is not sound: the offset of that in the file.
-    unsound: HashMap<u64, u64>,
     /// By slice of the L1 table.
     dirty_l1: BTreeSet<u64>,
     sealed_l1: BTreeSet<u64>,
@@ -67,7 +67,6 @@ impl Tables {
             l1,
             l1_at,
             slices,
-            unsound: HashMap::new(),
             dirty_l1: BTreeSet::new(),
             sealed_l1: BTreeSet::new(),
             records: Records::default(),
@@ -100,6 +99,43 @@ impl Tables {
         self.l1.get(index(cluster >> self.table_bits())).is_some_and(|entry| entry & OFFSET_MASK != 0)
     }
 
+    /// The L1 entry that is about a cluster: its offset in the file, and what stands there.
+    pub fn first_level(&self, cluster: u64) -> (u64, u64) {
+        let number = cluster >> self.table_bits();
+        let raw = self.l1.get(index(number)).copied().unwrap_or(0);
+        (self.l1_at.saturating_add(number.saturating_mul(8)), raw)
+    }
+
+    /// Offsets of the slices of the L2 table at `at`.
+    pub fn slices_of(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
+        let size = self.slices.size();
+        (0..(1u64 << self.bits) / size).map(move |number| at.saturating_add(number.saturating_mul(size)))
+    }
+
+    /// Has the L2 table of a cluster, all of which is here, stand at offset `at` of the file from now on.
+    pub fn move_table(&mut self, cluster: u64, at: u64) {
+        let number = cluster >> self.table_bits();
+        let Some(entry) = self.l1.get_mut(index(number)) else { return };
+        let old = *entry & OFFSET_MASK;
+        *entry = at | COPIED;
+        let raw = *entry;
+        self.slices.begin_table(at);
+        self.dirty_l1.insert(number.saturating_mul(8) / self.slices.size());
+        self.records.fill(L2, at, 1 << self.bits, 0);
+        for (from, to) in self.slices_of(old).zip(self.slices_of(at)) {
+            let bytes = self.slices.bytes(from).unwrap_or_default().to_vec();
+            debug_assert!(!bytes.is_empty(), "a table is moved of which a part is not here");
+            // In the cache at once: nothing else has it.
+            if self.slices.need(to).is_ok() {
+                if let Some(place) = self.slices.change(to).filter(|place| place.len() == bytes.len()) {
+                    place.copy_from_slice(&bytes);
+                }
+            }
+            self.records.bytes(L2, to, &bytes);
+        }
+        self.records.bytes(L1, self.l1_at.saturating_add(number.saturating_mul(8)), &raw.to_be_bytes());
+    }
+
     /// Where the entry of a cluster stands; `None` if there is no L2 table for it.
     pub fn spot(&mut self, cluster: u64) -> Result<Option<Spot>, Wait> {
         let l1 = self.l1.get(index(cluster >> self.table_bits())).copied().unwrap_or(0);
@@ -112,8 +148,9 @@ impl Tables {
         let slice = table.saturating_add((within / per_slice).saturating_mul(self.slices.size()));
         self.slices.need(slice)?;
         let number = index(within % per_slice);
-        let left = PIECE.saturating_sub(number % PIECE);
-        Ok(Some(Spot { slice, index: number, left: super::layout::length(left) }))
+        let within = number % PIECE;
+        let left = super::layout::length(PIECE.saturating_sub(within));
+        Ok(Some(Spot { slice, index: number, within, left }))
     }
 
     /// The raw entries of the piece around `spot`, if they were not found to be sound yet.
@@ -127,14 +164,6 @@ impl Tables {
     /// They are sound.
     pub fn found_sound(&mut self, spot: Spot) {
         self.slices.mark(spot.slice, spot.index / PIECE);
-    }
-
-    /// One of them is not, that with this number. Who needs it is told by a load that fails.
-    pub fn found_unsound(&mut self, spot: Spot, number: usize) -> Wait {
-        let entry = (spot.index / PIECE).saturating_mul(PIECE).saturating_add(number);
-        let at = spot.slice.saturating_add(super::layout::length(entry).saturating_mul(8));
-        self.unsound.insert(spot.slice, at);
-        self.slices.ask_again(spot.slice)
     }
 
     /// The entry `by` clusters behind the one at `spot`, in the same slice.
@@ -188,12 +217,6 @@ impl Tables {
     /// Offsets of the L2 tables.
     pub fn places(&self) -> impl Iterator<Item = u64> {
         self.l1.iter().map(|entry| entry & OFFSET_MASK).filter(|&at| at != 0)
-    }
-
-    /// Takes in a slice that was asked for.
-    pub fn load(&mut self, at: u64, bytes: &[u8]) -> Result<(), Corrupt> {
-        self.slices.loaded(at, bytes);
-        self.unsound.remove(&at).map_or(Ok(()), |at| Err(Corrupt { at }))
     }
 
     /// Pieces that a round would write.

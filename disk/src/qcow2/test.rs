@@ -7,6 +7,8 @@ use super::layout::{
 use super::*;
 use crate::{Creation, ImageErrorKind};
 
+mod sharing;
+
 const CLUSTER: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
 
@@ -196,50 +198,14 @@ fn features_that_are_not_handled_are_refused_by_name() {
 fn what_cannot_be_written_safely_is_only_read() {
     let mut snapshots = new_file(64 * MIB);
     snapshots[63] = 2;
-    let mut old = new_file(64 * MIB);
-    old[7] = 2;
-    old[72..112].fill(0);
     for (file, kind, words) in [
         (with_features(72, DIRTY), ImageErrorKind::Corrupt, "check --repair"),
         (with_features(72, CORRUPT), ImageErrorKind::Corrupt, "marked as corrupt"),
-        (snapshots, ImageErrorKind::Unsupported, "2 internal snapshots"),
-        (old, ImageErrorKind::Unsupported, "compat=1.1"),
+        (snapshots, ImageErrorKind::Corrupt, "internal snapshots makes no sense"),
     ] {
         refused(&file, kind, words);
         assert!(read_only(&file).unwrap().geometry().read_only);
     }
-}
-
-#[test]
-fn a_shared_table_is_not_written_to() {
-    let mut bench = Bench::new(new_file(64 * MIB));
-    bench.write(Span { at: 0, len: 4096 }, 1);
-    bench.round();
-    let l1_at = at(bench.image.info().l1_at);
-    bench.file[l1_at] &= 0x7f;
-    refused(&bench.file, ImageErrorKind::Corrupt, "shared");
-    assert!(read_only(&bench.file).is_ok());
-}
-
-#[test]
-fn a_bad_entry_fails_those_who_meet_it_or_its_neighbours() {
-    let mut bench = Bench::new(new_file(2 * GIB));
-    for (number, at) in [0, 32 * CLUSTER, GIB].into_iter().enumerate() {
-        bench.write(Span { at, len: 4096 }, u8::try_from(number).unwrap() + 1);
-    }
-    bench.round();
-    let l2 = entry(&bench.file[at(bench.image.info().l1_at)..], 0) & layout::OFFSET_MASK;
-    set_entry(&mut bench.file[at(l2)..], 5, (1 << 63) | (1 << 40));
-    let mut bench = Bench::new(bench.file);
-    assert_eq!((bench.byte(32 * CLUSTER), bench.byte(GIB)), (2, 3), "what is not beside it is read");
-    for byte in [0, 31 * CLUSTER] {
-        let Err(Wait::Load(block)) = bench.image.map(Span { at: byte, len: 512 }) else {
-            panic!("it is not looked at")
-        };
-        let bytes = bench.file[at(block.at)..][..4096].to_vec();
-        assert_eq!(bench.image.load(block, &bytes), Err(Corrupt { at: l2 + 40 }));
-    }
-    assert_eq!(bench.byte(32 * CLUSTER), 2, "and still is");
 }
 
 /// Two bits of every byte of the header and of some of the rest, one at a time.

@@ -36,7 +36,7 @@ use crate::serve::suspects::Suspects;
 use crate::signals::Signal;
 use crate::stats::{Counters, Stats};
 
-use words::{in_words, worth_a_line};
+use words::{Unfindable, in_words, worth_a_line};
 
 /// A disk, what is below it and where it reports.
 pub struct Serving {
@@ -403,7 +403,10 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         if let Some(why) = worth_a_line(status) {
             let Span { at, len } = request.span();
-            self.log.caused(format_args!("{} of {len} bytes at {at} failed{why}", in_words(request.operation())));
+            let damage = self.disk.take_damage(request.span()).map(Unfindable);
+            let cause = damage.map_or_else(String::new, |damage| damage.to_string());
+            self.log
+                .caused(format_args!("{} of {len} bytes at {at} failed{why}{cause}", in_words(request.operation())));
         }
         self.server.complete(request, status);
     }

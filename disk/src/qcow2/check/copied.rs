@@ -47,7 +47,7 @@ pub fn find(
             read_padded(source, table_at, &mut second)?;
             let wrong = |&(_, bits): &(usize, u64)| match Entry::decode(bits, shape.cluster_bits) {
                 Entry::Packed { .. } | Entry::Unallocated | Entry::Zero => false,
-                Entry::Data { at } | Entry::ZeroAllocated { at } => is_wrong(bits, at),
+                Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } => is_wrong(bits, at),
             };
             tell(table_at, &second, entries(&second).enumerate().filter(wrong), &mut each);
         }

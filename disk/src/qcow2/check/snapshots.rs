@@ -2,40 +2,17 @@
 //!
 //! Knows nothing of what they hold. The table has no length of its own: it ends where its last entry does.
 
-use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::FromBytes;
 
 use super::shape::{Table, read_padded};
 use super::walk::Walk;
 use crate::qcow2::layout::L1_BYTES_MAX;
+use crate::qcow2::snapshots::{COUNT_MAX, EXTRA_MAX, EXTRA_MIN, RawSnapshot, TABLE_MAX};
 use crate::{ImageError, Source};
 
-/// Snapshots that QEMU takes at most.
-const COUNT_MAX: u32 = 65536;
-/// Bytes of the table, at most, likewise.
-const TABLE_MAX: u64 = 64 << 20;
 /// Entries of all their first-level tables, at most: 2000 snapshots of a disk of 16 TiB. A sparse file could have any
 /// number of them.
 const ENTRIES_MAX: u64 = 64 << 20;
-/// Bytes of extra data that an entry of version 3 has at least.
-const EXTRA_MIN: u32 = 16;
-/// Bytes of it that QEMU takes at most.
-const EXTRA_MAX: u32 = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug, FromBytes, KnownLayout, Immutable, Unaligned)]
-struct RawSnapshot {
-    l1_at: U64,
-    l1_entries: U32,
-    id_len: U16,
-    name_len: U16,
-    date: [u8; 8],
-    clock: U64,
-    state_len: U32,
-    extra_len: U32,
-}
-const _: () = assert!(size_of::<RawSnapshot>() == 40);
-
 /// Counts the snapshot table; the first-level tables that can be walked.
 pub fn tables(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<Vec<Table>, ImageError> {
     let raw = &walk.shape.header.raw;
@@ -55,9 +32,7 @@ pub fn tables(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<Vec<Table>
         let mut bytes = [0; size_of::<RawSnapshot>()];
         read_padded(source, at, &mut bytes)?;
         let Ok(snapshot) = RawSnapshot::read_from_bytes(&bytes) else { break };
-        let tail =
-            u64::from(snapshot.extra_len.get()) + u64::from(snapshot.id_len.get()) + u64::from(snapshot.name_len.get());
-        let end = at.saturating_add(40).saturating_add(tail).checked_next_multiple_of(8).unwrap_or(u64::MAX);
+        let end = at.saturating_add(snapshot.len());
         if end > walk.shape.file_len || end - start > TABLE_MAX {
             walk.damage(at, "the table of snapshots is damaged, or longer than the file");
             break;

@@ -174,7 +174,7 @@ impl<'a> Walk<'a> {
                 self.refer(packed_at, end.saturating_sub(packed_at), Role::Other, "a compressed cluster")?;
             }
             Entry::Unallocated | Entry::Zero => self.judge_reserved(at, bits),
-            Entry::Data { at: data_at } | Entry::ZeroAllocated { at: data_at } => {
+            Entry::Data { at: data_at, .. } | Entry::ZeroAllocated { at: data_at, .. } => {
                 self.judge_reserved(at, bits);
                 if !self.shape.is_aligned(data_at) {
                     self.damage(at, format!("the second-level entry {bits:#x} is not the place of a cluster"));

@@ -69,7 +69,9 @@ pub fn content(vhd: &mut Vhd, bytes: &[u8]) -> Vec<Found> {
             }
             Place::Zero { .. } => found.extend(std::iter::repeat_n(Found::Zero, sectors)),
             Place::Parent { .. } => found.extend(std::iter::repeat_n(Found::Parent, sectors)),
-            Place::Packed { .. } => panic!("nothing is packed in a VHD"),
+            Place::Packed { .. } | Place::Shared { .. } | Place::Damaged { .. } => {
+                panic!("there is no such place in a VHD")
+            }
         }
         at += place.len();
     }

@@ -1,0 +1,159 @@
+//! Entries that make no sense, and clusters and tables that others refer to, or may: what is beside them is none of their
+//! business.
+
+use super::*;
+
+#[test]
+fn a_table_without_its_mark_is_copied_by_the_first_write() {
+    let mut bench = Bench::new(new_file(64 * MIB));
+    bench.write(Span { at: 0, len: 4096 }, 1);
+    bench.round();
+    let l1_at = at(bench.image.info().l1_at);
+    bench.file[l1_at] &= 0x7f;
+    let before = entry(&bench.file[l1_at..], 0);
+    let mut bench = Bench::new(bench.file);
+    bench.write(Span { at: CLUSTER, len: 4096 }, 2);
+    assert_eq!(bench.round(), 3, "the old table is given up behind the L1 entry");
+    let after = entry(&bench.file[l1_at..], 0);
+    assert_ne!(after & layout::OFFSET_MASK, before);
+    assert_eq!(after & layout::COPIED, layout::COPIED);
+    let mut bench = bench.reopened();
+    assert_eq!((bench.byte(0), bench.byte(CLUSTER)), (1, 2));
+}
+
+/// Three clusters in one piece of an L2 table; `damage` is done to the entry of the middle one.
+fn three_clusters(damage: impl Fn(u64) -> u64) -> (Bench, u64) {
+    let mut bench = Bench::new(new_file(2 * GIB));
+    for (number, at) in [4 * CLUSTER, 5 * CLUSTER, 6 * CLUSTER, GIB].into_iter().enumerate() {
+        bench.write(Span { at, len: CLUSTER }, u8::try_from(number).unwrap() + 1);
+    }
+    bench.round();
+    let l2 = entry(&bench.file[at(bench.image.info().l1_at)..], 0) & layout::OFFSET_MASK;
+    let old = entry(&bench.file[at(l2)..], 5);
+    set_entry(&mut bench.file[at(l2)..], 5, damage(old));
+    (Bench::new(bench.file), l2 + 40)
+}
+
+#[test]
+fn a_bad_entry_costs_its_cluster_and_nothing_beside_it() {
+    let bad = (1 << 63) | (1 << 40);
+    let (mut bench, entry_at) = three_clusters(|_| bad);
+    let wrong = Place::Damaged { at: entry_at, raw: bad, len: 512 };
+    for _ in 0..2 {
+        assert_eq!(bench.ask(|image| image.map(Span { at: 5 * CLUSTER, len: 512 })), wrong);
+        assert_eq!((bench.byte(4 * CLUSTER), bench.byte(6 * CLUSTER), bench.byte(GIB)), (1, 3, 4));
+    }
+    let long = bench.ask(|image| image.map(Span { at: 0, len: 16 * CLUSTER }));
+    assert_eq!(long, Place::Zero { len: 4 * CLUSTER });
+    let span = Span { at: 5 * CLUSTER, len: 4096 };
+    assert_eq!(bench.image.reserve(span), Err(Wait::Damaged(Corrupt { at: entry_at })));
+    assert_eq!(bench.image.discard(Span { len: CLUSTER, ..span }), Err(Wait::Damaged(Corrupt { at: entry_at })));
+    bench.write(Span { at: 4 * CLUSTER, len: 4096 }, 7);
+    bench.write(Span { at: 7 * CLUSTER, len: 4096 }, 8);
+    bench.round();
+    assert_eq!((bench.byte(4 * CLUSTER), bench.byte(7 * CLUSTER)), (7, 8));
+}
+
+#[test]
+fn a_lost_mark_costs_a_copy_and_nothing_beside_it() {
+    let (mut bench, _) = three_clusters(|old| old & !layout::COPIED);
+    let old = match bench.ask(|image| image.map(Span { at: 5 * CLUSTER, len: CLUSTER })) {
+        Place::Shared { at, len } => (at, len),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(old.1, CLUSTER);
+    assert_eq!((bench.file[at(old.0)], bench.byte(4 * CLUSTER), bench.byte(6 * CLUSTER)), (2, 1, 3));
+    let reserved = bench.ask(|image| image.reserve(Span { at: 5 * CLUSTER + 4096, len: 4096 }));
+    let fill = crate::Fill { before: 4096, after: CLUSTER - 8192 };
+    assert_eq!(reserved.fill, Some(fill), "what is around the write is copied with it");
+    assert_ne!(reserved.at, old.0 + 4096);
+    bench.image.abandon(reserved.ticket.unwrap());
+    bench.write(Span { at: 5 * CLUSTER, len: CLUSTER }, 9);
+    bench.round();
+    let mut bench = bench.reopened();
+    assert_eq!((bench.byte(4 * CLUSTER), bench.byte(5 * CLUSTER), bench.byte(6 * CLUSTER)), (1, 9, 3));
+}
+
+#[test]
+fn a_shared_cluster_stays_as_it_is_and_loses_a_reference() {
+    let (bench, entry_at) = three_clusters(|old| old & !layout::COPIED);
+    let place = entry(&bench.file[at(entry_at)..], 0) & layout::OFFSET_MASK;
+    // As if a snapshot had it too: nobody else here counts.
+    let count_at = |file: &[u8], cluster: u64| {
+        let table = at(u64::from_be_bytes(file[48..56].try_into().unwrap()));
+        at(entry(&file[table..], 0) + cluster * 2)
+    };
+    let mut file = bench.file;
+    let counted = count_at(&file, place / CLUSTER);
+    file[counted + 1] = 2;
+    for discard in [false, true] {
+        let mut bench = Bench::new(file.clone());
+        let span = Span { at: 5 * CLUSTER, len: CLUSTER };
+        if discard {
+            assert_eq!(bench.ask(|image| image.discard(span)), Discarded::Hidden { len: CLUSTER });
+        } else {
+            bench.write(span, 9);
+        }
+        let batches = bench.image.seal();
+        // Up to the last batch, which lowers it, the refcount is what it was.
+        for batch in &batches[..batches.len() - 1] {
+            apply(&mut bench.file, batch);
+            assert_eq!(bench.file[counted + 1], 2);
+        }
+        apply(&mut bench.file, batches.last().unwrap());
+        bench.image.settled(true);
+        assert_eq!((bench.file[counted + 1], bench.file[at(place)]), (1, 2));
+        assert_eq!(bench.byte(5 * CLUSTER), if discard { 0 } else { 9 });
+    }
+}
+
+#[test]
+fn an_l1_entry_that_makes_no_sense_costs_what_it_is_about() {
+    let (bench, _) = three_clusters(|old| old);
+    let l1_at = at(bench.image.info().l1_at);
+    let mut file = bench.file;
+    set_entry(&mut file[l1_at..], 0, (1 << 63) | 0x1_0200);
+    refused(&file, ImageErrorKind::Corrupt, "check --repair");
+    let mut image = read_only(&file).unwrap();
+    let place = image.map(Span { at: GIB / 4, len: GIB }).unwrap();
+    assert_eq!(place, Place::Damaged { at: l1_at as u64, raw: (1 << 63) | 0x1_0200, len: GIB / 4 });
+    assert_eq!(image.map(Span { at: GIB / 2, len: GIB / 4 }), Ok(Place::Zero { len: GIB / 4 }));
+}
+
+/// A new image as version 2 has it.
+fn old_file(len: u64, on: Option<Link>) -> Vec<u8> {
+    let mut file = file_of(&create(&Spec { parent: on, ..spec(len) }).unwrap());
+    file[7] = 2;
+    file[72..1024].fill(0);
+    file
+}
+
+#[test]
+fn version_2_is_written_to_and_never_told_of_zeroes() {
+    let mut bench = Bench::new(old_file(64 * MIB, None));
+    bench.write(Span { at: MIB, len: CLUSTER }, 3);
+    assert!(matches!(bench.ask(|image| image.discard(Span { at: MIB, len: CLUSTER })), Discarded::Freed { .. }));
+    bench.write(Span { at: 2 * MIB, len: CLUSTER }, 4);
+    bench.round();
+    let mut bench = bench.reopened();
+    assert_eq!((bench.byte(MIB), bench.byte(2 * MIB), bench.image.info().version), (0, 4, 2));
+
+    let mut child = Bench::new(old_file(64 * MIB, Some(parent("base.qcow2"))));
+    child.write(Span { at: 0, len: CLUSTER }, 5);
+    let discarded = child.ask(|image| image.discard(Span { at: 0, len: 2 * CLUSTER }));
+    assert_eq!(discarded, Discarded::Nothing { len: 2 * CLUSTER }, "the parent would show");
+    child.round();
+    assert_eq!(child.reopened().byte(0), 5);
+}
+
+#[test]
+fn a_cluster_that_reads_as_zero_is_damage_in_version_2() {
+    let mut bench = Bench::new(old_file(64 * MIB, None));
+    bench.write(Span { at: 0, len: CLUSTER }, 3);
+    bench.round();
+    let l2 = entry(&bench.file[at(bench.image.info().l1_at)..], 0) & layout::OFFSET_MASK;
+    bench.file[at(l2) + 7] |= 1;
+    let mut bench = Bench::new(bench.file);
+    let place = bench.ask(|image| image.map(Span { at: 0, len: CLUSTER }));
+    assert!(matches!(place, Place::Damaged { at, len: CLUSTER, .. } if at == l2), "{place:?}");
+}

@@ -3,7 +3,8 @@
 //! Invariants checked:
 //! - nothing panics, whatever the file says, and every request is answered exactly once;
 //! - of an image that a check finds sound, every byte stays what it was until it is written, and is what was written from
-//!   then on, also when the image is opened again; and the image stays sound;
+//!   then on, also when the image is opened again; and the image stays sound, but for space that is lost and for a mark
+//!   "copied" that one of two entries lacks when the other one is given up;
 //! - a repair changes nothing that the disk shows, and when the check had found nothing worse than what can be mended, it
 //!   finds nothing at all afterwards, and what was mended serves as a sound image does.
 
@@ -11,7 +12,7 @@ use std::collections::HashMap;
 
 use disk::qcow2::{self, Qcow2, Report};
 use disk::raw::Raw;
-use disk::{Access, Disk, Image, ImageError, Operation, Options, Severity, Span, Status, Tail};
+use disk::{Access, Disk, Image, ImageError, Operation, Options, Problem, Severity, Span, Status, Tail};
 use memory::Segments;
 
 use super::guest::Guest;
@@ -60,15 +61,16 @@ fn open(mut file: Sparse, access: Access) -> Option<Guest> {
 
 /// Opens `file` for writing, if it can be, and makes requests of it.
 fn serve(file: Sparse, requests: &[Asked], sound: bool) {
-    let Some(guest) = open(file, Access::ReadWrite) else { return };
+    let Some(guest) = open(file.clone(), Access::ReadWrite) else { return };
     let mut session = Session::new(guest, sound);
     session.run(requests);
     if session.guest.flush() != Some(Status::Done) || !sound {
         return;
     }
-    let file = session.guest.leaf().clone();
+    let (before, file) = (file, session.guest.leaf().clone());
     let report = qcow2::check(&mut &file).expect("an image that can be checked");
-    assert!(report.worst().is_none_or(|worst| worst == Severity::Leak), "{:?}", report.problems);
+    let is_fine = |problem: &Problem| problem.severity == Severity::Leak || is_last_of_two(problem, &before, &file);
+    assert!(report.problems.iter().all(is_fine), "{:?}", report.problems);
     assert!(!report.dirty && !report.marked_corrupt);
     let guest = open(file, Access::ReadOnly).expect("an image that opens again");
     let mut windows: Vec<u64> = session.known.keys().map(|sector| sector * SECTOR / AROUND).collect();
@@ -76,6 +78,15 @@ fn serve(file: Sparse, requests: &[Asked], sound: bool) {
     windows.dedup();
     let mut again = Session { guest, known: session.known, trusted: true };
     windows.into_iter().for_each(|window| again.look(Span { at: window * AROUND, len: AROUND }));
+}
+
+/// Whether an entry lacks the mark "copied" only because another entry of the disk has referred to the same cluster, and does
+/// not any more: nobody looks for the one that is left, which stays as it was.
+fn is_last_of_two(problem: &Problem, before: &Sparse, after: &Sparse) -> bool {
+    let (mut old, mut new) = ([0; 8], [0; 8]);
+    before.read(problem.at, &mut old);
+    after.read(problem.at, &mut new);
+    problem.what.contains("not marked as copied, without") && old == new
 }
 
 /// Mends an image. `None` if there is nothing to mend, or more than can be.

@@ -10,7 +10,7 @@ use super::layout::{COPIED, OFFSET_MASK};
 use super::pending::Write;
 use super::tables::Spot;
 use crate::Span;
-use crate::format::{Corrupt, Fill, Placed, Reserved, Ticket, Wait};
+use crate::format::{Fill, Placed, Reserved, Ticket, Wait};
 
 impl Clusters {
     /// Space for the first bytes of `span`.
@@ -137,8 +137,9 @@ impl Clusters {
         for by in 0..write.count {
             let (cluster, place) = (write.cluster.saturating_add(by), write.place.saturating_add(by));
             let claimed = self.room.as_mut().is_some_and(|room| room.pending.claim(cluster, place));
-            // Pinned, so it is here; and where it was claimed before, there is nothing to do.
-            let spot = self.spot(cluster).ok().flatten();
+            // Pinned, so it is here, and was judged when the place was reserved: what others have been given meanwhile must
+            // not lose what is written. Where it was claimed before, there is nothing to do.
+            let spot = self.tables.spot(cluster).ok().flatten();
             if let Some(spot) = spot.filter(|_| claimed) {
                 self.place(spot, place, write.new);
             }
@@ -182,13 +183,11 @@ impl Clusters {
 
     /// Where the entry of a cluster stands, which gets an L2 table of its own if it has none.
     pub fn spot_for_writing(&mut self, cluster: u64) -> Result<Spot, Wait> {
-        let (at, raw) = self.tables.first_level(cluster);
+        let (_, raw) = self.tables.first_level(cluster);
         if self.tables.has_table(cluster) && raw & COPIED == 0 {
             // What makes no sense is not followed.
             self.spot(cluster)?;
             self.unshare_table(cluster, raw & OFFSET_MASK)?;
-        } else if raw != 0 && raw & OFFSET_MASK == 0 {
-            return Err(Wait::Damaged(Corrupt { at }));
         } else if !self.tables.has_table(cluster) && self.tables.covers(cluster) {
             let table = self.room.as_mut().ok_or(Wait::NoSpace)?.allocate_table()?;
             self.tables.add_table(cluster, table << self.bits);
@@ -196,18 +195,18 @@ impl Clusters {
         self.spot(cluster)?.ok_or(Wait::NoSpace)
     }
 
-    /// Gives a cluster a copy of its L2 table, at `old`, which others refer to, or may.
+    /// Gives a cluster a copy of its L2 table, at `old`, which others refer to, or may. What its entries refer to was counted
+    /// once for each of them when they came to share it, so that only the table itself loses a reference. A round writes
+    /// the copy and counts it before the L1 entry, and lowers the old refcount after that.
     fn unshare_table(&mut self, cluster: u64, old: u64) -> Result<(), Wait> {
-        for slice in self.tables.slices_of(old) {
-            self.tables.slices().need(slice)?;
-        }
+        let content = self.tables.whole(old)?;
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
         let found = room.allocate(1)?;
         room.counts.need(old >> self.bits, 1)?;
         room.counts.need(found.first, 1)?;
         let table = room.take_table(found);
         room.lose_shared(old >> self.bits);
-        self.tables.move_table(cluster, table << self.bits);
+        self.tables.copy_table(cluster, table << self.bits, &content);
         Ok(())
     }
 

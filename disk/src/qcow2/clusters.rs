@@ -22,6 +22,8 @@ pub struct Clusters {
     pub parent: bool,
     /// Whether a cluster can be said to read as zero: not in version 2.
     pub zeroes: bool,
+    /// Whether the disk keeps its size: an internal snapshot would take another one for its own.
+    pub pinned: bool,
     /// Offset of the file at and behind which nothing is, where the image is only read.
     pub limit: u64,
     /// What is where.

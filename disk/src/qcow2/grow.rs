@@ -22,6 +22,9 @@ impl Qcow2 {
                 "a virtual size of {len} bytes is beyond what clusters of {cluster} bytes can hold"
             ));
         }
+        if len > self.geometry.len {
+            self.check_growth()?;
+        }
         let Some(room) = &mut self.clusters.room else {
             return Err(ImageError::new(ImageErrorKind::Unsupported, "the image is only read"));
         };
@@ -46,6 +49,28 @@ impl Qcow2 {
         self.records.leave_out();
         self.clusters.len = len;
         self.geometry.len = len;
+        Ok(())
+    }
+}
+
+impl Qcow2 {
+    /// Refuses what would change an internal snapshot with the disk, or bring to light what stands behind the disk's end.
+    fn check_growth(&self) -> Result<(), ImageError> {
+        let unsupported = |what| Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        // QEMU refuses that of version 2, in which no snapshot need say how large its disk is.
+        let old = self.info.version < 3 && self.info.snapshots > 0;
+        if old || self.clusters.pinned {
+            return unsupported(
+                "the image has internal snapshots that do not say how large their disk is, as those of version 2: \
+                 delete them, or `image convert` the disk",
+            );
+        }
+        if self.clusters.tables.reach_behind(self.clusters.len.div_ceil(self.clusters.size())) {
+            return unsupported(
+                "the image keeps something behind the end of its disk, as the state of a machine in a snapshot: \
+                 `image convert` the disk",
+            );
+        }
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use super::layout::{
 use super::pending::Pending;
 use super::ranges::Ranges;
 use super::room::Room;
-use super::snapshots;
+use super::snapshots::{self, Snapshots};
 use super::space::Space;
 use super::tables::Tables;
 use crate::format::{Access, Tail, Wait};
@@ -92,13 +92,15 @@ impl Opening<'_> {
         }
         let l1 = self.l1(writable)?;
         let tables = Tables::new(bits, l1, self.header.raw.l1_at.get());
-        let room = if writable { Some(self.room(&tables)?) } else { None };
+        let snapshots = if writable { snapshots::read(self.source, &self.header)? } else { Snapshots::default() };
+        let room = if writable { Some(self.room(&tables, &snapshots)?) } else { None };
         Ok(Clusters {
             bits,
             // Whoever wrote another size has rounded it in the same way.
             len: self.header.raw.len.get() / 512 * 512,
             parent: !self.header.backing.is_empty(),
             zeroes: self.header.raw.version.get() >= 3,
+            pinned: snapshots.sizeless,
             limit: self.source.len().next_multiple_of(1 << bits),
             tables,
             room,
@@ -135,7 +137,7 @@ impl Opening<'_> {
     }
 
     /// What writing takes.
-    fn room(&mut self, tables: &Tables) -> Result<Room, ImageError> {
+    fn room(&mut self, tables: &Tables, snapshots: &Snapshots) -> Result<Room, ImageError> {
         let raw = &self.header.raw;
         let (bits, order, at) = (raw.cluster_bits.get(), raw.refcount_order.get(), raw.refcount_table_at.get());
         let table = read_table(self.source, at, self.header.refcount_table_len(), "refcount table")?;
@@ -147,7 +149,7 @@ impl Opening<'_> {
             }
         }
         let mut counts = Counts::new(order, bits, table, at);
-        let places = self.places(tables, &counts)?;
+        let places = self.places(tables, &counts, snapshots)?;
         let end = self.end(&counts)?;
         self.preload(&mut counts, end)?;
         let (limit, zero_tail) = match self.tail {
@@ -170,7 +172,12 @@ impl Opening<'_> {
     }
 
     /// The clusters of all tables, none of which may overlap another.
-    fn places(&mut self, tables: &Tables, counts: &Counts) -> Result<Vec<(u64, u64)>, ImageError> {
+    fn places(
+        &self,
+        tables: &Tables,
+        counts: &Counts,
+        snapshots: &Snapshots,
+    ) -> Result<Vec<(u64, u64)>, ImageError> {
         let bits = self.header.raw.cluster_bits.get();
         let clusters = |len: u64| len.div_ceil(1 << bits);
         let mut places = vec![
@@ -180,8 +187,7 @@ impl Opening<'_> {
         ];
         places.extend(tables.places().map(|at| (at >> bits, 1)));
         places.extend(counts.blocks().map(|block| (block, 1)));
-        let snapshots = snapshots::read(self.source, &self.header)?;
-        places.extend(snapshots.iter().map(|table| (table.at >> bits, clusters(table.len))));
+        places.extend(snapshots.taken.iter().map(|&(at, len)| (at >> bits, clusters(len))));
         places.sort_unstable();
         for (&(first, count), &(next, _)) in places.iter().zip(places.iter().skip(1)) {
             if count > 0 && first.saturating_add(count) > next {

@@ -43,20 +43,21 @@ impl RawSnapshot {
     }
 }
 
-/// A range of the file that holds something of snapshots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
-    /// Its offset.
-    pub at: u64,
-    /// Its length.
-    pub len: u64,
+/// What a writer has to know of the snapshots of an image.
+#[derive(Debug, Default)]
+pub struct Snapshots {
+    /// Ranges of the file, offset and length: the table of snapshots, and the L1 table of each.
+    pub taken: Vec<(u64, u64)>,
+    /// One of them does not say how large its disk is, and takes the size of the active one.
+    pub sizeless: bool,
 }
 
-/// The table of snapshots and the L1 table of each. An image in which they cannot be made out is not written to.
-pub fn read(source: &mut dyn Source, header: &Header) -> Result<Vec<Taken>, ImageError> {
+/// Reads the table of snapshots. An image in which it cannot be made out is not written to.
+pub fn read(source: &mut dyn Source, header: &Header) -> Result<Snapshots, ImageError> {
     let (count, start) = (header.raw.snapshots.get(), header.raw.snapshots_at.get());
+    let mut found = Snapshots::default();
     if count == 0 {
-        return Ok(Vec::new());
+        return Ok(found);
     }
     let wrong = |at: u64| {
         let what =
@@ -67,7 +68,7 @@ pub fn read(source: &mut dyn Source, header: &Header) -> Result<Vec<Taken>, Imag
     if count > COUNT_MAX || start == 0 || start % cluster != 0 {
         return wrong(60);
     }
-    let (mut found, mut at) = (Vec::new(), start);
+    let mut at = start;
     for _ in 0..count {
         let bytes = header::read(source, at, 40, "table of internal snapshots")?;
         let Ok(snapshot) = RawSnapshot::read_from_bytes(&bytes) else { return wrong(at) };
@@ -75,12 +76,13 @@ pub fn read(source: &mut dyn Source, header: &Header) -> Result<Vec<Taken>, Imag
         if l1_at == 0 || l1_at % cluster != 0 || l1_len > L1_BYTES_MAX || snapshot.extra_len.get() > EXTRA_MAX {
             return wrong(at);
         }
-        found.push(Taken { at: l1_at, len: l1_len });
+        found.taken.push((l1_at, l1_len));
+        found.sizeless |= snapshot.extra_len.get() < EXTRA_MIN;
         at = at.saturating_add(snapshot.len());
         if at.saturating_sub(start) > TABLE_MAX || at > source.len().next_multiple_of(SECTOR) {
             return wrong(at);
         }
     }
-    found.push(Taken { at: start, len: at.saturating_sub(start) });
+    found.taken.push((start, at.saturating_sub(start)));
     Ok(found)
 }

@@ -106,34 +106,31 @@ impl Tables {
         (self.l1_at.saturating_add(number.saturating_mul(8)), raw)
     }
 
-    /// Offsets of the slices of the L2 table at `at`.
-    pub fn slices_of(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
+    /// The whole L2 table at `at`, slice by slice.
+    pub fn whole(&mut self, at: u64) -> Result<Vec<Vec<u8>>, Wait> {
+        let slices: Vec<u64> = self.slices_of(at).collect();
+        // All of them first: taking one in may push another one out.
+        slices.iter().try_for_each(|&slice| self.slices.need(slice))?;
+        Ok(slices.iter().filter_map(|&slice| self.slices.bytes(slice)).map(<[u8]>::to_vec).collect())
+    }
+
+    fn slices_of(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
         let size = self.slices.size();
         (0..(1u64 << self.bits) / size).map(move |number| at.saturating_add(number.saturating_mul(size)))
     }
 
-    /// Has the L2 table of a cluster, all of which is here, stand at offset `at` of the file from now on.
-    pub fn move_table(&mut self, cluster: u64, at: u64) {
-        let number = cluster >> self.table_bits();
-        let Some(entry) = self.l1.get_mut(index(number)) else { return };
-        let old = *entry & OFFSET_MASK;
-        *entry = at | COPIED;
-        let raw = *entry;
-        self.slices.begin_table(at);
-        self.dirty_l1.insert(number.saturating_mul(8) / self.slices.size());
-        self.records.fill(L2, at, 1 << self.bits, 0);
-        for (from, to) in self.slices_of(old).zip(self.slices_of(at)) {
-            let bytes = self.slices.bytes(from).unwrap_or_default().to_vec();
-            debug_assert!(!bytes.is_empty(), "a table is moved of which a part is not here");
-            // In the cache at once: nothing else has it.
-            if self.slices.need(to).is_ok() {
-                if let Some(place) = self.slices.change(to).filter(|place| place.len() == bytes.len()) {
-                    place.copy_from_slice(&bytes);
+    /// Gives a cluster an L2 table of its own at offset `at` of the file, with the [content](Tables::whole) of another.
+    pub fn copy_table(&mut self, cluster: u64, at: u64, content: &[Vec<u8>]) {
+        self.add_table(cluster, at);
+        for (slice, bytes) in self.slices_of(at).zip(content) {
+            // A new table is never loaded.
+            if self.slices.need(slice).is_ok() {
+                if let Some(place) = self.slices.change(slice).filter(|place| place.len() == bytes.len()) {
+                    place.copy_from_slice(bytes);
                 }
             }
-            self.records.bytes(L2, to, &bytes);
+            self.records.bytes(L2, slice, bytes);
         }
-        self.records.bytes(L1, self.l1_at.saturating_add(number.saturating_mul(8)), &raw.to_be_bytes());
     }
 
     /// Where the entry of a cluster stands; `None` if there is no L2 table for it.
@@ -183,7 +180,7 @@ impl Tables {
         }
     }
 
-    /// Gives a cluster that has none an L2 table, at offset `at` of the file.
+    /// Gives a cluster an L2 table of its own, an empty one, at offset `at` of the file.
     pub fn add_table(&mut self, cluster: u64, at: u64) {
         let number = cluster >> self.table_bits();
         if let Some(entry) = self.l1.get_mut(index(number)) {
@@ -212,6 +209,12 @@ impl Tables {
     /// Entries of the L1 table, and where it stands.
     pub fn l1(&self) -> (u64, u64) {
         (super::layout::length(self.l1.len()), self.l1_at)
+    }
+
+    /// Whether there is an L2 table for anything behind the first `clusters` of the disk, but for those beside the last one.
+    pub fn reach_behind(&self, clusters: u64) -> bool {
+        let first = clusters.div_ceil(1 << self.table_bits());
+        self.l1.iter().skip(index(first)).any(|entry| entry & OFFSET_MASK != 0)
     }
 
     /// Offsets of the L2 tables.

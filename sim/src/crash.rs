@@ -1,7 +1,7 @@
 //! Looks at every state in which a power loss could leave the files of a disk, and holds each against the oracle.
 //!
 //! Invariants checked in each state:
-//! - the image opens without an operator, and a check finds no damage; while there are two chains of which an
+//! - the image opens without an operator, and a check finds no damage; an internal snapshot is what it was; while there are two chains of which an
 //!   operator may open either, both do;
 //! - every sector reads as something legal (in one state of [`WHOLE`] every sector of the disk, in the others those
 //!   around everything that was ever written);
@@ -27,7 +27,8 @@ use crate::random::Random;
 use crate::run::{Death, Setup, Sight, Violation, around, run, take_over, words_of};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Word, mix};
-use crate::subject::{Kind, Start, Subject, damage};
+use crate::shared;
+use crate::subject::{Form, Kind, Start, Subject, damage};
 use crate::theme::{BLOCK, Theme};
 use crate::workload;
 use crate::wreck::Wreck;
@@ -38,6 +39,8 @@ pub const AGAIN: u64 = 64;
 pub const WHOLE: u64 = 12;
 /// The same for chains, which are longer, and of which two may have to be read.
 pub const WHOLE_CHAIN: u64 = 60;
+/// In one state in so many all that an internal snapshot refers to is counted; that it shows what it did is seen in each.
+pub const COUNTED: u64 = 4;
 /// Of so many deaths of a process one is followed by more than reads and a flush, and by power losses.
 pub const LIVES_ON: u64 = 8;
 /// Sectors of one read when everything is read.
@@ -195,6 +198,9 @@ impl Explorer {
         digest: u64,
     ) -> Result<(), Violation> {
         self.counts.states += 1;
+        if let Some(version) = scene.setup.subject.kind.with_snapshot() {
+            chains.iter().try_for_each(|chain| snapshot_is_kept(chain, version, digest % COUNTED == 0))?;
+        }
         let again = scene.first_life && digest % AGAIN == 0;
         let whole = if scene.setup.subject.kind.theme() == Theme::Chain { WHOLE_CHAIN } else { WHOLE };
         for chain in chains {
@@ -253,6 +259,16 @@ impl Explorer {
         (self.all_up_to, self.at_random) = limits;
         result.map(|_| ())
     }
+}
+
+/// The internal snapshot shows what it did; if all is counted, what it refers to is counted for it.
+fn snapshot_is_kept(chain: &Start, version: u32, count: bool) -> Result<(), Violation> {
+    // The file that has it is the lowest that can.
+    let Some(of_qcow2) = chain.forms.iter().rposition(|form| *form == Form::Qcow2) else { return Ok(()) };
+    let Some(file) = chain.files.get(of_qcow2) else { return Ok(()) };
+    let lost = shared::lost(file, version);
+    let found = lost.or_else(|| if count { damage(&mut file.clone(), Form::Qcow2) } else { None });
+    found.map_or(Ok(()), |found| Err(Violation::Damage(found)))
 }
 
 /// The files of some chains, each once.

@@ -192,7 +192,7 @@ impl Bound {
     /// one format's places taken over by the other. With compressed clusters a single operation does: a place that is
     /// shared, or taken over in part.
     pub fn ops_of(&self, kind: Kind) -> u32 {
-        match (kind.is_packed(), kind.is_mixed()) {
+        match (kind.is_packed(), kind.is_mixed() || kind.is_of_others()) {
             (true, _) => 1,
             (false, true) => self.ops.saturating_sub(1).max(1),
             (false, false) => self.ops,
@@ -370,7 +370,7 @@ pub fn random(
 pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
     let kinds = Kind::of_format(bug.format()).unwrap_or_default();
     // Layers of two formats have no bugs of their own, and longer chains need longer workloads.
-    let kinds: Vec<Kind> = kinds.iter().copied().filter(|kind| !kind.is_mixed()).collect();
+    let kinds: Vec<Kind> = kinds.iter().copied().filter(|kind| !kind.is_mixed() && bug.is_about(*kind)).collect();
     let subjects = subjects(&kinds);
     let mut explorer = Explorer::broad();
     let mut failure = None;

@@ -25,6 +25,7 @@ pub mod run;
 pub mod saboteur;
 pub mod schedule;
 pub mod sector;
+pub mod shared;
 pub mod shrink;
 pub mod subject;
 pub mod theme;

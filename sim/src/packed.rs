@@ -14,17 +14,19 @@ use crate::theme::BLOCK;
 /// not read.
 pub const USED: u64 = 9;
 /// Clusters of the disk under one L2 table.
-const TABLE: u64 = CLUSTER / 8;
+pub const TABLE: u64 = CLUSTER / 8;
 /// The L2 tables and what they refer to, as clusters of the file.
 const TABLES: [u64; 2] = [4, 5];
 const SHARED: u64 = 6;
 const HIDDEN: u64 = 8;
-const COPIED: u64 = 1 << 63;
-const COMPRESSED: u64 = 1 << 62;
+/// Nothing else refers to the place.
+pub const COPIED: u64 = 1 << 63;
+/// The cluster is compressed.
+pub const COMPRESSED: u64 = 1 << 62;
 /// The cluster reads as zero.
-const ZERO: u64 = 1;
+pub const ZERO: u64 = 1;
 /// Bits of the place of compressed bytes: 70 less those of a cluster ("Compressed Clusters Descriptor").
-const PLACE_BITS: u32 = 70 - CLUSTER.trailing_zeros();
+pub const PLACE_BITS: u32 = 70 - CLUSTER.trailing_zeros();
 
 /// Compressed clusters of the disk, and where in the file each begins.
 const PACKED: [(u64, u64); 3] =
@@ -43,7 +45,8 @@ pub fn count(cluster: u64) -> u16 {
     if cluster == SHARED { 3 } else { 1 }
 }
 
-fn sectors_of(cluster: u64) -> std::ops::Range<u64> {
+/// Sectors of a cluster.
+pub fn sectors_of(cluster: u64) -> std::ops::Range<u64> {
     cluster * CLUSTER_SECTORS..(cluster + 1) * CLUSTER_SECTORS
 }
 
@@ -68,7 +71,7 @@ pub fn put(media: &mut Media, l1_at: u64) {
 }
 
 /// Writes bytes that are no whole sectors.
-fn overwrite(media: &mut Media, at: u64, bytes: &[u8]) {
+pub fn overwrite(media: &mut Media, at: u64, bytes: &[u8]) {
     let first = at / 512 * 512;
     let end = (at + u64::try_from(bytes.len()).unwrap_or(0)).next_multiple_of(512);
     let mut sectors = media.read(first / 512, (end - first) / 512);
@@ -79,7 +82,7 @@ fn overwrite(media: &mut Media, at: u64, bytes: &[u8]) {
 
 /// Sectors that are one word each, as a deflate stream: one block of fixed codes, in which each sector is its eight
 /// bytes and twice the same again.
-fn deflated(words: impl Iterator<Item = Word>) -> Vec<u8> {
+pub fn deflated(words: impl Iterator<Item = Word>) -> Vec<u8> {
     let mut bits = Bits::default();
     // The last block, of fixed codes.
     bits.number(0b011, 3);

@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::io::FaultKind;
+use crate::subject::Kind;
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,6 +96,16 @@ pub enum Planted {
     FailedSyncForgotten,
     /// When a compressed cluster moves, all is deallocated that it has shared with others.
     SharedDeallocated,
+    /// A cluster that an internal snapshot has too is overwritten in place.
+    SharedOverwritten,
+    /// An L2 table that was copied is written with the L1 entry that refers to it.
+    EntryWithCopy,
+    /// The refcount of what is given up is lowered together with the refcounts that rise, before the entries are written.
+    LoweredEarly,
+    /// What the disk has shared with an internal snapshot is deallocated when the disk gives it up.
+    SnapshotDeallocated,
+    /// In version 2, a cluster of a child that is to read as zero loses its place, which shows the parent.
+    OldZeroesForgotten,
     /// Readers are not shown where the target of a merge has put what the guest wrote there.
     TargetNotShown,
 }
@@ -110,7 +121,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 43] = [
+const NAMES: [(Planted, &str, &str); 48] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -154,6 +165,11 @@ const NAMES: [(Planted, &str, &str); 43] = [
     (Planted::FailedSyncForgotten, "failed-sync-forgotten", "vhd"),
     (Planted::SharedDeallocated, "shared-deallocated", "qcow2"),
     (Planted::TargetNotShown, "target-not-shown", "chain"),
+    (Planted::SharedOverwritten, "shared-overwritten", "qcow2"),
+    (Planted::EntryWithCopy, "entry-with-copy", "qcow2"),
+    (Planted::LoweredEarly, "lowered-early", "qcow2"),
+    (Planted::SnapshotDeallocated, "snapshot-deallocated", "qcow2"),
+    (Planted::OldZeroesForgotten, "old-zeroes-forgotten", "qcow2"),
 ];
 
 impl Planted {
@@ -165,6 +181,17 @@ impl Planted {
     /// The format of the images in which it is looked for.
     pub fn format(self) -> &'static str {
         NAMES.iter().find(|(planted, _, _)| *planted == self).map_or("", |(_, _, format)| format)
+    }
+
+    /// Whether it is looked for in images of this kind. What is about shared clusters would be found elsewhere by what else
+    /// is wrong with it, or not at all.
+    pub fn is_about(self, kind: Kind) -> bool {
+        match self {
+            Planted::SharedOverwritten | Planted::EntryWithCopy => kind.with_snapshot().is_some(),
+            Planted::LoweredEarly | Planted::SnapshotDeallocated => kind.with_snapshot().is_some(),
+            Planted::OldZeroesForgotten => kind == Kind::OldChildQcow2,
+            _ => true,
+        }
     }
 
     /// Where in a chain it lives.

@@ -1,10 +1,11 @@
 //! A new qcow2 file, laid out without the code under test: small clusters, so that short workloads reach every table.
 //!
-//! Knows the qcow2 specification, version 3, and nothing of how our images are made or opened.
+//! Knows the qcow2 specification and nothing of how our images are made or opened.
 
 use crate::media::{Media, Unwritten};
 use crate::packed;
 use crate::sector::SECTOR;
+use crate::shared;
 
 /// Bytes in a cluster. L2 tables have 256 entries then, and cover 512 KiB; refcount blocks have 1024.
 pub const CLUSTER: u64 = 2048;
@@ -14,6 +15,10 @@ pub const CLUSTER_SECTORS: u64 = CLUSTER / SECTOR;
 pub const COUNTED: u64 = CLUSTER / 2;
 /// Bytes of a device: more than anybody needs here.
 const DEVICE: u64 = 4 * COUNTED * CLUSTER;
+/// Where the first refcount block stands.
+pub const BLOCK_AT: u64 = 2 * CLUSTER;
+/// Where the L1 table stands.
+pub const L1_AT: u64 = 3 * CLUSTER;
 /// Where the parent's name stands.
 const NAME_AT: u64 = 1024;
 
@@ -24,26 +29,56 @@ pub struct Spec<'a> {
     pub sectors: u64,
     /// The parent's name, if there is one.
     pub parent: Option<&'a str>,
+    /// 2 or 3.
+    pub version: u32,
     /// So many clusters at the beginning of the file are counted as used; more than the tables need are leaked.
     pub used: u64,
-    /// Whether it holds compressed clusters ([`packed`]).
-    pub packed: bool,
+    /// What is in it.
+    pub holds: Holds,
+}
+
+/// What a new file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// Nothing.
+    Nothing,
+    /// Compressed clusters ([`packed`]).
+    Packed,
+    /// An internal snapshot ([`shared`]).
+    Snapshot,
+}
+
+impl Holds {
+    /// Clusters of such a file.
+    fn used(self) -> u64 {
+        match self {
+            Holds::Nothing => 4,
+            Holds::Packed => packed::USED,
+            Holds::Snapshot => shared::USED,
+        }
+    }
 }
 
 /// Lays out the file: header, refcount table, refcount block and L1 table, a cluster each.
 pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     let mut media = Media::empty(tail);
-    let used = spec.used.max(if spec.packed { packed::USED } else { 4 }).min(COUNTED);
+    let used = spec.used.max(spec.holds.used()).min(COUNTED);
     // Storage whose unwritten bytes are not zero is a device, and as large as it is.
     media.set_len(if tail == Unwritten::Stale { DEVICE } else { used * CLUSTER });
     media.write(0, &header(spec));
-    media.write(CLUSTER, &cluster_of(&(2 * CLUSTER).to_be_bytes()));
-    let count = |cluster| if spec.packed { packed::count(cluster) } else { 1 };
+    media.write(CLUSTER, &cluster_of(&BLOCK_AT.to_be_bytes()));
+    let count = |cluster| match spec.holds {
+        Holds::Nothing => 1,
+        Holds::Packed => packed::count(cluster),
+        Holds::Snapshot => shared::count(cluster, spec.version),
+    };
     let counts: Vec<u8> = (0..used).flat_map(|cluster| count(cluster).to_be_bytes()).collect();
-    media.write(2 * CLUSTER, &cluster_of(&counts));
-    media.write(3 * CLUSTER, &cluster_of(&[]));
-    if spec.packed {
-        packed::put(&mut media, 3 * CLUSTER);
+    media.write(BLOCK_AT, &cluster_of(&counts));
+    media.write(L1_AT, &cluster_of(&[]));
+    match spec.holds {
+        Holds::Nothing => {}
+        Holds::Packed => packed::put(&mut media, L1_AT),
+        Holds::Snapshot => shared::put(&mut media, spec.version),
     }
     media
 }
@@ -59,22 +94,26 @@ fn header(spec: &Spec<'_>) -> Vec<u8> {
     let name = spec.parent.unwrap_or_default();
     let name_len = u64::try_from(name.len()).unwrap_or(0);
     // Offset, length and value of each field that is not zero.
-    let fields: [(usize, usize, u64); 12] = [
+    let (snapshots, snapshots_at) = if spec.holds == Holds::Snapshot { (1, 4 * CLUSTER) } else { (0, 0) };
+    let fields: [(usize, usize, u64); 14] = [
         (0, 4, 0x5146_49fb),
-        (4, 4, 3),
+        (4, 4, spec.version.into()),
         (8, 8, if name.is_empty() { 0 } else { NAME_AT }),
         (16, 4, name_len),
         (20, 4, u64::from(CLUSTER.trailing_zeros())),
         (24, 8, spec.sectors * SECTOR),
         (36, 4, l1_entries),
-        (40, 8, 3 * CLUSTER),
+        (40, 8, L1_AT),
         (48, 8, CLUSTER),
         (56, 4, 1),
+        (60, 4, snapshots),
+        (64, 8, snapshots_at),
         (96, 4, 4),
         (100, 4, 104),
     ];
     let mut header = cluster_of(&[]);
-    for (at, len, value) in fields {
+    // Version 2 ends before the last two.
+    for (at, len, value) in fields.into_iter().filter(|(at, ..)| spec.version >= 3 || *at < 72) {
         header[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
     }
     let name_at = usize::try_from(NAME_AT).unwrap_or(0);
@@ -89,8 +128,8 @@ mod test {
 
     #[test]
     fn the_header_stands_where_the_specification_says() {
-        let mut media =
-            create(&Spec { sectors: 4608, parent: Some("base"), used: 0, packed: false }, Unwritten::Zeroes);
+        let spec = Spec { sectors: 4608, parent: Some("base"), version: 3, used: 0, holds: Holds::Nothing };
+        let mut media = create(&spec, Unwritten::Zeroes);
         let mut bytes = [0; 104];
         media.read_at(0, &mut bytes).unwrap();
         let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());

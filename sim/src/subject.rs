@@ -14,8 +14,9 @@ use disk::{Access, Image, ImageError, Severity, Source, Tail};
 use crate::media::{Media, Unwritten};
 use crate::packed;
 use crate::planted::Planted;
-use crate::qcow2::{self, COUNTED};
+use crate::qcow2::{self, COUNTED, Holds};
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
+use crate::shared;
 use crate::theme::{BLOCK, Theme};
 
 /// A kind of image, or of chain.
@@ -49,6 +50,18 @@ pub enum Kind {
     PackedQcow2,
     /// The same on a parent that holds data.
     PackedChildQcow2,
+    /// A qcow2 file with an internal snapshot, which shares tables and clusters with the disk.
+    SharedQcow2,
+    /// The same on a parent that holds data.
+    SharedChildQcow2,
+    /// A qcow2 file of version 2 that holds data.
+    OldQcow2,
+    /// One on a parent that holds data.
+    OldChildQcow2,
+    /// One with an internal snapshot.
+    OldSharedQcow2,
+    /// A used qcow2 file on one with an internal snapshot.
+    Qcow2OnShared,
     /// A VHD on a VHD, both used: to be merged.
     VhdOnVhd,
     /// A new VHD on a used one.
@@ -115,6 +128,12 @@ pub enum Made {
     FullQcow2,
     /// The same, with compressed clusters ([`packed`]).
     PackedQcow2,
+    /// The same, with an internal snapshot ([`shared`]).
+    SharedQcow2,
+    /// A qcow2 file of version 2.
+    OldQcow2,
+    /// The same, with an internal snapshot.
+    OldSharedQcow2,
 }
 
 impl Made {
@@ -132,7 +151,10 @@ impl Made {
         match self {
             Made::Given => given().collect(),
             Made::PackedQcow2 => packed::given().collect(),
-            Made::Raw | Made::Fixed | Made::Vhd | Made::MisspeltVhd | Made::Qcow2 | Made::FullQcow2 => Vec::new(),
+            Made::SharedQcow2 => shared::given(3).collect(),
+            Made::OldSharedQcow2 => shared::given(2).collect(),
+            Made::Raw | Made::Fixed | Made::Vhd | Made::MisspeltVhd => Vec::new(),
+            Made::Qcow2 | Made::FullQcow2 | Made::OldQcow2 => Vec::new(),
         }
     }
 
@@ -142,6 +164,7 @@ impl Made {
             Made::Raw => Form::Raw,
             Made::Fixed | Made::Given | Made::Vhd | Made::MisspeltVhd => Form::Vhd,
             Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 => Form::Qcow2,
+            Made::SharedQcow2 | Made::OldQcow2 | Made::OldSharedQcow2 => Form::Qcow2,
         }
     }
 }
@@ -170,6 +193,11 @@ impl Kind {
                 Kind::UsedChildQcow2,
                 Kind::PackedQcow2,
                 Kind::PackedChildQcow2,
+                Kind::SharedQcow2,
+                Kind::SharedChildQcow2,
+                Kind::OldQcow2,
+                Kind::OldChildQcow2,
+                Kind::OldSharedQcow2,
             ]),
             "chain" => Some(&[
                 Kind::VhdOnVhd,
@@ -178,6 +206,7 @@ impl Kind {
                 Kind::Qcow2OnRaw,
                 Kind::PackedOnQcow2,
                 Kind::Qcow2OnPacked,
+                Kind::Qcow2OnShared,
                 Kind::VhdOnQcow2,
                 Kind::Qcow2OnVhd,
                 Kind::VhdOnQcow2OnRaw,
@@ -193,8 +222,11 @@ impl Kind {
             Kind::Raw | Kind::GrowingRaw => "raw",
             Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
             Kind::PackedQcow2 | Kind::PackedChildQcow2 => "qcow2",
+            Kind::SharedQcow2 | Kind::SharedChildQcow2 => "qcow2",
+            Kind::OldQcow2 | Kind::OldChildQcow2 | Kind::OldSharedQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
             Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::PackedOnQcow2 | Kind::Qcow2OnPacked => "chain",
+            Kind::Qcow2OnShared => "chain",
             Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
             Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild | Kind::MisspeltChild => "vhd",
         }
@@ -209,6 +241,21 @@ impl Kind {
     /// Whether some layer has compressed clusters.
     pub fn is_packed(self) -> bool {
         self.layers().iter().any(|layer| layer.made == Made::PackedQcow2)
+    }
+
+    /// The version of the layer that has an internal snapshot, if one has.
+    pub fn with_snapshot(self) -> Option<u32> {
+        self.layers().iter().find_map(|layer| match layer.made {
+            Made::SharedQcow2 => Some(3),
+            Made::OldSharedQcow2 => Some(2),
+            _ => None,
+        })
+    }
+
+    /// Whether it is of version 2 or has an internal snapshot.
+    pub fn is_of_others(self) -> bool {
+        let foreign = [Made::SharedQcow2, Made::OldQcow2, Made::OldSharedQcow2];
+        self.layers().iter().any(|layer| foreign.contains(&layer.made))
     }
 
     /// Whether it is a chain of so many layers that all of its workloads are too many.
@@ -228,6 +275,8 @@ impl Kind {
     pub fn theme(self) -> Theme {
         match self.format() {
             "chain" => Theme::Chain,
+            // A snapshot of version 2 would take the new size for its own.
+            "qcow2" if self == Kind::OldSharedQcow2 => Theme::Image,
             "qcow2" => Theme::Growing,
             "raw" if self == Kind::GrowingRaw => Theme::Growing,
             _ => Theme::Image,
@@ -262,6 +311,12 @@ impl Kind {
             Kind::UsedChildQcow2 => vec![layer(Made::Qcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
             Kind::PackedQcow2 => vec![layer(Made::PackedQcow2, "")],
             Kind::PackedChildQcow2 => vec![layer(Made::PackedQcow2, "w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::SharedQcow2 => vec![layer(Made::SharedQcow2, "")],
+            Kind::SharedChildQcow2 => vec![layer(Made::SharedQcow2, ""), layer(Made::Given, "")],
+            Kind::OldQcow2 => vec![layer(Made::OldQcow2, "w0+6 w2050+2 f")],
+            Kind::OldChildQcow2 => vec![layer(Made::OldQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::OldSharedQcow2 => vec![layer(Made::OldSharedQcow2, "")],
+            Kind::Qcow2OnShared => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::SharedQcow2, "")],
             Kind::PackedOnQcow2 => vec![layer(Made::PackedQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
             Kind::Qcow2OnPacked => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::PackedQcow2, "")],
             Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
@@ -278,7 +333,7 @@ impl Kind {
     }
 }
 
-const KINDS: [(Kind, &str); 26] = [
+const KINDS: [(Kind, &str); 32] = [
     (Kind::Raw, "raw"),
     (Kind::GrowingRaw, "growing-raw"),
     (Kind::Fixed, "fixed"),
@@ -297,6 +352,12 @@ const KINDS: [(Kind, &str); 26] = [
     (Kind::UsedChildQcow2, "used-child-qcow2"),
     (Kind::PackedQcow2, "packed-qcow2"),
     (Kind::PackedChildQcow2, "packed-child-qcow2"),
+    (Kind::SharedQcow2, "shared-qcow2"),
+    (Kind::SharedChildQcow2, "shared-child-qcow2"),
+    (Kind::OldQcow2, "old-qcow2"),
+    (Kind::OldChildQcow2, "old-child-qcow2"),
+    (Kind::OldSharedQcow2, "old-shared-qcow2"),
+    (Kind::Qcow2OnShared, "qcow2-on-shared"),
     (Kind::PackedOnQcow2, "packed-on-qcow2"),
     (Kind::Qcow2OnPacked, "qcow2-on-packed"),
     (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),
@@ -412,13 +473,25 @@ impl Subject {
                 let kind = below.map_or(vhd::Kind::Dynamic, |below| child_of(identity(below)));
                 image(kind, identity(number), sectors, self.tail)
             }
-            Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 => {
-                let parent = (below > 0).then_some("base");
-                let used = if made == Made::FullQcow2 { FULL } else { 0 };
-                let packed = made == Made::PackedQcow2;
-                Ok(qcow2::create(&qcow2::Spec { sectors, parent, used, packed }, self.tail))
-            }
+            Made::Qcow2
+            | Made::FullQcow2
+            | Made::PackedQcow2
+            | Made::SharedQcow2
+            | Made::OldQcow2
+            | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, below, sectors)),
         }
+    }
+
+    fn create_qcow2(&self, made: Made, below: usize, sectors: u64) -> Media {
+        let parent = (below > 0).then_some("base");
+        let used = if made == Made::FullQcow2 { FULL } else { 0 };
+        let version = if matches!(made, Made::OldQcow2 | Made::OldSharedQcow2) { 2 } else { 3 };
+        let holds = match made {
+            Made::PackedQcow2 => Holds::Packed,
+            Made::SharedQcow2 | Made::OldSharedQcow2 => Holds::Snapshot,
+            _ => Holds::Nothing,
+        };
+        qcow2::create(&qcow2::Spec { sectors, parent, version, used, holds }, self.tail)
     }
 
     /// Plants the bug's part that lies in how the image is opened.

@@ -13,7 +13,7 @@ use disk::{
 };
 
 use crate::planted::{Layers, Planted};
-use crate::qcow2::CLUSTER;
+use crate::qcow2::{self, CLUSTER};
 use crate::sector::SECTOR;
 pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
 use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers, header_in_place, header_last};
@@ -133,6 +133,8 @@ impl<F: Format> Saboteur<F> {
             Some(Planted::FooterBeforeHeader) => header_last(&mut batches),
             Some(Planted::SamePlace) => self.crowd_metadata(&mut batches),
             Some(Planted::TornHeader) => header_first(&mut batches),
+            Some(Planted::EntryWithCopy) => tables_late(&mut batches),
+            Some(Planted::LoweredEarly) => lower_early(&mut batches),
             Some(Planted::ForgottenBeforeCopied) => std::mem::swap(&mut self.owed, &mut batches),
             _ => {}
         }
@@ -167,13 +169,15 @@ impl<F: Format> Saboteur<F> {
         }
     }
 
-    /// The clusters of the file in which a compressed one stands.
-    fn packed_at(&mut self, span: Span) -> Option<(u64, u64)> {
-        match self.inner.map(span) {
-            Ok(Place::Packed { at, size, .. }) => {
+    /// The clusters of the file that a planted bug deallocates though others refer to them: those in which a compressed one
+    /// stands, or the one that an internal snapshot has too.
+    fn given_up_at(&mut self, span: Span) -> Option<(u64, u64)> {
+        match (self.bug?, self.inner.map(span)) {
+            (Planted::SharedDeallocated, Ok(Place::Packed { at, size, .. })) => {
                 let first = at / CLUSTER * CLUSTER;
                 Some((first, (at + size).next_multiple_of(CLUSTER) - first))
             }
+            (Planted::SnapshotDeallocated, Ok(Place::Shared { at, .. })) => Some((at / CLUSTER * CLUSTER, CLUSTER)),
             _ => None,
         }
     }
@@ -201,6 +205,30 @@ impl<F: Format> Saboteur<F> {
     }
 }
 
+/// Writes new L2 tables no sooner than the L1 entries that refer to them.
+fn tables_late(batches: &mut [Vec<MetaWrite>]) {
+    let Some((first, later)) = batches.split_first_mut() else { return };
+    let (counts, tables) =
+        std::mem::take(first).into_iter().partition(|write| [0, qcow2::BLOCK_AT].contains(&write.at));
+    match later.iter_mut().find(|batch| batch.iter().any(|write| write.at == qcow2::L1_AT)) {
+        Some(with_l1) => (*first, *with_l1) = (counts, [std::mem::take(with_l1), tables].concat()),
+        None => *first = [counts, tables].concat(),
+    }
+}
+
+/// Writes the refcounts that are written last, because they have become lower, with the first of the round.
+fn lower_early(batches: &mut Vec<Vec<MetaWrite>>) {
+    let is_block = |write: &MetaWrite| write.at == qcow2::BLOCK_AT;
+    match batches.as_mut_slice() {
+        [first, .., last] if last.iter().all(is_block) => {
+            first.retain(|write| !is_block(write));
+            first.append(last);
+        }
+        _ => {}
+    }
+    batches.retain(|batch| !batch.is_empty());
+}
+
 /// Moves the header in front of everything that it points to.
 fn header_first(batches: &mut Vec<Vec<MetaWrite>>) {
     let mut header = Vec::new();
@@ -223,13 +251,14 @@ impl<F: Format> Format for Saboteur<F> {
             return Ok(Place::Zero { len: span.len });
         }
         match self.inner.map(Span { len: before_end, ..span })? {
+            Place::Shared { at, len } if self.has(Planted::SharedOverwritten) => Ok(Place::Data { at, len }),
             Place::Data { at, len } => Ok(Place::Data { at: self.aliased(at), len }),
             other => Ok(other),
         }
     }
 
     fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
-        let packed = if self.has(Planted::SharedDeallocated) { self.packed_at(span) } else { None };
+        let given_up = self.given_up_at(span);
         let mut reserved = match self.inner.reserve(span) {
             Err(Wait::Busy(ticket)) if self.has(Planted::CopyNotAwaited) => {
                 return self.not_awaited(ticket, span).ok_or(Wait::Busy(ticket));
@@ -257,7 +286,7 @@ impl<F: Format> Format for Saboteur<F> {
         if self.has(Planted::SamePlace) {
             self.crowd(base, span);
         }
-        self.strays.extend(packed);
+        self.strays.extend(given_up);
         self.open.insert(ticket.0, Open { span: Span { len: reserved.len, ..span }, at: reserved.at, base });
         reserved.at = self.aliased(reserved.at);
         if self.has(Planted::EarlyCommit) || self.has(Planted::EntryBeforeData) {
@@ -291,7 +320,12 @@ impl<F: Format> Format for Saboteur<F> {
     }
 
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
-        let discarded = self.inner.discard(span)?;
+        let mut discarded = self.inner.discard(span)?;
+        if let (Discarded::Nothing { .. }, true) = (discarded, self.has(Planted::OldZeroesForgotten)) {
+            if let Ok(Place::Data { .. } | Place::Shared { .. }) = self.inner.map(span) {
+                discarded = Discarded::Hidden { len: self.inner.forget(span)? };
+            }
+        }
         if let Discarded::Kept { at, len } = discarded {
             self.discarded.push(Open {
                 span: Span { at: span.at, len },

@@ -1,0 +1,250 @@
+//! A qcow2 file with an internal snapshot, made by hand: what the disk shares with it must be copied before it is changed.
+//!
+//! Knows the qcow2 specification and nothing of how our images are opened. One L2 table is shared as a whole; of the other
+//! the snapshot has its own, and some of the clusters under the two are shared. Two compressed clusters lie in one cluster
+//! of the file, which is thereby referred to four times. In version 2 there is none that reads as zero and has a place.
+//!
+//! Invariant checked ([`lost`]): whatever is done to the disk, whoever follows the table of snapshots finds what was there.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use crate::media::{Media, Unwritten};
+use crate::packed::{COMPRESSED, COPIED, PLACE_BITS, TABLE, ZERO, deflated, overwrite, sectors_of};
+use crate::qcow2::{self, CLUSTER, CLUSTER_SECTORS, Holds, Spec};
+use crate::sector::{PARENTS, Sector, Word};
+
+/// Clusters of a file that holds it.
+pub const USED: u64 = 18;
+/// What the snapshot holds where the disk has been written to since.
+const OLDER: u32 = 0xba_5e01;
+
+/// Clusters of the file, by what is in them: the active L1 table.
+const L1: u64 = 3;
+const SNAPSHOTS: u64 = 4;
+const SNAPSHOT_L1: u64 = 5;
+/// The L2 table that disk and snapshot share, that of the disk, and that of the snapshot.
+const SHARED_TABLE: u64 = 6;
+const OWN_TABLE: u64 = 7;
+const SNAPSHOT_TABLE: u64 = 8;
+/// Compressed clusters.
+const PACKED: u64 = 16;
+/// A cluster that reads as zero and has a place with something else.
+const HIDDEN: u64 = 17;
+
+/// Which of the two has an entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Both,
+    Disk,
+    Snapshot,
+}
+
+/// A cluster of the disk that has a place of its own in the file.
+struct Plain {
+    cluster: u64,
+    place: u64,
+    whose: Whose,
+}
+
+const fn plain(cluster: u64, place: u64, whose: Whose) -> Plain {
+    Plain { cluster, place, whose }
+}
+
+/// Under the shared table, at its beginning and its end; and under the two others, shared and not.
+const PLAIN: [Plain; 6] = [
+    plain(0, 9, Whose::Both),
+    plain(TABLE - 1, 10, Whose::Both),
+    plain(TABLE, 11, Whose::Disk),
+    plain(TABLE, 12, Whose::Snapshot),
+    plain(TABLE + 1, 13, Whose::Both),
+    plain(TABLE + 2, 14, Whose::Snapshot),
+];
+/// Clusters of the disk that are compressed, in one cluster of the file.
+const SQUEEZED: [(u64, u64); 2] = [(1, PACKED * CLUSTER), (2, PACKED * CLUSTER + 700)];
+/// The one that reads as zero.
+const ZEROED: u64 = 3;
+
+/// What the disk holds. The cluster of zeroes hides what may be below; nothing does in version 2.
+pub fn given(version: u32) -> impl Iterator<Item = (u64, Word)> {
+    let plain = PLAIN.iter().filter(|plain| plain.whose != Whose::Snapshot).map(|plain| plain.cluster);
+    let sectors = plain.chain(SQUEEZED.iter().map(|(cluster, _)| *cluster)).flat_map(sectors_of);
+    let zeroes = sectors_of(ZEROED).filter(move |_| version >= 3).map(|sector| (sector, Word::ZERO));
+    sectors.map(|sector| (sector, Word::guest(PARENTS, sector))).chain(zeroes)
+}
+
+/// How often a cluster of the file is referred to.
+pub fn count(cluster: u64, version: u32) -> u16 {
+    match cluster {
+        SHARED_TABLE => 2,
+        PACKED => 4,
+        HIDDEN if version >= 3 => 2,
+        _ if PLAIN.iter().any(|plain| plain.place == cluster && plain.whose == Whose::Both) => 2,
+        _ => 1,
+    }
+}
+
+/// Puts it into a new file.
+pub fn put(media: &mut Media, version: u32) {
+    let cluster_len = usize::try_from(CLUSTER).unwrap_or(0);
+    for cluster in [SNAPSHOTS, SNAPSHOT_L1, SHARED_TABLE, OWN_TABLE, SNAPSHOT_TABLE, 15, PACKED, HIDDEN] {
+        media.write(cluster * CLUSTER, &vec![0; cluster_len]);
+    }
+    put_entries(media, L1, &[(0, SHARED_TABLE * CLUSTER), (1, OWN_TABLE * CLUSTER | COPIED)]);
+    put_entries(media, SNAPSHOT_L1, &[(0, SHARED_TABLE * CLUSTER), (1, SNAPSHOT_TABLE * CLUSTER)]);
+    overwrite(media, SNAPSHOTS * CLUSTER, &entry(version));
+    for Plain { cluster, place, whose } in &PLAIN {
+        let written = if *whose == Whose::Snapshot { OLDER } else { PARENTS };
+        for (sector, at) in sectors_of(*cluster).zip(sectors_of(*place)) {
+            media.set(at, Sector::Word(Word::guest(written, sector)));
+        }
+        let entry = [(cluster % TABLE, place * CLUSTER | if *whose == Whose::Disk { COPIED } else { 0 })];
+        match (cluster / TABLE, whose) {
+            (0, _) => put_entries(media, SHARED_TABLE, &entry),
+            (_, Whose::Both) => [OWN_TABLE, SNAPSHOT_TABLE].iter().for_each(|table| put_entries(media, *table, &entry)),
+            (_, Whose::Disk) => put_entries(media, OWN_TABLE, &entry),
+            (_, Whose::Snapshot) => put_entries(media, SNAPSHOT_TABLE, &entry),
+        }
+    }
+    for (cluster, at) in SQUEEZED {
+        let bytes = deflated(sectors_of(cluster).map(|sector| Word::guest(PARENTS, sector)));
+        let more = (at + u64::try_from(bytes.len()).unwrap_or(0) - 1) / 512 - at / 512;
+        overwrite(media, at, &bytes);
+        put_entries(media, SHARED_TABLE, &[(cluster, COMPRESSED | more << PLACE_BITS | at)]);
+    }
+    if version >= 3 {
+        media.write(HIDDEN * CLUSTER, &vec![0xc3; cluster_len]);
+        put_entries(media, SHARED_TABLE, &[(ZEROED, HIDDEN * CLUSTER | ZERO)]);
+    }
+}
+
+fn put_entries(media: &mut Media, table: u64, entries: &[(u64, u64)]) {
+    for (number, entry) in entries {
+        overwrite(media, table * CLUSTER + number * 8, &entry.to_be_bytes());
+    }
+}
+
+/// The one entry of the table of snapshots: as large a disk as any of ours, where the version says so.
+fn entry(version: u32) -> Vec<u8> {
+    let mut entry = Vec::new();
+    entry.extend((SNAPSHOT_L1 * CLUSTER).to_be_bytes());
+    entry.extend(2u32.to_be_bytes());
+    entry.extend([0, 1, 0, 4]);
+    entry.extend([0; 16]);
+    entry.extend(0u32.to_be_bytes());
+    entry.extend(if version >= 3 { 16u32 } else { 0 }.to_be_bytes());
+    if version >= 3 {
+        entry.extend(0u64.to_be_bytes());
+        entry.extend((2 * TABLE * CLUSTER).to_be_bytes());
+    }
+    entry.extend(b"1kept");
+    entry
+}
+
+/// What a snapshot shows of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Shown {
+    Zero,
+    /// These bytes, or what they unpack to.
+    Bytes(Vec<u8>),
+}
+
+/// What the snapshot of a file shows, cluster by cluster; empty if there is none.
+fn shown(media: &Media) -> BTreeMap<u64, Shown> {
+    let word = |at: u64| {
+        let within = usize::try_from(at % 512).unwrap_or(0);
+        let sector = media.read(at / 512, 1);
+        sector
+            .get(within..within + 8)
+            .and_then(|bytes| bytes.first_chunk())
+            .map_or(0, |bytes| u64::from_be_bytes(*bytes))
+    };
+    let mut found = BTreeMap::new();
+    if word(56) & 0xffff_ffff == 0 {
+        return found;
+    }
+    let l1 = word(word(64));
+    for table in 0..2 {
+        let l2 = word(l1 + table * 8) & PLACE;
+        for number in (0..TABLE).filter(|_| l2 != 0) {
+            let raw = word(l2 + number * 8);
+            let (at, len) = match raw {
+                0 => continue,
+                raw if raw & COMPRESSED != 0 => {
+                    let at = raw & ((1 << PLACE_BITS) - 1);
+                    (at / 512 * 512, (((raw & !COMPRESSED) >> PLACE_BITS) + 1) * 512)
+                }
+                raw if raw & ZERO != 0 => (0, 0),
+                raw => (raw & PLACE, CLUSTER),
+            };
+            let bytes = if len == 0 { Shown::Zero } else { Shown::Bytes(media.read(at / 512, len / 512)) };
+            found.insert(table * TABLE + number, bytes);
+        }
+    }
+    found
+}
+
+/// Bits of an entry that are a place in the file.
+const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
+
+/// What the snapshot of such a file shows otherwise than in the beginning.
+pub fn lost(media: &Media, version: u32) -> Option<String> {
+    static EXPECTED: [OnceLock<BTreeMap<u64, Shown>>; 2] = [const { OnceLock::new() }; 2];
+    let cell = &EXPECTED[usize::from(version >= 3)];
+    let expected = cell.get_or_init(|| {
+        let spec =
+            Spec { sectors: 2 * TABLE * CLUSTER_SECTORS, parent: None, version, used: 0, holds: Holds::Snapshot };
+        shown(&qcow2::create(&spec, Unwritten::Zeroes))
+    });
+    let found = shown(media);
+    if found == *expected {
+        return None;
+    }
+    let other =
+        expected.iter().find(|(cluster, shown)| found.get(cluster) != Some(*shown)).map(|(cluster, _)| *cluster);
+    let other = other.or_else(|| found.keys().find(|cluster| !expected.contains_key(cluster)).copied());
+    Some(format!("the snapshot has changed, first in cluster {}", other.unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::crash::recover;
+    use crate::explore::prepare;
+    use crate::subject::{Kind, Subject, damage};
+
+    #[test]
+    fn a_file_with_a_snapshot_is_sound_and_both_read_as_they_should() {
+        for (kind, version) in [(Kind::SharedQcow2, 3), (Kind::OldSharedQcow2, 2)] {
+            let subject = Subject::new(kind, Unwritten::Stale);
+            let start = prepare(&subject).unwrap();
+            let mut found = BTreeMap::new();
+            let mut take = |sector, word| {
+                found.insert(sector, word);
+                Ok(())
+            };
+
+            recover(&subject, start.clone(), &[0..16, 1016..1040], &mut take).unwrap();
+
+            let disk: BTreeMap<u64, Word> = given(version).collect();
+            let held = |sector: u64| disk.get(&sector).copied().unwrap_or(Word::ZERO);
+            assert!(found.iter().all(|(sector, word)| *word == held(*sector)), "{found:?}");
+            assert_eq!(damage(&mut start.files[0].clone(), start.forms[0]), None);
+            assert_eq!(lost(&start.files[0], version), None);
+            assert_eq!(shown(&start.files[0]).len(), if version == 3 { 8 } else { 7 });
+        }
+    }
+
+    #[test]
+    fn a_snapshot_that_has_changed_is_noticed() {
+        let start = prepare(&Subject::new(Kind::SharedQcow2, Unwritten::Zeroes)).unwrap();
+        for place in [9, 12, PACKED, SHARED_TABLE, SNAPSHOT_TABLE, SNAPSHOT_L1] {
+            let mut media = start.files[0].clone();
+            media.write(place * CLUSTER, &[0x77; 512]);
+            assert!(lost(&media, 3).is_some(), "{place}");
+        }
+        let mut media = start.files[0].clone();
+        media.write(11 * CLUSTER, &[0x77; 512]);
+        assert_eq!(lost(&media, 3), None, "that is the disk's");
+    }
+}

@@ -364,9 +364,18 @@ fn what_snapshots_hold_outlives_our_writes() {
         "-o cluster_size=4k",
         "-o cluster_size=512,refcount_bits=8",
         "-o cluster_size=256k,refcount_bits=64",
+        "-o cluster_size=64k,refcount_bits=4",
+        "-c -o cluster_size=64k",
     ] {
         let room = Room::new();
-        room.img(&format!("create -q -f qcow2 {options} image 8M"));
+        match options.strip_prefix("-c ") {
+            None => room.img(&format!("create -q -f qcow2 {options} image 8M")),
+            // Compressed clusters that share a cluster of the file.
+            Some(options) => {
+                room.write("plain", &(0..8 * MIB).map(|at| (at / 512 % 251) as u8).collect::<Vec<u8>>());
+                room.img(&format!("convert -c -f raw -O qcow2 {options} plain image"))
+            }
+        };
         room.io("image", "write -P 1 0 3M;write -P 3 5M 100k");
         room.img("snapshot -c one image");
         room.io("image", "write -P 2 1M 1M");
@@ -397,6 +406,32 @@ fn what_snapshots_hold_outlives_our_writes() {
             room.img(&format!("snapshot -d {snapshot} image"));
         }
         assert_eq!(room.qemu_class("image"), Class::Clean, "{}", room.qemu_text("image"));
+    }
+}
+
+/// QEMU lets a disk grow whose snapshots say how large they are, as those of version 3, and no other.
+#[test]
+fn a_disk_with_snapshots_grows_where_qemu_lets_it_grow() {
+    for (options, grows) in [("-o cluster_size=512", true), ("-o cluster_size=512,compat=0.10", false)] {
+        let room = Room::new();
+        room.img(&format!("create -q -f qcow2 {options} image 8M"));
+        room.io("image", "write -P 1 0 1M;write -P 2 7M 1M");
+        room.img("snapshot -c one image");
+        let before = shown(&room, "image", &["one"]);
+        let mut file = room.read("image");
+        let mut rig = Rig::new(vec![open(&mut file, Tail::Zeroes)], vec![file], before[0].clone(), 1);
+        assert_eq!(rig.grow(40 * MIB).is_ok(), grows);
+        assert_eq!(room.run("qemu-img", &["resize", "-q", "image", "40M"]).status.success(), grows);
+        if grows {
+            rig.write(8 * MIB - 4096, 12 << 10, 5);
+            rig.write(39 * MIB, 4096, 6);
+            assert!(rig.finish());
+            rig.flush();
+            assert!(rig.finish());
+            rig.verify();
+            judge(&room, &rig, "image");
+            assert!(shown(&room, "image", &["one"])[1] == before[1], "the snapshot has grown with the disk");
+        }
     }
 }
 

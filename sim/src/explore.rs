@@ -189,10 +189,11 @@ impl Bound {
     }
 
     /// Operations on this kind of image. Mixed chains are as many again, and short workloads reach what is new in them:
-    /// one format's places taken over by the other. With compressed clusters a single operation does: a place that is
-    /// shared, or taken over in part.
+    /// one format's places taken over by the other. So are images that we do not make, with an internal snapshot or of
+    /// version 2. With compressed clusters a single operation does: a place that is shared, or taken over in part.
     pub fn ops_of(&self, kind: Kind) -> u32 {
-        match (kind.is_packed(), kind.is_mixed() || kind.is_of_others()) {
+        let of_others = kind.is_of_others();
+        match (kind.is_packed() || of_others && kind.theme() == Theme::Chain, kind.is_mixed() || of_others) {
             (true, _) => 1,
             (false, true) => self.ops.saturating_sub(1).max(1),
             (false, false) => self.ops,
@@ -434,7 +435,7 @@ pub fn fault_workloads(subject: &Subject) -> &'static [&'static str] {
     match subject.kind.theme() {
         Theme::Image => &FAULT_WORKLOADS[..],
         Theme::Growing => &GROWTH_FAULT_WORKLOADS,
-        Theme::Chain if subject.kind.is_mixed() || subject.kind.is_packed() => &MIXED_FAULT_WORKLOADS,
+        Theme::Chain if subject.kind.has_less() => &MIXED_FAULT_WORKLOADS,
         Theme::Chain => &CHAIN_FAULT_WORKLOADS,
     }
 }

@@ -184,13 +184,13 @@ impl Planted {
     }
 
     /// Whether it is looked for in images of this kind. What is about shared clusters would be found elsewhere by what else
-    /// is wrong with it, or not at all.
+    /// is wrong with it, or not at all; and all others need not be looked for in such images as well.
     pub fn is_about(self, kind: Kind) -> bool {
         match self {
             Planted::SharedOverwritten | Planted::EntryWithCopy => kind.with_snapshot().is_some(),
             Planted::LoweredEarly | Planted::SnapshotDeallocated => kind.with_snapshot().is_some(),
             Planted::OldZeroesForgotten => kind == Kind::OldChildQcow2,
-            _ => true,
+            _ => !kind.is_of_others(),
         }
     }
 

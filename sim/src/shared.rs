@@ -151,34 +151,29 @@ enum Shown {
 
 /// What the snapshot of a file shows, cluster by cluster; empty if there is none.
 fn shown(media: &Media) -> BTreeMap<u64, Shown> {
-    let word = |at: u64| {
-        let within = usize::try_from(at % 512).unwrap_or(0);
-        let sector = media.read(at / 512, 1);
-        sector
-            .get(within..within + 8)
-            .and_then(|bytes| bytes.first_chunk())
-            .map_or(0, |bytes| u64::from_be_bytes(*bytes))
+    let words = |at: u64, len: u64| {
+        let bytes = media.read(at / 512, len / 512);
+        let words = bytes.chunks_exact(8).map(|word| word.iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte)));
+        words.collect::<Vec<u64>>()
     };
     let mut found = BTreeMap::new();
-    if word(56) & 0xffff_ffff == 0 {
+    let header = words(0, 512);
+    if header[7] & 0xffff_ffff == 0 {
         return found;
     }
-    let l1 = word(word(64));
-    for table in 0..2 {
-        let l2 = word(l1 + table * 8) & PLACE;
-        for number in (0..TABLE).filter(|_| l2 != 0) {
-            let raw = word(l2 + number * 8);
-            let (at, len) = match raw {
-                0 => continue,
-                raw if raw & COMPRESSED != 0 => {
-                    let at = raw & ((1 << PLACE_BITS) - 1);
-                    (at / 512 * 512, (((raw & !COMPRESSED) >> PLACE_BITS) + 1) * 512)
-                }
-                raw if raw & ZERO != 0 => (0, 0),
-                raw => (raw & PLACE, CLUSTER),
+    let l1 = words(words(header[8], 512)[0], 512);
+    let tables = l1.into_iter().take(2).map(|entry| entry & PLACE).zip(0..);
+    for (l2, table) in tables.filter(|(l2, _)| *l2 != 0) {
+        for (raw, number) in words(l2, CLUSTER).into_iter().zip(0..).filter(|(raw, _)| *raw != 0) {
+            let shown = if raw & COMPRESSED != 0 {
+                let at = raw & ((1 << PLACE_BITS) - 1);
+                Shown::Bytes(media.read(at / 512, ((raw & !COMPRESSED) >> PLACE_BITS) + 1))
+            } else if raw & ZERO != 0 {
+                Shown::Zero
+            } else {
+                Shown::Bytes(media.read((raw & PLACE) / 512, CLUSTER_SECTORS))
             };
-            let bytes = if len == 0 { Shown::Zero } else { Shown::Bytes(media.read(at / 512, len / 512)) };
-            found.insert(table * TABLE + number, bytes);
+            found.insert(table * TABLE + number, shown);
         }
     }
     found

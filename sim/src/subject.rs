@@ -258,6 +258,11 @@ impl Kind {
         self.layers().iter().any(|layer| foreign.contains(&layer.made))
     }
 
+    /// Whether shorter workloads are explored on it than on others.
+    pub fn has_less(self) -> bool {
+        self.is_mixed() || self.is_packed() || self.is_of_others()
+    }
+
     /// Whether it is a chain of so many layers that all of its workloads are too many.
     pub fn is_deep(self) -> bool {
         self.layers().len() > 2

@@ -131,7 +131,7 @@ impl Layers {
     }
 
     /// All of this, or why not: then nothing was done to the image, which is locked still.
-    fn unless_failed(mut self, opened: Result<(), Failure>) -> Result<Layers, Failure> {
+    pub fn unless_failed(mut self, opened: Result<(), Failure>) -> Result<Layers, Failure> {
         match opened {
             Ok(()) => Ok(self),
             Err(failure) => {

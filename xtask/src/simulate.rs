@@ -291,7 +291,7 @@ fn everything(arguments: &Arguments) -> Findings {
     let compare = |made, tail| flat::compare(1, made, tail, 6, 500).err().map(|difference| difference.to_string());
     let difference = made.and_then(|made| tails.into_iter().find_map(|tail| compare(made, tail)));
     let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
-    let fewer = arguments.subjects.iter().any(|subject| subject.kind.is_mixed() || subject.kind.is_packed());
+    let fewer = arguments.subjects.iter().any(|subject| subject.kind.has_less());
     let scope = format!(
         "all workloads of 1 to {} operations{} over an alphabet of {}, on {} images ({}; unwritten bytes zero or \
          stale);\norders: one request after the other, all at once, all at once and the newest first, each with at \
@@ -299,7 +299,11 @@ fn everything(arguments: &Arguments) -> Findings {
          opened and read where written, 1 in {} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
          ENOSPC, unsupported and a full queue at every operation of {} workloads{}",
         bound.ops,
-        if fewer { " (fewer on two formats and with compressed clusters)" } else { "" },
+        if fewer {
+            " (fewer on two formats, with compressed clusters, with internal snapshots and of version 2)"
+        } else {
+            ""
+        },
         theme.alphabet().len(),
         arguments.subjects.len(),
         dedup(images).join(", "),

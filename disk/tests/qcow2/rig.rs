@@ -222,6 +222,14 @@ impl Rig {
         self.begin(Operation::WriteZeroes { free: true, durable: false }, at, len, Segments::empty());
     }
 
+    /// Makes the disk larger.
+    #[allow(dead_code, reason = "not every test has a disk that grows")]
+    pub fn grow(&mut self, len: u64) -> Result<(), disk::ImageError> {
+        self.disk.grow(len)?;
+        self.model.resize(index(len), 0);
+        Ok(())
+    }
+
     pub fn flush(&mut self) {
         self.begin(Operation::Flush, 0, 0, Segments::empty());
     }

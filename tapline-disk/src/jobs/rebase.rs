@@ -131,6 +131,23 @@ fn open(
     }
 }
 
+/// Refuses an image with internal snapshots: only what its disk shows is copied up, and they would show something else on
+/// another parent.
+fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
+    let snapshots = match layers.images.first() {
+        Some(Image::Qcow2(qcow2)) => qcow2.info().snapshots,
+        _ => 0,
+    };
+    if snapshots == 0 {
+        return Ok(layers);
+    }
+    let name = layers.name.clone();
+    let why = "it has internal snapshots, which would show something else then";
+    let failure = Failure::new(format!("put {name} on other parents"), why)
+        .advise(format!("delete them, or copy the disk: tapline image convert {name} qcow2:NEW"));
+    layers.unless_failed(Err(failure))
+}
+
 /// Whether `child` has this very parent, last changed at `modified`, on record.
 fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: u64, link: &Link) -> bool {
     let fits = lineage::check(child, parent, modified, false).is_ok();
@@ -149,7 +166,8 @@ struct Move<'a> {
 
 /// Copies up what must be, and records the new parent; how many bytes were copied.
 fn move_to(to: Move<'_>, access: &Access) -> Result<u64, Failure> {
-    let Move { mut layers, onto, link, title } = to;
+    let Move { layers, onto, link, title } = to;
+    let mut layers = keep_snapshots(layers)?;
     let (name, unfinished) = (layers.name.clone(), layers.unfinished.take());
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let presence = Presence::of(&name, access.options(true))?;

@@ -7,6 +7,8 @@ use super::*;
 fn a_table_without_its_mark_is_copied_by_the_first_write() {
     let mut bench = Bench::new(new_file(64 * MIB));
     bench.write(Span { at: 0, len: 4096 }, 1);
+    // In another slice of the table.
+    bench.write(Span { at: 40 * MIB, len: 4096 }, 3);
     bench.round();
     let l1_at = at(bench.image.info().l1_at);
     bench.file[l1_at] &= 0x7f;
@@ -18,7 +20,7 @@ fn a_table_without_its_mark_is_copied_by_the_first_write() {
     assert_ne!(after & layout::OFFSET_MASK, before);
     assert_eq!(after & layout::COPIED, layout::COPIED);
     let mut bench = bench.reopened();
-    assert_eq!((bench.byte(0), bench.byte(CLUSTER)), (1, 2));
+    assert_eq!((bench.byte(0), bench.byte(CLUSTER), bench.byte(40 * MIB)), (1, 2, 3));
 }
 
 /// Three clusters in one piece of an L2 table; `damage` is done to the entry of the middle one.
@@ -72,6 +74,61 @@ fn a_lost_mark_costs_a_copy_and_nothing_beside_it() {
     bench.round();
     let mut bench = bench.reopened();
     assert_eq!((bench.byte(4 * CLUSTER), bench.byte(5 * CLUSTER), bench.byte(6 * CLUSTER)), (1, 9, 3));
+}
+
+/// Two entries for one cluster that is counted once, beside one that makes no sense, so that their piece is judged each time
+/// anew. That is damage; but a write that was begun is there when it ends.
+#[test]
+fn a_write_under_way_is_not_lost_with_what_its_neighbour_has_given_up() {
+    let (bench, entry_at) = three_clusters(|_| (1 << 63) | (1 << 40));
+    let mut file = bench.file;
+    let first = entry(&file[at(entry_at - 8)..], 0) & !layout::COPIED;
+    set_entry(&mut file[at(entry_at - 8)..], 0, first);
+    set_entry(&mut file[at(entry_at + 8)..], 0, first);
+    let mut bench = Bench::new(file);
+    let [one, two] = [4 * CLUSTER, 6 * CLUSTER].map(|at| bench.ask(|image| image.reserve(Span { at, len: CLUSTER })));
+    for (reserved, byte) in [(one, 8), (two, 9)] {
+        let place = at(reserved.at)..at(reserved.at + CLUSTER);
+        bench.file.resize(bench.file.len().max(place.end), 0);
+        bench.file[place].fill(byte);
+        bench.image.commit(reserved.ticket.unwrap()).unwrap();
+    }
+    bench.round();
+    assert_eq!((bench.byte(4 * CLUSTER), bench.byte(6 * CLUSTER)), (8, 9));
+}
+
+/// A new image that says it has a snapshot, whose table stands in a new cluster with an empty L1 table behind it.
+fn with_snapshot(mut file: Vec<u8>, extra_len: u8) -> Vec<u8> {
+    let table = file.len().next_multiple_of(at(CLUSTER));
+    file.resize(table + 2 * at(CLUSTER), 0);
+    let snapshot = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 1];
+    file[table..table + 16].copy_from_slice(&snapshot);
+    file[table..table + 8].copy_from_slice(&(table as u64 + CLUSTER).to_be_bytes());
+    file[table + 39] = extra_len;
+    file[60..64].copy_from_slice(&1u32.to_be_bytes());
+    file[64..72].copy_from_slice(&(table as u64).to_be_bytes());
+    file
+}
+
+#[test]
+fn a_disk_grows_only_where_its_snapshots_say_how_large_they_are() {
+    let refused = |file: Vec<u8>, words: &str| {
+        let error = Bench::new(file).image.grow(128 * MIB).unwrap_err();
+        assert!(error.kind == ImageErrorKind::Unsupported && error.what.contains(words), "{error}");
+    };
+    refused(with_snapshot(old_file(64 * MIB, None), 0), "internal snapshots");
+    refused(with_snapshot(old_file(64 * MIB, None), 16), "internal snapshots");
+    refused(with_snapshot(new_file(64 * MIB), 8), "internal snapshots");
+    for mut file in [with_snapshot(new_file(64 * MIB), 16), old_file(64 * MIB, None), new_file(64 * MIB)] {
+        Bench::new(file.clone()).image.grow(128 * MIB).unwrap();
+        // The first L1 entry that is not of the disk, in a table of two.
+        let l1 = at(u64::from_be_bytes(file[40..48].try_into().unwrap()));
+        file[39] = 2;
+        let table = file.len().next_multiple_of(at(CLUSTER));
+        file.resize(table + at(CLUSTER), 0);
+        set_entry(&mut file[l1 + 8..], 0, table as u64 | layout::COPIED);
+        refused(file, "behind the end");
+    }
 }
 
 #[test]

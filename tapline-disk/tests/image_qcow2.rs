@@ -144,6 +144,38 @@ fn an_image_of_version_2_is_read_and_written() {
     assert_eq!(room.json("image info qcow2:old.q")[0]["qcow2"]["version"], 2);
 }
 
+#[test]
+fn an_image_with_internal_snapshots_is_written_and_they_stay() {
+    let room = Room::new();
+    room.make_raw("base.raw", 16 * MIB);
+    room.tool("qemu-img", "create -q -f qcow2 -b base.raw -F raw a.q 16M");
+    room.guest("qcow2:a.q --parent raw:base.raw", &["write -P 1 1M 1M"]);
+    room.tool("qemu-img", "snapshot -c kept a.q");
+    room.tool("qemu-img", "convert -f qcow2 -l kept -O raw a.q before.raw");
+    room.guest("qcow2:a.q --parent raw:base.raw", &["write -P 2 1M 4k", "discard 1536k 64k", "write -P 3 8M 64k"]);
+    room.done("image create qcow2:b.q --size 16M");
+    for command in
+        ["rebase qcow2:a.q --parent raw:base.raw --onto qcow2:b.q", "flatten qcow2:a.q --parent raw:base.raw"]
+    {
+        let before = room.read("a.q");
+        let said = room.tapline(&format!("image {command}"));
+        assert!(said.code == Some(4) && said.err.contains("internal snapshots"), "{said:?}");
+        assert!(room.read("a.q") == before, "a refused image was written to");
+    }
+    room.done("image resize qcow2:a.q --size 32M");
+    room.tool("qemu-img", "check -U -f qcow2 a.q");
+    room.tool("qemu-img", "convert -f qcow2 -l kept -O raw a.q after.raw");
+    // QEMU shows it with the size that the disk has now.
+    let (before, after) = (room.read("before.raw"), room.read("after.raw"));
+    assert!(
+        after.starts_with(&before) && after[before.len()..].iter().all(|&byte| byte == 0),
+        "the snapshot has changed"
+    );
+    let reads =
+        ["read -P 2 1M 4k", "read -P 1 1028k 508k", "read -P 0 1536k 64k", "read -P 3 8M 64k", "read -P 0 16M 16M"];
+    room.guest("qcow2:a.q --parent raw:base.raw", &reads);
+}
+
 /// An entry that makes no sense and one that has lost its mark, in neighbouring clusters.
 #[test]
 fn a_bad_entry_costs_its_cluster_and_a_message_says_which() {
@@ -160,7 +192,9 @@ fn a_bad_entry_costs_its_cluster_and_a_message_says_which() {
     room.write("a.q", &bytes);
     let said = room.tapline("image convert qcow2:a.q raw:a.raw");
     assert_eq!(said.code, Some(4), "{said:?}");
-    for words in ["bytes 196608 to 262143", "0x8000000000050200", &format!("byte {}", l2 + 24), "check qcow2:a.q --repair"] {
+    for words in
+        ["bytes 196608 to 262143", "0x8000000000050200", &format!("byte {}", l2 + 24), "check qcow2:a.q --repair"]
+    {
         assert!(said.err.contains(words), "{words}: {said:?}");
     }
     room.guest("qcow2:a.q", &["read -P 1 0 192k", "read -P 1 256k 768k", "write -P 2 320k 4k", "read -P 1 324k 60k"]);

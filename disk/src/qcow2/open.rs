@@ -172,12 +172,7 @@ impl Opening<'_> {
     }
 
     /// The clusters of all tables, none of which may overlap another.
-    fn places(
-        &self,
-        tables: &Tables,
-        counts: &Counts,
-        snapshots: &Snapshots,
-    ) -> Result<Vec<(u64, u64)>, ImageError> {
+    fn places(&self, tables: &Tables, counts: &Counts, snapshots: &Snapshots) -> Result<Vec<(u64, u64)>, ImageError> {
         let bits = self.header.raw.cluster_bits.get();
         let clusters = |len: u64| len.div_ceil(1 << bits);
         let mut places = vec![

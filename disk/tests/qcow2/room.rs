@@ -37,7 +37,7 @@ impl Room {
         std::fs::write(self.path(name), bytes).unwrap();
     }
 
-    fn run(&self, program: &str, arguments: &[&str]) -> Output {
+    pub fn run(&self, program: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(self.0.path()).stdin(Stdio::null());
         command.output().unwrap_or_else(|error| panic!("{program} (of qemu-utils) does not run: {error}"))

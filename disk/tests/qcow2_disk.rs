@@ -354,8 +354,8 @@ fn shown(room: &Room, image: &str, snapshots: &[&str]) -> Vec<Vec<u8>> {
     found
 }
 
-/// For each version and several sizes: QEMU makes snapshots, we write, trim and zero, in two sessions with one more snapshot
-/// of QEMU's between them. All snapshots stay as they were, and QEMU finds nothing wrong.
+/// For each version and several sizes: QEMU makes snapshots, we write, trim and zero, in two sessions with one more
+/// snapshot of QEMU's between them. All snapshots stay as they were, and QEMU finds nothing wrong.
 #[test]
 fn what_snapshots_hold_outlives_our_writes() {
     for options in [

@@ -80,8 +80,8 @@ fn serve(file: Sparse, requests: &[Asked], sound: bool) {
     windows.into_iter().for_each(|window| again.look(Span { at: window * AROUND, len: AROUND }));
 }
 
-/// Whether an entry lacks the mark "copied" only because another entry of the disk has referred to the same cluster, and does
-/// not any more: nobody looks for the one that is left, which stays as it was.
+/// Whether an entry lacks the mark "copied" only because another entry of the disk has referred to the same cluster,
+/// and does not any more: nobody looks for the one that is left, which stays as it was.
 fn is_last_of_two(problem: &Problem, before: &Sparse, after: &Sparse) -> bool {
     let (mut old, mut new) = ([0; 8], [0; 8]);
     before.read(problem.at, &mut old);

@@ -1,8 +1,8 @@
 //! Looks at every state in which a power loss could leave the files of a disk, and holds each against the oracle.
 //!
 //! Invariants checked in each state:
-//! - the image opens without an operator, and a check finds no damage; an internal snapshot is what it was; while there are two chains of which an
-//!   operator may open either, both do;
+//! - the image opens without an operator, and a check finds no damage; while there are two chains of which an
+//!   operator may open either, both do; and an internal snapshot shows what it did;
 //! - every sector reads as something legal (in one state of [`WHOLE`] every sector of the disk, in the others those
 //!   around everything that was ever written);
 //! - in one state of [`AGAIN`], the same holds all along a second life that begins there, and after its power
@@ -39,7 +39,8 @@ pub const AGAIN: u64 = 64;
 pub const WHOLE: u64 = 12;
 /// The same for chains, which are longer, and of which two may have to be read.
 pub const WHOLE_CHAIN: u64 = 60;
-/// In one state in so many all that an internal snapshot refers to is counted; that it shows what it did is seen in each.
+/// In one state in so many all that an internal snapshot refers to is counted; that it shows what it did is seen in
+/// each.
 pub const COUNTED: u64 = 4;
 /// Of so many deaths of a process one is followed by more than reads and a flush, and by power losses.
 pub const LIVES_ON: u64 = 8;

@@ -100,7 +100,8 @@ pub enum Planted {
     SharedOverwritten,
     /// An L2 table that was copied is written with the L1 entry that refers to it.
     EntryWithCopy,
-    /// The refcount of what is given up is lowered together with the refcounts that rise, before the entries are written.
+    /// The refcount of what is given up is lowered together with the refcounts that rise, before the entries are
+    /// written.
     LoweredEarly,
     /// What the disk has shared with an internal snapshot is deallocated when the disk gives it up.
     SnapshotDeallocated,
@@ -183,8 +184,8 @@ impl Planted {
         NAMES.iter().find(|(planted, _, _)| *planted == self).map_or("", |(_, _, format)| format)
     }
 
-    /// Whether it is looked for in images of this kind. What is about shared clusters would be found elsewhere by what else
-    /// is wrong with it, or not at all; and all others need not be looked for in such images as well.
+    /// Whether it is looked for in images of this kind. What is about shared clusters would be found elsewhere by what
+    /// else is wrong with it, or not at all; and all others need not be looked for in such images as well.
     pub fn is_about(self, kind: Kind) -> bool {
         match self {
             Planted::SharedOverwritten | Planted::EntryWithCopy => kind.with_snapshot().is_some(),

@@ -1,10 +1,13 @@
-//! A qcow2 file with an internal snapshot, made by hand: what the disk shares with it must be copied before it is changed.
+//! A qcow2 file with an internal snapshot, made by hand: what the disk shares with it must be copied before it is
+//! changed.
 //!
-//! Knows the qcow2 specification and nothing of how our images are opened. One L2 table is shared as a whole; of the other
-//! the snapshot has its own, and some of the clusters under the two are shared. Two compressed clusters lie in one cluster
-//! of the file, which is thereby referred to four times. In version 2 there is none that reads as zero and has a place.
+//! Knows the qcow2 specification and nothing of how our images are opened. One L2 table is shared as a whole; of the
+//! other the snapshot has its own, and some of the clusters under the two are shared. Two compressed clusters lie in
+//! one cluster of the file, which is thereby referred to four times. In version 2 there is none that reads as zero and
+//! has a place.
 //!
-//! Invariant checked ([`lost`]): whatever is done to the disk, whoever follows the table of snapshots finds what was there.
+//! Invariant checked ([`lost`]): whatever is done to the disk, whoever follows the table of snapshots finds what was
+//! there.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;

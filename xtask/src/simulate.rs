@@ -299,11 +299,7 @@ fn everything(arguments: &Arguments) -> Findings {
          opened and read where written, 1 in {} throughout, 1 in {AGAIN} lived in and crashed again;\nEIO, \
          ENOSPC, unsupported and a full queue at every operation of {} workloads{}",
         bound.ops,
-        if fewer {
-            " (fewer on two formats, with compressed clusters, with internal snapshots and of version 2)"
-        } else {
-            ""
-        },
+        if fewer { " (fewer on two formats, with compressed clusters and on what others make)" } else { "" },
         theme.alphabet().len(),
         arguments.subjects.len(),
         dedup(images).join(", "),

@@ -21,8 +21,8 @@ pub struct Damage {
 }
 
 impl<F: Format> Disk<F> {
-    /// The damage that failed a request for `span`, if that was not asked for yet. It may lie beside the bytes that were
-    /// asked for: what is written around them has to be read.
+    /// The damage that failed a request for `span`, if that was not asked for yet. It may lie beside the bytes that
+    /// were asked for: what is written around them has to be read.
     pub fn take_damage(&mut self, span: Span) -> Option<Damage> {
         let grain = Fold::grain_of(span.at);
         let near = Span { at: grain.at, len: span.end().saturating_sub(grain.at).next_multiple_of(GRAIN) };

@@ -88,7 +88,8 @@ impl Clusters {
         let len = self.clip(span, start, place.count);
         let after = place.count.saturating_mul(self.size()).saturating_sub(start.from).saturating_sub(len);
         let filled = place.shared || (start.from == 0 && after == 0);
-        // Where zeroes cannot be said they are written to a new place, and it must not be left to the file's end to hold them.
+        // Where zeroes cannot be said they are written to a new place, and it must not be left to the file's end to
+        // hold them.
         let written = filled && !self.zeroes && place.new && !place.shared;
         let fill = match (filled, written) {
             (false, _) => Some(Fill { before: start.from, after }),
@@ -137,8 +138,8 @@ impl Clusters {
         for by in 0..write.count {
             let (cluster, place) = (write.cluster.saturating_add(by), write.place.saturating_add(by));
             let claimed = self.room.as_mut().is_some_and(|room| room.pending.claim(cluster, place));
-            // Pinned, so it is here, and was judged when the place was reserved: what others have been given meanwhile must
-            // not lose what is written. Where it was claimed before, there is nothing to do.
+            // Pinned, so it is here, and was judged when the place was reserved: what others have been given meanwhile
+            // must not lose what is written. Where it was claimed before, there is nothing to do.
             let spot = self.tables.spot(cluster).ok().flatten();
             if let Some(spot) = spot.filter(|_| claimed) {
                 self.place(spot, place, write.new);
@@ -195,9 +196,9 @@ impl Clusters {
         self.spot(cluster)?.ok_or(Wait::NoSpace)
     }
 
-    /// Gives a cluster a copy of its L2 table, at `old`, which others refer to, or may. What its entries refer to was counted
-    /// once for each of them when they came to share it, so that only the table itself loses a reference. A round writes
-    /// the copy and counts it before the L1 entry, and lowers the old refcount after that.
+    /// Gives a cluster a copy of its L2 table, at `old`, which others refer to, or may. What its entries refer to was
+    /// counted once for each of them when they came to share it, so that only the table itself loses a reference. A
+    /// round writes the copy and counts it before the L1 entry, and lowers the old refcount after that.
     fn unshare_table(&mut self, cluster: u64, old: u64) -> Result<(), Wait> {
         let content = self.tables.whole(old)?;
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;

@@ -73,8 +73,8 @@ impl Entry {
 }
 
 /// Whether an entry makes sense in an image of clusters of 2^`bits` bytes where nothing lies at or behind `limit`.
-/// `zeroes`: version 2 does not know clusters that read as zero. A mark "copied" that is missing, or where none belongs, makes
-/// no entry unsound: it costs time.
+/// `zeroes`: version 2 does not know clusters that read as zero. A mark "copied" that is missing, or where none
+/// belongs, makes no entry unsound: it costs time.
 pub fn is_sound(raw: u64, bits: u32, limit: u64, zeroes: bool) -> bool {
     /// Bits of the entry of a standard cluster that are neither flag nor offset, the zero flag apart.
     const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET_MASK | ZERO);

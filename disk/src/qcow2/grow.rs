@@ -54,7 +54,8 @@ impl Qcow2 {
 }
 
 impl Qcow2 {
-    /// Refuses what would change an internal snapshot with the disk, or bring to light what stands behind the disk's end.
+    /// Refuses what would change an internal snapshot with the disk, or bring to light what stands behind the disk's
+    /// end.
     fn check_growth(&self) -> Result<(), ImageError> {
         let unsupported = |what| Err(ImageError::new(ImageErrorKind::Unsupported, what));
         // QEMU refuses that of version 2, in which no snapshot need say how large its disk is.

@@ -1,7 +1,7 @@
 //! Opens a qcow2 file: what is refused, and what is read.
 //!
-//! Knows nothing of requests. Keeps: what is opened for writing has sound tables, refcounts that whoever wrote last has kept
-//! up, and no feature that a write would break.
+//! Knows nothing of requests. Keeps: what is opened for writing has sound tables, refcounts that whoever wrote last has
+//! kept up, and no feature that a write would break.
 
 use super::clusters::Clusters;
 use super::counts::Counts;

@@ -170,8 +170,9 @@ impl Room {
         }
     }
 
-    /// A cluster that others refer to, or may, loses a reference. Its refcount is here. Reads of it may be under way for those
-    /// who have lost it, so that it is not used again before the image is opened the next time, should nobody have it now.
+    /// A cluster that others refer to, or may, loses a reference. Its refcount is here. Reads of it may be under way
+    /// for those who have lost it, so that it is not used again before the image is opened the next time, should nobody
+    /// have it now.
     pub fn lose_shared(&mut self, cluster: u64) {
         match self.counts.get(cluster) {
             // Damage that somebody else has done; there is nothing to give up.

@@ -1,7 +1,8 @@
-//! Internal snapshots ("Snapshots"), as far as a writer has to know them: where their tables are, which are never written to.
+//! Internal snapshots ("Snapshots"), as far as a writer has to know them: where their tables are, which are never
+//! written to.
 //!
-//! What they hold is kept by its refcount alone: a cluster that the disk shares with a snapshot has more than one reference
-//! and is copied by the first write. Knows nothing of clusters.
+//! What they hold is kept by its refcount alone: a cluster that the disk shares with a snapshot has more than one
+//! reference and is copied by the first write. Knows nothing of clusters.
 
 use zerocopy::FromBytes;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};

@@ -211,7 +211,8 @@ impl Tables {
         (super::layout::length(self.l1.len()), self.l1_at)
     }
 
-    /// Whether there is an L2 table for anything behind the first `clusters` of the disk, but for those beside the last one.
+    /// Whether there is an L2 table for anything behind the first `clusters` of the disk, but for those beside the last
+    /// one.
     pub fn reach_behind(&self, clusters: u64) -> bool {
         let first = clusters.div_ceil(1 << self.table_bits());
         self.l1.iter().skip(index(first)).any(|entry| entry & OFFSET_MASK != 0)

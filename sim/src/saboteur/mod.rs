@@ -169,8 +169,8 @@ impl<F: Format> Saboteur<F> {
         }
     }
 
-    /// The clusters of the file that a planted bug deallocates though others refer to them: those in which a compressed one
-    /// stands, or the one that an internal snapshot has too.
+    /// The clusters of the file that a planted bug deallocates though others refer to them: those in which a compressed
+    /// one stands, or the one that an internal snapshot has too.
     fn given_up_at(&mut self, span: Span) -> Option<(u64, u64)> {
         match (self.bug?, self.inner.map(span)) {
             (Planted::SharedDeallocated, Ok(Place::Packed { at, size, .. })) => {

@@ -131,8 +131,8 @@ fn open(
     }
 }
 
-/// Refuses an image with internal snapshots: only what its disk shows is copied up, and they would show something else on
-/// another parent.
+/// Refuses an image with internal snapshots: only what its disk shows is copied up, and they would show something else
+/// on another parent.
 fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
     let snapshots = match layers.images.first() {
         Some(Image::Qcow2(qcow2)) => qcow2.info().snapshots,

@@ -1,5 +1,5 @@
-//! Entries that make no sense, and clusters and tables that others refer to, or may: what is beside them is none of their
-//! business.
+//! Entries that make no sense, and clusters and tables that others refer to, or may: what is beside them is none of
+//! their business.
 
 use super::*;
 
@@ -76,8 +76,8 @@ fn a_lost_mark_costs_a_copy_and_nothing_beside_it() {
     assert_eq!((bench.byte(4 * CLUSTER), bench.byte(5 * CLUSTER), bench.byte(6 * CLUSTER)), (1, 9, 3));
 }
 
-/// Two entries for one cluster that is counted once, beside one that makes no sense, so that their piece is judged each time
-/// anew. That is damage; but a write that was begun is there when it ends.
+/// Two entries for one cluster that is counted once, beside one that makes no sense, so that their piece is judged each
+/// time anew. That is damage; but a write that was begun is there when it ends.
 #[test]
 fn a_write_under_way_is_not_lost_with_what_its_neighbour_has_given_up() {
     let (bench, entry_at) = three_clusters(|_| (1 << 63) | (1 << 40));

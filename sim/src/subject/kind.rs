@@ -1,0 +1,301 @@
+//! The kinds of images and of chains that are explored: of which layers each is, and what its workloads are about.
+//!
+//! Knows nothing of how an image is made.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Form, Layer, Made};
+use crate::theme::Theme;
+
+/// A kind of image, or of chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// A raw file.
+    Raw,
+    /// A fixed VHD.
+    Fixed,
+    /// A new dynamic VHD.
+    Dynamic,
+    /// A dynamic VHD whose first and last blocks hold data.
+    Used,
+    /// A new differencing VHD on a parent that holds data.
+    Child,
+    /// The same with some sectors of its own in the first and last blocks.
+    UsedChild,
+    /// The same as Tapline made them once: opening it for writing mends its header.
+    MisspeltChild,
+    /// A raw file that grows.
+    GrowingRaw,
+    /// A new qcow2 file.
+    Qcow2,
+    /// A qcow2 file that holds data, and whose first refcount block is nearly full.
+    UsedQcow2,
+    /// A new qcow2 file on a parent that holds data.
+    ChildQcow2,
+    /// The same with some clusters of its own.
+    UsedChildQcow2,
+    /// A qcow2 file with compressed clusters, and one that reads as zero and has a place.
+    PackedQcow2,
+    /// The same on a parent that holds data.
+    PackedChildQcow2,
+    /// A qcow2 file with an internal snapshot, which shares tables and clusters with the disk.
+    SharedQcow2,
+    /// The same on a parent that holds data.
+    SharedChildQcow2,
+    /// A qcow2 file of version 2 that holds data.
+    OldQcow2,
+    /// One on a parent that holds data.
+    OldChildQcow2,
+    /// One with an internal snapshot.
+    OldSharedQcow2,
+    /// A used qcow2 file on one with an internal snapshot.
+    Qcow2OnShared,
+    /// A VHD on a VHD, both used: to be merged.
+    VhdOnVhd,
+    /// A new VHD on a used one.
+    NewVhdOnVhd,
+    /// A new qcow2 file on a used one.
+    NewQcow2OnQcow2,
+    /// A qcow2 file with compressed clusters on a used one.
+    PackedOnQcow2,
+    /// A used qcow2 file on one with compressed clusters.
+    Qcow2OnPacked,
+    /// A VHD on a raw file.
+    VhdOnRaw,
+    /// A qcow2 file on another.
+    Qcow2OnQcow2,
+    /// A qcow2 file on a raw one.
+    Qcow2OnRaw,
+    /// A VHD on a qcow2 file.
+    VhdOnQcow2,
+    /// A qcow2 file on a VHD.
+    Qcow2OnVhd,
+    /// A VHD on a qcow2 file on a raw one.
+    VhdOnQcow2OnRaw,
+    /// A qcow2 file on a VHD on a raw file.
+    Qcow2OnVhdOnRaw,
+}
+
+const fn layer(made: Made, preparation: &'static str) -> Layer {
+    Layer { made, preparation }
+}
+
+/// What the first life of a leaf and of its parent wrote, where the two are to be merged: in the same block and each
+/// alone, and on both sides of a grain's border.
+const IN_SOURCE: &str = "w1+2 w4094+4 w2050+1 f";
+const IN_TARGET: &str = "w0+2 w6+2 w4095+4 w1030+1 f";
+/// The same of a layer below both, with something that neither hides.
+const IN_BASE: &str = "w0+9 w1030+2 w4090+10 f";
+
+impl Kind {
+    /// Those of a format.
+    pub fn of_format(format: &str) -> Option<&'static [Kind]> {
+        match format {
+            "raw" => Some(&[Kind::Raw, Kind::GrowingRaw]),
+            "vhd" => Some(&[Kind::Dynamic, Kind::Used, Kind::Child, Kind::UsedChild, Kind::MisspeltChild, Kind::Fixed]),
+            "qcow2" => Some(&[
+                Kind::Qcow2,
+                Kind::UsedQcow2,
+                Kind::ChildQcow2,
+                Kind::UsedChildQcow2,
+                Kind::PackedQcow2,
+                Kind::PackedChildQcow2,
+                Kind::SharedQcow2,
+                Kind::SharedChildQcow2,
+                Kind::OldQcow2,
+                Kind::OldChildQcow2,
+                Kind::OldSharedQcow2,
+            ]),
+            "chain" => Some(&[
+                Kind::VhdOnVhd,
+                Kind::VhdOnRaw,
+                Kind::Qcow2OnQcow2,
+                Kind::Qcow2OnRaw,
+                Kind::PackedOnQcow2,
+                Kind::Qcow2OnPacked,
+                Kind::Qcow2OnShared,
+                Kind::VhdOnQcow2,
+                Kind::Qcow2OnVhd,
+                Kind::VhdOnQcow2OnRaw,
+                Kind::Qcow2OnVhdOnRaw,
+            ]),
+            _ => None,
+        }
+    }
+
+    /// The format's name.
+    pub fn format(self) -> &'static str {
+        match self {
+            Kind::Raw | Kind::GrowingRaw => "raw",
+            Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
+            Kind::PackedQcow2 | Kind::PackedChildQcow2 => "qcow2",
+            Kind::SharedQcow2 | Kind::SharedChildQcow2 => "qcow2",
+            Kind::OldQcow2 | Kind::OldChildQcow2 | Kind::OldSharedQcow2 => "qcow2",
+            Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
+            Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::PackedOnQcow2 | Kind::Qcow2OnPacked => "chain",
+            Kind::Qcow2OnShared => "chain",
+            Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
+            Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild | Kind::MisspeltChild => "vhd",
+        }
+    }
+
+    /// Whether its layers are of VHD and of qcow2.
+    pub fn is_mixed(self) -> bool {
+        let forms: Vec<Form> = self.layers().iter().map(|layer| layer.made.form()).collect();
+        self.theme() == Theme::Chain && forms.contains(&Form::Vhd) && forms.contains(&Form::Qcow2)
+    }
+
+    /// Whether some layer has compressed clusters.
+    pub fn is_packed(self) -> bool {
+        self.layers().iter().any(|layer| layer.made == Made::PackedQcow2)
+    }
+
+    /// The version of the layer that has an internal snapshot, if one has.
+    pub fn with_snapshot(self) -> Option<u32> {
+        self.layers().iter().find_map(|layer| match layer.made {
+            Made::SharedQcow2 => Some(3),
+            Made::OldSharedQcow2 => Some(2),
+            _ => None,
+        })
+    }
+
+    /// Whether it is of version 2 or has an internal snapshot.
+    pub fn is_of_others(self) -> bool {
+        let foreign = [Made::SharedQcow2, Made::OldQcow2, Made::OldSharedQcow2];
+        self.layers().iter().any(|layer| foreign.contains(&layer.made))
+    }
+
+    /// Whether shorter workloads are explored on it than on others.
+    pub fn has_less(self) -> bool {
+        self.is_mixed() || self.is_packed() || self.is_of_others()
+    }
+
+    /// Whether it is a chain of so many layers that all of its workloads are too many.
+    pub fn is_deep(self) -> bool {
+        self.layers().len() > 2
+    }
+
+    /// How a new leaf is made on top of a layer of such a form: alike or, in a mixed chain, by turns.
+    pub fn leaf_on(self, below: Form) -> Made {
+        match (below, self.is_mixed()) {
+            (Form::Raw | Form::Vhd, false) | (Form::Raw | Form::Qcow2, true) => Made::Vhd,
+            (Form::Qcow2, false) | (Form::Vhd, true) => Made::Qcow2,
+        }
+    }
+
+    /// What its workloads are about.
+    pub fn theme(self) -> Theme {
+        match self.format() {
+            "chain" => Theme::Chain,
+            // A snapshot of version 2 would take the new size for its own.
+            "qcow2" if self == Kind::OldSharedQcow2 => Theme::Image,
+            "qcow2" => Theme::Growing,
+            "raw" if self == Kind::GrowingRaw => Theme::Growing,
+            _ => Theme::Image,
+        }
+    }
+
+    /// Sectors of its disk.
+    pub fn sectors(self) -> u64 {
+        self.theme().sectors()
+    }
+
+    /// Sectors of its disk when it has been made larger.
+    pub fn grown(self) -> u64 {
+        self.theme().grown()
+    }
+
+    /// Its layers, leaf first.
+    pub fn layers(self) -> Vec<Layer> {
+        match self {
+            Kind::Raw | Kind::GrowingRaw => vec![layer(Made::Raw, "")],
+            Kind::Fixed => vec![layer(Made::Fixed, "")],
+            Kind::Dynamic => vec![layer(Made::Vhd, "")],
+            Kind::Used => vec![layer(Made::Vhd, "w0+6 w2050+2 f")],
+            Kind::Child => vec![layer(Made::Vhd, ""), layer(Made::Given, "")],
+            Kind::UsedChild => vec![layer(Made::Vhd, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::MisspeltChild => {
+                vec![layer(Made::MisspeltVhd, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")]
+            }
+            Kind::Qcow2 => vec![layer(Made::Qcow2, "")],
+            Kind::UsedQcow2 => vec![layer(Made::FullQcow2, "w0+6 w2050+2 f")],
+            Kind::ChildQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Given, "")],
+            Kind::UsedChildQcow2 => vec![layer(Made::Qcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::PackedQcow2 => vec![layer(Made::PackedQcow2, "")],
+            Kind::PackedChildQcow2 => vec![layer(Made::PackedQcow2, "w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::SharedQcow2 => vec![layer(Made::SharedQcow2, "")],
+            Kind::SharedChildQcow2 => vec![layer(Made::SharedQcow2, ""), layer(Made::Given, "")],
+            Kind::OldQcow2 => vec![layer(Made::OldQcow2, "w0+6 w2050+2 f")],
+            Kind::OldChildQcow2 => vec![layer(Made::OldQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::OldSharedQcow2 => vec![layer(Made::OldSharedQcow2, "")],
+            Kind::Qcow2OnShared => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::SharedQcow2, "")],
+            Kind::PackedOnQcow2 => vec![layer(Made::PackedQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnPacked => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::PackedQcow2, "")],
+            Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
+            Kind::NewVhdOnVhd => vec![layer(Made::Vhd, ""), layer(Made::Vhd, IN_TARGET)],
+            Kind::NewQcow2OnQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Qcow2, IN_TARGET)],
+            Kind::VhdOnRaw => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
+            Kind::Qcow2OnQcow2 => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnRaw => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
+            Kind::VhdOnQcow2 => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnVhd => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
+            Kind::VhdOnQcow2OnRaw => [Kind::VhdOnQcow2.layers(), vec![layer(Made::Raw, IN_BASE)]].concat(),
+            Kind::Qcow2OnVhdOnRaw => [Kind::Qcow2OnVhd.layers(), vec![layer(Made::Raw, IN_BASE)]].concat(),
+        }
+    }
+}
+
+const KINDS: [(Kind, &str); 32] = [
+    (Kind::Raw, "raw"),
+    (Kind::GrowingRaw, "growing-raw"),
+    (Kind::Fixed, "fixed"),
+    (Kind::Dynamic, "dynamic"),
+    (Kind::Used, "used"),
+    (Kind::Child, "child"),
+    (Kind::UsedChild, "used-child"),
+    (Kind::MisspeltChild, "misspelt-child"),
+    (Kind::VhdOnVhd, "vhd-on-vhd"),
+    (Kind::NewVhdOnVhd, "new-vhd-on-vhd"),
+    (Kind::NewQcow2OnQcow2, "new-qcow2-on-qcow2"),
+    (Kind::VhdOnRaw, "vhd-on-raw"),
+    (Kind::Qcow2, "qcow2"),
+    (Kind::UsedQcow2, "used-qcow2"),
+    (Kind::ChildQcow2, "child-qcow2"),
+    (Kind::UsedChildQcow2, "used-child-qcow2"),
+    (Kind::PackedQcow2, "packed-qcow2"),
+    (Kind::PackedChildQcow2, "packed-child-qcow2"),
+    (Kind::SharedQcow2, "shared-qcow2"),
+    (Kind::SharedChildQcow2, "shared-child-qcow2"),
+    (Kind::OldQcow2, "old-qcow2"),
+    (Kind::OldChildQcow2, "old-child-qcow2"),
+    (Kind::OldSharedQcow2, "old-shared-qcow2"),
+    (Kind::Qcow2OnShared, "qcow2-on-shared"),
+    (Kind::PackedOnQcow2, "packed-on-qcow2"),
+    (Kind::Qcow2OnPacked, "qcow2-on-packed"),
+    (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),
+    (Kind::Qcow2OnRaw, "qcow2-on-raw"),
+    (Kind::VhdOnQcow2, "vhd-on-qcow2"),
+    (Kind::Qcow2OnVhd, "qcow2-on-vhd"),
+    (Kind::VhdOnQcow2OnRaw, "vhd-on-qcow2-on-raw"),
+    (Kind::Qcow2OnVhdOnRaw, "qcow2-on-vhd-on-raw"),
+];
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = KINDS.iter().find(|(kind, _)| kind == self).map_or("", |(_, name)| name);
+        f.write_str(name)
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Kind, String> {
+        let found = KINDS.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind);
+        found.ok_or_else(|| {
+            let names: Vec<_> = KINDS.iter().map(|(_, name)| *name).collect();
+            format!("'{text}' is not a kind of image; there are {}", names.join(", "))
+        })
+    }
+}

@@ -20,7 +20,7 @@ pub use xen::{Attach, Detach, GrantPolicy, KIND, Mode, OnStop, ScriptAction, Upg
 ///
 /// Images are named FORMAT:PATH, with raw, vhd or qcow2 as the format. Sizes are written 512M, 10G, 2T.
 /// Exit codes: 0 done, 1 the images differ, 2 the image is damaged, 3 it was and is repaired,
-/// 4 the command could not be done, 64 wrong arguments.
+/// 4 the command could not be done, 5 the image only takes more space than it needs, 64 wrong arguments.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true, propagate_version = true)]
 pub struct Arguments {

@@ -17,6 +17,8 @@ pub enum Exit {
     Damaged,
     /// `check --repair`: the image was damaged and is repaired.
     Repaired,
+    /// `check`: nothing is wrong but space that nothing refers to.
+    Leaks,
     /// The command could not be done.
     Failed,
     /// The arguments make no sense (`EX_USAGE`).
@@ -32,6 +34,7 @@ impl Exit {
             Exit::Damaged => 2,
             Exit::Repaired => 3,
             Exit::Failed => 4,
+            Exit::Leaks => 5,
             Exit::Usage => 64,
         }
     }

@@ -68,7 +68,7 @@ fn a_snapshot_under_load_loses_nothing_and_tells_the_pause() {
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
         for words in [format!("{format}:b --parent {format}:a"), format!("{format}:a")] {
-            room.done(&format!("image check {words}"));
+            room.sound(&words);
         }
         let _disk = Disk::serve(&room, &format!("{format}:b --parent {format}:a --nbd nbd.sock"));
         versions.check(&mut nbd(&room));
@@ -111,7 +111,7 @@ fn a_merge_of_the_live_leaf_under_load_loses_nothing() {
         assert_eq!(control.done(&json!({ "verb": "merge-status" })), told);
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
-        room.done(&format!("image check {format}:a"));
+        room.sound(&format!("{format}:a"));
         let _disk = Disk::serve(&room, &format!("{format}:a --nbd nbd.sock"));
         versions.check(&mut nbd(&room));
     }
@@ -172,7 +172,7 @@ fn a_merge_is_paused_resumed_and_cancelled() {
     control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
     versions.check(&mut guest);
     assert_eq!(disk.stop().0, Some(0));
-    room.done("image check vhd:a");
+    room.sound("vhd:a");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_disk_is_reverted_only_when_nobody_uses_it() {
         assert_eq!(told["unused"], json!([name(&room, format, "b")]));
         assert_eq!(nbd(&room).read(0, BLOCK).unwrap(), [1; BLOCK]);
         assert_eq!(disk.stop().0, Some(0));
-        room.done(&format!("image check {format}:c --parent {format}:a"));
+        room.sound(&format!("{format}:c --parent {format}:a"));
     }
 }
 
@@ -413,7 +413,7 @@ fn a_merge_below_the_leaf_that_is_killed_at_any_moment_is_done_when_it_is_asked_
             versions.check(&mut nbd(&room));
             assert_eq!(disk.stop().0, Some(0));
             assert!(!room.file("1").exists());
-            room.done(&format!("image check {}", chain(format, &["2", "0"])));
+            room.sound(&chain(format, &["2", "0"]));
         }
     }
 }
@@ -553,7 +553,7 @@ fn a_full_storage_is_told_as_such_and_the_disk_goes_on_when_there_is_space() {
         assert_eq!(guest.read(0, BLOCK).unwrap(), [1; BLOCK]);
         drop(guest);
         assert_eq!(disk.stop().0, Some(0));
-        room.done(&format!("image check {}", chain(format, &["mounted/b", "mounted/a"])));
+        room.sound(&chain(format, &["mounted/b", "mounted/a"]));
         println!("{format}: {} written, durable at once: {durable}", wrote.len());
     }
 }
@@ -590,7 +590,7 @@ fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
             assert_eq!(guest.read(size - 4096, BLOCK).unwrap(), [2; BLOCK]);
             drop(guest);
             assert_eq!(disk.stop().0, Some(0));
-            room.done(&format!("image check {format}:mounted/a"));
+            room.sound(&format!("{format}:mounted/a"));
         }
     }
 }
@@ -736,6 +736,6 @@ fn what_was_answered_survives_kills_during_snapshots_and_merges() {
         let disk = Disk::serve(&room, &format!("{format}:{}{parents} --nbd nbd.sock", chain[0]));
         versions.check(&mut nbd(&room));
         assert_eq!(disk.stop().0, Some(0));
-        room.done(&format!("image check {format}:{}{parents}", chain[0]));
+        room.sound(&format!("{format}:{}{parents}", chain[0]));
     }
 }

@@ -64,7 +64,7 @@ fn a_guest_loses_nothing_while_its_disk_is_snapshotted_merged_and_grown() {
         versions.check(&mut again);
         drop(again);
         assert_eq!(disk.stop().0, Some(0));
-        room.done(&format!("image check {format}:a"));
+        room.sound(&format!("{format}:a"));
         // By another way into the same file.
         room.done(&format!("image convert {format}:a raw:after"));
         let after = room.read("after");
@@ -155,6 +155,6 @@ fn a_guest_waits_while_its_disk_is_paused_and_finds_what_it_wrote() {
         assert_eq!(guest.read(0, BLOCK).unwrap(), [2; BLOCK]);
         drop(guest);
         assert_eq!(disk.stop().0, Some(0));
-        room.done(&format!("image check {format}:a"));
+        room.sound(&format!("{format}:a"));
     }
 }

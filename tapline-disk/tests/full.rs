@@ -101,7 +101,7 @@ fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("writes wait") && said.contains("no request waits"), "{said}");
-        small.room.done(&format!("image check {format}:small/a --json"));
+        small.room.sound(&format!("{format}:small/a"));
     }
 }
 

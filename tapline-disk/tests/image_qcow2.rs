@@ -238,6 +238,27 @@ fn a_check_and_its_repair_end_as_they_are_documented() {
 }
 
 #[test]
+fn a_check_says_by_its_code_that_there_are_only_leaks() {
+    let room = Room::new();
+    room.make_raw("a.raw", MIB);
+    room.done("image convert raw:a.raw qcow2:a.q");
+    room.done("image check qcow2:a.q");
+    let mut bytes = room.read("a.q");
+    // A cluster behind the end is counted in the first refcount block.
+    let clusters = bytes.len().div_ceil(65536);
+    bytes.resize((clusters + 1) * 65536, 7);
+    bytes[2 * 65536 + 2 * clusters + 1] = 1;
+    room.write("a.q", &bytes);
+    let said = room.tapline("image check qcow2:a.q --json");
+    assert!(said.code == Some(5) && said.out.contains(r#""result": "leaks""#), "{said:?}");
+    assert_eq!(room.run("qemu-img", "check -f qcow2 a.q").code, Some(3), "as QEMU's");
+    let said = room.tapline("image check qcow2:a.q");
+    assert!(said.code == Some(5) && said.out.contains("leak"), "{said:?}");
+    assert_eq!(room.tapline("image check qcow2:a.q --repair").code, Some(0));
+    room.done("image check qcow2:a.q");
+}
+
+#[test]
 fn names_inside_an_image_are_shown_and_never_opened() {
     let room = Room::new();
     room.write("secret.raw", &vec![7; 1 << 20]);

@@ -58,7 +58,7 @@ fn used_and_rested(format: &str) -> (u64, u64) {
     }
     drop(guest);
     assert_eq!(disk.stop().0, Some(0));
-    assert_eq!(room.json(&format!("image check {format}:a"))["result"], "clean");
+    room.sound_and_closed(&format!("{format}:a"));
     (used, rested)
 }
 

@@ -4,6 +4,9 @@
 # image WORDS...: a job on images.
 image() { /drop/tapline image "$@" || fail "tapline image $*"; }
 
+# sound IMAGE…: a check finds nothing wrong but space that nothing refers to (5), which whoever was killed may leave.
+sound() { /drop/tapline image check "$@" || [ $? -eq 5 ] || fail "tapline image check $*"; }
+
 # verified_chain FORMAT: a guest's verified load on a chain of two images, /images/disk.FORMAT on base.FORMAT: it reads what the
 # base holds, the base stays, and the chain is sound and has what the guest wrote.
 verified_chain() {
@@ -24,7 +27,7 @@ verified_chain() {
     expect "the disk's content as the guest reads it" "$(said a before)" "$before"
     [ "$(said a after)" != "$before" ] || fail "the guest wrote nothing"
     expect "the base after the guest" "$(hash_of "${base#*:}")" "$base_before"
-    image check "$leaf" --parent "$base"
+    sound "$leaf" --parent "$base"
     image convert "$leaf" --parent "$base" raw:/images/flat.raw
     expect "the disk's content after the guest" "$(hash_of /images/flat.raw)" "$(said a after)"
     e2fsck -f -n /images/flat.raw || fail "e2fsck in dom0"

@@ -87,18 +87,19 @@ impl Head {
         self.changes.refcount_table = true;
     }
 
-    /// Clears the autoclear bits: nobody here keeps up what they stand for. Returns what is to be written before the
-    /// first write of a guest, if any was set.
-    pub fn clear_autoclear(&mut self) -> Option<MetaWrite> {
-        if self.header.raw.autoclear.get() == 0 {
+    /// Clears the autoclear bits but for those in `kept`: nobody here keeps up what they stand for. Returns what is to be
+    /// written before the first write of a guest, if any was set.
+    pub fn clear_autoclear(&mut self, kept: u64) -> Option<MetaWrite> {
+        let old = self.header.raw.autoclear.get();
+        if old & !kept == 0 {
             return None;
         }
-        self.header.raw.autoclear = 0.into();
+        self.header.raw.autoclear = (old & kept).into();
         // Should the caller forget it, the first round does not.
         self.changes.other = true;
         // In the file's own sector, so that nothing else of it changes.
         if let Some(field) = self.durable.get_mut(88..96) {
-            field.fill(0);
+            field.copy_from_slice(&(old & kept).to_be_bytes());
         }
         Some(self.write(self.durable.clone()))
     }

@@ -2,14 +2,12 @@
 //!
 //! Knows nothing of clusters. Names of files are shown and never opened.
 
-use super::header::{Header, read};
-use super::layout::{
-    BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, EXTENSION_IDENTITY, LAZY_REFCOUNTS, RawBitmaps, RawIdentity,
-    index, name_sum,
-};
+use super::bitmaps;
+use super::header::Header;
+use super::layout::{CORRUPT, DIRTY, EXTENSION_IDENTITY, LAZY_REFCOUNTS, RawIdentity, name_sum};
 use super::unpack::Compression;
 use crate::{Link, Source};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
 /// The backing file, as the header names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +68,7 @@ impl Info {
     pub fn of(header: &Header, source: &mut dyn Source) -> Info {
         let raw = &header.raw;
         let incompatible = raw.incompatible.get();
+        let (bitmaps, bitmaps_valid) = bitmaps::names(header, source);
         Info {
             version: raw.version.get(),
             len: raw.len.get(),
@@ -91,8 +90,8 @@ impl Info {
                 format: header.backing_format(),
             }),
             snapshots: raw.snapshots.get(),
-            bitmaps: bitmap_names(header, source),
-            bitmaps_valid: raw.autoclear.get() & BITMAPS_VALID != 0,
+            bitmaps,
+            bitmaps_valid,
             uuid: header.identity().map(|identity| identity.uuid).unwrap_or_default(),
         }
     }
@@ -162,27 +161,4 @@ fn our_format(qemu: &str) -> Option<&'static str> {
         "vpc" => Some("vhd"),
         _ => None,
     }
-}
-
-/// Names from the bitmap directory ("Bitmap directory"), as far as it can be read: they are for people.
-fn bitmap_names(header: &Header, source: &mut dyn Source) -> Vec<String> {
-    /// A thousand bitmaps with names of a kilobyte, which is what QEMU takes at most: far more than anybody has.
-    const DIRECTORY_MAX: u64 = 1 << 20;
-    let Some(extension) = header.extension(EXTENSION_BITMAPS) else { return Vec::new() };
-    let Ok((bitmaps, _)) = RawBitmaps::read_from_prefix(extension) else { return Vec::new() };
-    let len = bitmaps.directory_len.get().min(DIRECTORY_MAX);
-    let Ok(directory) = read(source, bitmaps.directory_at.get(), len, "bitmap directory") else { return Vec::new() };
-    let mut names = Vec::new();
-    let mut at = 0;
-    while let Some(entry) = directory.get(at..).filter(|rest| rest.len() >= 24) {
-        let size = |from: usize, to: usize| {
-            entry.get(from..to).unwrap_or_default().iter().fold(0u64, |sum, &byte| (sum << 8) | u64::from(byte))
-        };
-        let (name_len, extra) = (index(size(18, 20)), index(size(20, 24)));
-        let name_at = extra.saturating_add(24);
-        let Some(name) = entry.get(name_at..name_at.saturating_add(name_len)) else { break };
-        names.push(String::from_utf8_lossy(name).chars().filter(|letter| !letter.is_control()).collect());
-        at = at.saturating_add(name_at.saturating_add(name_len).next_multiple_of(8));
-    }
-    names
 }

@@ -28,8 +28,8 @@
 //! A cluster of the disk that is given a place which reads as zero, in an image without parent, is there with its first write, and its
 //! other bytes read as the zeros that they are. Anywhere else the whole cluster is written at once.
 //!
-//! Before the first write of a guest the autoclear bits are cleared ([`Qcow2::first_writes`]): bitmaps of other programs would
-//! not notice our writes, and are thereby void.
+//! Before the first write of a guest bitmaps of other programs, which would not notice our writes, are marked as in use, and
+//! all other autoclear bits are cleared ([`Qcow2::first_writes`]). Where bitmaps cannot be made out, theirs is too.
 //!
 //! # Memory
 //!
@@ -40,6 +40,7 @@
 //! read of 4 KiB.
 
 mod allot;
+mod bitmaps;
 mod check;
 mod clusters;
 mod counts;
@@ -77,6 +78,7 @@ use crate::{Geometry, ImageError, Link, Records, Source, Span};
 use clusters::Clusters;
 use head::Head;
 use header::Header;
+use layout::BITMAPS_VALID;
 use open::Opening;
 
 /// One open qcow2 file.
@@ -87,7 +89,7 @@ pub struct Qcow2 {
     head: Head,
     clusters: Clusters,
     /// What is to be written before the first write of a guest.
-    first: Option<MetaWrite>,
+    first: Vec<MetaWrite>,
     /// The last round has failed: it is not known what the file refers to.
     retried: bool,
     records: Records,
@@ -102,7 +104,13 @@ impl Qcow2 {
         let clusters = opening.clusters()?;
         let mut head = opening.head()?;
         let info = Info::of(&opening.header, opening.source);
-        let first = if access == Access::ReadWrite { head.clear_autoclear() } else { None };
+        let mut first = Vec::new();
+        if access == Access::ReadWrite {
+            let marked = bitmaps::mark_in_use(&opening.header, opening.source);
+            let kept = if marked.is_some() { BITMAPS_VALID } else { 0 };
+            first.extend(marked.into_iter().flatten());
+            first.extend(head.clear_autoclear(kept));
+        }
         let geometry = Geometry {
             len: clusters.len,
             block: 512,
@@ -149,7 +157,7 @@ impl Qcow2 {
 
     /// What is to be written, and synced, before the first write of a guest. The same each time.
     pub fn first_writes(&self) -> Vec<MetaWrite> {
-        self.first.iter().cloned().collect()
+        self.first.clone()
     }
 }
 

@@ -1,7 +1,8 @@
 //! `image check`: whether an image's structure is sound, and what can be repaired without loss.
 //!
 //! Space that nothing refers to is named but is no damage: every crash may leave some, and the next writer takes
-//! it back. So is an image whose writer was stopped before it could close it.
+//! it back. So is an image whose writer was stopped before it could close it. Who has found only such space says so by
+//! an exit code of its own.
 
 use disk::{Problem, Severity};
 use serde::Serialize;
@@ -18,7 +19,7 @@ use crate::soundness::{Examined, examine, mend};
 #[derive(Serialize)]
 struct Found {
     image: String,
-    /// `clean`, `unclosed`, `damaged` or `repaired`.
+    /// `clean`, `leaks`, `unclosed`, `damaged` or `repaired`.
     result: &'static str,
     problems: Vec<Line>,
     /// Problems that are not in the list, which stops at some hundreds.
@@ -53,7 +54,7 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
     if check.repair && !first.cure.batches.is_empty() {
         mend(&check.image, &mut file, &first.cure)?;
         exit = match (first.worst(), verdict(&examine(&check.image, &mut file, false)?)) {
-            (Some(worst), Exit::Done) if worst > Severity::Leak => Exit::Repaired,
+            (Some(worst), Exit::Done | Exit::Leaks) if worst > Severity::Leak => Exit::Repaired,
             (_, now) => now,
         };
         found.repairs = first.cure.what;
@@ -64,9 +65,11 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
         let report = examine(parent, &mut file, false)?;
         found.problems.extend(lines(parent, &report.problems));
         found.unlisted = found.unlisted.saturating_add(report.unlisted);
-        if verdict(&report) == Exit::Damaged {
-            exit = Exit::Damaged;
-        }
+        exit = match (exit, verdict(&report)) {
+            (_, Exit::Damaged) => Exit::Damaged,
+            (Exit::Done, Exit::Leaks) => Exit::Leaks,
+            (exit, _) => exit,
+        };
     }
     if !check.parents.names.is_empty() && exit != Exit::Damaged {
         Layers::open(&check.image, &check.parents, to_look_at(true))?;
@@ -76,7 +79,8 @@ pub fn run(check: &Check) -> Result<Exit, Failure> {
 
 fn verdict(report: &Examined) -> Exit {
     match report.worst() {
-        None | Some(Severity::Leak | Severity::Unclosed) => Exit::Done,
+        None | Some(Severity::Unclosed) => Exit::Done,
+        Some(Severity::Leak) => Exit::Leaks,
         Some(Severity::Repairable | Severity::Damage) => Exit::Damaged,
     }
 }
@@ -105,6 +109,7 @@ fn report(check: &Check, exit: Exit, mut found: Found) -> Result<Exit, Failure> 
         Exit::Repaired if unclosed => ("repaired", "was not closed cleanly and is in order now"),
         Exit::Repaired => ("repaired", "was damaged and is repaired"),
         Exit::Damaged => ("damaged", "is damaged"),
+        Exit::Leaks => ("leaks", "is sound, but for space that nothing refers to"),
         _ if unclosed => {
             ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer puts it in order")
         }

@@ -111,6 +111,20 @@ impl Room {
         said.out
     }
 
+    /// An image, and parents if they are named, in which nothing is wrong but space that nothing refers to: whoever was
+    /// killed may leave some. What the check says.
+    pub fn sound(&self, image: &str) -> String {
+        let said = self.tapline(&format!("image check {image}"));
+        assert!(matches!(said.code, Some(0 | 5)), "{image}: {said:?}");
+        said.out
+    }
+
+    /// The same, and its writer has closed it.
+    pub fn sound_and_closed(&self, image: &str) {
+        let said = self.sound(image);
+        assert!(!said.contains("not closed"), "{image}: {said}");
+    }
+
     /// A command that must succeed and print JSON.
     pub fn json(&self, words: &str) -> serde_json::Value {
         serde_json::from_str(&self.done(&format!("{words} --json"))).unwrap()

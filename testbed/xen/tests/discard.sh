@@ -42,6 +42,6 @@ tapline)
     rm /images/disk.raw
     image convert raw:/tmp/content qcow2:/images/disk.qcow2 --cache writeback
     one b /images/disk.qcow2 qcow2:/images/disk.qcow2 65536
-    image check qcow2:/images/disk.qcow2
+    sound qcow2:/images/disk.qcow2
     ;;
 esac

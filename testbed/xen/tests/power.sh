@@ -20,9 +20,9 @@ umount /images || fail "umount without power"
 /sbin/losetup -d "$device"
 give_power nullb0
 mount -t ext4 -o noatime "$(looped /dev/nullb0)" /images || fail "mount after the loss of power"
-image check qcow2:/images/a.qcow2
-image check vhd:/images/b.vhd
-image check qcow2:/images/d.qcow2
+sound qcow2:/images/a.qcow2
+sound vhd:/images/b.vhd
+sound qcow2:/images/d.qcow2
 for each in qcow2:a.qcow2 vhd:b.vhd qcow2:d.qcow2; do
     image convert "${each%%:*}:/images/${each#*:}" "raw:/images/${each#*:}.raw"
 done

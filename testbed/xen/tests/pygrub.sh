@@ -45,4 +45,4 @@ umount /mnt
 xl block-detach 0 xvdf || fail "xl block-detach"
 no_disk 0 xvdf
 nothing_left
-image check qcow2:/images/disk.qcow2
+sound qcow2:/images/disk.qcow2

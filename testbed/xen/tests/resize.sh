@@ -44,7 +44,7 @@ expect "its length" "$(stat -c %s /images/a.raw)" "$size"
 if [ "$backend" = tapline ]; then
     for each in qcow2:b.qcow2:xvdb vhd:c.vhd:xvdc; do
         file=${each%:*}
-        image check "${file%%:*}:/images/${file#*:}"
+        sound "${file%%:*}:/images/${file#*:}"
         image convert "${file%%:*}:/images/${file#*:}" raw:/images/flat.raw
         expect "the disk $file" "$(hash_of /images/flat.raw)" "$(said a "${each##*:}")"
         rm /images/flat.raw

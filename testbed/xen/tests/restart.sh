@@ -30,7 +30,7 @@ done
 grep -q 'taken over.*mappings that stay' /out/serve-a-xvda.log || fail "no persistent grants were taken over"
 grep -q 'taken over.*by copies' /out/serve-a-xvdc.log || fail "no copies after a take-over"
 for disk in xvdb xvdd; do
-    $tapline image check "qcow2:/images/$disk" || fail "check $disk"
+    $tapline image check "qcow2:/images/$disk" || [ $? -eq 5 ] || fail "check $disk"
     $tapline image convert "qcow2:/images/$disk" "raw:/images/$disk.raw" || fail "convert $disk"
 done
 number=0

@@ -57,7 +57,7 @@ for disk in xvda:qcow2:a xvdb:vhd:b; do
     format=${disk#*:}
     letter=${format#*:}
     format=${format%:*}
-    image check "$format:/images/$letter-0.$format"
+    sound "$format:/images/$letter-0.$format"
     image convert "$format:/images/$letter-0.$format" raw:/images/kept.raw --force
     expect "the disk ${disk%%:*} after the guest" "$(hash_of /images/kept.raw)" "$(said a "${disk%%:*}")"
 done

@@ -6,12 +6,10 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
-
 use super::ledger::Role;
 use super::shape::{Table, read_entries, read_padded};
 use super::walk::Walk;
+use crate::qcow2::bitmaps::{IN_USE, RawBitmap, split_entry};
 use crate::qcow2::layout::{OFFSET_MASK, index};
 use crate::{ImageError, Source};
 
@@ -19,8 +17,6 @@ use crate::{ImageError, Source};
 const DIRECTORY_MAX: u64 = 64 << 20;
 /// Entries of all bitmaps' tables, at most: what QEMU takes for one, 1 GiB. A sparse file could have any number of them.
 const ENTRIES_MAX: u64 = 0x0800_0000;
-/// Flag of a bitmap: it was being written to, and its content does not count.
-const IN_USE: u32 = 1;
 /// Flags of a bitmap that QEMU takes: [`IN_USE`], and whether it is to be kept up to date.
 const FLAGS: u32 = IN_USE | 2;
 /// The only type there is.
@@ -33,19 +29,6 @@ const NAME_LENS: RangeInclusive<u16> = 1..=1023;
 const RESERVED: u64 = 0xff00_0000_0000_01fe;
 /// Bit of a table entry without a place: all ones.
 const ALL_ONES: u64 = 1;
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug, FromBytes, KnownLayout, Immutable, Unaligned)]
-struct RawBitmap {
-    table_at: U64,
-    table_entries: U32,
-    flags: U32,
-    kind: u8,
-    granularity: u8,
-    name_len: U16,
-    extra_len: U32,
-}
-const _: () = assert!(size_of::<RawBitmap>() == 24);
 
 /// Counts what bitmaps refer to.
 pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageError> {
@@ -86,16 +69,6 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
         walk.damage(start, "the directory of bitmaps goes on behind its last entry");
     }
     Ok(())
-}
-
-/// An entry of the directory, its name, and what follows it.
-fn split_entry(directory: &[u8]) -> Option<(RawBitmap, &[u8], &[u8])> {
-    let (bitmap, rest) = RawBitmap::read_from_prefix(directory).ok()?;
-    let name_at = index(bitmap.extra_len.get().into());
-    let name = rest.get(name_at..name_at.saturating_add(bitmap.name_len.get().into()))?;
-    let tail = name_at.saturating_add(name.len());
-    let rest = directory.get(tail.saturating_add(size_of::<RawBitmap>()).next_multiple_of(8)..)?;
-    Some((bitmap, name, rest))
 }
 
 /// Whether an entry is one that QEMU takes; it does not open an image with another.

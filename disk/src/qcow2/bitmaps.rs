@@ -1,8 +1,8 @@
 //! Persistent dirty bitmaps of other programs ("Bitmaps extension"), which do not notice our writes.
 //!
-//! A writer that does not keep a bitmap up to date marks it as in use, before its first write: whoever reads the directory
-//! then knows that the bits are not to be believed, and still whose the clusters are. Knows nothing of the bits. Keeps: a
-//! directory that makes no sense is left alone.
+//! A writer that does not keep a bitmap up to date marks it as in use, before its first write: whoever reads the
+//! directory then knows that the bits are not to be believed, and still whose the clusters are. Knows nothing of the
+//! bits. Keeps: a directory that makes no sense is left alone.
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};

@@ -87,8 +87,8 @@ impl Head {
         self.changes.refcount_table = true;
     }
 
-    /// Clears the autoclear bits but for those in `kept`: nobody here keeps up what they stand for. Returns what is to be
-    /// written before the first write of a guest, if any was set.
+    /// Clears the autoclear bits but for those in `kept`: nobody here keeps up what they stand for. Returns what is to
+    /// be written before the first write of a guest, if any was set.
     pub fn clear_autoclear(&mut self, kept: u64) -> Option<MetaWrite> {
         let old = self.header.raw.autoclear.get();
         if old & !kept == 0 {

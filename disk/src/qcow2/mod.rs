@@ -28,8 +28,9 @@
 //! A cluster of the disk that is given a place which reads as zero, in an image without parent, is there with its first write, and its
 //! other bytes read as the zeros that they are. Anywhere else the whole cluster is written at once.
 //!
-//! Before the first write of a guest bitmaps of other programs, which would not notice our writes, are marked as in use, and
-//! all other autoclear bits are cleared ([`Qcow2::first_writes`]). Where bitmaps cannot be made out, theirs is too.
+//! Before the first write of a guest bitmaps of other programs, which would not notice our writes, are marked as in
+//! use, and all other autoclear bits are cleared ([`Qcow2::first_writes`]). Where bitmaps cannot be made out, theirs is
+//! too.
 //!
 //! # Memory
 //!

@@ -574,7 +574,7 @@ fn a_disk_grows_and_never_shrinks() {
         let grown = room.json(&format!("image resize {image} --size 5G"));
         assert_eq!((grown["before"].as_u64(), grown["after"].as_u64()), (Some(32 * MIB), Some(5 << 30)));
         room.guest(image, &["read -P 1 31M 1M", "read -P 0 32M 1M", "write -P 2 5119M 1M", "read -P 2 5119M 1M"]);
-        room.sound_and_closed(&image);
+        room.sound_and_closed(image);
         assert_eq!(room.json(&format!("image info {image}"))[0]["size"].as_u64(), Some(5 << 30));
         let said = room.tapline(&format!("image resize {image} --size 1G"));
         assert_eq!(said.code, Some(4), "{said:?}");

@@ -99,7 +99,7 @@ fn survives(kind: &str) {
     assert_eq!(left, 0, "a disk that ends cleanly leaves no log");
     let image = words.split(' ').next().unwrap();
     if !image.starts_with("raw") {
-        room.sound_and_closed(&image);
+        room.sound_and_closed(image);
     }
 }
 

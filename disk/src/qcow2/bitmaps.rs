@@ -48,8 +48,8 @@ pub fn split_entry(directory: &[u8]) -> Option<(RawBitmap, &[u8], &[u8])> {
 pub fn names(header: &Header, source: &mut dyn Source) -> (Vec<String>, bool) {
     let mut valid = header.raw.autoclear.get() & BITMAPS_VALID != 0;
     let mut names = Vec::new();
-    let directory = directory(header, source).map_or_else(Vec::new, |(_, bytes, len)| bytes[..len].to_vec());
-    let mut rest = directory.as_slice();
+    let found = directory(header, source);
+    let mut rest = found.as_ref().and_then(|(_, bytes, len)| bytes.get(..*len)).unwrap_or_default();
     while let Some((bitmap, name, next)) = split_entry(rest) {
         names.push(String::from_utf8_lossy(name).chars().filter(|letter| !letter.is_control()).collect());
         valid &= bitmap.flags.get() & IN_USE == 0;

@@ -188,6 +188,8 @@ pub fn file_of(creation: &Creation) -> Vec<u8> {
 pub fn open(bytes: &mut Vec<u8>, tail: Tail) -> Image {
     let image = qcow2::Qcow2::open(&mut bytes.as_slice(), Access::ReadWrite, tail).unwrap();
     for write in image.first_writes() {
+        // The last page of a file need not be there in full.
+        bytes.resize(bytes.len().max(index(write.at) + write.bytes.len()), 0);
         bytes[index(write.at)..index(write.at) + write.bytes.len()].copy_from_slice(&write.bytes);
     }
     Image::Qcow2(Box::new(image))

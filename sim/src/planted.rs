@@ -97,6 +97,10 @@ pub enum Planted {
     SharedDeallocated,
     /// Readers are not shown where the target of a merge has put what the guest wrote there.
     TargetNotShown,
+    /// A part of a sector is written by a read and a write of all of it, between which others write.
+    UnguardedPatch,
+    /// The same, and nothing comes between, but the read does not wait for writes under way to what it reads.
+    EarlyPatchRead,
 }
 
 /// Layers in which a bug lives.
@@ -110,7 +114,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 43] = [
+const NAMES: [(Planted, &str, &str); 45] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -154,6 +158,8 @@ const NAMES: [(Planted, &str, &str); 43] = [
     (Planted::FailedSyncForgotten, "failed-sync-forgotten", "vhd"),
     (Planted::SharedDeallocated, "shared-deallocated", "qcow2"),
     (Planted::TargetNotShown, "target-not-shown", "chain"),
+    (Planted::UnguardedPatch, "unguarded-patch", "vhd"),
+    (Planted::EarlyPatchRead, "early-patch-read", "qcow2"),
 ];
 
 impl Planted {
@@ -175,6 +181,11 @@ impl Planted {
             Planted::UpperLayerFirst | Planted::LeafGrows => Layers::All,
             _ => Layers::Leaf,
         }
+    }
+
+    /// Whether only a guest that writes parts of sectors can meet it.
+    pub fn is_about_parts(self) -> bool {
+        matches!(self, Planted::UnguardedPatch | Planted::EarlyPatchRead)
     }
 
     /// What must go wrong below for the bug to matter.

@@ -14,7 +14,8 @@
 //! clusters, `budget` the memory for both, `ragged` requests that are not whole blocks, `clear` discards, zeroes and
 //! reports of allocation. `active` has those that are under way, `held` those that wait for others, `logging` what
 //! outlives the process, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become one,
-//! `piece` one grain of that, `rest` what is given back when nothing is asked for, `damage` what metadata made no sense.
+//! `piece` one grain of that, `rest` what is given back when nothing is asked for, `damage` what metadata made no
+//! sense.
 
 mod active;
 mod budget;

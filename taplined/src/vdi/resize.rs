@@ -76,27 +76,19 @@ impl Job for Resize {
 /// The size of a disk whose process is not growing it any more; none if the process is no more. It may be at it still,
 /// though the daemon that had asked for that is dead.
 async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
+    // It does one verb at a time, and says so before it looks at another: this one it refuses then, whatever its size.
+    let nonsense = json!({ "verb": "resize", "size": 1 });
     loop {
-        let Some(layers) = live::layers(daemon, vbd).await? else { return Ok(None) };
-        let Some(size) = layers.first().map(|leaf| leaf.size) else { return Ok(None) };
-        // It does one verb at a time: one that changes nothing is refused as long as another is under way.
-        match live::ask(daemon, vbd, json!({ "verb": "resize", "size": size }), Vec::new()).await {
-            Ok(_) => return Ok(Some(size)),
-            // It has grown since it was asked, or is growing.
-            Err(problem) if problem.code == Code::Unsupported => {}
+        match live::ask(daemon, vbd, nonsense.clone(), Vec::new()).await {
             Err(problem) if problem.code == Code::Busy && problem.message.contains(GROWING) => {
                 tokio::time::sleep(LOOK_AGAIN_AFTER).await;
             }
-            // Something else is under way, so that this is not.
-            Err(problem) if problem.code == Code::Busy => {
-                let layers = live::layers(daemon, vbd).await?;
-                return Ok(layers.and_then(|layers| layers.first().map(|leaf| leaf.size)));
-            }
-            // It has ended meanwhile, or cannot write: the file says what became of it.
-            Err(problem) if matches!(problem.code, Code::Failed | Code::ReadOnly) => return Ok(None),
-            Err(problem) => return Err(problem),
+            Err(problem) if problem.code == Code::Timeout => return Err(problem),
+            _ => break,
         }
     }
+    let layers = live::layers(daemon, vbd).await?;
+    Ok(layers.and_then(|layers| layers.first().map(|leaf| leaf.size)))
 }
 
 impl Resize {

@@ -16,7 +16,6 @@ mod io;
 mod link;
 mod problem;
 pub mod qcow2;
-mod ragged;
 pub mod raw;
 pub mod redo;
 mod request;

@@ -109,10 +109,6 @@ pub enum Planted {
     OldZeroesForgotten,
     /// Readers are not shown where the target of a merge has put what the guest wrote there.
     TargetNotShown,
-    /// A part of a sector is written by a read and a write of all of it, between which others write.
-    UnguardedPatch,
-    /// The same, and nothing comes between, but the read does not wait for writes under way to what it reads.
-    EarlyPatchRead,
 }
 
 /// Layers in which a bug lives.
@@ -126,7 +122,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 50] = [
+const NAMES: [(Planted, &str, &str); 48] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -175,8 +171,6 @@ const NAMES: [(Planted, &str, &str); 50] = [
     (Planted::LoweredEarly, "lowered-early", "qcow2"),
     (Planted::SnapshotDeallocated, "snapshot-deallocated", "qcow2"),
     (Planted::OldZeroesForgotten, "old-zeroes-forgotten", "qcow2"),
-    (Planted::UnguardedPatch, "unguarded-patch", "vhd"),
-    (Planted::EarlyPatchRead, "early-patch-read", "qcow2"),
 ];
 
 impl Planted {
@@ -209,11 +203,6 @@ impl Planted {
             Planted::UpperLayerFirst | Planted::LeafGrows => Layers::All,
             _ => Layers::Leaf,
         }
-    }
-
-    /// Whether only a guest that writes parts of sectors can meet it.
-    pub fn is_about_parts(self) -> bool {
-        matches!(self, Planted::UnguardedPatch | Planted::EarlyPatchRead)
     }
 
     /// What must go wrong below for the bug to matter.

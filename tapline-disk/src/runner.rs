@@ -97,7 +97,7 @@ impl Runner {
             if let Some((mut request, status)) = self.disk.answer() {
                 self.in_flight -= 1;
                 let (operation, span) = (request.operation(), request.span());
-                let extents = request.take_extents();
+                let extents = std::mem::take(&mut request.extents);
                 let token = request.retire();
                 return match status {
                     Status::Done => Ok(Answer { token, extents }),
@@ -194,7 +194,7 @@ impl Drop for Runner {
 fn verb(operation: Operation) -> &'static str {
     match operation {
         Operation::Read => "read",
-        Operation::Write { .. } | Operation::Patch { .. } => "write",
+        Operation::Write { .. } => "write",
         Operation::Flush => "flush",
         Operation::Discard => "discard",
         Operation::WriteZeroes { .. } => "zero",

@@ -13,7 +13,6 @@ mod merging;
 mod merging_qcow2;
 mod merging_vhd;
 mod model;
-mod ragged;
 mod random;
 mod resting;
 mod room;
@@ -183,7 +182,7 @@ impl<F: Format> Rig<F> {
 
     fn collect(&mut self) {
         while let Some((mut request, status)) = self.disk.answer() {
-            let extents = request.take_extents();
+            let extents = std::mem::take(&mut request.extents);
             self.answered.push_back((request.retire(), status, extents));
         }
     }

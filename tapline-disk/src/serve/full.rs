@@ -73,10 +73,7 @@ impl Full {
     pub fn holds_back(&self, request: &Request) -> bool {
         self.is_full()
             && self.wait
-            && matches!(
-                request.operation(),
-                Operation::Write { .. } | Operation::Patch { .. } | Operation::WriteZeroes { .. }
-            )
+            && matches!(request.operation(), Operation::Write { .. } | Operation::WriteZeroes { .. })
     }
 
     /// Keeps a request that is held back.

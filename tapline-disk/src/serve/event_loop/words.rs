@@ -34,7 +34,7 @@ impl fmt::Display for Unfindable {
 pub(super) fn in_words(operation: Operation) -> &'static str {
     match operation {
         Operation::Read => "a read",
-        Operation::Write { .. } | Operation::Patch { .. } => "a write",
+        Operation::Write { .. } => "a write",
         Operation::Flush => "a flush",
         Operation::Discard => "a discard",
         Operation::WriteZeroes { .. } => "a write of zeroes",

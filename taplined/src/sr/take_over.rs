@@ -8,8 +8,7 @@
 //! 1. Logs of images that no process has locked are removed. An image that is locked has not been written by others.
 //! 2. VBDs whose process is gone are unplugged, in the catalogue; who looks after them sees it.
 //! 3. The catalogue takes in what the repository says of itself, in the place of what it knows and has not written
-//! there;
-//!    jobs that a daemon before has left are over.
+//!    there; jobs that a daemon before has left are over.
 //! 4. This host is the last one.
 //!
 //! *Killed before 4:* all of it is done again.

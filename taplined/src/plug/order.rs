@@ -80,8 +80,8 @@ impl Order {
     }
 
     /// Opens the files: the top one for writing if the VBD may write, all others for reading. Which they are; refused
-    /// if they are others than those that a process `before` this one had; or if that had the top one, and the log of it
-    /// is not among `logs`, where one must be then.
+    /// if they are others than those that a process `before` this one had; or if that had the top one, and the log of
+    /// it is not among `logs`, where one must be then.
     pub async fn open(&self, before: Known, logs: Option<RedoLogs>) -> Result<(Handing, Known), Problem> {
         tokio::time::sleep(self.delay).await;
         let order = self.clone();

@@ -17,6 +17,7 @@ use api::{Description, InventoryImage, InventoryVdi, Name};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+pub(crate) use line::hash;
 pub use line::{Line, first_head};
 pub use log::{DAMAGED, Damage, INVENTORY, Log, Read, keep_damaged, read};
 

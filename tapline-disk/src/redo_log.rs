@@ -218,18 +218,16 @@ impl LogFile {
     /// not fit then, and that is for people to say.
     fn check_unchanged(&self, name: &ImageName, file: &ImageFile, log: &RedoLog) -> Result<(), Failure> {
         let changed = file.metadata().ok().map(|metadata| changed(&metadata)).unwrap_or_default();
-        let late = Some(changed.saturating_sub(Duration::from_nanos(log.last_seen())));
-        match late.filter(|late| log.owed().is_some() && log.last_seen() > 0 && *late > LATE_MAX) {
-            None => Ok(()),
-            Some(late) => {
-                let why = format!("it was changed {} s after the process that used it was last seen", late.as_secs());
-                Err(Failure::new(format!("open {name}"), why).advise(format!(
-                    "what that process has left to be written may not fit any more. Put the image back as it was; or \
-                     remove {} to open it as after a power loss",
-                    self.path.display()
-                )))
-            }
+        let late = changed.saturating_sub(Duration::from_nanos(log.last_seen()));
+        if log.owed().is_none() || log.last_seen() == 0 || late <= LATE_MAX {
+            return Ok(());
         }
+        let why = format!("it was changed {} s after the process that used it was last seen", late.as_secs());
+        Err(Failure::new(format!("open {name}"), why).advise(format!(
+            "what that process has left to be written may not fit any more. Put the image back as it was; or remove {} \
+             to open it as after a power loss",
+            self.path.display()
+        )))
     }
 
     fn not_understood(&self, name: &ImageName, error: disk::ImageError) -> Failure {
@@ -283,7 +281,7 @@ fn check_ours(directory: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
 }
 
-/// When a file was last changed, since the beginning of 1970. Whoever puts a copy back can give it the copy's time of
+/// When a file was last changed, since the beginning of 1970. A copy that is put back can be given its old time of
 /// modification, and not its time of change; of a device node that means nothing.
 fn changed(image: &std::fs::Metadata) -> Duration {
     let time = |seconds: i64, nanos: i64| {

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::image_name::ImageName;
 use crate::layers::Layers;
 use crate::log::say;
+use crate::soundness::unfindable;
 
 /// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
 const DEPTH: usize = 64;
@@ -157,16 +158,10 @@ impl Runner {
 
     /// Metadata of a layer makes no sense: which bytes of the disk that costs, and what may mend it.
     fn damaged(&self, tried: String, damage: Damage) -> Failure {
-        let Damage { file, span, at, raw } = damage;
-        let name = self.names.get(usize::from(file.0)).unwrap_or(&self.name);
-        let why = format!(
-            "its bytes {} to {} cannot be found, since the entry {raw:#018x} at byte {at} of {name} makes no sense",
-            span.at,
-            span.end().saturating_sub(1),
-        );
+        let name = self.names.get(usize::from(damage.file.0)).unwrap_or(&self.name);
         let advice =
             format!("what is beside them is sound; `tapline image check {name} --repair` mends what can be mended");
-        Failure::new(tried, why).advise(advice)
+        Failure::new(tried, unfindable(damage, name)).advise(advice)
     }
 }
 

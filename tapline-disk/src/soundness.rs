@@ -2,7 +2,9 @@
 //!
 //! It knows nothing of parents, and changes no byte of the disk.
 
-use disk::{ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
+use std::fmt::Display;
+
+use disk::{Damage, ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
 use uring::ImageFile;
 
 use crate::failure::Failure;
@@ -37,6 +39,16 @@ impl Examined {
     pub fn worst(&self) -> Option<Severity> {
         self.problems.iter().map(|problem| problem.severity).max()
     }
+}
+
+/// What is said of bytes that a disk does not find, in the layer that is called so.
+pub fn unfindable(damage: Damage, layer: impl Display) -> String {
+    let Damage { file: _, span, at, raw } = damage;
+    let last = span.end().saturating_sub(1);
+    format!(
+        "its bytes {} to {last} cannot be found, since the entry {raw:#018x} at byte {at} of {layer} makes no sense",
+        span.at
+    )
 }
 
 /// Checks the metadata of a file. `cure`: also finds out how to mend it, where that is work of its own.

@@ -27,8 +27,8 @@ use crate::vdi::{self, Layer};
 use judge::{Follow, Told, Verdict, judge};
 
 /// What can be done about a VDI that is diverged.
-pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run, or tapline sr scan; then say which is right: \
-                          tapline vdi reconcile VDI --believe disk|catalogue";
+pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run, or tapline sr scan; then say which is \
+                          right: tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// What can be done about what an abandoned task has left.
 pub const ABANDONED: &str = "VDIs that it had in hand are diverged until you say what they are: look at them with \

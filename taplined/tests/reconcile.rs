@@ -283,9 +283,8 @@ fn a_disk_is_taken_in_where_the_catalogue_has_another_vbd_plugged_that_nobody_se
     disks::nothing_leaked(&bed.daemon);
 }
 
-/// The same, and its disk dies before anybody has decided: what the catalogue says is not served in its place.
-#[test]
-fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
+/// The catalogue is of a time when the file that the disk writes to now was a snapshot's; that, and the disk's files.
+fn diverged() -> (Bed, String, Vec<String>) {
     let mut bed = bed();
     bed.io(&["write -P 1 0 1M", "flush"]);
     let snapshot = bed.snapshot();
@@ -296,8 +295,15 @@ fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
     bed.daemon.settle();
     let (files, _) = bed.served();
     bed.put_back(&backup);
-    let vdi = || bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1;
-    assert_eq!(vdi()["state"], "diverged", "{}", bed.daemon.log());
+    let vdi = bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1;
+    assert_eq!(vdi["state"], "diverged", "{}", bed.daemon.log());
+    (bed, snapshot, files)
+}
+
+/// Its disk dies before anybody has decided: what the catalogue says is not served in its place.
+#[test]
+fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
+    let (bed, _, files) = diverged();
     let content = || files.iter().map(|file| fs::read(bed.directory().join(file)).unwrap()).collect::<Vec<_>>();
     let before = content();
     let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
@@ -316,18 +322,7 @@ fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
 #[test]
 fn what_is_not_certain_is_told_and_left_until_somebody_decides() {
     for believe in ["disk", "catalogue"] {
-        let mut bed = bed();
-        bed.io(&["write -P 1 0 1M", "flush"]);
-        let snapshot = bed.snapshot();
-        bed.io(&["write -P 2 0 1M", "flush"]);
-        let backup = bed.back_up();
-        bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
-        harness::wait_until("the leaf is merged", || bed.told().0.len() == 1);
-        bed.daemon.settle();
-        let (files, _) = bed.served();
-        bed.put_back(&backup);
-        let vdi = || bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1;
-        assert_eq!(vdi()["state"], "diverged", "{}", bed.daemon.log());
+        let (bed, snapshot, files) = diverged();
         assert!(bed.daemon.get(&bed.vbd).1["problem"]["advice"].as_str().unwrap().contains("host reconcile"));
         let differences = bed.reconcile(true);
         assert_eq!(differences[0]["healed"], false, "{differences}");

@@ -1,4 +1,4 @@
-//! What damaged metadata a request has met: for whoever tells people why it failed.
+//! What damaged metadata a request has met, so that people can be told why it failed.
 //!
 //! Knows nothing of what the metadata should have been. Keeps the last of it only, until it is asked for.
 

@@ -153,20 +153,18 @@ impl Clusters {
     /// Puts a place into the table.
     fn place(&mut self, spot: Spot, place: u64, new: bool) {
         let old = self.tables.entry(spot, 0);
-        self.tables.set(spot, 0, Entry::Data { at: place << self.bits, copied: true });
-        let (packed, bits) = (|at, end| self.packed_clusters(at, end), self.bits);
-        let given_up = match old {
-            Entry::Packed { at, end } => Some((packed(at, end), false)),
-            Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } => Some(((at >> bits, 1), true)),
-            Entry::Unallocated | Entry::Zero => None,
+        let packed = match old {
+            Entry::Packed { at, end } => Some(self.packed_clusters(at, end)),
+            _ => None,
         };
+        self.tables.set(spot, 0, Entry::Data { at: place << self.bits, copied: true });
         let Some(room) = self.room.as_mut().filter(|_| new) else { return };
         room.counts.raise(place);
         room.space.used_now(place, 1);
-        match given_up {
-            Some(((first, count), false)) => room.lose_packed(first, count),
-            Some(((first, _), true)) => room.lose_shared(first),
-            None => {}
+        match (old, packed) {
+            (_, Some((first, count))) => room.lose_packed(first, count),
+            (Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. }, None) => room.lose_shared(at >> self.bits),
+            _ => {}
         }
     }
 

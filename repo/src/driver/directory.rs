@@ -288,16 +288,9 @@ impl Directory {
             Err(problem) if problem.code == Code::NotFound => return Ok(()),
             opened => opened?,
         };
-        let is_written = || {
-            let locked = rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockShared);
-            matches!(locked, Err(Errno::AGAIN | Errno::ACCESS))
-        };
         // The kernel lets go of what a killed process had open a moment after its end.
-        for _ in 0..LOOKS {
-            if !is_written() {
-                return Ok(());
-            }
-            std::thread::sleep(BETWEEN_LOOKS);
+        if !is_held(patiently(|| rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockShared))) {
+            return Ok(());
         }
         let what = format!("some process has {} open for writing", self.path().join(name).display());
         let advice = "see who that is: lslocks, fuser; it may be a disk that another host has left running";
@@ -372,13 +365,23 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// moment ago among them: it is given the time for that. An SMB server refuses a lock that another one has as if we had
 /// no right to it.
 fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
+    patiently(|| rustix::fs::flock(file, operation))
+}
+
+/// Tries a lock for a moment.
+fn patiently(lock: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     for _ in 0..LOOKS {
-        match rustix::fs::flock(file, operation) {
-            Err(Errno::WOULDBLOCK | Errno::ACCESS) => std::thread::sleep(BETWEEN_LOOKS),
+        match lock() {
+            held if is_held(held) => std::thread::sleep(BETWEEN_LOOKS),
             locked => return locked,
         }
     }
-    rustix::fs::flock(file, operation)
+    lock()
+}
+
+/// Whether a lock was refused because somebody has it.
+fn is_held(locked: Result<(), Errno>) -> bool {
+    matches!(locked, Err(Errno::WOULDBLOCK | Errno::ACCESS))
 }
 
 /// Whether some process has a file locked, as everybody has who reads or writes an image. This takes the lock for a
@@ -386,8 +389,7 @@ fn patient_lock(file: &File, operation: FlockOperation) -> Result<(), Errno> {
 pub fn is_used(file: &File) -> bool {
     // Open-file-description locks of others are in the way of this one (fcntl(2)). Where there are none, nobody can
     // tell.
-    let locked = rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive);
-    matches!(locked, Err(Errno::AGAIN | Errno::ACCESS))
+    is_held(rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive))
 }
 
 pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {

@@ -2,17 +2,17 @@
 //!
 //! A host keeps things of a repository's images beside the repository: what a killed process has left to be written,
 //! and that a disk is plugged. None of that holds when another host has had the repository since. Knows nothing of what
-//! is kept. Invariant: it is written only by whoever holds the lock, and stays when the lock is let go.
+//! is kept. Invariant: only the holder of the lock writes it, and it stays when the lock is let go.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use api::Problem;
-use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::directory::{Directory, LOCK};
+use crate::inventory::hash;
 
 /// Bytes of the longest one that is read.
 const LEN_MAX: usize = 4096;
@@ -50,8 +50,7 @@ fn machine_of(id: &str) -> String {
     if id.trim().is_empty() {
         return String::new();
     }
-    let hash = digest(&SHA256, format!("tapline {}", id.trim()).as_bytes());
-    hash.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hash(&format!("tapline {}", id.trim()))
 }
 
 impl Directory {

@@ -111,7 +111,8 @@ impl Line {
     }
 }
 
-fn hash(text: &str) -> String {
+/// 128 bits of SHA-256, as digits.
+pub fn hash(text: &str) -> String {
     let hash = digest(&SHA256, text.as_bytes());
     let digits: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     digits.chars().take(DIGITS).collect()

@@ -36,7 +36,7 @@ use crate::serve::suspects::Suspects;
 use crate::signals::Signal;
 use crate::stats::{Counters, Stats};
 
-use words::{Unfindable, in_words, worth_a_line};
+use words::{in_words, of_damage, worth_a_line};
 
 /// A disk, what is below it and where it reports.
 pub struct Serving {
@@ -403,8 +403,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         if let Some(why) = worth_a_line(status) {
             let Span { at, len } = request.span();
-            let damage = self.disk.take_damage(request.span()).map(Unfindable);
-            let cause = damage.map_or_else(String::new, |damage| damage.to_string());
+            let cause = self.disk.take_damage(request.span()).map(of_damage).unwrap_or_default();
             self.log
                 .caused(format_args!("{} of {len} bytes at {at} failed{why}{cause}", in_words(request.operation())));
         }

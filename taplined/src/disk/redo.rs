@@ -65,7 +65,8 @@ impl RedoLogs {
             log.display()
         );
         Err(Problem::new(Code::State, what).advise(
-            "end the guest that used it, if it still runs; then unplug the VBD and plug it again: its disk is as after a power loss",
+            "end the guest that used it, if it still runs; then unplug the VBD and plug it again: its disk is as after a \
+             power loss",
         ))
     }
 

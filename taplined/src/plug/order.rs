@@ -82,7 +82,7 @@ impl Order {
     /// Opens the files: the top one for writing if the VBD may write, all others for reading. Which they are; refused
     /// if they are others than those that a process `before` this one had; or if that had the top one, and the log of
     /// it is not among `logs`, where one must be then.
-    pub async fn open(&self, before: Known, logs: Option<RedoLogs>) -> Result<(Handing, Known), Problem> {
+    pub async fn open(&self, before: Known, logs: RedoLogs) -> Result<(Handing, Known), Problem> {
         tokio::time::sleep(self.delay).await;
         let order = self.clone();
         let opened = blocking("open the files of a VDI", move || {
@@ -100,7 +100,7 @@ impl Order {
             }
             // One that is not there may come back, and was told above.
             files::must_be_those(&order.directory, &order.chain, &before)?;
-            if let (Some(logs), Some((path, image))) = (logs, written) {
+            if let Some((path, image)) = written {
                 logs.must_be_there(&path, &image)?;
             }
             Ok((handing, known))

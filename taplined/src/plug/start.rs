@@ -40,7 +40,7 @@ pub async fn serve(
     let place = Place::of(&daemon.config, order.vbd.uuid);
     let vbd = order.vbd.uuid;
     let before = if log == Log::Begun { None } else { daemon.plugs.files().get(&vbd).cloned() };
-    let logs = (log == Log::Continued).then(|| daemon.tool.redo.clone());
+    let logs = daemon.tool.redo.clone();
     let (handing, known) = steps.step("open", order.open(before.unwrap_or_default(), logs)).await?;
     daemon.plugs.has_open(vbd, known);
     let ready = steps.step("start", start(daemon, order, &place, log, handing, process)).await?;

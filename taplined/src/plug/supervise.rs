@@ -243,6 +243,9 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     daemon.tasks.leave(vdi).await?;
     let order = Order::of(daemon, vbd).await?;
     let _turn = daemon.plugs.restarts.acquire().await;
+    if order.vbd.state == VbdState::Unplugged {
+        return Err(died);
+    }
     // What the process that died had open was not what the catalogue says, which nobody starts before it is decided.
     let known = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if known.state == VdiState::Diverged {
@@ -250,9 +253,6 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
         let before = daemon.plugs.files().get(&vbd).cloned().unwrap_or_default();
         order.must_be_those(before).await?;
         vdi::must_be_ready(&known)?;
-    }
-    if order.vbd.state == VbdState::Unplugged {
-        return Err(died);
     }
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
     serve(daemon, &order, Log::Continued, &mut steps, process).await?;

@@ -11,6 +11,7 @@ use repo::driver::{self, Attached, Directory};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
+use super::take_over::Before;
 use super::{Srs, inventory};
 use crate::daemon::Daemon;
 
@@ -70,11 +71,12 @@ impl Srs {
             self.clear(&sr, &directory).await;
         }
         let examined = async {
-            let other = self.end_void(&sr, &directory, &variant).await?;
-            self.examine(&sr, &directory, &variant, believe, other.is_some()).await
+            let before = self.end_void(&sr, &directory, &variant).await?;
+            let elsewhere = before == Before::Other;
+            self.examine(&sr, &directory, &variant, believe, elsewhere).await.map(|examined| (examined, before))
         };
-        let examined = match examined.await {
-            Ok(examined) => examined,
+        let (examined, before) = match examined.await {
+            Ok(found) => found,
             Err(problem) => {
                 drop(directory);
                 self.leave_place(&sr).await;
@@ -82,9 +84,8 @@ impl Srs {
             }
         };
         self.keep(uuid, directory.clone());
-        let kind = variant.clone();
         let recorded = self.catalogue.write(move |tx| {
-            tx.set_sr_state(uuid, SrState::Attached, Some(&kind))?;
+            tx.set_sr_state(uuid, SrState::Attached, Some(&variant))?;
             let taken = examined.record(tx, uuid, outdated)?;
             Ok((examined, taken))
         });
@@ -99,7 +100,7 @@ impl Srs {
                 return Err(problem);
             }
         };
-        self.be_last(uuid, &directory, &variant).await;
+        self.be_last(uuid, &directory, before).await;
         drop(directory);
         self.keep_log(uuid, examined);
         if let Err(problem) = self.keep_inventory(uuid).await {

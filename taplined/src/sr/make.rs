@@ -116,12 +116,11 @@ impl<const KEPT: bool> Make<KEPT> {
     }
 
     async fn open(&self, srs: &Srs) -> Result<(Arc<Directory>, Variant, Examined), Problem> {
-        let uuid = self.sr.uuid;
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
         let directory = Arc::new(directory);
-        srs.end_void(&self.sr, &directory, &variant).await?;
+        let before = srs.end_void(&self.sr, &directory, &variant).await?;
         let examined = srs.examine(&self.sr, &directory, &variant, None, false).await?;
-        srs.be_last(uuid, &directory, &variant).await;
+        srs.be_last(self.sr.uuid, &directory, before).await;
         Ok((directory, variant, examined))
     }
 

@@ -28,18 +28,7 @@ use place::Found;
 pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<Scan, Problem> {
     context.step("list", true).await?;
     let directory = daemon.srs.directory(uuid).await?;
-    // What a task has in hand when the files are listed or when that is compared, is its own.
-    let mut in_hand = daemon.catalogue.read(intents).await?;
-    let listed = directory.clone();
-    let entries = daemon.srs.patience.ask(uuid, "list", move || {
-        listed.still_there()?;
-        listed.entries()
-    });
-    let entries = entries.await?;
-    let (sr, known, later) =
-        daemon.catalogue.read(move |view| Ok((view.sr(uuid)?, view.images_of_sr(uuid)?, intents(view)?))).await?;
-    in_hand.extend(later);
-    let sorted = listing::sort(&sr, entries, known, &in_hand);
+    let (sr, sorted) = list(daemon, uuid, &directory).await?;
     let gone = really_gone(daemon, &sr, &directory, sorted.absent.clone()).await?;
     context.step("examine", true).await?;
     let (found, unplaced) = examine(daemon, &sr, &directory, &sorted, Some(context)).await?;
@@ -53,6 +42,23 @@ pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<
     scan.unplaced.extend(odd.into_iter().chain(unplaced));
     scan.unplaced.sort_by(|one, other| one.file.cmp(&other.file));
     Ok(scan)
+}
+
+/// Lists a repository, and sorts what is there.
+async fn list(daemon: &Daemon, uuid: Uuid, directory: &Arc<Directory>) -> Result<(Sr, Sorted), Problem> {
+    // What a task has in hand when the files are listed or when that is compared, is its own.
+    let mut in_hand = daemon.catalogue.read(intents).await?;
+    let listed = directory.clone();
+    let entries = daemon.srs.patience.ask(uuid, "list", move || {
+        listed.still_there()?;
+        listed.entries()
+    });
+    let entries = entries.await?;
+    let (sr, known, later) =
+        daemon.catalogue.read(move |view| Ok((view.sr(uuid)?, view.images_of_sr(uuid)?, intents(view)?))).await?;
+    in_hand.extend(later);
+    let sorted = listing::sort(&sr, entries, known, &in_hand);
+    Ok((sr, sorted))
 }
 
 /// The intents of tasks, in which the files stand that they make, change or remove.

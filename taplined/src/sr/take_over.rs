@@ -24,40 +24,47 @@ use crate::disk::redo::RedoLogs;
 use crate::disk::serving;
 use crate::task::blocking;
 
+/// Who had a repository before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// This host. Or nothing can be written there, and nobody has.
+    Us,
+    /// Nobody who has said so.
+    Nobody,
+    /// Another host.
+    Other,
+}
+
 impl Srs {
-    /// The other host that had a repository last, which is locked, if one had; what is void then has ended.
+    /// Who had a repository last, which is locked. If another host had, what is void then has ended.
     pub(super) async fn end_void(
         &self,
         sr: &Sr,
         directory: &Arc<Directory>,
         variant: &Variant,
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<Before, Problem> {
         if variant.read_only {
-            return Ok(None);
+            return Ok(Before::Us);
         }
         let at = directory.clone();
         let last = self.patience.ask(sr.uuid, "see which host had", move || at.last_host()).await?;
         let other = match last {
-            Last::Host(last) if last == self.host => return Ok(None),
-            Last::Nobody => return Ok(None),
+            Last::Host(last) if last == self.host => return Ok(Before::Us),
+            Last::Nobody => return Ok(Before::Nobody),
             Last::Host(LastHost { host, .. }) if host == self.host.host => "a copy of this host".to_owned(),
             Last::Host(LastHost { host, .. }) => format!("host {host}"),
             Last::Unknown => "a host that is not known".to_owned(),
         };
-        self.end_all_void(sr, directory, &other).await.map(|()| Some(other))
+        self.end_all_void(sr, directory, &other).await.map(|()| Before::Other)
     }
 
     /// From now on this host is the last that had a repository.
-    pub(super) async fn be_last(&self, sr: Uuid, directory: &Arc<Directory>, variant: &Variant) {
-        if variant.read_only {
+    pub(super) async fn be_last(&self, sr: Uuid, directory: &Arc<Directory>, before: Before) {
+        if before == Before::Us {
             return;
         }
         let (at, host) = (directory.clone(), self.host.clone());
-        let written = self.patience.ask(sr, "say who has", move || match at.last_host()? {
-            Last::Host(last) if last == host => Ok(()),
-            _ => at.set_last_host(&host),
-        });
-        if let Err(problem) = written.await {
+        if let Err(problem) = self.patience.ask(sr, "say who has", move || at.set_last_host(&host)).await {
             // It is full, for example. What another host did is looked for again the next time.
             tracing::warn!(%sr, "that this host has it could not be written there: {problem}");
         }

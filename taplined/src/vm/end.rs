@@ -1,4 +1,5 @@
-//! The end of a VM: seen when nobody has asked for it, and what follows in any case. Its VBDs are unplugged, and it is halted.
+//! The end of a VM: seen when nobody has asked for it, and what follows in any case. Its VBDs are unplugged, and it is
+//! halted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -77,8 +78,8 @@ pub async fn halt(daemon: &Daemon, vm: Uuid, ended: Ended, operation: Operation)
     }
 }
 
-/// Unplugs what a VM without a machine has, but for what is to `keep`, and records that it is halted, and why. A disk that
-/// cannot be unplugged yet does not keep it from that: it goes when it can, and is not plugged again before.
+/// Unplugs what a VM without a machine has, but for what is to `keep`, and records that it is halted, and why. A disk
+/// that cannot be unplugged yet does not keep it from that: it goes when it can, and is not plugged again before.
 pub async fn clear(
     daemon: &Daemon,
     vm: Uuid,

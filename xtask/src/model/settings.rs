@@ -263,7 +263,6 @@ impl World {
 }
 
 /// What is sent to have something started with the host, or not.
-/// Has something started with the host, or not.
 pub fn autostart(wanted: bool) -> Value {
     let value = if wanted { json!({ "order": 1, "delay": 0, "tries": 20 }) } else { Value::Null };
     json!({ "autostart": value })

@@ -13,6 +13,7 @@ use crate::{ImageError, Source};
 /// Entries of all their first-level tables, at most: 2000 snapshots of a disk of 16 TiB. A sparse file could have any
 /// number of them.
 const ENTRIES_MAX: u64 = 64 << 20;
+
 /// Counts the snapshot table; the first-level tables that can be walked.
 pub fn tables(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<Vec<Table>, ImageError> {
     let raw = &walk.shape.header.raw;

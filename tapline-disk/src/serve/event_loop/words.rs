@@ -1,8 +1,8 @@
 //! What is said of requests in the log. It knows nothing else of them.
 
-use std::fmt;
-
 use disk::{Damage, Operation, Status};
+
+use crate::soundness::unfindable;
 
 /// What whoever runs the host must hear of a failed request, for only they can help. The rest is the guest's doing.
 pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
@@ -14,20 +14,9 @@ pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
 }
 
 /// Damaged metadata, as what a request has failed of.
-pub(super) struct Unfindable(pub Damage);
-
-impl fmt::Display for Unfindable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Damage { file, span, at, raw } = self.0;
-        write!(
-            f,
-            ": its bytes {} to {} cannot be found, since the entry {raw:#018x} at byte {at} of layer {} makes no sense; \
-             `tapline image check IMAGE --repair` mends what can be mended",
-            span.at,
-            span.end().saturating_sub(1),
-            file.0
-        )
-    }
+pub(super) fn of_damage(damage: Damage) -> String {
+    let why = unfindable(damage, format_args!("layer {}", damage.file.0));
+    format!(": {why}; `tapline image check IMAGE --repair` mends what can be mended")
 }
 
 /// An operation, as it is called in a line.

@@ -12,7 +12,7 @@ use repo::Tx;
 use repo::catalogue::{Image, ImageState};
 use uuid::Uuid;
 
-use super::{examine, intents, listing, place};
+use super::{examine, list, place};
 use crate::daemon::Daemon;
 
 /// Looks at the files of a repository that was just attached. That they cannot be examined keeps nobody from the rest.
@@ -22,9 +22,10 @@ pub async fn hold(daemon: &Daemon, sr: Uuid) {
             for (vdi, file) in held {
                 tracing::error!(
                     %vdi, %sr, file,
-                    "the file stands on the disk of the VDI, and what was written last may be in it: the VDI is not used before \
-                     somebody decides. If the file is not needed, take it away, and then: tapline vdi reconcile VDI --believe \
-                     catalogue. If it is, make the VDI read-only and scan: it becomes a VDI of its own"
+                    "the file stands on the disk of the VDI, and what was written last may be in it: the VDI is not \
+                     used before somebody decides. If the file is not needed, take it away, and then: tapline vdi \
+                     reconcile VDI --believe catalogue. If it is, make the VDI read-only and scan: it becomes a VDI of \
+                     its own"
                 );
             }
         }
@@ -35,13 +36,7 @@ pub async fn hold(daemon: &Daemon, sr: Uuid) {
 /// The VDIs that are diverged now, with the files that stand on them.
 async fn look(daemon: &Daemon, uuid: Uuid) -> Result<Vec<(Uuid, String)>, Problem> {
     let directory = daemon.srs.directory(uuid).await?;
-    let mut in_hand = daemon.catalogue.read(intents).await?;
-    let listed = directory.clone();
-    let entries = daemon.srs.patience.ask(uuid, "list", move || listed.entries()).await?;
-    let (sr, known, later) =
-        daemon.catalogue.read(move |view| Ok((view.sr(uuid)?, view.images_of_sr(uuid)?, intents(view)?))).await?;
-    in_hand.extend(later);
-    let sorted = listing::sort(&sr, entries, known, &in_hand);
+    let (sr, sorted) = list(daemon, uuid, &directory).await?;
     if sorted.appeared.is_empty() {
         return Ok(Vec::new());
     }

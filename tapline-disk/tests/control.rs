@@ -254,6 +254,26 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
     }
 }
 
+/// A daemon has died while its disk was held up, and the one after it has found that the disk did not grow.
+#[test]
+fn what_a_client_asked_for_that_has_hung_up_before_it_was_read_is_not_begun() {
+    let room = Room::new();
+    let disk = serve(&room, "vhd");
+    let mut before = control(&room);
+    before.done(&json!({ "verb": "version" }));
+    disk.signal(Signal::STOP);
+    before.send(&json!({ "verb": "resize", "size": 96 * MIB }));
+    drop(before);
+    let mut after = control(&room);
+    after.send(&json!({ "verb": "layers" }));
+    disk.signal(Signal::CONT);
+    assert_eq!(after.outcome()["ok"]["size"], 64 * MIB);
+    // Of a resize that is under way this is refused as busy, until it has ended.
+    while after.refused(&json!({ "verb": "resize", "size": 1 })).0 == "busy" {}
+    assert_eq!(after.done(&json!({ "verb": "layers" }))["size"], 64 * MIB);
+    assert_eq!(disk.stop().0, Some(0));
+}
+
 /// The layers between have one size after the other at any moment, or the second attempt would be refused.
 #[test]
 fn a_merge_into_smaller_layers_that_was_cancelled_goes_on_after_a_restart() {

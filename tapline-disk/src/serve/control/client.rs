@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvmsg, send};
 
@@ -99,8 +100,33 @@ impl Client {
         self.gone || (self.silent && self.input.is_empty() && self.owed == 0 && self.output.is_empty())
     }
 
-    /// The next line, if it may speak now.
+    /// The next line, if it may speak now. What a client has asked for that has hung up is not begun: nobody waits for
+    /// it, and whoever took its place may have found out meanwhile that it was not done, and gone by that.
     pub fn hear(&mut self) -> Heard {
+        match self.next_line() {
+            Heard::Line(_) if self.has_hung_up() => {
+                self.gone = true;
+                Heard::Nothing
+            }
+            heard => heard,
+        }
+    }
+
+    /// Whether its peer is gone: one that has only closed its half still reads.
+    fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        loop {
+            match poll(&mut fds, Some(&now)) {
+                Err(Errno::INTR) => {}
+                // It cannot be told, and the request is a request.
+                Err(_) => return false,
+                Ok(_) => return fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR),
+            }
+        }
+    }
+
+    fn next_line(&mut self) -> Heard {
         self.flush();
         if self.gone || !self.output.is_empty() || self.owed >= OWED_MAX {
             // It is looked at again when the socket has room, or an answer has gone out.
@@ -345,6 +371,16 @@ mod test {
         let mut said = String::new();
         peer.read_to_string(&mut said).unwrap();
         assert_eq!(said, "answer\n");
+    }
+
+    #[test]
+    fn what_a_client_asked_that_has_hung_up_is_not_heard() {
+        let (mut client, mut peer) = pair();
+        peer.write_all(b"one\ntwo\nthree").unwrap();
+        assert_eq!(client.hear(), line("one"));
+        drop(peer);
+        assert_eq!(client.hear(), Heard::Nothing);
+        assert!(client.is_over());
     }
 
     #[test]

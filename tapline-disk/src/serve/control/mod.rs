@@ -5,7 +5,7 @@
 //! the thread: what may wait for storage is an [`errand`]. Without clients and verbs it costs nothing.
 //!
 //! Invariants: one verb that takes time is under way at most; every request is answered once, unless its client is
-//! gone; a client that goes changes nothing about what it has asked for.
+//! gone; what a client asks for is begun only while it is there, and goes on without it.
 
 mod access;
 mod child;

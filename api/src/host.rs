@@ -71,20 +71,20 @@ pub struct HostReconcile {
     pub dry_run: bool,
 }
 
-/// A disk that runs and is something else than the catalogue says.
+/// A disk that runs and is something else than the catalogue says, or does not say what it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Difference {
     /// The VDI.
     pub vdi: Uuid,
     /// The VBD through which it is served.
     pub vbd: Uuid,
-    /// The files that the running disk has, from the leaf down.
+    /// The files that the running disk has, from the leaf down; none, if it does not say.
     pub disk: Vec<String>,
     /// The files that the catalogue said, by their names in the repository.
     pub catalogue: Vec<String>,
     /// The catalogue says what the disk says now: what happened was certain.
     pub healed: bool,
-    /// Why that is not certain, and what can be done.
+    /// Why that is not certain, or what is wrong with the disk, and what can be done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }

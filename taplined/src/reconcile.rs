@@ -13,6 +13,7 @@ mod judge;
 pub mod stray;
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use api::{Believed, Code, Difference, Problem, Vbd, VbdState, VdiState};
 use jiff::Timestamp;
@@ -22,6 +23,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
 use crate::vdi::{self, Layer};
 use judge::{Follow, Told, Verdict, judge};
@@ -34,6 +36,9 @@ pub const ADVICE: &str = "see what differs: tapline host reconcile --dry-run, or
 pub const ABANDONED: &str = "VDIs that it had in hand are diverged until you say what they are: look at them with \
                              tapline sr scan, then tapline vdi reconcile VDI --believe disk|catalogue";
 
+/// A process that is ending closes its sockets first.
+const TO_END: Duration = Duration::from_secs(2);
+
 /// Whether what is certain is followed, or all is only told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heal {
@@ -43,7 +48,7 @@ pub enum Heal {
     No,
 }
 
-/// Compares all disks that run; the differences, and what was done about them.
+/// Compares all disks that run; the differences, and what was done about them. A disk that says nothing is one.
 pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
     compare(daemon, |view| view.vbds(None, None), heal).await
 }
@@ -86,14 +91,19 @@ async fn compare(
     let mut asked = JoinSet::new();
     for vbd in vbds.into_iter().filter(|vbd| vbd.state == VbdState::Plugged) {
         let daemon = daemon.clone();
-        asked.spawn(async move { of_vbd(&daemon, vbd.uuid, heal).await });
+        asked.spawn(async move { (of_vbd(&daemon, vbd.uuid, heal).await, vbd) });
     }
     let mut found = Vec::new();
     while let Some(compared) = asked.join_next().await {
         match compared.map_err(|error| Problem::failed("compare a disk with the catalogue", error))? {
-            Ok(difference) => found.extend(difference),
+            (Ok(difference), _) => found.extend(difference),
             // It is compared again before anybody changes it.
-            Err(problem) => tracing::warn!("a disk could not be compared with the catalogue: {problem}"),
+            (Err(problem), Vbd { uuid: vbd, vdi, .. }) => {
+                tracing::warn!(%vbd, "a disk could not be compared with the catalogue: {problem}");
+                let catalogue = daemon.catalogue.read(move |view| Seen::of(view, vdi)).await?.files();
+                let problem = Some(problem);
+                found.push(Difference { vdi, vbd, disk: Vec::new(), catalogue, healed: false, problem });
+            }
         }
     }
     found.sort_by_key(|difference| difference.vdi);
@@ -116,7 +126,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     if before.claimed {
         return Ok(None);
     }
-    let Some(layers) = vdi::layers(daemon, vbd).await? else { return Ok(None) };
+    let Some(layers) = vdi::layers(daemon, vbd).await? else { return is_deaf(daemon, vbd).await.map(|()| None) };
     remember(daemon, vbd, &layers);
     let astray = match before.chain.first() {
         Some(image) => files::astray(daemon, image.sr, &layers).await?,
@@ -172,6 +182,22 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
         }
     }
     Ok(Some(difference))
+}
+
+/// Nobody listens at the socket of a disk: refused, if its process goes on. That serves its guest as before, and can
+/// neither be asked nor told anything any more.
+async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    let Some(recorded) = daemon.catalogue.read(move |view| view.vbd_process(vbd)).await? else { return Ok(()) };
+    let Some(mut process) = DiskProcess::find(recorded)? else { return Ok(()) };
+    if let Ok(ended) = tokio::time::timeout(TO_END, process.ended()).await {
+        return ended.map(drop);
+    }
+    let (socket, pid) = (daemon.disks.socket(vbd), recorded.pid);
+    let what = format!("nobody listens at {}, and process {pid}, which serves VBD {vbd}, runs", socket.display());
+    Err(Problem::new(Code::State, what).advise(
+        "its socket was removed; what is connected goes on. When that can be, shut its guest down, unplug the VBD with \
+         force, and plug it again",
+    ))
 }
 
 /// Refuses a verb on a disk that runs and is something else than the catalogue says; follows it where that is certain.

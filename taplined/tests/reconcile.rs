@@ -47,10 +47,13 @@ impl Bed {
         self.daemon.room().join("vms")
     }
 
+    fn control(&self) -> PathBuf {
+        self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/")).join("control.sock")
+    }
+
     /// The files from the top down and the size, by the process that serves them.
     fn served(&self) -> (Vec<String>, u64) {
-        let place = self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/"));
-        let mut disk = UnixStream::connect(place.join("control.sock")).unwrap();
+        let mut disk = UnixStream::connect(self.control()).unwrap();
         disk.write_all(b"{\"version\":1,\"id\":1,\"verb\":\"layers\"}\n").unwrap();
         let mut said = String::new();
         BufReader::new(disk).read_line(&mut said).unwrap();
@@ -139,6 +142,37 @@ fn a_merge_of_the_leaf_that_was_found_done_is_undone_again_and_comes_to_its_end(
     disks::unplug(&bed.daemon, &bed.vbd);
     let there: Vec<_> = fs::read_dir(bed.directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
+}
+
+/// Somebody has cleared the run directory, or a disk stands still: whoever asks how things are is told.
+#[test]
+fn a_disk_that_cannot_be_asked_is_told_as_a_difference() {
+    let bed = bed();
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    let told = |problem: &str| {
+        let differences = bed.reconcile(true);
+        assert_eq!(differences.as_array().unwrap().len(), 1, "{differences}");
+        assert_eq!((&differences[0]["disk"], &differences[0]["vdi"]), (&json!([]), &json!(bed.vdi)));
+        let told = differences[0]["problem"]["message"].as_str().unwrap();
+        assert!(told.contains(problem), "{told}");
+    };
+    let pid = disks::processes(&bed.daemon).pop_first().unwrap();
+    let signal = |name: &str| {
+        assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+    };
+    signal("-STOP");
+    told("has not answered");
+    signal("-CONT");
+    assert_eq!(bed.reconcile(true), json!([]));
+    fs::remove_file(bed.control()).unwrap();
+    told("nobody listens");
+    let (status, refused) = bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB }));
+    assert!(status >= 400 && refused["message"].as_str().unwrap().contains("nobody listens"), "{refused}");
+    bed.io(&["read -P 1 0 1M", "write -P 2 1M 1M"]);
+    bed.daemon.done(bed.daemon.post(&format!("{}/unplug", bed.vbd), json!({ "force": true })));
+    disks::plug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.reconcile(true), json!([]));
+    bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M"]);
 }
 
 type Backup = [Option<Vec<u8>>; 3];

@@ -117,6 +117,33 @@ fn a_merge_of_the_live_leaf_under_load_loses_nothing() {
     }
 }
 
+/// Clusters of 512 bytes to 32 KiB, which other programs make and we do not.
+#[test]
+fn a_disk_of_small_clusters_is_snapshotted_under_load_and_merged_into() {
+    for cluster in [512, 4096, 32768] {
+        let room = Room::new();
+        room.tool("qemu-img", &format!("create -q -f qcow2 -o cluster_size={cluster} a 64M"));
+        let disk = serve_chain(&room, "qcow2", &["a"]);
+        let guest = guest(&room, Versions::new(BLOCKS, STRIDE), 7);
+        guest.work(100);
+        let mut control = control(&room);
+        control.done(&snapshot(&room, "qcow2", "b"));
+        guest.work(100);
+        control.done(&snapshot(&room, "qcow2", "c"));
+        guest.work(100);
+        control.done(&json!({ "verb": "merge", "from": 1, "into": 2, "follow": true, "delete": true }));
+        control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "delete": true }));
+        guest.work(100);
+        let mut versions = guest.stop();
+        versions.check(&mut nbd(&room));
+        assert_eq!(disk.stop().0, Some(0));
+        room.tool("qemu-img", "check -U -f qcow2 a");
+        room.done("image create qcow2:d --parent qcow2:a");
+        let _disk = serve_chain(&room, "qcow2", &["d", "a"]);
+        versions.check(&mut nbd(&room));
+    }
+}
+
 #[test]
 fn a_merge_below_the_leaf_links_the_layer_above_to_the_target() {
     for format in FORMATS {

@@ -101,12 +101,15 @@ pub fn plan_child(
     Ok(Plan { len, shape: Shape::Child(link), unit: unit.or(inherited), identity: None })
 }
 
-/// The unit in which an image is allocated.
+/// The unit in which an image is allocated that is made on another, or in its place: that one's. Clusters of qcow2 that
+/// are smaller than any of ours, which others make, become as large as ours are.
 pub fn unit_of(image: &Image) -> Option<u32> {
     match image {
         Image::Raw(_) => None,
         Image::Vhd(vhd) => vhd.info().block_size,
-        Image::Qcow2(qcow2) => u32::try_from(qcow2.info().cluster_size).ok(),
+        Image::Qcow2(qcow2) => {
+            u32::try_from(qcow2.info().cluster_size).ok().map(|size| size.max(disk::qcow2::CLUSTER_SIZE))
+        }
     }
 }
 

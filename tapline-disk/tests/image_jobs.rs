@@ -243,6 +243,31 @@ fn a_merge_killed_at_its_end_is_found_done_and_its_files_are_removed() {
     }
 }
 
+/// Nothing stands on the image itself that could tell: what is left of the layers below it does.
+#[test]
+fn a_merge_of_the_image_itself_killed_while_it_removes_is_done_by_the_same_command() {
+    for formats in CHAINS {
+        for nth in 1.. {
+            let room = Room::new();
+            let layers = four_layers(&room, formats);
+            let merge = format!("image merge {} --from 0 --into 3 --delete", on(&layers));
+            // An image that was never there was not merged: what is below it holds something.
+            let never = room.tapline(&merge.replace(&layers[0], &format!("{}:never", formats[0])));
+            assert!(never.code == Some(4) && never.err.contains("see that its name is right"), "{never:?}");
+            if !killed_at(&room, &merge, "unlink", nth) {
+                assert!(nth > 3, "only {} files were removed", nth - 1);
+                break;
+            }
+            let left = |room: &Room| layers.iter().filter(|layer| room.file(file_of(layer)).exists()).count();
+            room.done(&merge);
+            assert_eq!(left(&room), 1);
+            still_shows_the_same(&room, &layers[3..]);
+            let again = room.tapline(&merge);
+            assert!(again.code == Some(4) && again.err.contains("is not there"), "{again:?}");
+        }
+    }
+}
+
 #[test]
 fn what_no_merge_has_left_is_not_removed_for_it() {
     for formats in CHAINS {

@@ -5,8 +5,9 @@
 //! 2. The merge proper ([`Runner::merge`]): at every moment the chain shows what it did.
 //! 3. The layer above the merged ones is linked to the target. *Killed before:* the merged layers hold nothing, and are
 //!    merged again in no time.
-//! 4. The files of the merged layers are removed, if that was asked for. *Killed before:* the same command finds the layer
-//!    above on the target, and does what is left ([`crate::remains`]).
+//! 4. The files of the merged layers are removed, if that was asked for, from the uppermost down and each durably before
+//!    the next. *Killed before:* the same command finds the layer above on the target, or the image itself gone and what
+//!    was below it empty, and does what is left ([`crate::remains`]).
 
 use disk::{Format, Link};
 use serde::Serialize;
@@ -14,6 +15,7 @@ use uring::{Cache, OpenOptions};
 
 use crate::cli::Merge;
 use crate::failure::{Exit, Failure};
+use crate::files;
 use crate::image_name::ImageName;
 use crate::jobs::resize::grow;
 use crate::layers::{Chain, Layers};
@@ -67,6 +69,14 @@ pub fn run(merge: &Merge) -> Result<Exit, Failure> {
     if is_done() {
         return finish(merge, chain, &sources);
     }
+    if is_being_removed(merge, &sources, target)? {
+        return finish(merge, chain, &sources).map_err(|failure| {
+            let image = &merge.image;
+            failure.advise(format!(
+                "{image} is not there, and nothing tells that it was merged: see that its name is right"
+            ))
+        });
+    }
     let time = above.map(Time::of).transpose()?;
     prepare(merge, &chain)?;
     let layers = Layers::open_chain(&chain, merge.access.options(true))?;
@@ -97,6 +107,23 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
         remains.remove()?;
     }
     report(merge, target, sources, 0)
+}
+
+/// Whether the image itself was merged and is gone: one that was to be removed, as the first of the sources. Nothing
+/// stood on it that could say so; what is left of the others says it.
+fn is_being_removed(merge: &Merge, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
+    let is_gone = |name: &ImageName| !files::is_taken(name.path());
+    if merge.from > 0 || !merge.delete || !sources.first().is_some_and(is_gone) {
+        return Ok(false);
+    }
+    if sources.iter().all(is_gone) {
+        let gone: Vec<String> = sources.iter().map(ToString::to_string).collect();
+        let why = format!("{} is not there", gone.join(", "));
+        return Err(Failure::new(format!("merge into {target}"), why).advise(
+            "see that the name is right; if a merge with --delete was killed at its end, it had done all that it was to",
+        ));
+    }
+    Ok(true)
 }
 
 /// Whether all of the sources are there, and hold nothing; and the target is as large as they are.
@@ -189,11 +216,9 @@ fn delete(sources: &[ImageName]) -> Result<(), Failure> {
         std::fs::remove_file(source.path()).map_err(|error| {
             Failure::new(format!("remove {source}"), error).advise("it was merged and holds nothing any more")
         })?;
+        uring::sync_directory(source.path()).map_err(Failure::said)?;
     }
-    match sources.first() {
-        Some(source) => uring::sync_directory(source.path()).map_err(Failure::said),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 fn report(merge: &Merge, target: &ImageName, sources: &[ImageName], copied: u64) -> Result<Exit, Failure> {

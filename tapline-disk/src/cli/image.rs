@@ -70,7 +70,7 @@ pub struct Create {
     /// Unit of allocation of a VHD: a power of two from 512K to 16M [default: 2M, or as the parent]
     #[arg(long, value_name = "SIZE", conflicts_with = "fixed")]
     pub block_size: Option<Size>,
-    /// Unit of allocation of a qcow2 image: a power of two from 64K to 2M [default: 64K, or as the parent if that is larger]
+    /// Unit of allocation of a qcow2 image: a power of two from 64K to 2M [default: 64K, or as the parent, if larger]
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["fixed", "block_size"])]
     pub cluster_size: Option<Size>,
     /// Create a child of this image (twice and more: of this chain of them, from the top down)

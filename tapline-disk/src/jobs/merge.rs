@@ -5,9 +5,9 @@
 //! 2. The merge proper ([`Runner::merge`]): at every moment the chain shows what it did.
 //! 3. The layer above the merged ones is linked to the target. *Killed before:* the merged layers hold nothing, and are
 //!    merged again in no time.
-//! 4. The files of the merged layers are removed, if that was asked for, from the uppermost down and each durably before
-//!    the next. *Killed before:* the same command finds the layer above on the target, or the image itself gone and what
-//!    was below it empty, and does what is left ([`crate::remains`]).
+//! 4. The files of the merged layers are removed, if that was asked for, from the uppermost down, each durably before
+//!    the next. *Killed before:* the same command finds the layer above on the target, or the image itself gone and
+//!    what was below it empty, and does what is left ([`crate::remains`]).
 
 use disk::{Format, Link};
 use serde::Serialize;

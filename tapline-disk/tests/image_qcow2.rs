@@ -4,8 +4,10 @@ mod tool;
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tool::Room;
+use tool::control::Control;
+use tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
 
@@ -154,14 +156,26 @@ fn an_image_with_internal_snapshots_is_written_and_they_stay() {
     room.tool("qemu-img", "convert -f qcow2 -l kept -O raw a.q before.raw");
     room.guest("qcow2:a.q --parent raw:base.raw", &["write -P 2 1M 4k", "discard 1536k 64k", "write -P 3 8M 64k"]);
     room.done("image create qcow2:b.q --size 16M");
-    for command in
-        ["rebase qcow2:a.q --parent raw:base.raw --onto qcow2:b.q", "flatten qcow2:a.q --parent raw:base.raw"]
-    {
-        let before = room.read("a.q");
+    for command in [
+        "rebase qcow2:a.q --parent raw:base.raw --onto qcow2:b.q",
+        "flatten qcow2:a.q --parent raw:base.raw",
+        "merge qcow2:a.q --parent raw:base.raw --from 0 --into 1 --delete",
+    ] {
+        let before = (room.read("a.q"), room.read("base.raw"));
         let said = room.tapline(&format!("image {command}"));
         assert!(said.code == Some(4) && said.err.contains("internal snapshots"), "{said:?}");
-        assert!(room.read("a.q") == before, "a refused image was written to");
+        assert!((room.read("a.q"), room.read("base.raw")) == before, "a refused image was written to");
     }
+    let disk = Disk::serve(&room, "qcow2:a.q --parent raw:base.raw --control control.sock --nbd nbd.sock");
+    let merge = json!({ "verb": "merge", "from": 0, "into": 1 });
+    let (kind, why) = Control::connect(&room.file("control.sock")).refused(&merge);
+    assert!(kind == "unsupported" && why.contains("internal snapshots"), "{kind}: {why}");
+    assert_eq!(disk.stop().0, Some(0));
+    // What stands on it is merged into it, as what a guest writes.
+    room.done("image create qcow2:c.q --parent qcow2:a.q --parent raw:base.raw");
+    room.guest("qcow2:c.q --parent qcow2:a.q --parent raw:base.raw", &["write -P 4 9M 64k"]);
+    room.done("image merge qcow2:c.q --parent qcow2:a.q --parent raw:base.raw --from 0 --into 1 --delete");
+    room.guest("qcow2:a.q --parent raw:base.raw", &["read -P 4 9M 64k"]);
     room.done("image resize qcow2:a.q --size 32M");
     room.tool("qemu-img", "check -U -f qcow2 a.q");
     room.tool("qemu-img", "convert -f qcow2 -l kept -O raw a.q after.raw");

@@ -9,7 +9,7 @@
 //!    the next. *Killed before:* the same command finds the layer above on the target, or the image itself gone and
 //!    what was below it empty, and does what is left ([`crate::remains`]).
 
-use disk::{Format, Link};
+use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
 
@@ -164,9 +164,9 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     let options = OpenOptions { cache: Cache::Writeback, ..merge.access.options(true) };
     let mut layers = Layers::open_chain(chain, options)?;
     let len = layers.images.get(merge.from).map_or(0, |image| image.geometry().len);
-    let sized = chain.names.iter().zip(&layers.images).map(|(&name, image)| (name.clone(), image.geometry().len));
+    let named = chain.names.iter().zip(&layers.images).map(|(&name, image)| (name.clone(), image));
     let merged = merge.into.saturating_sub(merge.from).saturating_add(1);
-    check_sizes(&sized.skip(merge.from).take(merged).collect::<Vec<_>>())?;
+    check_layers(&named.skip(merge.from).take(merged).collect::<Vec<_>>())?;
     let open = chain.names.iter().zip(layers.files.iter_mut().zip(&mut layers.images)).enumerate();
     for (depth, (name, (file, image))) in open.take(merge.into.saturating_add(1)) {
         let failed =
@@ -184,14 +184,21 @@ fn prepare(merge: &Merge, chain: &Chain<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses layers, each with its size and from the uppermost down, that cannot be merged into the last of them: what lies
-/// behind the end of an upper one would come to light.
-pub fn check_sizes(layers: &[(ImageName, u64)]) -> Result<(), Failure> {
+/// Refuses layers, from the uppermost down, that cannot be merged into the last of them. What lies behind the end of an
+/// upper one would come to light; internal snapshots of one would show what the layers below it hold then, and go with
+/// its file.
+pub fn check_layers(layers: &[(ImageName, &Image)]) -> Result<(), Failure> {
     for ((upper, above), (lower, below)) in layers.iter().zip(layers.iter().skip(1)) {
-        if below > above {
-            let why = format!("it has {below} bytes, and {upper} above it hides all behind {above} of them");
+        let (above_len, below_len) = (above.geometry().len, below.geometry().len);
+        if below_len > above_len {
+            let why = format!("it has {below_len} bytes, and {upper} above it hides all behind {above_len} of them");
             return Err(Failure::new(format!("merge {upper} into {lower}"), why)
                 .advise("merge the layers above or below these two, or copy the disk: tapline image convert"));
+        }
+        if matches!(above, Image::Qcow2(qcow2) if qcow2.info().snapshots > 0) {
+            let why = "it has internal snapshots, which would show something else then";
+            return Err(Failure::new(format!("merge {upper} into {lower}"), why)
+                .advise("delete them, or copy the disk: tapline image convert"));
         }
     }
     Ok(())

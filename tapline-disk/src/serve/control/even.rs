@@ -11,13 +11,13 @@ use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::work::Work;
 use crate::image_name::ImageName;
-use crate::jobs::merge::check_sizes;
+use crate::jobs::merge::check_layers;
 
 /// Refuses layers that a merge could not take.
 pub fn check(asked: &protocol::Merge, work: &Work<'_>) -> Result<(), Refusal> {
-    let sized = (asked.from..=asked.into).map(|depth| Ok((work.name(depth)?, len(depth, work)?)));
-    let sized: Vec<(ImageName, u64)> = sized.collect::<Result<_, Refusal>>()?;
-    check_sizes(&sized).map_err(|failure| Refusal::from(failure).of_kind(Kind::Unsupported))
+    let layers = (asked.from..=asked.into).map(|depth| Ok((work.name(depth)?, work.image(depth)?)));
+    let layers: Vec<(ImageName, &Image)> = layers.collect::<Result<_, Refusal>>()?;
+    check_layers(&layers).map_err(|failure| Refusal::from(failure).of_kind(Kind::Unsupported))
 }
 
 /// Makes the uppermost layer larger that is smaller than the first of them, and is not raw; durable with the next

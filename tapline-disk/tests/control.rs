@@ -622,7 +622,9 @@ fn a_disk_that_cannot_grow_for_want_of_space_goes_on_as_it_is_paused_or_not() {
                 control.done(&json!({ "verb": "pause" }));
             }
             let resize = json!({ "verb": "resize", "size": size });
-            assert_eq!(control.refused(&resize).0, "no-space", "{format} paused: {paused}");
+            let refused = control.ask(&resize)["error"].take();
+            assert_eq!(refused["kind"], "no-space", "{format} paused: {paused}");
+            assert!(refused["advice"].as_str().unwrap().contains("when it is served next"), "{refused}");
             control.done(&json!({ "verb": "resume" }));
             assert_eq!(guest.read(0, BLOCK).unwrap(), [1; BLOCK]);
             // What is told is what is served.

@@ -81,11 +81,11 @@ impl Resize {
                         self.stage = Stage::Flushing;
                     }
                 }
-                Stage::Flushing => match work.is_flushed()? {
+                Stage::Flushing => match work.is_flushed().map_err(may_grow_yet)? {
                     true => return Ok(Some(self.told(work))),
                     false => return self.wait(Stage::Flushing),
                 },
-                Stage::Syncing => match work.is_synced()? {
+                Stage::Syncing => match work.is_synced().map_err(may_grow_yet)? {
                     true => return Ok(Some(self.told(work))),
                     false => return self.wait(Stage::Syncing),
                 },
@@ -106,8 +106,16 @@ impl Resize {
         json!({ "size": work.geometry.len })
     }
 
-    /// Takes back what has happened so far. A raw file that was lengthened stays so: zeroes behind the disk's end.
+    /// Takes back what has happened so far, but for what the image has grown by: nobody is told of that, and it is
+    /// durable when a round is. A raw file that was lengthened stays so: zeroes behind the disk's end.
     pub fn undo(&mut self, work: &mut Work<'_>) {
         work.let_go();
     }
+}
+
+/// The image has grown and is not durable: a later round may make it so.
+fn may_grow_yet(refusal: Refusal) -> Refusal {
+    let what =
+        "its guest has the size that it had; once the image is durable it has the new one when it is served next";
+    refusal.advise(format!("see to the storage and ask again: {what}"))
 }

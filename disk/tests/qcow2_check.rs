@@ -95,6 +95,18 @@ fn lasting(name: &str, damage: impl FnOnce(&mut Bytes)) {
     assert!(repair(&mut bytes.0.as_slice()).unwrap().batches.is_empty(), "{name}: there is always more to repair");
 }
 
+/// Has clusters of the disk lie where structures are; both are to see it, and a repair leaves what the disk shows.
+fn taken_apart(name: &str, damage: impl FnOnce(&mut Bytes)) {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o cluster_size=64k");
+    damage(&mut bytes);
+    assert_class(&room, &bytes.0, Class::Corrupt, name);
+    room.img("convert -f qcow2 -O qcow2 damaged shown");
+    let plan = repair(&mut bytes.0.as_slice()).unwrap();
+    assert!(plan.what.iter().any(|what| what.contains("of its own") || what.contains("of their own")), "{name}");
+    assert_repaired(&room, &bytes.0, "shown", name);
+}
+
 /// Every kind of image that qemu-img makes and we can follow.
 const KINDS: [&str; 11] = [
     "-o cluster_size=64k",
@@ -390,6 +402,49 @@ fn references_that_make_no_sense_stay_damage() {
     lasting("a table outside the file", |bytes| bytes.set_u64(bytes.l1(0), COPIED | 1 << 40));
     lasting("a file cut short", |bytes| bytes.0.truncate(bytes.0.len() / 2));
     lasting("a first-level table that is not aligned", |bytes| bytes.flip(40, 0x200));
+}
+
+#[test]
+fn clusters_that_lie_where_a_structure_is_get_places_of_their_own() {
+    taken_apart("the first-level table", |bytes| bytes.set_u64(bytes.l2(3), COPIED | bytes.u64(40)));
+    taken_apart("its own table", |bytes| {
+        let table = bytes.l2(0);
+        bytes.set_u64(bytes.l2(3), COPIED | table);
+    });
+    taken_apart("another table, twice, and an image marked as corrupt", |bytes| {
+        let other = bytes.l2(600 << 4) & !0xffff;
+        bytes.set_u64(bytes.l2(3), COPIED | other);
+        bytes.set_u64(bytes.l2(5), other);
+        bytes.flip(72, 2);
+    });
+    taken_apart("the first-level table, and no refcounts", |bytes| {
+        bytes.set_u64(bytes.l2(3), COPIED | bytes.u64(40));
+        bytes.set_u64(bytes.refcount_table(), 0);
+    });
+}
+
+#[test]
+fn what_lies_where_a_snapshot_has_its_table_gets_a_place_of_its_own() {
+    let room = Room::new();
+    image(&room, "-o cluster_size=64k");
+    room.img("snapshot -c one sound");
+    room.io("sound", "write -P 9 0 64k");
+    let mut bytes = Bytes(room.read("sound"));
+    let table_of_snapshot = bytes.u64(bytes.u64(64));
+    bytes.set_u64(bytes.l2(0), COPIED | table_of_snapshot);
+    assert_class(&room, &bytes.0, Class::Corrupt, "a snapshot's table");
+    room.img("convert -f qcow2 -O qcow2 damaged shown");
+    assert_repaired(&room, &bytes.0, "shown", "a snapshot's table");
+}
+
+/// QEMU's check lets that pass, and its readers do not.
+#[test]
+fn a_cluster_of_version_2_that_claims_to_be_zero_is_damage() {
+    let room = Room::new();
+    let mut bytes = image(&room, "-o compat=0.10");
+    bytes.flip(bytes.l2(3), 1);
+    let report = check(&mut bytes.0.as_slice()).unwrap();
+    assert!(report.problems.iter().any(|problem| problem.what.contains("reserved bits")), "{report:?}");
 }
 
 #[test]

@@ -91,6 +91,10 @@ pub(super) struct Survey {
     pub(super) beyond: Option<u64>,
     /// Two places of the disk have the same cluster, more often than the image says.
     pub(super) shared: u64,
+    /// Something lies where a structure is that has its clusters for itself.
+    pub(super) overlapped: bool,
+    /// Those structures, but for second-level tables of the disk: offset and length.
+    structures: Vec<(u64, u64)>,
 }
 
 impl Survey {
@@ -108,7 +112,7 @@ impl Survey {
         walk.judge_overlaps();
         let mut refcounts = Refcounts::read(source, &mut walk)?;
         walk.judge_overlaps();
-        let Walk { mut ledger, mut findings, unresolved, beyond, .. } = walk;
+        let Walk { mut ledger, mut findings, unresolved, beyond, overlapped, structures, .. } = walk;
         let compared = refcounts::compare(source, &shape, &mut refcounts, &mut ledger, &mut findings)?;
         copied::judge(source, &shape, &ledger, &mut findings)?;
         Ok(Survey {
@@ -119,6 +123,17 @@ impl Survey {
             unresolved: unresolved || compared.too_many,
             beyond,
             shared: compared.shared,
+            overlapped,
+            structures,
         })
+    }
+
+    /// Whether a structure that has its clusters for itself is in this one.
+    pub(super) fn is_structure(&self, cluster: u64) -> bool {
+        let at = self.shape.offset_of(cluster);
+        let within = |&(begin, len): &(u64, u64)| {
+            at < begin.saturating_add(len) && at.saturating_add(self.shape.cluster) > begin
+        };
+        self.ledger.is_table(cluster) || self.structures.iter().any(within)
     }
 }

@@ -16,6 +16,9 @@ use crate::{ImageError, Severity, Source};
 /// its first-level table has entries.
 const REPEATS_MAX: u32 = 1024;
 
+/// Structures that are remembered, to be looked for behind every entry: a table for each snapshot, and few beside them.
+const STRUCTURES_MAX: usize = 1024;
+
 /// Bits of a first-level entry that must be zero.
 const FIRST_RESERVED: u64 = !(COPIED | OFFSET_MASK);
 /// Bits of a second-level entry of an uncompressed cluster that must be zero.
@@ -30,6 +33,10 @@ pub struct Walk<'a> {
     pub(super) unresolved: bool,
     /// The first cluster behind the end of the file that something refers to.
     pub(super) beyond: Option<u64>,
+    /// Something lies where a structure is that cannot be laid out anew.
+    pub(super) overlapped: bool,
+    /// Those structures, but for second-level tables: offset and length.
+    pub(super) structures: Vec<(u64, u64)>,
     /// Structures that have their clusters for themselves.
     alone: Vec<Alone>,
     repeats: u32,
@@ -51,6 +58,8 @@ impl<'a> Walk<'a> {
             findings: Findings::default(),
             unresolved: false,
             beyond: None,
+            overlapped: false,
+            structures: Vec::new(),
             alone: Vec::new(),
             repeats: 0,
         }
@@ -71,6 +80,9 @@ impl<'a> Walk<'a> {
         let inside = self.refer(at, len, Role::Other, what)?;
         if inside {
             self.alone.push(Alone { at, len, what, severity: Severity::Damage });
+            if self.structures.len() < STRUCTURES_MAX {
+                self.structures.push((at, len));
+            }
         }
         Ok(inside)
     }
@@ -102,6 +114,7 @@ impl<'a> Walk<'a> {
         }
         for cluster in first..=last {
             if self.ledger.count(cluster, role)? == Some(Clash::TableAndData) {
+                self.overlapped = true;
                 let place = self.shape.offset_of(cluster);
                 self.damage(place, format!("the cluster of {what} is a second-level table and data at once"));
             }
@@ -188,7 +201,8 @@ impl<'a> Walk<'a> {
     }
 
     fn judge_reserved(&mut self, at: u64, bits: u64) {
-        if bits & SECOND_RESERVED != 0 {
+        let zero = if self.shape.header.raw.version.get() < 3 { ZERO } else { 0 };
+        if bits & (SECOND_RESERVED | zero) != 0 {
             self.damage(at, format!("the second-level entry {bits:#x} has reserved bits set"));
         }
     }
@@ -204,7 +218,10 @@ impl<'a> Walk<'a> {
             let place = self.shape.offset_of(cluster);
             let what = format!("something else is where {what} is");
             match severity {
-                Severity::Damage => self.damage(place, what),
+                Severity::Damage => {
+                    self.overlapped = true;
+                    self.damage(place, what);
+                }
                 other => self.findings.add(other, place, what),
             }
         }

@@ -8,20 +8,23 @@
 //! 2. Refcounts that are too low are raised. *Reopened here:* what is in use is safe from being used again; the rest
 //!    is wrong still. Where the table or a block cannot be mended in place, all refcounts are laid out anew behind
 //!    everything that is in use. *Reopened here:* as before, nothing refers to them.
-//! 3. Marks "copied" on what has several references are cleared. *Reopened here:* such clusters are not written to in
+//! 3. Clusters of the disk that lie where a structure is, copied to places of their own before step 2, are referred to
+//!    there. *Reopened here:* the disk shows what it did.
+//! 4. Marks "copied" on what has several references are cleared. *Reopened here:* such clusters are not written to in
 //!    place any more.
-//! 4. Refcounts that are too high are lowered; or the header gets the new table, in one sector.
-//! 5. Marks "copied" on what has one reference are set. *Reopened here, or before:* a cluster that lacks its mark is
+//! 5. Refcounts that are too high are lowered; or the header gets the new table, in one sector.
+//! 6. Marks "copied" on what has one reference are set. *Reopened here, or before:* a cluster that lacks its mark is
 //!    copied when it is written to, which costs time only.
-//! 6. The header: not dirty, not corrupt, and without bitmaps that are out of date. Only now the image counts as
+//! 7. The header: not dirty, not corrupt, and without bitmaps that are out of date. Only now the image counts as
 //!    sound.
 //!
-//! Where references cannot be made out, step 2 is all that is done: what looks unused may be what they refer to. And not even that,
-//! if refcounts would have to be laid out anew and a reference leads there, behind the end of the file: it would read them as
-//! what it refers to.
+//! Where references cannot be made out, steps 2 and 3 are all that is done: what looks unused may be what they refer to.
+//! And not even that, if refcounts would have to be laid out anew and a reference leads there, behind the end of the
+//! file: it would read them as what it refers to.
 //! Memory: one new refcount block for each that changes, and 512 bytes for each sector of entries with a wrong mark.
 
 mod anew;
+mod apart;
 mod header;
 
 use super::check::Survey;
@@ -29,6 +32,7 @@ use super::check::copied;
 use super::layout::{COPIED, SECTOR, index, length, set_entry};
 use crate::{ImageError, MetaWrite, Source};
 use anew::{Anew, lay_out};
+use apart::{Apart, Written};
 use header::HeaderSector;
 
 /// What mends an image.
@@ -49,6 +53,11 @@ impl Repair {
         }
     }
 
+    /// Where the last write ends.
+    fn end(&self) -> Option<u64> {
+        self.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len()))).max()
+    }
+
     fn say(&mut self, count: u64, one: &str, many: &str) {
         match count {
             0 => {}
@@ -60,7 +69,20 @@ impl Repair {
 
 /// How to mend an image. An error means that it cannot be read as a qcow2 image at all.
 pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
-    let mut survey = Survey::of(source)?;
+    let survey = Survey::of(source)?;
+    let apart = Apart::find(source, &survey)?;
+    if apart.copies.is_empty() {
+        return plan(source, survey, &apart);
+    }
+    let mut written = Written::new(source, &apart);
+    let survey = Survey::of(&mut written)?;
+    let mut repair = plan(&mut written, survey, &apart)?;
+    repair.new_len = repair.end().filter(|&end| end > source.len());
+    Ok(repair)
+}
+
+/// The same of a file as it is when the clusters that lie upon structures have places of their own.
+fn plan(source: &mut dyn Source, mut survey: Survey, apart: &Apart) -> Result<Repair, ImageError> {
     let mut repair = Repair::default();
     let sound = !survey.unresolved;
     if !sound {
@@ -100,7 +122,14 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
         raise.extend(writes);
         lower.push(header.set_refcount_table(table_at, table_clusters));
     }
+    repair.batch(apart.copies.clone());
+    repair.say(
+        length(apart.copies.len()),
+        "cluster that lay where a structure is has a place of its own, and shows what it did",
+        "clusters that lay where structures are have places of their own, and show what they did",
+    );
     repair.batch(raise);
+    repair.batch(apart.entries.clone());
     repair.batch(marks.clear);
     repair.batch(lower);
     repair.batch(marks.set);
@@ -113,8 +142,7 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
         repair.what.insert(0, "autoclear bits of other programs are cleared".into());
     }
     // The last structure of a file need not be there in full.
-    let ends = repair.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len())));
-    repair.new_len = ends.max().filter(|&end| end > source.len());
+    repair.new_len = repair.end().filter(|&end| end > source.len());
     Ok(repair)
 }
 

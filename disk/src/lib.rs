@@ -24,7 +24,7 @@ mod slab;
 mod transport;
 pub mod vhd;
 
-pub use disk::{Damage, Disk, LAYERS_MAX, Layer, MergeProgress, MergeState, Options};
+pub use disk::{Damage, Damaged, Disk, LAYERS_MAX, Layer, MergeProgress, MergeState, Options};
 pub use error::{ImageError, ImageErrorKind};
 pub use format::{
     Access, Corrupt, Creation, Discarded, Fill, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket,

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::image_name::ImageName;
 use crate::layers::Layers;
 use crate::log::say;
-use crate::soundness::unfindable;
+use crate::soundness::{cure_for, unfindable};
 
 /// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
 const DEPTH: usize = 64;
@@ -159,8 +159,7 @@ impl Runner {
     /// Metadata of a layer makes no sense: which bytes of the disk that costs, and what may mend it.
     fn damaged(&self, tried: String, damage: Damage) -> Failure {
         let name = self.names.get(usize::from(damage.file.0)).unwrap_or(&self.name);
-        let advice =
-            format!("what is beside them is sound; `tapline image check {name} --repair` mends what can be mended");
+        let advice = format!("what is beside them is sound; {}", cure_for(damage, name));
         Failure::new(tried, unfindable(damage, name)).advise(advice)
     }
 }

@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 
-use disk::{Damage, ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
+use disk::{Damage, Damaged, ImageErrorKind, MetaWrite, Problem, Severity, Source, Span, qcow2, vhd};
 use uring::ImageFile;
 
 use crate::failure::Failure;
@@ -43,12 +43,26 @@ impl Examined {
 
 /// What is said of bytes that a disk does not find, in the layer that is called so.
 pub fn unfindable(damage: Damage, layer: impl Display) -> String {
-    let Damage { file: _, span, at, raw } = damage;
-    let last = span.end().saturating_sub(1);
-    format!(
-        "its bytes {} to {last} cannot be found, since the entry {raw:#018x} at byte {at} of {layer} makes no sense",
-        span.at
-    )
+    let Damage { file: _, span: Span { at: first, .. }, at, what } = damage;
+    let last = damage.span.end().saturating_sub(1);
+    match what {
+        Damaged::Entry(raw) => format!(
+            "its bytes {first} to {last} cannot be found, since the entry {raw:#018x} at byte {at} of {layer} makes no \
+             sense"
+        ),
+        Damaged::Packed => format!(
+            "its bytes {first} to {last} cannot be had, since the compressed cluster at byte {at} of {layer} does not \
+             unpack to one"
+        ),
+    }
+}
+
+/// What can be done about it, where the layer is called so.
+pub fn cure_for(damage: Damage, layer: impl Display) -> String {
+    match damage.what {
+        Damaged::Entry(_) => format!("`tapline image check {layer} --repair` mends what can be mended"),
+        Damaged::Packed => "what it held is lost, and comes back from a backup only".to_owned(),
+    }
 }
 
 /// Checks the metadata of a file. `cure`: also finds out how to mend it, where that is work of its own.

@@ -214,6 +214,36 @@ fn a_bad_entry_costs_its_cluster_and_a_message_says_which() {
     room.guest("qcow2:a.q", &["read -P 1 0 192k", "read -P 1 256k 768k", "write -P 2 320k 4k", "read -P 1 324k 60k"]);
 }
 
+/// Both cost more than one request, all of which are under way at one time.
+#[test]
+fn a_bad_table_and_a_bad_compressed_cluster_are_named_too() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    room.tool("qemu-img", "convert -f raw -O qcow2 a.raw table.q");
+    room.tool("qemu-img", "convert -c -f raw -O qcow2 a.raw packed.q");
+    let at = |bytes: &[u8], at: u64| {
+        let at = usize::try_from(at).unwrap();
+        u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
+    };
+    let mut bytes = room.read("table.q");
+    let l1 = at(&bytes, 40);
+    let place = usize::try_from(l1).unwrap();
+    bytes[place..place + 8].copy_from_slice(&(1_u64 << 40).to_be_bytes());
+    room.write("table.q", &bytes);
+    let mut bytes = room.read("packed.q");
+    let l1 = at(&bytes, 40);
+    let packed = at(&bytes, at(&bytes, l1) & 0x00ff_ffff_ffff_fe00) & ((1 << 54) - 1);
+    let place = usize::try_from(packed).unwrap();
+    bytes[place..place + 64].fill(0xff);
+    room.write("packed.q", &bytes);
+    for (image, words) in
+        [("table.q", format!("at byte {l1} of")), ("packed.q", format!("the compressed cluster at byte {packed} of"))]
+    {
+        let said = room.tapline(&format!("image convert qcow2:{image} raw:out.raw"));
+        assert!(said.code == Some(4) && said.err.contains(&words), "{words}: {said:?}");
+    }
+}
+
 #[test]
 fn an_image_that_was_not_closed_is_repaired_before_it_is_written() {
     let room = Room::new();

@@ -1,6 +1,7 @@
-//! What damaged metadata a request has met, so that people can be told why it failed.
+//! What damage a request has met, so that people can be told why it failed.
 //!
-//! Knows nothing of what the metadata should have been. Keeps the last of it only, until it is asked for.
+//! Knows nothing of what should have been there. Keeps what was met last, as much as the requests in flight can meet,
+//! until it is asked for.
 
 use super::Disk;
 use crate::fold::{Fold, GRAIN};
@@ -10,15 +11,27 @@ use crate::{FileId, Span};
 /// Bytes of the disk that are not to be had, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The file whose metadata makes no sense.
+    /// The file that is damaged.
     pub file: FileId,
     /// The bytes, as far as they were asked for.
     pub span: Span,
     /// Offset in the file of what makes no sense.
     pub at: u64,
-    /// What stands there.
-    pub raw: u64,
+    /// What is there.
+    pub what: Damaged,
 }
+
+/// What makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damaged {
+    /// An entry of a table, which is this.
+    Entry(u64),
+    /// A compressed cluster, which does not unpack to one.
+    Packed,
+}
+
+/// Damage that is kept: a client may have so many requests in flight that all fail of one entry.
+const KEPT_MAX: usize = 64;
 
 impl<F: Format> Disk<F> {
     /// The damage that failed a request for `span`, if that was not asked for yet. It may lie beside the bytes that
@@ -26,14 +39,21 @@ impl<F: Format> Disk<F> {
     pub fn take_damage(&mut self, span: Span) -> Option<Damage> {
         let grain = Fold::grain_of(span.at);
         let near = Span { at: grain.at, len: span.end().saturating_sub(grain.at).next_multiple_of(GRAIN) };
-        self.damage.take_if(|damage| damage.span.overlaps(near))
+        let found = self.damage.iter().position(|damage| damage.span.overlaps(near))?;
+        self.damage.remove(found)
     }
 
-    /// The first bytes of `span` are not to be had: metadata of `file` makes no sense.
+    /// The first bytes of `span` are not to be had: `file` is damaged.
     pub(super) fn met_damage(&mut self, file: FileId, span: Span) {
         let place = self.format_of(file).map(|format| format.map(span));
-        if let Some(Ok(Place::Damaged { at, raw, len })) = place {
-            self.damage = Some(Damage { file, span: Span { at: span.at, len: len.min(span.len) }, at, raw });
+        let (at, what, len) = match place {
+            Some(Ok(Place::Damaged { at, raw, len })) => (at, Damaged::Entry(raw), len),
+            Some(Ok(Place::Packed { at, lead, len, .. })) => (at.saturating_add(lead), Damaged::Packed, len),
+            _ => return,
+        };
+        if self.damage.len() >= KEPT_MAX {
+            self.damage.pop_front();
         }
+        self.damage.push_back(Damage { file, span: Span { at: span.at, len: len.min(span.len) }, at, what });
     }
 }

@@ -51,7 +51,7 @@ use merge::Merge;
 use packed::Packed;
 
 pub use chain::Layer;
-pub use damage::Damage;
+pub use damage::{Damage, Damaged};
 pub use merge::{MergeProgress, MergeState};
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
@@ -184,7 +184,7 @@ pub struct Disk<F: Format> {
     /// Layers that can be written to, leaf first.
     writers: Vec<usize>,
     /// Damaged metadata that a request has met, for who asks.
-    damage: Option<Damage>,
+    damage: VecDeque<Damage>,
     /// In some of them stray space has not been looked for yet.
     reclaim_due: bool,
     /// Syncs under way in front of a first reclaim.
@@ -242,7 +242,7 @@ impl<F: Format> Disk<F> {
             round_status: Status::Done,
             sync_asked: false,
             writers: Vec::new(),
-            damage: None,
+            damage: VecDeque::new(),
             reclaim_due: true,
             reclaim_syncs: 0,
             held_back: false,

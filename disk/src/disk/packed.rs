@@ -186,6 +186,7 @@ impl<F: Format> Disk<F> {
         if moved {
             return wants.iter().for_each(|want| self.look_again(want, io));
         }
+        let was_read = done.result.is_ok();
         let bytes = match (done.result, done.op.action) {
             (Ok(()), Action::Read { into, .. }) => self.unpack(begin.0, lead, &into.to_vec()),
             _ => None,
@@ -194,6 +195,9 @@ impl<F: Format> Disk<F> {
             Some(bytes) => wants.iter().map(|want| copy_out(bytes, want)).collect(),
             None => wants.iter().map(|_| Status::Failed).collect(),
         };
+        if was_read && bytes.is_none() {
+            wants.iter().for_each(|want| self.met_damage(begin.0, want.span));
+        }
         if let Some(bytes) = bytes {
             self.packed.keep(begin, bytes);
         }

@@ -2,7 +2,7 @@
 
 use disk::{Damage, Operation, Status};
 
-use crate::soundness::unfindable;
+use crate::soundness::{cure_for, unfindable};
 
 /// What whoever runs the host must hear of a failed request, for only they can help. The rest is the guest's doing.
 pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
@@ -13,10 +13,10 @@ pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
     }
 }
 
-/// Damaged metadata, as what a request has failed of.
+/// Damage, as what a request has failed of.
 pub(super) fn of_damage(damage: Damage) -> String {
     let why = unfindable(damage, format_args!("layer {}", damage.file.0));
-    format!(": {why}; `tapline image check IMAGE --repair` mends what can be mended")
+    format!(": {why}; {}", cure_for(damage, "IMAGE"))
 }
 
 /// An operation, as it is called in a line.

@@ -129,6 +129,8 @@ pub enum Wait {
     Load(MetaBlock),
     /// Another write is giving the same cluster its place. Ask again when its ticket is committed or abandoned.
     Busy(Ticket),
+    /// All that is free may still be referred to by what is durable: ask again when a round has ended.
+    Round,
     /// The format has run out of places (or the storage, where its size is fixed).
     NoSpace,
     /// The metadata that says where the first bytes live makes no sense. What lies beside them is not concerned.

@@ -339,6 +339,9 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     };
     // And one redo log in four is soon full.
     case.setup.log = [512 + 256 * random.index(4), ROOMY, ROOMY, ROOMY][random.index(4)];
+    if bug.is_some_and(Planted::needs_full_log) {
+        case.setup.log = FULL;
+    }
     // And one disk in four has low limits of its own.
     case.setup.tight = random.below(4) == 0;
     case.setup.bug = bug;
@@ -385,6 +388,9 @@ pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
     }
     Outcome { counts: explorer.counts, failure }
 }
+
+/// Bytes of a redo log that is full with the first change.
+const FULL: usize = 16;
 
 /// Operations in a workload of a hunt: enough for a place to be given away, taken back and given away again, and for a
 /// disk to grow, a layer to be merged and to be used behind its old end.

@@ -50,6 +50,8 @@ pub enum Planted {
     TrustedTail,
     /// A place is called clean though it could not be deallocated.
     TrustedRelease,
+    /// A block is placed where a killed process has given one up before that is durable.
+    UnprovenPlace,
     /// A cluster's refcount is written after the entry that refers to it.
     RefcountAfterEntry,
     /// Refcounts and the entries that refer to the clusters are written together.
@@ -122,7 +124,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 48] = [
+const NAMES: [(Planted, &str, &str); 49] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -142,6 +144,7 @@ const NAMES: [(Planted, &str, &str); 48] = [
     (Planted::ParentShown, "parent-shown", "vhd"),
     (Planted::TrustedTail, "trusted-tail", "vhd"),
     (Planted::TrustedRelease, "trusted-release", "vhd"),
+    (Planted::UnprovenPlace, "unproven-place", "vhd"),
     (Planted::RefcountAfterEntry, "refcount-after-entry", "qcow2"),
     (Planted::RefcountWithEntry, "refcount-with-entry", "qcow2"),
     (Planted::EntryBeforeData, "entry-before-data", "qcow2"),
@@ -213,6 +216,13 @@ impl Planted {
             Planted::FailedSyncForgotten => &[FaultKind::Failed],
             _ => &[],
         }
+    }
+}
+
+impl Planted {
+    /// Whether it is seen only where the redo log is full, and the next process knows what the files say and no more.
+    pub fn needs_full_log(self) -> bool {
+        self == Planted::UnprovenPlace
     }
 }
 

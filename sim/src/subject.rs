@@ -212,6 +212,7 @@ impl Subject {
     /// Plants the bug's part that lies in how the image is opened.
     pub fn plant(self, bug: Option<Planted>) -> Subject {
         match bug {
+            Some(Planted::UnprovenPlace) => Subject::new(self.kind, Unwritten::Stale),
             Some(Planted::TrustedTail) => Subject { tail: Unwritten::Stale, told: Unwritten::Zeroes, ..self },
             _ => self,
         }

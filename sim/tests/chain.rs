@@ -8,6 +8,7 @@ mod search;
 use search::{assert_nothing_found, subjects_of};
 use sim::crash::Explorer;
 use sim::explore::{self, Bound, Case};
+use sim::io::Visible;
 use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
@@ -65,6 +66,20 @@ fn what_was_found_once_is_not_found_again() {
     ];
     for (text, pace) in once.iter().flat_map(|text| Pace::ALL.map(|pace| (text, pace))) {
         search::assert_sound(Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes), text, pace, None);
+    }
+}
+
+/// A redo log without room: what a process has changed when it dies is in the file, or is not, and nothing is owed.
+#[test]
+fn no_block_takes_the_place_of_one_that_a_killed_merge_has_given_up() {
+    let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Stale);
+    let start = explore::prepare(&subject).expect("it opens");
+    let ops = workload::parse("r4107+2 w3072+1 f merge").expect("it is a workload");
+    let mut case = Case::new(subject, ops, Schedule::undisturbed(Pace::Serial));
+    (case.setup.log, case.setup.room, case.setup.depth) = (512, 3, 2);
+    case.setup.visible = Visible::AtCompletion;
+    if let Err(failure) = explore::explore(&mut Explorer::default(), &start, &mut case) {
+        panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
     }
 }
 

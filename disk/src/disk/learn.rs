@@ -176,7 +176,7 @@ impl<F: Format> Disk<F> {
         let parked = Parked::Request { number, rest };
         match obstacle {
             Obstacle::Grain(missing) => self.park_for_grain(parked, missing, io),
-            Obstacle::Owed => self.wait_for_round(parked, io),
+            Obstacle::Owed | Obstacle::Layer(_, Wait::Round) => self.wait_for_round(parked, io),
             Obstacle::Layer(file, Wait::Load(block)) => {
                 self.park(parked, vec![(file, block)], io);
             }
@@ -272,7 +272,7 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
                 missing.push((layer.file, block));
                 Place::Parent { len: rest.len }
             }
-            Err(Wait::Busy(_) | Wait::NoSpace | Wait::Damaged(_)) => unreachable!("a lookup takes no space"),
+            Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => unreachable!("a lookup takes no space"),
         };
         let part = Span { at, len: place.len().min(rest.len).max(512) };
         match place {

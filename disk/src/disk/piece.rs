@@ -315,7 +315,7 @@ fn hold<F: Format>(layers: &mut [Layer<F>], span: Span, held: &mut Vec<Held>, mi
 fn block_of(wait: Wait) -> Option<MetaBlock> {
     match wait {
         Wait::Load(block) => Some(block),
-        Wait::Busy(_) | Wait::NoSpace | Wait::Damaged(_) => None,
+        Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_) => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::space::Slot;
-use crate::format::Ticket;
+use crate::format::{Ticket, Wait};
 
 /// Sectors of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,13 +29,13 @@ pub struct Pending {
 
 impl Pending {
     /// The slot that a new block is to have: the one it was given before, or one from `take`.
-    pub fn slot(&mut self, block: u32, take: impl FnOnce() -> Option<Slot>) -> Option<Slot> {
+    pub fn slot(&mut self, block: u32, take: impl FnOnce() -> Result<Slot, Wait>) -> Result<Slot, Wait> {
         if let Some(&slot) = self.slots.get(&block) {
-            return Some(slot);
+            return Ok(slot);
         }
         let slot = take()?;
         self.slots.insert(block, slot);
-        Some(slot)
+        Ok(slot)
     }
 
     /// Begins a write.

@@ -7,11 +7,17 @@
 //! Invariant: a slot is handed out only when no durable metadata refers to it. A slot given up is therefore kept
 //! back until the metadata that gave it up is durable *and* its old content has been deallocated, or is known
 //! not to have been ("unclean"). Where a power loss must find the old content, deallocating waits for the metadata.
+//!
+//! What was read at open need not be durable: a process that was killed may have left it in a cache. Slots between others
+//! are stray then, and the disk syncs before it deallocates the first of them. Behind the last one there is nothing of
+//! which durable metadata could speak where the file ends there; on a device there may be a block that the killed process
+//! has just given up. So nothing is placed there before a round has ended ([`Space::prove`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use super::layout::SECTOR;
+use crate::format::Wait;
 
 /// Blocks begin at a multiple of this many bytes: what storage and O_DIRECT like best.
 const BLOCK_ALIGN: u64 = 4096;
@@ -47,6 +53,8 @@ pub struct Space {
     floor: u64,
     /// Whether bytes behind `end` read as zero.
     zero_tail: bool,
+    /// Whether no durable metadata speaks of what is behind `end`.
+    proven: bool,
     /// Clean ones at the back, where they are taken from.
     free: VecDeque<Slot>,
     /// By sector. A trim of a large disk makes it large.
@@ -72,6 +80,7 @@ impl Space {
             end: 0,
             floor,
             zero_tail,
+            proven: zero_tail,
             free: VecDeque::new(),
             returning: HashMap::new(),
             stray: VecDeque::new(),
@@ -124,14 +133,22 @@ impl Space {
         self.end
     }
 
-    /// A free slot; clean ones first. `None` when the file cannot grow any more.
-    pub fn take(&mut self) -> Option<Slot> {
+    /// All that was read at open is durable.
+    pub fn prove(&mut self) {
+        self.proven = true;
+    }
+
+    /// A free slot; clean ones first. No space when the file cannot grow any more.
+    pub fn take(&mut self) -> Result<Slot, Wait> {
         if let Some(slot) = self.free.pop_back() {
-            return Some(slot);
+            return Ok(slot);
         }
-        let sector = self.next_sector()?;
+        let sector = self.next_sector().ok_or(Wait::NoSpace)?;
+        if !self.proven {
+            return Err(Wait::Round);
+        }
         self.end = self.behind(sector);
-        Some(Slot { sector, clean: self.zero_tail })
+        Ok(Slot { sector, clean: self.zero_tail })
     }
 
     /// Room for `len` bytes of metadata, behind everything else.
@@ -233,7 +250,7 @@ mod test {
         space.released(slot.sector, true);
         assert_ne!(space.take().unwrap().sector, slot.sector);
         space.forgotten(slot.sector);
-        assert_eq!(space.take(), Some(slot));
+        assert_eq!(space.take(), Ok(slot));
     }
 
     #[test]
@@ -246,7 +263,7 @@ mod test {
         assert_eq!(space.next_stray(), Some(slot.sector));
         assert_ne!(space.take().unwrap().sector, slot.sector);
         space.released(slot.sector, true);
-        assert_eq!(space.take(), Some(slot));
+        assert_eq!(space.take(), Ok(slot));
     }
 
     #[test]
@@ -260,7 +277,7 @@ mod test {
         assert_eq!(space.next_stray(), None);
         assert!(space.take().unwrap().sector > third.sector);
         space.released(first.sector, true);
-        assert_eq!(space.take(), Some(Slot { sector: first.sector, clean: true }));
+        assert_eq!(space.take(), Ok(Slot { sector: first.sector, clean: true }));
     }
 
     #[test]
@@ -277,8 +294,17 @@ mod test {
     }
 
     #[test]
+    fn behind_the_last_block_of_a_device_nothing_is_placed_before_what_was_read_is_durable() {
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), 1 << 30, false, 0);
+        assert_eq!(space.take(), Err(Wait::Round));
+        assert_eq!(space.end(), 8192);
+        space.prove();
+        assert_eq!(space.take().map(|slot| space.range(slot.sector).start >= 8192 + SECTOR), Ok(true));
+    }
+
+    #[test]
     fn the_table_runs_out_at_two_tebibytes() {
         let mut space = Space::new(512, BLOCK, std::iter::once(0..(1 << 41) - BLOCK), 0, true, 0);
-        assert_eq!(space.take(), None);
+        assert_eq!(space.take(), Err(Wait::NoSpace));
     }
 }

@@ -192,7 +192,7 @@ impl Sparse {
             (sector, !written)
         } else {
             let space = &mut self.space;
-            (self.pending.slot(block, || space.take()).ok_or(Wait::NoSpace)?.sector, true)
+            (self.pending.slot(block, || space.take())?.sector, true)
         };
         let ticket = changes.then(|| self.pending.begin(write));
         Ok(Reserved { at: self.space.block_at(slot).saturating_add(from), len, ticket, fill: None })

@@ -169,6 +169,13 @@ impl<F: Format> Saboteur<F> {
         }
     }
 
+    /// Has the format believe that all it knows is durable. It is written with the next round.
+    fn feign_round(&mut self) {
+        let batches = self.inner.seal();
+        self.inner.settled(true);
+        self.owed.extend(batches);
+    }
+
     /// The clusters of the file that a planted bug deallocates though others refer to them: those in which a compressed
     /// one stands, or the one that an internal snapshot has too.
     fn given_up_at(&mut self, span: Span) -> Option<(u64, u64)> {
@@ -263,6 +270,10 @@ impl<F: Format> Format for Saboteur<F> {
             Err(Wait::Busy(ticket)) if self.has(Planted::CopyNotAwaited) => {
                 return self.not_awaited(ticket, span).ok_or(Wait::Busy(ticket));
             }
+            Err(Wait::Round) if self.has(Planted::UnprovenPlace) && !self.in_round => {
+                self.feign_round();
+                self.inner.reserve(span)?
+            }
             other => other?,
         };
         if self.depth > 0 && self.has(Planted::LeafGrows) {
@@ -343,9 +354,7 @@ impl<F: Format> Format for Saboteur<F> {
         }
         self.inner.released(at, clean || self.has(Planted::TrustedRelease));
         if (self.has(Planted::EarlyReuse) || self.has(Planted::ReuseBeforeFlush)) && !self.in_round {
-            let batches = self.inner.seal();
-            self.inner.settled(true);
-            self.owed.extend(batches);
+            self.feign_round();
         }
     }
 

@@ -98,6 +98,7 @@ impl Sparse {
             }
         }
         if durable {
+            self.space.prove();
             round.forgotten.into_iter().for_each(|sector| self.space.forgotten(sector));
             self.copy_lost &= !round.copy;
             if round.change.is_some() {

@@ -60,7 +60,7 @@ pub const HEAD_AT: usize = 16;
 pub const TAIL_AT: usize = 24;
 /// Where it stands whether something was written that no sync has covered.
 pub const UNSYNCED_AT: usize = 32;
-/// Where it stands whether a sync has failed.
+/// Where it stands whether a sync has failed, of the image or of one below it.
 pub const FAILED_AT: usize = 40;
 /// Where it stands when the process was last seen to write.
 const SEEN_AT: usize = 48;
@@ -111,7 +111,7 @@ pub struct RedoLog {
     logging: Logging,
     /// What the process before us has left to be done.
     owed: Option<Owed>,
-    /// Whether that process has seen a sync fail.
+    /// Whether a sync has failed under that process, or under us.
     failed: bool,
 }
 
@@ -215,13 +215,19 @@ impl RedoLog {
         Patched::new(source, self.owed.as_ref())
     }
 
-    /// Whether the process before us, or we, have seen a sync of this image fail.
+    /// Whether the process before us, or we, have seen a sync fail of this image or of one below it. What is owed is read
+    /// then, and never written: it speaks of data that may be lost, and a merge may have given up here what is lost below.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// The image is opened by someone who knows that a sync has failed, and takes it as it is.
+    /// The image is opened by someone who knows that a sync has failed, and takes it as after a power loss: what is owed
+    /// is forgotten, none of which was flushed. Before it is opened through the log.
     pub fn accept_failure(&mut self) {
+        self.tail = self.head;
+        self.sealed = self.head;
+        self.store(TAIL_AT, self.tail);
+        self.owed = None;
         self.failed = false;
         self.store(FAILED_AT, 0);
     }
@@ -290,8 +296,9 @@ impl RedoLog {
         self.store(UNSYNCED_AT, 1);
     }
 
-    /// A sync has failed: that is to be known until the image is opened on purpose by someone who knows of it.
-    pub(crate) fn sync_failed(&mut self) {
+    /// A sync has failed, of the image or of one below it: that is to be known until the image is opened on purpose by
+    /// someone who knows of it.
+    pub fn sync_failed(&mut self) {
         self.failed = true;
         self.store(FAILED_AT, 1);
     }

@@ -156,7 +156,7 @@ impl Explorer {
     }
 
     /// Has the process die at this moment and another take over. A power loss while it does is looked at in one of
-    /// [`LIVES_ON`].
+    /// [`LIVES_ON`], and always where a failed sync is accepted.
     pub fn death(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
         let files = files_of(sight.chains);
         let (wreck, legal) = (Wreck::new(sight.io, &files), sight.oracle.after_crash());
@@ -171,13 +171,17 @@ impl Explorer {
         let limits = (self.all_up_to, self.at_random);
         (self.all_up_to, self.at_random) = (16, 4);
         let mut result = Ok(());
+        // Whether what was under way has reached the storage, and whether a failed sync is accepted.
+        let mut ways = vec![(true, false)];
+        ways.extend((scene.setup.visible == Visible::AtCompletion).then_some((false, false)));
+        ways.extend(sight.io.sync_failed().then_some((true, true)));
         for chain in sight.chains {
-            for reached in [true, false] {
-                if result.is_ok() && (reached || scene.setup.visible == Visible::AtCompletion) {
+            for &(reached, accepts) in &ways {
+                if result.is_ok() {
                     self.counts.deaths += 1;
                     let lives_on = digest / self.deaths_each % LIVES_ON == 0;
-                    let death = Death { chain, reached, windows: &windows, lives_on };
-                    let mut watch = |sight: &Sight<'_>| match lives_on {
+                    let death = Death { chain, reached, windows: &windows, lives_on, accepts };
+                    let mut watch = |sight: &Sight<'_>| match lives_on || accepts {
                         true => self.event(Scene { setup: &setup, first_life: false }, sight),
                         false => Ok(()),
                     };

@@ -334,6 +334,8 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     case.setup.fault = match kinds.first() {
         // Few operations are deallocations.
         Some(FaultKind::Unsupported) => Some(Fault { kind: FaultKind::Unsupported, nth: nth % 3 + 1 }),
+        // A merge is to have come to its round.
+        Some(FaultKind::Failed) => Some(Fault { kind: FaultKind::Failed, nth }),
         Some(kind) => Some(Fault { kind: *kind, nth: nth % 16 + 1 }),
         None => faulty.then_some(Fault { kind, nth }),
     };
@@ -461,9 +463,10 @@ const GROWTH_FAULT_WORKLOADS: [&str; 5] = {
 /// Of two formats, or with compressed clusters: a snapshot in the one, which is merged into the other.
 const MIXED_FAULT_WORKLOADS: [&str; 1] = ["snapshot W0+3 merge w4095+2 f merge d0+1024 f"];
 /// The same for chains: each step with requests before and after it, and once more after it has failed.
-const CHAIN_FAULT_WORKLOADS: [&str; 4] = [
+const CHAIN_FAULT_WORKLOADS: [&str; 5] = [
     "w0+2 snapshot w1+2 f r0+8 snapshot w0+1 f",
     "w0+2 merge w1+2 f r0+8 merge f r4090+8",
     "snapshot W0+3 merge w4095+2 f merge d0+1024 f",
     "w1+1 merge W2+1 cancel w4095+2 f merge r0+8 f",
+    "W0+2 merge f snapshot f",
 ];

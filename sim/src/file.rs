@@ -70,6 +70,7 @@ pub struct SimFile {
     /// The length that completed writes have given the file.
     completed_len: u64,
     writes: u64,
+    sync_failed: bool,
 }
 
 impl SimFile {
@@ -84,6 +85,7 @@ impl SimFile {
             completions: 0,
             growth: Vec::new(),
             writes: 0,
+            sync_failed: false,
         }
     }
 
@@ -203,9 +205,15 @@ impl SimFile {
 
     /// A sync has failed.
     pub fn sync_failed(&mut self, coverage: Coverage) {
+        self.sync_failed = true;
         for entry in self.unsynced.iter_mut().filter(|entry| covers(coverage, entry)) {
             entry.orphaned = true;
         }
+    }
+
+    /// Whether a sync has ever failed.
+    pub fn has_failed(&self) -> bool {
+        self.sync_failed
     }
 
     /// What a power loss at this moment may leave.

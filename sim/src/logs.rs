@@ -23,12 +23,14 @@ pub struct Logs {
     regions: BTreeMap<FileId, Shared>,
     capacity: usize,
     bug: Option<Planted>,
+    /// Whether who opens a log takes the image as it is though a sync has failed.
+    pub accepts: bool,
 }
 
 impl Logs {
     /// No logs yet; each is to have so many bytes for records.
     pub fn new(capacity: usize, bug: Option<Planted>) -> Logs {
-        Logs { regions: BTreeMap::new(), capacity, bug }
+        Logs { regions: BTreeMap::new(), capacity, bug, accepts: false }
     }
 
     /// Opens the log of a file that is opened for writing.
@@ -40,7 +42,11 @@ impl Logs {
         if self.bug == Some(Planted::FailedSyncForgotten) {
             set(region, FAILED_AT, 0);
         }
-        RedoLog::open(region.clone(), &self.identity(file), media)
+        let mut log = RedoLog::open(region.clone(), &self.identity(file), media)?;
+        if self.accepts {
+            log.accept_failure();
+        }
+        Ok(log)
     }
 
     fn identity(&self, file: FileId) -> [u8; IDENTITY_LEN] {
@@ -67,6 +73,11 @@ impl Logs {
     /// Whether a sync of a file has failed.
     pub fn has_failed(&self, file: FileId) -> bool {
         self.regions.get(&file).is_some_and(|region| get(region, FAILED_AT) != 0)
+    }
+
+    /// Forgets that a sync of a file, or of one below it, has failed: what a planted bug does.
+    pub fn forget_failure(&mut self, file: FileId) {
+        self.regions.get(&file).into_iter().for_each(|region| set(region, FAILED_AT, 0));
     }
 
     /// A file is closed for writing, with nothing left to be read.

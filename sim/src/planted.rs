@@ -96,6 +96,8 @@ pub enum Planted {
     OwedWithoutSyncs,
     /// That a sync has failed is forgotten with the process that has seen it.
     FailedSyncForgotten,
+    /// That a sync below the leaf has failed is forgotten with the process that has seen it.
+    FailureBelowForgotten,
     /// When a compressed cluster moves, all is deallocated that it has shared with others.
     SharedDeallocated,
     /// A cluster that an internal snapshot has too is overwritten in place.
@@ -124,7 +126,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 49] = [
+const NAMES: [(Planted, &str, &str); 50] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -167,6 +169,7 @@ const NAMES: [(Planted, &str, &str); 49] = [
     (Planted::ParentsDebtForgotten, "parents-debt-forgotten", "chain"),
     (Planted::OwedWithoutSyncs, "owed-without-syncs", "qcow2"),
     (Planted::FailedSyncForgotten, "failed-sync-forgotten", "vhd"),
+    (Planted::FailureBelowForgotten, "failure-below-forgotten", "chain"),
     (Planted::SharedDeallocated, "shared-deallocated", "qcow2"),
     (Planted::TargetNotShown, "target-not-shown", "chain"),
     (Planted::SharedOverwritten, "shared-overwritten", "qcow2"),
@@ -213,7 +216,7 @@ impl Planted {
         match self {
             Planted::LostAbandon | Planted::LostRewrite => &[FaultKind::NoSpace],
             Planted::TrustedRelease => &[FaultKind::Unsupported],
-            Planted::FailedSyncForgotten => &[FaultKind::Failed],
+            Planted::FailedSyncForgotten | Planted::FailureBelowForgotten => &[FaultKind::Failed],
             _ => &[],
         }
     }

@@ -8,7 +8,7 @@ mod search;
 use search::{assert_nothing_found, subjects_of};
 use sim::crash::Explorer;
 use sim::explore::{self, Bound, Case};
-use sim::io::Visible;
+use sim::io::{Fault, FaultKind, Visible};
 use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
@@ -30,7 +30,7 @@ fn no_random_workload_with_steps_loses_what_was_flushed() {
     assert_nothing_found(explore::random(&subjects_of("chain"), 0..20, 8, 2, &|_, _| true));
 }
 
-/// Scope: each operation of four workloads fails in each way, in a chain of two VHDs.
+/// Scope: each operation of five workloads fails in each way, in a chain of two VHDs.
 #[test]
 fn a_fault_in_a_step_leaves_a_chain_on_which_it_is_begun_again() {
     let subjects = [Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes)];
@@ -66,6 +66,16 @@ fn what_was_found_once_is_not_found_again() {
     ];
     for (text, pace) in once.iter().flat_map(|text| Pace::ALL.map(|pace| (text, pace))) {
         search::assert_sound(Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes), text, pace, None);
+    }
+}
+
+/// What a merge has brought into a layer whose sync has failed is given up above it by no later process.
+#[test]
+fn nothing_is_given_up_above_a_failed_sync_by_the_next_process() {
+    let fault = |nth| Some(Fault { kind: FaultKind::Failed, nth });
+    for (pace, nth) in [(Pace::Serial, 22), (Pace::Eager, 23), (Pace::Newest, 23)] {
+        let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes);
+        search::assert_sound(subject, "W0+2 merge f snapshot f", pace, fault(nth));
     }
 }
 

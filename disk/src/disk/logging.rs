@@ -76,12 +76,13 @@ impl<F: Format> Disk<F> {
     }
 
     /// A sync has failed. The kernel may have marked the lost pages clean: a sync that succeeds later proves nothing,
-    /// not in another process either.
+    /// not in another process either. So nothing above that layer may become durable any more, which may have given up
+    /// what was lost; and it is the upper ones that are told first, should this process die in between.
     pub(super) fn sync_failed(&mut self, file: FileId) {
         self.broken = true;
-        if let Some(log) = self.layer_of(file).and_then(|layer| layer.log.as_mut()) {
-            log.sync_failed();
-        }
+        let Some(depth) = self.layers.iter().position(|layer| layer.file == file) else { return };
+        let logs = self.layers.iter_mut().take(depth.saturating_add(1)).filter_map(|layer| layer.log.as_mut());
+        logs.for_each(RedoLog::sync_failed);
     }
 }
 

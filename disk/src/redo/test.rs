@@ -196,6 +196,19 @@ fn syncs_that_are_owed_and_one_that_has_failed_are_known_to_the_next() {
 }
 
 #[test]
+fn what_is_owed_to_a_failed_sync_is_read_until_that_is_accepted_and_forgotten_then() {
+    let bed = Bed::new();
+    let mut log = bed.open();
+    append(&mut log, |changes| changes.bytes(0, 0, &[1]));
+    log.sync_failed();
+    assert!(bed.open().has_failed());
+    assert_eq!(bed.patched()[..2], [1, 7]);
+    bed.open().accept_failure();
+    assert!(!bed.open().has_failed() && bed.open().owed().is_none());
+    assert_eq!(bed.patched()[..2], [7, 7]);
+}
+
+#[test]
 fn a_log_that_makes_no_sense_is_an_error_and_never_a_panic() {
     let damaged = |at: usize, value: u64| {
         let bed = Bed::new();

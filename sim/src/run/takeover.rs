@@ -8,7 +8,8 @@
 //! - every answered write is read, in every chain that may be opened;
 //! - a flush covers them all: after a power loss from then on they are found;
 //! - nothing that was flushed before is lost by a power loss at any moment meanwhile;
-//! - after a failed sync nothing is durable and no new write is accepted, by another process either.
+//! - after a failed sync nothing is durable and no new write is accepted, by another process either;
+//! - one that is told to take the images as they are all the same loses nothing that was flushed.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -19,7 +20,7 @@ use super::{Run, Setup, Sight, Violation, Watch};
 use crate::io::SimIo;
 use crate::logs::Logs;
 use crate::planted::Planted;
-use crate::saboteur::SyncFate;
+use crate::saboteur::{SabotagedIo, SyncFate};
 use crate::subject::{Form, Subject};
 use crate::workload::{Op, Sectors};
 
@@ -34,6 +35,9 @@ pub struct Death<'a> {
     pub windows: &'a [Range<u64>],
     /// Whether the next process is to do more than to read and to flush.
     pub lives_on: bool,
+    /// Whether it takes the images as they are after a failed sync. It makes durable what it finds, and no more: what was
+    /// answered and not flushed may be gone.
+    pub accepts: bool,
 }
 
 /// Has another process take over, read and flush; or write, read, flush, write, flush and read. `watch` looks at every
@@ -47,6 +51,13 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     let forms = death.chain.iter().filter_map(|id| sight.forms.get(usize::from(id.0)).copied()).collect::<Vec<_>>();
     let mut io = sight.io.after_death(death.chain, death.reached);
     let mut logs = sight.logs.of_chain(death.chain);
+    logs.accepts = death.accepts;
+    if setup.bug == Some(Planted::FailureBelowForgotten) {
+        // Each log by itself: those below the leaf are written and end before it is opened.
+        let all = (0..).map(FileId).zip(&forms).map(|(file, _)| file);
+        let knows = |file: &FileId| *file == FileId(0) && io.file(*file).has_failed();
+        all.filter(|file| !knows(file)).for_each(|file| logs.forget_failure(file));
+    }
     let chains = [(0..).map(FileId).zip(&forms).map(|(file, _)| file).collect::<Vec<_>>()];
     for depth in (1..forms.len()).rev() {
         let file = FileId(u8::try_from(depth).unwrap_or(u8::MAX));
@@ -60,6 +71,11 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     if setup.bug == Some(Planted::OwedWithoutSyncs) {
         // The one between the first batch of what is owed and the second.
         run.plot.borrow_mut().syncs.insert(FileId(0), [SyncFate::Honest, SyncFate::Hollow].into());
+    }
+    if death.accepts {
+        run.sync_alone(watch)?;
+        drop(ManuallyDrop::into_inner(run.disk));
+        return Ok(());
     }
     let windows = death.windows.iter().map(|window| Sectors { at: window.start, count: window.end - window.start });
     let reads: Vec<Op> = windows.map(Op::Read).collect();
@@ -129,6 +145,19 @@ impl Io for Only<'_> {
 }
 
 impl Run {
+    /// Makes durable what there is.
+    fn sync_alone(&mut self, watch: &mut Watch<'_>) -> Result<(), Violation> {
+        self.disk.sync(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
+        while self.io.pending() > 0 || self.retry() {
+            self.finish(0);
+            watch(&self.sight())?;
+        }
+        match self.disk.is_clean() {
+            true => Ok(()),
+            false => Err(Violation::Step("what was taken as it is does not become durable".into())),
+        }
+    }
+
     /// Does one operation from its beginning to its end.
     fn do_alone(&mut self, op: Op, watch: &mut Watch<'_>) -> Result<(), Violation> {
         let Some(op) = op.within(self.told) else { return Ok(()) };

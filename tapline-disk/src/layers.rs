@@ -22,7 +22,7 @@ use crate::leftovers;
 use crate::lineage;
 use crate::log::say;
 use crate::ordered;
-use crate::redo_log;
+use crate::redo_log::{self, AfterFailure};
 use crate::soundness;
 use crate::unfinished::{self, Unfinished};
 
@@ -65,6 +65,8 @@ pub struct Served {
     pub accept_failed_sync: bool,
     /// By a process that may go on with it: nothing is written before that has let go.
     pub taken_over: bool,
+    /// Though a sync of an image below it has. Found out when the chain is opened.
+    pub below_failed: bool,
 }
 
 impl<'a> Chain<'a> {
@@ -109,7 +111,9 @@ impl Layers {
             return Err(Failure::new("open a chain", "it has no layer"));
         };
         check_names(&chain.names)?;
-        let mut layers = Layers::open_first(first, options, chain.command, chain.served)?;
+        let below_failed = settle_left(chain, options)?;
+        let served = chain.served.map(|served| Served { below_failed, ..served });
+        let mut layers = Layers::open_first(first, options, chain.command, served)?;
         let opened = layers.add_parents(chain, rest, options);
         layers.unless_failed(opened)
     }
@@ -154,8 +158,10 @@ impl Layers {
         served: Option<Served>,
     ) -> Result<(), Failure> {
         let taken_over = served.is_some_and(|served| served.taken_over);
+        // What is left of others is settled by now, or kept because a sync has failed.
+        let kept = served.filter(|_| keeps_left(served, options) && redo_log::is_left(name.path()));
         // Of one that is served, what is left is written when it is: reads need not wait for it.
-        let served = served.filter(|_| options.write);
+        let served = served.filter(|_| options.write).or(kept);
         self.files.push(match served.is_some() || taken_over {
             true => files::open(name.path(), options).map_err(Failure::said)?,
             false => open_file(name, options)?,
@@ -169,10 +175,11 @@ impl Layers {
         }
         let log = served.map_or(Ok(None), |served| open_log(name, file, served))?;
         let image = match log.as_ref().filter(|log| taken_over || log.owed().is_some()) {
-            Some(log) => open_as_logged(name, file, Some(log))?,
-            None if options.write && taken_over => open_as_logged(name, file, None)?,
+            Some(log) => open_as_logged(name, file, Some(log), options.write)?,
+            None if options.write && taken_over => open_as_logged(name, file, None, true)?,
             None => {
-                if options.write && name.format == FormatName::Vhd {
+                let failed = log.as_ref().is_some_and(RedoLog::has_failed);
+                if options.write && name.format == FormatName::Vhd && !failed {
                     leftovers::clear(name, file)?;
                 }
                 open_as_it_is(name, file, options.write)?
@@ -233,15 +240,57 @@ fn settle_read_only(name: &ImageName, options: OpenOptions) -> Result<(), Failur
     Ok(())
 }
 
+/// Whether a log of a failed sync is kept, for an image that is not written to: its guest lives, and reads what it was
+/// told.
+fn keeps_left(served: Option<Served>, options: OpenOptions) -> bool {
+    let keeps = served.is_some_and(|served| !served.accept_failed_sync && !served.taken_over);
+    keeps && options.lock && !options.write
+}
+
+/// Makes durable what processes have left of the layers of a chain, the deepest first: what a merge has given up in one
+/// must be in those below it. Not of one that is served for writing, whose disk does that. Whether a sync of a layer below
+/// the image has failed: then nothing above it is written.
+fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure> {
+    if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
+        return Ok(false);
+    }
+    let mut below = false;
+    for (depth, name) in chain.names.iter().enumerate().rev() {
+        let write = options.write && depth < chain.writable;
+        let is_disks = chain.served.is_some() && write;
+        if is_disks || !redo_log::is_left(name.path()) {
+            continue;
+        }
+        let mut file = files::open(name.path(), OpenOptions { write: true, ..options }).map_err(Failure::said)?;
+        let keep = keeps_left(chain.served, OpenOptions { write, ..options });
+        below = redo_log::settle_above(name, &mut file, AfterFailure { below, keep })?;
+        drop(file);
+        if !write {
+            // Its lock would be in the way of the reader's.
+            files::close_writable(name.path());
+        }
+    }
+    Ok(below)
+}
+
 /// Opens the redo log of an image that is served, and says what a process has left in it.
 fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Option<RedoLog>, Failure> {
     let Some(mut log) = redo_log::open(name, file)? else { return Ok(None) };
+    if served.below_failed {
+        log.sync_failed();
+    }
     if log.has_failed() && served.accept_failed_sync {
-        say(format_args!("a sync of {name} has failed under an earlier process; it is served all the same"));
+        say(format_args!(
+            "a sync of {name} or of an image below it has failed under an earlier process; it is served as after a \
+             power loss"
+        ));
+        redo_log::read_anew(name, file);
         log.accept_failure();
     } else if log.has_failed() {
-        say(format_args!("a sync of {name} has failed under an earlier process: nothing is written to it"));
-        say("see the kernel's log for the reason; with --accept-failed-sync it is served as it is");
+        say(format_args!(
+            "a sync of {name} or of an image below it has failed under an earlier process: nothing is written to it"
+        ));
+        say("see the kernel's log for the reason; with --accept-failed-sync it is served as after a power loss");
     }
     if let Some(owed) = log.owed() {
         say(format_args!("{name}: {} sectors are to be written that its last process has left", owed.sectors()));
@@ -249,11 +298,16 @@ fn open_log(name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Op
     Ok(Some(log))
 }
 
-/// Opens an image for writing as it is when all has been written that its last process has left.
-fn open_as_logged(name: &ImageName, file: &mut ImageFile, log: Option<&RedoLog>) -> Result<Image, Failure> {
+/// Opens an image as it is when all has been written that its last process has left.
+fn open_as_logged(
+    name: &ImageName,
+    file: &mut ImageFile,
+    log: Option<&RedoLog>,
+    write: bool,
+) -> Result<Image, Failure> {
     if name.format == FormatName::Raw {
         // Nothing is ever left of one but syncs.
-        return open_as_it_is(name, file, true);
+        return open_as_it_is(name, file, write);
     }
     let tail = tail(file);
     let mut source = match log {
@@ -262,11 +316,11 @@ fn open_as_logged(name: &ImageName, file: &mut ImageFile, log: Option<&RedoLog>)
     };
     let opened = match name.format {
         FormatName::Raw | FormatName::Vhd => {
-            Vhd::open(&mut source, Access::ReadWrite, tail).map(|image| Image::Vhd(Box::new(image)))
+            Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image)))
         }
         // Its last process has seen to what an image needs before the first write.
         FormatName::Qcow2 => {
-            Qcow2::open(&mut source, Access::ReadWrite, tail).map(|image| Image::Qcow2(Box::new(image)))
+            Qcow2::open(&mut source, access(write), tail).map(|image| Image::Qcow2(Box::new(image)))
         }
     };
     opened.map_err(|error| explain(name, error))

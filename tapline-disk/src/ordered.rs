@@ -8,15 +8,24 @@ use uring::ImageFile;
 
 /// Makes `batches` durable, one after the other. Killed on the way: some of the first are, and of the next any part.
 pub fn write(file: &mut ImageFile, batches: &[Vec<MetaWrite>]) -> io::Result<()> {
+    write_synced(file, batches, ImageFile::sync)
+}
+
+/// The same, with syncs by `sync`.
+pub fn write_synced(
+    file: &mut ImageFile,
+    batches: &[Vec<MetaWrite>],
+    mut sync: impl FnMut(&mut ImageFile) -> io::Result<()>,
+) -> io::Result<()> {
     if batches.iter().all(Vec::is_empty) {
         return Ok(());
     }
-    file.sync()?;
+    sync(file)?;
     for batch in batches {
         for write in batch {
             file.write_at(write.at, &write.bytes)?;
         }
-        file.sync()?;
+        sync(file)?;
     }
     Ok(())
 }

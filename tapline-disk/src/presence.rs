@@ -69,7 +69,7 @@ impl Presence {
             match self.image.map(span) {
                 Ok(place) => return Ok(place),
                 Err(Wait::Load(block)) => self.load(block)?,
-                Err(Wait::Busy(_) | Wait::NoSpace | Wait::Damaged(_)) => {
+                Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
                     return Err(self.failed("its format wants to write"));
                 }
             }

@@ -94,27 +94,66 @@ pub fn is_left(path: &Path) -> bool {
 }
 
 /// Makes durable in an image, which is open for writing and locked, what a process has left to be written, and ends the
-/// log. What is owed to a sync that has failed cannot be made good: that is said.
+/// log. After a failed sync nothing of that is written, and the image is used as after a power loss: that is said.
 pub fn settle(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
+    settle_above(name, file, AfterFailure { below: false, keep: false }).map(|_| ())
+}
+
+/// What is known where logs of a chain are settled, the deepest image's first.
+#[derive(Clone, Copy, Debug)]
+pub struct AfterFailure {
+    /// A sync of an image below this one has failed.
+    pub below: bool,
+    /// A log that says so is kept, for the image to be read through it: its guest lives.
+    pub keep: bool,
+}
+
+/// The same of an image that stands on others, which were settled before; whether a sync of it or of them has failed.
+/// What this one has given up may be nowhere else then than in what that sync should have covered.
+pub fn settle_above(name: &ImageName, file: &mut ImageFile, after: AfterFailure) -> Result<bool, Failure> {
     let failed = |error: io::Error| Failure::new(format!("write to {name} what its last process has left"), error);
-    let Some(found) = LogFile::of(file, false).map_err(failed)?.filter(LogFile::is_left) else { return Ok(()) };
-    let log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
+    let left = LogFile::of(file, false).map_err(failed)?.filter(LogFile::is_left);
+    let Some(found) = left else { return Ok(after.below) };
+    let mut log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
         .map_err(|error| found.not_understood(name, error))?;
     found.check_unchanged(name, file, &log)?;
-    if log.has_failed() {
-        say(format_args!("a sync of {name} has failed under its last process: what was flushed then may be lost"));
+    if after.below {
+        log.sync_failed();
     }
-    match log.owed() {
-        Some(owed) => {
-            ordered::write(file, owed.batches()).map_err(failed)?;
-            say(format_args!("{name}: {} sectors were written that its last process has left", owed.sectors()));
+    if log.has_failed() {
+        if !after.keep {
+            say(format_args!(
+                "a sync of {name} or of an image below it has failed under its last process: it is used as after a \
+                 power loss"
+            ));
+            read_anew(name, file);
+            drop(log);
+            found.end();
         }
-        None if log.is_unsynced() => file.sync().map_err(failed)?,
+        return Ok(true);
+    }
+    let unsynced = log.is_unsynced();
+    let owed = log.owed().map(|owed| (owed.batches().to_vec(), owed.sectors()));
+    // The kernel may have marked clean what it could not write: the next sync would succeed.
+    let mut sync = |file: &mut ImageFile| file.sync().inspect_err(|_| log.sync_failed());
+    match owed {
+        Some((batches, sectors)) => {
+            ordered::write_synced(file, &batches, sync).map_err(failed)?;
+            say(format_args!("{name}: {sectors} sectors were written that its last process has left"));
+        }
+        None if unsynced => sync(file).map_err(failed)?,
         None => {}
     }
     drop(log);
     found.end();
-    Ok(())
+    Ok(false)
+}
+
+/// Has an image whose sync has failed show what its storage has.
+pub fn read_anew(name: &ImageName, file: &mut ImageFile) {
+    if let Err(error) = file.read_anew() {
+        say(format_args!("the storage of {name} fails still: {error}"));
+    }
 }
 
 /// Ends the logs that this process has opened and that nobody has to read. While their images are still locked; nothing

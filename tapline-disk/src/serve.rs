@@ -106,7 +106,7 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
 /// Opens the layers: those that the command line names, or those that were taken over.
 fn open(serve: &Serve, taken: Option<&Takeover>, write: bool) -> Result<Layers, Failure> {
     let accept_failed_sync = serve.accept_failed_sync && taken.is_none();
-    let served = Some(layers::Served { accept_failed_sync, taken_over: taken.is_some() });
+    let served = Some(layers::Served { accept_failed_sync, taken_over: taken.is_some(), below_failed: false });
     let chain = match taken {
         None => Chain { served, ..Chain::of(&serve.image, &serve.parents) },
         // The process that has it open has compared the layers.

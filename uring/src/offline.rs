@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use disk::{ReadFault, Source};
 use memory::Buffer;
+use rustix::fs::{Advice, fadvise};
 
 use crate::{Cache, ImageFile};
 
@@ -50,6 +51,14 @@ impl ImageFile {
     /// Makes everything written survive power loss (`fdatasync`).
     pub fn sync(&mut self) -> io::Result<()> {
         self.as_file().sync_data()
+    }
+
+    /// After a failed sync the page cache may show what the storage has never got, and call it clean: a later sync says
+    /// nothing of it. Has reads find what the storage has; whether it takes what is still to be written.
+    pub fn read_anew(&mut self) -> io::Result<()> {
+        let synced = self.sync();
+        fadvise(self.as_file(), 0, None, Advice::DontNeed)?;
+        synced
     }
 
     /// Gives a file this length; what is new reads as zero. A block device has the length it has.

@@ -44,6 +44,8 @@ pub const WHOLE_CHAIN: u64 = 60;
 pub const COUNTED: u64 = 4;
 /// Of so many deaths of a process one is followed by more than reads and a flush, and by power losses.
 pub const LIVES_ON: u64 = 8;
+/// So many operations behind a death something may go wrong under the next process.
+const AHEAD: u64 = 24;
 /// Sectors of one read when everything is read.
 const PIECE: usize = 128;
 /// The same.
@@ -163,6 +165,8 @@ impl Explorer {
         let told = sight.oracle.answered_digest();
         let digest =
             mix(!wreck.digest() ^ legal.digest() ^ told ^ sight.logs.digest(&files) ^ scene_digest(scene, sight));
+        let ahead = sight.io.fault_ahead().filter(|ahead| *ahead <= AHEAD).unwrap_or(0);
+        let digest = mix(digest ^ ahead);
         if !self.seen.insert(digest) || digest % self.deaths_each != 0 {
             return Ok(());
         }

@@ -154,9 +154,12 @@ impl SimIo {
         }
         io.files = chain.iter().map(|id| io.file(*id).clone()).collect();
         io.writable = vec![FileId(0)];
-        // What goes wrong goes wrong once.
-        (io.fault, io.candidates) = if io.fault_happened() { (io.fault, u64::MAX / 2) } else { (None, 0) };
         io
+    }
+
+    /// Before how many operations it goes wrong that the fault befalls; none if it has, or never does.
+    pub fn fault_ahead(&self) -> Option<u64> {
+        self.fault.and_then(|fault| fault.nth.checked_sub(self.candidates)).filter(|ahead| *ahead > 0)
     }
 
     /// A file.

@@ -75,6 +75,11 @@ impl Logs {
         self.regions.get(&file).is_some_and(|region| get(region, FAILED_AT) != 0)
     }
 
+    /// A sync of a file below this one has failed, if this one has a log.
+    pub fn fail(&mut self, file: FileId) {
+        self.regions.get(&file).into_iter().for_each(|region| set(region, FAILED_AT, 1));
+    }
+
     /// Forgets that a sync of a file, or of one below it, has failed: what a planted bug does.
     pub fn forget_failure(&mut self, file: FileId) {
         self.regions.get(&file).into_iter().for_each(|region| set(region, FAILED_AT, 0));

@@ -101,7 +101,8 @@ pub struct Serve {
     /// space
     #[arg(long, value_name = "WHAT", default_value = "fail")]
     pub when_full: WhenFull,
-    /// Serve the image though a sync of it has failed under an earlier process: what was flushed then may be lost
+    /// Serve the image as after a power loss though a sync of it, or of an image below it, has failed under an earlier
+    /// process
     #[arg(long)]
     pub accept_failed_sync: bool,
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at the end

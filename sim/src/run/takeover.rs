@@ -14,7 +14,7 @@
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use disk::{Access, Disk, FileDone, FileId, FileOp, Io, Operation, Options};
+use disk::{Access, Disk, FileDone, FileId, FileOp, Image, Io, Operation, Options};
 
 use super::{Run, Setup, Sight, Violation, Watch};
 use crate::io::SimIo;
@@ -64,7 +64,15 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
         if logs.is_left(file) && setup.bug != Some(Planted::ParentsDebtForgotten) {
             let mut look =
                 |io: &SimIo, logs: &Logs| watch(&Sight { io, logs, forms: &forms, chains: &chains, ..*sight });
-            settle_parent(&setup.subject, &mut io, &mut logs, (file, forms[depth]), &mut look)?;
+            let parent = (file, forms[depth]);
+            // Where a write fails, this process ends, and another begins anew.
+            if !settle_parent(&setup.subject, &mut io, &mut logs, parent, &mut look)? && !logs.has_failed(file) {
+                settle_parent(&setup.subject, &mut io, &mut logs, parent, &mut look)?;
+            }
+        }
+        // What has failed below has failed above, whether it is known from the last process or from this one.
+        if logs.has_failed(file) && setup.bug != Some(Planted::FailureBelowForgotten) {
+            (0..file.0).for_each(|above| logs.fail(FileId(above)));
         }
     }
     let mut run = Run::on(setup, io, logs, forms, sight.oracle.clone())?;
@@ -93,14 +101,14 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     Ok(())
 }
 
-/// Makes durable what the process has left to be written to a file below the leaf.
+/// Makes durable what the process has left to be written to a file below the leaf; whether it is.
 fn settle_parent(
     subject: &Subject,
     io: &mut SimIo,
     logs: &mut Logs,
     (file, form): (FileId, Form),
     look: &mut dyn FnMut(&SimIo, &Logs) -> Result<(), Violation>,
-) -> Result<(), Violation> {
+) -> Result<bool, Violation> {
     let mut media = io.file(file).visible().clone();
     let log = logs.open(file, &mut media).map_err(Violation::Open)?;
     let failed = log.has_failed();
@@ -109,7 +117,7 @@ fn settle_parent(
     disk.set_log(FileId(0), log).map_err(Violation::Open)?;
     io.let_write(file, true);
     disk.sync(&mut Only { io, file });
-    while io.pending() > 0 {
+    while io.pending() > 0 || retried(&mut disk, io, file) {
         let FileDone { op, result } = io.finish(0);
         disk.settle(FileDone { op: FileOp { file: FileId(0), ..op }, result }, &mut Only { io, file });
         disk.retry(&mut Only { io, file });
@@ -118,10 +126,16 @@ fn settle_parent(
     io.let_write(file, false);
     if disk.is_clean() {
         logs.close(file);
-    } else if !failed {
+    } else if !failed && !io.fault_happened() {
         return Err(Violation::Step("what was left to be written below the leaf does not become durable".into()));
     }
-    Ok(())
+    Ok(disk.is_clean())
+}
+
+/// Whether an engine that was full has got something to do.
+fn retried(disk: &mut Disk<Image>, io: &mut SimIo, file: FileId) -> bool {
+    disk.retry(&mut Only { io, file });
+    io.pending() > 0
 }
 
 /// One file of the storage, as the only one.

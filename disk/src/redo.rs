@@ -215,14 +215,15 @@ impl RedoLog {
         Patched::new(source, self.owed.as_ref())
     }
 
-    /// Whether the process before us, or we, have seen a sync fail of this image or of one below it. What is owed is read
-    /// then, and never written: it speaks of data that may be lost, and a merge may have given up here what is lost below.
+    /// Whether the process before us, or we, have seen a sync fail of this image or of one below it. What is owed is
+    /// read then, and never written: it speaks of data that may be lost, and a merge may have given up here what is
+    /// lost below.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// The image is opened by someone who knows that a sync has failed, and takes it as after a power loss: what is owed
-    /// is forgotten, none of which was flushed. Before it is opened through the log.
+    /// The image is opened by someone who knows that a sync has failed, and takes it as after a power loss: what is
+    /// owed is forgotten, none of which was flushed. Before it is opened through the log.
     pub fn accept_failure(&mut self) {
         self.tail = self.head;
         self.sealed = self.head;

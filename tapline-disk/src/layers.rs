@@ -248,8 +248,8 @@ fn keeps_left(served: Option<Served>, options: OpenOptions) -> bool {
 }
 
 /// Makes durable what processes have left of the layers of a chain, the deepest first: what a merge has given up in one
-/// must be in those below it. Not of one that is served for writing, whose disk does that. Whether a sync of a layer below
-/// the image has failed: then nothing above it is written.
+/// must be in those below it. Not of one that is served for writing, whose disk does that. Whether a sync of a layer
+/// below the image has failed: then nothing above it is written.
 fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure> {
     if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
         return Ok(false);
@@ -319,9 +319,7 @@ fn open_as_logged(
             Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image)))
         }
         // Its last process has seen to what an image needs before the first write.
-        FormatName::Qcow2 => {
-            Qcow2::open(&mut source, access(write), tail).map(|image| Image::Qcow2(Box::new(image)))
-        }
+        FormatName::Qcow2 => Qcow2::open(&mut source, access(write), tail).map(|image| Image::Qcow2(Box::new(image))),
     };
     opened.map_err(|error| explain(name, error))
 }

@@ -272,7 +272,9 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
                 missing.push((layer.file, block));
                 Place::Parent { len: rest.len }
             }
-            Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => unreachable!("a lookup takes no space"),
+            Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
+                unreachable!("a lookup takes no space")
+            }
         };
         let part = Span { at, len: place.len().min(rest.len).max(512) };
         match place {

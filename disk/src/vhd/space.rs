@@ -8,10 +8,10 @@
 //! back until the metadata that gave it up is durable *and* its old content has been deallocated, or is known
 //! not to have been ("unclean"). Where a power loss must find the old content, deallocating waits for the metadata.
 //!
-//! What was read at open need not be durable: a process that was killed may have left it in a cache. Slots between others
-//! are stray then, and the disk syncs before it deallocates the first of them. Behind the last one there is nothing of
-//! which durable metadata could speak where the file ends there; on a device there may be a block that the killed process
-//! has just given up. So nothing is placed there before a round has ended ([`Space::prove`]).
+//! What was read at open need not be durable: a process that was killed may have left it in a cache. Slots between
+//! others are stray then, and the disk syncs before it deallocates the first of them. Behind the last one there is
+//! nothing of which durable metadata could speak where the file ends there; on a device there may be a block that the
+//! killed process has just given up. So nothing is placed there before a round has ended ([`Space::prove`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;

@@ -35,8 +35,8 @@ pub struct Death<'a> {
     pub windows: &'a [Range<u64>],
     /// Whether the next process is to do more than to read and to flush.
     pub lives_on: bool,
-    /// Whether it takes the images as they are after a failed sync. It makes durable what it finds, and no more: what was
-    /// answered and not flushed may be gone.
+    /// Whether it takes the images as they are after a failed sync. It makes durable what it finds, and no more: what
+    /// was answered and not flushed may be gone.
     pub accepts: bool,
 }
 

@@ -79,6 +79,19 @@ fn nothing_is_given_up_above_a_failed_sync_by_the_next_process() {
     }
 }
 
+/// With a redo log without room nothing is owed, and the next process finds stray space.
+#[test]
+fn nothing_is_deallocated_behind_a_failed_sync_by_the_next_process() {
+    let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes);
+    let start = explore::prepare(&subject).expect("it opens");
+    let ops = workload::parse("w0+2 grow merge f snapshot w4600+3 f").expect("it is a workload");
+    let mut case = Case::new(subject, ops, Schedule::undisturbed(Pace::Serial));
+    (case.setup.log, case.setup.fault) = (16, Some(Fault { kind: FaultKind::Failed, nth: 50 }));
+    if let Err(failure) = explore::explore(&mut Explorer::default(), &start, &mut case) {
+        panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
+    }
+}
+
 /// A redo log without room: what a process has changed when it dies is in the file, or is not, and nothing is owed.
 #[test]
 fn no_block_takes_the_place_of_one_that_a_killed_merge_has_given_up() {

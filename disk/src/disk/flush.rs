@@ -208,7 +208,9 @@ impl<F: Format> Disk<F> {
     /// Looks for stray space in layers that were opened since it was last looked for, when a request comes. What the
     /// last process has left comes first.
     pub(super) fn begin_reclaim<I: Io>(&mut self, io: &mut I) {
-        if !self.reclaim_due || self.held_back || !self.round.is_idle() {
+        // A sync that succeeds behind one that has failed, perhaps under the last process, does not prove that what was
+        // given up is durable.
+        if !self.reclaim_due || self.held_back || self.broken || !self.round.is_idle() {
             return;
         }
         if self.owes() {
@@ -242,10 +244,11 @@ impl<F: Format> Disk<F> {
         if result.is_err() {
             self.sync_failed(file);
         }
+        let proven = result.is_ok() && !self.broken;
         if let Some(layer) = self.layer_of(file) {
-            layer.upkeep.reclaim = if result.is_ok() { Reclaim::Busy } else { Reclaim::Done };
+            layer.upkeep.reclaim = if proven { Reclaim::Busy } else { Reclaim::Done };
         }
-        if result.is_ok() {
+        if proven {
             self.push(Op::Release { number: None, at }, file, Action::Deallocate { at, len }, io);
         }
         self.begin_round(io);

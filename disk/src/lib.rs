@@ -16,6 +16,7 @@ mod io;
 mod link;
 mod problem;
 pub mod qcow2;
+mod ragged;
 pub mod raw;
 pub mod redo;
 mod request;

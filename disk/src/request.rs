@@ -5,6 +5,8 @@
 
 use memory::Segments;
 
+use crate::ragged::{self, Ragged};
+
 /// Bytes `at..at + len` of a virtual disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
@@ -60,6 +62,12 @@ pub enum Operation {
         /// Force unit access: implies a flush that covers this write.
         durable: bool,
     },
+    /// The same for bytes that do not begin and end with blocks: what is around them in their first and last block is
+    /// read first. A span has whole blocks all the same; [`Request::asked`] has what is asked for.
+    Patch {
+        /// As for a write.
+        durable: bool,
+    },
     /// Make every write answered before this request survive power loss. The span is empty.
     Flush,
     /// The span's content is no longer needed; its space may be freed. It then reads as zero or as before.
@@ -79,7 +87,8 @@ impl Operation {
     /// Whether the operation changes the disk.
     pub fn is_write(self) -> bool {
         match self {
-            Operation::Write { .. } | Operation::Discard | Operation::WriteZeroes { .. } => true,
+            Operation::Write { .. } | Operation::Patch { .. } => true,
+            Operation::Discard | Operation::WriteZeroes { .. } => true,
             Operation::Read | Operation::Flush | Operation::Extents => false,
         }
     }
@@ -129,13 +138,24 @@ pub struct Request {
     span: Span,
     memory: Segments,
     token: Token,
-    /// Filled by the disk for [`Operation::Extents`], in order, covering the span from its start.
-    pub extents: Vec<Extent>,
+    /// What few requests have, by itself: requests are moved often, and what is longer costs all of them more.
+    extras: Option<Box<Extras>>,
     /// When it was taken in, in nanoseconds of the clock of whoever serves the disk: theirs to set and to read.
     pub taken: u64,
     /// Set by the disk where a layer's format has no room for it, so that no space of the storage would help.
     pub at_limit: bool,
+    /// Of zeroes: where the storage cannot make any without writing them, that is to be said ([`Status::Unsupported`]).
+    pub fast: bool,
     open: bool,
+}
+
+/// What few requests have.
+#[derive(Debug, Default)]
+struct Extras {
+    /// The answer to [`Operation::Extents`].
+    extents: Vec<Extent>,
+    /// Of one that was widened to whole blocks.
+    ragged: Option<Ragged>,
 }
 
 impl Request {
@@ -153,7 +173,9 @@ impl Request {
         let aligned = span.at % block == 0 && span.len % block == 0;
         let inside = span.at.checked_add(span.len).is_some_and(|end| end <= geometry.len);
         let memory_fits = match operation {
-            Operation::Read | Operation::Write { .. } => u64::try_from(memory.len()) == Ok(span.len),
+            Operation::Read | Operation::Write { .. } | Operation::Patch { .. } => {
+                u64::try_from(memory.len()) == Ok(span.len)
+            }
             Operation::Flush => memory.is_empty() && span.len == 0,
             Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => memory.is_empty(),
         };
@@ -163,13 +185,53 @@ impl Request {
         if !aligned || !inside || !memory_fits {
             return Err(Status::Unsupported);
         }
-        Ok(Request { operation, span, memory, token, extents: Vec::new(), taken: 0, at_limit: false, open: true })
+        let (extras, taken, at_limit, fast) = (None, 0, false, false);
+        Ok(Request { operation, span, memory, token, extras, taken, at_limit, fast, open: true })
+    }
+
+    /// The same for peers that may ask for single bytes. A read finds those, a write changes those and nothing else; a
+    /// discard frees the whole blocks among them.
+    pub fn of_bytes(
+        operation: Operation,
+        asked: Span,
+        memory: Segments,
+        token: Token,
+        geometry: &Geometry,
+    ) -> Result<Request, Status> {
+        let block = u64::from(geometry.block);
+        let inside = asked.at.checked_add(asked.len).is_some_and(|end| end <= geometry.len);
+        if !inside || asked.at % block == 0 && asked.len % block == 0 {
+            return Request::new(operation, asked, memory, token, geometry);
+        }
+        let fits = u64::try_from(memory.len()) == Ok(asked.len);
+        let outside = ragged::outside(asked, block).ok_or(Status::Unsupported)?;
+        let (operation, span, memory, ragged) = match operation {
+            Operation::Discard => {
+                let whole = ragged::inside(asked, block).ok_or(Status::Unsupported)?;
+                (operation, whole, memory, None)
+            }
+            Operation::Read if fits => {
+                let (ragged, memory) = Ragged::read(asked, outside, memory);
+                (operation, outside, memory, Some(ragged))
+            }
+            Operation::Write { durable } if fits => {
+                let (ragged, memory) = Ragged::write(asked, outside, memory, block);
+                (Operation::Patch { durable }, outside, memory, Some(ragged))
+            }
+            Operation::WriteZeroes { .. } => (operation, outside, memory, Some(Ragged::zeroes(asked, outside, block))),
+            Operation::Extents => (operation, outside, memory, Some(Ragged::question(asked))),
+            _ => return Err(Status::Unsupported),
+        };
+        let mut request = Request::new(operation, span, memory, token, geometry)?;
+        request.extras = ragged.map(|ragged| Box::new(Extras { extents: Vec::new(), ragged: Some(ragged) }));
+        Ok(request)
     }
 
     /// What the disk asks of itself: nobody waits for an answer.
     pub(crate) fn internal(operation: Operation, span: Span) -> Request {
-        let (memory, extents) = (Segments::empty(), Vec::new());
-        Request { operation, span, memory, token: Token(0), extents, taken: 0, at_limit: false, open: false }
+        let (memory, token) = (Segments::empty(), Token(0));
+        let (extras, taken, at_limit, fast) = (None, 0, false, false);
+        Request { operation, span, memory, token, extras, taken, at_limit, fast, open: false }
     }
 
     /// What is asked.
@@ -180,6 +242,43 @@ impl Request {
     /// The bytes of the disk it is about.
     pub fn span(&self) -> Span {
         self.span
+    }
+
+    /// The bytes that were asked for: all of the span, or fewer where it was widened to whole blocks.
+    pub fn asked(&self) -> Span {
+        self.widened().map_or(self.span, |ragged| ragged.asked)
+    }
+
+    /// The memory of the bytes that were asked for, of a read or a write.
+    pub fn asked_memory(&self) -> Segments {
+        match self.widened() {
+            Some(ragged) if !self.memory.is_empty() => ragged::cut(&self.memory, self.span, ragged.asked),
+            _ => self.memory.clone(),
+        }
+    }
+
+    /// What is to be read before anything is written, if it is a write and anything is.
+    pub(crate) fn ragged(&self) -> Option<&Ragged> {
+        self.widened().filter(|ragged| self.operation.is_write() && ragged.has_edges())
+    }
+
+    fn widened(&self) -> Option<&Ragged> {
+        self.extras.as_ref().and_then(|extras| extras.ragged.as_ref())
+    }
+
+    /// What the disk has answered to [`Operation::Extents`], in order, covering the span from its start.
+    pub fn extents(&self) -> &[Extent] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.extents)
+    }
+
+    /// The same, to be filled by the disk.
+    pub fn extents_mut(&mut self) -> &mut Vec<Extent> {
+        &mut self.extras.get_or_insert_default().extents
+    }
+
+    /// The same, to be kept by whoever asked.
+    pub fn take_extents(&mut self) -> Vec<Extent> {
+        self.extras.as_mut().map(|extras| std::mem::take(&mut extras.extents)).unwrap_or_default()
     }
 
     /// Where the bytes come from or go to.

@@ -285,7 +285,7 @@ impl Peer {
             if request.operation() == Operation::Read && status == Status::Done {
                 // The cookie is not in the request; replies to reads are compared in the order of answers.
                 let key = self.expected.len() as u64;
-                self.expected.insert(key, request.memory().to_vec());
+                self.expected.insert(key, request.asked_memory().to_vec());
             }
             let geometry = self.export.geometry;
             self.session.complete(request, status, Some((&geometry, &mut self.requests)));
@@ -302,18 +302,24 @@ impl Peer {
         let span = request.span();
         assert!(span.end() <= self.export.geometry.len);
         let range = span.at as usize..span.end() as usize;
+        let asked = request.asked().at as usize..request.asked().end() as usize;
         match request.operation() {
             // Failures of the storage, at places that the input can choose.
-            Operation::Read | Operation::Write { .. } if span.at == 65536 => return Status::Failed,
+            Operation::Read | Operation::Write { .. } | Operation::Patch { .. } if span.at == 65536 => {
+                return Status::Failed;
+            }
             Operation::Read => request.memory().copy_from(&self.bytes[range]),
-            Operation::Write { .. } => request.memory().copy_to(&mut self.bytes[range]),
-            Operation::Discard | Operation::WriteZeroes { .. } => self.bytes[range].fill(0),
+            Operation::Write { .. } | Operation::Patch { .. } => request.asked_memory().copy_to(&mut self.bytes[asked]),
+            // As where zeroes cannot be made fast.
+            Operation::WriteZeroes { .. } if request.fast && span.at % 1024 == 0 => return Status::Unsupported,
+            Operation::Discard => self.bytes[range].fill(0),
+            Operation::WriteZeroes { .. } => self.bytes[asked].fill(0),
             Operation::Flush => {}
             Operation::Extents => {
                 let block = u64::from(self.export.geometry.block);
                 let kinds = [ExtentKind::Data, ExtentKind::Hole, ExtentKind::Hole];
                 let runs = (0..span.len / block).map(|run| Extent { len: block, kind: kinds[(run % 3) as usize] });
-                request.extents.extend(runs);
+                request.extents_mut().extend(runs);
             }
         }
         Status::Done

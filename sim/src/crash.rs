@@ -26,7 +26,7 @@ use crate::oracle::{Illegal, Legal, Oracle};
 use crate::random::Random;
 use crate::run::{Death, Setup, Sight, Violation, around, run, take_over, words_of};
 use crate::schedule::{Pace, Schedule};
-use crate::sector::{SECTOR, Word, mix};
+use crate::sector::{SECTOR, Words, mix};
 use crate::shared;
 use crate::subject::{Form, Kind, Start, Subject, damage};
 use crate::theme::{BLOCK, Theme};
@@ -232,7 +232,7 @@ impl Explorer {
         scene: Scene<'_>,
         chain: &Start,
         legal: &Legal<'_>,
-    ) -> Result<BTreeMap<u64, Word>, Violation> {
+    ) -> Result<BTreeMap<u64, Words>, Violation> {
         // Opening looks for damage too, so that this is seldom news.
         let mut files = chain.files.clone();
         if let Some(found) = files.iter_mut().zip(&chain.forms).find_map(|(file, form)| damage(file, *form)) {
@@ -241,7 +241,7 @@ impl Explorer {
         let everything = everything(scene.setup.subject.kind);
         let mut base = BTreeMap::new();
         recover(&scene.setup.subject, chain.clone(), &everything, &mut |sector, word| {
-            if word != Word::ZERO {
+            if word != Words::ZERO {
                 base.insert(sector, word);
             }
             legal.check(sector, word)
@@ -403,7 +403,7 @@ pub fn recover(
     subject: &Subject,
     start: Start,
     windows: &[Range<u64>],
-    judge: &mut dyn FnMut(u64, Word) -> Result<(), Illegal>,
+    judge: &mut dyn FnMut(u64, Words) -> Result<(), Illegal>,
 ) -> Result<(), Violation> {
     let Start { mut files, forms, .. } = start;
     let layers = subject.open(&mut files, &forms, 1).map_err(Violation::Open)?;
@@ -416,7 +416,7 @@ pub fn recover(
         // What a disk that has not grown does not have is as good as zero.
         let (window, behind) = (window.start.min(end)..window.end.min(end), window.start.max(end)..window.end);
         found = found
-            .and_then(|()| behind.into_iter().try_for_each(|at| judge(at, Word::ZERO)).map_err(Violation::Recovered));
+            .and_then(|()| behind.into_iter().try_for_each(|at| judge(at, Words::ZERO)).map_err(Violation::Recovered));
         if window.is_empty() {
             continue;
         }

@@ -20,7 +20,7 @@ use crate::planted::Planted;
 use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
-use crate::sector::Word;
+use crate::sector::{Word, Words};
 use crate::subject::{Kind, Made, Start, Subject, misspell};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
@@ -111,7 +111,7 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
     for (below, layer) in subject.kind.layers().into_iter().rev().enumerate() {
         start.files.insert(0, subject.create(layer.made, below, subject.kind.sectors())?);
         start.forms.insert(0, layer.made.form());
-        start.base.extend(layer.made.given());
+        start.base.extend(layer.made.given().into_iter().map(|(sector, word)| (sector, Words::whole(word))));
         let first = PREPARATION + PREPARATIONS * u64::try_from(below).unwrap_or(0);
         live_first(honest, &mut start, layer.preparation, first);
         if let (Made::MisspeltVhd, Some(file)) = (layer.made, start.files.first_mut()) {
@@ -136,7 +136,8 @@ fn live_first(subject: Subject, start: &mut Start, preparation: &str, first: u64
     let written = case.workload.iter().zip(first..).filter(|(op, _)| matches!(op, Op::Write(..)));
     for (op, number) in written {
         let version = u32::try_from(number).unwrap_or(u32::MAX);
-        start.base.extend(op.sectors().range().map(|sector| (sector, Word::guest(version, sector))));
+        let word = |sector| Words::whole(Word::guest(version, sector));
+        start.base.extend(op.sectors().range().map(|sector| (sector, word(sector))));
     }
     start.files = end.files;
 }
@@ -346,6 +347,10 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     }
     // And one disk in four has low limits of its own.
     case.setup.tight = random.below(4) == 0;
+    // And one guest in four does not care where sectors begin.
+    if random.below(4) == 0 || bug.is_some_and(Planted::is_about_parts) {
+        case.workload = workload::in_parts(case.workload, &mut random);
+    }
     case.setup.bug = bug;
     case.setup.subject = subject.plant(bug);
     case
@@ -449,24 +454,26 @@ pub fn fault_workloads(subject: &Subject) -> &'static [&'static str] {
 }
 
 /// Workloads for faults: allocation, reuse and hiding, and flushes after each so that a lost promise shows.
-const FAULT_WORKLOADS: [&str; 4] = [
+const FAULT_WORKLOADS: [&str; 5] = [
     "w0+2 w1024+1 f w3+1 r0+8 W1+1 r0+8 f",
     "w0+4 f d0+1024 f w1024+2 w4+1 f r0+8 w0+1 f",
     "w2+1 f z0+1024 f w1026+1 z2+3 f r0+8 w9+1 f",
     "W1023+2 w2048+1 d0+8 Z2048+2 f r1020+8 w2050+1 r2048+4 f",
+    "p1+2 w1+1 P3+6 f q4094+5 w1024+1 f s1+9 Q9+1 f",
 ];
 /// The same, and the disk grows and is used behind its old end.
-const GROWTH_FAULT_WORKLOADS: [&str; 5] = {
-    let [first, second, third, fourth] = FAULT_WORKLOADS;
-    [first, second, third, fourth, "w2556+1 f grow W2557+2 f w263166+2 d0+8 f w1026+1 r2550+9 f"]
+const GROWTH_FAULT_WORKLOADS: [&str; 6] = {
+    let [first, second, third, fourth, fifth] = FAULT_WORKLOADS;
+    [first, second, third, fourth, fifth, "w2556+1 f grow W2557+2 f w263166+2 d0+8 f w1026+1 r2550+9 f"]
 };
 /// Of two formats, or with compressed clusters: a snapshot in the one, which is merged into the other.
 const MIXED_FAULT_WORKLOADS: [&str; 1] = ["snapshot W0+3 merge w4095+2 f merge d0+1024 f"];
 /// The same for chains: each step with requests before and after it, and once more after it has failed.
-const CHAIN_FAULT_WORKLOADS: [&str; 5] = [
+const CHAIN_FAULT_WORKLOADS: [&str; 6] = [
     "w0+2 snapshot w1+2 f r0+8 snapshot w0+1 f",
     "w0+2 merge w1+2 f r0+8 merge f r4090+8",
     "snapshot W0+3 merge w4095+2 f merge d0+1024 f",
     "w1+1 merge W2+1 cancel w4095+2 f merge r0+8 f",
     "W0+2 merge f snapshot f",
+    "p1+2 merge P6+3 p16382+4 f q2+7 snapshot p5+1 s0+16 f",
 ];

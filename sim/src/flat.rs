@@ -1,12 +1,13 @@
 //! A chain of images against the plainest model of a disk: an array of bytes.
 //!
 //! Nothing crashes or fails here; the sequences are long, the layers many, the bytes any bytes, and several requests
-//! are in flight. Snapshots are taken on the way: the leaf becomes a parent and gets a new child.
+//! are in flight, of which one in four begins and ends at any byte. Snapshots are taken on the way: the leaf becomes a
+//! parent and gets a new child.
 //!
 //! Invariants checked:
 //! - every read finds the bytes of the model;
 //! - what is reported as a hole is zero in the model;
-//! - a discarded sector reads as zero or as before;
+//! - a discarded sector reads as zero or as before, one of which a part is discarded as before;
 //! - so does the whole disk, after it was closed and opened again.
 
 use disk::{Disk, Extent, ExtentKind, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
@@ -149,11 +150,22 @@ impl Chain {
                 _ => Operation::Read,
             };
             let span = Span { at: at * SECTOR, len: count * SECTOR };
+            let span = if operation == Operation::Extents { span } else { self.ragged(span) };
             if batch.iter().all(|(at, len, _)| !span.overlaps(Span { at: *at, len: *len })) {
                 batch.push((span.at, span.len, operation));
             }
         }
         batch
+    }
+
+    /// Three times in four the span as it is, else less of its first and its last sector.
+    fn ragged(&mut self, span: Span) -> Span {
+        if self.random.below(4) > 0 {
+            return span;
+        }
+        let before = self.random.below(SECTOR);
+        let after = self.random.below(SECTOR);
+        Span { at: span.at + before, len: (span.len - before).saturating_sub(after).max(1) }
     }
 
     /// Asks for all at once and takes the answers as they come.
@@ -167,8 +179,9 @@ impl Chain {
                 _ => Segments::empty(),
             };
             let token = Token(u64::try_from(asked.len()).unwrap_or(0));
-            let request = Request::new(operation, Span { at, len }, memory.clone(), token, &self.disk.geometry());
-            let wrong = |status| Difference::Status { sectors: at / SECTOR..(at + len) / SECTOR, status };
+            let span = Span { at, len };
+            let request = Request::of_bytes(operation, span, memory.clone(), token, &self.disk.geometry());
+            let wrong = |status| Difference::Status { sectors: at / SECTOR..(at + len).div_ceil(SECTOR), status };
             self.disk.submit(request.map_err(wrong)?, &mut self.io);
             asked.push(Asked { at, len: bytes, operation, memory });
         }
@@ -179,7 +192,7 @@ impl Chain {
             self.disk.settle(done, &mut self.io);
         }
         while let Some((request, status)) = self.disk.answer() {
-            let extents = request.extents.clone();
+            let extents = request.extents().to_vec();
             answers.push((request.retire(), status, extents));
         }
         assert_eq!(answers.len(), asked.len(), "every request is answered once");
@@ -203,13 +216,14 @@ impl Chain {
     /// Holds an answer against the model, or brings the model up to date with it.
     fn take(&mut self, asked: &Asked, status: Status) -> Result<(), Difference> {
         if status != Status::Done {
-            let sectors = asked.at / SECTOR..asked.at / SECTOR + u64::try_from(asked.len / SECTOR_LEN).unwrap_or(0);
+            let end = asked.at + u64::try_from(asked.len).unwrap_or(0);
+            let sectors = asked.at / SECTOR..end.div_ceil(SECTOR);
             return Err(Difference::Status { sectors, status });
         }
         let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
         let range = from..from + asked.len;
         match asked.operation {
-            Operation::Write { .. } => asked.memory.copy_to(&mut self.model[range]),
+            Operation::Write { .. } | Operation::Patch { .. } => asked.memory.copy_to(&mut self.model[range]),
             Operation::WriteZeroes { .. } => self.model[range].fill(0),
             Operation::Read => self.compare(asked)?,
             Operation::Discard => self.discarded(asked)?,
@@ -221,9 +235,12 @@ impl Chain {
     fn compare(&self, asked: &Asked) -> Result<(), Difference> {
         let found = asked.memory.to_vec();
         let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
-        let pairs = found.chunks(SECTOR_LEN).zip(self.model[from..].chunks(SECTOR_LEN));
-        match pairs.zip(asked.at / SECTOR..).find(|((found, expected), _)| found != expected) {
-            Some((_, sector)) => Err(Difference::Bytes { sector, operations: self.operations, layers: self.layers }),
+        let mut pairs = found.iter().zip(&self.model[from..]).zip(asked.at..);
+        match pairs.find(|((found, expected), _)| found != expected) {
+            Some((_, at)) => {
+                let (sector, operations, layers) = (at / SECTOR, self.operations, self.layers);
+                Err(Difference::Bytes { sector, operations, layers })
+            }
             None => Ok(()),
         }
     }
@@ -241,12 +258,12 @@ impl Chain {
         Ok(())
     }
 
-    /// What is discarded reads as zero or as before, and the model believes what it finds.
+    /// What is discarded reads as zero or as before, and the model believes what it finds; not of parts of sectors.
     fn discarded(&mut self, asked: &Asked) -> Result<(), Difference> {
         let memory = Segments::zeroed(asked.len);
         let span = Span { at: asked.at, len: u64::try_from(asked.len).unwrap_or(0) };
-        let request = Request::new(Operation::Read, span, memory.clone(), Token(0), &self.disk.geometry());
-        let wrong = |status| Difference::Status { sectors: asked.at / SECTOR..span.end() / SECTOR, status };
+        let request = Request::of_bytes(Operation::Read, span, memory.clone(), Token(0), &self.disk.geometry());
+        let wrong = |status| Difference::Status { sectors: asked.at / SECTOR..span.end().div_ceil(SECTOR), status };
         self.disk.submit(request.map_err(wrong)?, &mut self.io);
         while self.io.pending() > 0 {
             let done = self.io.finish(0);
@@ -259,9 +276,11 @@ impl Chain {
             }
         }
         let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
-        for (found, expected) in memory.to_vec().chunks(SECTOR_LEN).zip(self.model[from..].chunks_mut(SECTOR_LEN)) {
-            if found.iter().all(|byte| *byte == 0) {
-                expected.fill(0);
+        let whole = from.next_multiple_of(SECTOR_LEN)..(from + asked.len) / SECTOR_LEN * SECTOR_LEN;
+        let found = memory.to_vec();
+        for sector in whole.step_by(SECTOR_LEN) {
+            if found[sector - from..sector - from + SECTOR_LEN].iter().all(|byte| *byte == 0) {
+                self.model[sector..sector + SECTOR_LEN].fill(0);
             }
         }
         self.compare(&Asked { at: asked.at, len: asked.len, operation: Operation::Read, memory })

@@ -7,10 +7,13 @@
 //! were in flight together have no order, a failed write may or may not be there, and a discard allows zero
 //! without forbidding what was there before.
 
+mod parts;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::sector::{Word, mix};
+use crate::sector::{PARTS, Word, Words, mix};
+pub use parts::{ALL, Parts, parts_of};
 
 /// A moment: number of requests submitted and answered so far.
 pub type Moment = u64;
@@ -33,6 +36,10 @@ impl Content {
             Content::Zero | Content::PerhapsZero => Word::ZERO,
         }
     }
+
+    fn words(self, sector: u64) -> Words {
+        Words::whole(self.word(sector))
+    }
 }
 
 /// Names a write.
@@ -43,6 +50,8 @@ pub struct WriteToken(pub u64);
 #[derive(Clone, Debug)]
 struct Version {
     sectors: Range<u64>,
+    /// Which parts of each.
+    parts: Parts,
     content: Content,
     write: WriteToken,
     submitted: Moment,
@@ -59,16 +68,16 @@ pub struct Illegal {
     /// The virtual sector.
     pub sector: u64,
     /// Its content.
-    pub found: Word,
-    /// What it might have been.
-    pub legal: Vec<Word>,
+    pub found: Words,
+    /// What it might have been. Of a sector of which parts were written: what it might have been made of.
+    pub legal: Vec<Words>,
 }
 
 /// All sectors' histories.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     /// What the disk held when the history begins: durable, and zero where nothing is said.
-    base: BTreeMap<u64, Word>,
+    base: BTreeMap<u64, Words>,
     versions: Vec<Version>,
     clock: Moment,
 }
@@ -81,6 +90,8 @@ struct Run {
     base: bool,
     /// The contents that may be trashed.
     unflushed: Vec<Content>,
+    /// Parts of them were written: what they may hold is to be looked for.
+    in_parts: bool,
 }
 
 /// What the disk may hold after a power loss at one moment. Sectors that are not mentioned are as at first.
@@ -92,7 +103,7 @@ pub struct Legal<'a> {
 
 impl Oracle {
     /// A disk that holds `base`, durably, and zero elsewhere.
-    pub fn new(base: BTreeMap<u64, Word>) -> Oracle {
+    pub fn new(base: BTreeMap<u64, Words>) -> Oracle {
         Oracle { base, versions: Vec::new(), clock: 0 }
     }
 
@@ -104,7 +115,23 @@ impl Oracle {
 
     /// Sectors are about to get a content.
     pub fn submit(&mut self, write: WriteToken, submitted: Moment, sectors: Range<u64>, content: Content) {
-        self.versions.push(Version { sectors, content, write, submitted, answered: None, done: false, flushed: false });
+        self.submit_parts(write, submitted, sectors.start * PARTS..sectors.end * PARTS, content);
+    }
+
+    /// The same for parts of sectors, counted from the disk's first.
+    pub fn submit_parts(&mut self, write: WriteToken, submitted: Moment, parts: Range<u64>, content: Content) {
+        let (first, end) = (parts.start / PARTS, parts.end.div_ceil(PARTS));
+        let whole = parts.start.div_ceil(PARTS)..parts.end / PARTS;
+        let borders = match whole.start <= whole.end {
+            true => vec![first, whole.start, whole.end, end],
+            // In the middle of a sector.
+            false => vec![first, end],
+        };
+        for sectors in borders.windows(2).map(|pair| pair[0]..pair[1]).filter(|run| !run.is_empty()) {
+            let parts = parts_of(sectors.start, parts.start, parts.end);
+            let (answered, done, flushed) = (None, false, false);
+            self.versions.push(Version { sectors, parts, content, write, submitted, answered, done, flushed });
+        }
     }
 
     /// A write is answered. `durable`: with the promise that it survives.
@@ -130,8 +157,8 @@ impl Oracle {
     }
 
     /// The content that a sector had at first.
-    pub fn base(&self, sector: u64) -> Word {
-        self.base.get(&sector).copied().unwrap_or(Word::ZERO)
+    pub fn base(&self, sector: u64) -> Words {
+        self.base.get(&sector).copied().unwrap_or(Words::ZERO)
     }
 
     /// The sectors that were not zero at first.
@@ -139,14 +166,29 @@ impl Oracle {
         self.base.keys().copied()
     }
 
-    /// The versions of a sector that stand unless one of `replacing` was submitted after they were answered, and
-    /// whether the first content does.
+    fn here(&self, sector: u64) -> impl Iterator<Item = &Version> {
+        self.versions.iter().filter(move |version| version.sectors.contains(&sector))
+    }
+
+    fn is_in_parts(&self, sector: u64) -> bool {
+        self.here(sector).any(|version| version.parts != ALL)
+    }
+
+    /// The versions of a sector that stand in some part, unless one of `replacing` was submitted after they were
+    /// answered, and whether the first content does.
     fn standing(&self, sector: u64, replacing: impl Fn(&Version) -> bool) -> (Vec<&Version>, bool) {
-        let here = || self.versions.iter().filter(|version| version.sectors.contains(&sector));
+        let parts = if self.is_in_parts(sector) { vec![1, 2, 4, 8] } else { vec![ALL] };
         let replaces = |version: &&Version| version.content != Content::PerhapsZero && replacing(version);
-        let newest = here().filter(replaces).map(|version| version.submitted).max().unwrap_or(0);
-        let standing = here().filter(|version| version.answered.is_none_or(|answered| answered >= newest));
-        (standing.collect(), newest == 0)
+        let newest = |part: &Parts| {
+            let here = self.here(sector).filter(|version| version.parts & part != 0);
+            (*part, here.filter(replaces).map(|version| version.submitted).max().unwrap_or(0))
+        };
+        let newest: Vec<(Parts, Moment)> = parts.iter().map(newest).collect();
+        let stands = |version: &&Version| {
+            let mut parts = newest.iter().filter(|(part, _)| version.parts & part != 0);
+            parts.any(|(_, newest)| version.answered.is_none_or(|answered| answered >= *newest))
+        };
+        (self.here(sector).filter(stands).collect(), newest.iter().any(|(_, newest)| *newest == 0))
     }
 
     /// What may be found after a power loss at this moment.
@@ -159,19 +201,25 @@ impl Oracle {
             let sectors = *pair.first()?..*pair.last()?;
             let (standing, base) = self.standing(sectors.start, |version| version.flushed);
             let contents = standing.iter().map(|version| version.content).collect();
-            let unflushed = standing.iter().filter(|version| !version.flushed).map(|version| version.content).collect();
-            Some(Run { sectors, contents, base, unflushed })
+            // Beside a part there is a guest's too, which is written with it and counts as metadata does.
+            let is_trashed = |version: &&&Version| !version.flushed && version.parts == ALL;
+            let unflushed = standing.iter().filter(is_trashed).map(|version| version.content).collect();
+            let in_parts = self.is_in_parts(sectors.start);
+            Some(Run { sectors, contents, base, unflushed, in_parts })
         };
         Legal { oracle: self, runs: borders.windows(2).filter_map(run).collect() }
     }
 
-    /// Checks what a read found that was submitted at `submitted` and ends now.
-    pub fn check_read(&self, sector: u64, found: Word, submitted: Moment) -> Result<(), Illegal> {
+    /// Checks what a read of these parts found that was submitted at `submitted` and ends now.
+    pub fn check_read(&self, sector: u64, found: (Words, Parts), submitted: Moment) -> Result<(), Illegal> {
         let before = |version: &Version| version.done && version.answered.is_some_and(|at| at < submitted);
+        if self.explains(sector, found, &before) {
+            return Ok(());
+        }
         let (standing, base) = self.standing(sector, before);
-        let mut legal: Vec<Word> = standing.iter().map(|version| version.content.word(sector)).collect();
+        let mut legal: Vec<Words> = standing.iter().map(|version| version.content.words(sector)).collect();
         legal.extend(base.then(|| self.base(sector)));
-        if legal.contains(&found) { Ok(()) } else { Err(Illegal { sector, found, legal }) }
+        Err(Illegal { sector, found: found.0, legal })
     }
 
     /// Forgets versions that no check can find legal any more. Only while nothing is in flight.
@@ -191,10 +239,10 @@ impl Oracle {
 }
 
 impl Legal<'_> {
-    /// What a sector may hold.
-    pub fn words(&self, sector: u64) -> Vec<Word> {
+    /// What a sector may hold, or be made of.
+    pub fn words(&self, sector: u64) -> Vec<Words> {
         let Some(run) = self.run(sector) else { return vec![self.oracle.base(sector)] };
-        let mut words: Vec<Word> = run.contents.iter().map(|content| content.word(sector)).collect();
+        let mut words: Vec<Words> = run.contents.iter().map(|content| content.words(sector)).collect();
         words.extend(run.base.then(|| self.oracle.base(sector)));
         words.sort_unstable();
         words.dedup();
@@ -207,12 +255,16 @@ impl Legal<'_> {
     }
 
     /// Checks what was found. A sector that was being written may have been trashed.
-    pub fn check(&self, sector: u64, found: Word) -> Result<(), Illegal> {
+    pub fn check(&self, sector: u64, found: Words) -> Result<(), Illegal> {
         let legal = match self.run(sector) {
             Some(run) => {
-                run.contents.iter().any(|content| content.word(sector) == found)
-                    || run.base && self.oracle.base(sector) == found
-                    || run.unflushed.iter().any(|content| content.word(sector).trashed() == Some(found))
+                let is_one_of = || run.contents.iter().any(|content| content.words(sector) == found);
+                let is_explained = || self.oracle.explains(sector, (found, ALL), &|version| version.flushed);
+                let is_legal = if run.in_parts { is_explained() } else { is_one_of() };
+                let trashed = |content: &Content| content.word(sector).trashed().map(Words::whole) == Some(found);
+                is_legal
+                    || !run.in_parts && run.base && self.oracle.base(sector) == found
+                    || run.unflushed.iter().any(trashed)
             }
             None => self.oracle.base(sector) == found,
         };
@@ -235,7 +287,20 @@ impl Legal<'_> {
                 words.dedup();
                 words.into_iter().fold(0, |sum, word| mix(sum ^ word))
             };
-            mix(sum ^ set(&run.contents)).wrapping_add(set(&run.unflushed))
+            let sum = mix(sum ^ set(&run.contents)).wrapping_add(set(&run.unflushed));
+            if run.in_parts { mix(sum ^ self.parts_digest(run.sectors.start)) } else { sum }
+        })
+    }
+
+    /// The same for a sector of which parts were written: what may be found depends on which of them, and on what could
+    /// lie over what.
+    fn parts_digest(&self, sector: u64) -> u64 {
+        let (standing, _) = self.oracle.standing(sector, |version| version.flushed);
+        standing.iter().fold(0, |sum, version| {
+            let later = |other: &&Version| version.answered.is_some_and(|answered| answered < other.submitted);
+            let later = standing.iter().fold(0, |bits, other| bits << 1 | u64::from(later(other)));
+            let sum = mix(sum ^ version.content.word(sector).0) ^ u64::from(version.parts);
+            mix(mix(sum ^ later) ^ u64::from(version.flushed))
         })
     }
 }
@@ -244,8 +309,8 @@ impl Legal<'_> {
 mod test {
     use super::*;
 
-    fn version(number: u32) -> Word {
-        Word::guest(number, 0)
+    fn version(number: u32) -> Words {
+        Words::whole(Word::guest(number, 0))
     }
 
     fn write(oracle: &mut Oracle, number: u32) {
@@ -253,7 +318,7 @@ mod test {
         oracle.submit(WriteToken(number.into()), now, 0..1, Content::Guest(number));
     }
 
-    fn legal(oracle: &Oracle) -> Vec<Word> {
+    fn legal(oracle: &Oracle) -> Vec<Words> {
         oracle.after_crash().words(0)
     }
 
@@ -272,7 +337,7 @@ mod test {
         let mut oracle = Oracle::default();
         write(&mut oracle, 1);
         answer(&mut oracle, 1, true);
-        assert_eq!(legal(&oracle), [Word::ZERO, version(1)]);
+        assert_eq!(legal(&oracle), [Words::ZERO, version(1)]);
         flush(&mut oracle);
         assert_eq!(legal(&oracle), [version(1)]);
         write(&mut oracle, 2);
@@ -297,7 +362,7 @@ mod test {
         let submitted = oracle.tick();
         answer(&mut oracle, 1, true);
         oracle.flushed(submitted);
-        assert_eq!(legal(&oracle), [Word::ZERO, version(1)]);
+        assert_eq!(legal(&oracle), [Words::ZERO, version(1)]);
     }
 
     #[test]
@@ -310,7 +375,10 @@ mod test {
         flush(&mut oracle);
         assert_eq!(legal(&oracle), [version(1), version(2)]);
         let now = oracle.tick();
-        assert!(oracle.check_read(0, version(1), now).is_ok() && oracle.check_read(0, version(2), now).is_ok());
+        assert!(
+            oracle.check_read(0, (version(1), ALL), now).is_ok()
+                && oracle.check_read(0, (version(2), ALL), now).is_ok()
+        );
     }
 
     #[test]
@@ -320,9 +388,9 @@ mod test {
         answer(&mut oracle, 1, true);
         write(&mut oracle, 2);
         let now = oracle.tick();
-        assert!(oracle.check_read(0, Word::ZERO, now).is_err());
-        assert!(oracle.check_read(0, version(1), now).is_ok());
-        assert!(oracle.check_read(0, version(2), now).is_ok());
+        assert!(oracle.check_read(0, (Words::ZERO, ALL), now).is_err());
+        assert!(oracle.check_read(0, (version(1), ALL), now).is_ok());
+        assert!(oracle.check_read(0, (version(2), ALL), now).is_ok());
     }
 
     #[test]
@@ -332,18 +400,18 @@ mod test {
         oracle.submit(WriteToken(1), now, 0..8, Content::PerhapsZero);
         answer(&mut oracle, 1, true);
         flush(&mut oracle);
-        assert_eq!(legal(&oracle), [Word::ZERO, version(1)]);
+        assert_eq!(legal(&oracle), [Words::ZERO, version(1)]);
     }
 
     #[test]
     fn only_what_is_not_yet_flushed_may_be_trashed() {
         let mut oracle = Oracle::default();
-        let word = version(1);
+        let trashed = Words::whole(Word::guest(1, 0).trashed().unwrap());
         write(&mut oracle, 1);
         answer(&mut oracle, 1, true);
-        assert!(oracle.after_crash().check(0, word.trashed().unwrap()).is_ok());
+        assert!(oracle.after_crash().check(0, trashed).is_ok());
         flush(&mut oracle);
-        assert!(oracle.after_crash().check(0, word.trashed().unwrap()).is_err());
+        assert!(oracle.after_crash().check(0, trashed).is_err());
     }
 
     #[test]

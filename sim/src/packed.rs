@@ -144,6 +144,7 @@ mod test {
     use crate::crash::recover;
     use crate::explore::prepare;
     use crate::media::Unwritten;
+    use crate::sector::Words;
     use crate::subject::{Kind, Subject, damage};
 
     #[test]
@@ -158,7 +159,7 @@ mod test {
 
         recover(&subject, start.clone(), &[0..8, 1020..1028], &mut take).unwrap();
 
-        assert_eq!(found, given().collect());
+        assert_eq!(found, given().map(|(sector, word)| (sector, Words::whole(word))).collect());
         assert_eq!(damage(&mut start.files[0].clone(), start.forms[0]), None);
     }
 }

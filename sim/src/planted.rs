@@ -113,6 +113,10 @@ pub enum Planted {
     OldZeroesForgotten,
     /// Readers are not shown where the target of a merge has put what the guest wrote there.
     TargetNotShown,
+    /// A part of a sector is written by a read and a write of all of it, between which others write.
+    UnguardedPatch,
+    /// The same, and nothing comes between, but the read does not wait for writes under way to what it reads.
+    EarlyPatchRead,
 }
 
 /// Layers in which a bug lives.
@@ -177,6 +181,8 @@ const NAMES: [(Planted, &str, &str); 50] = [
     (Planted::LoweredEarly, "lowered-early", "qcow2"),
     (Planted::SnapshotDeallocated, "snapshot-deallocated", "qcow2"),
     (Planted::OldZeroesForgotten, "old-zeroes-forgotten", "qcow2"),
+    (Planted::UnguardedPatch, "unguarded-patch", "vhd"),
+    (Planted::EarlyPatchRead, "early-patch-read", "qcow2"),
 ];
 
 impl Planted {
@@ -209,6 +215,11 @@ impl Planted {
             Planted::UpperLayerFirst | Planted::LeafGrows => Layers::All,
             _ => Layers::Leaf,
         }
+    }
+
+    /// Whether only a guest that writes parts of sectors can meet it.
+    pub fn is_about_parts(self) -> bool {
+        matches!(self, Planted::UnguardedPatch | Planted::EarlyPatchRead)
     }
 
     /// What must go wrong below for the bug to matter.

@@ -7,6 +7,7 @@
 //! - nothing fails unless a fault was injected;
 //! - after a failed sync nothing is durable and no new write is accepted.
 
+mod around;
 mod steps;
 mod takeover;
 
@@ -20,13 +21,14 @@ use memory::Segments;
 use crate::io::{Fault, SimIo, Visible};
 use crate::logs::Logs;
 use crate::media::Media;
-use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken};
+use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken, parts_of};
 use crate::planted::Planted;
 use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
-use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
+use crate::sector::{PART, PARTS, SECTOR, Word, Words, sectors_of};
 use crate::subject::{Form, Start, Subject};
 use crate::workload::{Op, Sectors};
+use around::Around;
 use steps::Chore;
 pub use takeover::{Death, take_over};
 
@@ -176,6 +178,8 @@ struct Run {
     /// The disk's sectors, as the guest was told.
     told: u64,
     in_flight: BTreeMap<u64, InFlight>,
+    /// Writes of parts that a planted bug keeps from the disk.
+    around: BTreeMap<u64, Around>,
     next: u64,
     operations: u64,
     /// Whether the disk is made to forget.
@@ -311,6 +315,7 @@ impl Run {
             chore: None,
             told,
             in_flight,
+            around: BTreeMap::new(),
             next,
             operations: 0,
             forgets: false,
@@ -341,30 +346,33 @@ impl Run {
     fn submit(&mut self, op: Op, operation: Operation) {
         let number = self.next;
         self.next += 1;
-        let sectors = op.sectors();
+        let parts = op.parts();
         let submitted = self.oracle.tick();
         let version = u32::try_from(number).unwrap_or(u32::MAX);
         let memory = match op {
-            Op::Write(..) => guest_memory(version, sectors.range()),
-            Op::Read(..) => Segments::zeroed(usize::try_from(sectors.count * SECTOR).unwrap_or(0)),
+            Op::Write(..) | Op::Patch(..) => guest_memory(version, parts.range()),
+            Op::Read(..) | Op::ReadParts(..) => Segments::zeroed(usize::try_from(parts.count * PART).unwrap_or(0)),
             _ => Segments::empty(),
         };
         let content = match op {
-            Op::Write(..) => Some(Content::Guest(version)),
-            Op::Zero(..) | Op::ZeroKept(..) => Some(Content::Zero),
+            Op::Write(..) | Op::Patch(..) => Some(Content::Guest(version)),
+            Op::Zero(..) | Op::ZeroKept(..) | Op::ZeroParts(..) => Some(Content::Zero),
             Op::Discard(..) => Some(Content::PerhapsZero),
-            Op::Read(..) | Op::Flush | Op::Chain(..) => None,
+            Op::Read(..) | Op::ReadParts(..) | Op::Flush | Op::Chain(..) => None,
         };
         if let Some(content) = content {
-            self.oracle.submit(WriteToken(number), submitted, sectors.range(), content);
+            self.oracle.submit_parts(WriteToken(number), submitted, parts.range(), content);
         }
-        let span = Span { at: sectors.at * SECTOR, len: sectors.count * SECTOR };
-        let request = Request::new(operation, span, memory, Token(number), &self.disk.geometry());
+        self.in_flight.insert(number, InFlight { op, operation, submitted, broken: self.io.sync_failed() });
+        if matches!(op, Op::Patch(..)) && self.writes_around(number, parts, &memory, op.is_durable()) {
+            return;
+        }
+        let span = Span { at: parts.at * PART, len: parts.count * PART };
+        let request = Request::of_bytes(operation, span, memory, Token(number), &self.disk.geometry());
         let request = match request {
             Ok(request) => request,
             Err(status) => panic!("the workload asks for {op}, which the disk does not have: {status:?}"),
         };
-        self.in_flight.insert(number, InFlight { op, operation, submitted, broken: self.io.sync_failed() });
         self.disk.submit(request, &mut SabotagedIo { io: &mut self.io, plot: &self.plot });
     }
 
@@ -396,23 +404,20 @@ impl Run {
 
     fn answers(&mut self) -> Result<(), Violation> {
         while let Some((request, status)) = self.disk.answer() {
-            let memory = request.memory().clone();
+            let memory = request.asked_memory();
             let Token(number) = request.retire();
             if Token(number) == steps::GROWTH {
                 self.grown(status)?;
                 continue;
             }
+            let Some((number, status)) = self.read_around(number, status) else { continue };
             let asked = self.in_flight.remove(&number).ok_or(Violation::Twice(number))?;
             self.judge_status(&asked, status)?;
             let now = self.oracle.tick();
             let done = status == Status::Done;
             match asked.op {
                 Op::Flush if done => self.oracle.flushed(asked.submitted),
-                Op::Read(sectors) if done => {
-                    for (sector, found) in sectors.range().zip(words_of(&memory)) {
-                        self.oracle.check_read(sector, found, asked.submitted).map_err(Violation::Read)?;
-                    }
-                }
+                op @ (Op::Read(_) | Op::ReadParts(_)) if done => self.judge_read(op, &memory, asked.submitted)?,
                 op if asked.operation.is_write() => {
                     self.oracle.answer(WriteToken(number), now, done, op.is_durable());
                 }
@@ -421,6 +426,18 @@ impl Run {
         }
         if self.in_flight.is_empty() {
             self.oracle.settle();
+        }
+        Ok(())
+    }
+
+    fn judge_read(&self, op: Op, memory: &Segments, submitted: Moment) -> Result<(), Violation> {
+        let (sectors, parts) = (op.sectors(), op.parts().range());
+        // The bytes in front of the first part that was asked for, in its sector, were not.
+        let bytes = usize::try_from((parts.start - sectors.at * PARTS) * PART).unwrap_or(0);
+        let memory = Segments::joined(vec![Segments::zeroed(bytes), memory.clone()]);
+        for (sector, found) in sectors.range().zip(words_of(&memory)) {
+            let asked = parts_of(sector, parts.start, parts.end);
+            self.oracle.check_read(sector, (found, asked), submitted).map_err(Violation::Read)?;
         }
         Ok(())
     }
@@ -491,22 +508,14 @@ pub fn around(borders: impl Iterator<Item = u64>, disk: u64) -> Vec<Range<u64>> 
     merged
 }
 
-/// What a guest writes as one version of some sectors.
-fn guest_memory(version: u32, sectors: Range<u64>) -> Segments {
-    let mut bytes = Vec::new();
-    for sector in sectors {
-        let mut whole = [0; SECTOR_LEN];
-        Sector::Word(Word::guest(version, sector)).copy_to(&mut whole);
-        bytes.extend_from_slice(&whole);
-    }
-    Segments::copy_of(&bytes)
+/// What a guest writes as one version of some parts of sectors.
+fn guest_memory(version: u32, parts: Range<u64>) -> Segments {
+    let words = usize::try_from(PART / 8).unwrap_or(0);
+    let part = |part: u64| Word::guest(version, part / PARTS).0.to_le_bytes().repeat(words);
+    Segments::copy_of(&parts.flat_map(part).collect::<Vec<u8>>())
 }
 
-/// What a guest finds, sector by sector. Bytes that nobody wrote as a whole sector have a word of their own.
-pub fn words_of(memory: &Segments) -> Vec<Word> {
-    let word = |sector| match sector {
-        Sector::Word(word) => word,
-        Sector::Bytes(_) => Word(u64::MAX),
-    };
-    sectors_of(&memory.to_vec()).map(word).collect()
+/// What a guest finds, sector by sector.
+pub fn words_of(memory: &Segments) -> Vec<Words> {
+    sectors_of(&memory.to_vec()).map(|sector| Words::of(&sector)).collect()
 }

@@ -1,7 +1,8 @@
 //! The content of one 512-byte sector, small enough to keep millions of them.
 //!
 //! What a simulated guest writes is one 64-bit word, repeated: the word names the writer, so that a sector read
-//! back says which version of which sector it is. Metadata is kept byte for byte.
+//! back says which version of which sector it is. A guest that writes a part of a sector leaves several words there.
+//! Metadata is kept byte for byte.
 //!
 //! Invariant: two contents are equal exactly when their bytes are.
 
@@ -12,6 +13,14 @@ use std::sync::Arc;
 pub const SECTOR: u64 = 512;
 /// The same as a length of memory.
 pub const SECTOR_LEN: usize = 512;
+/// Parts of a sector that a guest may ask for by themselves.
+pub const PARTS: u64 = 4;
+/// The same as a length of a list.
+const PARTS_LEN: usize = 4;
+/// Bytes in a part.
+pub const PART: u64 = SECTOR / PARTS;
+/// The same as a length of memory.
+const PART_LEN: usize = SECTOR_LEN / PARTS_LEN;
 
 /// One sector's bytes.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -67,6 +76,51 @@ impl std::fmt::Debug for Word {
             TRASH => write!(f, "trashed version {version} of sector {sector}"),
             STALE => write!(f, "stale bytes"),
             _ => write!(f, "unknown bytes {:#018x}", self.0),
+        }
+    }
+}
+
+/// What a reader finds in a sector: the word of each of its parts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Words(pub [Word; PARTS_LEN]);
+
+impl Words {
+    /// Never written, or discarded.
+    pub const ZERO: Words = Words::whole(Word::ZERO);
+
+    /// The same word in all parts.
+    pub const fn whole(word: Word) -> Words {
+        Words([word; PARTS_LEN])
+    }
+
+    /// The word of all parts, if it is one.
+    pub fn one(self) -> Option<Word> {
+        let Words([first, ..]) = self;
+        (self == Words::whole(first)).then_some(first)
+    }
+
+    /// What a reader finds. Parts that nobody wrote as such have a word of their own.
+    pub fn of(sector: &Sector) -> Words {
+        let part = |bytes: &[u8]| match bytes.first_chunk::<8>() {
+            Some(first) if bytes[8..] == bytes[..PART_LEN - 8] => Word(u64::from_le_bytes(*first)),
+            _ => Word(u64::MAX),
+        };
+        match sector {
+            Sector::Word(word) => Words::whole(*word),
+            Sector::Bytes(bytes) => {
+                let mut words = Words::ZERO;
+                words.0.iter_mut().zip(bytes.chunks(PART_LEN)).for_each(|(word, bytes)| *word = part(bytes));
+                words
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Words {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.one() {
+            Some(word) => word.fmt(f),
+            None => f.debug_list().entries(self.0).finish(),
         }
     }
 }
@@ -165,5 +219,17 @@ mod test {
         assert_eq!(format!("{word:?}"), "version 3 of sector 70000");
         assert_ne!(word.trashed(), Some(word));
         assert_eq!(Word::ZERO.trashed(), None);
+    }
+
+    #[test]
+    fn each_part_of_a_sector_has_its_word() {
+        let mut bytes = [0; SECTOR_LEN];
+        Sector::Word(Word::guest(3, 1)).copy_to(&mut bytes);
+        assert_eq!(Words::of(&Sector::of(&bytes)).one(), Some(Word::guest(3, 1)));
+        bytes[128..256].fill(0);
+        bytes[300] = 1;
+        let [first, second, third, last] = Words::of(&Sector::of(&bytes)).0;
+        assert_eq!((first, second), (Word::guest(3, 1), Word::ZERO));
+        assert_eq!((third, last), (Word(u64::MAX), Word::guest(3, 1)));
     }
 }

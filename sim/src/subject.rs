@@ -15,7 +15,7 @@ use crate::media::{Media, Unwritten};
 use crate::packed;
 use crate::planted::Planted;
 use crate::qcow2::{self, COUNTED, Holds};
-use crate::sector::{PARENTS, SECTOR, Sector, Word};
+use crate::sector::{PARENTS, SECTOR, Sector, Word, Words};
 use crate::shared;
 use crate::theme::BLOCK;
 
@@ -121,7 +121,7 @@ pub struct Start {
     /// How each is to be understood.
     pub forms: Vec<Form>,
     /// The content.
-    pub base: BTreeMap<u64, Word>,
+    pub base: BTreeMap<u64, Words>,
 }
 
 /// Clusters of a new image whose first refcount block has few counts left: what a preparation takes, and one more.

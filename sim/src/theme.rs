@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use crate::qcow2::{CLUSTER, CLUSTER_SECTORS};
 use crate::random::Random;
-use crate::workload::{Durable, Op, Sectors, Step};
+use crate::sector::PARTS;
+use crate::workload::{Durable, Op, Parts, Sectors, Step};
 
 /// The blocks of 1024 sectors that the alphabet is about: two whole ones, and one that the disk's end cuts off.
 pub const BLOCK: u64 = 1024;
@@ -72,10 +73,13 @@ impl Theme {
     /// Operations of which short workloads are made besides: what they reach that is new they reach with one other.
     pub fn rare(self) -> Vec<Op> {
         let kept = |at, count| Op::ZeroKept(Sectors { at, count }, Durable::ByFlush);
+        // Within a sector of the first write; and from within its last sector to one beside it.
+        let within = Op::Patch(Parts { at: 1, count: 2 }, Durable::ByFlush);
+        let across = |at: u64| Op::Patch(Parts { at: at * PARTS + 3, count: 6 }, Durable::AtOnce);
         match self {
-            Theme::Image => vec![kept(2, 3)],
-            Theme::Growing => vec![kept(2, 4)],
-            Theme::Chain => vec![kept(GRAIN - 1, 2)],
+            Theme::Image => vec![kept(2, 3), within, across(3)],
+            Theme::Growing => vec![kept(2, 4), within, across(3)],
+            Theme::Chain => vec![kept(GRAIN - 1, 2), within, across(GRAIN - 1)],
         }
     }
 
@@ -238,7 +242,8 @@ fn guest_op(random: &mut Random, disk: Extent) -> Op {
         1 => (block + BLOCK).min(disk.new) - count,
         _ => block + random.below(12),
     };
-    let sectors = Sectors { at, count: count.min(disk.new - at) };
+    let end = if at < disk.old + BLOCK { (disk.old + BLOCK).min(disk.new) } else { disk.new };
+    let sectors = Sectors { at, count: count.min(end - at) };
     let block = Sectors { at: block, count: BLOCK.min(disk.new - block) };
     let durable = if random.below(6) == 0 { Durable::AtOnce } else { Durable::ByFlush };
     match random.below(20) {

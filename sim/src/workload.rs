@@ -1,9 +1,10 @@
 //! What a simulated guest asks for: short programs that can be written on a command line.
 //!
 //! Sectors are the unit. `w8+2` writes two sectors from sector 8 on, `W8+2` the same durably (FUA), `z`/`Z` write
-//! zeroes, `k`/`K` the same without freeing space, `d` discards, `r` reads, `f` flushes. What is done to the chain
-//! meanwhile is a word: `snapshot`, `merge` (of the leaf into its parent), `merge-below` (of the parent into its own),
-//! `merge-all`, `cancel`, `grow`.
+//! zeroes, `k`/`K` the same without freeing space, `d` discards, `r` reads, `f` flushes. Parts of sectors, four each,
+//! are the unit of `p`/`P`, which write, of `q`/`Q`, which write zeroes, and of `s`, which reads: `p33+2` writes two
+//! parts from the second of sector 8 on. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of the
+//! leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`.
 //!
 //! A guest asks for no more than its disk has: of a request that reaches behind the end only what lies before it is
 //! asked for. Behind where the end was at first there is something once the disk has grown.
@@ -13,6 +14,9 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use disk::Operation;
+
+use crate::random::Random;
+use crate::sector::PARTS;
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +31,12 @@ pub enum Op {
     Discard(Sectors),
     /// Read, and compare with what is legal.
     Read(Sectors),
+    /// Write parts of sectors.
+    Patch(Parts, Durable),
+    /// Write zeroes to parts of sectors, freeing space.
+    ZeroParts(Parts, Durable),
+    /// Read parts of sectors, and compare.
+    ReadParts(Parts),
     /// Flush.
     Flush,
     /// Something that is done to the chain below the guest.
@@ -81,6 +91,15 @@ pub struct Sectors {
     pub count: u64,
 }
 
+/// A run of parts of sectors, [`PARTS`] in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Parts {
+    /// The first, counted from the disk's first.
+    pub at: u64,
+    /// How many.
+    pub count: u64,
+}
+
 /// Whether a write is answered only when it survives power loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Durable {
@@ -97,24 +116,57 @@ impl Sectors {
     }
 }
 
+impl Parts {
+    /// All parts of some sectors.
+    pub fn of(sectors: Sectors) -> Parts {
+        Parts { at: sectors.at * PARTS, count: sectors.count * PARTS }
+    }
+
+    /// As a range.
+    pub fn range(self) -> Range<u64> {
+        self.at..self.at + self.count
+    }
+
+    /// The sectors of which they are parts.
+    pub fn sectors(self) -> Sectors {
+        let at = self.at / PARTS;
+        Sectors { at, count: self.range().end.div_ceil(PARTS) - at }
+    }
+
+    fn within(self, disk: u64) -> Parts {
+        Parts { count: self.count.min((disk * PARTS).saturating_sub(self.at)), ..self }
+    }
+}
+
 impl Op {
-    /// The sectors that it is about.
+    /// The sectors that it is about, or about parts of.
     pub fn sectors(self) -> Sectors {
         match self {
             Op::Write(sectors, _) | Op::Zero(sectors, _) | Op::ZeroKept(sectors, _) => sectors,
             Op::Discard(sectors) | Op::Read(sectors) => sectors,
+            Op::Patch(parts, _) | Op::ZeroParts(parts, _) | Op::ReadParts(parts) => parts.sectors(),
             Op::Flush | Op::Chain(_) => Sectors { at: 0, count: 0 },
+        }
+    }
+
+    /// The parts of sectors that it is about.
+    pub fn parts(self) -> Parts {
+        match self {
+            Op::Patch(parts, _) | Op::ZeroParts(parts, _) | Op::ReadParts(parts) => parts,
+            _ => Parts::of(self.sectors()),
         }
     }
 
     /// What it asks of the disk, if it is a guest's.
     pub fn operation(self) -> Option<Operation> {
         Some(match self {
-            Op::Write(_, durable) => Operation::Write { durable: durable == Durable::AtOnce },
-            Op::Zero(_, durable) => Operation::WriteZeroes { free: true, durable: durable == Durable::AtOnce },
+            Op::Write(_, durable) | Op::Patch(_, durable) => Operation::Write { durable: durable == Durable::AtOnce },
+            Op::Zero(_, durable) | Op::ZeroParts(_, durable) => {
+                Operation::WriteZeroes { free: true, durable: durable == Durable::AtOnce }
+            }
             Op::ZeroKept(_, durable) => Operation::WriteZeroes { free: false, durable: durable == Durable::AtOnce },
             Op::Discard(_) => Operation::Discard,
-            Op::Read(_) => Operation::Read,
+            Op::Read(_) | Op::ReadParts(_) => Operation::Read,
             Op::Flush => Operation::Flush,
             Op::Chain(_) => return None,
         })
@@ -140,16 +192,39 @@ impl Op {
             Op::ZeroKept(_, durable) => Op::ZeroKept(sectors, durable),
             Op::Discard(_) => Op::Discard(sectors),
             Op::Read(_) => Op::Read(sectors),
+            Op::Patch(parts, durable) => Op::Patch(parts.within(disk), durable),
+            Op::ZeroParts(parts, durable) => Op::ZeroParts(parts.within(disk), durable),
+            Op::ReadParts(parts) => Op::ReadParts(parts.within(disk)),
             Op::Flush | Op::Chain(_) => self,
         })
     }
 
+    /// The same about fewer parts: it begins or ends within a sector.
+    fn in_parts(self, random: &mut Random) -> Op {
+        let Parts { at, count } = self.parts();
+        let (before, after) = match count {
+            0 => (0, 0),
+            _ => (random.below(PARTS), random.below(PARTS)),
+        };
+        // One part is left of a single sector at least.
+        let before = before.min(count.saturating_sub(1));
+        let parts = Parts { at: at + before, count: (count - before).saturating_sub(after).max(1) };
+        match self {
+            Op::Write(_, durable) => Op::Patch(parts, durable),
+            Op::Zero(_, durable) => Op::ZeroParts(parts, durable),
+            Op::Read(_) => Op::ReadParts(parts),
+            other => other,
+        }
+    }
+
     /// Whether an answer promises that what was answered before, or this write, survives.
     pub fn is_durable(self) -> bool {
-        let (Op::Write(_, durable) | Op::Zero(_, durable) | Op::ZeroKept(_, durable)) = self else {
-            return self == Op::Flush;
-        };
-        durable == Durable::AtOnce
+        match self {
+            Op::Write(_, durable) | Op::Zero(_, durable) | Op::ZeroKept(_, durable) => durable == Durable::AtOnce,
+            Op::Patch(_, durable) | Op::ZeroParts(_, durable) => durable == Durable::AtOnce,
+            Op::Discard(_) | Op::Read(_) | Op::ReadParts(_) | Op::Chain(_) => false,
+            Op::Flush => true,
+        }
     }
 }
 
@@ -164,12 +239,20 @@ impl fmt::Display for Op {
             Op::ZeroKept(_, Durable::AtOnce) => 'K',
             Op::Discard(_) => 'd',
             Op::Read(_) => 'r',
+            Op::Patch(_, Durable::ByFlush) => 'p',
+            Op::Patch(_, Durable::AtOnce) => 'P',
+            Op::ZeroParts(_, Durable::ByFlush) => 'q',
+            Op::ZeroParts(_, Durable::AtOnce) => 'Q',
+            Op::ReadParts(_) => 's',
             Op::Flush => return f.write_str("f"),
             Op::Chain(step) => {
                 return f.write_str(STEPS.iter().find(|(other, _)| other == step).map_or("", |(_, name)| name));
             }
         };
-        let Sectors { at, count } = self.sectors();
+        let (at, count) = match self {
+            Op::Patch(parts, _) | Op::ZeroParts(parts, _) | Op::ReadParts(parts) => (parts.at, parts.count),
+            _ => (self.sectors().at, self.sectors().count),
+        };
         write!(f, "{letter}{at}+{count}")
     }
 }
@@ -177,7 +260,7 @@ impl fmt::Display for Op {
 /// A word that is not an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, k0+8, K0+8, d0+1024, r0+8, f, snapshot, merge, cancel and grow"
+    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, k0+8, K0+8, d0+1024, r0+8, p33+2, P33+2, q1+2, Q1+2, s1+6, f, snapshot, merge, cancel and grow"
 )]
 pub struct NotAnOp(pub String);
 
@@ -196,6 +279,7 @@ impl FromStr for Op {
         let letter = letters.next().ok_or_else(wrong)?;
         let (at, count) = letters.as_str().split_once('+').ok_or_else(wrong)?;
         let sectors = Sectors { at: at.parse().map_err(|_| wrong())?, count: count.parse().map_err(|_| wrong())? };
+        let parts = Parts { at: sectors.at, count: sectors.count };
         match letter {
             'w' => Ok(Op::Write(sectors, Durable::ByFlush)),
             'W' => Ok(Op::Write(sectors, Durable::AtOnce)),
@@ -205,9 +289,20 @@ impl FromStr for Op {
             'K' => Ok(Op::ZeroKept(sectors, Durable::AtOnce)),
             'd' => Ok(Op::Discard(sectors)),
             'r' => Ok(Op::Read(sectors)),
+            'p' => Ok(Op::Patch(parts, Durable::ByFlush)),
+            'P' => Ok(Op::Patch(parts, Durable::AtOnce)),
+            'q' => Ok(Op::ZeroParts(parts, Durable::ByFlush)),
+            'Q' => Ok(Op::ZeroParts(parts, Durable::AtOnce)),
+            's' => Ok(Op::ReadParts(parts)),
             _ => Err(wrong()),
         }
     }
+}
+
+/// The same for a guest that does not care where sectors begin: of half of the requests that can be about parts, the
+/// first sector and the last are asked for in part.
+pub fn in_parts(ops: Vec<Op>, random: &mut Random) -> Vec<Op> {
+    ops.into_iter().map(|op| if random.below(2) == 0 { op } else { op.in_parts(random) }).collect()
 }
 
 /// Operations as text, separated by spaces.
@@ -223,12 +318,13 @@ pub fn text(ops: &[Op]) -> String {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::random::Random;
     use crate::theme::Theme;
 
     #[test]
     fn a_workload_survives_being_written_down() {
         let ops = Theme::Chain.random(&mut Random::new(7), 100);
+        assert_eq!(parse(&text(&ops)), Ok(ops.clone()));
+        let ops = in_parts(ops, &mut Random::new(7));
         assert_eq!(parse(&text(&ops)), Ok(ops));
         assert_eq!(parse("w1+"), Err(NotAnOp("w1+".into())));
     }
@@ -239,5 +335,18 @@ mod test {
         assert_eq!(ops("w8+4")[0].within(10), Some(ops("w8+2")[0]));
         assert_eq!(ops("w10+4")[0].within(10), None);
         assert_eq!(ops("f")[0].within(10), Some(Op::Flush));
+        assert_eq!((ops("p38+9")[0].within(10), ops("p40+1")[0].within(10)), (Some(ops("p38+2")[0]), None));
+    }
+
+    #[test]
+    fn parts_lie_in_the_sectors_that_were_asked_for() {
+        let ops = Theme::Image.random(&mut Random::new(1), 1000);
+        let in_parts = in_parts(ops.clone(), &mut Random::new(2));
+        let inside = |(whole, op): (&Op, &Op)| {
+            let (whole, parts) = (whole.parts().range(), op.parts().range());
+            whole.start <= parts.start && parts.end <= whole.end && parts.is_empty() == whole.is_empty()
+        };
+        assert!(ops.iter().zip(&in_parts).all(inside));
+        assert!(in_parts.iter().filter(|op| matches!(op, Op::Patch(..))).count() > 100);
     }
 }

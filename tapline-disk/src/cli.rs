@@ -69,6 +69,9 @@ pub struct Serve {
     /// guest's firmware the disk
     #[arg(long, value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
+    /// The name by which NBD clients find the disk, beside none [default: the image's name]
+    #[arg(long, value_name = "NAME", requires = "nbd", value_parser = export_name)]
+    pub nbd_export: Option<String>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
     #[arg(long, value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,
@@ -167,6 +170,14 @@ fn serial(word: &str) -> Result<String, String> {
         Ok(word.to_owned())
     } else {
         Err("a serial number has 1 to 20 letters, digits and signs, and no blanks".to_owned())
+    }
+}
+
+/// What a client can ask for ("String values" of the protocol).
+fn export_name(word: &str) -> Result<String, String> {
+    match word.len() {
+        1..=4096 => Ok(word.to_owned()),
+        _ => Err("the name of an export has 1 to 4096 bytes".to_owned()),
     }
 }
 

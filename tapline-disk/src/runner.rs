@@ -98,7 +98,7 @@ impl Runner {
             if let Some((mut request, status)) = self.disk.answer() {
                 self.in_flight -= 1;
                 let (operation, span) = (request.operation(), request.span());
-                let extents = std::mem::take(&mut request.extents);
+                let extents = request.take_extents();
                 let token = request.retire();
                 return match status {
                     Status::Done => Ok(Answer { token, extents }),
@@ -188,7 +188,7 @@ impl Drop for Runner {
 fn verb(operation: Operation) -> &'static str {
     match operation {
         Operation::Read => "read",
-        Operation::Write { .. } => "write",
+        Operation::Write { .. } | Operation::Patch { .. } => "write",
         Operation::Flush => "flush",
         Operation::Discard => "discard",
         Operation::WriteZeroes { .. } => "zero",

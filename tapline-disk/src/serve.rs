@@ -257,7 +257,10 @@ fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, servi
 }
 
 fn export(serve: &Serve, geometry: Geometry) -> nbd::Export {
-    nbd::Export { name: String::new(), description: serve.image.to_string(), geometry }
+    // Clients that ask for no name get it too.
+    let file = || serve.image.path().file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = serve.nbd_export.clone().or_else(file).unwrap_or_default();
+    nbd::Export { name, description: serve.image.to_string(), geometry }
 }
 
 /// Says where the disk is: on stdout what was asked to be printed, on stderr a word for people.

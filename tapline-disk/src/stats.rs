@@ -180,7 +180,7 @@ impl Counters {
     fn kind(&mut self, operation: Operation) -> Option<&mut Kind> {
         match operation {
             Operation::Read => Some(&mut self.reads),
-            Operation::Write { .. } => Some(&mut self.writes),
+            Operation::Write { .. } | Operation::Patch { .. } => Some(&mut self.writes),
             Operation::Flush => Some(&mut self.flushes),
             Operation::Discard | Operation::WriteZeroes { .. } => Some(&mut self.discards),
             Operation::Extents => None,

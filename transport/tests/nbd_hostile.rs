@@ -75,11 +75,11 @@ fn requests_beyond_the_end_are_refused_and_the_next_is_served() {
 fn the_data_of_a_refused_write_is_skipped() {
     let served = Served::unix(GEOMETRY);
     let mut client = Client::structured(&served);
-    client.ask(WRITE, 0, 1, 1, 700_000);
+    client.ask(WRITE, 0, 1, GEOMETRY.len - 512, 700_000);
     client.send(&vec![1; 700_000]);
     let refused = client.chunk();
     assert_eq!((refused.kind, refused.cookie), (0x8001, 1));
-    assert_eq!(refused.payload[..4], 22u32.to_be_bytes());
+    assert_eq!(refused.payload[..4], 28u32.to_be_bytes());
     client.ask(READ, 0, 2, 512, 512);
     let data = client.chunk();
     assert_eq!((data.kind, data.cookie), (1, 2));

@@ -6,7 +6,9 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 
 use disk::{Operation, Span, Transport};
-use nbd_support::client::{BLOCK_STATUS, Client, FLUSH, FUA, READ, TRIM, WRITE, request};
+use nbd_support::client::{
+    BLOCK_STATUS, CACHE, Client, FAST_ZERO, FLUSH, FUA, NO_HOLE, READ, TRIM, WRITE, WRITE_ZEROES, request,
+};
 use nbd_support::{GEOMETRY, Served};
 use transport::Server as _;
 use transport::nbd::{Address, BindError, Config, Export, Server};
@@ -44,6 +46,46 @@ fn replies_come_as_the_disk_has_them() {
     }
     // The disk of these tests answers a batch from its end.
     assert_eq!(cookies, [3, 2, 1]);
+}
+
+#[test]
+fn single_bytes_are_served_to_who_never_asked_for_block_sizes() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::structured(&served);
+    client.ask(WRITE, 0, 1, 511, 3);
+    client.send(&[7, 8, 9]);
+    assert_eq!(client.simple_reply(), (0, 1));
+    client.ask(READ, 0, 2, 510, 5);
+    let read = client.chunk();
+    assert_eq!(
+        (read.kind, &read.payload[..8], &read.payload[8..]),
+        (1, &510u64.to_be_bytes()[..], &[0, 7, 8, 9, 0][..])
+    );
+    client.ask(BLOCK_STATUS, 0, 3, 65_535, 3);
+    // The last byte of the unit that has been written to, and the first two of one that has not.
+    assert_eq!(client.chunk().payload, [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3]);
+    let done = served.disk.lock().unwrap().done.clone();
+    assert_eq!(done[0], (Operation::Patch { durable: false }, Span { at: 511, len: 3 }));
+}
+
+#[test]
+fn what_is_to_be_cached_is_looked_up() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::simple(&served);
+    client.ask(CACHE, 0, 1, 1, 1 << 20);
+    assert_eq!(client.simple_reply(), (0, 1));
+    client.ask(CACHE, 0, 2, GEOMETRY.len, 1);
+    assert_eq!(client.simple_reply(), (22, 2));
+}
+
+#[test]
+fn zeroes_that_are_to_be_fast_and_keep_their_space_are_not_supported() {
+    let served = Served::unix(GEOMETRY);
+    let mut client = Client::simple(&served);
+    client.ask(WRITE_ZEROES, FAST_ZERO | NO_HOLE, 1, 0, 65_536);
+    assert_eq!(client.simple_reply(), (95, 1));
+    client.ask(WRITE_ZEROES, FAST_ZERO, 2, 0, 65_536);
+    assert_eq!(client.simple_reply(), (0, 2));
 }
 
 #[test]

@@ -39,7 +39,8 @@ promised. Without a seed: all workloads of up to N operations, and every fault a
   --planted all|NAME    look for the bugs planted in the simulator, each in its format; fails when one is not found
   --states N            states to look at for each of them (default 100000)
   --workload 'OPS'      only this workload, as w8+2 W8+2 z0+8 Z0+8 k0+8 d0+1024 r0+8 f (sectors; capitals: FUA;
-                        k: zeroes that keep their space), and, on chains, snapshot merge cancel grow
+                        k: zeroes that keep their space) p33+2 P33+2 q1+2 Q1+2 s1+6 (writes, zeroes and reads of
+                        quarters of sectors), and, on chains, snapshot merge cancel grow
   --schedule ORDER      in this order: s, e or n, and decisions, as e.0.0.2
   --fault KIND@N        failed, no-space, unsupported or full, at the Nth operation it can befall
   --visible at-completion   reads see a write only when it has completed

@@ -18,6 +18,8 @@ pub(super) struct Active {
     /// What is to be split when fewer pieces are under way; counts as a piece.
     pub rest: Option<Span>,
     pub status: Status,
+    /// Of one that is not whole blocks: what is around it has been read.
+    pub edges_read: bool,
     /// A piece of a merge.
     pub of_merge: bool,
     /// The target of the merge has no space for it.
@@ -30,8 +32,8 @@ pub(super) struct Active {
 
 impl Active {
     pub fn new(request: Request, epoch: u64) -> Active {
-        let (of_merge, crowded_out, ended) = (false, false, false);
-        Active { request, left: 1, rest: None, status: Status::Done, of_merge, crowded_out, ended, epoch }
+        let (edges_read, of_merge, crowded_out, ended) = (false, false, false, false);
+        Active { request, left: 1, rest: None, status: Status::Done, edges_read, of_merge, crowded_out, ended, epoch }
     }
 }
 

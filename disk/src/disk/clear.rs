@@ -1,7 +1,7 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
 use super::fill::zeroes;
-use super::{Disk, Obstacle, Op, Parked, status_of};
+use super::{Disk, Obstacle, Op, Parked, pieces_max, status_of};
 use crate::fold::Where;
 use crate::format::{Discarded, Format, Place, Reserved, Ticket};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
@@ -52,6 +52,18 @@ impl<F: Format> Disk<F> {
                 Ok(len) => at = at.saturating_add(len),
                 Err(obstacle) => return self.wait_for(number, left, obstacle, io),
             }
+        }
+    }
+
+    /// Whether enough pieces of a request are under way: then `rest` is split later.
+    pub(super) fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
+        match self.active.get_mut(number) {
+            Some(active) if active.left > pieces_max(active) => {
+                active.left = active.left.saturating_add(1);
+                active.rest = Some(rest);
+                true
+            }
+            _ => false,
         }
     }
 
@@ -172,6 +184,10 @@ impl<F: Format> Disk<F> {
     pub(super) fn zeroed<I: Io>(&mut self, number: u32, ticket: Option<Ticket>, done: FileDone, io: &mut I) {
         let file = done.op.file;
         match (done.result, done.op.action) {
+            (Err(FileError::Unsupported), Action::Deallocate { .. }) if self.is_to_be_fast(number) => {
+                self.fail(number, Status::Unsupported);
+                self.transferred(number, file, ticket, true, Err(FileError::Unsupported), io);
+            }
             (Err(FileError::Unsupported), Action::Deallocate { at, len }) => {
                 let inside = if ticket.is_none() { freed_whole(Span { at, len }) } else { None };
                 if let Some(inside) = inside {
@@ -182,6 +198,11 @@ impl<F: Format> Disk<F> {
             }
             (result, _) => self.transferred(number, file, ticket, true, result, io),
         }
+    }
+
+    /// Whether the zeroes of a request are not wanted if they have to be written.
+    fn is_to_be_fast(&self, number: u32) -> bool {
+        self.active.get(number).is_some_and(|active| active.request.fast)
     }
 
     /// Makes a range of a file zero, in place, of which the storage can free what is `inside`, if anything: writes what
@@ -238,7 +259,7 @@ impl<F: Format> Disk<F> {
                 }
             };
             let Some(active) = self.active.get_mut(number) else { return };
-            let extents = &mut active.request.extents;
+            let extents = active.request.extents_mut();
             let full = extents.len() == EXTENTS_MAX;
             match extents.last_mut() {
                 Some(last) if last.kind == extent.kind => last.len = last.len.saturating_add(extent.len),

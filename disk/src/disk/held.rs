@@ -1,7 +1,8 @@
 //! Requests that wait because they overlap others.
 //!
 //! Knows what may overlap what, and nothing of how a request is done. Keeps: nothing overlaps a discard, a write of
-//! zeroes or a merge's piece, and what waits is not overtaken by what it must not overlap.
+//! zeroes, one of parts of blocks (in whole blocks) or a merge's piece, and what waits is not overtaken by what it must
+//! not overlap.
 
 use super::Disk;
 use crate::format::Format;
@@ -68,5 +69,5 @@ impl<F: Format> Disk<F> {
 
 /// Whether nothing may overlap it while it is in flight.
 pub(super) fn is_exclusive(operation: Operation) -> bool {
-    matches!(operation, Operation::Discard | Operation::WriteZeroes { .. })
+    matches!(operation, Operation::Patch { .. } | Operation::Discard | Operation::WriteZeroes { .. })
 }

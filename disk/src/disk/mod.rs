@@ -5,16 +5,17 @@
 //!
 //! - every request is answered exactly once;
 //! - a place becomes visible to readers only after its bytes were written, and durable only in a round;
-//! - no operation overlaps a discard or a write of zeroes: these wait for what is in flight, and what comes
-//!   after waits for them;
+//! - no operation overlaps a discard, a write of zeroes or one of parts of blocks: these wait for what is in
+//!   flight, and what comes after waits for them;
 //! - after a failed sync no write is begun any more.
 //!
 //! `whole` has requests that are one operation on one file, as most are; for the others `learn` finds where bytes live
 //! and waits for metadata, `transfer` has reads and writes, `fill` what is written around a write, `packed` compressed
-//! clusters, `budget` the memory for both, `clear` discards, zeroes and reports of allocation. `active` has those that
-//! are under way, `held` those that wait for others, `logging` what outlives the process, `flush` the rounds, `chain`
-//! the layers and how they change, `merge` layers that become one, `piece` one grain of that, `rest` what is given back
-//! when nothing is asked for, `damage` what metadata made no sense.
+//! clusters, `budget` the memory for both, `ragged` requests that are not whole blocks, `clear` discards, zeroes and
+//! reports of allocation. `active` has those that are under way, `held` those that wait for others, `logging` what
+//! outlives the process, `flush` the rounds, `chain` the layers and how they change, `merge` layers that become one,
+//! `piece` one grain of that, `rest` what is given back when nothing is asked for, `damage` what metadata made no
+//! sense.
 
 mod active;
 mod budget;
@@ -29,6 +30,7 @@ mod logging;
 mod merge;
 mod packed;
 mod piece;
+mod ragged;
 mod rest;
 mod transfer;
 mod whole;
@@ -388,6 +390,10 @@ impl<F: Format> Disk<F> {
             _ if of_merge => self.run_piece(number, rest, io),
             Operation::Read => self.read(number, rest, io),
             Operation::Write { .. } => self.write(number, rest, io),
+            Operation::Patch { .. } | Operation::WriteZeroes { .. } if active.request.ragged().is_some() => {
+                self.run_ragged(number, rest, io);
+            }
+            Operation::Patch { .. } => self.write(number, rest, io),
             Operation::Discard => self.discard(number, rest, io),
             Operation::WriteZeroes { free, .. } => self.write_zeroes(number, rest, free, io),
             Operation::Extents => self.report_extents(number, rest, io),
@@ -421,6 +427,9 @@ impl<F: Format> Disk<F> {
         if active.of_merge {
             return self.piece_quiet(number, io);
         }
+        if active.request.ragged().is_some() && self.edges_read(number) {
+            return self.write_ragged(number, io);
+        }
         self.quiet(number);
         self.begin_round(io);
     }
@@ -433,7 +442,8 @@ impl<F: Format> Disk<F> {
         let done = active.status == Status::Done;
         let durable = match operation {
             Operation::Flush => true,
-            Operation::Write { durable } | Operation::WriteZeroes { durable, .. } => durable,
+            Operation::Write { durable } | Operation::Patch { durable } => durable,
+            Operation::WriteZeroes { durable, .. } => durable,
             Operation::Read | Operation::Discard | Operation::Extents => false,
         };
         let unlogged = self.log_due && operation.is_write() && !self.log_changes();
@@ -454,18 +464,6 @@ impl<F: Format> Disk<F> {
         }
         self.end(number);
         self.begin_round(io);
-    }
-
-    /// Whether enough pieces of a request are under way: then `rest` is split later.
-    fn is_postponed(&mut self, number: u32, rest: Span) -> bool {
-        match self.active.get_mut(number) {
-            Some(active) if active.left > pieces_max(active) => {
-                active.left = active.left.saturating_add(1);
-                active.rest = Some(rest);
-                true
-            }
-            _ => false,
-        }
     }
 
     /// Answers a request.

@@ -13,6 +13,7 @@ mod merging;
 mod merging_qcow2;
 mod merging_vhd;
 mod model;
+mod ragged;
 mod random;
 mod resting;
 mod room;
@@ -182,7 +183,7 @@ impl<F: Format> Rig<F> {
 
     fn collect(&mut self) {
         while let Some((mut request, status)) = self.disk.answer() {
-            let extents = std::mem::take(&mut request.extents);
+            let extents = request.take_extents();
             self.answered.push_back((request.retire(), status, extents));
         }
     }

@@ -1,7 +1,7 @@
 //! Reads and writes.
 
 use super::packed::Reader;
-use super::{Disk, Missing, Obstacle, Op, Parked, status_of};
+use super::{Disk, Missing, Obstacle, Op, Parked, ragged, status_of};
 use crate::fold::Where;
 use crate::format::{Format, Reserved, Ticket, Wait};
 use crate::{Action, FileError, FileId, Io, Span, Status};
@@ -114,7 +114,11 @@ impl<F: Format> Disk<F> {
 
     /// The request's memory for `span`.
     fn memory(&self, number: u32, span: Span) -> Option<memory::Segments> {
-        let request = &self.active.get(number)?.request;
+        let active = self.active.get(number)?;
+        let request = &active.request;
+        if let Some(ragged) = request.ragged() {
+            return ragged::memory(ragged, request, active.edges_read, span);
+        }
         let from = usize::try_from(span.at.checked_sub(request.span().at)?).ok()?;
         Some(request.memory().slice(from, usize::try_from(span.len).ok()?))
     }

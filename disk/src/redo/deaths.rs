@@ -46,7 +46,7 @@ impl Mark {
     pub fn of(request: &Request) -> Mark {
         let kind = match request.operation() {
             Operation::Read => 1,
-            Operation::Write { .. } => 2,
+            Operation::Write { .. } | Operation::Patch { .. } => 2,
             Operation::Flush => 3,
             Operation::Discard => 4,
             Operation::WriteZeroes { .. } => 5,

@@ -81,7 +81,7 @@ impl BlkbackStats {
     pub fn came(&mut self, request: &Request) {
         let field = match request.operation() {
             Operation::Read => READS + ASKED,
-            Operation::Write { .. } => WRITES + ASKED,
+            Operation::Write { .. } | Operation::Patch { .. } => WRITES + ASKED,
             Operation::Flush => FLUSHES,
             Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => DISCARDS,
         };
@@ -98,7 +98,7 @@ impl BlkbackStats {
         }
         let first = match request.operation() {
             Operation::Read => READS,
-            Operation::Write { .. } => WRITES,
+            Operation::Write { .. } | Operation::Patch { .. } => WRITES,
             Operation::Flush | Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => return,
         };
         let took = at.saturating_sub(request.taken) / 1000;

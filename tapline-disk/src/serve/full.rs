@@ -73,7 +73,10 @@ impl Full {
     pub fn holds_back(&self, request: &Request) -> bool {
         self.is_full()
             && self.wait
-            && matches!(request.operation(), Operation::Write { .. } | Operation::WriteZeroes { .. })
+            && matches!(
+                request.operation(),
+                Operation::Write { .. } | Operation::Patch { .. } | Operation::WriteZeroes { .. }
+            )
     }
 
     /// Keeps a request that is held back.

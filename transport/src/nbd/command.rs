@@ -30,6 +30,10 @@ pub(super) struct Ask {
     pub(super) then_flush: bool,
     /// NBD_CMD_FLAG_REQ_ONE: one run of bytes is enough of an answer.
     pub(super) one_extent: bool,
+    /// NBD_CMD_FLAG_FAST_ZERO: zeroes that would have to be written are to be refused.
+    pub(super) fast: bool,
+    /// NBD_CMD_CACHE: what is found out is kept and not told.
+    pub(super) silent: bool,
 }
 
 /// An error to answer with, and a word to people.
@@ -43,6 +47,7 @@ pub(super) struct Refusal {
 pub(super) fn judge(header: &RequestHeader, agreed: Agreed, geometry: &Geometry) -> Verdict {
     let flags = header.flags.get();
     let durable = flags & wire::CMD_FLAG_FUA != 0;
+    let fast = flags & wire::CMD_FLAG_FAST_ZERO != 0;
     let Some((operation, allowed)) = operation(header.kind.get(), flags, agreed) else {
         if header.kind == wire::CMD_DISC {
             return Verdict::Disconnect;
@@ -59,11 +64,16 @@ pub(super) fn judge(header: &RequestHeader, agreed: Agreed, geometry: &Geometry)
     match span(header, operation, geometry) {
         Err(refusal) => Verdict::Refuse(refusal),
         Ok(span) if span.len == 0 && operation != Operation::Flush => Verdict::Nothing,
+        Ok(span) if fast && (flags & wire::CMD_FLAG_NO_HOLE != 0 || !is_aligned(span, geometry)) => {
+            refuse(Errno::NotSupported, "zeroes that keep their space, or in parts of blocks, are written")
+        }
         Ok(span) => Verdict::Serve(Ask {
             operation,
             span,
             then_flush: durable && operation == Operation::Discard,
             one_extent: flags & wire::CMD_FLAG_REQ_ONE != 0,
+            fast,
+            silent: header.kind == wire::CMD_CACHE,
         }),
     }
 }
@@ -79,17 +89,18 @@ fn operation(kind: u16, flags: u16, agreed: Agreed) -> Option<(Operation, u16)> 
         wire::CMD_TRIM => Some((Operation::Discard, 0)),
         wire::CMD_WRITE_ZEROES => {
             let free = flags & wire::CMD_FLAG_NO_HOLE == 0;
-            Some((Operation::WriteZeroes { free, durable }, wire::CMD_FLAG_NO_HOLE))
+            Some((Operation::WriteZeroes { free, durable }, wire::CMD_FLAG_NO_HOLE | wire::CMD_FLAG_FAST_ZERO))
         }
+        // Where bytes live is what there is to be known beforehand: data itself is kept nowhere.
+        wire::CMD_CACHE => Some((Operation::Extents, 0)),
         wire::CMD_BLOCK_STATUS if agreed.allocation => Some((Operation::Extents, wire::CMD_FLAG_REQ_ONE)),
         _ => None,
     }
 }
 
-/// The bytes of the disk that the request is about, if they exist and are whole blocks.
+/// The bytes of the disk that the request is about, if they exist. They need not be whole blocks.
 fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Result<Span, Refusal> {
-    let block = u64::from(geometry.block);
-    let mut span = Span { at: header.at.get(), len: u64::from(header.len.get()) };
+    let span = Span { at: header.at.get(), len: u64::from(header.len.get()) };
     if operation == Operation::Flush {
         // NBD_CMD_FLUSH: offset and length are reserved and zero.
         let reserved = Span { at: 0, len: 0 };
@@ -101,21 +112,19 @@ fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Re
         let errno = if adds { Errno::NoSpace } else { Errno::Invalid };
         return Err(Refusal { errno, why: "the request reaches past the end of the disk" });
     }
-    if operation == Operation::Extents {
-        // Nothing holds clients of BLOCK_STATUS back from asking for 4 GiB minus one byte; an answer may be
-        // shorter than the question.
-        span.len = span.len.saturating_sub(span.len % block);
-        if span.len == 0 {
-            return invalid("the request is shorter than a block");
-        }
-    }
-    if span.at % block != 0 || span.len % block != 0 {
-        return invalid("the request is not a multiple of the block size");
+    if header.kind == wire::CMD_BLOCK_STATUS && span.len == 0 {
+        // Its answer is never empty.
+        return invalid("a question about no bytes");
     }
     if operation == Operation::Read && span.len > u64::from(REQUEST_MAX) {
         return invalid("the request is longer than 32 MiB");
     }
     Ok(span)
+}
+
+fn is_aligned(span: Span, geometry: &Geometry) -> bool {
+    let block = u64::from(geometry.block);
+    span.at % block == 0 && span.len % block == 0
 }
 
 fn invalid(why: &'static str) -> Result<Span, Refusal> {
@@ -184,17 +193,35 @@ mod test {
     }
 
     #[test]
-    fn unaligned_requests_are_invalid() {
-        assert_eq!(errno(ask(wire::CMD_READ, 0, 1, 512)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(wire::CMD_WRITE, 0, 0, 100)), Some(Errno::Invalid));
+    fn single_bytes_may_be_asked_for() {
+        for kind in [wire::CMD_READ, wire::CMD_WRITE, wire::CMD_TRIM, wire::CMD_WRITE_ZEROES, wire::CMD_BLOCK_STATUS] {
+            let verdict = ask(kind, 0, 511, 2);
+            assert!(matches!(verdict, Verdict::Serve(Ask { span: Span { at: 511, len: 2 }, .. })), "{kind}");
+        }
+        assert_eq!(errno(ask(wire::CMD_BLOCK_STATUS, 0, 511, 0)), Some(Errno::Invalid));
+        assert_eq!(errno(ask(wire::CMD_READ, 0, GEOMETRY.len - 1, 2)), Some(Errno::Invalid));
+        assert_eq!(errno(ask(wire::CMD_WRITE, 0, GEOMETRY.len - 1, 2)), Some(Errno::NoSpace));
     }
 
     #[test]
-    fn an_unaligned_question_about_allocation_is_rounded_down() {
-        let verdict = ask(wire::CMD_BLOCK_STATUS, 0, 512, 1023);
-        assert!(matches!(verdict, Verdict::Serve(Ask { span: Span { at: 512, len: 512 }, .. })));
-        assert_eq!(errno(ask(wire::CMD_BLOCK_STATUS, 0, 0, 511)), Some(Errno::Invalid));
-        assert_eq!(errno(ask(wire::CMD_BLOCK_STATUS, 0, 0, 0)), Some(Errno::Invalid));
+    fn zeroes_that_are_to_be_fast_are_whole_blocks_and_may_free_their_space() {
+        let fast = wire::CMD_FLAG_FAST_ZERO;
+        let verdict = ask(wire::CMD_WRITE_ZEROES, fast, 0, 512);
+        assert!(matches!(verdict, Verdict::Serve(Ask { fast: true, .. })));
+        let kept = ask(wire::CMD_WRITE_ZEROES, fast | wire::CMD_FLAG_NO_HOLE, 0, 512);
+        assert_eq!(errno(kept), Some(Errno::NotSupported));
+        for (at, len) in [(0, 511), (1, 511), (1, 512)] {
+            assert_eq!(errno(ask(wire::CMD_WRITE_ZEROES, fast, at, len)), Some(Errno::NotSupported));
+        }
+        assert_eq!(errno(ask(wire::CMD_TRIM, fast, 0, 512)), Some(Errno::Invalid));
+    }
+
+    #[test]
+    fn what_is_to_be_cached_is_looked_up_and_not_told() {
+        let simple = Agreed { structured: false, allocation: false };
+        let verdict = ask_of(&GEOMETRY, simple, wire::CMD_CACHE, 0, 1, 700);
+        assert!(matches!(verdict, Verdict::Serve(Ask { operation: Operation::Extents, silent: true, .. })));
+        assert_eq!(errno(ask(wire::CMD_CACHE, 0, GEOMETRY.len, 1)), Some(Errno::Invalid));
     }
 
     #[test]
@@ -211,6 +238,7 @@ mod test {
         assert_eq!(errno(ask_of(&GEOMETRY, simple, wire::CMD_READ, wire::CMD_FLAG_DF, 0, 512)), Some(Errno::Invalid));
         assert_eq!(errno(ask(wire::CMD_WRITE, wire::CMD_FLAG_NO_HOLE, 0, 512)), Some(Errno::Invalid));
         assert_eq!(errno(ask(77, 0, 0, 0)), Some(Errno::Invalid));
+        assert_eq!(errno(ask(wire::CMD_READ, wire::CMD_FLAG_FAST_ZERO, 0, 512)), Some(Errno::Invalid));
     }
 
     #[test]

@@ -33,22 +33,24 @@ impl Export {
         name.is_empty() || name == self.name.as_bytes()
     }
 
-    /// "Transmission flags". FAST_ZERO is absent: whether zeroes are fast depends on the image's allocation.
+    /// "Transmission flags".
     pub(super) fn flags(&self, agreed: Agreed) -> u16 {
         // One disk serves all connections and its flush covers every write it has answered: multi-conn holds.
-        let always = wire::HAS_FLAGS | wire::SEND_FLUSH | wire::CAN_MULTI_CONN;
+        let always = wire::HAS_FLAGS | wire::SEND_FLUSH | wire::CAN_MULTI_CONN | wire::SEND_CACHE;
         let changes = if self.geometry.read_only {
             wire::READ_ONLY
         } else {
-            wire::SEND_FUA | wire::SEND_TRIM | wire::SEND_WRITE_ZEROES
+            wire::SEND_FUA | wire::SEND_TRIM | wire::SEND_WRITE_ZEROES | wire::SEND_FAST_ZERO
         };
         let structured = if agreed.structured { wire::SEND_DF } else { 0 };
         always | changes | structured
     }
 
-    /// Below it or not a multiple of it, a request is refused.
-    pub(super) fn block_minimum(&self) -> u32 {
-        self.geometry.block
+    /// What a request costs least to be a multiple of, told to a client that has `asked` for block sizes. To others
+    /// nothing else may be told than that they may ask for single bytes, as they will ("Block size constraints"); those
+    /// are served to everybody.
+    pub(super) fn block_minimum(&self, asked: bool) -> u32 {
+        if asked { self.geometry.block } else { 1 }
     }
 
     /// "Block size constraints": a power of two, at least 512, here at least a page.

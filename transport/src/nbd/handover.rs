@@ -166,7 +166,7 @@ impl Told {
         memory.slice(0, written.len()).copy_from(written);
         let operation = Operation::Write { durable: self.has(DURABLE) };
         let span = Span { at: self.write_at, len: u64::from(self.write_len) };
-        let ask = Ask { operation, span, then_flush: false, one_extent: false };
+        let ask = Ask { operation, span, then_flush: false, one_extent: false, fast: false, silent: false };
         Some(Receiving::Data { cookie: self.cookie, ask, memory, filled: written.len() })
     }
 }

@@ -169,7 +169,7 @@ impl Handshake {
         // Told unasked: a client that does not know the kind ignores it, one that does keeps to it.
         let sizes = wire::BlockSizeInfo {
             kind: wire::INFO_BLOCK_SIZE.into(),
-            minimum: export.block_minimum().into(),
+            minimum: export.block_minimum(query.wanted.contains(&wire::INFO_BLOCK_SIZE)).into(),
             preferred: export.block_preferred().into(),
             maximum: REQUEST_MAX.into(),
         };

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use disk::{Geometry, Operation, Request, Status, Token};
+use disk::{Extent, Geometry, Operation, Request, Status, Token};
 use memory::Segments;
 use zerocopy::FromBytes;
 
@@ -219,8 +219,9 @@ impl Transmission {
     ) {
         let held = memory.len();
         let slot = self.free_slot();
-        match Request::new(pending.ask.operation, pending.ask.span, memory, self.token(slot), geometry) {
-            Ok(request) => {
+        match Request::of_bytes(pending.ask.operation, pending.ask.span, memory, self.token(slot), geometry) {
+            Ok(mut request) => {
+                request.fast = pending.ask.fast;
                 if let Some(place) = self.pending.get_mut(slot) {
                     *place = Some(pending);
                     self.in_flight = self.in_flight.saturating_add(1);
@@ -261,13 +262,15 @@ impl Transmission {
             request.retire();
             return self.flush_before_answer(pending, outgoing, follow);
         }
-        match (reply::refusal(status), request.operation()) {
+        match (refusal(&pending, status), request.operation()) {
             (Some(refusal), _) => outgoing.push(reply::error(self.agreed, pending.cookie, refusal), Segments::empty()),
             (None, Operation::Read) => {
-                let head = reply::data(self.agreed, pending.cookie, request.span());
-                outgoing.push(head, request.memory().clone());
+                let head = reply::data(self.agreed, pending.cookie, request.asked());
+                outgoing.push(head, request.asked_memory());
             }
-            (None, Operation::Extents) => outgoing.push(extents(&pending, &request, self.agreed), Segments::empty()),
+            (None, Operation::Extents) if !pending.ask.silent => {
+                outgoing.push(extents(&pending, &request, self.agreed), Segments::empty())
+            }
             (None, _) => outgoing.push(reply::done(self.agreed, false, pending.cookie), Segments::empty()),
         }
         request.retire();
@@ -295,7 +298,7 @@ impl Transmission {
         debug_assert!(pending.is_some(), "an answer to a request that nobody made: {:?}", request.token());
         if pending.is_some() {
             self.in_flight = self.in_flight.saturating_sub(1);
-            self.held = self.held.saturating_sub(request.memory().len());
+            self.held = self.held.saturating_sub(pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.ask))));
         }
         pending
     }
@@ -311,7 +314,7 @@ impl Transmission {
             return self.answer(trim.cookie, false, Some(STOPPING), outgoing);
         };
         let span = disk::Span { at: 0, len: 0 };
-        let ask = Ask { operation: Operation::Flush, span, then_flush: false, one_extent: false };
+        let ask = Ask { operation: Operation::Flush, span, then_flush: false, ..trim.ask };
         self.submit(Pending { cookie: trim.cookie, ask }, Segments::empty(), geometry, outgoing, requests);
     }
 
@@ -342,11 +345,30 @@ fn memory_of(verdict: Verdict) -> usize {
     }
 }
 
+/// Why a request has failed, if it has.
+fn refusal(pending: &Pending, status: Status) -> Option<Refusal> {
+    match status {
+        // "NBD_CMD_WRITE_ZEROES": nothing else may be said of zeroes that are not fast.
+        Status::Unsupported if pending.ask.fast => {
+            Some(Refusal { errno: Errno::NotSupported, why: "zeroes would have to be written" })
+        }
+        status => reply::refusal(status),
+    }
+}
+
 fn extents(pending: &Pending, request: &Request, agreed: Agreed) -> Vec<u8> {
-    if request.extents.first().is_none_or(|extent| extent.len == 0) {
+    // They begin with the block in which the question does.
+    let mut skip = request.asked().at.saturating_sub(request.span().at);
+    let asked = request.extents().iter().map(|extent| {
+        let skipped = skip.min(extent.len);
+        skip = skip.saturating_sub(skipped);
+        Extent { len: extent.len.saturating_sub(skipped), ..*extent }
+    });
+    let extents: Vec<Extent> = asked.filter(|extent| extent.len > 0).collect();
+    if extents.is_empty() {
         // BLOCK_STATUS has no empty answer; a disk that knows nothing is a mistake of ours.
         let refusal = Refusal { errno: Errno::Io, why: "the disk does not know" };
         return reply::error(agreed, pending.cookie, refusal);
     }
-    reply::allocation(pending.cookie, request.span(), &request.extents, pending.ask.one_extent)
+    reply::allocation(pending.cookie, request.asked(), &extents, pending.ask.one_extent)
 }

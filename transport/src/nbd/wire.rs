@@ -53,6 +53,8 @@ pub(super) const SEND_TRIM: u16 = 1 << 5;
 pub(super) const SEND_WRITE_ZEROES: u16 = 1 << 6;
 pub(super) const SEND_DF: u16 = 1 << 7;
 pub(super) const CAN_MULTI_CONN: u16 = 1 << 8;
+pub(super) const SEND_CACHE: u16 = 1 << 10;
+pub(super) const SEND_FAST_ZERO: u16 = 1 << 11;
 
 // "Transmission phase".
 pub(super) const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -65,6 +67,7 @@ pub(super) const CMD_WRITE: u16 = 1;
 pub(super) const CMD_DISC: u16 = 2;
 pub(super) const CMD_FLUSH: u16 = 3;
 pub(super) const CMD_TRIM: u16 = 4;
+pub(super) const CMD_CACHE: u16 = 5;
 pub(super) const CMD_WRITE_ZEROES: u16 = 6;
 pub(super) const CMD_BLOCK_STATUS: u16 = 7;
 
@@ -73,6 +76,7 @@ pub(super) const CMD_FLAG_FUA: u16 = 1 << 0;
 pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
 pub(super) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+pub(super) const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 
 // "Structured reply flags" and "Structured reply types".
 pub(super) const CHUNK_DONE: u16 = 1 << 0;
@@ -95,6 +99,7 @@ pub(super) enum Errno {
     Io,
     Invalid,
     NoSpace,
+    NotSupported,
     ShuttingDown,
 }
 
@@ -105,6 +110,7 @@ impl Errno {
             Errno::Io => 5,
             Errno::Invalid => 22,
             Errno::NoSpace => 28,
+            Errno::NotSupported => 95,
             Errno::ShuttingDown => 108,
         }
     }

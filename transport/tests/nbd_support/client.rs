@@ -11,8 +11,12 @@ pub const WRITE: u16 = 1;
 pub const DISC: u16 = 2;
 pub const FLUSH: u16 = 3;
 pub const TRIM: u16 = 4;
+pub const CACHE: u16 = 5;
+pub const WRITE_ZEROES: u16 = 6;
 pub const BLOCK_STATUS: u16 = 7;
 pub const FUA: u16 = 1;
+pub const NO_HOLE: u16 = 2;
+pub const FAST_ZERO: u16 = 16;
 
 pub const OPT_LIST: u32 = 3;
 pub const OPT_GO: u32 = 7;

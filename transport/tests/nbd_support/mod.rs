@@ -47,7 +47,9 @@ impl RamDisk {
     }
 
     fn perform(&mut self, request: &mut Request) -> Status {
-        let span = request.span();
+        let changes = matches!(request.operation(), Operation::Patch { .. } | Operation::WriteZeroes { .. });
+        let span = if changes { request.asked() } else { request.span() };
+        let written = request.asked_memory();
         self.done.push((request.operation(), span));
         for (unit, within, from, len) in Self::pieces(span) {
             match request.operation() {
@@ -58,9 +60,9 @@ impl RamDisk {
                         None => memory.fill_zero(),
                     }
                 }
-                Operation::Write { .. } => {
+                Operation::Write { .. } | Operation::Patch { .. } => {
                     let bytes = self.units.entry(unit).or_insert_with(|| vec![0; size(UNIT)]);
-                    request.memory().slice(from, len).copy_to(&mut bytes[within..within + len]);
+                    written.slice(from, len).copy_to(&mut bytes[within..within + len]);
                 }
                 Operation::Discard | Operation::WriteZeroes { .. } if len == size(UNIT) => {
                     self.units.remove(&unit);
@@ -72,7 +74,7 @@ impl RamDisk {
                 }
                 Operation::Extents => {
                     let kind = if self.units.contains_key(&unit) { ExtentKind::Data } else { ExtentKind::Hole };
-                    request.extents.push(Extent { len: u64::try_from(len).unwrap(), kind });
+                    request.extents_mut().push(Extent { len: u64::try_from(len).unwrap(), kind });
                 }
                 Operation::Flush => {}
             }

@@ -128,7 +128,7 @@ impl Machine {
         let range = &mut self.bytes[span.at as usize..span.end() as usize];
         match request.operation() {
             Operation::Read => request.memory().copy_from(range),
-            Operation::Write { .. } => request.memory().copy_to(range),
+            Operation::Write { .. } | Operation::Patch { .. } => request.memory().copy_to(range),
             Operation::WriteZeroes { .. } | Operation::Discard => range.fill(0),
             Operation::Flush | Operation::Extents => {}
         }

@@ -23,7 +23,7 @@ pub(super) fn of_damage(damage: Damage) -> String {
 pub(super) fn in_words(operation: Operation) -> &'static str {
     match operation {
         Operation::Read => "a read",
-        Operation::Write { .. } => "a write",
+        Operation::Write { .. } | Operation::Patch { .. } => "a write",
         Operation::Flush => "a flush",
         Operation::Discard => "a discard",
         Operation::WriteZeroes { .. } => "a write of zeroes",

@@ -77,6 +77,14 @@ fn go_tells_size_flags_and_block_sizes() {
     assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: false, allocation: false })));
     assert_eq!(kinds(&replies), [wire::REP_INFO, wire::REP_INFO, wire::REP_ACK]);
     assert_eq!(replies[0].1[2..10], (1u64 << 30).to_be_bytes());
+    // It has not asked, and may ask for single bytes.
+    assert_eq!(replies[1].1, [0, 3, 0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0]);
+}
+
+#[test]
+fn who_asks_for_block_sizes_is_told_those_of_the_disk() {
+    let mut handshake = fixed();
+    let (_, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[wire::INFO_BLOCK_SIZE]));
     assert_eq!(replies[1].1, [0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0]);
 }
 
@@ -218,5 +226,6 @@ fn a_read_only_export_offers_no_changes() {
     let mut export = export();
     export.geometry.read_only = true;
     let flags = export.flags(Agreed { structured: true, allocation: false });
-    assert_eq!(flags, wire::HAS_FLAGS | wire::READ_ONLY | wire::SEND_FLUSH | wire::CAN_MULTI_CONN | wire::SEND_DF);
+    let expected = wire::READ_ONLY | wire::SEND_FLUSH | wire::CAN_MULTI_CONN | wire::SEND_DF | wire::SEND_CACHE;
+    assert_eq!(flags, wire::HAS_FLAGS | expected);
 }

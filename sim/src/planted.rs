@@ -130,7 +130,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 50] = [
+const NAMES: [(Planted, &str, &str); 52] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),

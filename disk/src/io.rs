@@ -25,7 +25,8 @@ pub struct FileOp {
     pub action: Action,
 }
 
-/// What to do with a file. Offsets and lengths are in bytes and multiples of the file's alignment.
+/// What to do with a file. Offsets and lengths are in bytes. Formats and guests keep to sectors of 512; where a file's
+/// alignment is larger, [`crate::Aligner`] sees to it.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Fill the memory from the file. Bytes behind the end of the file read as zero.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+mod align;
 mod disk;
 mod error;
 mod fold;
@@ -25,6 +26,7 @@ mod slab;
 mod transport;
 pub mod vhd;
 
+pub use align::Aligner;
 pub use disk::{Damage, Damaged, Disk, LAYERS_MAX, Layer, MergeProgress, MergeState, Options};
 pub use error::{ImageError, ImageErrorKind};
 pub use format::{

@@ -61,6 +61,12 @@ impl<T> Slab<T> {
     }
 }
 
+impl<T> Default for Slab<T> {
+    fn default() -> Slab<T> {
+        Slab::with_capacity(0)
+    }
+}
+
 fn place(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

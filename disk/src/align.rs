@@ -1,0 +1,413 @@
+//! Accesses to files whose storage takes whole units only, larger than the 512-byte sectors that formats and guests
+//! have: O_DIRECT on storage with sectors of 4096 bytes.
+//!
+//! Knows nothing of requests and formats. It stands between the disk and the engine, for files that were named to it;
+//! what is for other files passes it by. What is cut at units' borders goes on as it is. Of the rest, a piece inside a
+//! unit is read by reading the unit, and written in three steps:
+//! 1. the unit is read;
+//! 2. the piece is copied over it in memory;
+//! 3. the unit is written, and after that the operation answered.
+//!
+//! A power loss before 3 or in it finds the unit as it was or as it will be, since storage writes one whole or not at all:
+//! that is the assumption of decision 0004 for its sectors. So the neighbours of the piece lose nothing that was flushed.
+//! A sync that the disk asks for after the answer is submitted after 3 has completed, and covers it.
+//!
+//! Between 1 and 3 nothing else that changes the unit is under way, or what it wrote would be undone.
+//!
+//! **The end of a file.** A file may end inside a unit, as a VHD does: its footer takes the last 512 bytes. Direct writes
+//! cannot end there. What is written to that unit goes on as a piece, the only ones that do, and the engine has the page
+//! cache write it. Nothing else is under way on the file then: direct and cached I/O to one page at once end in errors.
+//!
+//! Invariants: every operation comes back exactly once; of two changes of one unit, of which one is in three steps, one
+//! ends before the other begins; what waits, waits for what came before it, and so for nothing for ever.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use memory::Segments;
+
+use crate::io::{Action, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
+use crate::slab::Slab;
+
+/// Marks the names of operations that were made here; the disk's own do not have it.
+const OURS: u64 = 1 << 63;
+
+/// More pieces than this are not kept: what comes then is handed back until some have ended. A disk has fewer requests.
+const HELD_MAX: usize = 4096;
+
+/// Has storage that takes whole units serve pieces of them.
+#[derive(Debug, Default)]
+pub struct Aligner {
+    files: BTreeMap<FileId, Storage>,
+    cuts: Slab<Cut>,
+    active: Slab<Active>,
+    /// In the order in which they came.
+    waiting: VecDeque<Piece>,
+    /// For which the engine had no room.
+    refused: VecDeque<FileOp>,
+    /// Scratch.
+    done: Vec<FileDone>,
+}
+
+/// What a file is on.
+#[derive(Clone, Copy, Debug)]
+struct Storage {
+    /// A power of two.
+    unit: u64,
+    /// Where the file ends, or a little behind that. `None`: where a unit does, as devices do.
+    end: Option<u64>,
+}
+
+/// An operation that goes on in pieces.
+#[derive(Debug)]
+struct Cut {
+    op: FileOp,
+    left: usize,
+    result: Result<(), FileError>,
+}
+
+/// What a piece is a piece of.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    /// It is the whole of the operation of this name.
+    Whole(OpId),
+    Cut(u32),
+}
+
+#[derive(Debug)]
+enum What {
+    /// Goes on as it is.
+    Pass(Action),
+    /// A piece of a unit.
+    Read { into: Segments },
+    /// The same.
+    Write { from: Segments },
+}
+
+/// What must not meet what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// Changes nothing.
+    Looks,
+    /// Changes in one step.
+    Writes,
+    /// Changes in three.
+    Merges,
+    /// Is to be alone on its file.
+    Alone,
+}
+
+/// What an operation takes up of a file: whole units.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    file: FileId,
+    at: u64,
+    end: u64,
+    manner: Manner,
+}
+
+#[derive(Debug)]
+struct Piece {
+    file: FileId,
+    at: u64,
+    len: u64,
+    what: What,
+    owner: Owner,
+}
+
+/// A piece that is under way.
+#[derive(Debug)]
+struct Active {
+    claim: Claim,
+    owner: Owner,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    /// The last.
+    Last,
+    /// The unit is read, of which `into` is a piece.
+    Reading { piece: Segments, into: Segments },
+    /// The same, to be written with a piece of it changed.
+    Merging { unit: Segments, piece: Segments, from: Segments },
+}
+
+impl Claim {
+    fn forbids(&self, other: &Claim) -> bool {
+        if self.file != other.file {
+            return false;
+        }
+        let overlap = self.at < other.end && other.at < self.end;
+        match (self.manner, other.manner) {
+            (Manner::Alone, _) | (_, Manner::Alone) => true,
+            (Manner::Merges, Manner::Writes | Manner::Merges) | (Manner::Writes, Manner::Merges) => overlap,
+            _ => false,
+        }
+    }
+}
+
+impl Aligner {
+    /// From now on, operations on `file` are cut to units of `unit` bytes, a power of two. `end` is the length of a file
+    /// that may end anywhere; `None`: it ends where a unit does, and does not grow.
+    pub fn add(&mut self, file: FileId, unit: u64, end: Option<u64>) {
+        assert!(unit.is_power_of_two(), "a unit of {unit} bytes");
+        self.files.insert(file, Storage { unit, end });
+    }
+
+    /// Nothing will come for `file`, unless it is added again.
+    pub fn remove(&mut self, file: FileId) {
+        self.files.remove(&file);
+    }
+
+    /// Whether something on `file` is under way or waits.
+    pub fn uses(&self, file: FileId) -> bool {
+        self.active.iter().any(|active| active.claim.file == file)
+            || self.waiting.iter().any(|piece| piece.file == file)
+    }
+
+    /// As [`Io::push`].
+    #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `Io::push`")]
+    pub fn push(&mut self, op: FileOp, io: &mut impl Io) -> Result<(), FileOp> {
+        let Some(Storage { unit, .. }) = self.files.get(&op.file).copied() else { return io.push(op) };
+        self.retry(io);
+        let held = self.active.len().saturating_add(self.waiting.len());
+        if !self.refused.is_empty() || held >= HELD_MAX {
+            return Err(op);
+        }
+        match cut(&op, unit) {
+            None => self.push_whole(op, io),
+            Some(pieces) => {
+                let file = op.file;
+                let number = self.cuts.insert(Cut { op, left: pieces.len(), result: Ok(()) });
+                for (at, what) in pieces {
+                    let len = what.len();
+                    self.begin(Piece { file, at, len, what, owner: Owner::Cut(number) }, io);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    #[allow(clippy::result_large_err, reason = "as above")]
+    fn push_whole(&mut self, op: FileOp, io: &mut impl Io) -> Result<(), FileOp> {
+        let FileOp { id, file, action } = op;
+        let (at, len) = match &action {
+            Action::Read { at, into: memory } | Action::Write { at, from: memory } => (*at, as_u64(memory.len())),
+            Action::Deallocate { at, len } => (*at, *len),
+            Action::SyncData => (0, 0),
+        };
+        self.begin(Piece { file, at, len, what: What::Pass(action), owner: Owner::Whole(id) }, io);
+        // The engine has no room: neither have we.
+        let Some(back) = self.refused.pop_back() else { return Ok(()) };
+        number_of(back.id).and_then(|number| self.active.remove(number));
+        Err(FileOp { id, ..back })
+    }
+
+    /// Pushes what the engine had no room for.
+    pub fn retry(&mut self, io: &mut impl Io) {
+        while let Some(op) = self.refused.pop_front() {
+            if let Err(back) = io.push(op) {
+                self.refused.push_front(back);
+                return;
+            }
+        }
+    }
+
+    /// As [`Io::reap`]: it may return with nothing, when steps have ended but no operation.
+    pub fn reap(&mut self, until: Until, io: &mut impl Io, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        self.retry(io);
+        let mut ended = std::mem::take(&mut self.done);
+        let reaped = io.reap(until, &mut ended);
+        ended.drain(..).for_each(|one| self.settle(one, io, done));
+        self.done = ended;
+        reaped
+    }
+
+    /// Takes what the engine has finished; an operation that has ended goes to `done`.
+    pub fn settle(&mut self, ended: FileDone, io: &mut impl Io, done: &mut Vec<FileDone>) {
+        let FileDone { op, result } = ended;
+        let active = number_of(op.id).and_then(|number| Some((number, self.active.get_mut(number)?)));
+        let Some((number, active)) = active else {
+            done.push(FileDone { op, result });
+            return;
+        };
+        match std::mem::replace(&mut active.step, Step::Last) {
+            Step::Merging { unit, piece, from } if result.is_ok() => {
+                copy(&from, &piece);
+                let action = Action::Write { at: active.claim.at, from: unit };
+                self.submit(FileOp { action, ..op }, io);
+                return;
+            }
+            Step::Reading { piece, into } if result.is_ok() => copy(&piece, &into),
+            Step::Merging { .. } | Step::Reading { .. } | Step::Last => {}
+        }
+        if let (Some(end), Ok(())) = (end_of(&op.action), result) {
+            if let Some(Storage { end: Some(known), .. }) = self.files.get_mut(&op.file) {
+                *known = end.max(*known);
+            }
+        }
+        if let Some(active) = self.active.remove(number) {
+            self.end(active.owner, op, result, done);
+        }
+        self.retry(io);
+        self.wake(io);
+    }
+
+    /// A piece has ended.
+    fn end(&mut self, owner: Owner, op: FileOp, result: Result<(), FileError>, done: &mut Vec<FileDone>) {
+        let number = match owner {
+            Owner::Whole(id) => {
+                done.push(FileDone { op: FileOp { id, ..op }, result });
+                return;
+            }
+            Owner::Cut(number) => number,
+        };
+        let Some(cut) = self.cuts.get_mut(number) else { return };
+        cut.left = cut.left.saturating_sub(1);
+        cut.result = cut.result.and(result);
+        if cut.left == 0 {
+            done.extend(self.cuts.remove(number).map(|Cut { op, result, .. }| FileDone { op, result }));
+        }
+    }
+
+    /// What a piece takes up, as things are now.
+    fn claim(&self, piece: &Piece) -> Claim {
+        let Piece { file, at, len, .. } = *piece;
+        let storage = self.files.get(&file).copied().unwrap_or(Storage { unit: 1, end: None });
+        let down = |at: u64| at & !storage.unit.saturating_sub(1);
+        let from = down(at);
+        let end = down(at.saturating_add(len).saturating_add(storage.unit.saturating_sub(1)));
+        let manner = match &piece.what {
+            What::Read { .. } | What::Pass(Action::Read { .. } | Action::SyncData) => Manner::Looks,
+            What::Pass(Action::Write { .. } | Action::Deallocate { .. }) => Manner::Writes,
+            What::Write { .. } if storage.end.is_some_and(|known| known < end) => Manner::Alone,
+            What::Write { .. } => Manner::Merges,
+        };
+        Claim { file, at: from, end, manner }
+    }
+
+    /// Begins a piece, now or when what is in its way has ended.
+    fn begin(&mut self, piece: Piece, io: &mut impl Io) {
+        let claim = self.claim(&piece);
+        let waits = self.waiting.iter().any(|before| self.claim(before).forbids(&claim)) || self.is_in_the_way(&claim);
+        match waits {
+            true => self.waiting.push_back(piece),
+            false => self.start(piece, claim, io),
+        }
+    }
+
+    fn is_in_the_way(&self, claim: &Claim) -> bool {
+        self.active.iter().any(|active| active.claim.forbids(claim))
+    }
+
+    /// Begins what nothing is in the way of any more; the rest keeps its order.
+    fn wake(&mut self, io: &mut impl Io) {
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.into_iter().for_each(|piece| self.begin(piece, io));
+    }
+
+    fn start(&mut self, piece: Piece, claim: Claim, io: &mut impl Io) {
+        let Piece { file, at, what, owner, .. } = piece;
+        let inside = |unit: &Segments, len: usize| unit.slice(as_usize(at.saturating_sub(claim.at)), len);
+        let whole = || Segments::zeroed(as_usize(claim.end.saturating_sub(claim.at)));
+        let (action, step) = match what {
+            What::Pass(action) => (action, Step::Last),
+            What::Read { into } => {
+                let unit = whole();
+                let piece = inside(&unit, into.len());
+                (Action::Read { at: claim.at, into: unit }, Step::Reading { piece, into })
+            }
+            What::Write { from } if claim.manner == Manner::Alone => (Action::Write { at, from }, Step::Last),
+            What::Write { from } => {
+                let unit = whole();
+                let piece = inside(&unit, from.len());
+                (Action::Read { at: claim.at, into: unit.clone() }, Step::Merging { unit, piece, from })
+            }
+        };
+        let number = self.active.insert(Active { claim, owner, step });
+        self.submit(FileOp { id: OpId(OURS | u64::from(number)), file, action }, io);
+    }
+
+    fn submit(&mut self, op: FileOp, io: &mut impl Io) {
+        self.refused.push_back(op);
+        self.retry(io);
+    }
+}
+
+impl What {
+    fn len(&self) -> u64 {
+        match self {
+            What::Pass(Action::Read { into: memory, .. } | Action::Write { from: memory, .. })
+            | What::Read { into: memory }
+            | What::Write { from: memory } => as_u64(memory.len()),
+            What::Pass(_) => 0,
+        }
+    }
+}
+
+/// The pieces of a transfer that does not keep to units: at most one in front of the first whole unit, the whole ones, and
+/// at most one behind them.
+fn cut(op: &FileOp, unit: u64) -> Option<Vec<(u64, What)>> {
+    let (at, memory, is_write) = match &op.action {
+        Action::Read { at, into } => (*at, into, false),
+        Action::Write { at, from } => (*at, from, true),
+        // Its storage does what it can of a range, or says that it cannot.
+        Action::Deallocate { .. } | Action::SyncData => return None,
+    };
+    let inside = unit.saturating_sub(1);
+    let len = as_u64(memory.len());
+    if at & inside == 0 && len & inside == 0 {
+        return None;
+    }
+    let end = at.saturating_add(len);
+    let up = at.saturating_add(inside) & !inside;
+    let (head, down) = (up.min(end), end & !inside);
+    let mut pieces = Vec::new();
+    let mut add = |from: u64, to: u64| {
+        if from >= to {
+            return;
+        }
+        let memory = memory.slice(as_usize(from.saturating_sub(at)), as_usize(to.saturating_sub(from)));
+        let whole = from & inside == 0 && to & inside == 0;
+        pieces.push((
+            from,
+            match (whole, is_write) {
+                (true, true) => What::Pass(Action::Write { at: from, from: memory }),
+                (true, false) => What::Pass(Action::Read { at: from, into: memory }),
+                (false, true) => What::Write { from: memory },
+                (false, false) => What::Read { into: memory },
+            },
+        ));
+    };
+    add(at, head);
+    add(head, down);
+    add(head.max(down), end);
+    Some(pieces)
+}
+
+/// Where what was written ends.
+fn end_of(action: &Action) -> Option<u64> {
+    match action {
+        Action::Write { at, from } => Some(at.saturating_add(as_u64(from.len()))),
+        Action::Read { .. } | Action::SyncData | Action::Deallocate { .. } => None,
+    }
+}
+
+fn number_of(id: OpId) -> Option<u32> {
+    id.0.checked_sub(OURS).and_then(|number| u32::try_from(number).ok())
+}
+
+fn copy(from: &Segments, into: &Segments) {
+    into.copy_from(&from.to_vec());
+}
+
+fn as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+fn as_usize(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod test;

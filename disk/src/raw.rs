@@ -12,10 +12,10 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// A raw image of `len` bytes on storage with logical blocks of `block` bytes (512 or 4096).
+    /// A raw image of `len` bytes in logical blocks of `block` bytes (512 or 4096).
     pub fn new(len: u64, block: u32, read_only: bool) -> Result<Raw, ImageError> {
         if block != 512 && block != 4096 {
-            let what = format!("the storage has blocks of {block} bytes; only 512 and 4096 are supported");
+            let what = format!("blocks of {block} bytes are not supported; only 512 and 4096 are");
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
         }
         if len == 0 || len % u64::from(block) != 0 {

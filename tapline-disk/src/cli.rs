@@ -95,6 +95,10 @@ pub struct Serve {
     /// What the guest is told as the disk's serial number [default: the name of the image's file, as far as it fits]
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["nbd", "xen"], value_parser = serial)]
     pub serial: Option<String>,
+    /// The sectors that the guest is shown; a disk keeps those with which it was partitioned [default: 512, or those of
+    /// the storage, if the image is raw, or the last of its parents, and O_DIRECT needs 4096]
+    #[arg(long, value_name = "BYTES")]
+    pub logical_block_size: Option<LogicalBlock>,
     #[command(flatten)]
     pub access: Access,
     /// Look for more work for at most so long before sleeping, as long as that is worth it; 0: sleep at once
@@ -188,6 +192,27 @@ pub enum CacheMode {
     None,
     /// Through the page cache.
     Writeback,
+}
+
+/// Values of `--logical-block-size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogicalBlock {
+    /// What nearly all disks have.
+    #[value(name = "512")]
+    Small,
+    /// What some drives have.
+    #[value(name = "4096")]
+    Large,
+}
+
+impl LogicalBlock {
+    /// How many.
+    pub fn bytes(self) -> u32 {
+        match self {
+            LogicalBlock::Small => 512,
+            LogicalBlock::Large => 4096,
+        }
+    }
 }
 
 /// Values of `--when-full`.

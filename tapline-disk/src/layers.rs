@@ -26,6 +26,9 @@ use crate::redo_log::{self, AfterFailure};
 use crate::soundness;
 use crate::unfinished::{self, Unfinished};
 
+/// The largest sectors that drives have.
+const LARGE: usize = 4096;
+
 /// An open chain: for each layer its file and its format, the image itself first.
 #[derive(Debug)]
 pub struct Layers {
@@ -145,6 +148,16 @@ impl Layers {
         }
     }
 
+    /// The logical blocks that a guest is to be shown, unless that is said: those of the storage if a raw image is at the
+    /// bottom, with whose sectors the disk began; what stands on it has the same.
+    pub fn block(&self) -> u32 {
+        let base = self.images.last().zip(self.files.last());
+        match base.is_some_and(|(image, file)| matches!(image, Image::Raw(_)) && file.alignment().offset == LARGE) {
+            true => 4096,
+            false => 512,
+        }
+    }
+
     /// Size and limits of the disk.
     pub fn geometry(&self) -> Option<Geometry> {
         self.images.first().map(Format::geometry)
@@ -208,9 +221,9 @@ impl Layers {
     }
 }
 
-/// A disk over `images`, leaf first, some of which have a redo log.
-pub fn disk_of(images: Vec<Image>, logs: Vec<(usize, RedoLog)>) -> Result<Disk<Image>, ImageError> {
-    let mut disk = Disk::new(images, disk::Options::default())?;
+/// A disk in logical blocks of so many bytes over `images`, leaf first, some of which have a redo log.
+pub fn disk_of(images: Vec<Image>, logs: Vec<(usize, RedoLog)>, block: u32) -> Result<Disk<Image>, ImageError> {
+    let mut disk = Disk::new(images, disk::Options { block, ..disk::Options::default() })?;
     for (depth, log) in logs {
         let file = disk.layers().get(depth).map(|layer| layer.file);
         file.map_or(Ok(()), |file| disk.set_log(file, log))?;
@@ -388,12 +401,13 @@ pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result
 
 /// The same for those who see to it themselves that the image's children know it.
 pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
-    let block = if file.alignment().offset > 512 { 4096 } else { 512 };
+    if file.alignment().offset > LARGE {
+        return Err(too_large(name, file.alignment().offset));
+    }
     match name.format {
         FormatName::Raw => {
-            raw::Raw::new(disk::Source::len(file), block, !write).map(Image::Raw).map_err(|error| explain(name, error))
+            raw::Raw::new(disk::Source::len(file), 512, !write).map(Image::Raw).map_err(|error| explain(name, error))
         }
-        FormatName::Vhd | FormatName::Qcow2 if block > 512 => Err(not_in_sectors(name)),
         FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),
         FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),
     }
@@ -431,12 +445,12 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     Ok(image)
 }
 
-fn not_in_sectors(name: &ImageName) -> Failure {
+/// Sectors are written as parts of larger ones, which must survive a power loss whole or not at all (decision 0033).
+fn too_large(name: &ImageName, unit: usize) -> Failure {
     let why = format!(
-        "its storage takes nothing smaller than 4096 bytes with O_DIRECT, and {} needs sectors of 512",
-        name.format
+        "its storage takes nothing smaller than {unit} bytes with O_DIRECT, and no drive writes as much at once"
     );
-    Failure::new(format!("open {name}"), why).advise("use --cache writeback, or a raw image on this storage")
+    Failure::new(format!("open {name}"), why).advise("use --cache writeback")
 }
 
 /// An image error, with what to do about its kind.

@@ -14,7 +14,7 @@ use crate::image_name::ImageName;
 /// Has the file end where it should. Nobody else has it open, and it is about to be written. A block device is as long
 /// as it is; what cannot be read as a VHD is for others to refuse.
 pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
-    if file.device_len().is_some() || file.alignment().offset > 512 {
+    if file.device_len().is_some() {
         return Ok(());
     }
     match vhd::tidy(file) {

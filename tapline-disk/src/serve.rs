@@ -27,7 +27,7 @@ use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
 use vm::paste::{self, Served};
 
-use crate::cli::{GrantPolicy, PrintFor, Serve, WhenFull};
+use crate::cli::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 use crate::engine_choice::{Data, choose};
 use crate::failure::{Exit, Failure};
 use crate::files;
@@ -60,7 +60,9 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     let read_only = serve.read_only || guest.as_ref().is_some_and(|guest| guest.read_only);
     let taken = serve.take_over.then(Takeover::receive).transpose()?;
     let handed = if taken.is_none() { Some(Sockets::find(serve)?) } else { None };
-    let Layers { name, files, images, logs, .. } = open(serve, taken.as_ref(), !read_only)?;
+    let layers = open(serve, taken.as_ref(), !read_only)?;
+    let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
+    let Layers { name, files, images, logs, .. } = layers;
     let (sockets, counters) = match (handed, taken) {
         (Some(sockets), _) => (sockets, Counters::default()),
         (None, Some(taken)) => Sockets::taken_over(taken),
@@ -71,7 +73,10 @@ pub fn run(serve: &Serve) -> Result<Exit, Failure> {
     if let Some(note) = &choice.note {
         say(note);
     }
-    let disk = layers::disk_of(images, logs).map_err(|error| explain(&name, error))?;
+    let disk = layers::disk_of(images, logs, block).map_err(|error| {
+        let failure = explain(&name, error);
+        if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
+    })?;
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
     say(describe(&name, &disk, choice.kind));
     let poll_max = Duration::from_micros(serve.poll_max);

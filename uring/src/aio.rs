@@ -2,7 +2,7 @@
 //!
 //! Requests that were pushed go to the kernel in one `io_submit`; completions are read from the ring that the kernel
 //! shares. On files whose I/O completes inside `io_submit` (tmpfs) a request thus costs that one call. What AIO cannot
-//! do is done at once, inside `reap`: deallocation always, syncs on kernels before 4.18.
+//! do is done at once, inside `reap`: deallocation and the end of a file always, syncs on kernels before 4.18.
 //!
 //! **One wait.** Watched descriptors are in an inner epoll. With no request in flight the thread sleeps in
 //! `epoll_wait`. Else it sleeps in `io_getevents`, with an `IOCB_CMD_POLL` on the epoll as one more request.
@@ -20,6 +20,7 @@ use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use rustix::fs::FallocateFlags;
 
 use crate::aio_context::{AioContext, Event, FDSYNC, Iocb, POLL};
+use crate::call::Call;
 use crate::engine::slots;
 use crate::engine_error::sysctl;
 use crate::epoll::Epoll;
@@ -164,6 +165,8 @@ impl Aio {
         let iocb = match step {
             Step::Read { at, parts } => Iocb::read(at, parts, fd, data),
             Step::Write { at, parts } => Iocb::write(at, parts, fd, data),
+            // SAFETY: the file is open, the parts and the memory stay in the slab (`flights`) during the call.
+            Step::WriteCached { .. } => return Some(unsafe { Call::of(fd, &step).run() }),
             Step::SyncData if self.sync_inline => return Some(errno_of(rustix::fs::fdatasync(file))),
             Step::SyncData => Iocb::new(FDSYNC, fd, data),
             Step::Deallocate { at, len } => {

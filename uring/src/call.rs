@@ -3,7 +3,9 @@
 //! Invariant: the addresses in a call are handed to the kernel and looked at by nobody here.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
+
+use rustix::fs::OFlags;
 
 use crate::flight::Step;
 
@@ -21,6 +23,7 @@ pub(crate) struct Call {
 enum What {
     Read { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
     Write { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
+    WriteCached { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
     SyncData,
     Deallocate { at: libc::off_t, len: libc::off_t },
 }
@@ -41,6 +44,9 @@ impl Call {
             Step::Write { at, parts } => {
                 What::Write { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
+            Step::WriteCached { at, parts } => {
+                What::WriteCached { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
+            }
             Step::SyncData => What::SyncData,
             Step::Deallocate { at, len } => What::Deallocate { at: offset(at), len: offset(len) },
         };
@@ -57,6 +63,16 @@ impl Call {
             match self.what {
                 What::Read { at, parts, count } => libc::preadv(self.fd, parts, count, at),
                 What::Write { at, parts, count } => libc::pwritev(self.fd, parts, count, at),
+                What::WriteCached { at, parts, count } => {
+                    let write = || match libc::pwritev(self.fd, parts, count, at) {
+                        -1 => Err(io::Error::last_os_error()),
+                        count => Ok(count),
+                    };
+                    match through_cache(BorrowedFd::borrow_raw(self.fd), write) {
+                        Ok(count) => count,
+                        Err(cause) => return cause.raw_os_error().unwrap_or(libc::EIO).saturating_neg(),
+                    }
+                }
                 What::SyncData => status(libc::fdatasync(self.fd)),
                 What::Deallocate { at, len } => status(libc::fallocate(self.fd, PUNCH, at, len)),
             }
@@ -66,6 +82,18 @@ impl Call {
             count => i32::try_from(count).unwrap_or(i32::MAX),
         }
     }
+}
+
+/// Calls `write` while the description of `file` is one without O_DIRECT. There is no other way through the page cache
+/// for who may not open the file: the descriptions of a disk were handed to it. That nothing else goes by the same
+/// description meanwhile is the caller's affair.
+pub(crate) fn through_cache<T>(file: BorrowedFd<'_>, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT)?;
+    let answer = write();
+    // Were it refused, all that follows would be kept in memory in silence.
+    rustix::fs::fcntl_setfl(file, flags)?;
+    answer
 }
 
 /// The answer of a call that moves nothing, as that of one which does: 0, or -1.

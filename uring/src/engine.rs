@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use disk::{Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Aligner, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use memory::Buffer;
 
 use crate::{Aio, EngineError, ImageFile, Uring};
@@ -22,27 +22,51 @@ pub enum EngineKind {
 }
 
 /// One of the engines. It belongs to the thread that opened it.
-pub enum Engine {
+pub struct Engine {
+    carrier: Carrier,
+    /// Where a file takes nothing smaller than units larger than a sector; else nothing is done for it.
+    aligner: Option<Box<Aligner>>,
+}
+
+/// What carries operations to the kernel.
+enum Carrier {
     /// Over io_uring.
     Uring(Box<Uring>),
     /// Over Linux AIO.
     Aio(Box<Aio>),
 }
 
+/// What formats and guests address files by.
+const SECTOR: usize = 512;
+
 impl Engine {
     /// Opens an engine of this kind, and no other, for `depth` operations at once on `files` (leaf first).
     pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
-        match kind {
-            EngineKind::Uring => Uring::open(files, depth).map(|uring| Engine::Uring(Box::new(uring))),
-            EngineKind::Aio => Aio::open(files, depth).map(|aio| Engine::Aio(Box::new(aio))),
+        let units: Vec<Option<Unit>> = files.iter().map(Unit::of).collect();
+        let carrier = match kind {
+            EngineKind::Uring => Uring::open(files, depth).map(|uring| Carrier::Uring(Box::new(uring)))?,
+            EngineKind::Aio => Aio::open(files, depth).map(|aio| Carrier::Aio(Box::new(aio)))?,
+        };
+        let mut engine = Engine { carrier, aligner: None };
+        for (id, unit) in (0..).map(FileId).zip(units) {
+            engine.align(id, unit);
         }
+        Ok(engine)
     }
 
     /// Which it is.
     pub fn kind(&self) -> EngineKind {
-        match self {
-            Engine::Uring(_) => EngineKind::Uring,
-            Engine::Aio(_) => EngineKind::Aio,
+        match self.carrier {
+            Carrier::Uring(_) => EngineKind::Uring,
+            Carrier::Aio(_) => EngineKind::Aio,
+        }
+    }
+
+    /// Has what is smaller than a unit of a file served, if its storage does not do that.
+    fn align(&mut self, id: FileId, unit: Option<Unit>) {
+        match unit {
+            Some(Unit { len, end }) => self.aligner.get_or_insert_default().add(id, len, end),
+            None => self.aligner.iter_mut().for_each(|aligner| aligner.remove(id)),
         }
     }
 
@@ -50,99 +74,151 @@ impl Engine {
     /// then at each new event (edge triggered: an eventfd need not be read at all). A report may come once too often,
     /// never once too seldom. Watching a key again replaces it.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
-        match self {
-            Engine::Uring(uring) => uring.watch(fd, write, key),
-            Engine::Aio(aio) => aio.watch(fd, write, key),
+        match &mut self.carrier {
+            Carrier::Uring(uring) => uring.watch(fd, write, key),
+            Carrier::Aio(aio) => aio.watch(fd, write, key),
         }
     }
 
     /// No more reports for `key`.
     pub fn forget(&mut self, key: u64) {
-        match self {
-            Engine::Uring(uring) => uring.forget(key),
-            Engine::Aio(aio) => aio.forget(key),
+        match &mut self.carrier {
+            Carrier::Uring(uring) => uring.forget(key),
+            Carrier::Aio(aio) => aio.forget(key),
         }
     }
 
     /// Moves the keys reported since the last call into `into`, each once.
     pub fn take_ready(&mut self, into: &mut Vec<u64>) {
-        match self {
-            Engine::Uring(uring) => uring.take_ready(into),
-            Engine::Aio(aio) => aio.take_ready(into),
+        match &mut self.carrier {
+            Carrier::Uring(uring) => uring.take_ready(into),
+            Carrier::Aio(aio) => aio.take_ready(into),
         }
     }
 
     /// A file it works on.
     pub fn file(&self, id: FileId) -> Option<&ImageFile> {
-        match self {
-            Engine::Uring(uring) => uring.file(id),
-            Engine::Aio(aio) => aio.file(id),
+        match &self.carrier {
+            Carrier::Uring(uring) => uring.file(id),
+            Carrier::Aio(aio) => aio.file(id),
         }
     }
 
     /// Makes ready for a buffer that much I/O will go through, where the engine has a way to. Without it the same is done, at a
     /// higher price.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
-        match self {
-            Engine::Uring(uring) => uring.register_memory(buffer),
-            Engine::Aio(_) => Ok(()),
+        match &mut self.carrier {
+            Carrier::Uring(uring) => uring.register_memory(buffer),
+            Carrier::Aio(_) => Ok(()),
         }
     }
 
     /// Little will go through it from now on.
     pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
-        match self {
-            Engine::Uring(uring) => uring.forget_memory(buffer),
-            Engine::Aio(_) => Ok(()),
+        match &mut self.carrier {
+            Carrier::Uring(uring) => uring.forget_memory(buffer),
+            Carrier::Aio(_) => Ok(()),
         }
     }
 
     /// One file more, under the number that is answered.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
-        match self {
-            Engine::Uring(uring) => uring.add(file),
-            Engine::Aio(aio) => aio.add(file),
-        }
+        let unit = Unit::of(&file);
+        let id = match &mut self.carrier {
+            Carrier::Uring(uring) => uring.add(file),
+            Carrier::Aio(aio) => aio.add(file),
+        }?;
+        self.align(id, unit);
+        Ok(id)
     }
 
     /// Another way to the same file: read-only becomes writable, or the reverse. Operations in flight end by the old
     /// one, which is answered, and those pushed from now on go by the new one. To take the right to write away is for
     /// the caller to do only when nothing is being written.
     pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
-        match self {
-            Engine::Uring(uring) => uring.replace(id, file),
-            Engine::Aio(aio) => aio.replace(id, file),
+        match &mut self.carrier {
+            Carrier::Uring(uring) => uring.replace(id, file),
+            Carrier::Aio(aio) => aio.replace(id, file),
         }
     }
 
     /// Lets go of a file on which nothing is in flight. Its number may stand for another one from now on.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        match self {
-            Engine::Uring(uring) => uring.remove(id),
-            Engine::Aio(aio) => aio.remove(id),
+        if self.aligner.as_ref().is_some_and(|aligner| aligner.uses(id)) {
+            return Err(EngineError::FileBusy(id));
         }
+        let removed = match &mut self.carrier {
+            Carrier::Uring(uring) => uring.remove(id),
+            Carrier::Aio(aio) => aio.remove(id),
+        }?;
+        self.align(id, None);
+        Ok(removed)
     }
 }
 
 impl Io for Engine {
+    #[inline]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        match self {
-            Engine::Uring(uring) => uring.push(op),
-            Engine::Aio(aio) => aio.push(op),
+        match &mut self.aligner {
+            None => self.carrier.push(op),
+            Some(aligner) => aligner.push(op, &mut self.carrier),
         }
     }
 
+    #[inline]
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        match &mut self.aligner {
+            None => self.carrier.reap(until, done),
+            Some(aligner) => aligner.reap(until, &mut self.carrier, done),
+        }
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        self.carrier.allocated(file, at, len)
+    }
+}
+
+/// What a file takes nothing smaller than.
+#[derive(Clone, Copy)]
+struct Unit {
+    len: u64,
+    /// Where a file ends that may end inside a unit.
+    end: Option<u64>,
+}
+
+impl Unit {
+    /// `None`: it takes sectors.
+    fn of(file: &ImageFile) -> Option<Unit> {
+        let len = file.alignment().offset;
+        let end = match file.device_len() {
+            Some(_) => None,
+            None => Some(disk::Source::len(file)),
+        };
+        (len > SECTOR).then(|| Unit { len: u64::try_from(len).unwrap_or(u64::MAX), end })
+    }
+}
+
+impl Io for Carrier {
+    #[inline]
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        match self {
+            Carrier::Uring(uring) => uring.push(op),
+            Carrier::Aio(aio) => aio.push(op),
+        }
+    }
+
+    #[inline]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         match self {
-            Engine::Uring(uring) => uring.reap(until, done),
-            Engine::Aio(aio) => aio.reap(until, done),
+            Carrier::Uring(uring) => uring.reap(until, done),
+            Carrier::Aio(aio) => aio.reap(until, done),
         }
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
         match self {
-            Engine::Uring(uring) => uring.allocated(file, at, len),
-            Engine::Aio(aio) => aio.allocated(file, at, len),
+            Carrier::Uring(uring) => uring.allocated(file, at, len),
+            Carrier::Aio(aio) => aio.allocated(file, at, len),
         }
     }
 }

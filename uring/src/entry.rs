@@ -39,7 +39,7 @@ pub(crate) fn of(flights: &Flights, slot: Slot, registered: &Registered) -> Opti
         Step::Write { at, parts } => {
             opcode::Writev::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
         }
-        Step::SyncData | Step::Deallocate { .. } => return None,
+        Step::WriteCached { .. } | Step::SyncData | Step::Deallocate { .. } => return None,
     };
     Some(entry.user_data(u64::from(slot)))
 }

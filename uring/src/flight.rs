@@ -36,6 +36,8 @@ pub(crate) enum Step<'a> {
     Read { at: u64, parts: &'a [Part] },
     /// Write `parts`, at most 1024, to offset `at`.
     Write { at: u64, parts: &'a [Part] },
+    /// The same through the page cache, though the file is open with O_DIRECT. Nothing else is under way on it.
+    WriteCached { at: u64, parts: &'a [Part] },
     /// `fdatasync`.
     SyncData,
     /// Punch a hole, keeping the size.
@@ -50,6 +52,8 @@ enum Window {
     Rest(Box<Segments>),
     /// A stand-in for what is left of it, or the beginning of that.
     Bounced(Bounce),
+    /// What is left of it: the end of a file, which direct I/O cannot write without making the file longer.
+    End(Box<Segments>),
 }
 
 /// A place for an operation in flight. An operation is large: it is moved in once and out once.
@@ -118,7 +122,10 @@ impl Flight {
         let after = |at: u64| at.saturating_add(as_u64(self.moved)).min(i64::MAX.unsigned_abs());
         match self.action() {
             Action::Read { at, into } => Step::Read { at: after(*at), parts: self.parts(into) },
-            Action::Write { at, from } => Step::Write { at: after(*at), parts: self.parts(from) },
+            Action::Write { at, from } => match &self.window {
+                Window::End(rest) => Step::WriteCached { at: after(*at), parts: first(rest.parts()) },
+                _ => Step::Write { at: after(*at), parts: self.parts(from) },
+            },
             Action::SyncData => Step::SyncData,
             Action::Deallocate { at, len } => Step::Deallocate { at: *at, len: *len },
         }
@@ -127,10 +134,10 @@ impl Flight {
     fn parts<'a>(&'a self, whole: &'a Segments) -> &'a [Part] {
         let parts = match &self.window {
             Window::Whole => whole.parts(),
-            Window::Rest(rest) => rest.parts(),
+            Window::Rest(rest) | Window::End(rest) => rest.parts(),
             Window::Bounced(bounce) => bounce.memory().parts(),
         };
-        parts.get(..PARTS_MAX).unwrap_or(parts)
+        first(parts)
     }
 
     /// Takes the result of a step: a count, or an errno as a negative number. `None`: not at the end yet, submit
@@ -192,7 +199,10 @@ impl Flight {
             return Some(Ok(()));
         }
         // Direct I/O can only be continued from a block's start: a part of a block is written again.
-        let whole = count.saturating_sub(count % self.terms.alignment.offset);
+        let whole = match &self.window {
+            Window::End(_) => count,
+            _ => count.saturating_sub(count % self.terms.alignment.offset),
+        };
         if whole == 0 {
             // Neither an error nor progress: the kernel would answer the same for ever.
             return Some(Err(FileError::Failed(libc::EIO)));
@@ -235,6 +245,10 @@ impl Flight {
         let (Action::Read { into: memory, .. } | Action::Write { from: memory, .. }) = action else { return };
         let left = memory.len().saturating_sub(self.moved);
         let admits = |memory: &Segments| self.terms.alignment.admits(memory);
+        if matches!(action, Action::Write { .. }) && memory.len() % self.terms.alignment.offset != 0 {
+            self.window = Window::End(Box::new(memory.slice(self.moved, left)));
+            return;
+        }
         self.window = match self.moved {
             0 if admits(memory) => Window::Whole,
             moved => match memory.slice(moved, left) {
@@ -259,6 +273,11 @@ impl Flight {
             pool.give(bounce);
         }
     }
+}
+
+/// As many as one request may have.
+fn first(parts: &[Part]) -> &[Part] {
+    parts.get(..PARTS_MAX).unwrap_or(parts)
 }
 
 fn as_u64(len: usize) -> u64 {
@@ -288,7 +307,9 @@ mod test {
 
     fn submitted(flight: &Flight) -> (u64, usize) {
         match flight.step() {
-            Step::Read { at, parts } | Step::Write { at, parts } => (at, parts.iter().map(Part::len).sum()),
+            Step::Read { at, parts } | Step::Write { at, parts } | Step::WriteCached { at, parts } => {
+                (at, parts.iter().map(Part::len).sum())
+            }
             Step::SyncData => (0, 0),
             Step::Deallocate { at, .. } => (at, 0),
         }
@@ -321,6 +342,18 @@ mod test {
         assert_eq!(flight.settle(1000, &mut pool), None);
         assert_eq!(submitted(&flight), (512, 3584));
         assert_eq!(flight.settle(3584, &mut pool), Some(Ok(())));
+    }
+
+    /// A sector on storage of larger ones: the disk's aligner sends no other.
+    #[test]
+    fn the_end_of_a_file_is_written_through_the_page_cache_as_it_is() {
+        let terms = Terms { alignment: Alignment { memory: 512, offset: 4096 }, device_len: None };
+        let (mut flight, mut pool) = flight(Action::Write { at: 4096, from: Segments::zeroed(1024) }, terms);
+        assert!(matches!(flight.step(), Step::WriteCached { at: 4096, parts } if parts.len() == 1));
+        assert_eq!(flight.settle(700, &mut pool), None);
+        assert!(matches!(flight.step(), Step::WriteCached { .. }));
+        assert_eq!(submitted(&flight), (4796, 324));
+        assert_eq!(flight.settle(324, &mut pool), Some(Ok(())));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! may write the same image meanwhile, which the lock sees to.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use disk::{ReadFault, Source};
 use memory::Buffer;
 use rustix::fs::{Advice, fadvise};
 
+use crate::call::through_cache;
 use crate::{Cache, ImageFile};
 
 /// Large enough to stream metadata at the speed of the storage, small enough to be forgotten.
@@ -90,26 +92,35 @@ impl ImageFile {
     }
 
     fn write_aligned(&self, at: u64, mut bytes: &[u8]) -> io::Result<()> {
-        let end = at.saturating_add(as_u64(bytes.len())).max(self.current_len()?);
         let mut at = at;
         while !bytes.is_empty() {
             let mut window = Window::around(at, bytes.len(), self.alignment().offset);
-            if !window.is_exact() {
-                // What lies behind the end of the file stays zero in the buffer.
-                window.fill(self)?;
-            }
             let (now, later) = bytes.split_at(window.take);
-            window.wanted().copy_from_slice(now);
-            let start = window.at;
-            self.as_file().write_all_at(window.bytes(), start)?;
+            if window.is_exact() || self.has(&window)? {
+                if !window.is_exact() {
+                    window.fill(self)?;
+                }
+                window.wanted().copy_from_slice(now);
+                let start = window.at;
+                self.as_file().write_all_at(window.bytes(), start)?;
+            } else {
+                self.write_end(at, now)?;
+            }
             at = at.saturating_add(as_u64(window.take));
             bytes = later;
         }
-        // The last window may have gone past what was asked for.
-        match self.device_len().is_none() && self.current_len()? > end {
-            true => self.as_file().set_len(end),
-            false => Ok(()),
-        }
+        Ok(())
+    }
+
+    /// Whether the file reaches as far as this window.
+    fn has(&self, window: &Window) -> io::Result<bool> {
+        Ok(window.at.saturating_add(as_u64(window.len)) <= self.current_len()?)
+    }
+
+    /// Writes what may end inside a block at the file's end. Direct I/O would make the file longer than it is to be, and
+    /// a crash before it is cut again would leave it so: the page cache takes it as it is.
+    fn write_end(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        through_cache(self.as_fd(), || self.as_file().write_all_at(bytes, at))
     }
 }
 

@@ -253,7 +253,7 @@ impl LaneId {
     fn of(step: &Step<'_>) -> LaneId {
         match step {
             Step::Read { .. } => LaneId::Reads,
-            Step::Write { .. } => LaneId::Writes,
+            Step::Write { .. } | Step::WriteCached { .. } => LaneId::Writes,
             Step::SyncData => LaneId::Syncs,
             Step::Deallocate { .. } => LaneId::Deallocations,
         }

@@ -162,7 +162,8 @@ impl<F: Format> Disk<F> {
     pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
         self.require_quiet("layers cannot be taken off the chain")?;
         let Some(leaf) = self.layers.get(depth) else { return Err(no_layer(depth)) };
-        self.geometry = leaf.format.geometry();
+        // What a guest was told of its sectors stays.
+        self.geometry = Geometry { block: self.geometry.block, ..leaf.format.geometry() };
         self.fold = Fold::new(self.geometry.len, self.options.map_bytes);
         let popped: Vec<Layer<F>> = self.layers.drain(..depth).collect();
         popped.iter().for_each(|layer| self.packed.closed(layer.file));

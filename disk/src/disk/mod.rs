@@ -66,6 +66,8 @@ const PIECES_MAX: u32 = 256;
 /// Sizes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
+    /// The logical block that a guest is told of, 512 or 4096, if it is to be larger than the leaf's.
+    pub block: u32,
     /// Requests in flight for which room is made at the beginning.
     pub requests: usize,
     /// Changed metadata blocks at which a round begins by itself, so that a guest which never flushes cannot
@@ -84,7 +86,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { requests: 128, dirty_max: 1024, map_bytes: 22 << 20, rest_bytes: 512 << 10, flight_bytes: 16 << 20 }
+        Options {
+            block: 512,
+            requests: 128,
+            dirty_max: 1024,
+            map_bytes: 22 << 20,
+            rest_bytes: 512 << 10,
+            flight_bytes: 16 << 20,
+        }
     }
 }
 
@@ -213,9 +222,14 @@ impl<F: Format> Disk<F> {
     /// together is for the caller to check, by what the formats record. Layers may differ in length: behind the end of
     /// one that is shorter than the layer above it there is zero, and of a longer one the rest is not seen.
     pub fn new(layers: Vec<F>, options: Options) -> Result<Disk<F>, ImageError> {
-        let Some(geometry) = layers.first().map(Format::geometry) else {
+        let Some(leaf) = layers.first().map(Format::geometry) else {
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, "a disk needs at least one layer"));
         };
+        let geometry = Geometry { block: leaf.block.max(options.block), ..leaf };
+        if geometry.block > leaf.block && leaf.len % u64::from(geometry.block) != 0 {
+            let what = format!("a disk of {} bytes is not a whole number of {}-byte blocks", leaf.len, geometry.block);
+            return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));
+        }
         if layers.len() > LAYERS_MAX {
             let what = format!("a chain of {} layers is longer than the {LAYERS_MAX} that are allowed", layers.len());
             return Err(ImageError::new(ImageErrorKind::OutOfLimits, what));

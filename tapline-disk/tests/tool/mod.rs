@@ -5,6 +5,7 @@
 pub mod control;
 pub mod guest;
 pub mod handed;
+pub mod large;
 pub mod nbd;
 pub mod replaced;
 pub mod served;

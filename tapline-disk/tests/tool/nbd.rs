@@ -43,6 +43,11 @@ impl Nbd {
         self.send(1, at, u32::try_from(data.len()).unwrap(), data)
     }
 
+    /// Has a range read as zero.
+    pub fn zero(&mut self, at: u64, len: u32) -> io::Result<()> {
+        self.ask(6, at, len, &[])
+    }
+
     fn send(&mut self, kind: u16, at: u64, len: u32, data: &[u8]) -> io::Result<()> {
         self.cookie += 1;
         let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0], &kind.to_be_bytes(), &self.cookie.to_be_bytes()];
@@ -52,6 +57,11 @@ impl Nbd {
 
     fn ask(&mut self, kind: u16, at: u64, len: u32, data: &[u8]) -> io::Result<()> {
         self.send(kind, at, len, data)?;
+        self.answer()
+    }
+
+    /// Waits for the answer to one of the requests that were only begun, all of them writes.
+    pub fn answer(&mut self) -> io::Result<()> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
         match u32::from_be_bytes(reply[4..8].try_into().unwrap()) {

@@ -1,0 +1,187 @@
+//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT: sectors of 512 bytes are read and written all the same,
+//! many at once, and a file ends where it should.
+
+mod bed;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use bed::{DIRECT, pattern};
+use disk::{Action, FileDone, FileId, FileOp, Io, OpId, Until};
+use memory::Segments;
+use uring::{Engine, EngineKind, ImageFile};
+
+const SECTOR: usize = 512;
+const ENGINES: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Aio];
+
+/// A loop device with such sectors, mounted as a file system or not.
+struct Device {
+    name: String,
+    directory: tempfile::TempDir,
+    mounted: bool,
+}
+
+impl Device {
+    /// `None`, said aloud, where the machine does not let us have one.
+    fn new() -> Option<Device> {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let back = directory.path().join("back");
+        std::fs::File::create(&back).unwrap().set_len(512 << 20).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show", "--sector-size", "4096"]).arg(&back).output();
+        match made {
+            Ok(made) if made.status.success() => {
+                let name = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+                Some(Device { name, directory, mounted: false })
+            }
+            other => {
+                eprintln!("not tested on large sectors: losetup: {other:?}");
+                None
+            }
+        }
+    }
+
+    fn mounted(program: &str) -> Option<Device> {
+        let mut device = Device::new()?;
+        let place = device.directory.path().join("files");
+        std::fs::create_dir(&place).unwrap();
+        run(Command::new(program).arg("-q").arg(&device.name));
+        run(Command::new("mount").arg(&device.name).arg(&place));
+        device.mounted = true;
+        Some(device)
+    }
+
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join("files").join(name)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.mounted {
+            run(Command::new("umount").arg(self.file("")));
+        }
+        run(Command::new("losetup").arg("--detach").arg(&self.name));
+    }
+}
+
+fn run(command: &mut Command) {
+    assert!(command.status().unwrap().success(), "{command:?}");
+}
+
+/// Numbers without pattern.
+fn dice(mut state: u64) -> impl FnMut(usize) -> usize {
+    move |below| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        usize::try_from(state >> 33).unwrap() % below
+    }
+}
+
+/// Scope: 3000 operations of up to 20 sectors, up to 16 at once, none that changes what another is about, on a file of
+/// `model`'s length that grows to `sectors`, or a device of that size.
+fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
+    let file = ImageFile::open(path, DIRECT).unwrap();
+    assert_eq!(file.alignment().offset, 4096, "{} takes sectors of 512", path.display());
+    let is_device = file.device_len().is_some();
+    let mut engine = Engine::open(kind, vec![file], 8).unwrap();
+    let mut throw = dice(1);
+    let mut busy: BTreeMap<u64, (usize, usize, Option<Segments>)> = BTreeMap::new();
+    let mut done: Vec<FileDone> = Vec::new();
+    for id in 0..3000 {
+        let count = 1 + throw(20);
+        let (from, to) = (throw(sectors - count), count);
+        let (from, to) = (from * SECTOR, (from + to) * SECTOR);
+        let memory = Segments::copy_of(&pattern(to - from, id));
+        let (at, len) = (u64::try_from(from).unwrap(), u64::try_from(to - from).unwrap());
+        let action = match throw(8) {
+            0 if to <= model.len() && !is_device => Action::Deallocate { at, len },
+            1 => Action::SyncData,
+            2..5 => Action::Read { at, into: memory.clone() },
+            _ => Action::Write { at, from: memory.clone() },
+        };
+        let free = !busy.values().any(|(begin, end, _)| *begin < to && from < *end);
+        if free && busy.len() < 16 {
+            let read = matches!(action, Action::Read { .. }).then(|| memory.clone());
+            let op = FileOp { id: OpId(id), file: FileId(0), action: action.clone() };
+            if engine.push(op).is_ok() {
+                let range = if matches!(action, Action::SyncData) { (0, 0) } else { (from, to) };
+                busy.insert(id, (range.0, range.1, read));
+                change(model, &action);
+            }
+        }
+        let until = if throw(3) == 0 { Until::Any } else { Until::Now };
+        engine.reap(if busy.is_empty() { Until::Now } else { until }, &mut done).unwrap();
+        done.drain(..).for_each(|done| ended(done, &mut busy, model));
+    }
+    while !busy.is_empty() {
+        engine.reap(Until::Any, &mut done).unwrap();
+        done.drain(..).for_each(|done| ended(done, &mut busy, model));
+    }
+    let file = engine.remove(FileId(0)).expect("something is in flight that nobody waits for");
+    assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::DIRECT));
+}
+
+fn change(model: &mut Vec<u8>, action: &Action) {
+    let (at, bytes) = match action {
+        Action::Write { at, from } => (*at, from.to_vec()),
+        Action::Deallocate { at, len } => (*at, vec![0; usize::try_from(*len).unwrap()]),
+        Action::Read { .. } | Action::SyncData => return,
+    };
+    let at = usize::try_from(at).unwrap();
+    model.resize(model.len().max(at + bytes.len()), 0);
+    model[at..at + bytes.len()].copy_from_slice(&bytes);
+}
+
+fn ended(done: FileDone, busy: &mut BTreeMap<u64, (usize, usize, Option<Segments>)>, model: &[u8]) {
+    assert_eq!(done.result, Ok(()), "{:?}", done.op);
+    let (from, to, read) = busy.remove(&done.op.id.0).unwrap();
+    let Some(memory) = read else { return };
+    let expected: Vec<u8> = (from..to).map(|at| model.get(at).copied().unwrap_or(0)).collect();
+    assert!(memory.to_vec() == expected, "what is at {from} is read as something else");
+}
+
+#[test]
+fn a_file_is_read_and_written_by_sectors_and_ends_where_it_should() {
+    for program in ["/usr/sbin/mkfs.ext4", "/usr/sbin/mkfs.xfs"] {
+        let Some(device) = Device::mounted(program) else { return };
+        for kind in ENGINES {
+            println!("{kind:?} on {program}");
+            let path = device.file("image");
+            let mut model = pattern(100 * SECTOR, 7);
+            std::fs::write(&path, &model).unwrap();
+            work(&path, kind, &mut model, 333);
+            assert!(std::fs::read(&path).unwrap() == model);
+        }
+    }
+}
+
+#[test]
+fn a_device_is_read_and_written_by_sectors() {
+    let Some(device) = Device::new() else { return };
+    for kind in ENGINES {
+        let mut model = vec![0; 400 * SECTOR];
+        ImageFile::open(Path::new(&device.name), DIRECT).unwrap().write_at(0, &model).unwrap();
+        work(Path::new(&device.name), kind, &mut model, 400);
+        let mut found = vec![0; model.len()];
+        std::fs::File::open(&device.name).unwrap().read_exact_at(&mut found, 0).unwrap();
+        assert!(found == model);
+    }
+}
+
+#[test]
+fn what_is_written_at_rest_makes_a_file_no_longer_than_it_is_to_be() {
+    let Some(device) = Device::mounted("/usr/sbin/mkfs.ext4") else { return };
+    let path = device.file("image");
+    let mut model = pattern(9 * SECTOR, 3);
+    std::fs::write(&path, &model).unwrap();
+    let mut file = ImageFile::open(&path, DIRECT).unwrap();
+    for (at, len) in [(0, 1), (8 * SECTOR + 100, 7), (5000, 3 << 20), (model.len() - 1, 5), (4 << 20, 1 << 20)] {
+        let bytes = pattern(len, 9);
+        file.write_at(u64::try_from(at).unwrap(), &bytes).unwrap();
+        model.resize(model.len().max(at + len), 0);
+        model[at..at + len].copy_from_slice(&bytes);
+        assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::DIRECT));
+    }
+    assert!(std::fs::read(&path).unwrap() == model);
+}

@@ -302,12 +302,12 @@ fn starts_of(sight: &Sight<'_>, found: &[(FileId, Media)]) -> Vec<Start> {
 
 /// A number for what must be the same for two states to be the same.
 fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
-    let Subject { kind, told, tail } = scene.setup.subject;
+    let Subject { kind, told, tail, unit } = scene.setup.subject;
     let stale = |tail| u64::from(tail == Unwritten::Stale);
     let kind = kind.to_string().bytes().fold(0, |sum: u64, byte| mix(sum ^ u64::from(byte)));
     let chain = |sum: u64, chain: &Vec<FileId>| chain.iter().fold(mix(!sum), |sum, file| mix(sum ^ u64::from(file.0)));
     let chains = sight.chains.iter().fold(0, chain);
-    mix(kind ^ chains ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ u64::from(scene.first_life))
+    mix(kind ^ chains ^ (unit << 8) ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ u64::from(scene.first_life))
 }
 
 /// Calls `look` with the fates of all states that are to be looked at.
@@ -324,7 +324,7 @@ fn each_state(
         None => some_states(wreck, places, at_random, look)?,
     }
     // Rubbish beside what is lost and beside what is kept.
-    for place in 0..places {
+    for place in (0..places).filter(|place| wreck.may_trash(*place)) {
         for others in [Fate::Lost, Fate::Kept(0)] {
             let mut fates = vec![others; places];
             fates[place] = Fate::Trashed;
@@ -409,7 +409,7 @@ pub fn recover(
     let layers = subject.open(&mut files, &forms, 1).map_err(Violation::Open)?;
     let options = Options { requests: windows.len(), ..Options::default() };
     let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
-    let mut io = SimIo::new(files, Visible::AtCompletion, ROOM, None);
+    let mut io = SimIo::new(files, SECTOR, Visible::AtCompletion, ROOM, None);
     let end = disk.geometry().len / SECTOR;
     let mut found = Ok(());
     for window in windows {
@@ -428,8 +428,7 @@ pub fn recover(
             Err(status) => return Err(Violation::Unreadable { sector: window.start, status }),
         }
         while disk.in_flight() > 0 && io.pending() > 0 {
-            let done = io.finish(0);
-            disk.settle(done, &mut io);
+            io.finish(0).into_iter().for_each(|done| disk.settle(done, &mut io));
         }
         let Some((request, status)) = disk.answer() else {
             std::mem::forget(disk);

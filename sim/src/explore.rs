@@ -20,7 +20,7 @@ use crate::planted::Planted;
 use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
-use crate::sector::{Word, Words};
+use crate::sector::{SECTOR, Word, Words};
 use crate::subject::{Kind, Made, Start, Subject, misspell};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
@@ -67,6 +67,9 @@ impl fmt::Display for Case {
         let Setup { subject, bug, fault, visible, depth, room, log, tight, .. } = &self.setup;
         let stale = |tail: Unwritten| if tail == Unwritten::Stale { "stale" } else { "zeroes" };
         write!(f, "--format {} --kind {} --tail {}", subject.kind.format(), subject.kind, stale(subject.tail))?;
+        if subject.unit > SECTOR {
+            write!(f, " --unit {}", subject.unit)?;
+        }
         bug.map_or(Ok(()), |bug| write!(f, " --planted {bug}"))?;
         fault.map_or(Ok(()), |fault| write!(f, " --fault {fault}"))?;
         if *visible == Visible::AtCompletion {
@@ -352,7 +355,9 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
         case.workload = workload::in_parts(case.workload, &mut random);
     }
     case.setup.bug = bug;
-    case.setup.subject = subject.plant(bug);
+    // And one storage in four has large sectors; a bug that is planted there has them anyway.
+    let large = random.below(4) == 0 && bug.is_none();
+    case.setup.subject = if large { subject.on_large_sectors().unwrap_or(subject) } else { subject.plant(bug) };
     case
 }
 

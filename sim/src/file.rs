@@ -216,16 +216,50 @@ impl SimFile {
         self.sync_failed
     }
 
-    /// What a power loss at this moment may leave.
-    pub fn crash(&self) -> Crash<'_> {
-        let mut places: BTreeMap<(u64, bool), Vec<&Unsynced>> = BTreeMap::new();
+    /// What a power loss at this moment may leave, on storage that writes so many sectors whole or not at all.
+    pub fn crash(&self, unit: u64) -> Crash<'_> {
+        let mut places: BTreeMap<(u64, bool), Vec<Content<'_>>> = BTreeMap::new();
         for entry in self.unsynced.iter().filter(|entry| !self.is_repeated(entry)) {
-            let entries = places.entry((entry.sector, !entry.zeroed)).or_default();
-            if !entries.iter().any(|other| other.digest() == entry.digest()) {
-                entries.push(entry);
+            let place = if entry.zeroed { entry.sector } else { entry.sector / unit * unit };
+            let contents = places.entry((place, !entry.zeroed)).or_default();
+            let content = Content::after(contents.last(), entry, unit);
+            match contents.last_mut() {
+                // A write leaves one content, however many sectors of the place it is about.
+                Some(last) if unit > 1 && last.write() == Some(entry.write) => *last = content,
+                _ => contents.push(content),
             }
         }
-        Crash { file: self, places: places.into_values().collect() }
+        for contents in places.values_mut() {
+            let mut seen = Vec::new();
+            contents.retain(|content| {
+                let news = !seen.contains(&content.digest());
+                seen.push(content.digest());
+                news
+            });
+        }
+        Crash { file: self, unit, places: places.into_values().collect() }
+    }
+}
+
+/// What a power loss may leave at a place: the sectors there that differ from what is durable, and what is in them.
+#[derive(Clone)]
+struct Content<'a>(Vec<&'a Unsynced>);
+
+impl<'a> Content<'a> {
+    /// A place of one sector holds what was written last. Into a larger one what was written before has gone too.
+    fn after(before: Option<&Content<'a>>, entry: &'a Unsynced, unit: u64) -> Content<'a> {
+        let others = before.filter(|_| unit > 1).into_iter().flat_map(|before| before.0.iter().copied());
+        let mut entries: Vec<_> = others.filter(|other| other.sector != entry.sector).collect();
+        entries.push(entry);
+        Content(entries)
+    }
+
+    fn write(&self) -> Option<WriteId> {
+        self.0.last().map(|entry| entry.write)
+    }
+
+    fn digest(&self) -> u64 {
+        self.0.iter().fold(0, |sum, entry| sum ^ entry.digest())
     }
 }
 
@@ -244,8 +278,10 @@ fn covers(coverage: Coverage, entry: &Unsynced) -> bool {
 /// The states in which one power loss may leave a file.
 pub struct Crash<'a> {
     file: &'a SimFile,
+    /// Sectors in a place.
+    unit: u64,
     /// For each place that is not durable, ascending, what was written there, oldest first.
-    places: Vec<Vec<&'a Unsynced>>,
+    places: Vec<Vec<Content<'a>>>,
 }
 
 /// What became of one sector.
@@ -262,7 +298,7 @@ pub enum Fate {
 impl<'a> Crash<'a> {
     /// The first sectors of the places in question, ascending.
     pub fn sectors(&self) -> impl Iterator<Item = u64> + '_ {
-        self.places.iter().flat_map(|entries| entries.first()).map(|entry| entry.sector)
+        self.places.iter().flat_map(|contents| contents.first()?.0.first()).map(|entry| entry.sector)
     }
 
     /// Number of places, each with a fate of its own.
@@ -283,17 +319,26 @@ impl<'a> Crash<'a> {
     /// A number that stands for all of the states together.
     pub fn digest(&self) -> u64 {
         let start = mix(self.file.durable_digest ^ mix(self.file.visible.len()));
-        self.places.iter().flatten().fold(start, |sum, entry| mix(sum ^ entry.digest()))
+        self.places.iter().flatten().fold(start, |sum, content| mix(sum ^ content.digest()))
     }
 
-    fn entry(&self, place: usize, fate: Fate) -> Option<&'a Unsynced> {
-        let entries = self.places.get(place)?;
-        let newest = entries.len().checked_sub(1)?;
-        match fate {
+    /// What is at a place that had this fate, up to the end of the file.
+    fn entries(&self, place: usize, fate: Fate, len: u64) -> impl Iterator<Item = &'a Unsynced> {
+        let contents = self.places.get(place).map_or(&[][..], Vec::as_slice);
+        let newest = contents.len().saturating_sub(1);
+        let found = match fate {
             Fate::Lost => None,
-            Fate::Kept(back) => entries.get(newest.saturating_sub(usize::from(back))).copied(),
-            Fate::Trashed => entries.get(newest).copied(),
-        }
+            Fate::Kept(back) => contents.get(newest.saturating_sub(usize::from(back))),
+            Fate::Trashed => contents.last(),
+        };
+        let entries = found.into_iter().flat_map(|content| content.0.clone());
+        entries.filter(move |entry| entry.sector < len / SECTOR)
+    }
+
+    /// Whether a power loss may leave rubbish. Of storage that writes more than a sector at once, every unit is either as it
+    /// was or as it was to be: others' sectors are in it.
+    pub fn may_trash(&self) -> bool {
+        self.unit == 1
     }
 
     fn len(&self, growth_lost: bool) -> u64 {
@@ -307,10 +352,11 @@ impl<'a> Crash<'a> {
         let mut media = self.file.durable.clone();
         media.set_len(len);
         for (place, fate) in fates.iter().enumerate() {
-            match self.entry(place, *fate).filter(|entry| entry.sector < len / SECTOR) {
-                Some(entry) if entry.zeroed => media.zero(entry.sector, entry.count),
-                Some(entry) => media.patch(entry.sector, fate.of(&entry.content)),
-                None => {}
+            for entry in self.entries(place, *fate, len) {
+                match entry.zeroed {
+                    true => media.zero(entry.sector, entry.count),
+                    false => media.patch(entry.sector, fate.of(&entry.content)),
+                }
             }
         }
         media
@@ -321,14 +367,14 @@ impl<'a> Crash<'a> {
         let len = self.len(growth_lost);
         let mut sum = self.file.durable_digest ^ mix(self.file.durable.len()) ^ mix(len);
         for (place, fate) in fates.iter().enumerate() {
-            match self.entry(place, *fate).filter(|entry| entry.sector < len / SECTOR) {
-                Some(entry) if entry.zeroed => sum ^= entry.digest(),
-                Some(entry) => {
-                    let old = self.file.durable.written(entry.sector);
-                    sum ^= old.map_or(0, |old| place_digest(entry.sector, old));
-                    sum ^= place_digest(entry.sector, &fate.of(&entry.content));
+            for entry in self.entries(place, *fate, len) {
+                if entry.zeroed {
+                    sum ^= entry.digest();
+                    continue;
                 }
-                None => {}
+                let old = self.file.durable.written(entry.sector);
+                sum ^= old.map_or(0, |old| place_digest(entry.sector, old));
+                sum ^= place_digest(entry.sector, &fate.of(&entry.content));
             }
         }
         sum
@@ -377,7 +423,7 @@ mod test {
         file.synced(sync);
         assert_eq!(file.durable().get(0), word(1));
         assert_eq!(file.durable().get(1), Sector::ZERO);
-        assert_eq!(file.crash().sectors().collect::<Vec<_>>(), [1]);
+        assert_eq!(file.crash(1).sectors().collect::<Vec<_>>(), [1]);
     }
 
     #[test]
@@ -397,7 +443,7 @@ mod test {
         let mut file = file();
         file.apply(0, [Some(word(1)), Some(word(1))], true);
         file.apply(0, [Some(word(2))], true);
-        let crash = file.crash();
+        let crash = file.crash(1);
         assert_eq!((crash.contents(0), crash.contents(1)), (2, 1));
         let state = crash.state(&[Fate::Kept(1), Fate::Lost], false);
         assert_eq!((state.get(0), state.get(1)), (word(1), Sector::ZERO));
@@ -409,18 +455,18 @@ mod test {
     fn growth_is_durable_only_by_a_sync() {
         let mut file = file();
         let write = file.apply(10, [Some(word(1))], true);
-        assert!(file.crash().grown());
-        assert_eq!(file.crash().state(&[Fate::Kept(0)], true).len(), 8 * SECTOR);
+        assert!(file.crash(1).grown());
+        assert_eq!(file.crash(1).state(&[Fate::Kept(0)], true).len(), 8 * SECTOR);
         file.complete(write);
         file.synced(file.coverage());
-        assert_eq!(file.crash().state(&[], true).len(), 11 * SECTOR);
+        assert_eq!(file.crash(1).state(&[], true).len(), 11 * SECTOR);
     }
 
     #[test]
     fn digests_tell_states_apart_and_see_equal_ones() {
         let mut file = file();
         file.apply(0, [Some(word(1)), Some(word(1))], true);
-        let crash = file.crash();
+        let crash = file.crash(1);
         let digest = |fates: [Fate; 2]| crash.state_digest(&fates, false);
         assert_ne!(digest([Fate::Lost, Fate::Kept(0)]), digest([Fate::Kept(0), Fate::Lost]));
         assert_eq!(digest([Fate::Kept(0), Fate::Lost]), digest([Fate::Kept(3), Fate::Lost]));

@@ -111,7 +111,7 @@ impl Chain {
         let disk = Disk::new(layers, Options::default())?;
         Ok(Chain {
             disk,
-            io: SimIo::new(files, Visible::AtPush, ROOM, None),
+            io: SimIo::new(files, SECTOR, Visible::AtPush, ROOM, None),
             model,
             random,
             operations: 0,
@@ -188,8 +188,8 @@ impl Chain {
         let mut answers = Vec::new();
         while self.io.pending() > 0 {
             let which = self.random.index(self.io.pending());
-            let done = self.io.finish(which);
-            self.disk.settle(done, &mut self.io);
+            let ended = self.io.finish(which);
+            ended.into_iter().for_each(|done| self.disk.settle(done, &mut self.io));
         }
         while let Some((request, status)) = self.disk.answer() {
             let extents = request.extents().to_vec();
@@ -266,8 +266,8 @@ impl Chain {
         let wrong = |status| Difference::Status { sectors: asked.at / SECTOR..span.end().div_ceil(SECTOR), status };
         self.disk.submit(request.map_err(wrong)?, &mut self.io);
         while self.io.pending() > 0 {
-            let done = self.io.finish(0);
-            self.disk.settle(done, &mut self.io);
+            let ended = self.io.finish(0);
+            ended.into_iter().for_each(|done| self.disk.settle(done, &mut self.io));
         }
         if let Some((request, status)) = self.disk.answer() {
             request.retire();

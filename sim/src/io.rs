@@ -1,18 +1,21 @@
 //! The I/O engine of the simulator: operations wait until somebody decides that they complete.
 //!
 //! Knows nothing of disks or formats. When a write becomes visible to reads, at its submission or at its
-//! completion, is the run's choice, as the storage may do either.
+//! completion, is the run's choice, as the storage may do either. Storage that takes whole units only, larger than
+//! sectors, has the disk's aligner in front of it, as the real engine has; it refuses everything else by a panic.
 //!
 //! Invariant: every operation accepted is finished exactly once, by [`SimIo::finish`].
 
 use std::fmt;
 use std::str::FromStr;
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, Until};
+use disk::{Action, Aligner, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, Until};
 
 use crate::file::{Coverage, SimFile, WriteId};
 use crate::media::{Media, Unwritten};
+use crate::planted::Planted;
 use crate::random::Random;
+use crate::saboteur::Misaligned;
 use crate::sector::{SECTOR, Sector, sectors_of};
 
 /// Room for whatever comes.
@@ -109,9 +112,20 @@ struct Pending {
 }
 
 /// Storage under the control of a test.
-#[derive(Clone)]
 pub struct SimIo {
+    storage: Storage,
+    /// What it is told is cut to the storage's units.
+    aligner: Aligner,
+    /// What is planted there.
+    misaligned: Misaligned,
+}
+
+/// The storage itself.
+#[derive(Clone)]
+pub(crate) struct Storage {
     files: Vec<SimFile>,
+    /// It takes nothing smaller, and writes as much whole or not at all.
+    unit: u64,
     /// Those that may be written to.
     writable: Vec<FileId>,
     pending: Vec<Pending>,
@@ -125,12 +139,11 @@ pub struct SimIo {
     sync_failed: bool,
 }
 
-impl SimIo {
-    /// Storage that holds `files`, leaf first, all of it durable. Only the leaf may be written to. With more than
-    /// `room` operations pending it hands back what is pushed.
-    pub fn new(files: Vec<Media>, visible: Visible, room: usize, fault: Option<Fault>) -> SimIo {
-        SimIo {
+impl Storage {
+    fn new(files: Vec<Media>, unit: u64, visible: Visible, room: usize, fault: Option<Fault>) -> Storage {
+        Storage {
             files: files.into_iter().map(SimFile::new).collect(),
+            unit,
             writable: vec![FileId(0)],
             pending: Vec::new(),
             visible,
@@ -142,9 +155,7 @@ impl SimIo {
         }
     }
 
-    /// The storage as the next process finds it, for which the files of `chain` have the numbers from 0 on. Of the
-    /// writes that are under way all have reached it, or none has that is not visible already.
-    pub fn after_death(&self, chain: &[FileId], reached: bool) -> SimIo {
+    fn after_death(&self, chain: &[FileId], reached: bool) -> Storage {
         let mut io = self.clone();
         for Pending { op, write, error, .. } in std::mem::take(&mut io.pending) {
             let write = if write.is_none() && error.is_none() && reached { io.apply(&op, false) } else { write };
@@ -157,66 +168,51 @@ impl SimIo {
         io
     }
 
-    /// Before how many operations it goes wrong that the fault befalls; none if it has, or never does.
-    pub fn fault_ahead(&self) -> Option<u64> {
-        self.fault.and_then(|fault| fault.nth.checked_sub(self.candidates)).filter(|ahead| *ahead > 0)
-    }
-
-    /// A file.
-    pub fn file(&self, id: FileId) -> &SimFile {
+    fn file(&self, id: FileId) -> &SimFile {
         // A disk that names a file it was not given is broken, and the test says so.
         &self.files[usize::from(id.0)]
     }
 
-    /// A new file, durable from the beginning, that may be written to.
-    pub fn add(&mut self, media: Media) -> FileId {
+    fn add(&mut self, media: Media) -> FileId {
         let id = FileId(u8::try_from(self.files.len()).unwrap_or(u8::MAX));
         self.files.push(SimFile::new(media));
         self.writable.push(id);
         id
     }
 
-    /// Opens a file for writing, or no longer.
-    pub fn let_write(&mut self, file: FileId, writable: bool) {
-        self.writable.retain(|other| *other != file);
-        self.writable.extend(writable.then_some(file));
-    }
-
-    /// Makes a file longer, durably; what is new reads as zero.
-    pub fn extend(&mut self, file: FileId, len: u64) {
-        self.file_mut(file).extend(len);
-    }
-
-    /// Some files as a reader finds them now.
-    pub fn contents(&self, files: &[FileId]) -> Vec<Media> {
-        files.iter().map(|id| self.file(*id).visible().clone()).collect()
-    }
-
-    /// Number of operations that wait for [`finish`](SimIo::finish).
-    pub fn pending(&self) -> usize {
-        self.pending.len()
-    }
-
-    /// Whether the fault has happened.
-    pub fn fault_happened(&self) -> bool {
+    fn fault_happened(&self) -> bool {
         self.fault.is_some_and(|fault| self.candidates >= fault.nth)
     }
 
-    /// Whether a sync has been answered with an error.
-    pub fn sync_failed(&self) -> bool {
-        self.sync_failed
+    /// Whether it does not do this; panics where it would not be asked for it by anybody who knows its units.
+    fn refuses(&self, op: &FileOp) -> Option<FileError> {
+        let on_it = |other: &&Pending| other.op.file == op.file;
+        let ends = |op: &FileOp| matches!(&op.action, Action::Write { at, from } if !self.is_whole(*at, from.len()));
+        assert!(!self.pending.iter().filter(on_it).any(|other| ends(&other.op)), "{op:?} beside a file's end");
+        let (at, len) = match &op.action {
+            Action::Read { at, into: memory } | Action::Write { at, from: memory } => (*at, memory.len()),
+            Action::SyncData => (0, 0),
+            Action::Deallocate { at, len } => (*at, usize::try_from(*len).unwrap_or(0)),
+        };
+        if self.is_whole(at, len) {
+            return None;
+        }
+        let media = self.file(op.file).visible();
+        let (is_device, end) = (media.unwritten() == Unwritten::Stale, (at / self.unit + 1) * self.unit);
+        match &op.action {
+            Action::Deallocate { .. } => is_device.then_some(FileError::Unsupported),
+            // What has failed may have made the file longer, of which nobody knows.
+            Action::Write { .. } if !is_device && (media.len() < end || self.fault_happened()) => {
+                assert!(at + u64::try_from(len).unwrap_or(u64::MAX) <= end, "more than the last unit: {op:?}");
+                assert!(!self.pending.iter().any(|other| on_it(&other)), "a file's end beside others: {op:?}");
+                None
+            }
+            _ => panic!("the storage takes units of {} bytes, and no {op:?}", self.unit),
+        }
     }
 
-    /// Queues a sync that will answer success and do nothing.
-    pub fn push_hollow_sync(&mut self, op: FileOp) {
-        self.pending.push(Pending { op, write: None, coverage: Coverage::NOTHING, others: Vec::new(), error: None });
-    }
-
-    /// Queues a sync that will cover all files.
-    pub fn push_sync_for_all(&mut self, op: FileOp) {
-        let coverage = self.file(op.file).coverage();
-        let others = (0..).map(FileId).zip(&self.files).map(|(id, file)| (id, file.coverage())).collect();
-        self.pending.push(Pending { op, write: None, coverage, others, error: None });
+    fn is_whole(&self, at: u64, len: usize) -> bool {
+        at % self.unit == 0 && u64::try_from(len).unwrap_or(u64::MAX) % self.unit == 0
     }
 
     fn next_fault(&mut self, action: &Action) -> Option<FaultKind> {
@@ -225,8 +221,7 @@ impl SimIo {
         (self.candidates == fault.nth).then_some(fault.kind)
     }
 
-    /// Finishes the `which`th of the pending operations, counted from the oldest.
-    pub fn finish(&mut self, which: usize) -> FileDone {
+    fn finish(&mut self, which: usize) -> FileDone {
         let Pending { op, write, coverage, others, error } = self.pending.remove(which);
         if let Action::Read { at, into } = &op.action {
             if error.is_none() {
@@ -267,23 +262,29 @@ impl SimIo {
         };
         assert!(self.writable.contains(&op.file), "a file is written to that is not open for writing: {op:?}");
         let reached = |random: &mut Random| !fails || random.below(2) == 0;
-        let contents: Vec<_> =
-            contents.into_iter().map(|content| reached(&mut self.random).then_some(content)).collect();
+        let per_unit = usize::try_from(self.unit / SECTOR).unwrap_or(1);
+        let mut landed = Vec::new();
+        for part in contents.chunks(per_unit) {
+            let reached = reached(&mut self.random);
+            landed.extend(part.iter().map(|content| reached.then(|| content.clone())));
+        }
+        let contents = landed;
         Some(self.file_mut(op.file).apply(sector, contents, grows))
     }
 }
 
-impl Io for SimIo {
+impl Io for Storage {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         if self.pending.len() >= self.room {
             return Err(op);
         }
+        let refused = self.refuses(&op);
         let fault = self.next_fault(&op.action);
         if fault == Some(FaultKind::Full) {
             return Err(op);
         }
         let coverage = self.file(op.file).coverage();
-        let error = fault.map(FaultKind::error);
+        let error = fault.map(FaultKind::error).or(refused);
         // A failing write reaches the file when it fails: before, it is as good as not written.
         let write = match self.visible {
             Visible::AtPush if error.is_none() => self.apply(&op, false),
@@ -314,6 +315,137 @@ impl Io for SimIo {
     }
 }
 
+impl SimIo {
+    /// Storage that holds `files`, leaf first, all of it durable, and takes units of so many bytes. Only the leaf may be
+    /// written to. With more than `room` operations pending it hands back what is pushed.
+    pub fn new(files: Vec<Media>, unit: u64, visible: Visible, room: usize, fault: Option<Fault>) -> SimIo {
+        SimIo::on(Storage::new(files, unit, visible, room, fault))
+    }
+
+    fn on(storage: Storage) -> SimIo {
+        let mut io = SimIo { aligner: Aligner::default(), misaligned: Misaligned::default(), storage };
+        (0..io.storage.files.len()).for_each(|file| io.align(FileId(u8::try_from(file).unwrap_or(u8::MAX))));
+        io
+    }
+
+    fn align(&mut self, id: FileId) {
+        let media = self.storage.file(id).visible();
+        // A device is larger than what has been written to it.
+        let end = (media.unwritten() == Unwritten::Zeroes).then(|| media.len());
+        if self.storage.unit > SECTOR {
+            self.aligner.add(id, self.storage.unit, end);
+            self.misaligned.add(id, self.storage.unit, end);
+        }
+    }
+
+    /// Plants a bug, if it is one that lives here.
+    pub fn plant(&mut self, bug: Option<Planted>) {
+        self.misaligned.plant(bug);
+    }
+
+    /// The storage as the next process finds it, for which the files of `chain` have the numbers from 0 on. Of the
+    /// writes that are under way all have reached it, or none has that is not visible already.
+    pub fn after_death(&self, chain: &[FileId], reached: bool) -> SimIo {
+        SimIo::on(self.storage.after_death(chain, reached))
+    }
+
+    /// What the storage takes nothing smaller than, in bytes.
+    pub fn unit(&self) -> u64 {
+        self.storage.unit
+    }
+
+    /// A file.
+    pub fn file(&self, id: FileId) -> &SimFile {
+        self.storage.file(id)
+    }
+
+    /// A new file, durable from the beginning, that may be written to.
+    pub fn add(&mut self, media: Media) -> FileId {
+        let id = self.storage.add(media);
+        self.align(id);
+        id
+    }
+
+    /// Opens a file for writing, or no longer.
+    pub fn let_write(&mut self, file: FileId, writable: bool) {
+        self.storage.writable.retain(|other| *other != file);
+        self.storage.writable.extend(writable.then_some(file));
+    }
+
+    /// Makes a file longer, durably; what is new reads as zero.
+    pub fn extend(&mut self, file: FileId, len: u64) {
+        self.storage.file_mut(file).extend(len);
+        self.align(file);
+    }
+
+    /// Some files as a reader finds them now.
+    pub fn contents(&self, files: &[FileId]) -> Vec<Media> {
+        files.iter().map(|id| self.file(*id).visible().clone()).collect()
+    }
+
+    /// Number of operations that wait for [`finish`](SimIo::finish).
+    pub fn pending(&self) -> usize {
+        self.storage.pending.len()
+    }
+
+    /// Before how many operations it goes wrong that the fault befalls; none if it has, or never does.
+    pub fn fault_ahead(&self) -> Option<u64> {
+        let Storage { fault, candidates, .. } = self.storage;
+        fault.and_then(|fault| fault.nth.checked_sub(candidates)).filter(|ahead| *ahead > 0)
+    }
+
+    /// Whether the fault has happened.
+    pub fn fault_happened(&self) -> bool {
+        self.storage.fault_happened()
+    }
+
+    /// Whether a sync has been answered with an error.
+    pub fn sync_failed(&self) -> bool {
+        self.storage.sync_failed
+    }
+
+    /// Queues a sync that will answer success and do nothing.
+    pub fn push_hollow_sync(&mut self, op: FileOp) {
+        let others = Vec::new();
+        self.storage.pending.push(Pending { op, write: None, coverage: Coverage::NOTHING, others, error: None });
+    }
+
+    /// Queues a sync that will cover all files.
+    pub fn push_sync_for_all(&mut self, op: FileOp) {
+        let coverage = self.file(op.file).coverage();
+        let others = (0..).map(FileId).zip(&self.storage.files).map(|(id, file)| (id, file.coverage())).collect();
+        self.storage.pending.push(Pending { op, write: None, coverage, others, error: None });
+    }
+
+    /// Finishes the `which`th of the pending operations, counted from the oldest: what ends with that.
+    pub fn finish(&mut self, which: usize) -> Vec<FileDone> {
+        let ended = self.storage.finish(which);
+        let done = self.misaligned.settle(ended, &mut self.aligner, &mut self.storage);
+        // An engine that was full once has room now.
+        self.aligner.retry(&mut self.storage);
+        done
+    }
+}
+
+impl Io for SimIo {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        let pushed = self.misaligned.push(op, &mut self.aligner, &mut self.storage);
+        self.aligner.retry(&mut self.storage);
+        pushed
+    }
+
+    fn reap(&mut self, _: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        while self.pending() > 0 {
+            done.extend(self.finish(0));
+        }
+        Ok(())
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        self.storage.allocated(file, at, len)
+    }
+}
+
 #[cfg(test)]
 mod test {
     use super::*;
@@ -329,7 +461,7 @@ mod test {
     }
 
     fn storage(visible: Visible, fault: Option<Fault>) -> SimIo {
-        SimIo::new(vec![Media::empty(Unwritten::Zeroes)], visible, ROOM, fault)
+        SimIo::new(vec![Media::empty(Unwritten::Zeroes)], SECTOR, visible, ROOM, fault)
     }
 
     #[test]
@@ -339,7 +471,7 @@ mod test {
             let into = Segments::zeroed(512);
             io.push(write(1, 7)).unwrap();
             io.push(op(2, Action::Read { at: 0, into: into.clone() })).unwrap();
-            assert_eq!(io.finish(1).op.id, OpId(2));
+            assert_eq!(io.finish(1)[0].op.id, OpId(2));
             assert_eq!(into.to_vec(), [seen; 512]);
             io.finish(0);
             assert_eq!(io.file(FileId(0)).visible().get(0), Sector::of(&[7; 512]));

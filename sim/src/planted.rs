@@ -111,6 +111,10 @@ pub enum Planted {
     SnapshotDeallocated,
     /// In version 2, a cluster of a child that is to read as zero loses its place, which shows the parent.
     OldZeroesForgotten,
+    /// On storage of large sectors: two sectors of a unit are read, changed and written at once.
+    UnitNotAlone,
+    /// There also: a sector is answered when its unit is on its way to the storage, and not there.
+    UnitAnsweredEarly,
     /// Readers are not shown where the target of a merge has put what the guest wrote there.
     TargetNotShown,
     /// A part of a sector is written by a read and a write of all of it, between which others write.
@@ -130,7 +134,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 52] = [
+const NAMES: [(Planted, &str, &str); 54] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -183,6 +187,8 @@ const NAMES: [(Planted, &str, &str); 52] = [
     (Planted::OldZeroesForgotten, "old-zeroes-forgotten", "qcow2"),
     (Planted::UnguardedPatch, "unguarded-patch", "vhd"),
     (Planted::EarlyPatchRead, "early-patch-read", "qcow2"),
+    (Planted::UnitNotAlone, "unit-not-alone", "vhd"),
+    (Planted::UnitAnsweredEarly, "unit-answered-early", "vhd"),
 ];
 
 impl Planted {

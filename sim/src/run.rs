@@ -266,7 +266,9 @@ fn event(pace: Pace, picked: usize, pending: usize, begins: bool, goes_on: bool)
 
 impl Run {
     fn new(setup: &Setup, start: &Start) -> Result<Run, Violation> {
-        let io = SimIo::new(start.files.clone(), setup.visible, setup.room, setup.fault);
+        let unit = setup.subject.unit;
+        let mut io = SimIo::new(start.files.clone(), unit, setup.visible, setup.room, setup.fault);
+        io.plant(setup.bug);
         let logs = Logs::new(setup.log, setup.bug);
         Run::on(setup, io, logs, start.forms.clone(), Oracle::new(start.base.clone()))
     }
@@ -378,9 +380,9 @@ impl Run {
 
     fn finish(&mut self, which: usize) {
         self.operations += 1;
-        let done = self.io.finish(which);
+        let ended = self.io.finish(which);
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };
-        self.disk.settle(done, &mut io);
+        ended.into_iter().for_each(|done| self.disk.settle(done, &mut io));
         self.disk.retry(&mut io);
         // At rest, as by whoever serves it: else what needs much metadata would learn it again and again, and never be
         // done.

@@ -111,7 +111,12 @@ pub struct Subject {
     pub tail: Unwritten,
     /// What the format is told of it; another only for a planted bug.
     pub told: Unwritten,
+    /// What the storage writes whole or not at all, and takes nothing smaller than: [`SECTOR`], or [`LARGE`].
+    pub unit: u64,
 }
+
+/// The sectors that some drives have.
+pub const LARGE: u64 = 4096;
 
 /// Files, leaf first, and what the disk they make holds; zero where nothing is said.
 #[derive(Clone, Debug, Default)]
@@ -161,7 +166,14 @@ fn child_of(uuid: [u8; 16]) -> vhd::Kind {
 impl Subject {
     /// A subject whose format knows what it stands on.
     pub fn new(kind: Kind, tail: Unwritten) -> Subject {
-        Subject { kind, tail, told: tail }
+        Subject { kind, tail, told: tail, unit: SECTOR }
+    }
+
+    /// The same on storage of [`LARGE`] sectors. `None`: a raw image that becomes longer, with zeroes, is a file, and lies
+    /// on none of the devices that hold rubbish.
+    pub fn on_large_sectors(self) -> Option<Subject> {
+        let grows = self.kind != Kind::Raw && self.kind.layers().iter().any(|layer| layer.made == Made::Raw);
+        (self.tail == Unwritten::Zeroes || !grows).then_some(Subject { unit: LARGE, ..self })
     }
 
     /// A new file for a disk of `sectors` that is made in such a way, on top of `below` others.
@@ -214,6 +226,11 @@ impl Subject {
         match bug {
             Some(Planted::UnprovenPlace) => Subject::new(self.kind, Unwritten::Stale),
             Some(Planted::TrustedTail) => Subject { tail: Unwritten::Stale, told: Unwritten::Zeroes, ..self },
+            // On a device: what is at a file's end is refused by the storage itself unless it is alone.
+            Some(Planted::UnitNotAlone) => {
+                Subject { unit: LARGE, tail: Unwritten::Stale, told: Unwritten::Stale, ..self }
+            }
+            Some(Planted::UnitAnsweredEarly) => Subject { unit: LARGE, ..self },
             _ => self,
         }
     }

@@ -8,7 +8,7 @@ use disk::FileId;
 use crate::file::{Crash, Fate};
 use crate::io::SimIo;
 use crate::media::Media;
-use crate::sector::mix;
+use crate::sector::{SECTOR, mix};
 
 /// Files that may have to be written about in one number: their growths are its bits.
 const FILES_MAX: usize = 16;
@@ -37,7 +37,7 @@ impl<'a> Wreck<'a> {
         assert!(files.len() <= FILES_MAX, "too many files for one wreck");
         let mut places = 0;
         let mut part = |file: &FileId| {
-            let crash = io.file(*file).crash();
+            let crash = io.file(*file).crash(io.unit() / SECTOR);
             let first = places;
             places += crash.places();
             Part { file: *file, grown: crash.grown(), crash, first }
@@ -59,6 +59,11 @@ impl<'a> Wreck<'a> {
     /// Number of contents that the `place`th may have got.
     pub fn contents(&self, place: usize) -> usize {
         self.part(place).map_or(0, |(part, place)| part.crash.contents(place))
+    }
+
+    /// Whether rubbish may be left at the `place`th.
+    pub fn may_trash(&self, place: usize) -> bool {
+        self.part(place).is_some_and(|(part, _)| part.crash.may_trash())
     }
 
     /// For each place a number that it shares with those in the same 4 KiB of the same file.
@@ -127,7 +132,7 @@ mod test {
     }
 
     fn storage() -> (SimIo, [FileId; 2]) {
-        let mut io = SimIo::new(vec![Media::empty(Unwritten::Zeroes)], Visible::AtPush, ROOM, None);
+        let mut io = SimIo::new(vec![Media::empty(Unwritten::Zeroes)], SECTOR, Visible::AtPush, ROOM, None);
         let other = io.add(Media::empty(Unwritten::Zeroes));
         (io, [FileId(0), other])
     }

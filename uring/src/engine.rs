@@ -142,6 +142,12 @@ impl Engine {
         }
     }
 
+    /// Somebody has made a file longer, by another way than this engine.
+    pub fn lengthened(&mut self, id: FileId) {
+        let unit = self.file(id).and_then(Unit::of);
+        self.align(id, unit);
+    }
+
     /// Lets go of a file on which nothing is in flight. Its number may stand for another one from now on.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
         if self.aligner.as_ref().is_some_and(|aligner| aligner.uses(id)) {

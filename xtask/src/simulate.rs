@@ -17,8 +17,9 @@ use sim::logs::ROOMY;
 use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
+use sim::sector::SECTOR;
 use sim::shrink::shrink;
-use sim::subject::{Kind, Made, Subject};
+use sim::subject::{Kind, LARGE, Made, Subject};
 use sim::theme::Theme;
 use sim::workload::{self, Op, Step};
 
@@ -30,6 +31,7 @@ promised. Without a seed: all workloads of up to N operations, and every fault a
 
   --format FORMAT       what to explore: vhd (default), qcow2, chain or raw
   --kind KIND           only this kind of image, such as used-child or qcow2-on-raw; a wrong one lists them
+  --unit 4096           storage with sectors of so many bytes, which takes nothing smaller
   --tail zeroes|stale   only storage whose unwritten bytes are zeros, or rubbish
   --ops N               operations in a workload (default 3; with --seed 24)
   --seed S              random workloads, orders and faults, from this seed on
@@ -98,7 +100,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
 impl Arguments {
     fn parse(words: &[String]) -> Result<Arguments, String> {
         let mut values = Values { words: words.iter() };
-        let (mut kind, mut tail) = (None, None);
+        let (mut kind, mut tail, mut unit) = (None, None, SECTOR);
         let mut arguments = Arguments {
             format: "vhd".into(),
             subjects: Vec::new(),
@@ -125,6 +127,7 @@ impl Arguments {
                 "--format" => arguments.format = values.parse(word)?,
                 "--kind" => kind = Some(values.parse::<Kind>(word)?),
                 "--tail" => tail = Some(values.parse::<String>(word)?),
+                "--unit" => unit = values.unit(word)?,
                 "--ops" => arguments.ops = Some(values.positive(word)?),
                 "--seed" => arguments.seed = Some(values.parse(word)?),
                 "--runs" => arguments.runs = values.parse(word)?,
@@ -149,6 +152,9 @@ impl Arguments {
             }
         }
         arguments.subjects = subjects(&arguments.format, kind, tail.as_deref())?;
+        if unit == LARGE {
+            arguments.subjects = arguments.subjects.iter().copied().filter_map(Subject::on_large_sectors).collect();
+        }
         if kind.is_none() && arguments.seed.is_none() && arguments.workload.is_none() {
             arguments.subjects.retain(|subject| !subject.kind.is_deep());
         }
@@ -174,6 +180,12 @@ impl Values<'_> {
     {
         let value = self.parse(option)?;
         if value == T::default() { Err(format!("{option} must be at least 1")) } else { Ok(value) }
+    }
+
+    fn unit(&mut self, option: &str) -> Result<u64, String> {
+        let unit = self.parse(option)?;
+        let known = [SECTOR, LARGE].contains(&unit);
+        if known { Ok(unit) } else { Err(format!("{option} {unit}: drives have sectors of {SECTOR} or {LARGE} bytes")) }
     }
 
     fn parse<T: std::str::FromStr>(&mut self, option: &str) -> Result<T, String>

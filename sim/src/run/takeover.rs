@@ -118,8 +118,9 @@ fn settle_parent(
     io.let_write(file, true);
     disk.sync(&mut Only { io, file });
     while io.pending() > 0 || retried(&mut disk, io, file) {
-        let FileDone { op, result } = io.finish(0);
-        disk.settle(FileDone { op: FileOp { file: FileId(0), ..op }, result }, &mut Only { io, file });
+        for FileDone { op, result } in io.finish(0) {
+            disk.settle(FileDone { op: FileOp { file: FileId(0), ..op }, result }, &mut Only { io, file });
+        }
         disk.retry(&mut Only { io, file });
         look(io, logs)?;
     }

@@ -2,6 +2,7 @@
 //!
 //! With no bug chosen it passes everything through. Which bugs there are is [`crate::planted`]'s affair.
 
+mod align;
 mod engine;
 mod vhd;
 
@@ -15,6 +16,7 @@ use disk::{
 use crate::planted::{Layers, Planted};
 use crate::qcow2::{self, CLUSTER};
 use crate::sector::SECTOR;
+pub(crate) use align::Misaligned;
 pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
 use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers, header_in_place, header_last};
 

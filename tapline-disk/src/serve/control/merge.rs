@@ -162,8 +162,10 @@ impl Merge {
                 Err(refusal) => (self.fail(refusal, work), true),
             },
             Stage::Lengthening(errand) => match work.fetch(errand) {
-                Ok(Ok(())) => (self.start(work), true),
-                Ok(Err(refusal)) => (self.fail(refusal, work), true),
+                Ok(lengthened) => match lengthened.and_then(|()| work.lengthened(self.asked.into)) {
+                    Ok(()) => (self.start(work), true),
+                    Err(refusal) => (self.fail(refusal, work), true),
+                },
                 Err(errand) => (Stage::Lengthening(errand), false),
             },
             Stage::Running => self.run(work)?,

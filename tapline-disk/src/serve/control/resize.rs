@@ -62,6 +62,7 @@ impl Resize {
                 Stage::Lengthening(errand) => match work.fetch(errand) {
                     Ok(lengthened) => {
                         lengthened?;
+                        work.lengthened(0)?;
                         self.stage = Stage::Holding(Hold::default());
                     }
                     Err(errand) => return self.wait(Stage::Lengthening(errand)),

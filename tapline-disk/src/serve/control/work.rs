@@ -224,6 +224,13 @@ impl Work<'_> {
         self.send(move || lengthen().map_err(failed)).map(Some)
     }
 
+    /// That has been done.
+    pub fn lengthened(&mut self, depth: usize) -> Result<(), Refusal> {
+        let (id, _) = self.file(depth)?;
+        self.engine.lengthened(id);
+        Ok(())
+    }
+
     /// How the leaf was opened.
     pub fn options(&self) -> Result<OpenOptions, Refusal> {
         Ok(self.file(0)?.1.options())

@@ -1,0 +1,121 @@
+//! What stands in the place of the disk's aligner, and does less, where storage takes large units.
+//!
+//! With no bug chosen it passes everything to the honest one.
+
+use disk::{Action, Aligner, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, OpId, Until};
+
+use crate::io::Storage;
+use crate::planted::Planted;
+
+/// Marks what the second aligner has pushed.
+const SECOND: u64 = 1 << 62;
+/// Marks writes that were answered when they were pushed.
+const GHOST: u64 = 1 << 61;
+/// Marks the names of an aligner's own operations.
+const OURS: u64 = 1 << 63;
+
+/// The aligner's place.
+#[derive(Default)]
+pub(crate) struct Misaligned {
+    bug: Option<Planted>,
+    /// Who does not know what the honest one has under way.
+    second: Aligner,
+}
+
+impl Misaligned {
+    /// Plants a bug, if it is one of these.
+    pub fn plant(&mut self, bug: Option<Planted>) {
+        self.bug = bug;
+    }
+
+    /// See [`Aligner::add`].
+    pub fn add(&mut self, file: FileId, unit: u64, end: Option<u64>) {
+        self.second.add(file, unit, end);
+    }
+
+    /// Every other operation goes by the second aligner.
+    #[allow(clippy::result_large_err, reason = "as `Io::push`")]
+    pub fn push(&mut self, op: FileOp, aligner: &mut Aligner, storage: &mut Storage) -> Result<(), FileOp> {
+        match self.bug {
+            Some(Planted::UnitNotAlone) if op.id.0 % 2 == 1 => self.second.push(op, &mut Marked(storage)),
+            _ => aligner.push(op, storage),
+        }
+    }
+
+    /// What ends with this.
+    pub fn settle(&mut self, ended: FileDone, aligner: &mut Aligner, storage: &mut Storage) -> Vec<FileDone> {
+        let mut done = Vec::new();
+        let FileDone { op, result } = ended;
+        let id = op.id.0;
+        if id & OURS != 0 && id & GHOST != 0 {
+            return done;
+        }
+        if id & OURS != 0 && id & SECOND != 0 {
+            let op = FileOp { id: OpId(id & !SECOND), ..op };
+            self.second.settle(FileDone { op, result }, &mut Marked(storage), &mut done);
+            self.second.retry(&mut Marked(storage));
+            return done;
+        }
+        if self.bug != Some(Planted::UnitAnsweredEarly) {
+            aligner.settle(FileDone { op, result }, storage, &mut done);
+            return done;
+        }
+        let mut hasty = Hasty { storage, read: op.id, written: None };
+        aligner.settle(FileDone { op, result }, &mut hasty, &mut done);
+        if let Some(op) = hasty.written {
+            aligner.settle(FileDone { op, result: Ok(()) }, storage, &mut done);
+        }
+        done
+    }
+}
+
+/// The storage as the second aligner sees it.
+struct Marked<'a>(&'a mut Storage);
+
+impl Io for Marked<'_> {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        let FileOp { id, file, action } = op;
+        let pushed = self.0.push(FileOp { id: OpId(id.0 | SECOND), file, action });
+        pushed.map_err(|back| FileOp { id, ..back })
+    }
+
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        self.0.reap(until, done)
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        self.0.allocated(file, at, len)
+    }
+}
+
+/// Storage that has a unit written that was read for it, and does not wait for that.
+struct Hasty<'a> {
+    storage: &'a mut Storage,
+    /// The operation that has just ended.
+    read: OpId,
+    written: Option<FileOp>,
+}
+
+impl Io for Hasty<'_> {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        if op.id != self.read || !matches!(op.action, Action::Write { .. }) {
+            return self.storage.push(op);
+        }
+        let ghost = FileOp { id: OpId(op.id.0 | GHOST), ..op.clone() };
+        match self.storage.push(ghost) {
+            Ok(()) => {
+                self.written = Some(op);
+                Ok(())
+            }
+            Err(_) => Err(op),
+        }
+    }
+
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        self.storage.reap(until, done)
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        self.storage.allocated(file, at, len)
+    }
+}

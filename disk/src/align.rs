@@ -8,15 +8,16 @@
 //! 2. the piece is copied over it in memory;
 //! 3. the unit is written, and after that the operation answered.
 //!
-//! A power loss before 3 or in it finds the unit as it was or as it will be, since storage writes one whole or not at all:
-//! that is the assumption of decision 0004 for its sectors. So the neighbours of the piece lose nothing that was flushed.
-//! A sync that the disk asks for after the answer is submitted after 3 has completed, and covers it.
+//! A power loss before 3 or in it finds the unit as it was or as it will be, since storage writes one whole or not at
+//! all: that is the assumption of decision 0004 for its sectors. So the neighbours of the piece lose nothing that was
+//! flushed. A sync that the disk asks for after the answer is submitted after 3 has completed, and covers it.
 //!
 //! Between 1 and 3 nothing else that changes the unit is under way, or what it wrote would be undone.
 //!
-//! **The end of a file.** A file may end inside a unit, as a VHD does: its footer takes the last 512 bytes. Direct writes
-//! cannot end there. What is written to that unit goes on as a piece, the only ones that do, and the engine has the page
-//! cache write it. Nothing else is under way on the file then: direct and cached I/O to one page at once end in errors.
+//! **The end of a file.** A file may end inside a unit, as a VHD does: its footer takes the last 512 bytes. Direct
+//! writes cannot end there. What is written to that unit goes on as a piece, the only ones that do, and the engine has
+//! the page cache write it. Nothing else is under way on the file then: direct and cached I/O to one page at once end
+//! in errors.
 //!
 //! Invariants: every operation comes back exactly once; of two changes of one unit, of which one is in three steps, one
 //! ends before the other begins; what waits, waits for what came before it, and so for nothing for ever.
@@ -147,8 +148,8 @@ impl Claim {
 }
 
 impl Aligner {
-    /// From now on, operations on `file` are cut to units of `unit` bytes, a power of two. `end` is the length of a file
-    /// that may end anywhere; `None`: it ends where a unit does, and does not grow.
+    /// From now on, operations on `file` are cut to units of `unit` bytes, a power of two. `end` is the length of a
+    /// file that may end anywhere; `None`: it ends where a unit does, and does not grow.
     pub fn add(&mut self, file: FileId, unit: u64, end: Option<u64>) {
         assert!(unit.is_power_of_two(), "a unit of {unit} bytes");
         self.files.insert(file, Storage { unit, end });
@@ -345,8 +346,8 @@ impl What {
     }
 }
 
-/// The pieces of a transfer that does not keep to units: at most one in front of the first whole unit, the whole ones, and
-/// at most one behind them.
+/// The pieces of a transfer that does not keep to units: at most one in front of the first whole unit, the whole ones,
+/// and at most one behind them.
 fn cut(op: &FileOp, unit: u64) -> Option<Vec<(u64, What)>> {
     let (at, memory, is_write) = match &op.action {
         Action::Read { at, into } => (*at, into, false),

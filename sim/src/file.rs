@@ -335,8 +335,8 @@ impl<'a> Crash<'a> {
         entries.filter(move |entry| entry.sector < len / SECTOR)
     }
 
-    /// Whether a power loss may leave rubbish. Of storage that writes more than a sector at once, every unit is either as it
-    /// was or as it was to be: others' sectors are in it.
+    /// Whether a power loss may leave rubbish. Of storage that writes more than a sector at once, every unit is either
+    /// as it was or as it was to be: others' sectors are in it.
     pub fn may_trash(&self) -> bool {
         self.unit == 1
     }

@@ -316,8 +316,8 @@ impl Io for Storage {
 }
 
 impl SimIo {
-    /// Storage that holds `files`, leaf first, all of it durable, and takes units of so many bytes. Only the leaf may be
-    /// written to. With more than `room` operations pending it hands back what is pushed.
+    /// Storage that holds `files`, leaf first, all of it durable, and takes units of so many bytes. Only the leaf may
+    /// be written to. With more than `room` operations pending it hands back what is pushed.
     pub fn new(files: Vec<Media>, unit: u64, visible: Visible, room: usize, fault: Option<Fault>) -> SimIo {
         SimIo::on(Storage::new(files, unit, visible, room, fault))
     }

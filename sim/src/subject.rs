@@ -169,8 +169,8 @@ impl Subject {
         Subject { kind, tail, told: tail, unit: SECTOR }
     }
 
-    /// The same on storage of [`LARGE`] sectors. `None`: a raw image that becomes longer, with zeroes, is a file, and lies
-    /// on none of the devices that hold rubbish.
+    /// The same on storage of [`LARGE`] sectors. `None`: a raw image that becomes longer, with zeroes, is a file, and
+    /// lies on none of the devices that hold rubbish.
     pub fn on_large_sectors(self) -> Option<Subject> {
         let grows = self.kind != Kind::Raw && self.kind.layers().iter().any(|layer| layer.made == Made::Raw);
         (self.tail == Unwritten::Zeroes || !grows).then_some(Subject { unit: LARGE, ..self })

@@ -148,8 +148,8 @@ impl Layers {
         }
     }
 
-    /// The logical blocks that a guest is to be shown, unless that is said: those of the storage if a raw image is at the
-    /// bottom, with whose sectors the disk began; what stands on it has the same.
+    /// The logical blocks that a guest is to be shown, unless that is said: those of the storage if a raw image is at
+    /// the bottom, with whose sectors the disk began; what stands on it has the same.
     pub fn block(&self) -> u32 {
         let base = self.images.last().zip(self.files.last());
         match base.is_some_and(|(image, file)| matches!(image, Image::Raw(_)) && file.alignment().offset == LARGE) {

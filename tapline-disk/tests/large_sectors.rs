@@ -1,5 +1,5 @@
-//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT, under guests that write sectors of 512 and formats whose
-//! metadata is as small: everything is there afterwards, at its place, and other programs read it.
+//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT, under guests that write sectors of 512 and formats
+//! whose metadata is as small: everything is there afterwards, at its place, and other programs read it.
 
 mod tool;
 

@@ -117,8 +117,8 @@ impl ImageFile {
         Ok(window.at.saturating_add(as_u64(window.len)) <= self.current_len()?)
     }
 
-    /// Writes what may end inside a block at the file's end. Direct I/O would make the file longer than it is to be, and
-    /// a crash before it is cut again would leave it so: the page cache takes it as it is.
+    /// Writes what may end inside a block at the file's end. Direct I/O would make the file longer than it is to be,
+    /// and a crash before it is cut again would leave it so: the page cache takes it as it is.
     fn write_end(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         through_cache(self.as_fd(), || self.as_file().write_all_at(bytes, at))
     }

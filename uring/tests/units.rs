@@ -1,5 +1,5 @@
-//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT: sectors of 512 bytes are read and written all the same,
-//! many at once, and a file ends where it should.
+//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT: sectors of 512 bytes are read and written all the
+//! same, many at once, and a file ends where it should.
 
 mod bed;
 

@@ -3,6 +3,8 @@
 //! Knows arguments, the clock and how results are shown; what is explored and how is the `sim` crate's. Every
 //! failure is printed with the command that finds it again.
 
+mod values;
+
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -22,6 +24,7 @@ use sim::shrink::shrink;
 use sim::subject::{Kind, LARGE, Made, Subject};
 use sim::theme::Theme;
 use sim::workload::{self, Op, Step};
+use values::Values;
 
 const HELP: &str = "\
 usage: cargo xtask simulate [OPTION]…
@@ -166,34 +169,6 @@ impl Arguments {
     /// The planted bug, if one is named.
     fn bug(&self) -> Result<Option<Planted>, String> {
         self.planted.as_deref().filter(|name| *name != "all").map(str::parse).transpose()
-    }
-}
-
-struct Values<'a> {
-    words: std::slice::Iter<'a, String>,
-}
-
-impl Values<'_> {
-    fn positive<T: std::str::FromStr + Default + PartialEq>(&mut self, option: &str) -> Result<T, String>
-    where
-        T::Err: std::fmt::Display,
-    {
-        let value = self.parse(option)?;
-        if value == T::default() { Err(format!("{option} must be at least 1")) } else { Ok(value) }
-    }
-
-    fn unit(&mut self, option: &str) -> Result<u64, String> {
-        let unit = self.parse(option)?;
-        let known = [SECTOR, LARGE].contains(&unit);
-        if known { Ok(unit) } else { Err(format!("{option} {unit}: drives have sectors of {SECTOR} or {LARGE} bytes")) }
-    }
-
-    fn parse<T: std::str::FromStr>(&mut self, option: &str) -> Result<T, String>
-    where
-        T::Err: std::fmt::Display,
-    {
-        let word = self.words.next().ok_or_else(|| format!("{option} needs a value"))?;
-        word.parse().map_err(|error| format!("{option} {word}: {error}"))
     }
 }
 

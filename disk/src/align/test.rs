@@ -1,5 +1,7 @@
 //! Against storage that refuses what is not whole units, and a plain array of bytes that takes everything.
 
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of the test are small")]
+
 use super::*;
 use crate::io::Allocation;
 
@@ -212,8 +214,8 @@ fn other_files_are_passed_by() {
     assert_eq!(rig.finish_all(), [9]);
 }
 
-/// Scope: 300 runs of 200 operations of up to 20 sectors, up to 16 at once, none that changes a sector beside another on
-/// it, ended in random order, on a file that ends anywhere and grows.
+/// Scope: 300 runs of 200 operations of up to 20 sectors, up to 16 at once, none that changes a sector beside another
+/// on it, ended in random order, on a file that ends anywhere and grows.
 #[test]
 fn whatever_the_order_the_file_holds_what_an_array_does() {
     for seed in 0..300u64 {

@@ -28,6 +28,7 @@ mod held;
 mod learn;
 mod logging;
 mod merge;
+mod options;
 mod packed;
 mod piece;
 mod ragged;
@@ -55,6 +56,7 @@ use packed::Packed;
 pub use chain::Layer;
 pub use damage::{Damage, Damaged};
 pub use merge::{MergeProgress, MergeState};
+pub use options::Options;
 
 /// Layers in a chain. The Xen tools stop at 30; twice that is more likely a mistake than a chain.
 pub const LAYERS_MAX: usize = 60;
@@ -62,40 +64,6 @@ pub const LAYERS_MAX: usize = 60;
 /// Pieces of one discard or write of zeroes that are under way at once. One request may be about the whole disk, and a
 /// guest can see to it that each sector is a piece.
 const PIECES_MAX: u32 = 256;
-
-/// Sizes of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// The logical block that a guest is told of, 512 or 4096, if it is to be larger than the leaf's.
-    pub block: u32,
-    /// Requests in flight for which room is made at the beginning.
-    pub requests: usize,
-    /// Changed metadata blocks at which a round begins by itself, so that a guest which never flushes cannot
-    /// make them many.
-    pub dirty_max: usize,
-    /// Bytes of memory that the folded map may take. With the caches of the formats it is to be 32 MiB a disk.
-    pub map_bytes: usize,
-    /// Bytes of memory for metadata that may be taken, kept or not, until a disk at rest is to give some back. Then it
-    /// gives all that it can: what is in many small pieces gives no page back before most of it has gone.
-    pub rest_bytes: usize,
-    /// Bytes of memory for what is read besides the guest's own while it is in flight: one half for what copy on write
-    /// takes over around writes, and what a merge copies; the other for compressed clusters. One operation of each
-    /// kind is always under way, however large.
-    pub flight_bytes: u64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            block: 512,
-            requests: 128,
-            dirty_max: 1024,
-            map_bytes: 22 << 20,
-            rest_bytes: 512 << 10,
-            flight_bytes: 16 << 20,
-        }
-    }
-}
 
 /// A file operation on its way, and what to do when it has ended.
 #[derive(Debug)]

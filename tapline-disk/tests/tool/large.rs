@@ -1,5 +1,5 @@
-//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT: a loop device with such sectors, and on wish a file
-//! system on it, the directory `large` of a room.
+//! Storage that takes nothing smaller than 4096 bytes with O_DIRECT: a loop device with such sectors, and on wish a
+//! file system on it, the directory `large` of a room.
 
 use std::fs;
 use std::process::Command;

@@ -7,8 +7,12 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use rustix::process::Signal;
+use serde_json::json;
+use tool::control::Control;
+use tool::guest::Guest;
+use tool::handed::{Hand, Handed, NOWHERE};
 use tool::large::Large;
-use tool::nbd::{Dice, Nbd, Peer};
+use tool::nbd::{Dice, Nbd, Peer, Versions};
 use tool::served::Disk;
 use tool::{Room, from_environment};
 
@@ -192,4 +196,90 @@ fn a_vhd_disk_of_small_blocks() {
 #[test]
 fn a_fixed_vhd_disk() {
     survives("vhd", "--fixed", "");
+}
+
+/// A process that may not open its files, nor call much: the end of the file goes by the descriptor that it has.
+#[test]
+fn a_disk_that_was_handed_its_file_and_is_confined() {
+    let Some(large) = Large::file_system(STORAGES[0].0) else { return };
+    let room = &large.room;
+    room.done(&format!("image create vhd:large/a --size {LEN}"));
+    let words = format!("serve vhd:{NOWHERE}/large/a --nbd {NOWHERE}/nbd.sock --confine");
+    let files = [Handed::open(room, "large/a", true), Handed::redo_log(room, "large/a")];
+    let disk = Hand::to(&words).files(&files).listen(room, "nbd", "nbd.sock").serve();
+    let mut guest = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    let mut written = Written::new(room);
+    for _ in 0..10 {
+        written.burst(&mut guest);
+        written.check(&mut guest);
+        guest.flush().unwrap();
+    }
+    drop(guest);
+    let (code, said) = disk.stop();
+    assert_eq!(code, Some(0), "{said}");
+    // The lock is that of the description, which is ours as well.
+    drop(files);
+    written.save();
+    room.sound_and_closed("vhd:large/a");
+    room.done("image compare vhd:large/a raw:model --cache none");
+}
+
+/// What the server tells clients of its blocks.
+fn shown(room: &Room) -> String {
+    let told = room.tool("qemu-nbd", &format!("--list --socket {}", room.file("nbd.sock").display()));
+    let line = told.lines().find(|line| line.contains("min block")).unwrap_or_else(|| panic!("{told}"));
+    line.trim().to_owned()
+}
+
+#[test]
+fn a_raw_disk_keeps_its_sectors_under_a_snapshot_and_grows_and_is_merged() {
+    let Some(large) = Large::file_system(STORAGES[1].0) else { return };
+    let room = &large.room;
+    room.done("image create raw:large/a --size 64M");
+    let serve = |words: &str| Disk::serve(room, &format!("{words} --nbd ./nbd.sock --control ./control.sock"));
+    let work = |versions: Versions| {
+        let path = room.file("nbd.sock");
+        let guest = Guest::start(move || Nbd::connect(&path).unwrap(), versions, Dice(3));
+        guest.work(300);
+        guest
+    };
+    let disk = serve("raw:large/a");
+    assert_eq!(shown(room), "min block: 4096");
+    let guest = work(Versions::new(96, (512 << 10) + 4096));
+    let mut control = Control::connect(&room.file("control.sock"));
+    let leaf = format!("qcow2:{}", room.file("large/b").display());
+    control.done(&json!({ "verb": "snapshot", "to": leaf }));
+    guest.work(300);
+    let mut versions = guest.stop();
+    drop(control);
+    assert_eq!(disk.stop().0, Some(0));
+    // What stands on it is still the same guest's.
+    let disk = serve("qcow2:large/b --parent raw:large/a");
+    assert_eq!(shown(room), "min block: 4096");
+    versions.check(&mut Nbd::connect(&room.file("nbd.sock")).unwrap());
+    let guest = work(versions);
+    let mut control = Control::connect(&room.file("control.sock"));
+    control.done(&json!({ "verb": "resize", "size": 80 << 20 }));
+    control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
+    let mut versions = guest.stop();
+    let mut end = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    end.write((80 << 20) - 4096, &[9; 4096]).unwrap();
+    end.flush().unwrap();
+    versions.check(&mut end);
+    drop((end, control));
+    let (code, said) = disk.stop();
+    assert_eq!(code, Some(0), "{said}");
+    let _disk = serve("raw:large/a --logical-block-size 512");
+    assert_eq!(shown(room), "min block: 512");
+    versions.check(&mut Nbd::connect(&room.file("nbd.sock")).unwrap());
+}
+
+#[test]
+fn a_raw_disk_of_part_of_a_sector_is_served_by_sectors_of_512_when_asked() {
+    let Some(large) = Large::file_system(STORAGES[1].0) else { return };
+    let room = &large.room;
+    room.done(&format!("image create raw:large/a --size {LEN}"));
+    let said = room.tapline("serve raw:large/a --nbd ./nbd.sock");
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("4096-byte blocks") && said.err.contains("--logical-block-size 512"), "{said:?}");
 }

@@ -54,7 +54,8 @@ pub struct Aligner {
 struct Storage {
     /// A power of two.
     unit: u64,
-    /// Where the file ends, or a little behind that. `None`: where a unit does, as devices do.
+    /// The file reaches as far, or further: what has failed may have made it longer. `None`: it ends where a unit does,
+    /// as devices do.
     end: Option<u64>,
 }
 

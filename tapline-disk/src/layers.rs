@@ -181,6 +181,7 @@ impl Layers {
         });
         let depth = self.images.len();
         let Some(file) = self.files.last_mut() else { return Ok(()) };
+        check_unit(name, file)?;
         match command {
             Some(command) => self.unfinished = Some(Unfinished::begin(name, command)?),
             None if options.write && !taken_over => unfinished::settle(name)?,
@@ -401,9 +402,7 @@ pub fn open_image(name: &ImageName, file: &mut ImageFile, write: bool) -> Result
 
 /// The same for those who see to it themselves that the image's children know it.
 pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
-    if file.alignment().offset > LARGE {
-        return Err(too_large(name, file.alignment().offset));
-    }
+    check_unit(name, file)?;
     match name.format {
         FormatName::Raw => {
             raw::Raw::new(disk::Source::len(file), 512, !write).map(Image::Raw).map_err(|error| explain(name, error))
@@ -446,11 +445,15 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
 }
 
 /// Sectors are written as parts of larger ones, which must survive a power loss whole or not at all (decision 0033).
-fn too_large(name: &ImageName, unit: usize) -> Failure {
+fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
+    let unit = file.alignment().offset;
+    if unit <= LARGE {
+        return Ok(());
+    }
     let why = format!(
         "its storage takes nothing smaller than {unit} bytes with O_DIRECT, and no drive writes as much at once"
     );
-    Failure::new(format!("open {name}"), why).advise("use --cache writeback")
+    Err(Failure::new(format!("open {name}"), why).advise("use --cache writeback"))
 }
 
 /// An image error, with what to do about its kind.

@@ -283,3 +283,12 @@ fn a_raw_disk_of_part_of_a_sector_is_served_by_sectors_of_512_when_asked() {
     assert_eq!(said.code, Some(4), "{said:?}");
     assert!(said.err.contains("4096-byte blocks") && said.err.contains("--logical-block-size 512"), "{said:?}");
 }
+
+/// Kernels have such loop devices since Linux 6.15 or so; no drive has such sectors.
+#[test]
+fn sectors_that_no_drive_writes_at_once_are_refused() {
+    let Some(large) = Large::device(64 << 20, "8192") else { return };
+    let said = large.room.tapline(&format!("serve raw:{} --nbd ./nbd.sock", large.name));
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("8192 bytes"), "{said:?}");
+}

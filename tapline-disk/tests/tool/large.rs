@@ -15,12 +15,12 @@ pub struct Large {
 }
 
 impl Large {
-    /// A device of so many bytes. `None`, said aloud, for who has no loop devices.
-    pub fn device(len: u64) -> Option<Large> {
+    /// A device of so many bytes. `None`, said aloud, for who has no loop devices with such sectors.
+    pub fn device(len: u64, sector: &str) -> Option<Large> {
         let room = Room::new();
         let back = room.file("back");
         fs::File::create(&back).unwrap().set_len(len).unwrap();
-        match Command::new("losetup").args(["--find", "--show", "--sector-size", "4096"]).arg(back).output() {
+        match Command::new("losetup").args(["--find", "--show", "--sector-size", sector]).arg(back).output() {
             Ok(made) if made.status.success() => {
                 let name = String::from_utf8(made.stdout).unwrap().trim().into();
                 Some(Large { room, name })
@@ -34,7 +34,7 @@ impl Large {
 
     /// A file system of the kind that this command makes.
     pub fn file_system(mkfs: &str) -> Option<Large> {
-        let large = Large::device(512 << 20)?;
+        let large = Large::device(512 << 20, "4096")?;
         let place = large.room.file("large");
         fs::create_dir(&place).unwrap();
         let (program, words) = mkfs.split_once(' ').unwrap_or((mkfs, ""));

@@ -307,7 +307,7 @@ fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
     let kind = kind.to_string().bytes().fold(0, |sum: u64, byte| mix(sum ^ u64::from(byte)));
     let chain = |sum: u64, chain: &Vec<FileId>| chain.iter().fold(mix(!sum), |sum, file| mix(sum ^ u64::from(file.0)));
     let chains = sight.chains.iter().fold(0, chain);
-    mix(kind ^ chains ^ (unit << 8) ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ u64::from(scene.first_life))
+    mix(kind ^ chains ^ ((unit - SECTOR) << 8) ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ u64::from(scene.first_life))
 }
 
 /// Calls `look` with the fates of all states that are to be looked at.

@@ -266,11 +266,9 @@ fn event(pace: Pace, picked: usize, pending: usize, begins: bool, goes_on: bool)
 
 impl Run {
     fn new(setup: &Setup, start: &Start) -> Result<Run, Violation> {
-        let unit = setup.subject.unit;
-        let mut io = SimIo::new(start.files.clone(), unit, setup.visible, setup.room, setup.fault);
+        let mut io = SimIo::new(start.files.clone(), setup.subject.unit, setup.visible, setup.room, setup.fault);
         io.plant(setup.bug);
-        let logs = Logs::new(setup.log, setup.bug);
-        Run::on(setup, io, logs, start.forms.clone(), Oracle::new(start.base.clone()))
+        Run::on(setup, io, Logs::new(setup.log, setup.bug), start.forms.clone(), Oracle::new(start.base.clone()))
     }
 
     /// A disk on the files of this storage, leaf first, only the first of them open for writing.

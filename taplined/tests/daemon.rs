@@ -94,8 +94,10 @@ fn there_is_one_for_a_state_directory_and_one_for_a_run_directory() {
         );
         let path = room.path().join("taplined.toml");
         std::fs::write(&path, config).unwrap();
-        let mut second = Command::new(env!("CARGO_BIN_EXE_taplined"));
-        let ended = second.arg("--config").arg(&path).output().unwrap();
+        // One that is not refused would serve until somebody ends it.
+        let mut second = Command::new("timeout");
+        second.arg("60").arg(env!("CARGO_BIN_EXE_taplined")).arg("--config").arg(&path);
+        let ended = second.output().unwrap();
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert!(!ended.status.success(), "{said}");
         assert!(said.contains(&format!("another taplined runs with this {shared} directory")), "{said}");

@@ -32,7 +32,13 @@ impl Users {
     pub fn of(named: (&'static str, Option<&str>), range: (&'static str, &str)) -> Result<Users, Problem> {
         match named {
             _ if !rustix::process::geteuid().is_root() => Ok(Users::Own),
-            (setting, Some(name)) => Ok(Users::One(user(setting, name)?)),
+            (setting, Some(name)) => {
+                let user = user(setting, name)?;
+                if user.0 == 0 {
+                    tracing::warn!("{setting} is root: what breaks out of a process has the host; name another user");
+                }
+                Ok(Users::One(user))
+            }
             (instead, None) => Ok(Users::Each(Numbers::of(range.0, range.1, instead)?)),
         }
     }

@@ -14,7 +14,7 @@ pub const CLUSTER_SECTORS: u64 = CLUSTER / SECTOR;
 /// Clusters that a refcount block counts: each has two bytes.
 pub const COUNTED: u64 = CLUSTER / 2;
 /// Bytes of a device: more than anybody needs here.
-const DEVICE: u64 = 4 * COUNTED * CLUSTER;
+pub const DEVICE: u64 = 4 * COUNTED * CLUSTER;
 /// Where the first refcount block stands.
 pub const BLOCK_AT: u64 = 2 * CLUSTER;
 /// Where the L1 table stands.

@@ -14,7 +14,7 @@ use disk::{Access, Image, ImageError, Severity, Source, Tail};
 use crate::media::{Media, Unwritten};
 use crate::packed;
 use crate::planted::Planted;
-use crate::qcow2::{self, COUNTED, Holds};
+use crate::qcow2::{self, COUNTED, DEVICE, Holds};
 use crate::sector::{PARENTS, SECTOR, Sector, Word, Words};
 use crate::shared;
 use crate::theme::BLOCK;
@@ -146,7 +146,8 @@ fn image(kind: vhd::Kind, uuid: [u8; 16], sectors: u64, tail: Unwritten) -> Resu
     let fixed = kind == vhd::Kind::Fixed;
     let creation = vhd::create(&Spec { len: sectors * SECTOR, kind, block_size, uuid, created: 1_000_000_000 })?;
     let mut media = Media::empty(tail);
-    media.set_len(creation.len);
+    // A device is as large as it is; a fixed image fills it.
+    media.set_len(if tail == Unwritten::Stale && !fixed { DEVICE } else { creation.len });
     if fixed {
         // What is not written at creation is to read as zero, whatever the storage held.
         media.zero(0, sectors);

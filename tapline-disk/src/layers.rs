@@ -413,7 +413,8 @@ pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Res
 }
 
 /// A file system gives zeros where nothing was written; a block device what was there before.
-fn tail(file: &ImageFile) -> Tail {
+/// What is behind what an image uses of its file.
+pub fn tail(file: &ImageFile) -> Tail {
     if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes }
 }
 

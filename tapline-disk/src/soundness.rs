@@ -9,7 +9,7 @@ use uring::ImageFile;
 
 use crate::failure::Failure;
 use crate::image_name::{FormatName, ImageName};
-use crate::layers::explain;
+use crate::layers::{explain, tail};
 use crate::ordered;
 
 /// What is wrong with one image, and how to mend it.
@@ -85,7 +85,8 @@ pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Exa
 }
 
 fn examine_vhd(file: &mut ImageFile) -> Result<Examined, disk::ImageError> {
-    let report = vhd::check(file)?;
+    let tail = tail(file);
+    let report = vhd::check_on(file, tail)?;
     let whole = report.worst() != Some(Severity::Damage) && !report.repairs.is_empty();
     let cure = match whole {
         true => Cure {

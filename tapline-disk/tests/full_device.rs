@@ -9,6 +9,7 @@ use std::process::Command;
 
 use serde_json::json;
 use tool::control::Control;
+use tool::large::Large;
 use tool::nbd::{Nbd, Peer};
 use tool::served::Disk;
 use tool::small::{MIB, PIECES, Small, at, piece};
@@ -106,4 +107,45 @@ fn a_device_without_space_behind_the_page_cache_is_a_failed_sync() {
     drop(guest);
     let (code, said) = disk.stop();
     assert!(code != Some(0) && said.contains("a sync has FAILED"), "{code:?}: {said}");
+}
+
+/// An image of a format that grows, on a device that does not: as on a logical volume.
+#[test]
+fn an_image_on_a_device_fills_it_up_to_its_end_and_stays_sound() {
+    for (format, sector) in [("vhd", "512"), ("vhd", "4096"), ("qcow2", "512"), ("qcow2", "4096")] {
+        let Some(Large { room, name, .. }) = &Large::device(20 << 20, sector) else { return };
+        room.done(&format!("image create {format}:made --size 64M"));
+        room.tool("dd", &format!("if=made of={name} bs=1M conv=notrunc,fsync status=none"));
+        let image = format!("{format}:{name}");
+        let serve = || Disk::serve(room, &format!("{image} --nbd nbd.sock --control control.sock"));
+        let nbd = || Nbd::connect(&room.file("nbd.sock")).unwrap();
+        let disk = serve();
+        let mut guest = nbd();
+        let place = |n: usize| u64::try_from(n * 2 * MIB).unwrap();
+        let failed = (0..32).find_map(|n| guest.write(place(n), &piece(n)).err().map(|why| (n, why)));
+        let (there, why) = failed.expect("more was written than the device has");
+        assert!(there > 5 && why.kind() == io::ErrorKind::StorageFull, "{image}: {there}: {why}");
+        // What had a place is durable, and the disk goes on with it.
+        guest.flush().unwrap();
+        guest.write(0, &piece(99)).unwrap();
+        guest.flush().unwrap();
+        drop(guest);
+        let layers = Control::connect(&room.file("control.sock")).done(&json!({ "verb": "layers" }));
+        assert_eq!(layers["broken"], false, "{image}");
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{image}: {said}");
+        let checked = room.tapline(&format!("image check {image}"));
+        assert_eq!(checked.code, Some(0), "{image}: {checked:?}");
+        if format == "vhd" {
+            // Where libvhd looks for it on a device.
+            let bytes = fs::read(name).unwrap();
+            assert!(bytes[..512] == bytes[bytes.len() - 512..], "{image}: the footer is not at the device's end");
+        }
+        let disk = serve();
+        let mut guest = nbd();
+        assert!((1..there).all(|n| guest.read(place(n), MIB).unwrap() == piece(n)), "{image}");
+        assert!(guest.read(0, MIB).unwrap() == piece(99), "{image}");
+        drop(guest);
+        assert_eq!(disk.stop().0, Some(0), "{image}");
+    }
 }

@@ -3,6 +3,7 @@
 use super::layout::{CREATOR_OS, EPOCH, UNUSED};
 use super::sparse::Sparse;
 use super::survey::{DiskType, Locator, Survey};
+use crate::format::Tail;
 use crate::{ImageError, MetaWrite, Problem, Severity, Source};
 
 /// The fields of a VHD's metadata that people ask for.
@@ -120,11 +121,16 @@ impl Report {
 
 /// Checks all metadata of a file. An error means that it cannot be read as a VHD at all.
 pub fn check(source: &mut dyn Source) -> Result<Report, ImageError> {
-    let survey = Survey::of(source)?;
+    check_on(source, Tail::Zeroes)
+}
+
+/// The same on storage of which it is known what its end is like.
+pub fn check_on(source: &mut dyn Source, tail: Tail) -> Result<Report, ImageError> {
+    let survey = Survey::on(source, tail)?;
     let (problems, single) = (survey.problems.clone(), survey.repairs.clone());
     let misspelt = survey.tables.as_ref().is_some_and(|tables| tables.header.is_misspelt());
     let repairs = match misspelt && survey.damage().is_none() {
-        true => Sparse::mending(survey),
+        true => Sparse::mending(survey, tail),
         false => vec![single],
     };
     Ok(Report { problems, repairs: repairs.into_iter().filter(|batch| !batch.is_empty()).collect() })

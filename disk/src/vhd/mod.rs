@@ -37,7 +37,7 @@ mod survey;
 mod tidy;
 
 pub use create::{Kind, Spec, create};
-pub use info::{Info, ParentInfo, Report, check, uuid_text};
+pub use info::{Info, ParentInfo, Report, check, check_on, uuid_text};
 pub use parent::Parent;
 pub use survey::{DiskType, Locator};
 pub use tidy::{Tidy, tidy};
@@ -73,7 +73,7 @@ impl Vhd {
     /// Reads the metadata of a file. Damaged images are refused; what redundancy can repair is repaired in
     /// memory and, if the image is open for writing, by the first round.
     pub fn open(source: &mut dyn Source, access: Access, tail: Tail) -> Result<Vhd, ImageError> {
-        let survey = Survey::of(source)?;
+        let survey = Survey::on(source, tail)?;
         if let Some(problem) = survey.damage() {
             return Err(ImageError::at(ImageErrorKind::Corrupt, problem.at, problem.what.clone()));
         }
@@ -249,7 +249,7 @@ impl Format for Vhd {
             ),
             Body::Fixed(fixed) => fixed.grow(len),
             Body::Sparse(sparse) => {
-                sparse.grow(len);
+                sparse.grow(len)?;
                 self.resized(len, layout::chs(len));
                 Ok(())
             }

@@ -47,8 +47,12 @@ struct Returning {
 pub struct Space {
     bitmap_len: u64,
     block_len: u64,
-    /// Where the footer belongs: behind everything that is in use or was.
+    /// Behind everything that is in use or was; the footer of a file belongs there.
     end: u64,
+    /// Where the footer of a device belongs, at its end, and nothing else.
+    limit: Option<u64>,
+    /// Bytes in front of the limit that are kept for metadata.
+    kept: u64,
     /// No slot begins in front of this: the room is for metadata, which libvhd accepts nowhere else (decision 0029).
     floor: u64,
     /// Whether bytes behind `end` read as zero.
@@ -78,6 +82,8 @@ impl Space {
             bitmap_len,
             block_len,
             end: 0,
+            kept: 0,
+            limit: (!zero_tail).then(|| file_len.saturating_sub(SECTOR) / SECTOR * SECTOR),
             floor,
             zero_tail,
             proven: zero_tail,
@@ -128,9 +134,24 @@ impl Space {
         u64::from(sector).saturating_mul(SECTOR).saturating_add(self.bitmap_len)
     }
 
-    /// Where the footer belongs.
+    /// Behind everything that is in use or was.
     pub fn end(&self) -> u64 {
         self.end
+    }
+
+    /// Where the footer belongs; nowhere on a device on which a block lies at its end.
+    pub fn footer_at(&self) -> Option<u64> {
+        self.limit.map_or(Some(self.end), |limit| (self.end <= limit).then_some(limit))
+    }
+
+    /// Whether the footer goes where the last block ends, and so moves with each that comes.
+    pub fn footer_moves(&self) -> bool {
+        self.limit.is_none()
+    }
+
+    /// Where nothing may be placed any more.
+    pub fn limit(&self) -> u64 {
+        self.limit.unwrap_or(u64::MAX)
     }
 
     /// All that was read at open is durable.
@@ -143,7 +164,8 @@ impl Space {
         if let Some(slot) = self.free.pop_back() {
             return Ok(slot);
         }
-        let sector = self.next_sector().ok_or(Wait::NoSpace)?;
+        let fits = |sector: &u32| self.behind(*sector).saturating_add(self.kept) <= self.limit();
+        let sector = self.next_sector().filter(fits).ok_or(Wait::NoSpace)?;
         if !self.proven {
             return Err(Wait::Round);
         }
@@ -151,10 +173,20 @@ impl Space {
         Ok(Slot { sector, clean: self.zero_tail })
     }
 
+    /// Keeps room for pieces of metadata of so many bytes behind everything else, if there is as much; what was kept
+    /// before is not.
+    pub fn keep_room(&mut self, lens: &[u64]) -> bool {
+        let behind = |end: u64, len: &u64| room_behind(end).saturating_add(*len);
+        let end = lens.iter().fold(self.end, behind);
+        // What comes between may end elsewhere in a unit.
+        self.kept = if lens.is_empty() { 0 } else { end.saturating_sub(self.end).saturating_add(BLOCK_ALIGN) };
+        end <= self.limit()
+    }
+
     /// Room for `len` bytes of metadata, behind everything else.
     pub fn take_room(&mut self, len: u64) -> u64 {
         // The footer in force stands at the end of what was there so far.
-        let at = self.end.saturating_add(SECTOR).next_multiple_of(BLOCK_ALIGN);
+        let at = room_behind(self.end);
         self.end = at.saturating_add(len);
         at
     }
@@ -221,6 +253,11 @@ impl Space {
         let slot = Slot { sector, clean };
         if clean { self.free.push_back(slot) } else { self.free.push_front(slot) }
     }
+}
+
+/// Where metadata may begin behind what ends at `end`.
+fn room_behind(end: u64) -> u64 {
+    end.saturating_add(SECTOR).next_multiple_of(BLOCK_ALIGN)
 }
 
 #[cfg(test)]
@@ -300,6 +337,19 @@ mod test {
         assert_eq!(space.end(), 8192);
         space.prove();
         assert_eq!(space.take().map(|slot| space.range(slot.sector).start >= 8192 + SECTOR), Ok(true));
+    }
+
+    #[test]
+    fn a_device_ends_in_its_footer_and_nothing_is_placed_over_that() {
+        let end = 8192 + 2 * (BLOCK + 4096);
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), end, false, 0);
+        space.prove();
+        let first = space.take().unwrap();
+        assert_eq!((space.footer_at(), space.range(first.sector).start > 8192), (Some(end - SECTOR), true));
+        assert_eq!(space.take(), Err(Wait::NoSpace), "the second would lie over the footer");
+        assert!(space.keep_room(&[3000]) && !space.keep_room(&[BLOCK]));
+        let full = Space::new(512, BLOCK, std::iter::once(0..8192), 8192, false, 0);
+        assert_eq!(full.footer_at(), None);
     }
 
     #[test]

@@ -149,16 +149,8 @@ impl Sparse {
     }
 
     /// What restores redundant metadata and mends locators, in the order of a round.
-    pub fn mending(survey: Survey) -> Vec<Vec<MetaWrite>> {
-        let (footer_at, missing) = survey.end;
-        let mut sparse = Sparse::new(survey, Access::ReadWrite, Tail::Zeroes);
-        let end = sparse.space.end();
-        let mut batches = sparse.seal();
-        if !missing && sparse.space.end() == end {
-            // A block device has its footer at the device's end, wherever the blocks end.
-            batches.iter_mut().flatten().filter(|write| write.at == end).for_each(|write| write.at = footer_at);
-        }
-        batches
+    pub fn mending(survey: Survey, tail: Tail) -> Vec<Vec<MetaWrite>> {
+        Sparse::new(survey, Access::ReadWrite, tail).seal()
     }
 
     pub fn allocated(&self) -> u64 {
@@ -212,8 +204,10 @@ impl Sparse {
             self.set_entry(write.block, slot.sector);
             let bitmap_at = u64::from(slot.sector).saturating_mul(SECTOR);
             self.records.fill(FIRST, bitmap_at, self.bitmap_len, if whole { 0xff } else { 0 });
-            self.dirty_footer = true;
-            self.records.bytes(FIRST, self.space.end(), self.footer.as_bytes());
+            if self.space.footer_moves() {
+                self.dirty_footer = true;
+                self.records.bytes(FIRST, self.space.end(), self.footer.as_bytes());
+            }
             if whole {
                 self.set_full(write.block);
                 span = self.span_of(Write { block: write.block, from: 0, count });

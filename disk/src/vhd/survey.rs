@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::layout::{
     FEATURES, FOOTER_COOKIE, HEADER_COOKIE, RawFooter, RawHeader, RawLocator, SECTOR, UNUSED, VERSION,
 };
+use crate::format::Tail;
 use crate::{ImageError, ImageErrorKind, MetaWrite, Problem, ReadFault, Severity, Source};
 
 pub use batmap::{Batmap, batmap_writes};
@@ -138,12 +139,17 @@ fn read(source: &mut dyn Source, at: u64, len: usize, what: &str) -> Result<Vec<
 }
 
 impl Survey {
-    /// Reads everything. An error is what makes the image unreadable as a whole.
+    /// Reads everything of a file. An error is what makes the image unreadable as a whole.
     pub fn of(source: &mut dyn Source) -> Result<Survey, ImageError> {
+        Survey::on(source, Tail::Zeroes)
+    }
+
+    /// The same of a file or a device. A device has its footer at its end, wherever the blocks end.
+    pub fn on(source: &mut dyn Source, tail: Tail) -> Result<Survey, ImageError> {
         let file_len = source.len();
         let mut problems = Vec::new();
         let mut repairs = Vec::new();
-        let Footers { footer, end, copy_stale } = find_footer(source, &mut problems, &mut repairs)?;
+        let Footers { footer, end, copy_stale } = find_footer(source, tail, &mut problems, &mut repairs)?;
         check_footer(&footer)?;
         let disk_type = match footer.disk_type.get() {
             2 => DiskType::Fixed,
@@ -162,6 +168,11 @@ impl Survey {
         } else {
             let tables = survey.read_tables(source)?;
             survey.check_blocks(&tables);
+            let used = tables.occupied().map(|(range, _)| range.end).max().unwrap_or(0);
+            if tail == Tail::Stale && used > survey.end.0 {
+                // A block lies where the footer would: the copy is all that there is.
+                survey.repairs.retain(|write| write.at == 0);
+            }
             survey.tables = Some(tables);
         }
         Ok(survey)
@@ -303,6 +314,7 @@ struct Footers {
 /// Only a fixed image has no copy.
 fn find_footer(
     source: &mut dyn Source,
+    storage: Tail,
     problems: &mut Vec<Problem>,
     repairs: &mut Vec<MetaWrite>,
 ) -> Result<Footers, ImageError> {
@@ -341,7 +353,10 @@ fn find_footer(
         (Found::Sound(footer), _) => Ok(Footers { footer, end: (tail_at, false), copy_stale: false }),
         (_, Found::Sound(copy)) if !copy.is_fixed() => {
             note(Severity::Unclosed, tail_at, "there is no footer at the end of the file, only its copy at the start");
-            let at = len.next_multiple_of(SECTOR);
+            let at = match storage {
+                Tail::Zeroes => len.next_multiple_of(SECTOR),
+                Tail::Stale => len.saturating_sub(SECTOR) / SECTOR * SECTOR,
+            };
             repairs.push(repair(at, &copy));
             Ok(Footers { footer: copy, end: (at, true), copy_stale: false })
         }

@@ -34,8 +34,8 @@ use super::super::layout::{RawBatmapHeader, SECTOR, UNUSED};
 use super::super::parent::{Locators, Parent};
 use super::super::survey::{Batmap, DiskType, LEN_MAX, Tables, batmap_writes, index, locator_extent};
 use super::{ENTRIES, Sparse};
-use crate::ImageError;
 use crate::format::MetaWrite;
+use crate::{ImageError, ImageErrorKind};
 
 /// Bytes of a header.
 const HEADER: u64 = 1024;
@@ -92,6 +92,8 @@ impl Sparse {
     /// Puts the image on another parent, or on none.
     pub fn relink(&mut self, parent: Option<&Parent>) -> Result<(), ImageError> {
         let locators = parent.map(Parent::locators).transpose()?.unwrap_or_default();
+        let entries = self.change.as_ref().and_then(|change| change.entries);
+        self.keep_room(&Change { locators: Some(locators.clone()), entries })?;
         self.records.leave_out();
         self.name_parent(parent);
         self.change.get_or_insert_default().locators = Some(locators);
@@ -137,10 +139,14 @@ impl Sparse {
     }
 
     /// Makes the disk larger.
-    pub fn grow(&mut self, len: u64) {
+    pub fn grow(&mut self, len: u64) -> Result<(), ImageError> {
         let blocks = len.div_ceil(self.block_len);
         let narrow = self.batmap.as_ref().is_some_and(|batmap| batmap.bits.len() < index(blocks.div_ceil(8)));
         let entries = (blocks > u64::from(self.room) || narrow).then(|| self.entries_for(blocks));
+        if entries.is_some() {
+            let locators = self.change.as_ref().and_then(|change| change.locators.clone());
+            self.keep_room(&Change { locators, entries })?;
+        }
         self.records.leave_out();
         self.table.resize(index(blocks), UNUSED);
         self.full.resize(index(blocks.div_ceil(64)), 0);
@@ -151,6 +157,19 @@ impl Sparse {
         if entries.is_some() {
             self.change.get_or_insert_default().entries = entries;
         }
+        Ok(())
+    }
+
+    /// Keeps room on a device for what is to be laid out.
+    fn keep_room(&mut self, change: &Change) -> Result<(), ImageError> {
+        let header = HEADER.saturating_add(change.locators_len());
+        let table = change.entries.map(|entries| table_space(entries.into(), self.batmap.is_some()));
+        let lens: Vec<u64> = table.into_iter().chain([header]).collect();
+        if self.space.keep_room(&lens) || self.rooms_in_front(&lens).is_some() {
+            return Ok(());
+        }
+        let what = "there is no room left on the device for a larger table or another header";
+        Err(ImageError::new(ImageErrorKind::OutOfLimits, what))
     }
 
     /// Entries of a table for so many blocks, with some to spare, so that a disk that grows by little each time does
@@ -169,6 +188,7 @@ impl Sparse {
     /// leads to it.
     pub fn lay_out(&mut self) -> Option<Vec<MetaWrite>> {
         let change = self.change.take()?;
+        self.space.keep_room(&[]);
         let mut held = self.extents();
         self.held.append(&mut held);
         let mut writes = Vec::new();
@@ -261,10 +281,10 @@ impl Sparse {
         let slots = blocks.chain(self.pending.slots()).chain(self.space.idle());
         let first_block = slots.map(|sector| self.space.range(sector).start).min();
         // Without a block all of the file is in front, but for the footer at its end.
-        let limit = first_block.unwrap_or(u64::MAX);
+        let limit = first_block.unwrap_or(u64::MAX).min(self.space.limit());
         let mut taken = self.extents();
         taken.extend(self.held.iter().cloned());
-        if first_block.is_none() {
+        if first_block.is_none() && self.space.footer_moves() {
             taken.push(self.space.end()..self.space.end().saturating_add(SECTOR));
         }
         lens.iter()

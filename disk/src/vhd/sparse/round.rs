@@ -79,9 +79,9 @@ impl Sparse {
     fn seal_footers(&mut self) -> Vec<MetaWrite> {
         self.round.footer = std::mem::take(&mut self.dirty_footer);
         self.round.copy = std::mem::take(&mut self.dirty_copy);
-        let places = [(self.round.copy, 0), (self.round.footer, self.space.end())];
-        let footer = |(_, at)| MetaWrite { at, bytes: self.footer.as_bytes().to_vec() };
-        places.into_iter().filter(|&(dirty, _)| dirty).map(footer).collect()
+        let places = [(self.round.copy, Some(0)), (self.round.footer, self.space.footer_at())];
+        let footer = |at| MetaWrite { at, bytes: self.footer.as_bytes().to_vec() };
+        places.into_iter().filter(|&(dirty, _)| dirty).filter_map(|(_, at)| at.map(footer)).collect()
     }
 
     pub fn settled(&mut self, durable: bool) {

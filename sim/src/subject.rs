@@ -225,7 +225,8 @@ impl Subject {
     /// Plants the bug's part that lies in how the image is opened.
     pub fn plant(self, bug: Option<Planted>) -> Subject {
         match bug {
-            Some(Planted::UnprovenPlace) => Subject::new(self.kind, Unwritten::Stale),
+            // One that has blocks to give up.
+            Some(Planted::UnprovenPlace) => Subject::new(Kind::Used, Unwritten::Stale),
             Some(Planted::TrustedTail) => Subject { tail: Unwritten::Stale, told: Unwritten::Zeroes, ..self },
             // On a device: what is at a file's end is refused by the storage itself unless it is alone.
             Some(Planted::UnitNotAlone) => {

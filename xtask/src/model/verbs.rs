@@ -14,7 +14,7 @@ const ENOUGH: Duration = Duration::from_secs(3);
 /// Anything comes to its end before this, on a loaded machine, with pauses between the lives of a disk that dies often.
 /// Who seeks a planted fault need not be as sure, but a guest has 60 s to power off.
 pub fn patience() -> Duration {
-    Duration::from_secs(if super::planted::is_sought() { 90 } else { 240 })
+    Duration::from_secs(if super::planted::is_sought() { 75 } else { 240 })
 }
 
 /// What was asked for, as the API takes it.

@@ -24,7 +24,7 @@ const RECORD_MAX: u64 = 2 << 20;
 
 type Sectors = BTreeMap<u64, [u8; 512]>;
 
-/// Writes that a process owed when it died.
+/// Writes that are still to be made: those that a process owed when it died.
 #[derive(Clone, Debug)]
 pub struct Owed {
     batches: Vec<Vec<MetaWrite>>,
@@ -72,6 +72,16 @@ impl Owed {
             batches.push(writes(&sectors, &touched));
         }
         Ok((Some(Owed { batches, sectors }), count))
+    }
+
+    /// Whole sectors that somebody is about to write, who knows their order.
+    pub(crate) fn about_to_be<'a>(writes: impl IntoIterator<Item = &'a MetaWrite>) -> Owed {
+        let mut sectors = Sectors::new();
+        for MetaWrite { at, bytes } in writes {
+            let contents = bytes.chunks_exact(512).filter_map(|sector| sector.try_into().ok());
+            sectors.extend((*at..).step_by(512).zip(contents));
+        }
+        Owed { batches: Vec::new(), sectors }
     }
 
     /// The writes, batch by batch: any order within one, a sync in front of the first and behind every one.
@@ -200,7 +210,7 @@ impl<'a> Patched<'a> {
         Patched::new(source, None)
     }
 
-    pub(super) fn new(source: &'a mut dyn Source, owed: Option<&'a Owed>) -> Patched<'a> {
+    pub(crate) fn new(source: &'a mut dyn Source, owed: Option<&'a Owed>) -> Patched<'a> {
         Patched { source, owed }
     }
 }

@@ -8,7 +8,7 @@ use crate::qcow2::check::Survey;
 use crate::qcow2::check::shape::{entries, read_padded};
 use crate::qcow2::entry::Entry;
 use crate::qcow2::layout::{OFFSET_MASK, index, length, set_entry};
-use crate::{ImageError, MetaWrite, ReadFault, Source};
+use crate::{ImageError, MetaWrite, Source};
 
 /// Bytes of copies at most: one such cluster is an accident, very many are an attack.
 const COPIES_MAX: u64 = 64 << 20;
@@ -60,47 +60,9 @@ impl Apart {
         }
         Ok(apart)
     }
-}
 
-/// A file as it is once these are written.
-pub struct Written<'a> {
-    source: &'a mut dyn Source,
-    writes: Vec<&'a MetaWrite>,
-}
-
-impl<'a> Written<'a> {
-    /// The file with all of it.
-    pub fn new(source: &'a mut dyn Source, apart: &'a Apart) -> Written<'a> {
-        Written { source, writes: apart.copies.iter().chain(&apart.entries).collect() }
-    }
-}
-
-impl Source for Written<'_> {
-    fn len(&self) -> u64 {
-        let end = |write: &&MetaWrite| write.at.saturating_add(length(write.bytes.len()));
-        self.writes.iter().map(end).max().unwrap_or(0).max(self.source.len())
-    }
-
-    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
-        let end = at.saturating_add(length(bytes.len()));
-        if end > self.len() {
-            return Err(ReadFault::PastEnd(end));
-        }
-        let inside = index(self.source.len().saturating_sub(at)).min(bytes.len());
-        let (there, behind) = bytes.split_at_mut(inside);
-        if !there.is_empty() {
-            self.source.read_at(at, there)?;
-        }
-        behind.fill(0);
-        for write in &self.writes {
-            let (from, to) = (write.at.max(at), write.at.saturating_add(length(write.bytes.len())).min(end));
-            if from < to {
-                let new = write.bytes.get(index(from - write.at)..index(to - write.at)).unwrap_or_default();
-                if let Some(old) = bytes.get_mut(index(from - at)..index(to - at)) {
-                    old.copy_from_slice(new);
-                }
-            }
-        }
-        Ok(())
+    /// All of it.
+    pub fn writes(&self) -> impl Iterator<Item = &MetaWrite> {
+        self.copies.iter().chain(&self.entries)
     }
 }

@@ -18,9 +18,9 @@
 //! 7. The header: not dirty, not corrupt, and without bitmaps that are out of date. Only now the image counts as
 //!    sound.
 //!
-//! Where references cannot be made out, steps 2 and 3 are all that is done: what looks unused may be what they refer to.
-//! And not even that, if refcounts would have to be laid out anew and a reference leads there, behind the end of the
-//! file: it would read them as what it refers to.
+//! Where references cannot be made out, steps 2 and 3 are all that is done: what looks unused may be what they refer
+//! to. And not even that, if refcounts would have to be laid out anew and a reference leads there, behind the end of
+//! the file: it would read them as what it refers to.
 //! Memory: one new refcount block for each that changes, and 512 bytes for each sector of entries with a wrong mark.
 
 mod anew;
@@ -30,9 +30,10 @@ mod header;
 use super::check::Survey;
 use super::check::copied;
 use super::layout::{COPIED, SECTOR, index, length, set_entry};
+use crate::redo::{Owed, Patched};
 use crate::{ImageError, MetaWrite, Source};
 use anew::{Anew, lay_out};
-use apart::{Apart, Written};
+use apart::Apart;
 use header::HeaderSector;
 
 /// What mends an image.
@@ -53,11 +54,6 @@ impl Repair {
         }
     }
 
-    /// Where the last write ends.
-    fn end(&self) -> Option<u64> {
-        self.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len()))).max()
-    }
-
     fn say(&mut self, count: u64, one: &str, many: &str) {
         match count {
             0 => {}
@@ -71,18 +67,22 @@ impl Repair {
 pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     let survey = Survey::of(source)?;
     let apart = Apart::find(source, &survey)?;
-    if apart.copies.is_empty() {
-        return plan(source, survey, &apart);
-    }
-    let mut written = Written::new(source, &apart);
-    let survey = Survey::of(&mut written)?;
-    let mut repair = plan(&mut written, survey, &apart)?;
-    repair.new_len = repair.end().filter(|&end| end > source.len());
+    let mut repair = if apart.copies.is_empty() {
+        plan(source, survey, apart)?
+    } else {
+        let owed = Owed::about_to_be(apart.writes());
+        let mut written = Patched::new(source, Some(&owed));
+        let survey = Survey::of(&mut written)?;
+        plan(&mut written, survey, apart)?
+    };
+    // The last structure of a file need not be there in full.
+    let ends = repair.batches.iter().flatten().map(|write| write.at.saturating_add(length(write.bytes.len())));
+    repair.new_len = ends.max().filter(|&end| end > source.len());
     Ok(repair)
 }
 
 /// The same of a file as it is when the clusters that lie upon structures have places of their own.
-fn plan(source: &mut dyn Source, mut survey: Survey, apart: &Apart) -> Result<Repair, ImageError> {
+fn plan(source: &mut dyn Source, mut survey: Survey, apart: Apart) -> Result<Repair, ImageError> {
     let mut repair = Repair::default();
     let sound = !survey.unresolved;
     if !sound {
@@ -122,14 +122,14 @@ fn plan(source: &mut dyn Source, mut survey: Survey, apart: &Apart) -> Result<Re
         raise.extend(writes);
         lower.push(header.set_refcount_table(table_at, table_clusters));
     }
-    repair.batch(apart.copies.clone());
     repair.say(
         length(apart.copies.len()),
         "cluster that lay where a structure is has a place of its own, and shows what it did",
         "clusters that lay where structures are have places of their own, and show what they did",
     );
+    repair.batch(apart.copies);
     repair.batch(raise);
-    repair.batch(apart.entries.clone());
+    repair.batch(apart.entries);
     repair.batch(marks.clear);
     repair.batch(lower);
     repair.batch(marks.set);
@@ -141,8 +141,6 @@ fn plan(source: &mut dyn Source, mut survey: Survey, apart: &Apart) -> Result<Re
         repair.batches.insert(0, vec![begin]);
         repair.what.insert(0, "autoclear bits of other programs are cleared".into());
     }
-    // The last structure of a file need not be there in full.
-    repair.new_len = repair.end().filter(|&end| end > source.len());
     Ok(repair)
 }
 

@@ -173,14 +173,21 @@ impl Space {
         Ok(Slot { sector, clean: self.zero_tail })
     }
 
-    /// Keeps room for pieces of metadata of so many bytes behind everything else, if there is as much; what was kept
-    /// before is not.
+    /// Keeps room for pieces of metadata of so many bytes behind everything else, in place of what was kept before, if
+    /// there is as much.
     pub fn keep_room(&mut self, lens: &[u64]) -> bool {
-        let behind = |end: u64, len: &u64| room_behind(end).saturating_add(*len);
-        let end = lens.iter().fold(self.end, behind);
-        // What comes between may end elsewhere in a unit.
-        self.kept = if lens.is_empty() { 0 } else { end.saturating_sub(self.end).saturating_add(BLOCK_ALIGN) };
-        end <= self.limit()
+        let end = lens.iter().fold(self.end, |end, len| room_behind(end).saturating_add(*len));
+        let fits = end <= self.limit();
+        if fits {
+            // What comes between may end elsewhere in a unit.
+            self.kept = end.saturating_sub(self.end).saturating_add(BLOCK_ALIGN);
+        }
+        fits
+    }
+
+    /// Keeps none any more.
+    pub fn give_room_back(&mut self) {
+        self.kept = 0;
     }
 
     /// Room for `len` bytes of metadata, behind everything else.
@@ -348,6 +355,10 @@ mod test {
         assert_eq!((space.footer_at(), space.range(first.sector).start > 8192), (Some(end - SECTOR), true));
         assert_eq!(space.take(), Err(Wait::NoSpace), "the second would lie over the footer");
         assert!(space.keep_room(&[3000]) && !space.keep_room(&[BLOCK]));
+        let mut space = Space::new(512, BLOCK, std::iter::once(0..8192), end, false, 0);
+        space.prove();
+        assert!(!space.keep_room(&[3 * BLOCK]));
+        assert!(space.take().is_ok(), "room that is not there is not kept");
         let full = Space::new(512, BLOCK, std::iter::once(0..8192), 8192, false, 0);
         assert_eq!(full.footer_at(), None);
     }

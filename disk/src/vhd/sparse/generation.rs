@@ -188,7 +188,7 @@ impl Sparse {
     /// leads to it.
     pub fn lay_out(&mut self) -> Option<Vec<MetaWrite>> {
         let change = self.change.take()?;
-        self.space.keep_room(&[]);
+        self.space.give_room_back();
         let mut held = self.extents();
         self.held.append(&mut held);
         let mut writes = Vec::new();

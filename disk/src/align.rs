@@ -20,7 +20,7 @@
 //! in errors.
 //!
 //! Invariants: every operation comes back exactly once; of two changes of one unit, of which one is in three steps, one
-//! ends before the other begins; what waits, waits for what came before it, and so for nothing for ever.
+//! ends before the other begins; an operation waits only for those that came before it, so that each has its turn.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -276,7 +276,7 @@ impl Request {
         &mut self.extras.get_or_insert_default().extents
     }
 
-    /// The same, to be kept by whoever asked.
+    /// Takes the answer out of the request.
     pub fn take_extents(&mut self) -> Vec<Extent> {
         self.extras.as_mut().map(|extras| std::mem::take(&mut extras.extents)).unwrap_or_default()
     }

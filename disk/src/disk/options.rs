@@ -1,9 +1,9 @@
-//! What whoever opens a disk may ask of it.
+//! The options of a disk: what its guest is shown, and what memory it may take.
 
 /// Sizes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The logical block that a guest is told of, 512 or 4096, if it is to be larger than the leaf's.
+    /// The logical block size that a guest is told, 512 or 4096; the leaf's, where that is larger.
     pub block: u32,
     /// Requests in flight for which room is made at the beginning.
     pub requests: usize,

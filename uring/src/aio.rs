@@ -366,8 +366,10 @@ fn refused(cause: io::Error, wanted: u32) -> EngineError {
     match cause.raw_os_error() {
         Some(libc::EAGAIN) => EngineError::AioExhausted {
             wanted,
-            limit: sysctl("/proc/sys/fs/aio-max-nr"),
-            used: sysctl("/proc/sys/fs/aio-nr"),
+            limit: match (sysctl("/proc/sys/fs/aio-max-nr"), sysctl("/proc/sys/fs/aio-nr")) {
+                (Some(limit), Some(used)) => format!(" ({limit}, {used} in use)"),
+                _ => String::new(),
+            },
         },
         Some(libc::ENOSYS) => EngineError::AioMissing { missing: "io_setup (CONFIG_AIO)" },
         _ => EngineError::failed("set up Linux AIO", cause),

@@ -38,16 +38,14 @@ pub enum EngineError {
     },
     /// fs.aio-max-nr is used up.
     #[error(
-        "cannot set up Linux AIO for {wanted} requests: the machine's limit fs.aio-max-nr ({limit}) is nearly used up \
-         ({used} in use); raise it with sysctl -w fs.aio-max-nr=NUMBER, or use --io-engine uring"
+        "cannot set up Linux AIO for {wanted} requests: the machine's limit fs.aio-max-nr{limit} is nearly used up; \
+         raise it with sysctl -w fs.aio-max-nr=NUMBER, or use --io-engine uring"
     )]
     AioExhausted {
         /// Requests that we need room for.
         wanted: u32,
-        /// The sysctl, as far as it can be read.
+        /// Its value and what is in use of it, in brackets; empty in a process that may not read them.
         limit: String,
-        /// What is in use of it.
-        used: String,
     },
     /// A kernel without Linux AIO, or with an old one.
     #[error("cannot use the Linux AIO of this kernel: it lacks {missing}; use --io-engine uring")]
@@ -91,7 +89,7 @@ impl EngineError {
     }
 }
 
-/// The value of a sysctl, to be shown.
-pub(crate) fn sysctl(path: &str) -> String {
-    std::fs::read_to_string(path).map(|value| value.trim().to_owned()).unwrap_or_else(|_| "unknown".to_owned())
+/// The value of a sysctl, to be shown; none in a process that may not read it.
+pub(crate) fn sysctl(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|value| value.trim().to_owned())
 }

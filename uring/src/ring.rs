@@ -90,9 +90,9 @@ fn create(entries: u32) -> Result<IoUring, EngineError> {
 fn refused(cause: io::Error) -> EngineError {
     match cause.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            let reason = match sysctl("/proc/sys/kernel/io_uring_disabled").as_str() {
-                "0" | "unknown" => "a seccomp or security policy refuses io_uring_setup".to_owned(),
-                value => format!("sysctl kernel.io_uring_disabled is {value}"),
+            let reason = match sysctl("/proc/sys/kernel/io_uring_disabled").as_deref() {
+                Some("0") | None => "a seccomp or security policy refuses io_uring_setup".to_owned(),
+                Some(value) => format!("sysctl kernel.io_uring_disabled is {value}"),
             };
             EngineError::UringForbidden { reason }
         }

@@ -102,13 +102,34 @@ fn sum(done: &str, outcomes: Outcomes) -> Result<Value, Problem> {
         let vbds: Vec<Uuid> = outcomes.iter().map(|(vbd, _)| *vbd).collect();
         return Ok(json!({ done: vbds }));
     };
-    let quoted: Vec<&str> = failed.iter().take(QUOTED_MAX).map(|problem| problem.message.as_str()).collect();
-    let more = if failed.len() > QUOTED_MAX { "; …" } else { "" };
-    let what = format!("{} of {} VBDs were not {done}: {}{more}", failed.len(), outcomes.len(), quoted.join("; "));
+    // Hundreds may fail for one reason.
+    let mut reasons: Vec<&str> = Vec::new();
+    for problem in &failed {
+        if !reasons.contains(&problem.message.as_str()) {
+            reasons.push(&problem.message);
+        }
+    }
+    let more = if reasons.len() > QUOTED_MAX { "; …" } else { "" };
+    reasons.truncate(QUOTED_MAX);
+    let what = format!("{} of {} VBDs were not {done}: {}{more}", failed.len(), outcomes.len(), reasons.join("; "));
     let code = if failed.iter().all(|problem| problem.code == first.code) { first.code } else { Code::Failed };
     let problem = Problem::new(code, what);
     Err(match &first.advice {
         Some(advice) => problem.advise(advice.clone()),
         None => problem,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_that_many_share_is_quoted_once() {
+        let failed = |why: &str| (Uuid::new_v4(), Err(Problem::new(Code::Failed, why)));
+        let outcomes = vec![failed("no memory"), failed("no memory"), failed("no file"), (Uuid::new_v4(), Ok(()))];
+        assert_eq!(sum("plugged", outcomes).unwrap_err().message, "3 of 4 VBDs were not plugged: no memory; no file");
+        let outcomes = (0..5).map(|number| failed(&number.to_string())).collect();
+        assert_eq!(sum("plugged", outcomes).unwrap_err().message, "5 of 5 VBDs were not plugged: 0; 1; 2; …");
+    }
 }

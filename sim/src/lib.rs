@@ -27,6 +27,7 @@ pub mod schedule;
 pub mod sector;
 pub mod shared;
 pub mod shrink;
+pub mod subclusters;
 pub mod subject;
 pub mod theme;
 pub mod workload;

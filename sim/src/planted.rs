@@ -102,6 +102,8 @@ pub enum Planted {
     SharedDeallocated,
     /// A cluster that an internal snapshot has too is overwritten in place.
     SharedOverwritten,
+    /// A cluster of which some subclusters are in the file is written down as if all were.
+    RoundedSubclusters,
     /// An L2 table that was copied is written with the L1 entry that refers to it.
     EntryWithCopy,
     /// The refcount of what is given up is lowered together with the refcounts that rise, before the entries are
@@ -134,7 +136,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 54] = [
+const NAMES: [(Planted, &str, &str); 55] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -181,6 +183,7 @@ const NAMES: [(Planted, &str, &str); 54] = [
     (Planted::SharedDeallocated, "shared-deallocated", "qcow2"),
     (Planted::TargetNotShown, "target-not-shown", "chain"),
     (Planted::SharedOverwritten, "shared-overwritten", "qcow2"),
+    (Planted::RoundedSubclusters, "rounded-subclusters", "qcow2"),
     (Planted::EntryWithCopy, "entry-with-copy", "qcow2"),
     (Planted::LoweredEarly, "lowered-early", "qcow2"),
     (Planted::SnapshotDeallocated, "snapshot-deallocated", "qcow2"),
@@ -208,6 +211,7 @@ impl Planted {
         match self {
             Planted::SharedOverwritten | Planted::EntryWithCopy => kind.with_snapshot().is_some(),
             Planted::LoweredEarly | Planted::SnapshotDeallocated => kind.with_snapshot().is_some(),
+            Planted::RoundedSubclusters => kind.is_of_subclusters(),
             Planted::OldZeroesForgotten => kind == Kind::OldChildQcow2,
             _ => !kind.is_of_others(),
         }

@@ -6,8 +6,10 @@ use crate::media::{Media, Unwritten};
 use crate::packed;
 use crate::sector::SECTOR;
 use crate::shared;
+use crate::subclusters;
 
-/// Bytes in a cluster. L2 tables have 256 entries then, and cover 512 KiB; refcount blocks have 1024.
+/// Bytes in a cluster, but for one with subclusters. L2 tables have 256 entries then, and cover 512 KiB; refcount
+/// blocks have 1024.
 pub const CLUSTER: u64 = 2048;
 /// Sectors in a cluster.
 pub const CLUSTER_SECTORS: u64 = CLUSTER / SECTOR;
@@ -46,6 +48,8 @@ pub enum Holds {
     Packed,
     /// An internal snapshot ([`shared`]).
     Snapshot,
+    /// Extended L2 entries ([`subclusters`]).
+    Subclusters,
 }
 
 impl Holds {
@@ -55,7 +59,13 @@ impl Holds {
             Holds::Nothing => 4,
             Holds::Packed => packed::USED,
             Holds::Snapshot => shared::USED,
+            Holds::Subclusters => subclusters::USED,
         }
+    }
+
+    /// Bytes of a cluster, and of an entry of an L2 table.
+    fn sizes(self) -> (u64, u64) {
+        if self == Holds::Subclusters { (subclusters::CLUSTER, 16) } else { (CLUSTER, 8) }
     }
 }
 
@@ -63,56 +73,62 @@ impl Holds {
 pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     let mut media = Media::empty(tail);
     let used = spec.used.max(spec.holds.used()).min(COUNTED);
+    let (cluster, _) = spec.holds.sizes();
+    let cluster_of = |bytes: &[u8]| padded(bytes, cluster);
     // Storage whose unwritten bytes are not zero is a device, and as large as it is.
-    media.set_len(if tail == Unwritten::Stale { DEVICE } else { used * CLUSTER });
+    media.set_len(if tail == Unwritten::Stale { DEVICE } else { used * cluster });
     media.write(0, &header(spec));
-    media.write(CLUSTER, &cluster_of(&BLOCK_AT.to_be_bytes()));
+    media.write(cluster, &cluster_of(&(2 * cluster).to_be_bytes()));
     let count = |cluster| match spec.holds {
-        Holds::Nothing => 1,
+        Holds::Nothing | Holds::Subclusters => 1,
         Holds::Packed => packed::count(cluster),
         Holds::Snapshot => shared::count(cluster, spec.version),
     };
     let counts: Vec<u8> = (0..used).flat_map(|cluster| count(cluster).to_be_bytes()).collect();
-    media.write(BLOCK_AT, &cluster_of(&counts));
-    media.write(L1_AT, &cluster_of(&[]));
+    media.write(2 * cluster, &cluster_of(&counts));
+    media.write(3 * cluster, &cluster_of(&[]));
     match spec.holds {
         Holds::Nothing => {}
         Holds::Packed => packed::put(&mut media, L1_AT),
         Holds::Snapshot => shared::put(&mut media, spec.version),
+        Holds::Subclusters => subclusters::put(&mut media),
     }
     media
 }
 
-fn cluster_of(bytes: &[u8]) -> Vec<u8> {
-    let mut cluster = bytes.to_vec();
-    cluster.resize(usize::try_from(CLUSTER).unwrap_or(0), 0);
-    cluster
+fn padded(bytes: &[u8], len: u64) -> Vec<u8> {
+    let mut padded = bytes.to_vec();
+    padded.resize(usize::try_from(len).unwrap_or(0), 0);
+    padded
 }
 
 fn header(spec: &Spec<'_>) -> Vec<u8> {
-    let l1_entries = (spec.sectors * SECTOR).div_ceil(CLUSTER * CLUSTER / 8);
+    let (cluster, entry) = spec.holds.sizes();
+    let l1_entries = (spec.sectors * SECTOR).div_ceil(cluster * cluster / entry);
+    let features = if spec.holds == Holds::Subclusters { subclusters::FEATURE } else { 0 };
     let name = spec.parent.unwrap_or_default();
     let name_len = u64::try_from(name.len()).unwrap_or(0);
     // Offset, length and value of each field that is not zero.
     let (snapshots, snapshots_at) = if spec.holds == Holds::Snapshot { (1, 4 * CLUSTER) } else { (0, 0) };
-    let fields: [(usize, usize, u64); 14] = [
+    let fields: [(usize, usize, u64); 15] = [
         (0, 4, 0x5146_49fb),
         (4, 4, spec.version.into()),
         (8, 8, if name.is_empty() { 0 } else { NAME_AT }),
         (16, 4, name_len),
-        (20, 4, u64::from(CLUSTER.trailing_zeros())),
+        (20, 4, u64::from(cluster.trailing_zeros())),
         (24, 8, spec.sectors * SECTOR),
         (36, 4, l1_entries),
-        (40, 8, L1_AT),
-        (48, 8, CLUSTER),
+        (40, 8, 3 * cluster),
+        (48, 8, cluster),
         (56, 4, 1),
         (60, 4, snapshots),
         (64, 8, snapshots_at),
+        (72, 8, features),
         (96, 4, 4),
         (100, 4, 104),
     ];
-    let mut header = cluster_of(&[]);
-    // Version 2 ends before the last two.
+    let mut header = padded(&[], cluster);
+    // Version 2 ends before the last three.
     for (at, len, value) in fields.into_iter().filter(|(at, ..)| spec.version >= 3 || *at < 72) {
         header[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
     }

@@ -17,6 +17,7 @@ use crate::planted::Planted;
 use crate::qcow2::{self, COUNTED, DEVICE, Holds};
 use crate::sector::{PARENTS, SECTOR, Sector, Word, Words};
 use crate::shared;
+use crate::subclusters;
 use crate::theme::BLOCK;
 
 pub use kind::Kind;
@@ -63,6 +64,8 @@ pub enum Made {
     PackedQcow2,
     /// The same, with an internal snapshot ([`shared`]).
     SharedQcow2,
+    /// The same, with extended L2 entries ([`subclusters`]).
+    SubclusterQcow2,
     /// A qcow2 file of version 2.
     OldQcow2,
     /// The same, with an internal snapshot.
@@ -86,6 +89,7 @@ impl Made {
             Made::PackedQcow2 => packed::given().collect(),
             Made::SharedQcow2 => shared::given(3).collect(),
             Made::OldSharedQcow2 => shared::given(2).collect(),
+            Made::SubclusterQcow2 => subclusters::given().collect(),
             Made::Raw | Made::Fixed | Made::Vhd | Made::MisspeltVhd => Vec::new(),
             Made::Qcow2 | Made::FullQcow2 | Made::OldQcow2 => Vec::new(),
         }
@@ -96,7 +100,7 @@ impl Made {
         match self {
             Made::Raw => Form::Raw,
             Made::Fixed | Made::Given | Made::Vhd | Made::MisspeltVhd => Form::Vhd,
-            Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 => Form::Qcow2,
+            Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 | Made::SubclusterQcow2 => Form::Qcow2,
             Made::SharedQcow2 | Made::OldQcow2 | Made::OldSharedQcow2 => Form::Qcow2,
         }
     }
@@ -205,6 +209,7 @@ impl Subject {
             | Made::FullQcow2
             | Made::PackedQcow2
             | Made::SharedQcow2
+            | Made::SubclusterQcow2
             | Made::OldQcow2
             | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, below, sectors)),
         }
@@ -217,6 +222,7 @@ impl Subject {
         let holds = match made {
             Made::PackedQcow2 => Holds::Packed,
             Made::SharedQcow2 | Made::OldSharedQcow2 => Holds::Snapshot,
+            Made::SubclusterQcow2 => Holds::Subclusters,
             _ => Holds::Nothing,
         };
         qcow2::create(&qcow2::Spec { sectors, parent, version, used, holds }, self.tail)

@@ -83,27 +83,19 @@ fn nothing_is_given_up_above_a_failed_sync_by_the_next_process() {
 #[test]
 fn nothing_is_deallocated_behind_a_failed_sync_by_the_next_process() {
     let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes);
-    let start = explore::prepare(&subject).expect("it opens");
-    let ops = workload::parse("w0+2 grow merge f snapshot w4600+3 f").expect("it is a workload");
-    let mut case = Case::new(subject, ops, Schedule::undisturbed(Pace::Serial));
-    (case.setup.log, case.setup.fault) = (16, Some(Fault { kind: FaultKind::Failed, nth: 50 }));
-    if let Err(failure) = explore::explore(&mut Explorer::default(), &start, &mut case) {
-        panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
-    }
+    search::assert_sound_with(subject, "w0+2 grow merge f snapshot w4600+3 f", Pace::Serial, |setup| {
+        (setup.log, setup.fault) = (16, Some(Fault { kind: FaultKind::Failed, nth: 50 }));
+    });
 }
 
 /// A redo log without room: what a process has changed when it dies is in the file, or is not, and nothing is owed.
 #[test]
 fn no_block_takes_the_place_of_one_that_a_killed_merge_has_given_up() {
     let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Stale);
-    let start = explore::prepare(&subject).expect("it opens");
-    let ops = workload::parse("r4107+2 w3072+1 f merge").expect("it is a workload");
-    let mut case = Case::new(subject, ops, Schedule::undisturbed(Pace::Serial));
-    (case.setup.log, case.setup.room, case.setup.depth) = (512, 3, 2);
-    case.setup.visible = Visible::AtCompletion;
-    if let Err(failure) = explore::explore(&mut Explorer::default(), &start, &mut case) {
-        panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
-    }
+    search::assert_sound_with(subject, "r4107+2 w3072+1 f merge", Pace::Serial, |setup| {
+        (setup.log, setup.room, setup.depth) = (512, 3, 2);
+        setup.visible = Visible::AtCompletion;
+    });
 }
 
 #[test]

@@ -11,7 +11,8 @@ use sim::flat;
 use sim::io::{Fault, FaultKind};
 use sim::media::Unwritten;
 use sim::schedule::Pace;
-use sim::subject::{Kind, Made, Subject};
+use sim::sector::SECTOR;
+use sim::subject::{Kind, LARGE, Made, Subject};
 
 /// Scope: every workload of up to two operations, in the order of each pace. Compressed clusters are left to the
 /// command and to random workloads, for their time.
@@ -50,4 +51,25 @@ fn what_was_found_once_is_not_found_again() {
         let fault = Fault { kind: FaultKind::Failed, nth };
         search::assert_sound(subject, "w2048+1 Z2048+2 w2050+1", Pace::Eager, Some(fault));
     }
+}
+
+/// A full redo log, and a process that dies in a round, when what it has given up is no longer counted: what is written
+/// again from the log refers to clusters that are counted once more.
+#[test]
+fn an_entry_that_is_written_again_refers_to_what_is_counted() {
+    let once = [
+        (Kind::PackedChildQcow2, Unwritten::Zeroes, SECTOR, "w1024+1 d1024+1024"),
+        (Kind::SubclusterChildQcow2, Unwritten::Stale, LARGE, "w2+2 w8+3 d0+1024"),
+    ];
+    for (kind, tail, unit, text) in once {
+        let subject = Subject { unit, ..Subject::new(kind, tail) };
+        search::assert_sound_with(subject, text, Pace::Serial, |setup| (setup.log, setup.depth) = (400, 4));
+    }
+}
+
+/// Zeroes that cross from one cluster to the next, in some subclusters of both.
+#[test]
+fn zeroes_in_a_new_place_are_in_the_file() {
+    let subject = Subject::new(Kind::SubclusterChildQcow2, Unwritten::Zeroes);
+    search::assert_sound(subject, "Z1918+4", Pace::Serial, None);
 }

@@ -5,7 +5,7 @@
 
 use super::clusters::{Clusters, Start};
 use super::counts::Fate;
-use super::entry::Entry;
+use super::entry::{Entry, Part, Subcluster, Subclusters};
 use super::layout::{COPIED, OFFSET_MASK};
 use super::pending::Write;
 use super::tables::Spot;
@@ -27,7 +27,9 @@ impl Clusters {
         }
         let spot = self.spot_for_writing(start.cluster)?;
         match self.tables.entry(spot, 0) {
-            Entry::Data { at, copied: false } | Entry::ZeroAllocated { at, copied: false } => {
+            Entry::Data { at, copied: false }
+            | Entry::ZeroAllocated { at, copied: false }
+            | Entry::Mixed { at: Some(at), copied: false, .. } => {
                 let found = self.allocate_instead(at >> self.bits, 1)?;
                 Ok(self.begin(span, start, spot, found))
             }
@@ -37,14 +39,20 @@ impl Clusters {
                 Ok(Reserved { at: at.saturating_add(start.from), len, ticket: None, fill: None })
             }
             Entry::ZeroAllocated { at, copied: true } => {
-                Ok(self.begin(span, start, spot, Place::again(at >> self.bits)))
+                let place = Place { parts: self.in_parts(span, start), ..self.again(at)? };
+                Ok(self.begin(span, start, spot, place))
+            }
+            Entry::Mixed { at: Some(at), copied: true, subclusters } => {
+                self.reserve_part(span, start, spot, at, subclusters)
             }
             Entry::Packed { at, end } => {
                 let (first, count) = self.packed_clusters(at, end);
                 let found = self.allocate_instead(first, count)?;
                 Ok(self.begin(span, start, spot, found))
             }
-            first @ (Entry::Unallocated | Entry::Zero) => self.reserve_new(span, start, spot, first),
+            first @ (Entry::Unallocated | Entry::Zero | Entry::Mixed { at: None, .. }) => {
+                self.reserve_new(span, start, spot, first)
+            }
         }
     }
 
@@ -55,15 +63,56 @@ impl Clusters {
         let found = room.allocate(1)?;
         counts.extend(room.counts.need(found.first, 1)?);
         room.space.take(found.first, 1);
-        Ok(Place { first: found.first, count: 1, new: true, shared: false, counts })
+        Ok(Place { first: found.first, count: 1, new: true, shared: false, parts: false, counts })
+    }
+
+    /// The place at `at`, which one cluster has already.
+    fn again(&mut self, at: u64) -> Result<Place, Wait> {
+        let first = at >> self.bits;
+        let counts = self.room.as_mut().ok_or(Wait::NoSpace)?.counts.need(first, 1)?;
+        Ok(Place { first, count: 1, new: false, shared: false, parts: false, counts })
+    }
+
+    /// The first bytes of `span` in a cluster of which some subclusters are in the file, at `at`. What is there already
+    /// is not written again: should a write fail, what it has been over may be lost.
+    fn reserve_part(
+        &mut self,
+        span: Span,
+        start: Start,
+        spot: Spot,
+        at: u64,
+        subclusters: Subclusters,
+    ) -> Result<Reserved, Wait> {
+        let format = self.tables.format();
+        let number = format.subcluster_of(start.from);
+        let (first, alike) = subclusters.run(number);
+        let count = if first == Subcluster::Data { alike } else { subclusters.absent(number) };
+        let end = format.start_of(number.saturating_add(count));
+        let span = Span { len: self.clip(span, start, 1).min(end.saturating_sub(start.from)), ..span };
+        if first == Subcluster::Data {
+            return Ok(Reserved { at: at.saturating_add(start.from), len: span.len, ticket: None, fill: None });
+        }
+        let (start, place) = (self.start(span), self.again(at)?);
+        Ok(self.begin(span, start, spot, Place { parts: true, ..place }))
+    }
+
+    /// Whether a write to the first cluster of `span` leaves other subclusters of it what they are: it has some, and is
+    /// not written to as a whole.
+    fn in_parts(&self, span: Span, start: Start) -> bool {
+        self.tables.format().extended && self.whole(span, start) == 0
     }
 
     /// Places for clusters that have none, of which `first` is the first.
     fn reserve_new(&mut self, span: Span, start: Start, spot: Spot, first: Entry) -> Result<Reserved, Wait> {
         let reads_zero = first == Entry::Zero || !self.parent;
+        let parts = self.in_parts(span, start);
+        let max = match self.whole(span, start) {
+            whole if self.tables.format().extended => whole.max(1),
+            _ => start.count,
+        };
         let room = self.room.as_ref().ok_or(Wait::NoSpace)?;
         let mut count = 1u64;
-        while count < start.count.min(spot.left) {
+        while count < max.min(spot.left) {
             let next = self.tables.entry(spot, count);
             let alike = match next {
                 Entry::Zero => reads_zero,
@@ -80,19 +129,30 @@ impl Clusters {
         let counts = room.counts.need(found.first, found.count)?;
         room.space.take(found.first, found.count);
         let shared = found.clean && reads_zero;
-        Ok(self.begin(span, start, spot, Place { first: found.first, count: found.count, new: true, shared, counts }))
+        let place =
+            Place { first: found.first, count: found.count, new: true, shared, parts: parts && !shared, counts };
+        Ok(self.begin(span, start, spot, place))
     }
 
     /// Begins a write to a place.
     fn begin(&mut self, span: Span, start: Start, spot: Spot, place: Place) -> Reserved {
         let len = self.clip(span, start, place.count);
-        let after = place.count.saturating_mul(self.size()).saturating_sub(start.from).saturating_sub(len);
-        let filled = place.shared || (start.from == 0 && after == 0);
-        // Where zeroes cannot be said they are written to a new place, and it must not be left to the file's end to
-        // hold them.
-        let written = filled && !self.zeroes && place.new && !place.shared;
+        let part = place.parts.then(|| self.part(start.from, len));
+        let (first, end) = match part {
+            Some(Part { first, count }) => {
+                let format = self.tables.format();
+                (format.start_of(first), format.start_of(first.saturating_add(count)))
+            }
+            None => (0, place.count.saturating_mul(self.size())),
+        };
+        let (before, after) = (start.from.saturating_sub(first), end.saturating_sub(start.from).saturating_sub(len));
+        let filled = place.shared || (before == 0 && after == 0);
+        // Zeroes are written to a new place, which must not be left to the file's end to hold them: no entry says zero
+        // where it cannot be said, or where it speaks of other subclusters too.
+        let said = self.zeroes && part.is_none();
+        let written = filled && !said && place.new && !place.shared;
         let fill = match (filled, written) {
-            (false, _) => Some(Fill { before: start.from, after }),
+            (false, _) => Some(Fill { before, after }),
             (true, true) => Some(Fill { before: 0, after: 0 }),
             (true, false) => None,
         };
@@ -102,6 +162,7 @@ impl Clusters {
             count: place.count,
             place: place.first,
             new: place.new,
+            part,
             table: spot.slice,
             counts: place.counts,
         };
@@ -109,11 +170,20 @@ impl Clusters {
         Reserved { at, len, ticket, fill }
     }
 
+    /// The subclusters of so many bytes from byte `from` of a cluster on.
+    fn part(&self, from: u64, len: u64) -> Part {
+        let format = self.tables.format();
+        let first = format.subcluster_of(from);
+        let last = format.subcluster_of(from.saturating_add(len).saturating_sub(1));
+        Part { first, count: last.saturating_sub(first).saturating_add(1) }
+    }
+
     /// Another write to a cluster whose place reads as zero and is not in the table yet.
     fn share(&mut self, span: Span, start: Start, spot: Spot, place: u64) -> Result<Reserved, Wait> {
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
         let counts = room.counts.need(place, 1)?;
-        Ok(self.begin(span, start, spot, Place { first: place, count: 1, new: true, shared: true, counts }))
+        let place = Place { first: place, count: 1, new: true, shared: true, parts: false, counts };
+        Ok(self.begin(span, start, spot, place))
     }
 
     fn begin_write(&mut self, write: Write, shared: bool) -> Option<Ticket> {
@@ -142,29 +212,37 @@ impl Clusters {
             // must not lose what is written. Where it was claimed before, there is nothing to do.
             let spot = self.tables.spot(cluster).ok().flatten();
             if let Some(spot) = spot.filter(|_| claimed) {
-                self.place(spot, place, write.new);
+                self.place(spot, place, &write);
             }
         }
-        let at = write.cluster << self.bits;
-        let len = (write.count << self.bits).min(self.len.saturating_sub(at));
-        Some(Placed { span: Span { at, len }, at: write.place << self.bits })
+        let (from, len) = match write.part {
+            Some(Part { first, count }) => (self.tables.format().start_of(first), self.tables.format().start_of(count)),
+            None => (0, write.count << self.bits),
+        };
+        let at = (write.cluster << self.bits).saturating_add(from);
+        let span = Span { at, len: len.min(self.len.saturating_sub(at)) };
+        Some(Placed { span, at: (write.place << self.bits).saturating_add(from) })
     }
 
     /// Puts a place into the table.
-    fn place(&mut self, spot: Spot, place: u64, new: bool) {
+    fn place(&mut self, spot: Spot, place: u64, write: &Write) {
         let old = self.tables.entry(spot, 0);
         let packed = match old {
             Entry::Packed { at, end } => Some(self.packed_clusters(at, end)),
             _ => None,
         };
-        self.tables.set(spot, 0, Entry::Data { at: place << self.bits, copied: true });
-        let Some(room) = self.room.as_mut().filter(|_| new) else { return };
+        let at = place << self.bits;
+        self.tables.set(spot, 0, write.part.map_or(Entry::Data { at, copied: true }, |part| old.with(at, part)));
+        let Some(room) = self.room.as_mut() else { return };
+        if !write.new {
+            return room.counts.log_again(place);
+        }
         room.counts.raise(place);
         room.space.used_now(place, 1);
-        match (old, packed) {
+        match (old.place(), packed) {
             (_, Some((first, count))) => room.lose_packed(first, count),
-            (Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. }, None) => room.lose_shared(at >> self.bits),
-            _ => {}
+            (Some(at), None) => room.lose_shared(at >> self.bits),
+            (None, None) => {}
         }
     }
 
@@ -232,13 +310,8 @@ struct Place {
     new: bool,
     /// It reads as zero, as its clusters of the disk do: other writes may go there at the same time.
     shared: bool,
+    /// Other subclusters of the cluster stay what they are.
+    parts: bool,
     /// The slices of refcounts that the write will change.
     counts: Vec<u64>,
-}
-
-impl Place {
-    /// The place that the cluster has already.
-    fn again(first: u64) -> Place {
-        Place { first, count: 1, new: false, shared: false, counts: Vec::new() }
-    }
 }

@@ -4,7 +4,7 @@
 //! answer is about clusters whose entries were checked; and an entry that makes no sense costs its own cluster, and
 //! nothing beside it.
 
-use super::entry::{Entry, is_sound};
+use super::entry::{Entry, Subcluster, Subclusters};
 use super::layout::{COPIED, OFFSET_MASK, length};
 use super::room::Room;
 use super::tables::{Spot, Tables};
@@ -94,7 +94,24 @@ impl Clusters {
             }
             Entry::Data { at, .. } => Place::Data { at: at.saturating_add(start.from), len },
             Entry::Packed { at, end } => self.packed(at, end, start.from, len),
+            mixed @ Entry::Mixed { subclusters, .. } => self.mixed(mixed, subclusters, start.from, len),
         })
+    }
+
+    /// The first subclusters that are alike, from byte `from` of a cluster on, at most `max` bytes.
+    pub fn mixed(&self, entry: Entry, subclusters: Subclusters, from: u64, max: u64) -> Place {
+        let format = self.tables.format();
+        let number = format.subcluster_of(from);
+        let (first, count) = subclusters.run(number);
+        let len = max.min(format.start_of(number.saturating_add(count)).saturating_sub(from));
+        match (first, entry.place()) {
+            (Subcluster::Data, Some(at)) if self.room.is_some() && !entry.is_copied() => {
+                Place::Shared { at: at.saturating_add(from), len }
+            }
+            (Subcluster::Data, Some(at)) => Place::Data { at: at.saturating_add(from), len },
+            (Subcluster::Zero, _) => Place::Zero { len },
+            (Subcluster::Unallocated | Subcluster::Data, _) => self.nowhere(len),
+        }
     }
 
     /// Where the entry of a cluster stands, and whether it makes sense.
@@ -106,26 +123,26 @@ impl Clusters {
             return Ok(Found::Unsound { at, raw, count: self.tables.left_in_table(cluster) });
         }
         let Some(spot) = self.tables.spot(cluster)? else { return Ok(Found::NoTable) };
-        let (bits, zeroes) = (self.bits, self.zeroes);
+        let (bits, zeroes, format) = (self.bits, self.zeroes, self.tables.format());
         let Some(entries) = self.tables.unchecked(spot) else { return Ok(Found::Entry(spot)) };
         let room = &mut self.room;
-        let unsound = entries.enumerate().filter(|&(_, raw)| {
-            let place = Entry::decode(raw, bits).place();
+        let unsound = entries.enumerate().filter_map(|(number, raw)| {
+            let place = format.decode(raw).place();
             let refers = room.as_mut().is_none_or(|room| place.is_none_or(|at| room.refer(at >> bits)));
-            !is_sound(raw, bits, limit, zeroes) || !refers
+            let fault = format.unsound(raw, limit, zeroes).or((!refers).then_some((0, raw.descriptor)));
+            Some((number, fault?))
         });
         // All of them are looked at, for what they refer to is in use.
         let (mut any, mut next) = (false, None);
-        for (number, raw) in unsound {
+        for (number, fault) in unsound {
             any = true;
             if number >= spot.within && next.is_none() {
-                next = Some((number, raw));
+                next = Some((number, fault));
             }
         }
         match next {
-            Some((number, raw)) if number == spot.within => {
-                let at = spot.slice.saturating_add(length(spot.index).saturating_mul(8));
-                Ok(Found::Unsound { at, raw, count: 1 })
+            Some((number, (within, raw))) if number == spot.within => {
+                Ok(Found::Unsound { at: self.tables.entry_at(spot).saturating_add(within), raw, count: 1 })
             }
             Some((number, _)) => {
                 let left = length(number.saturating_sub(spot.within));
@@ -187,7 +204,7 @@ impl Clusters {
                 Entry::Data { at, copied } => {
                     entry == Entry::Data { at: at.saturating_add(count << self.bits), copied }
                 }
-                Entry::Packed { .. } => false,
+                Entry::Packed { .. } | Entry::Mixed { .. } => false,
             };
             if !alike {
                 break;

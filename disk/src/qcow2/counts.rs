@@ -210,6 +210,19 @@ impl Counts {
         debug_assert!(self.slices.bytes(at).is_some(), "a refcount is changed in a slice that is not here");
         let Some(bytes) = self.slices.change(at) else { return };
         set(bytes, self.order, within, count);
+        self.log(at, within, count, batch);
+    }
+
+    /// Logs how often a cluster is referred to which an entry in the log refers to, and which was counted already. Should
+    /// a later round give it up behind a gap in the log, the next process writes that entry again.
+    pub fn log_again(&mut self, cluster: u64) {
+        if let Cover::Counted(at) = self.cover(cluster) {
+            self.log(at, cluster % self.per_slice(), self.get(cluster), COUNTS);
+        }
+    }
+
+    /// Logs a refcount of the slice at `at`.
+    fn log(&mut self, at: u64, within: u64, count: u64, batch: u8) {
         let Some(width) = 1u64.checked_shl(self.order).and_then(|bits| bits.checked_div(8)).filter(|&width| width > 0)
         else {
             // Others in the same byte may belong to another batch.

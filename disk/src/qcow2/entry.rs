@@ -1,8 +1,15 @@
-//! An L2 entry: what it says of its cluster ("L2 table entry").
+//! An L2 entry: what it says of its cluster ("L2 table entry", "Extended L2 Entries").
 //!
-//! Knows nothing of tables. Keeps: what [`check`] has let through has a place inside the limit, at a cluster of its own.
+//! Knows nothing of tables. Keeps: what [`EntryFormat::unsound`] finds no fault with has a place inside the limit, at a
+//! cluster of its own.
 
-use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, SECTOR, ZERO};
+use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, SECTOR, ZERO, entry, index, set_entry};
+
+/// Subclusters in a cluster, where entries are extended.
+pub const SUBCLUSTERS: u32 = 32;
+/// The half of a bitmap that says which subclusters are in the file. The other one says which read as zero.
+const ALL_HERE: u64 = 0xffff_ffff;
+const ALL_ZERO: u64 = ALL_HERE << SUBCLUSTERS;
 
 /// What an L2 entry says of its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,91 +39,352 @@ pub enum Entry {
         /// Behind the last sector that they reach into.
         end: u64,
     },
+    /// Not the same for all subclusters.
+    Mixed {
+        /// Offset in the file, if it has a place.
+        at: Option<u64>,
+        /// Nothing else refers to that place.
+        copied: bool,
+        /// What is where.
+        subclusters: Subclusters,
+    },
 }
 
-impl Entry {
-    /// Reads an entry of an image with clusters of 2^`bits` bytes.
-    pub fn decode(raw: u64, bits: u32) -> Entry {
-        if raw & COMPRESSED != 0 {
-            // "Compressed Clusters Descriptor": an offset of `x` bits, above it the additional sectors.
-            let x = 70u32.saturating_sub(bits);
-            let at = raw & (1u64 << x).saturating_sub(1);
-            let sectors = ((raw & !(COPIED | COMPRESSED)) >> x).saturating_add(1);
-            return Entry::Packed { at, end: (at / SECTOR).saturating_add(sectors).saturating_mul(SECTOR) };
-        }
-        match (raw & OFFSET_MASK, raw & ZERO != 0) {
-            (0, false) => Entry::Unallocated,
-            (0, true) => Entry::Zero,
-            (at, true) => Entry::ZeroAllocated { at, copied: raw & COPIED != 0 },
-            (at, false) => Entry::Data { at, copied: raw & COPIED != 0 },
+/// What a bitmap says of the subclusters of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subclusters(u64);
+
+/// Some subclusters in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The number of the first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// What it says of one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subcluster {
+    /// In the cluster's place in the file.
+    Data,
+    /// Zero.
+    Zero,
+    /// In the parent, or zero if there is none.
+    Unallocated,
+}
+
+impl Subclusters {
+    fn get(self, number: u32) -> Subcluster {
+        let bit = |half: u64| half.checked_shr(number).unwrap_or(0) & 1 == 1;
+        match (bit(self.0), bit(self.0 >> SUBCLUSTERS)) {
+            (_, true) => Subcluster::Zero,
+            (true, false) => Subcluster::Data,
+            (false, false) => Subcluster::Unallocated,
         }
     }
 
+    /// The subcluster with this number, and how many from it on are like it.
+    pub fn run(self, number: u32) -> (Subcluster, u32) {
+        let first = self.get(number);
+        (first, self.count_from(number, |next| next == first))
+    }
+
+    /// How many from this number on are not in the file.
+    pub fn absent(self, number: u32) -> u32 {
+        self.count_from(number, |next| next != Subcluster::Data)
+    }
+
+    fn count_from(self, number: u32, is_one: impl Fn(Subcluster) -> bool) -> u32 {
+        let run = (number..SUBCLUSTERS).take_while(|&next| is_one(self.get(next)));
+        u32::try_from(run.count()).unwrap_or(SUBCLUSTERS)
+    }
+
+    /// The same when a part is in the file.
+    fn with(self, part: Part) -> Subclusters {
+        let mask = (1u64 << part.count).saturating_sub(1) << part.first;
+        Subclusters((self.0 | mask) & !(mask << SUBCLUSTERS))
+    }
+}
+
+impl Entry {
     /// Where in the file it has a place, or begins to have one.
     pub fn place(self) -> Option<u64> {
         match self {
             Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } | Entry::Packed { at, .. } => Some(at),
+            Entry::Mixed { at, .. } => at,
             Entry::Unallocated | Entry::Zero => None,
         }
     }
 
-    /// The entry as it stands in a table.
-    pub fn encode(self) -> u64 {
+    /// The cluster of the file that is its place, unless it is compressed.
+    pub fn cluster_place(self) -> Option<u64> {
+        self.place().filter(|_| !matches!(self, Entry::Packed { .. }))
+    }
+
+    /// The same entry when a part of its cluster is in the file, at a place that is its own.
+    pub fn with(self, at: u64, part: Part) -> Entry {
+        let before = match self {
+            Entry::Zero | Entry::ZeroAllocated { .. } => Subclusters(ALL_ZERO),
+            Entry::Mixed { subclusters, .. } => subclusters,
+            Entry::Unallocated => Subclusters(0),
+            Entry::Data { .. } | Entry::Packed { .. } => Subclusters(ALL_HERE),
+        };
+        match before.with(part) {
+            Subclusters(ALL_HERE) => Entry::Data { at, copied: true },
+            subclusters => Entry::Mixed { at: Some(at), copied: true, subclusters },
+        }
+    }
+
+    /// Whether it has a cluster of the file for itself.
+    pub fn is_copied(self) -> bool {
         match self {
-            Entry::Unallocated => 0,
-            Entry::Zero => ZERO,
-            Entry::ZeroAllocated { at, copied } => at | if copied { COPIED } else { 0 } | ZERO,
-            Entry::Data { at, copied } => at | if copied { COPIED } else { 0 },
-            Entry::Packed { .. } => unreachable!("nothing is written compressed"),
+            Entry::Data { copied, .. } | Entry::ZeroAllocated { copied, .. } | Entry::Mixed { copied, .. } => copied,
+            Entry::Unallocated | Entry::Zero | Entry::Packed { .. } => false,
         }
     }
 }
 
-/// Whether an entry makes sense in an image of clusters of 2^`bits` bytes where nothing lies at or behind `limit`.
-/// `zeroes`: version 2 does not know clusters that read as zero. A mark "copied" that is missing, or where none
-/// belongs, makes no entry unsound: it costs time.
-pub fn is_sound(raw: u64, bits: u32, limit: u64, zeroes: bool) -> bool {
-    /// Bits of the entry of a standard cluster that are neither flag nor offset, the zero flag apart.
-    const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET_MASK | ZERO);
-    match Entry::decode(raw, bits) {
-        Entry::Packed { at, end } => at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
-        Entry::Unallocated => raw & RESERVED == 0,
-        Entry::Zero => raw & RESERVED == 0 && zeroes,
-        Entry::ZeroAllocated { at, .. } | Entry::Data { at, .. } => {
-            raw & RESERVED == 0 && at % (1 << bits) == 0 && at < limit && (zeroes || raw & ZERO == 0)
+/// An entry as it stands in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawEntry {
+    /// What every entry has: a place and flags.
+    pub descriptor: u64,
+    /// "Subcluster Allocation Bitmap"; zero where entries are not extended.
+    pub bitmap: u64,
+}
+
+impl RawEntry {
+    /// Whether nobody has written anything here.
+    pub fn is_empty(self) -> bool {
+        self.descriptor == 0 && self.bitmap == 0
+    }
+}
+
+/// How the entries of an image stand in its L2 tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryFormat {
+    /// Bytes of a cluster, as a power of two.
+    pub cluster_bits: u32,
+    /// Each entry has a bitmap of subclusters.
+    pub extended: bool,
+}
+
+impl EntryFormat {
+    /// Bytes of an entry.
+    pub fn size(self) -> u64 {
+        if self.extended { 16 } else { 8 }
+    }
+
+    /// Entries of a table, which fills a cluster.
+    pub fn in_table(self) -> u64 {
+        (1 << self.cluster_bits) / self.size()
+    }
+
+    /// Bytes of the disk that a table is about.
+    pub fn reach(self) -> u64 {
+        self.in_table().saturating_mul(1 << self.cluster_bits)
+    }
+
+    /// The subcluster of a byte of a cluster.
+    pub fn subcluster_of(self, byte: u64) -> u32 {
+        u32::try_from(byte / self.subcluster()).unwrap_or(SUBCLUSTERS)
+    }
+
+    /// The byte of a cluster at which a subcluster begins.
+    pub fn start_of(self, subcluster: u32) -> u64 {
+        self.subcluster().saturating_mul(subcluster.into())
+    }
+
+    fn subcluster(self) -> u64 {
+        (1 << self.cluster_bits) / u64::from(SUBCLUSTERS)
+    }
+
+    /// An entry of a table.
+    pub fn read(self, table: &[u8], number: usize) -> RawEntry {
+        let word = self.word(number);
+        let bitmap = if self.extended { entry(table, word.saturating_add(1)) } else { 0 };
+        RawEntry { descriptor: entry(table, word), bitmap }
+    }
+
+    /// Sets an entry of a table.
+    pub fn write(self, table: &mut [u8], number: usize, raw: RawEntry) {
+        let word = self.word(number);
+        set_entry(table, word, raw.descriptor);
+        if self.extended {
+            set_entry(table, word.saturating_add(1), raw.bitmap);
         }
     }
+
+    /// The bytes of an entry.
+    pub fn bytes(self, raw: RawEntry) -> Vec<u8> {
+        let mut bytes = vec![0; index(self.size())];
+        self.write(&mut bytes, 0, raw);
+        bytes
+    }
+
+    /// The entries of a table or of a piece of one, each with the number of the 64-bit word that is its descriptor.
+    pub fn entries(self, table: &[u8]) -> impl Iterator<Item = (usize, RawEntry)> {
+        let count = table.len() / index(self.size());
+        (0..count).map(move |number| (self.word(number), self.read(table, number)))
+    }
+
+    fn word(self, number: usize) -> usize {
+        number.saturating_mul(index(self.size() / 8))
+    }
+
+    /// What an entry says.
+    pub fn decode(self, raw: RawEntry) -> Entry {
+        let RawEntry { descriptor, bitmap } = raw;
+        if descriptor & COMPRESSED != 0 {
+            // "Compressed Clusters Descriptor": an offset of `x` bits, above it the additional sectors. There are no
+            // subclusters, and the bitmap is not looked at.
+            let x = 70u32.saturating_sub(self.cluster_bits);
+            let at = descriptor & (1u64 << x).saturating_sub(1);
+            let sectors = ((descriptor & !(COPIED | COMPRESSED)) >> x).saturating_add(1);
+            return Entry::Packed { at, end: (at / SECTOR).saturating_add(sectors).saturating_mul(SECTOR) };
+        }
+        let (place, copied) = (descriptor & OFFSET_MASK, descriptor & COPIED != 0);
+        let zero = if self.extended { bitmap == ALL_ZERO } else { descriptor & ZERO != 0 };
+        let here = !self.extended || bitmap == ALL_HERE;
+        match (place, zero) {
+            (0, true) => Entry::Zero,
+            (0, false) if bitmap == 0 => Entry::Unallocated,
+            (0, false) => Entry::Mixed { at: None, copied: false, subclusters: Subclusters(bitmap) },
+            (at, true) => Entry::ZeroAllocated { at, copied },
+            (at, false) if here => Entry::Data { at, copied },
+            (at, false) => Entry::Mixed { at: Some(at), copied, subclusters: Subclusters(bitmap) },
+        }
+    }
+
+    /// An entry as it is to stand in a table.
+    pub fn encode(self, entry: Entry) -> RawEntry {
+        let mark = |copied| if copied { COPIED } else { 0 };
+        let (descriptor, bitmap) = match entry {
+            Entry::Unallocated => (0, 0),
+            Entry::Zero => (0, ALL_ZERO),
+            Entry::ZeroAllocated { at, copied } => (at | mark(copied), ALL_ZERO),
+            Entry::Data { at, copied } => (at | mark(copied), ALL_HERE),
+            Entry::Mixed { at, copied, subclusters } => (at.unwrap_or(0) | mark(copied), subclusters.0),
+            Entry::Packed { .. } => unreachable!("nothing is written compressed"),
+        };
+        if self.extended {
+            return RawEntry { descriptor, bitmap };
+        }
+        RawEntry { descriptor: descriptor | if bitmap == ALL_ZERO { ZERO } else { 0 }, bitmap: 0 }
+    }
+
+    /// What makes no sense in an entry of an image where nothing lies at or behind `limit`: where it stands in the
+    /// entry, and its value. `zeroes`: version 2 does not know clusters that read as zero. A mark "copied" that is
+    /// missing, or where none belongs, makes no entry unsound: it costs time.
+    pub fn unsound(self, raw: RawEntry, limit: u64, zeroes: bool) -> Option<(u64, u64)> {
+        let entry = self.decode(raw);
+        let descriptor = match entry {
+            Entry::Packed { at, end } => at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
+            _ => {
+                let inside = entry.place().is_none_or(|at| at % (1 << self.cluster_bits) == 0 && at < limit);
+                inside && raw.descriptor & self.reserved(zeroes) == 0
+            }
+        };
+        match entry {
+            _ if !descriptor => Some((0, raw.descriptor)),
+            Entry::Mixed { at, .. } if !is_possible(raw.bitmap, at.is_some()) => Some((8, raw.bitmap)),
+            _ => None,
+        }
+    }
+
+    /// Bits of the descriptor of a cluster that is not compressed which have to be zero.
+    pub fn reserved(self, zeroes: bool) -> u64 {
+        let zero = if zeroes && !self.extended { ZERO } else { 0 };
+        !(COPIED | COMPRESSED | OFFSET_MASK | zero)
+    }
+}
+
+/// Whether a bitmap makes sense: no subcluster both reads as zero and is in the file, and none is where there is no
+/// place.
+pub fn is_possible(bitmap: u64, placed: bool) -> bool {
+    let (here, zero) = (bitmap & ALL_HERE, bitmap >> SUBCLUSTERS);
+    here & zero == 0 && (placed || here == 0)
 }
 
 #[cfg(test)]
 mod test {
     use super::*;
 
+    const PLAIN: EntryFormat = EntryFormat { cluster_bits: 16, extended: false };
+    const EXTENDED: EntryFormat = EntryFormat { cluster_bits: 16, extended: true };
+
+    fn plain(descriptor: u64) -> RawEntry {
+        RawEntry { descriptor, bitmap: 0 }
+    }
+
     #[test]
     fn a_compressed_cluster_reaches_to_the_end_of_its_last_sector() {
         // 64 KiB: x is 54. From byte 327 680 + 100, one additional sector.
-        let raw = COMPRESSED | (1 << 54) | 327_780;
-        assert_eq!(Entry::decode(raw, 16), Entry::Packed { at: 327_780, end: 327_680 + 1024 });
+        let raw = plain(COMPRESSED | (1 << 54) | 327_780);
+        assert_eq!(PLAIN.decode(raw), Entry::Packed { at: 327_780, end: 327_680 + 1024 });
+        assert_eq!(EXTENDED.decode(raw), PLAIN.decode(raw));
     }
 
     #[test]
     fn what_is_written_reads_back() {
         let data = |copied| Entry::Data { at: 1 << 40, copied };
         let zero = |copied| Entry::ZeroAllocated { at: 65536, copied };
-        for entry in [Entry::Unallocated, Entry::Zero, data(true), data(false), zero(true), zero(false)] {
-            assert_eq!(Entry::decode(entry.encode(), 16), entry);
-            assert!(is_sound(entry.encode(), 16, 1 << 50, true));
+        let parts = |at| Entry::Mixed { at, copied: at.is_some(), subclusters: Subclusters(0b1010 << 32) };
+        for format in [PLAIN, EXTENDED] {
+            let mut entries = vec![Entry::Unallocated, Entry::Zero, data(true), data(false), zero(true), zero(false)];
+            if format.extended {
+                entries.extend([parts(None), parts(Some(65536))]);
+            }
+            let mut table = vec![0; 256];
+            for (number, entry) in entries.into_iter().enumerate() {
+                let raw = format.encode(entry);
+                format.write(&mut table, number, raw);
+                assert_eq!(format.decode(format.read(&table, number)), entry);
+                assert_eq!(format.unsound(raw, 1 << 50, true), None);
+            }
         }
     }
 
     #[test]
     fn reserved_bits_and_strange_places_are_not_sound() {
         let at = 3 << 16;
-        assert!(is_sound(at | COPIED, 16, 4 << 16, true));
-        assert!(!is_sound(at | COPIED, 16, 3 << 16, true), "behind the end");
-        assert!(!is_sound(at | COPIED | 2, 16, 4 << 16, true), "a reserved bit");
-        assert!(!is_sound((at + 512) | COPIED, 16, 4 << 16, true), "between clusters");
-        assert!(is_sound(at, 16, 4 << 16, true), "shared");
-        assert!(is_sound(at | ZERO, 16, 4 << 16, true) && !is_sound(at | ZERO, 16, 4 << 16, false), "version 2");
+        let is_sound = |descriptor, limit, zeroes| PLAIN.unsound(plain(descriptor), limit, zeroes).is_none();
+        assert!(is_sound(at | COPIED, 4 << 16, true));
+        assert!(!is_sound(at | COPIED, 3 << 16, true), "behind the end");
+        assert!(!is_sound(at | COPIED | 2, 4 << 16, true), "a reserved bit");
+        assert!(!is_sound((at + 512) | COPIED, 4 << 16, true), "between clusters");
+        assert!(is_sound(at, 4 << 16, true), "shared");
+        assert!(is_sound(at | ZERO, 4 << 16, true) && !is_sound(at | ZERO, 4 << 16, false), "version 2");
+    }
+
+    #[test]
+    fn a_bitmap_tells_of_each_subcluster() {
+        let raw = RawEntry { descriptor: 65536 | COPIED, bitmap: 0b0111 | 0b1000 << SUBCLUSTERS };
+        let Entry::Mixed { at: Some(65536), copied: true, subclusters } = EXTENDED.decode(raw) else { panic!() };
+        assert_eq!(subclusters.run(1), (Subcluster::Data, 2));
+        assert_eq!(subclusters.run(3), (Subcluster::Zero, 1));
+        assert_eq!(subclusters.run(4), (Subcluster::Unallocated, 28));
+    }
+
+    #[test]
+    fn a_part_that_is_written_leaves_the_others_what_they_are() {
+        let part = Part { first: 2, count: 2 };
+        let Entry::Mixed { at: Some(65536), copied: true, subclusters } = Entry::Zero.with(65536, part) else {
+            panic!()
+        };
+        assert_eq!((subclusters.run(0), subclusters.run(2)), ((Subcluster::Zero, 2), (Subcluster::Data, 2)));
+        let entry = Entry::Unallocated.with(65536, part).with(65536, Part { first: 0, count: 2 });
+        assert_eq!(EXTENDED.encode(entry).bitmap, 0b1111);
+        assert_eq!(entry.with(65536, Part { first: 4, count: 28 }), Entry::Data { at: 65536, copied: true });
+    }
+
+    #[test]
+    fn a_bitmap_that_cannot_be_is_named_where_it_stands() {
+        let fault = |descriptor, bitmap| EXTENDED.unsound(RawEntry { descriptor, bitmap }, 1 << 20, true);
+        assert_eq!(fault(65536, 1 | 1 << 32), Some((8, 1 | 1 << 32)), "zero and in the file");
+        assert_eq!(fault(0, 1), Some((8, 1)), "in the file, and without a place");
+        assert_eq!(fault(65537, 1), Some((0, 65537)), "the bit for zeroes is the bitmap's");
+        assert_eq!(fault(65536, 1 | 2 << 32), None);
     }
 }

@@ -8,7 +8,7 @@ use super::counts::Fate;
 use super::entry::Entry;
 use super::tables::Spot;
 use crate::Span;
-use crate::format::{Discarded, Wait};
+use crate::format::{Discarded, Place, Wait};
 
 /// What is done with a run of clusters that all hold something, or nothing.
 enum Loss {
@@ -82,6 +82,11 @@ impl Clusters {
         };
         Ok(match entry {
             Entry::Data { at, copied: true } => Discarded::Kept { at: at.saturating_add(start.from), len },
+            mixed @ Entry::Mixed { subclusters, .. } => match self.mixed(mixed, subclusters, start.from, len) {
+                Place::Data { at, len } => Discarded::Kept { at, len },
+                Place::Shared { len, .. } | Place::Zero { len } | Place::Parent { len } => Discarded::Nothing { len },
+                Place::Packed { .. } | Place::Damaged { .. } => Discarded::Nothing { len },
+            },
             _ => Discarded::Nothing { len },
         })
     }
@@ -139,7 +144,7 @@ impl Clusters {
     }
 
     /// How many clusters `span` begins with that it covers whole. The last one ends with the disk.
-    fn whole(&self, span: Span, start: Start) -> u64 {
+    pub fn whole(&self, span: Span, start: Start) -> u64 {
         if start.from != 0 {
             return 0;
         }
@@ -159,15 +164,17 @@ impl Clusters {
         room.pay_debts()?;
         let bits = self.bits;
         Ok(match entry {
-            Entry::Unallocated | Entry::Zero => Loss::None { was: entry },
-            Entry::Data { at, copied: false } | Entry::ZeroAllocated { at, copied: false } => {
-                room.counts.need(at >> bits, 1)?;
-                Loss::Shared { first: at >> bits }
-            }
-            Entry::Data { at, copied: true } | Entry::ZeroAllocated { at, copied: true } => {
+            Entry::Unallocated | Entry::Zero | Entry::Mixed { at: None, .. } => Loss::None { was: entry },
+            Entry::Data { at, copied }
+            | Entry::ZeroAllocated { at, copied }
+            | Entry::Mixed { at: Some(at), copied, .. } => {
                 let first = at >> bits;
                 room.counts.need(first, 1)?;
-                if room.counts.get(first) == 1 { Loss::Own { first } } else { Loss::Other { first, count: 1 } }
+                match (copied, room.counts.get(first)) {
+                    (false, _) => Loss::Shared { first },
+                    (true, 1) => Loss::Own { first },
+                    (true, _) => Loss::Other { first, count: 1 },
+                }
             }
             Entry::Packed { at, end } => {
                 let first = at >> bits;
@@ -203,10 +210,7 @@ impl Clusters {
             // With its refcount in the same slice, which is here.
             Loss::Own { first } => {
                 let next = first.saturating_add(by);
-                let place = next << self.bits;
-                let (data, zero) =
-                    (Entry::Data { at: place, copied: true }, Entry::ZeroAllocated { at: place, copied: true });
-                let follows = entry == data || entry == zero;
+                let follows = entry.is_copied() && entry.place() == Some(next << self.bits);
                 follows && room.counts.is_near(first, next) && room.counts.get(next) == 1
             }
             Loss::Other { .. } | Loss::Shared { .. } => false,

@@ -16,7 +16,7 @@ impl Qcow2 {
             return limits(format!("a disk of {} bytes cannot be made {len} bytes long", self.geometry.len));
         }
         let cluster = self.clusters.size();
-        let entries = len.div_ceil(cluster.saturating_mul(cluster / 8));
+        let entries = len.div_ceil(self.clusters.tables.format().reach());
         if len > LEN_MAX || entries.saturating_mul(8) > L1_BYTES_MAX {
             return limits(format!(
                 "a virtual size of {len} bytes is beyond what clusters of {cluster} bytes can hold"

@@ -5,11 +5,13 @@
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::entry::EntryFormat;
 use super::layout::{
     BACKING_FORMAT_MAX, BACKING_NAME_MAX, CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, COMPRESSION_TYPE, CRYPT_LUKS,
-    EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_ENCRYPTION, EXTENSION_END, EXTENSION_FEATURE_NAMES,
-    EXTENSION_IDENTITY, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX, MAGIC, REFCOUNT_ORDER_MAX,
-    REFCOUNT_TABLE_BYTES_MAX, RawBitmaps, RawExtension, RawFeatureName, RawHeader, RawIdentity, SECTOR, index, length,
+    EXTENDED_L2, EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_ENCRYPTION, EXTENSION_END,
+    EXTENSION_FEATURE_NAMES, EXTENSION_IDENTITY, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX, MAGIC,
+    REFCOUNT_ORDER_MAX, REFCOUNT_TABLE_BYTES_MAX, RawBitmaps, RawExtension, RawFeatureName, RawHeader, RawIdentity,
+    SECTOR, SUBCLUSTERS_BITS_MIN, index, length,
 };
 use crate::{ImageError, ImageErrorKind, Source};
 
@@ -140,9 +142,9 @@ impl Header {
         u64::from(self.raw.refcount_table_clusters.get()).saturating_mul(self.cluster_size())
     }
 
-    /// Bytes of the disk that one L1 entry is about.
-    pub fn l2_reach(&self) -> u64 {
-        self.cluster_size().saturating_mul(self.cluster_size() / 8)
+    /// How the entries of L2 tables stand there.
+    pub fn entries(&self) -> EntryFormat {
+        entries_of(&self.raw)
     }
 
     /// The data of an extension.
@@ -241,6 +243,9 @@ fn check_numbers(raw: &RawHeader) -> Result<(), ImageError> {
     if !(CLUSTER_BITS_MIN..=CLUSTER_BITS_MAX).contains(&bits) {
         return corrupt(20, format!("clusters of 2^{bits} bytes are not between 512 bytes and 2 MiB"));
     }
+    if entries_of(raw).extended && bits < SUBCLUSTERS_BITS_MIN {
+        return corrupt(20, format!("clusters of 2^{bits} bytes have no subclusters of a sector: they take 16 KiB"));
+    }
     if u64::from(raw.header_len.get()) > 1 << bits {
         return corrupt(100, "the header does not fit the first cluster");
     }
@@ -257,9 +262,14 @@ fn check_numbers(raw: &RawHeader) -> Result<(), ImageError> {
     Ok(())
 }
 
+/// How the entries of the L2 tables of such an image stand there.
+fn entries_of(raw: &RawHeader) -> EntryFormat {
+    EntryFormat { cluster_bits: raw.cluster_bits.get(), extended: raw.incompatible.get() & EXTENDED_L2 != 0 }
+}
+
 fn check_places(raw: &RawHeader) -> Result<(), ImageError> {
     let cluster: u64 = 1 << raw.cluster_bits.get();
-    let reach = cluster.saturating_mul(cluster / 8);
+    let reach = entries_of(raw).reach();
     let l1_len = u64::from(raw.l1_entries.get()).saturating_mul(8);
     if l1_len > L1_BYTES_MAX {
         return corrupt(36, format!("an L1 table of {l1_len} bytes is larger than 32 MiB"));

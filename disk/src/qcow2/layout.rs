@@ -18,6 +18,8 @@ pub const HEADER_LEN_V3: u32 = 104;
 pub const CLUSTER_BITS_MIN: u32 = 9;
 /// Largest cluster that other programs take, as a power of two.
 pub const CLUSTER_BITS_MAX: u32 = 21;
+/// Smallest cluster with subclusters, as a power of two: each has a sector then.
+pub const SUBCLUSTERS_BITS_MIN: u32 = 14;
 /// Largest order of a refcount: 64 bits.
 pub const REFCOUNT_ORDER_MAX: u32 = 6;
 /// Bytes of an L1 table, at most: what QEMU takes.

@@ -43,10 +43,7 @@ pub fn check_readable(header: &Header) -> Result<(), ImageError> {
     if incompatible & EXTERNAL_DATA != 0 {
         return unsupported(72, "the image keeps its data in an external data file, which is not handled");
     }
-    if incompatible & EXTENDED_L2 != 0 {
-        return unsupported(72, "the image has extended L2 entries (subclusters), which are not handled");
-    }
-    let known = DIRTY | CORRUPT | COMPRESSION_TYPE;
+    let known = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2;
     if incompatible & !known != 0 {
         let names = header.feature_names(0, incompatible & !known).join(", ");
         return unsupported(72, format!("the image uses features that are not known here: {names}"));
@@ -91,7 +88,7 @@ impl Opening<'_> {
             check_writable(&self.header)?;
         }
         let l1 = self.l1(writable)?;
-        let tables = Tables::new(bits, l1, self.header.raw.l1_at.get());
+        let tables = Tables::new(self.header.entries(), l1, self.header.raw.l1_at.get());
         let snapshots = if writable { snapshots::read(self.source, &self.header)? } else { Snapshots::default() };
         let room = if writable { Some(self.room(&tables, &snapshots)?) } else { None };
         Ok(Clusters {

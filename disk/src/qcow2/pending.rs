@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use super::entry::Part;
 use crate::format::Ticket;
 
 /// A write under way.
@@ -17,6 +18,8 @@ pub struct Write {
     pub place: u64,
     /// Whether the place was handed out for it, and is not that of a cluster that reads as zero nevertheless.
     pub new: bool,
+    /// The subclusters that it is about; the others of its one cluster stay what they are. `None`: all.
+    pub part: Option<Part>,
     /// The L2 slice that it will change.
     pub table: u64,
     /// The slices of refcounts that it will change.
@@ -95,7 +98,7 @@ mod test {
     use super::*;
 
     fn write(cluster: u64, count: u64) -> Write {
-        Write { cluster, count, place: 100, new: true, table: 0, counts: Vec::new() }
+        Write { cluster, count, place: 100, new: true, part: None, table: 0, counts: Vec::new() }
     }
 
     #[test]

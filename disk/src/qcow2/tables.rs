@@ -5,8 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use super::entry::Entry;
-use super::layout::{COPIED, OFFSET_MASK, entry, index, set_entry};
+use super::entry::{Entry, EntryFormat, RawEntry};
+use super::layout::{COPIED, OFFSET_MASK, index, length};
 use super::order::{L1, L2};
 use super::slices::Slices;
 use crate::Records;
@@ -37,7 +37,7 @@ pub struct Spot {
 /// The tables of one image.
 #[derive(Debug)]
 pub struct Tables {
-    bits: u32,
+    format: EntryFormat,
     l1: Vec<u64>,
     l1_at: u64,
     slices: Slices,
@@ -59,11 +59,11 @@ pub struct Changes {
 }
 
 impl Tables {
-    /// The tables of an image with clusters of 2^`bits` bytes, whose L1 table stands at `l1_at`.
-    pub fn new(bits: u32, l1: Vec<u64>, l1_at: u64) -> Tables {
-        let slices = Slices::new(1 << bits, BUDGET);
+    /// The tables of an image with such entries, whose L1 table stands at `l1_at`.
+    pub fn new(format: EntryFormat, l1: Vec<u64>, l1_at: u64) -> Tables {
+        let slices = Slices::new(1 << format.cluster_bits, BUDGET);
         Tables {
-            bits,
+            format,
             l1,
             l1_at,
             slices,
@@ -78,9 +78,14 @@ impl Tables {
         &mut self.slices
     }
 
+    /// How the entries of L2 tables stand there.
+    pub fn format(&self) -> EntryFormat {
+        self.format
+    }
+
     /// Clusters that one L2 table is about, as a power of two.
     fn table_bits(&self) -> u32 {
-        self.bits.saturating_sub(3)
+        self.format.in_table().trailing_zeros()
     }
 
     /// Clusters from `cluster` to the end of what its L1 entry is about.
@@ -116,10 +121,11 @@ impl Tables {
 
     fn slices_of(&self, at: u64) -> impl Iterator<Item = u64> + use<> {
         let size = self.slices.size();
-        (0..(1u64 << self.bits) / size).map(move |number| at.saturating_add(number.saturating_mul(size)))
+        (0..(1u64 << self.format.cluster_bits) / size).map(move |number| at.saturating_add(number.saturating_mul(size)))
     }
 
     /// Gives a cluster an L2 table of its own at offset `at` of the file, with the [content](Tables::whole) of another.
+    /// It is not logged: written again, it would refer to clusters that were given up later, and are not counted.
     pub fn copy_table(&mut self, cluster: u64, at: u64, content: &[Vec<u8>]) {
         self.add_table(cluster, at);
         for (slice, bytes) in self.slices_of(at).zip(content) {
@@ -129,8 +135,8 @@ impl Tables {
                     place.copy_from_slice(bytes);
                 }
             }
-            self.records.bytes(L2, slice, bytes);
         }
+        self.records.leave_out();
     }
 
     /// Where the entry of a cluster stands; `None` if there is no L2 table for it.
@@ -140,22 +146,27 @@ impl Tables {
         if table == 0 {
             return Ok(None);
         }
-        let per_slice = self.slices.size() / 8;
+        let per_slice = self.slices.size() / self.format.size();
         let within = cluster % (1 << self.table_bits());
         let slice = table.saturating_add((within / per_slice).saturating_mul(self.slices.size()));
         self.slices.need(slice)?;
         let number = index(within % per_slice);
         let within = number % PIECE;
-        let left = super::layout::length(PIECE.saturating_sub(within));
+        let left = length(PIECE.saturating_sub(within));
         Ok(Some(Spot { slice, index: number, within, left }))
     }
 
     /// The raw entries of the piece around `spot`, if they were not found to be sound yet.
-    pub fn unchecked(&self, spot: Spot) -> Option<impl Iterator<Item = u64> + '_> {
+    pub fn unchecked(&self, spot: Spot) -> Option<impl Iterator<Item = RawEntry> + '_> {
         let piece = spot.index / PIECE;
         let bytes = self.slices.unmarked(spot.slice, piece)?;
-        let entries = bytes.chunks_exact(8).skip(piece.saturating_mul(PIECE)).take(PIECE);
-        Some(entries.map(|raw| entry(raw, 0)))
+        let entries = self.format.entries(bytes).skip(piece.saturating_mul(PIECE)).take(PIECE);
+        Some(entries.map(|(_, raw)| raw))
+    }
+
+    /// Offset in the file of the entry at `spot`.
+    pub fn entry_at(&self, spot: Spot) -> u64 {
+        spot.slice.saturating_add(length(spot.index).saturating_mul(self.format.size()))
     }
 
     /// They are sound.
@@ -166,17 +177,17 @@ impl Tables {
     /// The entry `by` clusters behind the one at `spot`, in the same slice.
     pub fn entry(&self, spot: Spot, by: u64) -> Entry {
         let bytes = self.slices.bytes(spot.slice).unwrap_or_default();
-        Entry::decode(entry(bytes, spot.index.saturating_add(index(by))), self.bits)
+        self.format.decode(self.format.read(bytes, spot.index.saturating_add(index(by))))
     }
 
     /// Changes that entry.
     pub fn set(&mut self, spot: Spot, by: u64, new: Entry) {
         debug_assert!(self.slices.bytes(spot.slice).is_some(), "an entry is changed in a slice that is not here");
         if let Some(bytes) = self.slices.change(spot.slice) {
-            let (number, raw) = (spot.index.saturating_add(index(by)), new.encode());
-            set_entry(bytes, number, raw);
-            let at = spot.slice.saturating_add(super::layout::length(number).saturating_mul(8));
-            self.records.bytes(L2, at, &raw.to_be_bytes());
+            let spot = Spot { index: spot.index.saturating_add(index(by)), ..spot };
+            let raw = self.format.encode(new);
+            self.format.write(bytes, spot.index, raw);
+            self.records.bytes(L2, self.entry_at(spot), &self.format.bytes(raw));
         }
     }
 
@@ -188,7 +199,7 @@ impl Tables {
             let raw = *entry;
             self.slices.begin_table(at);
             self.dirty_l1.insert(number.saturating_mul(8) / self.slices.size());
-            self.records.fill(L2, at, 1 << self.bits, 0);
+            self.records.fill(L2, at, 1 << self.format.cluster_bits, 0);
             self.records.bytes(L1, self.l1_at.saturating_add(number.saturating_mul(8)), &raw.to_be_bytes());
         }
     }

@@ -1,8 +1,7 @@
 //! The format by itself: a file in memory, and every wait answered at once.
 
 use super::layout::{
-    COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENDED_L2, EXTENSION_BITMAPS, EXTENSION_FEATURE_NAMES, EXTERNAL_DATA, entry,
-    set_entry,
+    COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, EXTENSION_FEATURE_NAMES, EXTERNAL_DATA, entry, set_entry,
 };
 use super::*;
 use crate::{Creation, ImageErrorKind};
@@ -180,7 +179,6 @@ fn what_cannot_be_made_is_refused() {
 #[test]
 fn features_that_are_not_handled_are_refused_by_name() {
     refused(&with_features(72, EXTERNAL_DATA), ImageErrorKind::Unsupported, "external data file");
-    refused(&with_features(72, EXTENDED_L2), ImageErrorKind::Unsupported, "extended L2");
     refused(&with_features(72, 1 << 40), ImageErrorKind::Unsupported, "bit 40");
     refused(&with_features(72, COMPRESSION_TYPE), ImageErrorKind::Unsupported, "compression type 0");
     let mut named = with_features(72, 1 << 40);
@@ -532,4 +530,47 @@ fn bitmaps_are_named() {
     let image = read_only(&file).unwrap();
     assert_eq!(image.info().bitmaps, ["nightl"]);
     assert!(!image.info().bitmaps_valid);
+}
+
+/// An image with subclusters, as another program makes it: they are 2 KiB.
+fn with_subclusters(parent: Option<Link>) -> Bench {
+    let mut file = file_of(&create(&Spec { parent, ..spec(64 * MIB) }).unwrap());
+    file[72..80].copy_from_slice(&layout::EXTENDED_L2.to_be_bytes());
+    Bench::new(file)
+}
+
+#[test]
+fn a_small_write_takes_the_subclusters_that_it_touches_from_the_parent() {
+    let mut bench = with_subclusters(Some(parent("base.qcow2")));
+    let span = Span { at: CLUSTER + 4096 + 512, len: 2048 };
+    let first = bench.ask(|image| image.reserve(span));
+    assert_eq!(first.fill, Some(crate::Fill { before: 512, after: 1536 }));
+    assert_eq!(bench.image.reserve(Span { at: CLUSTER, len: 512 }), Err(Wait::Busy(first.ticket.unwrap())));
+    let placed = bench.image.commit(first.ticket.unwrap()).unwrap();
+    assert_eq!((placed.span, placed.at), (Span { at: CLUSTER + 4096, len: 4096 }, first.at - 512));
+    let mut map = |at| bench.ask(|image| image.map(Span { at, len: 64 << 10 }));
+    assert_eq!(map(CLUSTER), Place::Parent { len: 4096 });
+    assert_eq!(map(CLUSTER + 4096), Place::Data { at: placed.at, len: 4096 });
+    assert_eq!(map(CLUSTER + 8192), Place::Parent { len: CLUSTER - 8192 });
+    // Up to what is there already, which is written in place.
+    let before = bench.ask(|image| image.reserve(Span { at: CLUSTER + 2048, len: 8192 }));
+    assert_eq!((before.len, before.at, before.fill), (2048, placed.at - 2048, None));
+    bench.image.abandon(before.ticket.unwrap());
+    let there = bench.ask(|image| image.reserve(Span { at: CLUSTER + 5120, len: 8192 }));
+    assert_eq!((there.len, there.at, there.ticket), (3072, placed.at + 1024, None));
+}
+
+#[test]
+fn a_cluster_of_which_others_have_a_part_is_copied_as_a_whole() {
+    let mut bench = with_subclusters(None);
+    bench.write(Span { at: 0, len: CLUSTER }, 1);
+    bench.round();
+    let l2 = entry(&bench.file[at(bench.image.info().l1_at)..], 0) & layout::OFFSET_MASK;
+    // Only its first two subclusters are in the file, and the mark is lost.
+    bench.file[at(l2)] &= 0x7f;
+    set_entry(&mut bench.file[at(l2)..], 1, 0b11);
+    let mut bench = Bench::new(bench.file);
+    assert!(matches!(bench.ask(|image| image.map(Span { at: 0, len: CLUSTER })), Place::Shared { len: 4096, .. }));
+    let reserved = bench.ask(|image| image.reserve(Span { at: 512, len: 512 }));
+    assert_eq!(reserved.fill, Some(crate::Fill { before: 512, after: CLUSTER - 1024 }));
 }

@@ -16,6 +16,7 @@ use disk::{
 use crate::planted::{Layers, Planted};
 use crate::qcow2::{self, CLUSTER};
 use crate::sector::SECTOR;
+use crate::subclusters;
 pub(crate) use align::Misaligned;
 pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
 use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers, header_in_place, header_last};
@@ -119,6 +120,7 @@ impl<F: Format> Saboteur<F> {
             Some(Planted::RoundedBitmap) => bitmaps(&mut batches).for_each(|write| {
                 write.bytes.iter_mut().filter(|byte| **byte != 0).for_each(|byte| *byte = 0xff);
             }),
+            Some(Planted::RoundedSubclusters) => batches.iter_mut().flatten().for_each(subclusters::round),
             Some(Planted::EarlyBits) => bitmaps(&mut batches).for_each(|write| {
                 bits_of(write, self.open.values(), |byte, bit| *byte |= bit);
             }),

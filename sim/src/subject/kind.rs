@@ -43,6 +43,10 @@ pub enum Kind {
     SharedQcow2,
     /// The same on a parent that holds data.
     SharedChildQcow2,
+    /// A qcow2 file with extended L2 entries, whose clusters hold something in some of their subclusters.
+    SubclusterQcow2,
+    /// The same on a parent that holds data.
+    SubclusterChildQcow2,
     /// A qcow2 file of version 2 that holds data.
     OldQcow2,
     /// One on a parent that holds data.
@@ -51,6 +55,10 @@ pub enum Kind {
     OldSharedQcow2,
     /// A used qcow2 file on one with an internal snapshot.
     Qcow2OnShared,
+    /// A used qcow2 file on one with extended L2 entries.
+    Qcow2OnSubclusters,
+    /// A qcow2 file with extended L2 entries on a used one.
+    SubclustersOnQcow2,
     /// A VHD on a VHD, both used: to be merged.
     VhdOnVhd,
     /// A new VHD on a used one.
@@ -103,6 +111,8 @@ impl Kind {
                 Kind::PackedChildQcow2,
                 Kind::SharedQcow2,
                 Kind::SharedChildQcow2,
+                Kind::SubclusterQcow2,
+                Kind::SubclusterChildQcow2,
                 Kind::OldQcow2,
                 Kind::OldChildQcow2,
                 Kind::OldSharedQcow2,
@@ -115,6 +125,8 @@ impl Kind {
                 Kind::PackedOnQcow2,
                 Kind::Qcow2OnPacked,
                 Kind::Qcow2OnShared,
+                Kind::Qcow2OnSubclusters,
+                Kind::SubclustersOnQcow2,
                 Kind::VhdOnQcow2,
                 Kind::Qcow2OnVhd,
                 Kind::VhdOnQcow2OnRaw,
@@ -131,10 +143,11 @@ impl Kind {
             Kind::Qcow2 | Kind::UsedQcow2 | Kind::ChildQcow2 | Kind::UsedChildQcow2 => "qcow2",
             Kind::PackedQcow2 | Kind::PackedChildQcow2 => "qcow2",
             Kind::SharedQcow2 | Kind::SharedChildQcow2 => "qcow2",
+            Kind::SubclusterQcow2 | Kind::SubclusterChildQcow2 => "qcow2",
             Kind::OldQcow2 | Kind::OldChildQcow2 | Kind::OldSharedQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
             Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::PackedOnQcow2 | Kind::Qcow2OnPacked => "chain",
-            Kind::Qcow2OnShared => "chain",
+            Kind::Qcow2OnShared | Kind::Qcow2OnSubclusters | Kind::SubclustersOnQcow2 => "chain",
             Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
             Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild | Kind::MisspeltChild => "vhd",
         }
@@ -160,10 +173,15 @@ impl Kind {
         })
     }
 
-    /// Whether it is of version 2 or has an internal snapshot.
+    /// Whether it is of version 2, has an internal snapshot or has subclusters.
     pub fn is_of_others(self) -> bool {
-        let foreign = [Made::SharedQcow2, Made::OldQcow2, Made::OldSharedQcow2];
+        let foreign = [Made::SharedQcow2, Made::OldQcow2, Made::OldSharedQcow2, Made::SubclusterQcow2];
         self.layers().iter().any(|layer| foreign.contains(&layer.made))
+    }
+
+    /// Whether it has subclusters.
+    pub fn is_of_subclusters(self) -> bool {
+        self.layers().iter().any(|layer| layer.made == Made::SubclusterQcow2)
     }
 
     /// Whether shorter workloads are explored on it than on others.
@@ -190,6 +208,8 @@ impl Kind {
             "chain" => Theme::Chain,
             // A snapshot of version 2 would take the new size for its own.
             "qcow2" if self == Kind::OldSharedQcow2 => Theme::Image,
+            // Their clusters are large: only a whole block is given up as more than a part of one.
+            "qcow2" if self.is_of_subclusters() => Theme::Image,
             "qcow2" => Theme::Growing,
             "raw" if self == Kind::GrowingRaw => Theme::Growing,
             _ => Theme::Image,
@@ -226,10 +246,14 @@ impl Kind {
             Kind::PackedChildQcow2 => vec![layer(Made::PackedQcow2, "w5+1 w2049+1 f"), layer(Made::Given, "")],
             Kind::SharedQcow2 => vec![layer(Made::SharedQcow2, "")],
             Kind::SharedChildQcow2 => vec![layer(Made::SharedQcow2, ""), layer(Made::Given, "")],
+            Kind::SubclusterQcow2 => vec![layer(Made::SubclusterQcow2, "")],
+            Kind::SubclusterChildQcow2 => vec![layer(Made::SubclusterQcow2, ""), layer(Made::Given, "")],
             Kind::OldQcow2 => vec![layer(Made::OldQcow2, "w0+6 w2050+2 f")],
             Kind::OldChildQcow2 => vec![layer(Made::OldQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
             Kind::OldSharedQcow2 => vec![layer(Made::OldSharedQcow2, "")],
             Kind::Qcow2OnShared => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::SharedQcow2, "")],
+            Kind::Qcow2OnSubclusters => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::SubclusterQcow2, "")],
+            Kind::SubclustersOnQcow2 => vec![layer(Made::SubclusterQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
             Kind::PackedOnQcow2 => vec![layer(Made::PackedQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
             Kind::Qcow2OnPacked => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::PackedQcow2, "")],
             Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
@@ -246,7 +270,7 @@ impl Kind {
     }
 }
 
-const KINDS: [(Kind, &str); 32] = [
+const KINDS: [(Kind, &str); 36] = [
     (Kind::Raw, "raw"),
     (Kind::GrowingRaw, "growing-raw"),
     (Kind::Fixed, "fixed"),
@@ -267,10 +291,14 @@ const KINDS: [(Kind, &str); 32] = [
     (Kind::PackedChildQcow2, "packed-child-qcow2"),
     (Kind::SharedQcow2, "shared-qcow2"),
     (Kind::SharedChildQcow2, "shared-child-qcow2"),
+    (Kind::SubclusterQcow2, "subcluster-qcow2"),
+    (Kind::SubclusterChildQcow2, "subcluster-child-qcow2"),
     (Kind::OldQcow2, "old-qcow2"),
     (Kind::OldChildQcow2, "old-child-qcow2"),
     (Kind::OldSharedQcow2, "old-shared-qcow2"),
     (Kind::Qcow2OnShared, "qcow2-on-shared"),
+    (Kind::Qcow2OnSubclusters, "qcow2-on-subclusters"),
+    (Kind::SubclustersOnQcow2, "subclusters-on-qcow2"),
     (Kind::PackedOnQcow2, "packed-on-qcow2"),
     (Kind::Qcow2OnPacked, "qcow2-on-packed"),
     (Kind::Qcow2OnQcow2, "qcow2-on-qcow2"),

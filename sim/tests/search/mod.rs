@@ -7,6 +7,7 @@ use sim::crash::Explorer;
 use sim::explore::{self, Case, Outcome};
 use sim::io::Fault;
 use sim::planted::Planted;
+use sim::run::Setup;
 use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Subject};
 use sim::workload;
@@ -39,10 +40,15 @@ pub fn assert_planted_are_found(format: &str) {
 
 /// One workload loses nothing at this pace, with this fault.
 pub fn assert_sound(subject: Subject, text: &str, pace: Pace, fault: Option<Fault>) {
+    assert_sound_with(subject, text, pace, |setup| setup.fault = fault);
+}
+
+/// One workload loses nothing at this pace, in a setup that is changed in this way.
+pub fn assert_sound_with(subject: Subject, text: &str, pace: Pace, change: impl FnOnce(&mut Setup)) {
     let ops = workload::parse(text).expect("it is a workload");
     let start = explore::prepare(&subject).expect("it opens");
     let mut case = Case::new(subject, ops, Schedule::undisturbed(pace));
-    case.setup.fault = fault;
+    change(&mut case.setup);
     if let Err(failure) = explore::explore(&mut Explorer::default(), &start, &mut case) {
         panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
     }

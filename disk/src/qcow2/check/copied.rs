@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use super::Findings;
 use super::ledger::Ledger;
 use super::shape::{Shape, Table, entries, read_padded};
-use crate::qcow2::entry::Entry;
 use crate::qcow2::layout::{COPIED, OFFSET_MASK, SECTOR, index, length};
 use crate::{ImageError, Severity, Source};
 
@@ -18,7 +17,7 @@ pub struct Wrong<'a> {
     pub at: u64,
     /// Its bytes, in whole sectors.
     pub bytes: &'a [u8],
-    /// Indexes and entries, as they are.
+    /// Which 64-bit words of it, and what they are.
     pub entries: Vec<(usize, u64)>,
 }
 
@@ -45,11 +44,12 @@ pub fn find(
                 continue;
             }
             read_padded(source, table_at, &mut second)?;
-            let wrong = |&(_, bits): &(usize, u64)| match Entry::decode(bits, shape.cluster_bits) {
-                Entry::Packed { .. } | Entry::Unallocated | Entry::Zero => false,
-                Entry::Data { at, .. } | Entry::ZeroAllocated { at, .. } => is_wrong(bits, at),
-            };
-            tell(table_at, &second, entries(&second).enumerate().filter(wrong), &mut each);
+            let format = shape.header.entries();
+            let wrong = format.entries(&second).filter_map(|(word, raw)| {
+                let at = format.decode(raw).cluster_place()?;
+                is_wrong(raw.descriptor, at).then_some((word, raw.descriptor))
+            });
+            tell(table_at, &second, wrong, &mut each);
         }
         first = first.saturating_add(Table::PIECE);
     }

@@ -7,13 +7,13 @@ use zerocopy::FromBytes;
 
 use crate::qcow2::header::{Header, check_compression, check_refcount_table};
 use crate::qcow2::layout::{
-    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawBitmaps, SECTOR, index,
-    length,
+    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENDED_L2, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawBitmaps,
+    SECTOR, index, length,
 };
 use crate::{ImageError, ImageErrorKind, Source};
 
 /// Incompatible features under which references can be followed.
-const FOLLOWED: u64 = DIRTY | CORRUPT | COMPRESSION_TYPE;
+const FOLLOWED: u64 = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2;
 
 /// A table of 64-bit entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,10 +6,10 @@
 use super::Findings;
 use super::bitmaps;
 use super::ledger::{Clash, Ledger, Role};
-use super::shape::{Shape, Table, entries, read_entries, read_padded};
+use super::shape::{Shape, Table, read_entries, read_padded};
 use super::snapshots;
-use crate::qcow2::entry::Entry;
-use crate::qcow2::layout::{COMPRESSED, COPIED, OFFSET_MASK, ZERO};
+use crate::qcow2::entry::{Entry, RawEntry, is_possible};
+use crate::qcow2::layout::{COPIED, OFFSET_MASK, length};
 use crate::{ImageError, Severity, Source};
 
 /// Tables that are walked though they were walked before: a damaged image has one or two, a hostile one as many as
@@ -21,8 +21,6 @@ const STRUCTURES_MAX: usize = 1024;
 
 /// Bits of a first-level entry that must be zero.
 const FIRST_RESERVED: u64 = !(COPIED | OFFSET_MASK);
-/// Bits of a second-level entry of an uncompressed cluster that must be zero.
-const SECOND_RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET_MASK | ZERO);
 
 /// A walk over all references.
 pub struct Walk<'a> {
@@ -133,7 +131,7 @@ impl<'a> Walk<'a> {
         let what = if active { "the first-level table" } else { "the first-level table of a snapshot" };
         let inside = self.refer_alone(l1.at, l1.len(), what)?;
         // A table that does not fit is not as long as the image says; behind what the disk needs is something else.
-        let needed = self.shape.header.raw.len.get().div_ceil(self.shape.header.l2_reach());
+        let needed = self.shape.header.raw.len.get().div_ceil(self.shape.header.entries().reach());
         let l1 = if inside { l1 } else { Table { entries: l1.entries.min(needed), ..l1 } };
         let mut first = 0;
         while let Some(piece) = read_entries(source, l1, first)? {
@@ -170,25 +168,28 @@ impl<'a> Walk<'a> {
         }
         let mut table = self.shape.piece();
         read_padded(source, table_at, &mut table)?;
-        for (index, bits) in (0..).zip(entries(&table)) {
-            if bits != 0 {
-                self.second_level(table_at.saturating_add(index * 8), bits, active)?;
+        for (word, raw) in self.shape.header.entries().entries(&table) {
+            if !raw.is_empty() {
+                self.second_level(table_at.saturating_add(length(word) * 8), raw, active)?;
             }
         }
         Ok(())
     }
 
-    fn second_level(&mut self, at: u64, bits: u64, active: bool) -> Result<(), ImageError> {
-        match Entry::decode(bits, self.shape.cluster_bits) {
+    fn second_level(&mut self, at: u64, raw: RawEntry, active: bool) -> Result<(), ImageError> {
+        let (entry, bits) = (self.shape.header.entries().decode(raw), raw.descriptor);
+        match entry {
             Entry::Packed { at: packed_at, end } => {
                 if bits & COPIED != 0 {
                     self.damage(at, format!("the entry {bits:#x} of a compressed cluster is marked as copied"));
                 }
                 self.refer(packed_at, end.saturating_sub(packed_at), Role::Other, "a compressed cluster")?;
             }
-            Entry::Unallocated | Entry::Zero => self.judge_reserved(at, bits),
-            Entry::Data { at: data_at, .. } | Entry::ZeroAllocated { at: data_at, .. } => {
-                self.judge_reserved(at, bits);
+            Entry::Unallocated | Entry::Zero | Entry::Mixed { at: None, .. } => self.judge_bits(at, raw, entry),
+            Entry::Data { at: data_at, .. }
+            | Entry::ZeroAllocated { at: data_at, .. }
+            | Entry::Mixed { at: Some(data_at), .. } => {
+                self.judge_bits(at, raw, entry);
                 if !self.shape.is_aligned(data_at) {
                     self.damage(at, format!("the second-level entry {bits:#x} is not the place of a cluster"));
                     return Ok(());
@@ -200,10 +201,15 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn judge_reserved(&mut self, at: u64, bits: u64) {
-        let zero = if self.shape.header.raw.version.get() < 3 { ZERO } else { 0 };
-        if bits & (SECOND_RESERVED | zero) != 0 {
-            self.damage(at, format!("the second-level entry {bits:#x} has reserved bits set"));
+    fn judge_bits(&mut self, at: u64, raw: RawEntry, entry: Entry) {
+        let RawEntry { descriptor, bitmap } = raw;
+        if descriptor & self.shape.header.entries().reserved(self.shape.header.raw.version.get() >= 3) != 0 {
+            self.damage(at, format!("the second-level entry {descriptor:#x} has reserved bits set"));
+        }
+        if !is_possible(bitmap, entry.place().is_some()) {
+            let what =
+                format!("the bitmap of subclusters {bitmap:#x} has some that are zero and in the file, or in none");
+            self.damage(at.saturating_add(8), what);
         }
     }
 

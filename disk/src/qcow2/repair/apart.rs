@@ -41,8 +41,9 @@ impl Apart {
         for table_at in tables.into_iter().filter(|&at| shape.is_aligned(at) && at < shape.file_len) {
             read_padded(source, table_at, &mut table)?;
             let mut moved = table.clone();
-            for (number, bits) in (0..).zip(entries(&table)) {
-                let Entry::Data { at, .. } = Entry::decode(bits, shape.cluster_bits) else { continue };
+            let format = shape.header.entries();
+            for (word, raw) in format.entries(&table) {
+                let (Entry::Data { at, .. } | Entry::Mixed { at: Some(at), .. }) = format.decode(raw) else { continue };
                 if !shape.is_aligned(at) || !survey.is_structure(shape.cluster_of(at)) {
                     continue;
                 }
@@ -54,7 +55,7 @@ impl Apart {
                 let place = shape.offset_of(next);
                 next = next.saturating_add(1);
                 apart.copies.push(MetaWrite { at: place, bytes });
-                set_entry(&mut moved, number, Entry::Data { at: place, copied: false }.encode());
+                set_entry(&mut moved, word, place);
             }
             apart.entries.extend(super::changes(table_at, &table, &moved));
         }

@@ -214,3 +214,28 @@ fn a_cluster_that_reads_as_zero_is_damage_in_version_2() {
     let place = bench.ask(|image| image.map(Span { at: 0, len: CLUSTER }));
     assert!(matches!(place, Place::Damaged { at, len: CLUSTER, .. } if at == l2), "{place:?}");
 }
+
+/// What a redo log has when it becomes full, written again over a round that has given up more: it refers to nothing
+/// that is counted too low.
+#[test]
+fn what_a_log_says_of_a_copied_table_does_not_outlive_what_the_table_refers_to() {
+    let mut bench = Bench::new(new_file(64 * MIB));
+    bench.write(Span { at: 0, len: 2 * CLUSTER }, 1);
+    bench.round();
+    let l1_at = at(bench.image.info().l1_at);
+    bench.file[l1_at] &= 0x7f;
+    let mut bench = Bench::new(bench.file);
+    bench.image.collect_records();
+    bench.write(Span { at: CLUSTER, len: 4096 }, 2);
+    let logged = bench.image.records().words().to_vec();
+    let complete = !bench.image.records().is_incomplete();
+    let given_up = bench.ask(|image| image.discard(Span { at: 0, len: CLUSTER }));
+    assert!(matches!(given_up, Discarded::Freed { .. } | Discarded::Hidden { .. }), "{given_up:?}");
+    bench.round();
+    let (owed, _) = crate::redo::Owed::of(&logged, &mut bench.file.as_slice()).unwrap();
+    if let Some(owed) = owed.filter(|_| complete) {
+        owed.batches().iter().for_each(|batch| apply(&mut bench.file, batch));
+    }
+    let problems = check(&mut bench.file.as_slice()).unwrap().problems;
+    assert!(problems.iter().all(|problem| problem.severity == crate::Severity::Leak), "{problems:?}");
+}

@@ -3,11 +3,12 @@
 # cargo may lie beside the PATH: rustup's, or one of several that Ubuntu keeps.
 WITH_CARGO = PATH="$$(tools/prepare --cargo):$$PATH"
 
-.PHONY: help demo test test-xen test-shares build install prepare clean
+.PHONY: help demo test test-all test-xen test-shares build install prepare clean
 
 help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; about 3 minutes'
 	@echo 'make test      the whole gate: format, clippy, tidy, tests, crash exploration, a guest'
+	@echo 'make test-all  the same with longer workloads in the crash exploration and all tests on Xen; two hours or so'
 	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
 	@echo 'make test-shares  repositories on real servers of NFS and SMB, in a guest; 20 minutes or so'
 	@echo 'make build     tapline, taplined and tapline-disk in target/release'
@@ -24,6 +25,9 @@ demo: prepare
 
 test: prepare
 	@$(WITH_CARGO) tools/gate
+
+test-all: prepare
+	@$(WITH_CARGO) tools/gate all
 
 test-xen: prepare
 	@$(WITH_CARGO) cargo xtask xen-test

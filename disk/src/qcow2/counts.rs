@@ -213,8 +213,8 @@ impl Counts {
         self.log(at, within, count, batch);
     }
 
-    /// Logs how often a cluster is referred to which an entry in the log refers to, and which was counted already. Should
-    /// a later round give it up behind a gap in the log, the next process writes that entry again.
+    /// Logs the refcount of a cluster to which an entry in the log refers, and which had its reference before. Should a
+    /// later round give it up behind a gap in the log, the next process writes that entry again.
     pub fn log_again(&mut self, cluster: u64) {
         if let Cover::Counted(at) = self.cover(cluster) {
             self.log(at, cluster % self.per_slice(), self.get(cluster), COUNTS);

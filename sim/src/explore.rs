@@ -343,8 +343,9 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
         Some(kind) => Some(Fault { kind: *kind, nth: nth % 16 + 1 }),
         None => faulty.then_some(Fault { kind, nth }),
     };
-    // And one redo log in four is soon full.
-    case.setup.log = [512 + 256 * random.index(4), ROOMY, ROOMY, ROOMY][random.index(4)];
+    // And one redo log in four is soon full, or has no room at all.
+    let small = [FULL << random.index(8), 512 + 256 * random.index(4)][random.index(2)];
+    case.setup.log = [small, ROOMY, ROOMY, ROOMY][random.index(4)];
     if bug.is_some_and(Planted::needs_full_log) {
         case.setup.log = FULL;
     }

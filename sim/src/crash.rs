@@ -24,11 +24,11 @@ use crate::io::{ROOM, SimIo, Visible};
 use crate::media::{Media, Unwritten};
 use crate::oracle::{Illegal, Legal, Oracle};
 use crate::random::Random;
-use crate::run::{Death, Setup, Sight, Violation, around, run, take_over, words_of};
+use crate::run::{Death, Setup, Sight, Violation, around, run, take_over};
 use crate::schedule::{Pace, Schedule};
-use crate::sector::{SECTOR, Words, mix};
+use crate::sector::{SECTOR, Words, mix, words_of};
 use crate::shared;
-use crate::subject::{Form, Kind, Start, Subject, damage};
+use crate::subject::{Device, Form, Kind, Start, Subject, damage};
 use crate::theme::{BLOCK, Theme};
 use crate::workload;
 use crate::wreck::Wreck;
@@ -302,12 +302,13 @@ fn starts_of(sight: &Sight<'_>, found: &[(FileId, Media)]) -> Vec<Start> {
 
 /// A number for what must be the same for two states to be the same.
 fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
-    let Subject { kind, told, tail, unit } = scene.setup.subject;
-    let stale = |tail| u64::from(tail == Unwritten::Stale);
+    let Subject { kind, told, tail, unit, device } = scene.setup.subject;
+    let (stale, small) = (|tail| u64::from(tail == Unwritten::Stale), device != Device::Roomy);
     let kind = kind.to_string().bytes().fold(0, |sum: u64, byte| mix(sum ^ u64::from(byte)));
     let chain = |sum: u64, chain: &Vec<FileId>| chain.iter().fold(mix(!sum), |sum, file| mix(sum ^ u64::from(file.0)));
     let chains = sight.chains.iter().fold(0, chain);
-    mix(kind ^ chains ^ ((unit - SECTOR) << 8) ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ u64::from(scene.first_life))
+    let storage = ((unit - SECTOR) << 8) ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ (u64::from(small) << 3);
+    mix(kind ^ chains ^ storage ^ u64::from(scene.first_life))
 }
 
 /// Calls `look` with the fates of all states that are to be looked at.

@@ -21,7 +21,7 @@ use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Word, Words};
-use crate::subject::{Kind, Made, Start, Subject, misspell};
+use crate::subject::{Device, Kind, Made, Start, Subject, misspell};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
 pub use beginning::around_a_beginning;
@@ -80,6 +80,9 @@ impl fmt::Display for Case {
         }
         if *log < ROOMY {
             write!(f, " --log {log}")?;
+        }
+        if subject.device != Device::Roomy {
+            write!(f, " --small-device")?;
         }
         if *tight {
             write!(f, " --tight")?;
@@ -358,7 +361,10 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     case.setup.bug = bug;
     // And one storage in four has large sectors; a bug that is planted there has them anyway.
     let large = random.below(4) == 0 && bug.is_none();
-    case.setup.subject = if large { subject.on_large_sectors().unwrap_or(subject) } else { subject.plant(bug) };
+    let subject = if large { subject.on_large_sectors().unwrap_or(subject) } else { subject.plant(bug) };
+    // And one device in four, where one may be, is too small for its disk.
+    let small = random.below(4) == 0 && bug.is_none();
+    case.setup.subject = subject.on_small_device().filter(|_| small).unwrap_or(subject);
     case
 }
 

@@ -194,11 +194,14 @@ impl Storage {
             Action::SyncData => (0, 0),
             Action::Deallocate { at, len } => (*at, usize::try_from(*len).unwrap_or(0)),
         };
+        let media = self.file(op.file).visible();
+        let (is_device, end) = (media.unwritten() == Unwritten::Stale, at + u64::try_from(len).unwrap_or(u64::MAX));
+        let changes = matches!(op.action, Action::Write { .. } | Action::Deallocate { .. });
+        assert!(!(is_device && changes) || end <= media.len(), "{op:?} behind the end of a device");
         if self.is_whole(at, len) {
             return None;
         }
-        let media = self.file(op.file).visible();
-        let (is_device, end) = (media.unwritten() == Unwritten::Stale, (at / self.unit + 1) * self.unit);
+        let end = (at / self.unit + 1) * self.unit;
         match &op.action {
             Action::Deallocate { .. } => is_device.then_some(FileError::Unsupported),
             // What has failed may have made the file longer, of which nobody knows.

@@ -52,6 +52,8 @@ pub enum Planted {
     TrustedRelease,
     /// A block is placed where a killed process has given one up before that is durable.
     UnprovenPlace,
+    /// A device is believed to be larger than it is.
+    DeviceEndForgotten,
     /// A cluster's refcount is written after the entry that refers to it.
     RefcountAfterEntry,
     /// Refcounts and the entries that refer to the clusters are written together.
@@ -136,7 +138,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 55] = [
+const NAMES: [(Planted, &str, &str); 56] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -157,6 +159,7 @@ const NAMES: [(Planted, &str, &str); 55] = [
     (Planted::TrustedTail, "trusted-tail", "vhd"),
     (Planted::TrustedRelease, "trusted-release", "vhd"),
     (Planted::UnprovenPlace, "unproven-place", "vhd"),
+    (Planted::DeviceEndForgotten, "device-end-forgotten", "vhd"),
     (Planted::RefcountAfterEntry, "refcount-after-entry", "qcow2"),
     (Planted::RefcountWithEntry, "refcount-with-entry", "qcow2"),
     (Planted::EntryBeforeData, "entry-before-data", "qcow2"),
@@ -212,6 +215,7 @@ impl Planted {
             Planted::SharedOverwritten | Planted::EntryWithCopy => kind.with_snapshot().is_some(),
             Planted::LoweredEarly | Planted::SnapshotDeallocated => kind.with_snapshot().is_some(),
             Planted::RoundedSubclusters => kind.is_of_subclusters(),
+            Planted::DeviceEndForgotten => kind == Kind::Dynamic || kind == Kind::Child,
             Planted::OldZeroesForgotten => kind == Kind::OldChildQcow2,
             _ => !kind.is_of_others(),
         }

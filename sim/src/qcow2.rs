@@ -63,6 +63,11 @@ impl Holds {
         }
     }
 
+    /// Bytes of such a file, if it is no device.
+    pub fn bytes(self) -> u64 {
+        self.used() * self.sizes().0
+    }
+
     /// Bytes of a cluster, and of an entry of an L2 table.
     fn sizes(self) -> (u64, u64) {
         if self == Holds::Subclusters { (subclusters::CLUSTER, 16) } else { (CLUSTER, 8) }
@@ -75,8 +80,7 @@ pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     let used = spec.used.max(spec.holds.used()).min(COUNTED);
     let (cluster, _) = spec.holds.sizes();
     let cluster_of = |bytes: &[u8]| padded(bytes, cluster);
-    // Storage whose unwritten bytes are not zero is a device, and as large as it is.
-    media.set_len(if tail == Unwritten::Stale { DEVICE } else { used * cluster });
+    media.set_len(used * cluster);
     media.write(0, &header(spec));
     media.write(cluster, &cluster_of(&(2 * cluster).to_be_bytes()));
     let count = |cluster| match spec.holds {

@@ -25,8 +25,8 @@ use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken, parts_of};
 use crate::planted::Planted;
 use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
-use crate::sector::{PART, PARTS, SECTOR, Word, Words, sectors_of};
-use crate::subject::{Form, Start, Subject};
+use crate::sector::{PART, PARTS, SECTOR, Word, words_of};
+use crate::subject::{Device, Form, Start, Subject};
 use crate::workload::{Op, Sectors};
 use around::Around;
 use steps::Chore;
@@ -182,6 +182,8 @@ struct Run {
     around: BTreeMap<u64, Around>,
     next: u64,
     operations: u64,
+    /// Whether the disk does not fit on its device.
+    is_small: bool,
     /// Whether the disk is made to forget.
     forgets: bool,
 }
@@ -318,6 +320,7 @@ impl Run {
             around: BTreeMap::new(),
             next,
             operations: 0,
+            is_small: setup.subject.device != Device::Roomy,
             forgets: false,
         })
     }
@@ -447,7 +450,8 @@ impl Run {
         let done = status == Status::Done;
         // Advice may be declined.
         let declined = status == Status::Unsupported && matches!(asked.operation, Operation::Discard);
-        if !self.io.fault_happened() && !done && !declined {
+        let is_full = status == Status::NoSpace && self.is_small && !matches!(asked.op, Op::Flush | Op::Read(_));
+        if !self.io.fault_happened() && !done && !declined && !is_full {
             return Err(Violation::Status { op: op(), status });
         }
         let too_late = asked.broken && asked.operation.is_write() && status != Status::Refused;
@@ -513,9 +517,4 @@ fn guest_memory(version: u32, parts: Range<u64>) -> Segments {
     let words = usize::try_from(PART / 8).unwrap_or(0);
     let part = |part: u64| Word::guest(version, part / PARTS).0.to_le_bytes().repeat(words);
     Segments::copy_of(&parts.flat_map(part).collect::<Vec<u8>>())
-}
-
-/// What a guest finds, sector by sector.
-pub fn words_of(memory: &Segments) -> Vec<Words> {
-    sectors_of(&memory.to_vec()).map(|sector| Words::of(&sector)).collect()
 }

@@ -9,6 +9,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use memory::Segments;
+
 /// Bytes in a sector.
 pub const SECTOR: u64 = 512;
 /// The same as a length of memory.
@@ -183,6 +185,11 @@ impl std::fmt::Debug for Sector {
             Sector::Bytes(held) => write!(f, "metadata {:02x?}…", &held[..8]),
         }
     }
+}
+
+/// What a guest finds in memory, sector by sector.
+pub fn words_of(memory: &Segments) -> Vec<Words> {
+    sectors_of(&memory.to_vec()).map(|sector| Words::of(&sector)).collect()
 }
 
 /// Splits whole sectors of bytes into contents.

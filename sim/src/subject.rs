@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use disk::qcow2::Qcow2;
 use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
-use disk::{Access, Image, ImageError, Severity, Source, Tail};
+use disk::{Access, Image, ImageError, ReadFault, Severity, Source, Tail};
 
 use crate::media::{Media, Unwritten};
 use crate::packed;
@@ -18,7 +18,7 @@ use crate::qcow2::{self, COUNTED, DEVICE, Holds};
 use crate::sector::{PARENTS, SECTOR, Sector, Word, Words};
 use crate::shared;
 use crate::subclusters;
-use crate::theme::BLOCK;
+use crate::theme::{BLOCK, Theme};
 
 pub use kind::Kind;
 
@@ -95,6 +95,11 @@ impl Made {
         }
     }
 
+    /// Whether such a file takes more room as it is written to.
+    fn is_sparse(self) -> bool {
+        !matches!(self, Made::Raw | Made::Fixed | Made::Given)
+    }
+
     /// How such a file is to be understood.
     pub fn form(self) -> Form {
         match self {
@@ -117,6 +122,19 @@ pub struct Subject {
     pub told: Unwritten,
     /// What the storage writes whole or not at all, and takes nothing smaller than: [`SECTOR`], or [`LARGE`].
     pub unit: u64,
+    /// How large a device is: storage that holds rubbish where nobody wrote.
+    pub device: Device,
+}
+
+/// How large a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Device {
+    /// As large as anybody needs.
+    Roomy,
+    /// So small that the disk does not fit: there is room for one block, or for some clusters.
+    Small,
+    /// The same, and the format believes in more: only for a planted bug.
+    Mistaken,
 }
 
 /// The sectors that some drives have.
@@ -133,6 +151,31 @@ pub struct Start {
     pub base: BTreeMap<u64, Words>,
 }
 
+/// Bytes that a small device has behind a new image: a block of a VHD, and half of one.
+const ROOM: u64 = 3 * BLOCK * SECTOR / 2;
+
+/// A device that seems to be longer than it is, by zeroes in front of its last sector.
+struct Longer<'a> {
+    file: &'a mut dyn Source,
+    by: u64,
+}
+
+impl Source for Longer<'_> {
+    fn len(&self) -> u64 {
+        self.file.len() + self.by
+    }
+
+    fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault> {
+        if self.by == 0 || at >= self.len() - SECTOR {
+            return self.file.read_at(at - self.by, bytes);
+        }
+        let there = (self.file.len() - SECTOR).saturating_sub(at);
+        let (there, behind) = bytes.split_at_mut(bytes.len().min(usize::try_from(there).unwrap_or(0)));
+        behind.fill(0);
+        if there.is_empty() { Ok(()) } else { self.file.read_at(at, there) }
+    }
+}
+
 /// Clusters of a new image whose first refcount block has few counts left: what a preparation takes, and one more.
 const FULL: u64 = COUNTED - 6;
 /// Sectors of the parent that hold data: in each of its blocks, some before and some behind those that the leaf's
@@ -144,24 +187,6 @@ fn identity(number: u8) -> [u8; 16] {
     [0xb0 | number; 16]
 }
 
-/// A new VHD of `sectors`.
-fn image(kind: vhd::Kind, uuid: [u8; 16], sectors: u64, tail: Unwritten) -> Result<Media, ImageError> {
-    let block_size = u32::try_from(BLOCK * SECTOR).unwrap_or(u32::MAX);
-    let fixed = kind == vhd::Kind::Fixed;
-    let creation = vhd::create(&Spec { len: sectors * SECTOR, kind, block_size, uuid, created: 1_000_000_000 })?;
-    let mut media = Media::empty(tail);
-    // A device is as large as it is; a fixed image fills it.
-    media.set_len(if tail == Unwritten::Stale && !fixed { DEVICE } else { creation.len });
-    if fixed {
-        // What is not written at creation is to read as zero, whatever the storage held.
-        media.zero(0, sectors);
-    }
-    for write in creation.writes {
-        media.write(write.at, &write.bytes);
-    }
-    Ok(media)
-}
-
 /// The kind of a new layer on top of the image with this identity.
 fn child_of(uuid: [u8; 16]) -> vhd::Kind {
     let (relative, absolute) = ("base.vhd".into(), "/srv/base.vhd".into());
@@ -171,7 +196,7 @@ fn child_of(uuid: [u8; 16]) -> vhd::Kind {
 impl Subject {
     /// A subject whose format knows what it stands on.
     pub fn new(kind: Kind, tail: Unwritten) -> Subject {
-        Subject { kind, tail, told: tail, unit: SECTOR }
+        Subject { kind, tail, told: tail, unit: SECTOR, device: Device::Roomy }
     }
 
     /// The same on storage of [`LARGE`] sectors. `None`: a raw image that becomes longer, with zeroes, is a file, and
@@ -179,6 +204,23 @@ impl Subject {
     pub fn on_large_sectors(self) -> Option<Subject> {
         let grows = self.kind != Kind::Raw && self.kind.layers().iter().any(|layer| layer.made == Made::Raw);
         (self.tail == Unwritten::Zeroes || !grows).then_some(Subject { unit: LARGE, ..self })
+    }
+
+    /// The same on a device on which the disk does not fit. `None`: something is written to it before, or it is a file,
+    /// or is done to that takes room and may not fail.
+    pub fn on_small_device(self) -> Option<Subject> {
+        let is_new =
+            self.kind.layers().first().is_some_and(|leaf| leaf.preparation.is_empty() && leaf.made.is_sparse());
+        let fits = self.tail == Unwritten::Stale && self.kind.theme() == Theme::Image && is_new;
+        fits.then_some(Subject { device: Device::Small, ..self })
+    }
+
+    /// Bytes of a device whose image begins with so many.
+    fn device_len(&self, begins_with: u64) -> u64 {
+        match self.device {
+            Device::Roomy => DEVICE,
+            Device::Small | Device::Mistaken => (begins_with + ROOM).next_multiple_of(LARGE),
+        }
     }
 
     /// A new file for a disk of `sectors` that is made in such a way, on top of `below` others.
@@ -192,9 +234,9 @@ impl Subject {
                 media.zero(0, sectors);
                 Ok(media)
             }
-            Made::Fixed => image(vhd::Kind::Fixed, identity(number), sectors, self.tail),
+            Made::Fixed => self.image(vhd::Kind::Fixed, identity(number), sectors),
             Made::Given => {
-                let mut media = image(vhd::Kind::Fixed, identity(number), sectors, self.tail)?;
+                let mut media = self.image(vhd::Kind::Fixed, identity(number), sectors)?;
                 for (sector, word) in given() {
                     media.set(sector, Sector::Word(word));
                 }
@@ -203,7 +245,7 @@ impl Subject {
             Made::Vhd | Made::MisspeltVhd => {
                 let below = number.checked_sub(1);
                 let kind = below.map_or(vhd::Kind::Dynamic, |below| child_of(identity(below)));
-                image(kind, identity(number), sectors, self.tail)
+                self.image(kind, identity(number), sectors)
             }
             Made::Qcow2
             | Made::FullQcow2
@@ -213,6 +255,25 @@ impl Subject {
             | Made::OldQcow2
             | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, below, sectors)),
         }
+    }
+
+    /// A new VHD of `sectors`.
+    fn image(&self, kind: vhd::Kind, uuid: [u8; 16], sectors: u64) -> Result<Media, ImageError> {
+        let block_size = u32::try_from(BLOCK * SECTOR).unwrap_or(u32::MAX);
+        let fixed = kind == vhd::Kind::Fixed;
+        let creation = vhd::create(&Spec { len: sectors * SECTOR, kind, block_size, uuid, created: 1_000_000_000 })?;
+        let mut media = Media::empty(self.tail);
+        // A device is as large as it is; a fixed image fills it.
+        let is_device = self.tail == Unwritten::Stale && !fixed;
+        media.set_len(if is_device { self.device_len(creation.len) } else { creation.len });
+        if fixed {
+            // What is not written at creation is to read as zero, whatever the storage held.
+            media.zero(0, sectors);
+        }
+        for write in creation.writes {
+            media.write(write.at, &write.bytes);
+        }
+        Ok(media)
     }
 
     fn create_qcow2(&self, made: Made, below: usize, sectors: u64) -> Media {
@@ -225,7 +286,11 @@ impl Subject {
             Made::SubclusterQcow2 => Holds::Subclusters,
             _ => Holds::Nothing,
         };
-        qcow2::create(&qcow2::Spec { sectors, parent, version, used, holds }, self.tail)
+        let mut media = qcow2::create(&qcow2::Spec { sectors, parent, version, used, holds }, self.tail);
+        if self.tail == Unwritten::Stale {
+            media.set_len(self.device_len(holds.bytes()));
+        }
+        media
     }
 
     /// Plants the bug's part that lies in how the image is opened.
@@ -237,6 +302,10 @@ impl Subject {
             // On a device: what is at a file's end is refused by the storage itself unless it is alone.
             Some(Planted::UnitNotAlone) => {
                 Subject { unit: LARGE, tail: Unwritten::Stale, told: Unwritten::Stale, ..self }
+            }
+            Some(Planted::DeviceEndForgotten) => {
+                let subject = Subject::new(self.kind, Unwritten::Stale).on_small_device().unwrap_or(self);
+                Subject { device: Device::Mistaken, ..subject }
             }
             Some(Planted::UnitAnsweredEarly) => Subject { unit: LARGE, ..self },
             _ => self,
@@ -252,6 +321,8 @@ impl Subject {
 
     /// Opens one file.
     pub fn open_one(&self, file: &mut dyn Source, form: Form, access: Access) -> Result<Image, ImageError> {
+        let mut longer = Longer { file, by: if self.device == Device::Mistaken { 4 * ROOM } else { 0 } };
+        let file = &mut longer;
         let tail = match self.told {
             Unwritten::Zeroes => Tail::Zeroes,
             Unwritten::Stale => Tail::Stale,

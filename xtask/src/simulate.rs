@@ -35,6 +35,7 @@ promised. Without a seed: all workloads of up to N operations, and every fault a
   --format FORMAT       what to explore: vhd (default), qcow2, chain or raw
   --kind KIND           only this kind of image, such as used-child or qcow2-on-raw; a wrong one lists them
   --unit 4096           storage with sectors of so many bytes, which takes nothing smaller
+  --small-device        devices on which the disk does not fit; some kinds only
   --tail zeroes|stale   only storage whose unwritten bytes are zeros, or rubbish
   --ops N               operations in a workload (default 3; with --seed 24)
   --seed S              random workloads, orders and faults, from this seed on
@@ -103,7 +104,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
 impl Arguments {
     fn parse(words: &[String]) -> Result<Arguments, String> {
         let mut values = Values { words: words.iter() };
-        let (mut kind, mut tail, mut unit) = (None, None, SECTOR);
+        let (mut kind, mut tail, mut unit, mut small) = (None, None, SECTOR, false);
         let mut arguments = Arguments {
             format: "vhd".into(),
             subjects: Vec::new(),
@@ -131,6 +132,7 @@ impl Arguments {
                 "--kind" => kind = Some(values.parse::<Kind>(word)?),
                 "--tail" => tail = Some(values.parse::<String>(word)?),
                 "--unit" => unit = values.unit(word)?,
+                "--small-device" => small = true,
                 "--ops" => arguments.ops = Some(values.positive(word)?),
                 "--seed" => arguments.seed = Some(values.parse(word)?),
                 "--runs" => arguments.runs = values.parse(word)?,
@@ -155,15 +157,21 @@ impl Arguments {
             }
         }
         arguments.subjects = subjects(&arguments.format, kind, tail.as_deref())?;
-        if unit == LARGE {
-            arguments.subjects = arguments.subjects.iter().copied().filter_map(Subject::on_large_sectors).collect();
-        }
+        arguments.on_storage(unit, small)?;
         if kind.is_none() && arguments.seed.is_none() && arguments.workload.is_none() {
             arguments.subjects.retain(|subject| !subject.kind.is_deep());
         }
         let themes = arguments.subjects.iter().map(|subject| subject.kind.theme());
         check_workload(arguments.workload.as_deref().unwrap_or_default(), themes)?;
         Ok(arguments)
+    }
+
+    /// Only those images that are explored on such storage.
+    fn on_storage(&mut self, unit: u64, small: bool) -> Result<(), String> {
+        let sectors = |subject: Subject| if unit == LARGE { subject.on_large_sectors() } else { Some(subject) };
+        let device = |subject: Subject| if small { subject.on_small_device() } else { Some(subject) };
+        self.subjects = self.subjects.iter().copied().filter_map(sectors).filter_map(device).collect();
+        if self.subjects.is_empty() { Err("no such kind of image is explored on such storage".into()) } else { Ok(()) }
     }
 
     /// The planted bug, if one is named.

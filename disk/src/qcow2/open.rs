@@ -41,7 +41,9 @@ pub fn check_readable(header: &Header) -> Result<(), ImageError> {
     }
     let incompatible = raw.incompatible.get();
     if incompatible & EXTERNAL_DATA != 0 {
-        return unsupported(72, "the image keeps its data in an external data file, which is not handled");
+        let what = "the image keeps its data in an external data file, which is not handled: \
+                    `qemu-img convert -O qcow2` makes one file of both";
+        return unsupported(72, what);
     }
     let known = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2;
     if incompatible & !known != 0 {

@@ -390,6 +390,9 @@ impl Server for Backend {
     fn start(&mut self, watch: &mut dyn Watch) -> std::io::Result<()> {
         self.watch_domains().map_err(|failure| std::io::Error::other(failure.to_string()))?;
         watch.watch(self.store.fd(), Interest::Read, DOMAINS)?;
+        // Its driver may come and the guest be destroyed before the store's first word is heard: one that was never
+        // seen would be awaited.
+        self.look_for_guest();
         watch.watch(self.timer.as_fd(), Interest::Read, TIME_IS_UP)?;
         self.server.start(watch)
     }

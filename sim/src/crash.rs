@@ -399,6 +399,18 @@ fn windows_of(legal: &Legal<'_>, oracle: &Oracle, kind: Kind) -> Vec<Range<u64>>
     around(borders.chain(blocks).chain([kind.sectors()]).chain(oracle.based()), sectors)
 }
 
+/// What a chain holds in some windows, as it is opened.
+#[cfg(test)]
+pub(crate) fn read_back(subject: &Subject, start: Start, windows: &[Range<u64>]) -> BTreeMap<u64, Words> {
+    let mut found = BTreeMap::new();
+    let mut take = |sector, word| {
+        found.insert(sector, word);
+        Ok(())
+    };
+    recover(subject, start, windows, &mut take).unwrap();
+    found
+}
+
 /// Opens the chain as after a power loss and hands what is read there to `judge`.
 pub fn recover(
     subject: &Subject,

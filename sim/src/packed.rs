@@ -138,10 +138,8 @@ impl Bits {
 
 #[cfg(test)]
 mod test {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::crash::recover;
+    use crate::crash::read_back;
     use crate::explore::prepare;
     use crate::media::Unwritten;
     use crate::sector::Words;
@@ -151,13 +149,7 @@ mod test {
     fn a_file_with_compressed_clusters_is_sound_and_reads_as_what_was_packed() {
         let subject = Subject::new(Kind::PackedQcow2, Unwritten::Stale);
         let start = prepare(&subject).unwrap();
-        let mut found = BTreeMap::new();
-        let mut take = |sector, word| {
-            found.insert(sector, word);
-            Ok(())
-        };
-
-        recover(&subject, start.clone(), &[0..8, 1020..1028], &mut take).unwrap();
+        let found = read_back(&subject, start.clone(), &[0..8, 1020..1028]);
 
         assert_eq!(found, given().map(|(sector, word)| (sector, Words::whole(word))).collect());
         assert_eq!(damage(&mut start.files[0].clone(), start.forms[0]), None);

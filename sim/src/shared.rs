@@ -207,7 +207,7 @@ pub fn lost(media: &Media, version: u32) -> Option<String> {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::crash::recover;
+    use crate::crash::read_back;
     use crate::explore::prepare;
     use crate::sector::Words;
     use crate::subject::{Kind, Subject, damage};
@@ -217,13 +217,7 @@ mod test {
         for (kind, version) in [(Kind::SharedQcow2, 3), (Kind::OldSharedQcow2, 2)] {
             let subject = Subject::new(kind, Unwritten::Stale);
             let start = prepare(&subject).unwrap();
-            let mut found = BTreeMap::new();
-            let mut take = |sector, word| {
-                found.insert(sector, word);
-                Ok(())
-            };
-
-            recover(&subject, start.clone(), &[0..16, 1016..1040], &mut take).unwrap();
+            let found = read_back(&subject, start.clone(), &[0..16, 1016..1040]);
 
             let disk: BTreeMap<u64, Word> = given(version).collect();
             let held = |sector: u64| disk.get(&sector).copied().unwrap_or(Word::ZERO);

@@ -85,10 +85,8 @@ pub fn round(write: &mut MetaWrite) {
 
 #[cfg(test)]
 mod test {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::crash::recover;
+    use crate::crash::read_back;
     use crate::explore::prepare;
     use crate::media::Unwritten;
     use crate::sector::Words;
@@ -99,13 +97,7 @@ mod test {
         for kind in [Kind::SubclusterQcow2, Kind::SubclusterChildQcow2] {
             let subject = Subject::new(kind, Unwritten::Stale);
             let start = prepare(&subject).unwrap();
-            let mut found = BTreeMap::new();
-            let mut take = |sector, word| {
-                found.insert(sector, word);
-                Ok(())
-            };
-
-            recover(&subject, start.clone(), &[0..32, 992..1056, 2048..2080], &mut take).unwrap();
+            let found = read_back(&subject, start.clone(), &[0..32, 992..1056, 2048..2080]);
 
             let held = |sector: u64| start.base.get(&sector).copied().unwrap_or(Words::whole(Word::ZERO));
             assert!(found.iter().all(|(sector, words)| *words == held(*sector)), "{kind}: {found:?}");

@@ -106,10 +106,7 @@ impl Clusters {
     fn reserve_new(&mut self, span: Span, start: Start, spot: Spot, first: Entry) -> Result<Reserved, Wait> {
         let reads_zero = first == Entry::Zero || !self.parent;
         let parts = self.in_parts(span, start);
-        let max = match self.whole(span, start) {
-            whole if self.tables.format().extended => whole.max(1),
-            _ => start.count,
-        };
+        let max = if self.tables.format().extended { self.whole(span, start).max(1) } else { start.count };
         let room = self.room.as_ref().ok_or(Wait::NoSpace)?;
         let mut count = 1u64;
         while count < max.min(spot.left) {
@@ -137,15 +134,10 @@ impl Clusters {
     /// Begins a write to a place.
     fn begin(&mut self, span: Span, start: Start, spot: Spot, place: Place) -> Reserved {
         let len = self.clip(span, start, place.count);
-        let part = place.parts.then(|| self.part(start.from, len));
-        let (first, end) = match part {
-            Some(Part { first, count }) => {
-                let format = self.tables.format();
-                (format.start_of(first), format.start_of(first.saturating_add(count)))
-            }
-            None => (0, place.count.saturating_mul(self.size())),
-        };
-        let (before, after) = (start.from.saturating_sub(first), end.saturating_sub(start.from).saturating_sub(len));
+        let part = place.parts.then(|| self.tables.format().part_of(start.from, len));
+        let (first, covered) = self.covered(part, place.count);
+        let before = start.from.saturating_sub(first);
+        let after = covered.saturating_sub(before).saturating_sub(len);
         let filled = place.shared || (before == 0 && after == 0);
         // Zeroes are written to a new place, which must not be left to the file's end to hold them: no entry says zero
         // where it cannot be said, or where it speaks of other subclusters too.
@@ -170,12 +162,9 @@ impl Clusters {
         Reserved { at, len, ticket, fill }
     }
 
-    /// The subclusters of so many bytes from byte `from` of a cluster on.
-    fn part(&self, from: u64, len: u64) -> Part {
-        let format = self.tables.format();
-        let first = format.subcluster_of(from);
-        let last = format.subcluster_of(from.saturating_add(len).saturating_sub(1));
-        Part { first, count: last.saturating_sub(first).saturating_add(1) }
+    /// What a write gives a place, from the beginning of its first cluster on: where it begins, and how many bytes.
+    fn covered(&self, part: Option<Part>, count: u64) -> (u64, u64) {
+        part.map_or((0, count << self.bits), |part| self.tables.format().bytes_of(part))
     }
 
     /// Another write to a cluster whose place reads as zero and is not in the table yet.
@@ -215,10 +204,7 @@ impl Clusters {
                 self.place(spot, place, &write);
             }
         }
-        let (from, len) = match write.part {
-            Some(Part { first, count }) => (self.tables.format().start_of(first), self.tables.format().start_of(count)),
-            None => (0, write.count << self.bits),
-        };
+        let (from, len) = self.covered(write.part, write.count);
         let at = (write.cluster << self.bits).saturating_add(from);
         let span = Span { at, len: len.min(self.len.saturating_sub(at)) };
         Some(Placed { span, at: (write.place << self.bits).saturating_add(from) })

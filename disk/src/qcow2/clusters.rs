@@ -70,6 +70,14 @@ impl Clusters {
         span.len.min(count.saturating_mul(self.size()).saturating_sub(start.from))
     }
 
+    /// How many clusters `span` begins with that it covers whole. The last one ends with the disk.
+    pub fn whole(&self, span: Span, start: Start) -> u64 {
+        if start.from != 0 {
+            return 0;
+        }
+        if span.end() >= self.len { start.count } else { span.len >> self.bits }
+    }
+
     /// Where the first bytes of `span` live.
     pub fn map(&mut self, span: Span) -> Result<Place, Wait> {
         let start = self.start(span);

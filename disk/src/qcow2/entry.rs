@@ -191,6 +191,18 @@ impl EntryFormat {
         u32::try_from(byte / self.subcluster()).unwrap_or(SUBCLUSTERS)
     }
 
+    /// The subclusters of so many bytes from byte `from` of a cluster on.
+    pub fn part_of(self, from: u64, len: u64) -> Part {
+        let first = self.subcluster_of(from);
+        let last = self.subcluster_of(from.saturating_add(len).saturating_sub(1));
+        Part { first, count: last.saturating_sub(first).saturating_add(1) }
+    }
+
+    /// The bytes of a cluster that a part of it has: where they begin, and how many.
+    pub fn bytes_of(self, part: Part) -> (u64, u64) {
+        (self.start_of(part.first), self.start_of(part.count))
+    }
+
     /// The byte of a cluster at which a subcluster begins.
     pub fn start_of(self, subcluster: u32) -> u64 {
         self.subcluster().saturating_mul(subcluster.into())

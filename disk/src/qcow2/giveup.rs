@@ -143,14 +143,6 @@ impl Clusters {
         Some((first << self.bits, count.saturating_mul(self.size())))
     }
 
-    /// How many clusters `span` begins with that it covers whole. The last one ends with the disk.
-    pub fn whole(&self, span: Span, start: Start) -> u64 {
-        if start.from != 0 {
-            return 0;
-        }
-        if span.end() >= self.len { start.count } else { span.len >> self.bits }
-    }
-
     fn refuse_busy(&self, cluster: u64) -> Result<(), Wait> {
         match self.room.as_ref().and_then(|room| room.pending.slot(cluster)) {
             Some(slot) => Err(Wait::Busy(slot.ticket)),

@@ -5,15 +5,14 @@
 //! and stopping are in neither. What the kernel does is not counted. Other programs, such as an older build, are named
 //! behind `--` and are counted beside the present one; `--only=TEXT` counts the loads that have TEXT in their names.
 
-#[path = "../tests/tool/ring.rs"]
-mod ring;
-#[path = "../tests/tool/mod.rs"]
+#[allow(dead_code, reason = "the rest is the tests'")]
+#[path = "../tests/all/tool/mod.rs"]
 mod tool;
 
 use std::path::Path;
 use std::process::Command;
 
-use ring::{Driver, Kind};
+use tool::ring::{Driver, Kind};
 use tool::served::Disk;
 use tool::{Room, TAPLINE};
 

@@ -15,7 +15,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "benches/src/load.rs",
     "benches/src/guest/device.rs",
     "transport/tests/vhost_blkio.rs",
-    "tapline-disk/tests/tool/vhost.rs",
+    "tapline-disk/tests/all/tool/vhost.rs",
 ];
 
 /// Macros that stand for code that is not there yet, or was never meant to stay.

@@ -3,7 +3,7 @@
 use super::*;
 use nbd_client::{Nbd, Peer};
 
-#[path = "../../../../tests/tool/nbd.rs"]
+#[path = "../../../../tests/all/tool/nbd.rs"]
 mod nbd_client;
 
 const WORD: &str = "/local/domain/0/backend/vbd/7/51728/physical-device-path";

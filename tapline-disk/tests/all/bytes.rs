@@ -1,0 +1,91 @@
+//! Single bytes over NBD, from the socket to the storage.
+
+use std::ops::Range;
+
+use crate::tool::Room;
+use crate::tool::nbd::{Dice, Nbd, Peer};
+use crate::tool::served::Disk;
+
+const MIB: u64 = 1 << 20;
+/// Bytes of the disk that the clients fight for: two clusters of qcow2, a part of one block of a VHD. A parent holds
+/// something there.
+const WHERE: Range<u64> = 9 * MIB..9 * MIB + (128 << 10);
+/// Bytes in a row that belong to one client, and then the next client's come: no multiple or part of a block.
+const OWN: u64 = 77;
+const CLIENTS: u64 = 4;
+
+/// Writes and reads bytes of its own until it has done so often enough; what they are in the end.
+fn client(room: &Room, number: u64) -> Vec<(u64, Vec<u8>)> {
+    let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    let mut dice = Dice(number + 1);
+    let stripe = OWN * CLIENTS;
+    let mut own: Vec<(u64, Vec<u8>)> = (0..(WHERE.end - WHERE.start) / stripe)
+        .map(|row| WHERE.start + row * stripe + number * OWN)
+        .map(|at| (at, nbd.read(at, 77).unwrap()))
+        .collect();
+    for step in 0..400u64 {
+        // Near each other, so that two clients are seldom in different blocks.
+        let which = usize::try_from(dice.throw(8) + step / 16 * 8).unwrap() % own.len();
+        let (at, bytes) = &mut own[which];
+        let from = usize::try_from(dice.throw(OWN)).unwrap();
+        let to = from + 1 + usize::try_from(dice.throw(OWN)).unwrap() % (77 - from);
+        bytes[from..to].fill(u8::try_from(dice.throw(256)).unwrap());
+        nbd.write(*at + u64::try_from(from).unwrap(), &bytes[from..to]).unwrap();
+        assert_eq!(nbd.read(*at, 77).unwrap(), *bytes, "client {number}, step {step}: bytes at {at}");
+        if dice.throw(50) == 0 {
+            nbd.flush().unwrap();
+        }
+    }
+    own
+}
+
+#[test]
+fn clients_write_neighbouring_bytes_and_none_undoes_what_another_wrote() {
+    for (image, cache) in [("raw:a.raw", "none"), ("vhd:a.vhd", "writeback"), ("qcow2:a.qcow2", "none")] {
+        let room = Room::new();
+        room.make_raw("base.raw", 32 * MIB);
+        let mut expected = room.read("base.raw");
+        let parent = if image.starts_with("raw") { "" } else { "--parent raw:base.raw" };
+        match parent {
+            "" => room.write("a.raw", &expected),
+            parent => drop(room.done(&format!("image create {image} {parent}"))),
+        }
+        let disk = Disk::serve(&room, &format!("{image} {parent} --nbd nbd.sock --cache {cache}"));
+        let written = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|number| {
+                    let room = &room;
+                    scope.spawn(move || client(room, number))
+                })
+                .collect();
+            clients.into_iter().flat_map(|client| client.join().unwrap()).collect::<Vec<_>>()
+        });
+        for (at, bytes) in written {
+            let at = usize::try_from(at).unwrap();
+            expected[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        room.done(&format!("image convert {image} {parent} raw:b.raw"));
+        assert!(room.read("b.raw") == expected, "{image} holds something else");
+    }
+}
+
+#[test]
+fn an_export_has_the_name_of_its_file_or_another() {
+    let room = Room::new();
+    room.done("image create raw:a.raw --size 1M");
+    for (words, name) in [("", "a.raw"), ("--nbd-export web", "web")] {
+        let disk = Disk::serve(&room, &format!("raw:a.raw --nbd nbd.sock {words}"));
+        let listed = room.tool("nbdinfo", "--list nbd+unix:///?socket=nbd.sock");
+        assert!(listed.contains(&format!("export=\"{name}\"")), "{listed}");
+        for name in ["", name] {
+            assert_eq!(room.tool("nbdinfo", &format!("--size nbd+unix:///{name}?socket=nbd.sock")).trim(), "1048576");
+        }
+        let other = room.run_words("nbdinfo", &["--size", "nbd+unix:///other?socket=nbd.sock"]);
+        assert_ne!(other.code, Some(0), "{other:?}");
+        assert_eq!(disk.stop().0, Some(0));
+    }
+    let said = room.tapline("serve raw:a.raw --nbd nbd.sock --nbd-export=");
+    assert_eq!(said.code, Some(64), "{said:?}");
+}

@@ -1,0 +1,138 @@
+//! A sync that has failed is noted in the redo log of its image: what that and the logs of other layers say is read by
+//! who serves the image next, and never written.
+
+use rustix::process::Signal;
+
+use crate::tool::Room;
+use crate::tool::nbd::{BLOCK, Nbd, Peer};
+use crate::tool::served::Disk;
+
+const FORMATS: [&str; 2] = ["vhd", "qcow2"];
+
+/// Blocks in different blocks of a VHD and clusters of a qcow2.
+const FLUSHED: u64 = 0;
+const ANSWERED: u64 = 2048;
+const LATER: u64 = 4096;
+
+/// Where a redo log says that a sync has failed, and of which version it is.
+const FAILED_AT: u64 = 40;
+const VERSION_AT: u64 = 8;
+
+fn serve(room: &Room, words: &str) -> (Disk, Nbd) {
+    let disk = Disk::serve(room, &format!("{words} --nbd nbd.sock"));
+    let client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    (disk, client)
+}
+
+fn kill(room: &Room, disk: Disk) {
+    disk.signal(Signal::KILL);
+    drop(disk);
+    std::fs::remove_file(room.file("nbd.sock")).unwrap();
+}
+
+/// One block flushed and one only answered, by a process that is killed; then a failed sync is noted in its log.
+fn live_and_fail(room: &Room, words: &str, image: &str) {
+    let (disk, mut client) = serve(room, words);
+    client.write(FLUSHED * BLOCK as u64, &[1; BLOCK]).unwrap();
+    client.flush().unwrap();
+    client.write(ANSWERED * BLOCK as u64, &[2; BLOCK]).unwrap();
+    kill(room, disk);
+    room.write_redo_log(image, FAILED_AT, &1u64.to_ne_bytes());
+}
+
+/// The first bytes of the three blocks.
+fn found(client: &mut Nbd) -> [u8; 3] {
+    [FLUSHED, ANSWERED, LATER].map(|block| client.read(block * BLOCK as u64, BLOCK).unwrap()[0])
+}
+
+fn logs(room: &Room) -> usize {
+    std::fs::read_dir(room.file("redo")).unwrap().count()
+}
+
+#[test]
+fn what_was_answered_is_read_until_the_failure_is_accepted_and_gone_then() {
+    for format in FORMATS {
+        let room = Room::new();
+        room.done(&format!("image create {format}:a --size 64M"));
+        let words = format!("{format}:a");
+        live_and_fail(&room, &words, "a");
+
+        let before = room.read("a");
+        let (disk, mut client) = serve(&room, &words);
+        assert_eq!(found(&mut client), [1, 2, 0], "{format}");
+        client.write(LATER * BLOCK as u64, &[3; BLOCK]).unwrap_err();
+        client.flush().unwrap_err();
+        kill(&room, disk);
+        assert!(room.read("a") == before, "{format}: it was written to");
+
+        let (disk, mut client) = serve(&room, &format!("{words} --accept-failed-sync"));
+        assert_eq!(found(&mut client), [1, 0, 0], "{format}");
+        client.write(LATER * BLOCK as u64, &[3; BLOCK]).unwrap();
+        client.flush().unwrap();
+        assert_eq!(found(&mut client), [1, 0, 3], "{format}");
+        drop(client);
+        assert_eq!((disk.stop().0, logs(&room)), (Some(0), 0), "{format}");
+        room.sound(&words);
+    }
+}
+
+#[test]
+fn what_was_answered_below_is_read_until_the_failure_is_accepted_and_nothing_above_is_written() {
+    for format in FORMATS {
+        let room = Room::new();
+        room.done(&format!("image create {format}:p --size 64M"));
+        room.done(&format!("image create {format}:a --parent {format}:p"));
+        live_and_fail(&room, &format!("{format}:p"), "p");
+
+        let words = format!("{format}:a --parent {format}:p --accept-changed-parent");
+        let before = (room.read("p"), room.read("a"));
+        for _ in 0..2 {
+            let (disk, mut client) = serve(&room, &words);
+            assert_eq!(found(&mut client), [1, 2, 0], "{format}");
+            client.write(LATER * BLOCK as u64, &[3; BLOCK]).unwrap_err();
+            kill(&room, disk);
+        }
+        assert!((room.read("p"), room.read("a")) == before, "{format}: something was written");
+
+        let (disk, mut client) = serve(&room, &format!("{words} --accept-failed-sync"));
+        assert_eq!(found(&mut client), [1, 0, 0], "{format}");
+        client.write(LATER * BLOCK as u64, &[3; BLOCK]).unwrap();
+        drop(client);
+        assert_eq!((disk.stop().0, logs(&room)), (Some(0), 0), "{format}");
+    }
+}
+
+#[test]
+fn a_job_finds_what_was_flushed_and_nothing_that_was_only_answered() {
+    for format in FORMATS {
+        let room = Room::new();
+        room.done(&format!("image create {format}:a --size 64M"));
+        live_and_fail(&room, &format!("{format}:a"), "a");
+        let said = room.tapline(&format!("image convert {format}:a raw:b"));
+        assert!(said.code == Some(0) && said.err.contains("after a power loss"), "{format}: {said:?}");
+        let raw = room.read("b");
+        let first = |block: u64| raw[usize::try_from(block).unwrap() * BLOCK];
+        assert_eq!([first(FLUSHED), first(ANSWERED), first(LATER)], [1, 0, 0], "{format}");
+        assert_eq!(logs(&room), 0, "{format}");
+    }
+}
+
+/// What an upper layer has given up is in a lower one only when that is durable.
+#[test]
+fn nothing_is_written_above_a_layer_that_cannot_be_settled() {
+    for format in FORMATS {
+        let room = Room::new();
+        room.done(&format!("image create {format}:p --size 64M"));
+        room.done(&format!("image create {format}:a --parent {format}:p"));
+        for words in [format!("{format}:a --parent {format}:p"), format!("{format}:p")] {
+            let (disk, mut client) = serve(&room, &words);
+            client.write(ANSWERED * BLOCK as u64, &[2; BLOCK]).unwrap();
+            kill(&room, disk);
+        }
+        room.write_redo_log("p", VERSION_AT, &2u64.to_ne_bytes());
+        let before = (room.read("a"), room.redo_log("a"));
+        let said = room.tapline(&format!("image convert {format}:a raw:b --parent {format}:p --accept-changed-parent"));
+        assert!(said.code == Some(4) && said.err.contains("of version 2"), "{format}: {said:?}");
+        assert!((room.read("a"), room.redo_log("a")) == before, "{format}: the child was settled first");
+    }
+}

@@ -1,0 +1,155 @@
+//! A request of which its disk's process dies, each time: it is answered with an error, once, and everything else is
+//! done.
+//!
+//! Invariants checked: three deaths and no more; one error, for that request alone; whatever else was in flight is
+//! answered well; a process that is killed while it recovers, as often as may be, is nothing that a guest hears of.
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::tool;
+use crate::tool::control::Control;
+use crate::tool::nbd::{Nbd, Peer};
+use crate::tool::ring::{Driver, Kind};
+use crate::tool::served::Disk;
+use crate::tool::{Room, TAPLINE};
+
+/// The block of the request that kills, and its sector.
+const BLOCK: u64 = 17;
+const SECTOR: u64 = BLOCK * 8;
+
+/// Serves an image with a process that dies at that request.
+fn serve(room: &Room, words: &str, point: &str) -> Disk {
+    let mut command = room.command(TAPLINE);
+    command.arg("serve").args(words.split_whitespace()).env("TAPLINE_DISK_ABORT_AT", format!("{point}:{SECTOR}"));
+    Disk::start(command)
+}
+
+/// Waits until it has died of its own fault.
+fn bury(disk: &mut Disk) {
+    assert_eq!(disk.child.wait().unwrap().signal(), Some(6), "{}", disk.said);
+}
+
+/// A guest at depth 32, one of whose requests kills; it is offered in the middle.
+fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
+    println!("{format}, recorded: {recorded}, {kind:?}, {point}");
+    let room = Room::new();
+    room.done(&format!("image create {format}:a --size 16M"));
+    let words = format!("{format}:a --vhost-user vm.sock --control c.sock");
+    let mut disk = serve(&room, &words, point);
+    let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
+    driver.may_fail = Some(BLOCK);
+    for block in 0..32 {
+        driver.offer(if block == BLOCK { kind } else { Kind::Write }, block);
+    }
+    driver.offer(Kind::Flush, 4000);
+    for _ in 1..3 {
+        bury(&mut disk);
+        disk = serve(&room, &words, point);
+        driver.connect_again();
+    }
+    bury(&mut disk);
+    // What was answered by those who have died is heard of before, or after.
+    disk = serve(&room, &words, point);
+    driver.connect_again();
+    driver.drain();
+    assert_eq!((driver.failed, driver.answered), (1, 33));
+    let line = disk.wait_for("died of it");
+    let asked = if kind == Kind::Read { "a read" } else { "a write" };
+    let told = format!("{asked} of 4096 bytes at sector {SECTOR}, queue 0, descriptor ");
+    assert!(line.contains(&told) && line.contains("3 processes"), "{line}");
+    let mut control = Control::connect(&room.file("c.sock"));
+    for verb in ["stats", "layers", "watch"] {
+        assert_eq!(control.done(&json!({ "verb": verb }))["fatal"], 1, "{verb}");
+    }
+    // It goes on as any disk does.
+    for round in 0..8 {
+        (32..64).for_each(|block| driver.offer(if round % 2 == 0 { Kind::Write } else { Kind::Read }, block));
+        driver.drain();
+    }
+    assert_eq!(driver.failed, 1);
+    assert_eq!(disk.stop().0, Some(0));
+    room.done(&format!("image convert {format}:a raw:b"));
+    let expected = if point == "answer" && kind == Kind::Write { 1 } else { 0 };
+    driver.check_but(&room.read("b"), (kind == Kind::Write).then_some((BLOCK, expected)));
+}
+
+#[test]
+fn a_request_of_which_the_process_dies_before_it_is_begun_is_failed_once() {
+    survive("raw", true, Kind::Write, "begin");
+    survive("raw", false, Kind::Read, "begin");
+    survive("qcow2", true, Kind::Write, "begin");
+    survive("vhd", false, Kind::Write, "begin");
+}
+
+#[test]
+fn a_request_of_which_the_process_dies_when_it_has_been_done_is_failed_once() {
+    survive("raw", true, Kind::Read, "answer");
+    survive("qcow2", true, Kind::Write, "answer");
+    survive("vhd", false, Kind::Read, "answer");
+}
+
+/// A client of NBD comes again and asks for the same.
+#[test]
+fn a_request_of_a_client_of_nbd_of_which_the_process_dies_is_failed_once() {
+    let room = Room::new();
+    room.done("image create qcow2:a --size 16M");
+    let words = "qcow2:a --nbd ./n.sock";
+    for _ in 0..3 {
+        let mut disk = serve(&room, words, "begin");
+        let mut client = Nbd::connect(&room.file("n.sock")).unwrap();
+        client.write(SECTOR * 512 + 8192, &[1; 512]).unwrap();
+        client.write(SECTOR * 512, &[2; 4096]).unwrap_err();
+        bury(&mut disk);
+    }
+    let mut disk = serve(&room, words, "begin");
+    let mut client = Nbd::connect(&room.file("n.sock")).unwrap();
+    let error = client.write(SECTOR * 512, &[2; 4096]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    client.write(SECTOR * 512 + 8192, &[3; 512]).unwrap();
+    disk.wait_for("died of it");
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+/// Killed again and again before it has done anything, or while it recovers: nobody is to be blamed for that.
+/// `TAPLINE_LIFE_US` says how long a process lives at most, `TAPLINE_KILLS` how often one is killed, `TAPLINE_SEED` how
+/// all of it goes.
+#[test]
+fn a_process_that_is_killed_again_and_again_while_it_recovers_fails_nothing() {
+    let from_environment = |name: &str, otherwise: u64| {
+        std::env::var(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    };
+    let (life, kills) = (from_environment("TAPLINE_LIFE_US", 2000), from_environment("TAPLINE_KILLS", 200));
+    let seed = from_environment("TAPLINE_SEED", 3);
+    println!("TAPLINE_LIFE_US={life} TAPLINE_KILLS={kills} TAPLINE_SEED={seed}");
+    let room = Room::new();
+    room.done("image create qcow2:a --size 16M");
+    let words = "qcow2:a --vhost-user vm.sock";
+    let mut disk = Disk::serve(&room, words);
+    let mut driver = Driver::connect(&room.file("vm.sock"), true);
+    let mut dice = tool::nbd::Dice(seed);
+    for _ in 0..kills {
+        let (life, begun) = (Duration::from_micros(dice.throw(life)), Instant::now());
+        loop {
+            for _ in 0..128 {
+                let kind = if dice.throw(4) == 0 { Kind::Read } else { Kind::Write };
+                driver.offer(kind, dice.throw(4096));
+            }
+            let Some(left) = life.checked_sub(begun.elapsed()) else { break };
+            driver.interrupt(left);
+        }
+        disk.signal(Signal::KILL);
+        disk.child.wait().unwrap();
+        disk = Disk::serve(&room, words);
+        driver.connect_again();
+    }
+    driver.drain();
+    println!("{} requests answered", driver.answered);
+    assert_eq!(driver.failed, 0);
+    assert_eq!(disk.stop().0, Some(0));
+    room.done("image convert qcow2:a raw:b");
+    driver.check(&room.read("b"));
+}

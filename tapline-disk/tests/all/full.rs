@@ -1,0 +1,300 @@
+//! A disk whose storage fills, on a file system that is small and really full: the guest is told, or it waits until
+//! there is space again.
+
+use std::fs;
+use std::io;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use serde_json::{Value, json};
+
+use crate::tool;
+use crate::tool::control::Control;
+use crate::tool::nbd::Peer;
+use crate::tool::replaced::Replaced;
+use crate::tool::ring::{Driver, Kind};
+use crate::tool::served::Disk;
+use crate::tool::small::{MIB, PIECES, Small, piece};
+
+const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
+
+/// Within a block: each piece changes a part of two besides whole ones.
+fn at(n: usize) -> u64 {
+    tool::small::at(n) + 300
+}
+
+fn serve(small: &Small, format: &str, words: &str) -> (Disk, Control) {
+    small.room.done(&format!("image create {format}:small/a --size 64M"));
+    small.serve(&format!("{format}:small/a --nbd nbd.sock {words}"))
+}
+
+/// The same for a virtual machine, of a raw image.
+fn serve_machine(small: &Small) -> (Disk, Control) {
+    small.serve("raw:small/a --vhost-user vm.sock --when-full wait")
+}
+
+/// A guest that writes until it has written all, or is told that it cannot; and how far it is.
+fn writer(small: &Small) -> (JoinHandle<io::Result<()>>, mpsc::Receiver<usize>) {
+    let mut nbd = small.nbd();
+    let (tell, told) = mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        for n in 0..PIECES {
+            nbd.write(at(n), &piece(n))?;
+            tell.send(n).ok();
+        }
+        nbd.flush()
+    });
+    (writer, told)
+}
+
+/// Whether the process has a timer.
+fn has_timer(disk: &Disk) -> bool {
+    let links = fs::read_dir(format!("/proc/{}/fd", disk.child.id())).unwrap();
+    links.filter_map(|link| fs::read_link(link.unwrap().path()).ok()).any(|to| to.to_string_lossy().contains("timerfd"))
+}
+
+/// The next event.
+fn event(control: &mut Control) -> Value {
+    let line = control.hear().expect("the disk has ended");
+    assert_eq!(line["id"], 7, "{line}");
+    line["event"]["state"].clone()
+}
+
+/// A second client, which has asked to be told.
+fn watcher(small: &Small) -> Control {
+    let mut watcher = small.control();
+    let told = watcher.done(&json!({ "verb": "watch", "id": 7 }));
+    assert_eq!((&told["full"], &told["waiting"], &told["broken"]), (&json!(false), &json!(0), &json!(false)));
+    watcher
+}
+
+#[test]
+fn a_guest_waits_while_there_is_no_space_and_goes_on_when_there_is() {
+    for format in FORMATS {
+        let Some(small) = Small::with_ballast() else { return };
+        let (disk, mut control) = serve(&small, format, "--when-full wait");
+        let mut watcher = watcher(&small);
+        assert!(!has_timer(&disk));
+        let (writer, told) = writer(&small);
+        assert_eq!(event(&mut watcher), "full");
+        let layers = control.done(&json!({ "verb": "layers" }));
+        assert!(layers["full"] == true && layers["waiting"].as_u64() > Some(0), "{layers}");
+        let stats = control.done(&json!({ "verb": "stats" }));
+        assert!(stats["full"] == true && stats["waiting"].as_u64() > Some(0), "{stats}");
+        assert!(has_timer(&disk));
+        // Reads go on, also of what was written last.
+        let written = told.try_iter().last().unwrap();
+        let mut reader = small.nbd();
+        assert!(reader.read(at(written), MIB).unwrap() == piece(written));
+        // In vain: there is no more space than before.
+        control.done(&json!({ "verb": "space" }));
+        assert!(reader.read(at(0), MIB).unwrap() == piece(0));
+        assert_eq!(control.done(&json!({ "verb": "layers" }))["full"], true);
+        small.make_space();
+        control.done(&json!({ "verb": "space" }));
+        assert_eq!(event(&mut watcher), "resumed");
+        writer.join().unwrap().unwrap();
+        for n in 0..PIECES {
+            assert!(reader.read(at(n), MIB).unwrap() == piece(n), "{format}: piece {n}");
+        }
+        let layers = control.done(&json!({ "verb": "layers" }));
+        assert_eq!((&layers["full"], &layers["waiting"]), (&json!(false), &json!(0)));
+        assert!(!has_timer(&disk), "{format}: an idle disk has a timer");
+        drop(reader);
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("writes wait") && said.contains("no request waits"), "{said}");
+        small.room.sound(&format!("{format}:small/a"));
+    }
+}
+
+#[test]
+fn that_there_is_space_is_found_without_being_told() {
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, _control) = serve(&small, "qcow2", "--when-full wait");
+    let mut watcher = watcher(&small);
+    let (writer, _) = writer(&small);
+    assert_eq!(event(&mut watcher), "full");
+    assert!(small.room.done("disk control.sock space").contains("tried again"));
+    small.make_space();
+    assert_eq!(event(&mut watcher), "resumed");
+    writer.join().unwrap().unwrap();
+    assert!(small.room.done("disk control.sock space").contains("nothing waits"));
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn who_waits_is_told_that_there_is_no_space_when_the_disk_is_stopped() {
+    for format in FORMATS {
+        let Some(small) = Small::with_ballast() else { return };
+        let (disk, _control) = serve(&small, format, "--when-full wait");
+        let mut watcher = watcher(&small);
+        let (writer, _) = writer(&small);
+        assert_eq!(event(&mut watcher), "full");
+        let (code, said) = disk.stop();
+        assert_eq!(writer.join().unwrap().unwrap_err().kind(), io::ErrorKind::StorageFull, "{said}");
+        // What the guest was told to be written is flushed, or the exit code says that it is not.
+        assert!(code == Some(0) || said.contains("no space is left on the image's storage"), "{code:?}: {said}");
+        assert!(said.contains("stopping"), "{said}");
+        assert_ne!(small.room.tapline(&format!("image check {format}:small/a")).code, Some(2), "{format}");
+    }
+}
+
+#[test]
+fn nothing_waits_for_a_client_that_has_gone() {
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, mut control) = serve(&small, "vhd", "--when-full wait");
+    let mut watcher = watcher(&small);
+    let path = small.room.file("nbd.sock");
+    let mut writer = std::process::Command::new("qemu-io")
+        .args(["-f", "raw", "-c", "write -P 1 0 32M", &format!("nbd+unix:///?socket={}", path.display())])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    assert_eq!(event(&mut watcher), "full");
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+    assert_eq!(event(&mut watcher), "resumed");
+    let layers = control.done(&json!({ "verb": "layers" }));
+    assert_eq!((&layers["full"], &layers["waiting"]), (&json!(false), &json!(0)));
+    assert!(!has_timer(&disk));
+    small.make_space();
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn a_guest_is_told_at_once_where_it_is_not_to_wait() {
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, mut control) = serve(&small, "raw", "");
+    let (writer, _) = writer(&small);
+    assert_eq!(writer.join().unwrap().unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert_eq!(control.done(&json!({ "verb": "layers" }))["full"], false);
+    small.make_space();
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+/// The way out that needs no space where the disk is: the guest's writes go elsewhere.
+#[test]
+fn a_snapshot_to_another_file_system_lets_a_full_disk_go_on() {
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, mut control) = serve(&small, "raw", "--when-full wait");
+    let mut watcher = watcher(&small);
+    let (writer, _) = writer(&small);
+    assert_eq!(event(&mut watcher), "full");
+    let to = format!("qcow2:{}", small.room.file("elsewhere").display());
+    control.done(&json!({ "verb": "snapshot", "to": to, "method": "chain" }));
+    control.done(&json!({ "verb": "space" }));
+    assert_eq!(event(&mut watcher), "resumed");
+    writer.join().unwrap().unwrap();
+    let mut reader = small.nbd();
+    assert!((0..PIECES).all(|n| reader.read(at(n), MIB).unwrap() == piece(n)));
+    drop(reader);
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+/// A machine that has written four blocks, and whose next writes wait for space; a read is answered in the meantime.
+fn waiting_machine(small: &Small, recorded: bool) -> (Disk, Control, Driver) {
+    small.room.done("image create raw:small/a --size 16M");
+    let (disk, control) = serve_machine(small);
+    let mut watcher = watcher(small);
+    let mut driver = Driver::connect(&small.room.file("vm.sock"), recorded);
+    (0..4).for_each(|block| driver.offer(Kind::Write, block));
+    driver.drain();
+    small.fill();
+    (100..104).for_each(|block| driver.offer(Kind::Write, block));
+    assert_eq!(event(&mut watcher), "full");
+    if recorded {
+        driver.offer(Kind::Read, 1);
+        let unanswered = driver.unanswered();
+        while driver.unanswered() == unanswered {
+            driver.interrupt(std::time::Duration::from_secs(1));
+        }
+    }
+    (disk, control, driver)
+}
+
+/// QEMU's main loop waits for this answer when a guest resets, stops or loses the device.
+#[test]
+fn a_queue_of_a_full_disk_is_stopped_at_once_and_goes_on_later() {
+    for recorded in [true, false] {
+        let Some(small) = Small::with_ballast() else { return };
+        let (disk, mut control, mut driver) = waiting_machine(&small, recorded);
+        let layers = control.done(&json!({ "verb": "layers" }));
+        assert_eq!(layers["inflight"], if recorded { "recorded" } else { "in order" });
+        let base = driver.stop_ring();
+        assert_eq!(base, if recorded { 9 } else { 4 }, "with a record they count as taken");
+        assert_eq!(driver.unanswered(), 4);
+        let layers = control.done(&json!({ "verb": "layers" }));
+        assert_eq!((&layers["full"], &layers["waiting"]), (&json!(false), &json!(0)), "nothing of it is left here");
+        // A second time, with writes that are taken again and wait again.
+        driver.start_ring(base);
+        assert_eq!(driver.stop_ring(), base);
+        small.make_space();
+        driver.start_ring(base);
+        driver.drain();
+        assert_eq!(disk.stop().0, Some(0));
+        driver.check(&small.room.read("small/a"));
+    }
+}
+
+#[test]
+fn what_waits_for_space_is_left_to_the_guest_when_the_process_ends() {
+    for recorded in [true, false] {
+        let Some(small) = Small::with_ballast() else { return };
+        let (disk, _control, mut driver) = waiting_machine(&small, recorded);
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("4 requests that waited are left to their guest"), "{said}");
+        driver.interrupt(std::time::Duration::ZERO);
+        assert_eq!(driver.unanswered(), 4, "no error of ours");
+        small.make_space();
+        let (disk, _control) = serve_machine(&small);
+        driver.connect_again();
+        driver.drain();
+        assert_eq!(disk.stop().0, Some(0));
+        driver.check(&small.room.read("small/a"));
+    }
+}
+
+/// Nor does it keep the process from being replaced, or from going on when another does not come up.
+#[test]
+fn what_waits_for_space_waits_under_the_process_that_takes_over() {
+    for recorded in [true, false] {
+        let Some(small) = Small::with_ballast() else { return };
+        let (disk, control, mut driver) = waiting_machine(&small, recorded);
+        drop(control);
+        let mut disk = Replaced::of(&small.room, disk);
+        let answer = disk.upgrade_to("/bin/false").join().unwrap();
+        assert_eq!(answer["error"]["kind"], "failed", "{answer}");
+        let answer = disk.upgrade().join().unwrap();
+        disk.replaced_by(&answer);
+        let mut control = small.control();
+        while control.done(&json!({ "verb": "layers" }))["waiting"] != 4 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(control.done(&json!({ "verb": "stats" }))["writes"]["in_flight"], 4);
+        small.make_space();
+        control.done(&json!({ "verb": "space" }));
+        driver.drain();
+        disk.stop();
+        driver.check(&small.room.read("small/a"));
+    }
+}
+
+/// The guest that is gone needs nothing any more, and its successor must not find its writes.
+#[test]
+fn a_machine_that_is_gone_leaves_nothing_that_waits() {
+    let Some(small) = Small::with_ballast() else { return };
+    let (disk, mut control, driver) = waiting_machine(&small, false);
+    driver.leave();
+    let mut next = Driver::connect(&small.room.file("vm.sock"), true);
+    next.offer(Kind::Read, 100);
+    next.drain();
+    assert_eq!(control.done(&json!({ "verb": "layers" }))["waiting"], 0);
+    small.make_space();
+    next.offer(Kind::Write, 101);
+    next.drain();
+    assert_eq!(disk.stop().0, Some(0));
+    next.check(&small.room.read("small/a"));
+}

@@ -1,0 +1,107 @@
+//! VHDs that libvhd refuses: those that older versions and others made are kept working, are mended where that is
+//! possible, and whoever makes one is told.
+
+use crate::tool::Room;
+use crate::tool::control::Control;
+use crate::tool::served::Disk;
+
+const MIB: u64 = 1 << 20;
+
+/// The image of another program, as `q.vhd`, whose first block is right behind its table, and what it shows, as
+/// `a.raw`.
+fn without_room(room: &Room) {
+    room.make_raw("a.raw", 64 * MIB);
+    room.tool("qemu-img", "convert -f raw -O vpc -o subformat=dynamic,force_size a.raw q.vhd");
+}
+
+/// It shows the same as before, and zeroes behind that.
+fn shows_the_same(room: &Room) {
+    assert_eq!(room.json("image check vhd:q.vhd")["result"], "clean");
+    std::fs::File::options().write(true).open(room.file("a.raw")).unwrap().set_len(10 << 30).unwrap();
+    room.done("image compare raw:a.raw vhd:q.vhd");
+    room.tool("qemu-img", "compare -f raw -F vpc a.raw q.vhd");
+}
+
+#[test]
+fn an_image_without_room_in_front_grows_and_that_is_told_once() {
+    let room = Room::new();
+    without_room(&room);
+    let said = room.tapline("image resize vhd:q.vhd --size 10G");
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.err.contains("vhd:q.vhd") && said.err.contains("`vhd-util check` refuses"), "{said:?}");
+    shows_the_same(&room);
+    let said = room.tapline("image resize vhd:q.vhd --size 11G");
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
+}
+
+#[test]
+fn an_image_without_room_in_front_grows_while_it_is_served_and_that_is_told() {
+    let room = Room::new();
+    without_room(&room);
+    let disk = Disk::serve(&room, "vhd:q.vhd --nbd nbd.sock --control control.sock");
+    Control::connect(&room.file("control.sock")).done(&serde_json::json!({ "verb": "resize", "size": 10u64 << 30 }));
+    let (code, said) = disk.stop();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("q.vhd had no room") && said.contains("`vhd-util check` refuses"), "{said}");
+    shows_the_same(&room);
+}
+
+#[test]
+fn an_image_without_room_in_front_takes_a_larger_one_in() {
+    let room = Room::new();
+    without_room(&room);
+    room.done("image create vhd:child.vhd --parent vhd:q.vhd");
+    room.done("image resize vhd:child.vhd --size 10G");
+    let said = room.tapline("image merge vhd:child.vhd --parent vhd:q.vhd --from 0 --into 1 --delete");
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.err.contains("vhd:q.vhd had no room"), "{said:?}");
+    shows_the_same(&room);
+}
+
+#[test]
+fn images_of_ours_grow_without_a_word() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    room.done("image convert raw:a.raw vhd:q.vhd");
+    let said = room.tapline("image resize vhd:q.vhd --size 10G");
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
+    shows_the_same(&room);
+}
+
+#[test]
+fn blocks_that_libvhd_does_not_read_are_told_of() {
+    let room = Room::new();
+    for (words, told) in [("", false), ("--block-size 2M", false), ("--block-size 1M", true)] {
+        let said = room.tapline(&format!("image create vhd:{told}{}.vhd --size 64M {words}", words.len()));
+        assert_eq!((said.code, said.err.contains("2097152 bytes only")), (Some(0), told), "{words}: {said:?}");
+    }
+}
+
+#[test]
+fn a_misspelt_locator_is_found_and_mended() {
+    let room = Room::new();
+    room.make_raw("a.raw", 64 * MIB);
+    room.done("image convert raw:a.raw vhd:q.vhd");
+    room.done("image create vhd:child.vhd --parent vhd:q.vhd");
+    let mut bytes = room.read("child.vhd");
+    misspell(&mut bytes[512..1536]);
+    room.write("child.vhd", &bytes);
+    let said = room.tapline("image check vhd:child.vhd");
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.out.contains("MACX") && said.out.contains("--repair"), "{said:?}");
+    assert_eq!(room.read("child.vhd"), bytes, "a check without --repair must not write");
+    assert_eq!(room.tapline("image check vhd:child.vhd --repair").code, Some(3));
+    assert_eq!(room.json("image check vhd:child.vhd --parent vhd:q.vhd")["result"], "clean");
+    let info = room.done("image info vhd:child.vhd --parent vhd:q.vhd");
+    assert!(info.contains("MacX") && !info.contains("MACX"), "{info}");
+    room.done("image compare vhd:child.vhd raw:a.raw --parent vhd:q.vhd");
+}
+
+/// Gives the locator of a header the code that Tapline wrote once, and the header the sum that goes with it.
+fn misspell(header: &mut [u8]) {
+    let at = header.windows(4).position(|bytes| bytes == b"MacX").unwrap();
+    header[at..at + 4].copy_from_slice(b"MACX");
+    header[36..40].fill(0);
+    let sum = header.iter().fold(0u32, |sum, &byte| sum.wrapping_add(byte.into()));
+    header[36..40].copy_from_slice(&(!sum).to_be_bytes());
+}

@@ -1,0 +1,91 @@
+//! A guest that survives its disk's process: the process is killed at random moments under load, and started again.
+//!
+//! Invariants checked: each request is answered once and without an error, none is done after its answer, reads and in
+//! the end the image show what was written last. `TAPLINE_KILLS` says how often it is killed, `TAPLINE_SEED` how all of
+//! it goes.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::Signal;
+
+use crate::tool::nbd::Dice;
+use crate::tool::ring::Driver;
+use crate::tool::served::Disk;
+use crate::tool::{Room, from_environment};
+
+/// A guest at depth 128 whose disk is killed so many times.
+fn survive(recorded: bool, kills: u64, format: &str) {
+    let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
+    println!("TAPLINE_SEED={seed} TAPLINE_KILLS={kills}, recorded: {recorded}, {format}");
+    let mut dice = Dice(seed);
+    let room = Room::new();
+    room.done(&format!("image create {format}:a --size 16M"));
+    let words = format!("{format}:a --vhost-user vm.sock");
+    let mut disk = Disk::serve(&room, &words);
+    let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
+    let (mut unanswered, mut before) = (0, 0);
+    for kill in 0..kills {
+        // Half of them outlive the requests that they do one at a time after a death.
+        let answered = driver.answered + 256 * dice.throw(2);
+        let begun = Instant::now();
+        while driver.answered < answered {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing goes on");
+            driver.work(|below| dice.throw(below));
+        }
+        let rounds = dice.throw(60);
+        for _ in 0..rounds {
+            driver.work(|below| dice.throw(below));
+        }
+        // Some are killed while they recover.
+        disk.signal(Signal::KILL);
+        disk.child.wait().unwrap();
+        unanswered += driver.unanswered();
+        wait_for_storage(&room);
+        disk = Disk::serve(&room, &words);
+        driver.connect_again();
+        if kill % 64 == 63 {
+            driver.drain();
+            if format == "raw" {
+                driver.check(&room.read("a"));
+            }
+            assert!(driver.answered > before, "nothing goes on");
+            before = driver.answered;
+        }
+    }
+    driver.drain();
+    println!("{} requests answered, {unanswered} in flight at kills", driver.answered);
+    assert!(unanswered > 0, "nothing was in flight at any kill");
+    assert_eq!(disk.stop().0, Some(0));
+    if format != "raw" {
+        room.sound_and_closed(&format!("{format}:a"));
+    }
+    room.done(&format!("image convert {format}:a raw:b"));
+    driver.check(&room.read("b"));
+}
+
+/// Waits until the last I/O of the killed process is over, for which the kernel keeps its lock: storage may be slow.
+fn wait_for_storage(room: &Room) {
+    let image = File::options().write(true).open(room.file("a")).unwrap();
+    fcntl_lock(&image, FlockOperation::LockExclusive).unwrap();
+}
+
+#[test]
+fn a_guest_whose_front_end_records_survives_kills() {
+    survive(true, from_environment("TAPLINE_KILLS").unwrap_or(50), "raw");
+}
+
+#[test]
+fn a_guest_whose_front_end_records_nothing_survives_kills() {
+    survive(false, from_environment("TAPLINE_KILLS").unwrap_or(50), "raw");
+}
+
+/// Most of its writes allocate: what they have changed is in no file when the process dies.
+#[test]
+fn a_guest_on_an_image_that_allocates_survives_kills() {
+    for format in ["vhd", "qcow2"] {
+        survive(true, from_environment("TAPLINE_KILLS").unwrap_or(30), format);
+        survive(false, from_environment("TAPLINE_KILLS").unwrap_or(15), format);
+    }
+}

@@ -1,0 +1,153 @@
+//! A disk goes on whatever becomes of its log: full, without a reader, or with one who does not read.
+
+use std::fs::File;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::tool;
+use crate::tool::nbd::{BLOCK, Nbd, Peer};
+use crate::tool::{Room, TAPLINE};
+
+/// How long anything may take; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A disk whose log goes somewhere; killed with the test.
+struct Disk(Child);
+
+impl Disk {
+    fn serve(room: &Room, log: impl Into<Stdio>) -> (Disk, Nbd) {
+        room.done("image create qcow2:a.qcow2 --size 16M");
+        let mut command = Command::new(TAPLINE);
+        command.args(["serve", "qcow2:a.qcow2", "--nbd", "./nbd.sock"]).current_dir(room.path());
+        let disk = Disk(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        let begun = Instant::now();
+        loop {
+            if let Ok(client) = Nbd::connect(&room.file("nbd.sock")) {
+                return (disk, client);
+            }
+            assert!(begun.elapsed() < PATIENCE, "it does not serve");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    /// Has it log many lines, its statistics each, and answer meanwhile.
+    fn log_much(&self, client: &mut Nbd) {
+        for _ in 0..64 {
+            self.signal(Signal::USR1);
+            client.read(0, BLOCK).unwrap();
+        }
+    }
+
+    /// Its exit code when it is told to end; none if it has not ended.
+    fn stop(&mut self) -> Option<i32> {
+        self.signal(Signal::TERM);
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Only after a failed test is it still there.
+        self.0.kill().unwrap_or_default();
+        self.0.wait().unwrap();
+    }
+}
+
+fn use_it(client: &mut Nbd) {
+    client.write(0, &[7; BLOCK]).unwrap();
+    client.flush().unwrap();
+    assert_eq!(client.read(0, BLOCK).unwrap(), [7; BLOCK]);
+}
+
+/// A pipe that holds very little.
+fn narrow_pipe() -> (File, File) {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    fcntl_setpipe_size(&writer, 4096).unwrap();
+    (reader.into(), writer.into())
+}
+
+/// Reads up to a word.
+fn wait_for(log: &mut impl Read, word: &str) -> String {
+    let (mut said, mut bytes) = (String::new(), [0; 4096]);
+    while !said.contains(word) {
+        let len = log.read(&mut bytes).unwrap();
+        assert!(len > 0, "the log has ended before «{word}»: {said}");
+        said.push_str(&String::from_utf8_lossy(&bytes[..len]));
+    }
+    said
+}
+
+#[test]
+fn a_full_log_ends_no_disk() {
+    let room = Room::new();
+    let (mut disk, mut client) = Disk::serve(&room, File::options().write(true).open("/dev/full").unwrap());
+    disk.log_much(&mut client);
+    use_it(&mut client);
+    assert_eq!(disk.stop(), Some(0));
+}
+
+#[test]
+fn a_reader_that_has_gone_ends_no_disk() {
+    let room = Room::new();
+    let (mut reader, writer) = narrow_pipe();
+    let (mut disk, mut client) = Disk::serve(&room, writer);
+    wait_for(&mut reader, "serving ");
+    drop(reader);
+    disk.log_much(&mut client);
+    use_it(&mut client);
+    assert_eq!(disk.stop(), Some(0));
+}
+
+#[test]
+fn a_reader_that_has_stopped_holds_up_no_disk_and_hears_later_what_is_missing() {
+    let room = Room::new();
+    let (mut reader, writer) = narrow_pipe();
+    let (mut disk, mut client) = Disk::serve(&room, writer);
+    wait_for(&mut reader, "serving ");
+    disk.log_much(&mut client);
+    use_it(&mut client);
+    // There is room again, and more to say.
+    let mut before = [0; 4096];
+    let len = reader.read(&mut before).unwrap();
+    disk.signal(Signal::USR1);
+    let said = String::from_utf8_lossy(&before[..len]).into_owned() + &wait_for(&mut reader, "could not be logged");
+    let missing: u64 = said.split(" lines could").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+    let logged = u64::try_from(said.matches("statistics: ").count()).unwrap();
+    // Signals that come at one time count once.
+    assert!(missing > 0 && missing + logged <= 66, "{missing} of 64 and {logged}: {said}");
+    // It ends as well while nobody reads.
+    disk.log_much(&mut client);
+    assert_eq!(disk.stop(), Some(0));
+}
+
+#[test]
+fn what_a_command_prints_is_an_error_where_there_is_no_space_and_none_where_nobody_reads_on() {
+    let room = Room::new();
+    room.done("image create qcow2:a.qcow2 --size 16M");
+    let info = |out: Stdio| {
+        let mut command = Command::new(TAPLINE);
+        command.args(["image", "info", "qcow2:a.qcow2"]).current_dir(room.path()).stdout(out);
+        tool::Said::of(&command.output().unwrap())
+    };
+    let full = info(File::options().write(true).open("/dev/full").unwrap().into());
+    assert!(full.code == Some(4) && full.err.contains("No space left"), "{full:?}");
+    let (reader, writer) = narrow_pipe();
+    drop(reader);
+    let gone = info(writer.into());
+    assert!(gone.code == Some(0) && gone.err.is_empty(), "{gone:?}");
+}

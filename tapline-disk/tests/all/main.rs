@@ -1,0 +1,29 @@
+//! All tests of the disk process in one program: as many programs as files would each be linked with all that it
+//! needs, which takes minutes and gigabytes.
+
+#![allow(missing_docs, reason = "nobody imports a test")]
+
+mod bytes;
+mod confined;
+mod control;
+mod control_vhost;
+mod failed_sync;
+mod fatal;
+mod full;
+mod full_device;
+mod full_qemu;
+mod handed;
+mod held;
+mod image;
+mod image_jobs;
+mod image_qcow2;
+mod image_vhd;
+mod killed;
+mod large_sectors;
+mod log;
+mod rest;
+mod serve;
+mod takeover;
+mod tool;
+mod upgrade;
+mod xen;

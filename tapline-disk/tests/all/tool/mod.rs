@@ -1,0 +1,195 @@
+//! Runs programs in a directory of their own and tells what they said.
+
+pub mod control;
+pub mod guest;
+pub mod handed;
+pub mod large;
+pub mod nbd;
+pub mod replaced;
+pub mod ring;
+pub mod served;
+pub mod small;
+pub mod vhost;
+
+// The program's own, so that tests look where it does.
+#[path = "../../../src/redo_name.rs"]
+mod redo_name;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// The program under test.
+pub const TAPLINE: &str = env!("CARGO_BIN_EXE_tapline-disk");
+
+/// A directory that goes away with its test. Not in /tmp, which may lack O_DIRECT.
+pub struct Room {
+    directory: tempfile::TempDir,
+}
+
+/// What a program left behind.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Room {
+    pub fn new() -> Room {
+        Room::below(Path::new(env!("CARGO_TARGET_TMPDIR")))
+    }
+
+    pub fn below(directory: &Path) -> Room {
+        Room { directory: tempfile::tempdir_in(directory).unwrap() }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.file(name)).unwrap()
+    }
+
+    pub fn write(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.file(name), bytes).unwrap();
+    }
+
+    /// Runs a program with words that have no spaces in them.
+    pub fn run(&self, program: &str, words: &str) -> Said {
+        self.run_words(program, &words.split_whitespace().collect::<Vec<&str>>())
+    }
+
+    /// A program that works in this room, and has its redo logs there.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.path()).env("TAPLINE_REDO_DIR", self.file("redo"));
+        command
+    }
+
+    /// Where the redo log of an image is.
+    fn redo_log_path(&self, image: &str) -> PathBuf {
+        self.file("redo").join(redo_name::file_name(&fs::metadata(self.file(image)).unwrap()))
+    }
+
+    /// What is in the redo log of an image.
+    pub fn redo_log(&self, image: &str) -> Vec<u8> {
+        fs::read(self.redo_log_path(image)).unwrap()
+    }
+
+    /// Changes some of it.
+    pub fn write_redo_log(&self, image: &str, at: u64, bytes: &[u8]) {
+        let log = fs::File::options().write(true).open(self.redo_log_path(image)).unwrap();
+        log.write_all_at(bytes, at).unwrap();
+    }
+
+    /// What a power loss takes.
+    pub fn lose_redo_logs(&self) {
+        fs::remove_dir_all(self.file("redo")).unwrap();
+    }
+
+    pub fn run_words(&self, program: &str, words: &[&str]) -> Said {
+        let output = self.command(program).args(words).output();
+        let output = output.unwrap_or_else(|error| panic!("{program} cannot be run (make prepare?): {error}"));
+        Said::of(&output)
+    }
+
+    pub fn tapline(&self, words: &str) -> Said {
+        self.run(TAPLINE, words)
+    }
+
+    /// A command that must succeed; what it printed.
+    pub fn done(&self, words: &str) -> String {
+        let said = self.tapline(words);
+        assert_eq!(said.code, Some(0), "{words}: {said:?}");
+        said.out
+    }
+
+    /// An image, and parents if they are named, in which nothing is wrong but space that nothing refers to: whoever was
+    /// killed may leave some. What the check says.
+    pub fn sound(&self, image: &str) -> String {
+        let said = self.tapline(&format!("image check {image}"));
+        assert!(matches!(said.code, Some(0 | 5)), "{image}: {said:?}");
+        said.out
+    }
+
+    /// The same, and its writer has closed it.
+    pub fn sound_and_closed(&self, image: &str) {
+        let said = self.sound(image);
+        assert!(!said.contains("not closed"), "{image}: {said}");
+    }
+
+    /// A command that must succeed and print JSON.
+    pub fn json(&self, words: &str) -> serde_json::Value {
+        serde_json::from_str(&self.done(&format!("{words} --json"))).unwrap()
+    }
+
+    /// A tool of others that must succeed.
+    pub fn tool(&self, program: &str, words: &str) -> String {
+        let said = self.run(program, words);
+        assert_eq!(said.code, Some(0), "{program} {words}: {said:?}");
+        said.out
+    }
+
+    /// Does something to a disk through the server, as a guest would: commands of qemu-io (`write -P 1 0 64k`, `discard
+    /// 0 1M`, `read -P 1 0 64k`), each of which must succeed. `disk` is the image with its parents and options.
+    pub fn guest(&self, disk: &str, commands: &[&str]) {
+        let mut words = vec!["serve"];
+        words.extend(disk.split_whitespace());
+        words.extend(["--nbd", "./guest.sock"]);
+        let mut server = self.command(TAPLINE);
+        let server = server.args(&words).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut server = server.spawn().unwrap();
+        let mut log = BufReader::new(server.stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("serving ") {
+            assert!(log.read_line(&mut said).unwrap() > 0, "{disk} is not served: {said}");
+        }
+        let options = ["-f", "raw", "--discard=unmap", "nbd+unix:///?socket=guest.sock"];
+        let words: Vec<&str> = options.into_iter().chain(commands.iter().flat_map(|command| ["-c", command])).collect();
+        let done = self.run_words("qemu-io", &words);
+        assert!(done.code == Some(0) && !done.out.contains("failed"), "{disk}: {commands:?}: {done:?}");
+        let pid = rustix::process::Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        log.read_to_string(&mut said).unwrap();
+        assert!(server.wait().unwrap().success(), "{said}");
+    }
+
+    /// Bytes that a file takes on the storage.
+    pub fn space(&self, name: &str) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata(self.file(name)).unwrap().blocks() * 512
+    }
+
+    /// A raw disk of `len` bytes with some pieces that are not zero, at odd places.
+    pub fn make_raw(&self, name: &str, len: u64) {
+        let file = fs::File::create(self.file(name)).unwrap();
+        file.set_len(len).unwrap();
+        for (at, bytes) in [(0, 70_000), (5 << 20, 1), ((8 << 20) - 512, 4 << 20), (len - 512, 512)] {
+            let pattern: Vec<u8> = (0..bytes).map(|n: u64| u8::try_from((n + at / 512) % 251).unwrap() | 1).collect();
+            std::os::unix::fs::FileExt::write_all_at(&file, &pattern, at).unwrap();
+        }
+    }
+}
+
+/// A number that whoever runs the tests may say.
+pub fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+}
+
+impl Said {
+    pub fn of(output: &Output) -> Said {
+        Said {
+            code: output.status.code(),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! A guest with a ring of its own behind vhost-user, and the side of QEMU that comes again when its disk's process has
+//! gone.
+//!
+//! It uses pages and descriptors again the moment they are answered, as Linux does, and checks every answer.
+
+#![allow(dead_code, reason = "each test uses its part")]
+#![allow(clippy::cast_possible_truncation, reason = "the numbers are the test's own, and small")]
+
+#[path = "../../../../transport/tests/vhost_mock/mod.rs"]
+mod vhost_mock;
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use vhost_mock::{FLUSH, FrontEnd, PROTOCOL, VERSION_1, WRITE, region_for};
+
+/// Bytes of a request.
+pub const BLOCK: usize = 4096;
+/// Of a disk of 16 MiB.
+const BLOCKS: u64 = 4096;
+/// Requests at once.
+pub const DEPTH: u16 = 128;
+/// Places in the ring, and descriptors of a chain.
+const SIZE: u16 = 512;
+const CHAIN: u16 = 3;
+const HEADERS: u64 = 0x40000;
+const PAGES: u64 = 0x50000;
+const POISON: u8 = 0xee;
+/// In which a disk that lives answers, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Write,
+    Read,
+    Flush,
+}
+
+struct Asked {
+    kind: Kind,
+    block: u64,
+    version: u64,
+}
+
+/// The guest.
+pub struct Driver {
+    front: FrontEnd,
+    path: PathBuf,
+    recorded: bool,
+    region: Option<(Vec<u8>, OwnedFd)>,
+    /// The last freed is the first used.
+    free: Vec<u16>,
+    asked: BTreeMap<u16, Asked>,
+    last_used: u16,
+    /// By block: the version that was written last, and whether it is being worked on.
+    versions: BTreeMap<u64, u64>,
+    pub answered: u64,
+    /// Requests of this block may fail, once each.
+    pub may_fail: Option<u64>,
+    pub failed: u64,
+}
+
+/// The bytes of a version of a block.
+pub fn content(block: u64, version: u64) -> Vec<u8> {
+    if version == 0 { vec![0; BLOCK] } else { [block, version].map(u64::to_le_bytes).concat().repeat(BLOCK / 16) }
+}
+
+impl Driver {
+    /// A guest whose QEMU records what is in flight, or does not.
+    pub fn connect(path: &Path, recorded: bool) -> Driver {
+        let mut front = FrontEnd::connect(path);
+        front.size = SIZE;
+        let mut driver = Driver {
+            front,
+            path: path.to_owned(),
+            recorded,
+            region: None,
+            free: (0..DEPTH).map(|index| index * CHAIN).collect(),
+            asked: BTreeMap::new(),
+            last_used: 0,
+            versions: BTreeMap::new(),
+            answered: 0,
+            may_fail: None,
+            failed: 0,
+        };
+        driver.start(0);
+        driver
+    }
+
+    /// Comes again after the process has gone: its base is the used index, since nobody tells it another.
+    pub fn connect_again(&mut self) {
+        self.front.reconnect(&self.path);
+        let base = self.front.get_u16(self.front.used_at(0) + 2);
+        self.start(base);
+    }
+
+    /// Is gone. To close the socket is not enough while another test starts a process, which has it too for a moment.
+    pub fn leave(&self) {
+        self.front.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    }
+
+    /// Everything that a front-end says at a start.
+    fn start(&mut self, base: u16) {
+        let inflight = if self.recorded { 1 << 12 } else { 0 };
+        self.front.send(2, 0, &(VERSION_1 | FLUSH | PROTOCOL).to_ne_bytes(), &[]);
+        self.front.send(16, 0, &((1u64 << 3) | (1 << 15) | inflight).to_ne_bytes(), &[]);
+        if self.recorded && self.region.is_none() {
+            self.front.send(31, 0, &region_for(0, 0, 1, SIZE), &[]);
+            self.region = Some(wait_for(|| self.front.reply_with_file(31)));
+        }
+        for index in 0..2 {
+            self.front.send(37, 0, &self.front.region(index), &[self.front.files[index as usize].as_fd()]);
+        }
+        self.start_ring(base);
+    }
+
+    /// Starts the ring.
+    pub fn start_ring(&mut self, base: u16) {
+        if let Some((payload, file)) = &self.region {
+            self.front.send(32, 0, payload, &[file.as_fd()]);
+        }
+        let number = |value: u16| [0, u32::from(value)].map(u32::to_ne_bytes).concat();
+        self.front.send(8, 0, &number(SIZE), &[]);
+        self.front.send(10, 0, &number(base), &[]);
+        let place = self.front.place(0, 0);
+        self.front.send(9, 0, &place, &[]);
+        let [kick, call] = [0, 1].map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        self.front.send(12, 0, &[0; 8], &[kick.as_fd()]);
+        self.front.send(13, 0, &[0; 8], &[call.as_fd()]);
+        // With an answer, which says that all of it was taken.
+        self.front.send(18, 8, &number(1), &[]);
+        (self.front.kicks, self.front.calls) = (vec![kick], vec![call]);
+        assert_eq!(wait_for(|| self.front.reply(18)), [0; 8]);
+    }
+
+    /// Asks for the ring to stop; where it is to be continued, when the back-end has said so.
+    pub fn stop_ring(&mut self) -> u16 {
+        self.front.send(11, 0, &[0; 8], &[]);
+        let reply = wait_for(|| self.front.reply(11));
+        u16::from_ne_bytes([reply[4], reply[5]])
+    }
+
+    /// Offers a request, if there is room for it and nobody else is at its block.
+    pub fn offer(&mut self, kind: Kind, block: u64) {
+        self.prepare(kind, block);
+        self.kick();
+    }
+
+    /// Tells the disk what was offered.
+    pub fn kick(&self) {
+        rustix::io::write(&self.front.kicks[0], &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Offers a request without telling the disk.
+    pub fn prepare(&mut self, kind: Kind, block: u64) {
+        if self.asked.values().any(|asked| asked.kind != Kind::Flush && asked.block == block) {
+            return;
+        }
+        let Some(head) = self.free.pop() else { return };
+        let version = self.versions.entry(block).or_default();
+        *version += u64::from(kind == Kind::Write);
+        let version = *version;
+        let (header, page) = places(head);
+        self.front.put(header + 0x80, &[POISON]);
+        let (code, data) = match kind {
+            Kind::Write => (1, Some((page, BLOCK as u32, 0))),
+            Kind::Read => (0, Some((page, BLOCK as u32, WRITE))),
+            Kind::Flush => (4, None),
+        };
+        if kind == Kind::Write {
+            self.front.put(page, &content(block, version));
+        }
+        self.front.header(header, code, if kind == Kind::Flush { 0 } else { block * BLOCK as u64 / 512 });
+        let parts: Vec<_> =
+            [Some((header, 16, 0)), data, Some((header + 0x80, 1, WRITE))].into_iter().flatten().collect();
+        self.front.chain(0, head, &parts);
+        self.asked.insert(head, Asked { kind, block, version });
+        self.front.offer(0, head);
+    }
+
+    /// Requests that are not answered.
+    pub fn unanswered(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// Waits to be signalled, for so long at most, and takes the answers.
+    pub fn interrupt(&mut self, at_most: Duration) {
+        let time =
+            Timespec { tv_sec: i64::try_from(at_most.as_secs()).unwrap(), tv_nsec: i64::from(at_most.subsec_nanos()) };
+        if poll(&mut [PollFd::new(&self.front.calls[0], PollFlags::IN)], Some(&time)).unwrap() == 0 {
+            return;
+        }
+        FrontEnd::signalled(&self.front.calls[0]);
+        let used = self.front.used(0, self.last_used);
+        let (count, open) = (used.len(), self.asked.len());
+        assert!(count <= open, "{count} answers to {open} requests, from {} of the used ring on", self.last_used);
+        for (head, written) in used {
+            self.last_used = self.last_used.wrapping_add(1);
+            self.take_answer(head as u16, written);
+        }
+    }
+
+    /// Offers something new, and takes what was answered in the meantime. `throw` gives a number below its argument.
+    pub fn work(&mut self, mut throw: impl FnMut(u64) -> u64) {
+        for _ in 0..throw(64) {
+            let kind = match throw(10) {
+                0 => Kind::Flush,
+                1..4 => Kind::Read,
+                _ => Kind::Write,
+            };
+            self.offer(kind, throw(BLOCKS));
+        }
+        self.interrupt(Duration::from_micros(throw(500)));
+    }
+
+    /// Waits until all is answered.
+    pub fn drain(&mut self) {
+        let begun = Instant::now();
+        while !self.asked.is_empty() {
+            assert!(begun.elapsed() < PATIENCE, "{} requests are never answered", self.asked.len());
+            self.interrupt(Duration::from_secs(1));
+        }
+    }
+
+    fn take_answer(&mut self, head: u16, written: u32) {
+        let asked = self.asked.remove(&head);
+        let Asked { kind, block, version } =
+            asked.unwrap_or_else(|| panic!("answered twice: descriptor {head} is free"));
+        let (header, page) = places(head);
+        let failed = kind != Kind::Flush && self.may_fail == Some(block) && self.front.get(header + 0x80, 1) == [1];
+        self.failed += u64::from(failed);
+        assert!(failed || self.front.get(header + 0x80, 1) == [0], "{kind:?} of block {block}");
+        if kind == Kind::Read && !failed {
+            assert_eq!(written, BLOCK as u32 + 1);
+            assert!(
+                self.front.get(page, BLOCK) == content(block, version),
+                "block {block} is not of version {version}"
+            );
+        }
+        // Whoever still works on it finds rubbish, and leaves rubbish.
+        self.front.put(page, &[POISON; BLOCK]);
+        self.front.put(header, &[POISON; 16]);
+        self.free.push(head);
+        self.answered += 1;
+    }
+
+    /// Compares an image with what was written; nothing is in flight.
+    pub fn check(&self, image: &[u8]) {
+        self.check_but(image, None);
+    }
+
+    /// The same, but for a block that has another version than the one that was written last.
+    pub fn check_but(&self, image: &[u8], other: Option<(u64, u64)>) {
+        for (&block, &version) in &self.versions {
+            let version = other.filter(|other| other.0 == block).map_or(version, |other| other.1);
+            let at = block as usize * BLOCK;
+            assert!(image[at..at + BLOCK] == content(block, version), "block {block} is not of version {version}");
+        }
+    }
+}
+
+fn places(head: u16) -> (u64, u64) {
+    let index = u64::from(head / CHAIN);
+    (HEADERS + 0x100 * index, PAGES + BLOCK as u64 * index)
+}
+
+/// What a disk that lives says sooner or later.
+fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "the disk does not answer");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

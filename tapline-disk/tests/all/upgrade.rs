@@ -1,0 +1,367 @@
+//! Another process in the place of the one that serves a disk: its guests notice nothing, and whatever is killed or
+//! broken on the way, one process serves the disk and nothing that was answered is lost.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::tool::control::Control;
+use crate::tool::handed::{Hand, Handed, NOWHERE};
+use crate::tool::nbd::{Dice, Nbd, Peer, Versions};
+use crate::tool::replaced::{PAUSE_MAX, Replaced, pid_of, wait_until_gone};
+use crate::tool::ring::Driver;
+use crate::tool::served::Disk;
+use crate::tool::{Room, TAPLINE, from_environment};
+
+const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
+
+/// A guest at depth 128, over one connection, whose disk's process is replaced so many times.
+fn replace_under_load(recorded: bool, times: u64, format: &str) {
+    let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
+    println!("TAPLINE_SEED={seed} TAPLINE_UPGRADES={times}, recorded: {recorded}, {format}");
+    let mut dice = Dice(seed);
+    let room = Room::new();
+    room.done(&format!("image create {format}:a --size 16M"));
+    let mut disk = Replaced::serve(&room, &format!("{format}:a --vhost-user vm.sock"));
+    let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
+    let mut longest = Duration::ZERO;
+    for _ in 0..times {
+        for _ in 0..dice.throw(30) {
+            driver.work(|below| dice.throw(below));
+        }
+        let answered = driver.answered;
+        let upgrade = disk.upgrade();
+        while !upgrade.is_finished() {
+            driver.work(|below| dice.throw(below));
+        }
+        longest = longest.max(disk.replaced_by(&upgrade.join().unwrap()));
+        driver.drain();
+        assert!(driver.answered > answered, "nothing goes on");
+    }
+    println!("{} requests answered, the longest pause was {longest:?}", driver.answered);
+    let stats = Control::connect(&room.file("control.sock")).done(&json!({ "verb": "stats" }));
+    let count = |kind: &str| stats[kind]["count"].as_u64().unwrap();
+    assert_eq!(
+        count("reads") + count("writes") + count("flushes"),
+        driver.answered,
+        "counters have gone back: {stats}"
+    );
+    disk.stop();
+    assert!(!room.file("vm.sock").exists() && !room.file("control.sock").exists(), "the last one removes the sockets");
+    if format != "raw" {
+        room.sound_and_closed(&format!("{format}:a"));
+    }
+    room.done(&format!("image convert {format}:a raw:b"));
+    driver.check(&room.read("b"));
+}
+
+#[test]
+fn a_guest_at_work_notices_nothing() {
+    let times = from_environment("TAPLINE_UPGRADES").unwrap_or(8);
+    for format in FORMATS {
+        replace_under_load(true, times, format);
+        replace_under_load(false, times, format);
+    }
+}
+
+/// Over NBD: a write of which a part has come, and replies that nobody has read.
+#[test]
+fn what_is_under_way_between_a_client_and_the_disk_is_not_lost() {
+    /// Neither this nor where it is written is a multiple of a block.
+    const LEN: usize = (1 << 18) - 5;
+    let len = |len: usize| u32::try_from(len).unwrap();
+    for format in FORMATS {
+        let mut dice = Dice(7);
+        let room = Room::new();
+        room.done(&format!("image create {format}:a --size 64M"));
+        let mut disk = Replaced::serve(&room, &format!("{format}:a --nbd ./nbd.sock"));
+        let mut other = Nbd::connect(&room.file("nbd.sock")).unwrap();
+        let mut versions = Versions::new(64, 1 << 19);
+        let mut stream = negotiated(&room);
+        for round in 0..8u64 {
+            let at = (round << 18) + 3;
+            let data = vec![u8::try_from(round + 1).unwrap(); LEN];
+            let write = request(1, at, len(LEN), &data);
+            let cut = usize::try_from(dice.throw(u64::try_from(write.len()).unwrap())).unwrap();
+            // The replies are more than the socket takes.
+            let reads: Vec<u8> = (0..24).flat_map(|_| request(0, 3, len(LEN), &[])).collect();
+            stream.write_all(&reads).unwrap();
+            stream.write_all(&write[..cut]).unwrap();
+            versions.step(&mut other, &mut dice).unwrap();
+            let mut greeted = UnixStream::connect(room.file("nbd.sock")).unwrap();
+            let mut greeting = [0; 18];
+            greeted.read_exact(&mut greeting).unwrap();
+            assert!(greeting.starts_with(b"NBDMAGIC"));
+            let upgrade = disk.upgrade();
+            let answer = upgrade.join().unwrap();
+            disk.replaced_by(&answer);
+            stream.write_all(&write[cut..]).unwrap();
+            for _ in 0..24 {
+                assert_eq!(reply(&mut stream, LEN), vec![u8::from(round > 0); LEN]);
+            }
+            reply(&mut stream, 0);
+            stream.write_all(&request(0, at, len(LEN), &[])).unwrap();
+            assert_eq!(reply(&mut stream, LEN), data);
+            // Who was being greeted is served.
+            negotiate(&mut greeted);
+            greeted.write_all(&request(0, at, len(LEN), &[])).unwrap();
+            assert_eq!(reply(&mut greeted, LEN), data);
+        }
+        drop(stream);
+        disk.stop();
+    }
+}
+
+fn negotiated(room: &Room) -> UnixStream {
+    let mut stream = UnixStream::connect(room.file("nbd.sock")).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    negotiate(&mut stream);
+    stream
+}
+
+fn negotiate(stream: &mut UnixStream) {
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(&[&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+}
+
+fn request(kind: u16, at: u64, len: u32, data: &[u8]) -> Vec<u8> {
+    let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0], &kind.to_be_bytes(), &[0; 8]].concat();
+    [&head[..], &at.to_be_bytes(), &len.to_be_bytes(), data].concat()
+}
+
+fn reply(stream: &mut UnixStream, len: usize) -> Vec<u8> {
+    let mut head = [0; 16];
+    stream.read_exact(&mut head).unwrap();
+    assert_eq!(head[4..8], [0; 4], "an error");
+    let mut data = vec![0; len];
+    stream.read_exact(&mut data).unwrap();
+    data
+}
+
+#[test]
+fn a_program_that_does_not_come_up_changes_nothing() {
+    let room = Room::new();
+    room.done("image create qcow2:a --size 16M");
+    let disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
+    let mut driver = Driver::connect(&room.file("vm.sock"), true);
+    let mut dice = Dice(3);
+    // One that says hello, takes what it is given, and fails: what an image that it does not understand leads to.
+    let half = "#!/usr/bin/env python3\nimport socket, sys\n\
+                s = socket.socket(fileno=0)\n\
+                s.send(b'{\"hello\":{\"program\":\"9\",\"pid\":1}}')\n\
+                while s.recv(1 << 16) != b'\"all\"': pass\n\
+                sys.exit(1)\n";
+    let programs = [("half", half), ("deaf", "#!/bin/sh\nexit 64\n"), ("none", "no program at all")];
+    for (name, text) in programs {
+        room.write(name, text.as_bytes());
+        std::fs::set_permissions(room.file(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let paths = programs.map(|(name, _)| room.file(name).to_str().unwrap().to_owned());
+    for program in paths.iter().map(String::as_str).chain(["/nowhere/tapline-disk", "/bin/true"]) {
+        driver.work(|below| dice.throw(below));
+        let upgrade = disk.upgrade_to(program);
+        while !upgrade.is_finished() {
+            driver.work(|below| dice.throw(below));
+        }
+        let answer = upgrade.join().unwrap();
+        assert_eq!(answer["error"]["kind"], "failed", "{program}: {answer}");
+        assert!(answer["error"]["message"].is_string(), "{answer}");
+        driver.drain();
+    }
+    // One that knows another version of the redo log than the process that keeps it.
+    room.write_redo_log("a", 8, &2u64.to_ne_bytes());
+    let upgrade = disk.upgrade_to(TAPLINE);
+    while !upgrade.is_finished() {
+        driver.work(|below| dice.throw(below));
+    }
+    let answer = upgrade.join().unwrap();
+    assert_eq!(answer["error"]["kind"], "failed", "{answer}");
+    driver.drain();
+    room.write_redo_log("a", 8, &1u64.to_ne_bytes());
+    let mut control = Control::connect(&room.file("control.sock"));
+    // One that has taken everything, and too late: it is told to stay away, and takes no socket with it.
+    let line = json!({ "verb": "upgrade", "program": TAPLINE, "pause_max": 1 });
+    let answer = control.ask(&line);
+    assert_eq!(answer["error"]["kind"], "busy", "{answer}");
+    assert!(room.file("vm.sock").exists() && room.file("control.sock").exists());
+    let refused = |control: &mut Control, request: Value, kind: &str| {
+        let answer = control.ask(&request);
+        assert_eq!(answer["error"]["kind"], kind, "{request}: {answer}");
+    };
+    refused(&mut control, json!({ "verb": "upgrade" }), "invalid");
+    refused(&mut control, json!({ "verb": "upgrade", "program": "tapline-disk" }), "invalid");
+    refused(&mut control, json!({ "verb": "upgrade", "successor": true }), "invalid");
+    control.done(&json!({ "verb": "pause" }));
+    refused(&mut control, json!({ "verb": "upgrade", "program": TAPLINE }), "state");
+    control.done(&json!({ "verb": "resume" }));
+    assert_eq!(control.done(&json!({ "verb": "version" }))["pid"], disk.first.child.id());
+    drop(control);
+    disk.stop();
+    room.done("image convert qcow2:a raw:b");
+    driver.check(&room.read("b"));
+}
+
+/// The old process, or the new one, is killed at some moment of it; whoever is left serves, or nobody, and then another
+/// may.
+#[test]
+fn a_kill_at_any_moment_leaves_one_process_or_none() {
+    let kills = from_environment("TAPLINE_KILLS").unwrap_or(24);
+    let mut dice = Dice(from_environment("TAPLINE_SEED").unwrap_or(1));
+    let room = Room::new();
+    room.done("image create qcow2:a --size 16M");
+    let mut disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
+    let mut driver = Driver::connect(&room.file("vm.sock"), true);
+    let (mut done, mut died) = (0, 0);
+    for round in 0..kills {
+        let upgrade = disk.upgrade();
+        let after = Duration::from_micros(dice.throw(20_000));
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < after {
+            driver.work(|below| dice.throw(below));
+        }
+        if round % 2 == 0 {
+            kill_process(disk.pid, Signal::KILL).ok();
+        } else if let Some(pid) = successor_of(disk.pid) {
+            kill_process(pid, Signal::KILL).ok();
+        }
+        let answer = upgrade.join().unwrap();
+        done += u64::from(answer.get("ok").is_some());
+        let alive = Control::try_connect(&room.file("control.sock")).and_then(|mut control| {
+            control.send(&json!({ "verb": "version" }));
+            control.hear()
+        });
+        if let Some(version) = alive {
+            disk.pid = pid_of(&version["ok"]["pid"]);
+        } else {
+            died += 1;
+            // Nobody has the image open any more: another process is let in.
+            disk.first.child.kill().unwrap_or_default();
+            disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
+            driver.connect_again();
+        }
+        driver.drain();
+    }
+    println!("{done} of {kills} were replaced, {died} times nobody was left");
+    assert!(died > 0 && died < kills, "the moments are not spread");
+    kill_process(disk.pid, Signal::TERM).unwrap();
+    wait_until_gone(disk.pid);
+    room.sound_and_closed("qcow2:a");
+    room.done("image convert qcow2:a raw:b");
+    driver.check(&room.read("b"));
+}
+
+/// A child of a process, if it has one.
+fn successor_of(pid: rustix::process::Pid) -> Option<rustix::process::Pid> {
+    let number = pid.as_raw_nonzero();
+    let children = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children")).ok()?;
+    let tasks = std::fs::read_dir(format!("/proc/{number}/task")).ok()?;
+    let all = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let all: String = all.chain([children]).collect();
+    all.split_whitespace().next().and_then(|pid| rustix::process::Pid::from_raw(pid.parse().ok()?))
+}
+
+#[test]
+fn a_merge_is_interrupted_and_goes_on_when_asked_for_again() {
+    let room = Room::new();
+    room.done("image create qcow2:a --size 64M");
+    let mut disk = Replaced::serve(&room, "qcow2:a --nbd ./nbd.sock");
+    let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    let mut control = Control::connect(&room.file("control.sock"));
+    for at in 0..512 {
+        client.write(at << 16, &[1; 4096]).unwrap();
+    }
+    let to = format!("qcow2:{}", room.file("b").display());
+    control.done(&json!({ "verb": "snapshot", "to": to, "method": "chain" }));
+    for at in 0..512 {
+        client.write(at << 16, &[2; 4096]).unwrap();
+    }
+    let merge = json!({ "verb": "merge", "id": 5, "from": 0, "into": 1, "rate": 1 << 20, "follow": true });
+    control.send(&merge);
+    assert!(control.hear().unwrap().get("event").is_some());
+    let answer = disk.upgrade().join().unwrap();
+    disk.replaced_by(&answer);
+    let outcome = control.outcome();
+    assert_eq!(outcome["error"]["kind"], "replaced", "{outcome}");
+    assert!(control.hear().is_none());
+
+    let mut control = Control::connect(&room.file("control.sock"));
+    control.send(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
+    let outcome = control.outcome();
+    assert_eq!(outcome["ok"]["state"], "done", "{outcome}");
+    for at in 0..512 {
+        assert_eq!(client.read(at << 16, 4096).unwrap(), [2; 4096]);
+    }
+    disk.stop();
+    room.sound_and_closed("qcow2:a");
+}
+
+/// As a daemon does it: both are handed what they have, and the new one was started by somebody else.
+#[test]
+fn a_confined_disk_is_replaced_by_a_process_that_was_started_for_it() {
+    let room = Room::new();
+    let name = format!("vhd:{NOWHERE}/a");
+    Hand::to(&format!("image create {name} --size 64M")).file(&Handed::create(&room, "a")).done();
+    let words = format!("serve {name} --nbd {NOWHERE}/nbd.sock --control {NOWHERE}/control.sock --confine");
+    let hand = Hand::to(&words).file(&Handed::open(&room, "a", true)).file(&Handed::redo_log(&room, "a"));
+    let first = hand.listen(&room, "nbd", "nbd.sock").listen(&room, "control", "control.sock").serve();
+    let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    let mut control = Control::connect(&room.file("control.sock"));
+    let refused = control.ask(&json!({ "verb": "upgrade", "program": TAPLINE }));
+    assert_eq!(refused["error"]["kind"], "unsupported", "{refused}");
+
+    let mut disk = Replaced::of(&room, first);
+    for round in 0..3u8 {
+        client.write(u64::from(round) << 21, &[round + 1; 4096]).unwrap();
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let mut next = successor(&words, theirs);
+        let line = json!({ "version": 1, "verb": "upgrade", "successor": true, "pause_max": PAUSE_MAX });
+        let mut control = Control::connect(&room.file("control.sock"));
+        control.send_beside(&format!("{line}\n"), &[&ours]);
+        drop(ours);
+        let answer = control.outcome();
+        assert_eq!(answer["ok"]["pid"], next.id(), "{answer}");
+        disk.replaced_by(&answer);
+        assert_eq!(client.read(u64::from(round) << 21, 4096).unwrap(), [round + 1; 4096]);
+        // What was answered and not flushed, and in no redo log that a path leads to, is there.
+        if round == 2 {
+            client.flush().unwrap();
+            kill_process(disk.pid, Signal::TERM).unwrap();
+            assert!(next.wait().unwrap().success());
+        } else {
+            std::mem::forget(next);
+        }
+    }
+    let image = Hand::to(&format!("image check {name}")).file(&Handed::open(&room, "a", false)).run();
+    assert_eq!(image.code, Some(0), "{image:?}");
+}
+
+fn successor(words: &str, socket: OwnedFd) -> std::process::Child {
+    let mut command = Command::new(TAPLINE);
+    command.args(words.split_whitespace()).args(["--handed", "--take-over"]).stdin(Stdio::from(socket));
+    command.stderr(Stdio::inherit()).spawn().unwrap()
+}
+
+/// A process that was started for it in vain ends by itself.
+#[test]
+fn who_is_not_needed_ends() {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let mut next = successor("serve raw:/nowhere/a --nbd /nowhere/s --control /nowhere/c", theirs);
+    drop(ours);
+    assert_eq!(next.wait().unwrap().code(), Some(4));
+    let room = Room::new();
+    room.make_raw("a", 1 << 20);
+    let mut alone = room.command(TAPLINE);
+    alone.args(["serve", "raw:a", "--nbd", "./s", "--take-over"]).stdin(Stdio::null());
+    assert_eq!(alone.status().unwrap().code(), Some(64));
+    let disk = Disk::serve(&room, "raw:a --nbd ./s");
+    assert_eq!(disk.stop().0, Some(0));
+}

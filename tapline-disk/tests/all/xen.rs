@@ -1,0 +1,58 @@
+//! Where there is no Xen: what `xen` and `serve --xen` say, and that they leave nothing behind.
+
+use std::process::Command;
+
+use crate::tool::{Room, TAPLINE};
+
+/// Runs a command with a store that is where nothing is.
+fn run(room: &Room, words: &str) -> (Option<i32>, String) {
+    let output = Command::new(TAPLINE)
+        .args(words.split_whitespace())
+        .current_dir(room.path())
+        .env("XENSTORED_PATH", room.file("no-store"))
+        .output()
+        .unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn without_a_store_every_command_says_so_and_fails() {
+    let room = Room::new();
+    room.write("disk.raw", &[0; 4096]);
+    let commands = [
+        "xen attach vm raw:disk.raw --vdev xvdb",
+        "xen detach vm xvdb --force",
+        "xen list --json",
+        "xen upgrade vm xvdb",
+        "serve raw:disk.raw --xen 7/xvdb",
+        "serve raw:disk.raw --xen 7/xvdb --nbd s",
+    ];
+    for words in commands {
+        let (code, said) = run(&room, words);
+        assert_eq!(code, Some(4), "{words}: {said}");
+        assert!(said.contains("no-store") && said.contains("this is not a Xen domain"), "{words}: {said}");
+        assert!(said.contains("in domain 0 of a Xen host"), "{words}: {said}");
+    }
+    assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn words_that_make_no_sense_are_refused_before_the_store_is_asked() {
+    let room = Room::new();
+    let all = [
+        "xen",
+        "xen attach vm",
+        "xen attach vm raw:a --no-serve --grants map",
+        "xen detach vm vdb",
+        "serve raw:a --xen 7",
+        "serve raw:a --xen 7/xvda --vhost-user s",
+        "serve raw:a --nbd s --vhost-user t",
+        "serve raw:a --nbd s --on-stop leave",
+        "serve raw:a --vhost-user s --grants map",
+    ];
+    for words in all {
+        let (code, said) = run(&room, words);
+        assert_eq!(code, Some(64), "{words}: {said}");
+        assert!(!said.contains("no-store"), "{words}: {said}");
+    }
+}

@@ -1,0 +1,248 @@
+//! What a disk's process that somebody has taken over gets at: nothing of others. Tried by a process of its user.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use serde_json::json;
+
+use crate::harness;
+use crate::harness::disks::{io, nbd, nothing_leaked, plug, state, unplug, vbd, with_disks};
+use crate::harness::nbd::Client;
+use crate::harness::{Taplined, only_user, process_status, wait_until};
+
+/// The processes that the attacker tries to take something from.
+const VICTIMS: &str = "TAPLINE_TEST_VICTIMS";
+
+/// The users of disks, if nobody says another range (docs/taplined.toml).
+const RANGE: std::ops::RangeInclusive<u32> = 66_000..=81_999;
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        harness::not_run("as whom disks run: only root can choose that");
+    }
+    root
+}
+
+fn pid(daemon: &Taplined, vbd: &str) -> u32 {
+    daemon.get(vbd).1["pid"].as_u64().unwrap().try_into().unwrap()
+}
+
+/// The user of a process that has no group but that of the same number.
+#[track_caller]
+fn user(pid: u32) -> u32 {
+    assert_eq!(process_status(pid, "Groups"), [""; 0], "{pid}");
+    only_user(pid)
+}
+
+#[track_caller]
+fn is_confined(pid: u32) {
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert_eq!(process_status(pid, set), ["0000000000000000"], "{set}");
+    }
+    assert_eq!(
+        (process_status(pid, "NoNewPrivs"), process_status(pid, "Seccomp")),
+        (vec!["1".into()], vec!["2".into()])
+    );
+}
+
+/// Disks that are plugged, served over NBD.
+fn plugged(settings: &str, names: &[&str]) -> (Taplined, Vec<String>) {
+    let (daemon, vdis) = with_disks(settings, names);
+    let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
+    vbds.iter().for_each(|vbd| drop(plug(&daemon, vbd)));
+    (daemon, vbds)
+}
+
+/// Has a process of a user, in a group of the same number, try to take descriptors; whether it got none.
+fn attack(user: u32, victims: &[u32]) -> bool {
+    let room = tempfile::tempdir().unwrap();
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = room.path().join("attacker");
+    harness::copy_program(&std::env::current_exe().unwrap(), &program);
+    let victims = victims.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    let mut attacker = Command::new(&program);
+    attacker.args(["--exact", "confine::inside", "--nocapture"]).env(VICTIMS, victims).uid(user).gid(user);
+    let said = attacker.current_dir("/").output().unwrap();
+    let out = String::from_utf8_lossy(&said.stdout).into_owned();
+    eprintln!("{out}{}", String::from_utf8_lossy(&said.stderr));
+    assert!(out.contains("1 passed") || out.contains("1 failed"), "{out}");
+    said.status.success()
+}
+
+/// The part of other tests that is done as another user: there is nothing to do otherwise.
+#[test]
+fn inside() {
+    let Ok(victims) = std::env::var(VICTIMS) else { return };
+    for victim in victims.split(' ') {
+        let pidfd = pidfd_open(Pid::from_raw(victim.parse().unwrap()).unwrap(), PidfdFlags::empty()).unwrap();
+        for number in 0..64 {
+            let taken = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty());
+            assert_eq!(taken.err(), Some(Errno::PERM), "descriptor {number} of {victim}");
+        }
+        assert!(
+            fs::read(format!("/proc/{victim}/mem")).is_err() && fs::read_dir(format!("/proc/{victim}/fd")).is_err()
+        );
+    }
+}
+
+#[test]
+fn each_disk_has_a_user_of_its_own_who_gets_at_no_other_disk() {
+    if !is_root() {
+        return;
+    }
+    let (daemon, vbds) = plugged("", &["a", "b", "c"]);
+    let pids: Vec<u32> = vbds.iter().map(|vbd| pid(&daemon, vbd)).collect();
+    let users: BTreeSet<u32> = pids.iter().map(|pid| user(*pid)).collect();
+    assert!(users.len() == 3 && users.iter().all(|user| RANGE.contains(user)), "{users:?}");
+    pids.iter().for_each(|pid| is_confined(*pid));
+    // Neither as a user of another disk, nor as its own.
+    assert!(attack(user(pids[0]), &pids));
+    for vbd in &vbds {
+        unplug(&daemon, vbd);
+    }
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_user_stays_the_disk_s_own_whoever_starts_and_dies() {
+    if !is_root() {
+        return;
+    }
+    // No number more than there are disks: each that is chosen twice would be seen.
+    let (mut daemon, vbds) = plugged("disk-user-range = \"98001-98003\"", &["a", "b", "c"]);
+    let users = |daemon: &Taplined| -> BTreeSet<u32> { vbds.iter().map(|vbd| user(pid(daemon, vbd))).collect() };
+    let all = BTreeSet::from([98_001, 98_002, 98_003]);
+    assert_eq!(users(&daemon), all);
+    daemon.kill();
+    daemon.restart();
+    // All are taken, by processes that another daemon has started.
+    let refused = daemon.failed(daemon.post(&format!("{}/upgrade", vbds[0]), json!({})));
+    assert!(refused["message"].as_str().unwrap().contains("all users of disk-user-range are in use"), "{refused}");
+    assert!(refused["advice"].as_str().unwrap().contains("larger"), "{refused}");
+    let before = pid(&daemon, &vbds[1]);
+    assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());
+    wait_until("it is served again", || {
+        state(&daemon, &vbds[1]) == "plugged" && daemon.get(&vbds[1]).1["pid"].as_u64() != Some(before.into())
+    });
+    assert_eq!(users(&daemon), all);
+    for vbd in &vbds {
+        unplug(&daemon, vbd);
+    }
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_is_handed_over_from_one_user_to_another() {
+    if !is_root() {
+        return;
+    }
+    let (mut daemon, vbds) = plugged("disk-user-range = \"98011-98016\"", &["a"]);
+    let mut client = Client::connect(daemon.get(&vbds[0]).1["socket"].as_str().unwrap());
+    client.write(0, 4096, 7);
+    let mut before = user(pid(&daemon, &vbds[0]));
+    for round in 0..4 {
+        daemon.done(daemon.post(&format!("{}/upgrade", vbds[0]), json!({})));
+        let now = user(pid(&daemon, &vbds[0]));
+        assert_ne!(now, before);
+        assert_eq!(client.read(0, 4096), vec![7; 4096]);
+        before = now;
+        if round == 1 {
+            daemon.kill();
+            daemon.restart();
+        }
+    }
+    drop(client);
+    unplug(&daemon, &vbds[0]);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn one_user_that_is_named_is_that_of_all_and_gets_at_nothing_either() {
+    if !is_root() {
+        return;
+    }
+    let (daemon, vbds) = plugged("disk-user = \"nobody\"", &["a", "b"]);
+    let pids: Vec<u32> = vbds.iter().map(|vbd| pid(&daemon, vbd)).collect();
+    assert!(attack(65_534, &pids));
+    for pid in pids {
+        assert_eq!(process_status(pid, "Uid"), ["65534"; 4]);
+        is_confined(pid);
+    }
+    let (well, said) = io(&nbd(&daemon, &vbds[0]), &["write -P 7 0 64k", "read -P 7 0 64k"]);
+    assert!(well, "{said}");
+}
+
+/// Where members of the group connect, and say nothing.
+const SOCKET: &str = "TAPLINE_TEST_SOCKET";
+
+/// The part of the next test that is done as another user: it holds what connections it gets until it is told to end.
+#[test]
+fn inside_the_group() {
+    let Ok(socket) = std::env::var(SOCKET) else { return };
+    let held: Vec<UnixStream> = (0..20).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    println!("connected");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    let ended = held.iter().filter(|held| {
+        let mut stream: &UnixStream = held;
+        stream.set_nonblocking(true).unwrap();
+        !matches!(stream.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    });
+    println!("ended: {}", ended.count());
+}
+
+#[test]
+fn slow_members_of_the_group_do_not_hold_up_root() {
+    if !is_root() {
+        return;
+    }
+    let passwd = fs::read_to_string("/etc/group").unwrap();
+    let Some(group) = passwd.lines().find_map(|line| line.split_once(":x:65534:")).map(|(name, _)| name) else {
+        return harness::not_run("slow members of a group: there is no group 65534");
+    };
+    let daemon = harness::start_with(&format!("[api]\ngroup = {group:?}\nconnections-max = 10"), &[]);
+    let room = tempfile::tempdir().unwrap();
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = room.path().join("member");
+    harness::copy_program(&std::env::current_exe().unwrap(), &program);
+    let mut member = Command::new(&program);
+    member
+        .args(["--exact", "confine::inside_the_group", "--nocapture"])
+        .env(SOCKET, daemon.socket())
+        .uid(65_534)
+        .gid(65_534);
+    let mut member = member.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(member.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.by_ref().any(|line| line.ends_with("connected")));
+    for _ in 0..20 {
+        assert_eq!(daemon.get("/host").0, 200);
+    }
+    member.stdin.take().unwrap().write_all(b"\n").unwrap();
+    // As long as none of them was cut off for being slow, root would have had to wait. One more than may wait ended at
+    // once.
+    let ended = said.find_map(|line| line.strip_prefix("ended: ").map(|count| count.parse::<u32>().unwrap())).unwrap();
+    assert!(ended <= 1, "{ended}");
+    member.wait().unwrap();
+}
+
+#[test]
+fn the_state_is_closed_to_others_whoever_starts_the_daemon() {
+    let mut daemon = harness::start();
+    let mode = |path: &str| fs::metadata(daemon.room().join(path)).unwrap().permissions().mode() & 0o777;
+    let files = ["state/catalogue.db", "state/catalogue.db-wal", "state/catalogue.db-shm", "state/lock", "run/lock"];
+    assert_eq!((mode("state"), files.map(mode)), (0o700, [0o600; 5]));
+    assert_eq!((mode("run"), mode("log")), (0o755, 0o750));
+    // As one was made by a daemon of before.
+    fs::set_permissions(daemon.room().join("state"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(daemon.room().join("state/catalogue.db"), fs::Permissions::from_mode(0o644)).unwrap();
+    daemon.restart();
+    let mode = |path: &str| fs::metadata(daemon.room().join(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("state"), files.map(mode)), (0o700, [0o600; 5]));
+}

@@ -1,0 +1,271 @@
+//! What a QEMU that its guest has taken over gets at: nothing of the host's, and nothing of other machines.
+//!
+//! With real QEMUs that have no system to boot. `TAPLINE_QEMU` names another QEMU.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::disks::{nothing_leaked, plug, state, unplug, with_disks};
+use crate::harness::{Taplined, only_user, process_status, wait_until};
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// The users of machines, if nobody says another range (docs/taplined.toml).
+const RANGE: std::ops::RangeInclusive<u32> = 82_000..=97_999;
+
+fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
+    let program = std::env::var("TAPLINE_QEMU");
+    let qemu = program.as_deref().unwrap_or(QEMU);
+    if Command::new(qemu).arg("--version").output().is_err() {
+        harness::not_run("QEMU's confinement: there is no QEMU; `make prepare` installs it");
+        return None;
+    }
+    if !rustix::process::geteuid().is_root() {
+        harness::not_run("as whom QEMU runs: only root can choose that");
+        return None;
+    }
+    Some(with_disks(&format!("qemu-program = {qemu:?}\n{settings}"), names))
+}
+
+/// Makes a VM with these disks; its path in the API.
+#[track_caller]
+fn machine(daemon: &Taplined, vdis: &[String], more: Value) -> String {
+    let mut asked = json!({ "name": "guest", "driver": "qemu", "memory": 64 << 20, "vcpus": 2 });
+    asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let (status, vm) = daemon.post("/vms", asked);
+    assert_eq!(status, 201, "{vm}");
+    for vdi in vdis {
+        add_disk(daemon, vm["uuid"].as_str().unwrap(), vdi);
+    }
+    format!("/vms/{}", vm["uuid"].as_str().unwrap())
+}
+
+#[track_caller]
+fn add_disk(daemon: &Taplined, vm: &str, vdi: &str) -> String {
+    let (status, vbd) = daemon.post("/vbds", json!({ "vdi": vdi, "vm": vm }));
+    assert_eq!(status, 201, "{vbd}");
+    format!("/vbds/{}", vbd["uuid"].as_str().unwrap())
+}
+
+#[track_caller]
+fn start(daemon: &Taplined, vm: &str) -> u32 {
+    daemon.done(daemon.post(&format!("{vm}/start"), json!({})))["pid"].as_u64().unwrap().try_into().unwrap()
+}
+
+#[track_caller]
+fn shut_down(daemon: &Taplined, vm: &str) {
+    daemon.done(daemon.post(&format!("{vm}/shutdown"), json!({ "force": true })));
+}
+
+/// The user of a QEMU, which has no right of any other, none to win back, and no call that would give it one.
+#[track_caller]
+fn user(pid: u32) -> u32 {
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(process_status(pid, set), ["0000000000000000"], "{set}");
+    }
+    assert_eq!(
+        (process_status(pid, "NoNewPrivs"), process_status(pid, "Seccomp")),
+        (vec!["1".into()], vec!["2".into()])
+    );
+    only_user(pid)
+}
+
+/// What a process has open that has a name or goes somewhere.
+fn open_files(pid: u32) -> Vec<PathBuf> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    descriptors.flatten().filter_map(|descriptor| fs::read_link(descriptor.path()).ok()).collect()
+}
+
+/// Whether a user can connect to a socket, for which it has to be writable (unix(7)).
+fn connects(user: u32, socket: &Path) -> bool {
+    let (user, group) = (format!("--reuid={user}"), format!("--regid={user}"));
+    let mut command = Command::new("setpriv");
+    command.args([&user, &group, "--clear-groups", "--", "test", "-w"]).arg(socket);
+    command.status().unwrap().success()
+}
+
+fn sockets(daemon: &Taplined, vm: &str) -> Vec<PathBuf> {
+    let vbds = daemon.get(&format!("/vbds?vm={}", vm.trim_start_matches("/vms/"))).1;
+    vbds.as_array().unwrap().iter().map(|vbd| vbd["socket"].as_str().unwrap().into()).collect()
+}
+
+#[test]
+fn each_machine_has_a_user_of_its_own_who_gets_at_nothing_of_another() {
+    let Some((daemon, vdis)) = begin("", &["a", "b", "c"]) else { return };
+    let vms = [machine(&daemon, &vdis[..2], json!({})), machine(&daemon, &vdis[2..], json!({}))];
+    // One that is plugged before there is a machine.
+    let first = daemon.get(&format!("/vbds?vm={}", vms[0].trim_start_matches("/vms/"))).1;
+    plug(&daemon, &format!("/vbds/{}", first[0]["uuid"].as_str().unwrap()));
+    let pids = vms.each_ref().map(|vm| start(&daemon, vm));
+    let users = pids.map(user);
+    assert!(users[0] != users[1] && users.iter().all(|user| RANGE.contains(user)), "{users:?}");
+    for (vm, (own, other)) in vms.iter().zip([(users[0], users[1]), (users[1], users[0])]) {
+        let monitor = PathBuf::from(daemon.get(vm).1["handle"].as_str().unwrap());
+        assert!(connects(0, &monitor) && !connects(other, &monitor) && connects(own, &monitor));
+        for socket in sockets(&daemon, vm) {
+            assert!(!connects(other, &socket) && !connects(own, &socket.with_file_name("control.sock")), "{socket:?}");
+            assert_eq!(fs::metadata(&socket).unwrap().uid(), own, "{socket:?}");
+        }
+    }
+    // A control group of its own, where there are such.
+    let groups = pids.map(|pid| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap());
+    let of = |groups: &str| groups.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned));
+    let told = daemon.log().contains("stays in the daemon's control group");
+    assert!(told || of(&groups[0]) != of(&groups[1]), "{groups:?}");
+    // Nothing of the daemon's but its own messages, sockets and memory.
+    for (vm, pid) in vms.iter().zip(pids) {
+        let place = daemon.room().join("run/vm").join(vm.trim_start_matches("/vms/"));
+        let foreign = |path: &&PathBuf| path.starts_with(daemon.room()) && !path.starts_with(&place);
+        assert_eq!(open_files(pid).iter().find(foreign), None);
+        shut_down(&daemon, vm);
+    }
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_machine_keeps_its_user_and_its_disks_whoever_dies() {
+    let Some((mut daemon, vdis)) = begin("qemu-user-range = \"98021-98022\"", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis[..1], json!({}));
+    let pid = start(&daemon, &vm);
+    let own = user(pid);
+    daemon.kill();
+    daemon.restart();
+    assert_eq!(daemon.get(&vm).1["pid"], pid);
+    // The other number is left for another one, and then there is none.
+    let others = [machine(&daemon, &[], json!({})), machine(&daemon, &[], json!({}))];
+    // What it boots is no matter here.
+    let kernel = daemon.room().join("kernel");
+    fs::write(&kernel, vec![7; 1 << 20]).unwrap();
+    let with_kernel = json!({ "boot": { "from": "kernel", "kernel": kernel } });
+    others.iter().for_each(|other| assert_eq!(daemon.patch(other, with_kernel.clone()).0, 200));
+    let another = start(&daemon, &others[0]);
+    assert_ne!(user(another), own);
+    let refused = daemon.failed(daemon.post(&format!("{}/start", others[1]), json!({})));
+    assert!(refused["message"].as_str().unwrap().contains("all users of qemu-user-range are in use"), "{refused}");
+    // A disk that is started again, and one that is plugged while it runs, let it in.
+    let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
+    let disk = daemon.get(&vbd).1["pid"].clone();
+    assert!(Command::new("kill").args(["-9", &disk.to_string()]).status().unwrap().success());
+    wait_until("it is served again", || state(&daemon, &vbd) == "plugged" && daemon.get(&vbd).1["pid"] != disk);
+    let hot = add_disk(&daemon, vm.trim_start_matches("/vms/"), &vdis[1]);
+    plug(&daemon, &hot);
+    for socket in sockets(&daemon, &vm) {
+        assert_eq!(fs::metadata(&socket).unwrap().uid(), own);
+        wait_until("QEMU is connected", || {
+            let connected = fs::read_to_string("/proc/net/unix").unwrap();
+            connected.lines().any(|line| line.ends_with(socket.to_str().unwrap()) && line.contains(" 03 "))
+        });
+    }
+    shut_down(&daemon, &vm);
+    shut_down(&daemon, &others[0]);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn what_only_root_may_open_is_opened_for_it() {
+    let Some((daemon, vdis)) = begin("", &["a"]) else { return };
+    let closed = tempfile::tempdir().unwrap();
+    let path = |name: &str| closed.path().join(name);
+    for name in ["kernel", "iso"] {
+        fs::write(path(name), vec![7; 1 << 20]).unwrap();
+        fs::set_permissions(path(name), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let platform = json!({
+        "hvm_serial": format!("file:{}", path("serial").display()), "parallel": "null",
+        "dvd": format!("file:{}", path("iso").display()),
+        "vga": "std", "vnc": format!("unix:{}", path("vnc").display()),
+    });
+    let boot = json!({ "from": "kernel", "kernel": path("kernel") });
+    let vm = machine(&daemon, &vdis, json!({ "platform": platform, "boot": boot }));
+    let pid = start(&daemon, &vm);
+    let own = user(pid);
+    let place = daemon.room().join("run/vm").join(vm.trim_start_matches("/vms/"));
+    let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+    let copy = place.join("kernel");
+    assert!(words.contains(&format!("\0{}\0", copy.display())) && !copy.exists(), "{words}");
+    assert!(open_files(pid).contains(&path("iso")) && open_files(pid).contains(&path("serial")));
+    let mut screen = UnixStream::connect(path("vnc")).unwrap();
+    let mut greeting = [0; 3];
+    screen.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"RFB");
+    assert!(!connects(own + 1, &fs::read_link(path("vnc")).unwrap()));
+    drop(screen);
+    shut_down(&daemon, &vm);
+    // What is not there, or is something else, is told.
+    fs::remove_file(path("iso")).unwrap();
+    let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    assert!(refused["message"].as_str().unwrap().contains("iso"), "{refused}");
+    fs::remove_file(path("vnc")).unwrap();
+    fs::write(path("vnc"), "precious").unwrap();
+    let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    assert!(refused["message"].as_str().unwrap().contains("no socket"), "{refused}");
+    assert!(!fs::metadata(path("vnc")).unwrap().file_type().is_socket());
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_run_directory_that_its_user_cannot_pass_is_told_with_what_to_do() {
+    let Some((daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis, json!({}));
+    fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o700)).unwrap();
+    let refused = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    let advice = format!("chmod o+x {}", daemon.room().display());
+    assert!(refused["message"].as_str().unwrap().contains(&advice), "{refused}");
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn one_user_that_is_named_is_that_of_all_machines() {
+    let Some((daemon, vdis)) = begin("qemu-user = \"nobody\"", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis, json!({}));
+    let pid = start(&daemon, &vm);
+    assert_eq!(
+        (process_status(pid, "Uid"), process_status(pid, "CapBnd")),
+        (vec!["65534".into(); 4], vec!["0000000000000000".into()])
+    );
+    shut_down(&daemon, &vm);
+    drop(daemon);
+    let Some((daemon, vdis)) = begin("qemu-user = \"root\"", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis, json!({}));
+    let pid = start(&daemon, &vm);
+    assert_eq!(process_status(pid, "Uid"), ["0"; 4]);
+    let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
+    shut_down(&daemon, &vm);
+    assert_eq!(state(&daemon, &vbd), "unplugged");
+    plug(&daemon, &vbd);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_qemu_that_was_built_without_a_sandbox_runs_without_one_and_that_is_told() {
+    if begin("", &[]).is_none() {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = room.path().join("qemu");
+    let qemu = std::env::var("TAPLINE_QEMU").unwrap_or_else(|_| QEMU.into());
+    let says = "-sandbox support is not enabled in this QEMU binary";
+    let script =
+        format!("#!/bin/sh\ncase \"$*\" in *-sandbox*) echo {says:?} >&2; exit 1;; esac\nexec {qemu} \"$@\"\n");
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let (daemon, vdis) = with_disks(&format!("qemu-program = {program:?}"), &["a"]);
+    let vm = machine(&daemon, &vdis, json!({}));
+    let pid = start(&daemon, &vm);
+    assert_eq!(
+        (process_status(pid, "CapBnd"), process_status(pid, "NoNewPrivs")),
+        (vec!["0000000000000000".into()], vec!["1".into()])
+    );
+    assert!(daemon.log().contains("built without a sandbox"), "{}", daemon.log());
+    shut_down(&daemon, &vm);
+    nothing_leaked(&daemon);
+}

@@ -1,0 +1,200 @@
+//! A catalogue that is damaged is refused with words, or what the daemon serves is true.
+//!
+//! Invariants checked: a start ends with exit code 6 and says what to do, or the daemon answers every question with
+//! what was true before; nothing hangs, and no answer is a fault of the daemon.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Taplined, disks, start};
+
+const NO_CATALOGUE: i32 = 6;
+
+/// Bytes of a page of SQLite's.
+const PAGE: u64 = 4096;
+
+/// A generator of numbers (splitmix64), so that a seed is all that is needed to see a round again.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// A daemon that does not run, and its catalogue as it was when it ended.
+struct Bed {
+    daemon: Taplined,
+    sr: String,
+    sound: Vec<u8>,
+    changed: SystemTime,
+    known: Value,
+}
+
+/// All that the daemon says that was not measured or said of itself.
+fn all(daemon: &Taplined) -> Result<Value, String> {
+    let ask = |path: &str| {
+        let (status, answer) = daemon.get(path);
+        if status == 200 { Ok(answer) } else { Err(format!("{path}: {status} {answer}")) }
+    };
+    let mut said = json!({
+        "host": ask("/host")?["uuid"], "srs": ask("/srs")?, "vdis": ask("/vdis")?, "vbds": ask("/vbds")?,
+        "vms": ask("/vms")?, "tokens": ask("/tokens")?,
+    });
+    for (kind, measured) in [("srs", ["space", "variant"]), ("vdis", ["physical_utilisation", "-"])] {
+        for object in said[kind].as_array_mut().unwrap() {
+            measured.iter().for_each(|key| drop(object.as_object_mut().unwrap().remove(*key)));
+        }
+    }
+    Ok(said)
+}
+
+fn bed() -> Bed {
+    let mut daemon = start();
+    let sr = daemon.repository("vms");
+    for number in 0..12 {
+        let asked = json!({ "sr": sr, "name": format!("disk {number}"), "description": "of a guest", "size": 8 << 20 });
+        let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();
+        daemon.done(daemon.post(&format!("/vdis/{vdi}/snapshot"), json!({ "name": format!("state {number}") })));
+        disks::vbd(&daemon, &vdi, "nbd");
+    }
+    daemon.settle();
+    disks::inventory_agrees(&daemon);
+    let known = all(&daemon).unwrap();
+    assert!(daemon.stop(), "{}", daemon.log());
+    let path = daemon.room().join("state/catalogue.db");
+    let (sound, changed) = (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().modified().unwrap());
+    Bed { daemon, sr, sound, changed, known }
+}
+
+impl Bed {
+    fn path(&self) -> PathBuf {
+        self.daemon.room().join("state/catalogue.db")
+    }
+
+    /// Puts the catalogue back as it was, with some of its bytes changed; whether they are others than before.
+    fn damage(&self, random: &mut Random, in_peace: bool) -> bool {
+        for suffix in ["-wal", "-shm"] {
+            fs::remove_file(self.daemon.room().join(format!("state/catalogue.db{suffix}"))).ok();
+        }
+        fs::write(self.path(), &self.sound).unwrap();
+        let file = File::options().write(true).open(self.path()).unwrap();
+        let len = self.sound.len() as u64;
+        if random.below(2) == 0 {
+            file.write_all_at(&[0; 4096], random.below(len / PAGE) * PAGE).unwrap();
+        } else {
+            let bytes: Vec<u8> = (0..20).map(|_| random.next().to_le_bytes()[0]).collect();
+            file.write_all_at(&bytes, random.below(len - 20)).unwrap();
+        }
+        if in_peace {
+            // What rots has the time that it had.
+            file.set_modified(self.changed).unwrap();
+        }
+        fs::read(self.path()).unwrap() != self.sound
+    }
+
+    /// It is refused with all that somebody needs who has to see to it.
+    fn refused(&self, seed: u64, (code, said): &(i32, String)) {
+        assert_eq!(*code, NO_CATALOGUE, "seed {seed}: {said}");
+        assert!(said.contains("the catalogue is damaged") && said.contains("--restore latest"), "seed {seed}: {said}");
+    }
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first = number("TAPLINE_SEED").unwrap_or(1);
+    first..first + number("TAPLINE_ROUNDS").unwrap_or(30)
+}
+
+#[test]
+fn a_byte_that_has_changed_since_the_daemon_ended_in_peace_is_seen() {
+    let mut bed = bed();
+    let sealed = fs::read(bed.daemon.room().join("state/catalogue.db.seal")).unwrap();
+    for seed in seeds() {
+        let differs = bed.damage(&mut Random(seed), true);
+        fs::write(bed.daemon.room().join("state/catalogue.db.seal"), &sealed).unwrap();
+        match bed.daemon.try_to_restart(&[]) {
+            Err(refused) => bed.refused(seed, &refused),
+            Ok(()) => {
+                assert!(!differs, "seed {seed}: {}", bed.daemon.log());
+                assert_eq!(all(&bed.daemon).unwrap(), bed.known, "seed {seed}");
+                assert!(bed.daemon.stop());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_catalogue_that_was_damaged_while_it_was_in_use_is_refused_or_serves() {
+    let mut bed = bed();
+    let (mut refused, mut untrue) = (0, Vec::new());
+    for seed in seeds() {
+        bed.damage(&mut Random(seed), false);
+        match bed.daemon.try_to_restart(&[]) {
+            Err(why) => {
+                bed.refused(seed, &why);
+                refused += 1;
+            }
+            Ok(()) => {
+                let said = all(&bed.daemon).unwrap_or_else(|why| panic!("seed {seed}: {why}\n{}", bed.daemon.log()));
+                if said != bed.known {
+                    untrue.push(seed);
+                }
+                // A task that begins ends.
+                let made = bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "new", "size": 8 << 20 }));
+                if made.0 == 202 {
+                    let made = bed.daemon.wait(&made.1);
+                    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", made["result"]["uuid"].as_str().unwrap())));
+                    bed.daemon.settle();
+                }
+                bed.daemon.kill();
+            }
+        }
+    }
+    eprintln!("{:?}: {refused} refused, untrue: {untrue:?}", seeds());
+    assert_eq!(untrue, Vec::<u64>::new());
+}
+
+/// What is cut off of what lies beside the file, which SQLite does without a word, repositories have all the same.
+#[test]
+fn commits_that_are_lost_with_a_damaged_log_come_back_from_the_repositories() {
+    let mut bed = bed();
+    bed.daemon.try_to_restart(&[]).unwrap();
+    for number in 0..6 {
+        let asked = json!({ "sr": bed.sr, "name": format!("later {number}"), "size": 8 << 20 });
+        bed.daemon.done(bed.daemon.post("/vdis", asked));
+    }
+    bed.daemon.settle();
+    disks::inventory_agrees(&bed.daemon);
+    let known = all(&bed.daemon).unwrap();
+    bed.daemon.kill();
+    let state = |suffix: &str| bed.daemon.room().join(format!("state/catalogue.db{suffix}"));
+    let paths = ["", "-wal"].map(state);
+    let files = paths.clone().map(|path| fs::read(path).unwrap());
+    let seeds = seeds();
+    for seed in seeds.start..seeds.start + (seeds.end - seeds.start) / 3 {
+        let mut random = Random(seed);
+        fs::remove_file(bed.daemon.room().join("state/catalogue.db-shm")).ok();
+        let mut damaged = files.clone();
+        let at = usize::try_from(random.below(damaged[1].len() as u64 - 20)).unwrap();
+        damaged[1][at..at + 20].fill_with(|| random.next().to_le_bytes()[0]);
+        paths.iter().zip(&damaged).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+        bed.daemon.try_to_restart(&[]).unwrap();
+        bed.daemon.settle();
+        let said = all(&bed.daemon).unwrap();
+        assert_eq!(said["vdis"], known["vdis"], "seed {seed}: {}", bed.daemon.log());
+        bed.daemon.kill();
+    }
+}

@@ -1,0 +1,374 @@
+//! The real daemon in a test: started with a configuration and directories of its own, and spoken to over its socket.
+//!
+//! A daemon that a test leaves behind is killed, and its directories go with it. What it logs is shown when a test
+//! fails.
+
+pub mod disks;
+pub mod nbd;
+pub mod tls;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// How long anything may take; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where the daemon is to die: `VERB:STEP` or `VERB:STEP:after`; `VERB:STEP:panic` by a fault in itself.
+pub const ABORT_AT: &str = "TAPLINED_ABORT_AT";
+
+/// A daemon and its directories.
+pub struct Taplined {
+    room: tempfile::TempDir,
+    environment: Vec<(String, String)>,
+    process: Option<Child>,
+}
+
+/// What the kernel says of a process (proc_pid_status(5)).
+pub fn process_status(pid: u32, field: &str) -> Vec<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The user of a process, whose real, effective and saved numbers are one, as are those of its group.
+#[track_caller]
+pub fn only_user(pid: u32) -> u32 {
+    let (users, groups) = (process_status(pid, "Uid"), process_status(pid, "Gid"));
+    assert!(users.iter().all(|user| *user == users[0]) && groups == users, "{users:?} {groups:?}");
+    users[0].parse().unwrap()
+}
+
+/// A daemon with the default settings, as far as its directories allow.
+pub fn start() -> Taplined {
+    start_with("", &[])
+}
+
+/// A daemon with more settings, as text of TOML, and with variables in its environment.
+pub fn start_with(settings: &str, environment: &[(&str, &str)]) -> Taplined {
+    let room = tempfile::Builder::new().prefix("taplined-").tempdir().unwrap();
+    // As /run is: QEMU, which is another user, passes it on its way to its disks.
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let directory = |name: &str| room.path().join(name);
+    let config = format!(
+        "state-directory = {:?}\nrun-directory = {:?}\nlog-directory = {:?}\ndisk-program = {:?}\n\
+         upgrade-pause-max = 60000\n{settings}\n",
+        directory("state"),
+        directory("run"),
+        directory("log"),
+        disk_program(),
+    );
+    fs::write(room.path().join("taplined.toml"), config).unwrap();
+    let environment = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+    let mut daemon = Taplined { room, environment, process: None };
+    daemon.run();
+    daemon
+}
+
+/// `tapline-disk`: the one that TAPLINE_DISK names, or the one beside the daemon, built if need be: cargo builds only
+/// the programs of the crate that is tested.
+pub fn disk_program() -> PathBuf {
+    if let Some(named) = std::env::var_os("TAPLINE_DISK") {
+        return named.into();
+    }
+    let program = Path::new(env!("CARGO_BIN_EXE_taplined")).with_file_name("tapline-disk");
+    if !program.exists() {
+        let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "tapline-disk"]).status().unwrap();
+        assert!(built.success(), "tapline-disk cannot be built");
+    }
+    program
+}
+
+/// Copies a program. By another process: one that another test starts here meanwhile would have the copy open for
+/// writing.
+pub fn copy_program(from: &Path, to: &Path) {
+    assert!(Command::new("cp").args([from, to]).status().unwrap().success());
+}
+
+impl Taplined {
+    fn run(&mut self) {
+        let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();
+        self.run_logging_to(log.into());
+    }
+
+    /// Starts it again, its log going somewhere else; ends it before.
+    pub fn restart_logging_to(&mut self, log: Stdio) {
+        assert!(self.stop(), "{}", self.log());
+        self.run_logging_to(log);
+    }
+
+    fn run_logging_to(&mut self, log: Stdio) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        command.arg("--config").arg(self.room.path().join("taplined.toml"));
+        command.envs(self.environment.clone()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.process = Some(command.spawn().unwrap());
+        wait_until("the daemon listens", || {
+            let ended = self.process.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none(), "the daemon has ended: {ended:?}\n{}", self.log());
+            UnixStream::connect(self.socket()).is_ok()
+        });
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.room.path().join("run/taplined.sock")
+    }
+
+    /// A directory for the test's own files, beside the daemon's.
+    pub fn room(&self) -> &Path {
+        self.room.path()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.room.path().join("stderr")
+    }
+
+    /// What it has logged since the test began.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().unwrap().id()
+    }
+
+    /// Ends it as kill -9 does.
+    pub fn kill(&mut self) {
+        let mut process = self.process.take().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// Ends it as systemd does, and tells whether it ended well.
+    pub fn stop(&mut self) -> bool {
+        let mut process = self.process.take().unwrap();
+        let told = Command::new("kill").arg(process.id().to_string()).status().unwrap();
+        assert!(told.success());
+        wait_until("the daemon ends", || process.try_wait().unwrap().is_some());
+        process.wait().unwrap().success()
+    }
+
+    /// Waits until it has ended by itself: at a point where a test has it die.
+    pub fn wait_for_death(&mut self) -> ExitStatus {
+        let mut process = self.process.take().unwrap();
+        wait_until("the daemon dies", || process.try_wait().unwrap().is_some());
+        process.wait().unwrap()
+    }
+
+    /// Starts it again, with the same directories and environment, but for the point at which it was to die; ends it
+    /// before if it runs.
+    pub fn restart(&mut self) {
+        if self.process.is_some() {
+            assert!(self.stop(), "{}", self.log());
+        }
+        self.environment.retain(|(name, _)| name != ABORT_AT);
+        self.run();
+    }
+
+    /// Has the program do something that it ends behind, with the daemon's configuration; its exit code, and all that
+    /// it has said.
+    pub fn command(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        let ended = command.arg("--config").arg(self.room.path().join("taplined.toml")).args(words).output().unwrap();
+        let said = [ended.stdout, ended.stderr].concat();
+        (ended.status.code().unwrap_or(-1), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// Starts it again where it may refuse to; its exit code, and what it has said, if it has.
+    pub fn try_to_restart(&mut self, words: &[&str]) -> Result<(), (i32, String)> {
+        if self.process.is_some() {
+            assert!(self.stop(), "{}", self.log());
+        }
+        let said = self.log().len();
+        let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        command.arg("--config").arg(self.room.path().join("taplined.toml")).args(words);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let mut process = command.spawn().unwrap();
+        let mut ended = None;
+        wait_until("the daemon listens or ends", || {
+            ended = process.try_wait().unwrap();
+            ended.is_some() || UnixStream::connect(self.socket()).is_ok()
+        });
+        match ended {
+            Some(status) => Err((status.code().unwrap_or(-1), self.log().split_off(said))),
+            None => {
+                self.process = Some(process);
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts one that dies there of what it has to bring to an end, perhaps before it listens.
+    pub fn start_and_die(&mut self, at: &str) {
+        let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
+        command.arg("--config").arg(self.room.path().join("taplined.toml")).env(ABORT_AT, at);
+        self.process = Some(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        self.wait_for_death();
+    }
+
+    /// The same with variables in its environment, for this start.
+    pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
+        if self.process.is_some() {
+            assert!(self.stop(), "{}", self.log());
+        }
+        self.environment = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        self.run();
+    }
+
+    /// Asks for a task on which the daemon dies, and waits for its death. The answer may come before it or not at all.
+    #[track_caller]
+    pub fn ask_and_die(&mut self, method: &str, path: &str, body: Option<&Value>) {
+        let (status, answer) = self.ask(method, path, body);
+        assert!([0, 202].contains(&status), "{status} {answer}");
+        self.wait_for_death();
+    }
+
+    #[track_caller]
+    pub fn post_and_die(&mut self, path: &str, body: Value) {
+        self.ask_and_die("POST", path, Some(&body));
+    }
+
+    /// Asks; the status and the JSON of the answer. Status 0: the daemon has ended before it answered.
+    pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let (status, body) = self.converse(method, path, body);
+        (status, if body.is_empty() { Value::Null } else { serde_json::from_str(&body).unwrap() })
+    }
+
+    /// Asks for what is no JSON.
+    #[track_caller]
+    pub fn text(&self, path: &str) -> String {
+        let (status, text) = self.converse("GET", path, None);
+        assert_eq!(status, 200, "{text}");
+        text
+    }
+
+    fn converse(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, String) {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE + Duration::from_secs(10))).unwrap();
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let head =
+            format!("{method} /v1{path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {}", body.len());
+        // In one piece: a refusal may come, and the connection end, before the body is read.
+        stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
+        let mut answer = String::new();
+        if stream.read_to_string(&mut answer).is_err() || answer.is_empty() {
+            return (0, String::new());
+        }
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {answer:?}"));
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, body.to_owned())
+    }
+
+    pub fn get(&self, path: &str) -> (u16, Value) {
+        self.ask("GET", path, None)
+    }
+
+    pub fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        self.ask("POST", path, Some(&body))
+    }
+
+    pub fn patch(&self, path: &str, body: Value) -> (u16, Value) {
+        self.ask("PATCH", path, Some(&body))
+    }
+
+    pub fn delete(&self, path: &str) -> (u16, Value) {
+        self.ask("DELETE", path, None)
+    }
+
+    /// Waits until a task, as it was answered, is over; gives it as it is then.
+    pub fn wait(&self, task: &Value) -> Value {
+        let uuid = task["uuid"].as_str().unwrap_or_else(|| panic!("{task} is no task"));
+        let begun = Instant::now();
+        loop {
+            let (status, task) = self.get(&format!("/tasks/{uuid}?wait=60"));
+            assert_eq!(status, 200, "{task}");
+            if ["done", "failed", "cancelled"].contains(&task["state"].as_str().unwrap()) {
+                return task;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{task} does not end\n{}", self.log());
+        }
+    }
+
+    /// Waits until nothing is at work, what tidies up by itself included.
+    pub fn settle(&self) {
+        let mut quiet = 0;
+        wait_until("all tasks are over", || {
+            quiet = if self.get("/tasks?open=true").1 == json!([]) { quiet + 1 } else { 0 };
+            quiet > 20
+        });
+    }
+
+    /// Has a task done, and gives what came of it.
+    #[track_caller]
+    pub fn done(&self, answer: (u16, Value)) -> Value {
+        assert_eq!(answer.0, 202, "{}\n{}", answer.1, self.log());
+        let task = self.wait(&answer.1);
+        assert_eq!(task["state"], "done", "{task}\n{}", self.log());
+        // One shape for all: what a verb has made or was about, or what it has done to many.
+        let result = &task["result"];
+        let many = ["plugged", "unplugged", "forced"].iter().any(|key| result.get(key).is_some());
+        assert!(result["uuid"].is_string() || many, "{task}");
+        result.clone()
+    }
+
+    /// Has a task fail, and gives why.
+    #[track_caller]
+    pub fn failed(&self, answer: (u16, Value)) -> Value {
+        assert_eq!(answer.0, 202, "{}\n{}", answer.1, self.log());
+        let task = self.wait(&answer.1);
+        assert_eq!(task["state"], "failed", "{task}");
+        task["problem"].clone()
+    }
+
+    /// A repository in a new directory of the test's own; its UUID.
+    #[track_caller]
+    pub fn repository(&self, name: &str) -> String {
+        let path = self.room().join(name);
+        fs::create_dir(&path).unwrap();
+        let made = self.post("/srs", json!({ "name": name, "source": { "type": "dir", "path": path } }));
+        self.done(made)["uuid"].as_str().unwrap().into()
+    }
+}
+
+impl Drop for Taplined {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().ok();
+            process.wait().ok();
+        }
+        // Disks outlive their daemon, and are not to outlive the test.
+        for pid in disks::disks_of(&self.room.path().join("run/vbd")) {
+            Command::new("kill").args(["-9", &pid.to_string()]).status().ok();
+        }
+        for pid in disks::machines_of(&self.room.path().join("run/vm")) {
+            Command::new("kill").args(["-9", &pid.to_string()]).status().ok();
+        }
+        if std::thread::panicking() {
+            eprintln!("the daemon's log:\n{}", self.log());
+        }
+    }
+}
+
+/// Says that a test was not run, past the capture of what tests print: it is to be seen.
+pub fn not_run(why: &str) {
+    std::io::stderr().write_all(format!("NOT RUN: {why}\n").as_bytes()).unwrap();
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < PATIENCE, "this has not come about: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

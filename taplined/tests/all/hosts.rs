@@ -1,0 +1,245 @@
+//! One repository and two hosts, one after the other: what the first has kept of its disks when it died is not held
+//! against what the second has written.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::nbd::Client;
+use crate::harness::{Taplined, disks, wait_until};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: usize = 64 << 10;
+
+/// A host with a repository and a disk that is plugged, to which something was written that was not flushed.
+struct First {
+    daemon: Taplined,
+    sr: String,
+    vdi: String,
+    vbd: String,
+}
+
+fn first(settings: &str, format: &str) -> First {
+    let daemon = harness::start_with(settings, &[]);
+    let sr = daemon.repository("vms");
+    let asked = json!({ "sr": sr, "name": "disk", "size": 64 * MIB, "format": format });
+    let vdi: String = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into();
+    let vbd = disks::vbd(&daemon, &vdi, "nbd");
+    disks::plug(&daemon, &vbd);
+    let mut client = Client::connect(daemon.get(&vbd).1["socket"].as_str().unwrap());
+    for at in 0..16 {
+        assert!(client.try_write(at * 4 * MIB, BLOCK, 1));
+    }
+    First { daemon, sr, vdi, vbd }
+}
+
+impl First {
+    fn kill_disk(&self) {
+        let pid = self.daemon.get(&self.vbd).1["pid"].to_string();
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        wait_until("it has ended", || !PathBuf::from(format!("/proc/{pid}")).exists());
+    }
+
+    /// Another host has the repository, which is at `path`, writes to all of the disk and lets it go.
+    fn used_elsewhere(&self, path: &str) -> Taplined {
+        let other = harness::start();
+        let source = json!({ "type": "dir", "path": path });
+        other.done(other.post("/srs/introduce", json!({ "uuid": self.sr, "source": source })));
+        let vbd = disks::vbd(&other, &self.vdi, "nbd");
+        disks::plug(&other, &vbd);
+        let (well, said) = disks::io(&disks::nbd(&other, &vbd), &["write -P 2 0 64M", "flush"]);
+        assert!(well, "{said}");
+        disks::unplug(&other, &vbd);
+        assert_eq!(other.delete(&vbd).0, 204);
+        other.done(other.post(&format!("/srs/{}/detach", self.sr), json!({})));
+        other
+    }
+
+    fn path(&self) -> String {
+        self.daemon.room().join("vms").to_str().unwrap().into()
+    }
+
+    /// The disk is not plugged any more, says why, and is what the other host has left.
+    #[track_caller]
+    fn is_the_others(&self) {
+        let now = self.daemon.get(&self.vbd).1;
+        assert_eq!(now["state"], "unplugged", "{now}\n{}", self.daemon.log());
+        assert!(now["problem"]["message"].as_str().unwrap().contains("has had its repository, 'vms', since"), "{now}");
+        disks::plug(&self.daemon, &self.vbd);
+        let (well, said) = disks::io(&disks::nbd(&self.daemon, &self.vbd), &["read -P 2 0 64M"]);
+        assert!(well, "{said}");
+        disks::unplug(&self.daemon, &self.vbd);
+        disks::nothing_leaked(&self.daemon);
+        disks::inventory_agrees(&self.daemon);
+    }
+}
+
+#[test]
+fn a_host_that_comes_back_writes_nothing_over_what_another_has_written_since() {
+    for format in ["qcow2", "vhd", "raw"] {
+        let mut first = first("", format);
+        first.daemon.kill();
+        let pid = catalogue_pid(&first);
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        wait_until("it has ended", || !PathBuf::from(format!("/proc/{pid}")).exists());
+        let _other = first.used_elsewhere(&first.path());
+        first.daemon.restart();
+        first.is_the_others();
+    }
+}
+
+/// The process of the disk, when no daemon runs that could be asked.
+fn catalogue_pid(first: &First) -> String {
+    let catalogue = rusqlite::Connection::open(first.daemon.room().join("state/catalogue.db")).unwrap();
+    let pid: i64 = catalogue.query_row("SELECT pid FROM vbd", [], |row| row.get(0)).unwrap();
+    pid.to_string()
+}
+
+/// The daemon lives meanwhile, and finds the repository again.
+#[test]
+fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_started_again() {
+    let first = first("[storage]\nlost-interval = 1", "qcow2");
+    let (here, there) = (first.path(), first.daemon.room().join("there").to_str().unwrap().to_owned());
+    std::fs::rename(&here, &there).unwrap();
+    let scan = first.daemon.post(&format!("/srs/{}/scan", first.sr), json!({})).1;
+    first.daemon.wait(&scan);
+    let state = || first.daemon.get(&format!("/srs/{}", first.sr)).1["state"].clone();
+    wait_until("the repository is lost", || state() == "lost");
+    first.kill_disk();
+    let _other = first.used_elsewhere(&there);
+    std::fs::rename(&there, &here).unwrap();
+    wait_until("it is found again", || state() == "attached");
+    wait_until("it is unplugged", || first.daemon.get(&first.vbd).1["state"] == "unplugged");
+    // It stays so.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    first.is_the_others();
+}
+
+/// The daemon dies in a job from which there is no way back; the other host uses the disk as it was.
+#[test]
+fn a_job_that_was_under_way_is_not_done_to_what_another_host_has_written_since() {
+    for step in ["vdi-destroy:forget", "vdi-revert:record", "vdi-revert:record:after"] {
+        let mut first = first("", "qcow2");
+        let snapshot = first.daemon.done(first.daemon.post(&format!("/vdis/{}/snapshot", first.vdi), json!({})));
+        disks::unplug(&first.daemon, &first.vbd);
+        assert_eq!(first.daemon.delete(&first.vbd).0, 204);
+        first.daemon.restart_with(&[("TAPLINED_ABORT_AT", step)]);
+        let vdi = format!("/vdis/{}", first.vdi);
+        match step.starts_with("vdi-destroy") {
+            true => first.daemon.ask_and_die("DELETE", &vdi, None),
+            false => first.daemon.post_and_die(&format!("{vdi}/revert"), json!({ "snapshot": snapshot["uuid"] })),
+        }
+        let _other = first.used_elsewhere(&first.path());
+        first.daemon.restart();
+        first.daemon.settle();
+        let vbd = disks::vbd(&first.daemon, &first.vdi, "nbd");
+        disks::plug(&first.daemon, &vbd);
+        let (well, said) = disks::io(&disks::nbd(&first.daemon, &vbd), &["read -P 2 0 64M"]);
+        assert!(well, "{step}: {said}");
+        disks::unplug(&first.daemon, &vbd);
+        disks::inventory_agrees(&first.daemon);
+    }
+}
+
+/// The daemon dies behind the switch of a snapshot's leaf: its catalogue knows of that, and the repository does not.
+#[test]
+fn a_disk_on_which_a_file_stands_that_nobody_knows_is_not_used_before_somebody_decides() {
+    for (step, rebuilt) in [("vdi-snapshot:leaf:after", false), ("vdi-clone:record", true)] {
+        let mut first = first("", "qcow2");
+        first.daemon.restart_with(&[("TAPLINED_ABORT_AT", step)]);
+        let verb = if step.contains("clone") { "clone" } else { "snapshot" };
+        first.daemon.post_and_die(&format!("/vdis/{}/{verb}", first.vdi), json!({}));
+        let socket = first.daemon.room().join("run/vbd").join(first.vbd.trim_start_matches("/vbds/")).join("nbd.sock");
+        let at = format!("nbd+unix:///?socket={}", socket.display());
+        let (well, said) = disks::io(&at, &["write -P 3 0 1M", "flush"]);
+        assert!(well, "{said}");
+        let pid = catalogue_pid(&first);
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        let other;
+        let daemon = if rebuilt {
+            std::fs::remove_dir_all(first.daemon.room().join("state")).unwrap();
+            assert_eq!(first.daemon.command(&["--rebuild", &first.path()]).0, 0);
+            first.daemon.restart();
+            &first.daemon
+        } else {
+            other = harness::start();
+            let source = json!({ "type": "dir", "path": first.path() });
+            other.done(other.post("/srs/introduce", json!({ "uuid": first.sr, "source": source })));
+            &other
+        };
+        let vdi = format!("/vdis/{}", first.vdi);
+        assert_eq!(daemon.get(&vdi).1["state"], "diverged", "{step} {}", daemon.log());
+        assert!(daemon.log().contains("stands on the disk of the VDI"), "{}", daemon.log());
+        let vbd = disks::vbd(daemon, &first.vdi, "nbd");
+        assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 409);
+        assert_eq!(daemon.delete(&vbd).0, 204);
+        if verb == "snapshot" {
+            // As it is told: what was written last becomes a VDI.
+            assert_eq!(daemon.post(&format!("{vdi}/reconcile"), json!({ "believe": "catalogue" })).0, 200);
+            assert_eq!(daemon.patch(&vdi, json!({ "read_only": true })).0, 200);
+            let scan = daemon.done(daemon.post(&format!("/srs/{}/scan", first.sr), json!({})));
+            let found = scan["appeared"][0]["vdi"].as_str().unwrap_or_else(|| panic!("{scan}"));
+            let vbd = disks::vbd(daemon, found, "nbd");
+            disks::plug(daemon, &vbd);
+            let (well, said) = disks::io(&disks::nbd(daemon, &vbd), &["read -P 3 0 1M", "read -P 1 4M 64k"]);
+            assert!(well, "{said}");
+            disks::unplug(daemon, &vbd);
+        }
+    }
+}
+
+/// What runs has its image locked: no other host can have written to it.
+#[test]
+fn a_disk_that_has_gone_on_meanwhile_goes_on() {
+    let mut first = first("", "qcow2");
+    let before = first.daemon.get(&first.vbd).1["pid"].clone();
+    first.daemon.kill();
+    let other = harness::start();
+    let source = json!({ "type": "dir", "path": first.path() });
+    other.done(other.post("/srs/introduce", json!({ "uuid": first.sr, "source": source })));
+    let vbd = disks::vbd(&other, &first.vdi, "nbd");
+    let plugged = other.wait(&other.post(&format!("{vbd}/plug"), json!({})).1);
+    assert_eq!(plugged["state"], "failed", "{plugged}");
+    assert_eq!(other.delete(&vbd).0, 204);
+    other.done(other.post(&format!("/srs/{}/detach", first.sr), json!({})));
+    first.daemon.restart();
+    let now = first.daemon.get(&first.vbd).1;
+    assert_eq!((&now["state"], &now["pid"]), (&json!("plugged"), &before), "{}", first.daemon.log());
+    // And its redo log is there: killed now, it loses nothing that was answered.
+    first.kill_disk();
+    wait_until("it is served again", || first.daemon.get(&first.vbd).1["state"] == "plugged");
+    let (well, said) = disks::io(&disks::nbd(&first.daemon, &first.vbd), &["read -P 1 60M 64k"]);
+    assert!(well, "{said}");
+}
+
+/// The catalogue was copied to another machine, or its backup was put back there.
+#[test]
+fn a_catalogue_that_comes_from_another_machine_is_another_hosts_and_starts_nothing() {
+    let mut first = first("", "qcow2");
+    let (status, set) = first.daemon.patch(&first.vbd, json!({ "autostart": {} }));
+    assert_eq!(status, 200, "{set}");
+    let host = first.daemon.get("/host").1["uuid"].clone();
+    first.daemon.kill();
+    let pid = catalogue_pid(&first);
+    assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    let catalogue = rusqlite::Connection::open(first.daemon.room().join("state/catalogue.db")).unwrap();
+    let set = catalogue.execute("UPDATE meta SET value = 'another' WHERE key = 'machine'", []);
+    drop(catalogue);
+    if set.unwrap() == 0 || std::fs::read_to_string("/etc/machine-id").unwrap_or_default().trim().is_empty() {
+        eprintln!("not run: this machine has no machine-id");
+        return;
+    }
+    std::fs::remove_file(first.daemon.room().join("run/boot")).unwrap();
+    first.daemon.restart();
+    assert_ne!(first.daemon.get("/host").1["uuid"], host);
+    assert!(first.daemon.log().contains("the catalogue comes from another machine"), "{}", first.daemon.log());
+    first.daemon.settle();
+    let now: Value = first.daemon.get(&first.vbd).1;
+    assert_eq!(now["state"], "unplugged", "{now}");
+    // Once: after that it is this machine's.
+    let host = first.daemon.get("/host").1["uuid"].clone();
+    first.daemon.restart();
+    assert_eq!(first.daemon.get("/host").1["uuid"], host);
+}

@@ -1,0 +1,527 @@
+//! Repositories that describe themselves: what they say is what the catalogue says, and gives it back to one that knows
+//! less.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::{Taplined, disks, start};
+
+const INVENTORY: &str = ".tapline-inventory.jsonl";
+
+/// A daemon with a repository in which there are a disk, two snapshots and a clone, and a disk for reading only.
+struct Bed {
+    daemon: Taplined,
+    sr: String,
+    path: PathBuf,
+    vdi: String,
+}
+
+fn bed() -> Bed {
+    let daemon = start();
+    let sr = daemon.repository("vms");
+    let path = daemon.room().join("vms");
+    let made = daemon.post("/vdis", json!({ "sr": sr, "name": "web", "description": "the\nsite", "size": 8 << 20 }));
+    let vdi = daemon.done(made)["uuid"].as_str().unwrap().to_owned();
+    let bed = Bed { daemon, sr, path, vdi };
+    bed.verb("snapshot", json!({ "name": "before" }));
+    bed.verb("clone", json!({ "name": "try" }));
+    bed.verb("snapshot", json!({ "name": "after" }));
+    let other = bed.create("template");
+    assert_eq!(bed.daemon.patch(&format!("/vdis/{other}"), json!({ "read_only": true })).0, 200);
+    assert_eq!(bed.daemon.patch(&format!("/srs/{}", bed.sr), json!({ "description": "fast" })).0, 200);
+    bed
+}
+
+impl Bed {
+    fn verb(&self, verb: &str, body: Value) -> String {
+        let done = self.daemon.done(self.daemon.post(&format!("/vdis/{}/{verb}", self.vdi), body));
+        done["uuid"].as_str().unwrap().into()
+    }
+
+    fn create(&self, name: &str) -> String {
+        let made = self.daemon.post("/vdis", json!({ "sr": self.sr, "name": name, "size": 8 << 20 }));
+        self.daemon.done(made)["uuid"].as_str().unwrap().into()
+    }
+
+    fn post(&self, verb: &str) {
+        self.daemon.done(self.daemon.post(&format!("/srs/{}/{verb}", self.sr), json!({})));
+    }
+
+    fn file(&self) -> PathBuf {
+        self.path.join(INVENTORY)
+    }
+
+    /// The catalogue as it is now: its file, and what is not in that yet.
+    fn catalogue(&mut self) -> Catalogue {
+        assert!(self.daemon.stop());
+        let copied = self.copied();
+        self.daemon.restart();
+        copied
+    }
+
+    /// The same of a daemon that does not run.
+    fn copied(&self) -> Catalogue {
+        ["catalogue.db", "catalogue.db-wal"].map(|name| (name, fs::read(self.state(name)).unwrap_or_default()))
+    }
+
+    fn state(&self, name: &str) -> PathBuf {
+        self.daemon.room().join("state").join(name)
+    }
+
+    /// Puts a catalogue of earlier in the place of the present one, and starts a daemon with it.
+    fn restore(&mut self, catalogue: &Catalogue) {
+        assert!(self.daemon.stop());
+        fs::remove_file(self.state("catalogue.db-shm")).ok();
+        for (name, bytes) in catalogue {
+            fs::write(self.state(name), bytes).unwrap();
+        }
+        self.daemon.restart();
+    }
+}
+
+type Catalogue = [(&'static str, Vec<u8>); 2];
+
+/// All that is known of VDIs, without what only one host knows or measures.
+fn vdis(daemon: &Taplined) -> Vec<Value> {
+    let mut vdis = daemon.get("/vdis").1.as_array().unwrap().clone();
+    for vdi in &mut vdis {
+        vdi.as_object_mut().unwrap().remove("physical_utilisation");
+    }
+    vdis
+}
+
+fn sr(daemon: &Taplined, uuid: &str) -> Value {
+    daemon.get(&format!("/srs/{uuid}")).1
+}
+
+fn files(path: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_forgotten_and_introduced_is_as_it_was_on_any_host() {
+    let bed = bed();
+    let known = vdis(&bed.daemon);
+    assert_eq!(known.len(), 5);
+    let snapshots = known.iter().filter(|vdi| vdi["snapshot_of"] == json!(bed.vdi)).count();
+    assert_eq!(snapshots, 2, "{known:?}");
+    disks::inventory_agrees(&bed.daemon);
+    let images = files(&bed.path);
+    bed.post("detach");
+    assert_eq!(bed.daemon.post(&format!("/srs/{}/forget", bed.sr), json!({})).0, 204);
+    assert_eq!(vdis(&bed.daemon), Vec::<Value>::new());
+
+    let body = json!({ "uuid": bed.sr, "source": { "type": "dir", "path": bed.path } });
+    let other = start();
+    for daemon in [&bed.daemon, &other] {
+        daemon.done(daemon.post("/srs/introduce", body.clone()));
+        assert_eq!(vdis(daemon), known);
+        let shown = sr(daemon, &bed.sr);
+        assert_eq!((&shown["name"], &shown["description"]), (&json!("vms"), &json!("fast")), "{shown}");
+        let scan = daemon.done(daemon.post(&format!("/srs/{}/scan", bed.sr), json!({})));
+        assert_eq!((&scan["appeared"], &scan["missing"], &scan["unplaced"]), (&json!([]), &json!([]), &json!([])));
+        assert_eq!((vdis(daemon), files(&bed.path)), (known.clone(), images.clone()));
+        disks::inventory_agrees(daemon);
+        daemon.done(daemon.post(&format!("/srs/{}/detach", bed.sr), json!({})));
+    }
+    // What the other host does to it is known here when it is attached the next time.
+    other.done(other.post(&format!("/srs/{}/attach", bed.sr), json!({})));
+    other.done(other.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({ "name": "elsewhere" })));
+    let known = vdis(&other);
+    other.done(other.post(&format!("/srs/{}/detach", bed.sr), json!({})));
+    bed.post("attach");
+    assert_eq!((vdis(&bed.daemon), known.len()), (known, 6));
+}
+
+#[test]
+fn a_name_that_is_given_at_an_introduction_counts_more_than_the_one_before() {
+    let bed = bed();
+    bed.post("detach");
+    bed.daemon.post(&format!("/srs/{}/forget", bed.sr), json!({}));
+    let source = json!({ "type": "dir", "path": bed.path });
+    bed.daemon.done(bed.daemon.post("/srs/introduce", json!({ "uuid": bed.sr, "name": "new", "source": source })));
+    let shown = sr(&bed.daemon, &bed.sr);
+    assert_eq!((&shown["name"], &shown["description"]), (&json!("new"), &json!("fast")), "{shown}");
+    disks::inventory_agrees(&bed.daemon);
+    assert_eq!(bed.daemon.get(&format!("/srs/{}/inventory", bed.sr)).1["name"], "new");
+}
+
+#[test]
+fn a_catalogue_that_is_older_is_brought_up_to_date() {
+    let mut bed = bed();
+    let old = bed.catalogue();
+    let gone = bed.create("gone soon");
+    bed.verb("snapshot", json!({ "name": "later" }));
+    bed.verb("resize", json!({ "size": 16 << 20 }));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{gone}")));
+    bed.daemon.patch(&format!("/vdis/{}", bed.vdi), json!({ "name": "site" }));
+    let known = vdis(&bed.daemon);
+    let images = files(&bed.path);
+    bed.restore(&old);
+    assert_eq!(vdis(&bed.daemon), known, "{}", bed.daemon.log());
+    assert!(bed.daemon.log().contains("brought up to date"));
+    // It goes on from there, and is no older the next time.
+    bed.verb("snapshot", json!({ "name": "last" }));
+    disks::inventory_agrees(&bed.daemon);
+    let known = vdis(&bed.daemon);
+    bed.daemon.restart();
+    assert_eq!(vdis(&bed.daemon), known);
+    assert_eq!(files(&bed.path).len(), images.len() + 1);
+}
+
+#[test]
+fn a_job_of_an_older_catalogue_removes_nothing_that_was_made_since() {
+    let mut bed = bed();
+    // It is copied while a VDI is being made, and the VDI is made behind that.
+    bed.daemon.restart_with(&[(harness::ABORT_AT, "vdi-create:record")]);
+    bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "new", "size": 8 << 20 }));
+    bed.daemon.wait_for_death();
+    // A moment before: there is a way back still, and that daemon would remove the file.
+    let place = bed.daemon.room().join("copy");
+    fs::create_dir(&place).unwrap();
+    for (name, bytes) in bed.copied() {
+        fs::write(place.join(name), bytes).unwrap();
+    }
+    let copy = rusqlite::Connection::open(place.join("catalogue.db")).unwrap();
+    let back = "UPDATE task SET step = 'file' WHERE verb = 'vdi-create' AND ended IS NULL";
+    assert_eq!(copy.execute(back, []).unwrap(), 1);
+    drop(copy);
+    let copied = [("catalogue.db", fs::read(place.join("catalogue.db")).unwrap()), ("catalogue.db-wal", Vec::new())];
+    bed.daemon.restart();
+    harness::wait_until("it is made", || bed.daemon.get("/tasks?open=true").1 == json!([]));
+    assert_eq!(vdis(&bed.daemon).len(), 6);
+    bed.create("another");
+    let (known, images) = (vdis(&bed.daemon), files(&bed.path));
+    bed.restore(&copied);
+    assert_eq!((vdis(&bed.daemon), files(&bed.path)), (known, images), "{}", bed.daemon.log());
+    assert_eq!(bed.daemon.get("/tasks?open=true").1, json!([]));
+}
+
+/// The daemon runs when its catalogue takes the repository's word: its jobs do not go on with what is not so any more.
+#[test]
+fn a_job_of_a_catalogue_that_diverged_ends_when_the_repository_is_believed() {
+    let mut bed = bed();
+    let twin = bed.daemon.room().join("twin");
+    fs::create_dir(&twin).unwrap();
+    let copy = |from: &Path, to: &Path| {
+        for name in files(from) {
+            fs::copy(from.join(&name), to.join(&name)).unwrap();
+        }
+    };
+    bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", "inventory:append")]);
+    copy(&bed.path, &twin);
+    let vdi = format!("/vdis/{}/snapshot", bed.vdi);
+    bed.daemon.post_and_die(&vdi, json!({ "name": "lost" }));
+    // Somebody else has used it meanwhile.
+    let other = start();
+    let source = json!({ "type": "dir", "path": twin });
+    other.done(other.post("/srs/introduce", json!({ "uuid": bed.sr, "source": source })));
+    other.done(other.post(&vdi, json!({ "name": "kept" })));
+    let there = vdis(&other);
+    other.done(other.post(&format!("/srs/{}/detach", bed.sr), json!({})));
+    fs::remove_dir_all(&bed.path).unwrap();
+    fs::rename(&twin, &bed.path).unwrap();
+    bed.daemon.restart();
+    assert_eq!(sr(&bed.daemon, &bed.sr)["state"], "lost", "{}", bed.daemon.log());
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach?believe=repository", bed.sr), json!({})));
+    harness::wait_until("nothing is under way", || bed.daemon.get("/tasks?open=true").1 == json!([]));
+    assert_eq!(vdis(&bed.daemon), there, "{}", bed.daemon.log());
+    bed.verb("snapshot", json!({ "name": "next" }));
+}
+
+/// Has a repository and a catalogue diverge, and tells what was told of it.
+fn diverged() -> (Bed, Vec<Value>, Vec<Value>) {
+    let mut bed = bed();
+    let old = bed.catalogue();
+    let twin = bed.daemon.room().join("twin");
+    bed.create("there");
+    bed.create("there too");
+    let there = vdis(&bed.daemon);
+    bed.post("detach");
+    fs::rename(&bed.path, &twin).unwrap();
+    fs::create_dir(&bed.path).unwrap();
+    // As it was when the catalogue was copied, without the two.
+    for name in files(&twin) {
+        fs::copy(twin.join(&name), bed.path.join(&name)).unwrap();
+    }
+    let lines = fs::read_to_string(bed.file()).unwrap();
+    let kept: Vec<&str> = lines.split_inclusive('\n').collect();
+    fs::write(bed.file(), kept[..kept.len() - 2].concat()).unwrap();
+    bed.restore(&old);
+    bed.create("here");
+    let here = vdis(&bed.daemon);
+    bed.post("detach");
+    fs::copy(twin.join(INVENTORY), bed.file()).unwrap();
+    (bed, there, here)
+}
+
+#[test]
+fn where_both_have_diverged_nothing_is_done_until_somebody_decides() {
+    for believed in ["repository", "catalogue"] {
+        let (bed, there, here) = diverged();
+        let before = (files(&bed.path), fs::read(bed.file()).unwrap());
+        let refused = bed.daemon.failed(bed.daemon.post(&format!("/srs/{}/attach", bed.sr), json!({})));
+        let message = refused["message"].as_str().unwrap();
+        assert!(message.contains("'there'") && message.contains("'here'") && message.contains("diverged"), "{message}");
+        assert!(refused["advice"].as_str().unwrap().contains("--believe"), "{refused}");
+        assert_eq!((files(&bed.path), fs::read(bed.file()).unwrap()), before);
+        assert_eq!(vdis(&bed.daemon), here);
+
+        let attach = format!("/srs/{}/attach?believe={believed}", bed.sr);
+        bed.daemon.done(bed.daemon.post(&attach, json!({})));
+        let after = vdis(&bed.daemon);
+        let uuids = |vdis: &[Value]| vdis.iter().map(|vdi| vdi["uuid"].clone()).collect::<Vec<_>>();
+        assert_eq!(uuids(&after), uuids(if believed == "repository" { &there } else { &here }));
+        assert!(after.iter().all(|vdi| vdi["state"] == "ready"), "{after:?}");
+        disks::inventory_agrees(&bed.daemon);
+        assert_eq!(bed.path.join(format!("{INVENTORY}.damaged")).exists(), believed == "catalogue");
+        bed.post("detach");
+        bed.post("attach");
+    }
+}
+
+#[test]
+fn a_backup_of_the_repository_that_was_put_back_is_told() {
+    let bed = bed();
+    bed.post("detach");
+    let old = fs::read(bed.file()).unwrap();
+    bed.post("attach");
+    bed.create("one");
+    bed.create("two");
+    bed.post("detach");
+    fs::write(bed.file(), old).unwrap();
+    let refused = bed.daemon.failed(bed.daemon.post(&format!("/srs/{}/attach", bed.sr), json!({})));
+    let message = refused["message"].as_str().unwrap();
+    assert!(["Only in the catalogue: ", "'one'", "'two'"].iter().all(|part| message.contains(part)), "{refused}");
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach?believe=catalogue", bed.sr), json!({})));
+    assert_eq!(vdis(&bed.daemon).len(), 7);
+}
+
+/// Nobody sees the log who only sees that it is lost.
+#[test]
+fn a_repository_that_is_refused_when_the_daemon_starts_says_why_and_what_to_do() {
+    let mut bed = bed();
+    bed.post("detach");
+    let old = fs::read(bed.file()).unwrap();
+    bed.post("attach");
+    bed.create("one");
+    bed.create("two");
+    bed.daemon.kill();
+    fs::write(bed.file(), old).unwrap();
+    bed.daemon.restart();
+    let lost = sr(&bed.daemon, &bed.sr);
+    assert_eq!(lost["state"], "lost", "{lost}");
+    assert!(lost["problem"]["message"].as_str().unwrap().contains("diverged"), "{lost}");
+    assert!(lost["problem"]["advice"].as_str().unwrap().contains("--believe"), "{lost}");
+    let refused = bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "three", "size": 1 << 20 })).1;
+    assert!(refused["message"].as_str().unwrap().contains("diverged"), "{refused}");
+    assert!(refused["advice"].as_str().unwrap().contains("--believe"), "{refused}");
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/attach?believe=catalogue", bed.sr), json!({})));
+    let attached = sr(&bed.daemon, &bed.sr);
+    assert_eq!((&attached["state"], &attached["problem"]), (&json!("attached"), &Value::Null));
+}
+
+#[test]
+fn a_damaged_inventory_is_written_anew_by_a_catalogue_that_has_all_of_it_and_refused_by_others() {
+    let bed = bed();
+    let known = vdis(&bed.daemon);
+    bed.post("detach");
+    let mut bytes = fs::read(bed.file()).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(bed.file(), &bytes).unwrap();
+
+    let other = start();
+    let body = json!({ "uuid": bed.sr, "source": { "type": "dir", "path": bed.path } });
+    let refused = other.failed(other.post("/srs/introduce", body));
+    assert!(refused["message"].as_str().unwrap().contains("line"), "{refused}");
+    assert_eq!((other.get("/srs").1, fs::read(bed.file()).unwrap()), (json!([]), bytes.clone()));
+
+    bed.post("attach");
+    assert_eq!(vdis(&bed.daemon), known);
+    disks::inventory_agrees(&bed.daemon);
+    assert_eq!(fs::read(bed.path.join(format!("{INVENTORY}.damaged"))).unwrap(), bytes);
+    let scan = bed.daemon.done(bed.daemon.post(&format!("/srs/{}/scan", bed.sr), json!({})));
+    assert_eq!((&scan["counts"]["notes"], &scan["unplaced"]), (&json!(4), &json!([])), "{scan}");
+}
+
+#[test]
+fn an_inventory_that_is_taken_away_or_replaced_under_the_daemon_is_written_anew() {
+    let bed = bed();
+    let older = fs::read(bed.file()).unwrap();
+    bed.create("later");
+    let spoil = |now: &[u8]| {
+        let mut other = now.to_vec();
+        let last = other.len() - 10;
+        other[last] ^= 1;
+        [
+            Some(Vec::new()),
+            Some(now[..100].to_vec()),
+            Some(older.clone()),
+            Some([b"\n", now, now].concat()),
+            Some(other),
+            None,
+        ]
+    };
+    for n in 0..6 {
+        let before = fs::read(bed.file()).unwrap();
+        let there = &spoil(&before)[n];
+        match there {
+            Some(bytes) => fs::write(bed.file(), bytes).unwrap(),
+            None => fs::remove_file(bed.file()).unwrap(),
+        }
+        bed.create(&format!("behind {n}"));
+        disks::inventory_agrees(&bed.daemon);
+        // Whoever put it there finds it again.
+        let kept = bed.path.join(format!("{INVENTORY}.damaged"));
+        assert_eq!(fs::read(&kept).ok(), there.clone(), "{n}");
+        fs::remove_file(kept).ok();
+    }
+    // It is one history: forgotten and introduced, all of it comes back.
+    let known = vdis(&bed.daemon);
+    bed.post("detach");
+    bed.post("attach");
+    assert_eq!(vdis(&bed.daemon), known);
+}
+
+#[test]
+fn a_copy_of_a_repository_is_not_taken_for_another_one() {
+    let bed = bed();
+    let copy = bed.daemon.room().join("copy");
+    bed.post("detach");
+    fs::create_dir(&copy).unwrap();
+    for name in files(&bed.path) {
+        fs::copy(bed.path.join(&name), copy.join(&name)).unwrap();
+    }
+    bed.post("attach");
+    let body = json!({ "uuid": bed.sr, "source": { "type": "dir", "path": copy } });
+    assert_eq!(bed.daemon.post("/srs/introduce", body).1["code"], "exists");
+    // With a label of its own, its inventory is still the other one's.
+    let label = fs::read_to_string(copy.join(".tapline-sr.json")).unwrap();
+    let own = "5e000000-0000-4000-8000-000000000001";
+    fs::write(copy.join(".tapline-sr.json"), label.replace(&bed.sr, own)).unwrap();
+    let body = json!({ "uuid": own, "source": { "type": "dir", "path": copy } });
+    let refused = bed.daemon.failed(bed.daemon.post("/srs/introduce", body));
+    assert!(refused["message"].as_str().unwrap().contains("another repository"), "{refused}");
+    assert_eq!(vdis(&bed.daemon).len(), 5);
+}
+
+#[test]
+fn a_repository_that_has_no_inventory_gets_one_and_shows_it() {
+    let mut bed = bed();
+    let known = vdis(&bed.daemon);
+    assert!(bed.daemon.stop());
+    fs::remove_file(bed.file()).unwrap();
+    bed.daemon.restart();
+    disks::inventory_agrees(&bed.daemon);
+    let (status, shown) = bed.daemon.get(&format!("/srs/{}/inventory", bed.sr));
+    assert_eq!((status, shown["vdis"].as_array().unwrap().len()), (200, known.len()));
+    let at = json!({ "source": { "type": "dir", "path": bed.path } });
+    assert_eq!(bed.daemon.post("/srs/inventory", at.clone()).1, shown);
+    bed.post("detach");
+    assert_eq!(bed.daemon.post("/srs/inventory", at).1, shown);
+}
+
+#[test]
+fn an_inventory_has_what_the_catalogue_says_wherever_the_daemon_was_killed_while_it_was_written() {
+    for point in ["inventory:append", "inventory:append:after"] {
+        let mut bed = bed();
+        bed.daemon.restart_with(&[(harness::ABORT_AT, point)]);
+        // It is over in the catalogue when it is killed.
+        bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({ "name": "last" }));
+        bed.daemon.wait_for_death();
+        bed.daemon.restart();
+        harness::wait_until("it is done", || bed.daemon.get("/tasks?open=true").1 == json!([]));
+        assert_eq!(vdis(&bed.daemon).len(), 6);
+        disks::inventory_agrees(&bed.daemon);
+        bed.post("detach");
+        let other = start();
+        let body = json!({ "uuid": bed.sr, "source": { "type": "dir", "path": bed.path } });
+        other.done(other.post("/srs/introduce", body));
+        assert_eq!(vdis(&other), vdis(&bed.daemon), "{point}");
+    }
+}
+
+/// Its process has a leaf of which the restored catalogue would know nothing: when that dies, the next one has it too.
+#[test]
+fn a_disk_that_runs_loses_nothing_when_an_older_catalogue_is_put_back() {
+    let mut bed = bed();
+    let vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
+    disks::plug(&bed.daemon, &vbd);
+    let io = |daemon: &Taplined, command: &str| {
+        let (well, said) = disks::io(&disks::nbd(daemon, &vbd), &[command, "flush"]);
+        assert!(well, "{said}\n{}", daemon.log());
+    };
+    io(&bed.daemon, "write -P 1 0 1M");
+    let old = bed.catalogue();
+    bed.verb("snapshot", json!({ "name": "live" }));
+    io(&bed.daemon, "write -P 2 1M 1M");
+    let known = vdis(&bed.daemon);
+    let running = disks::processes(&bed.daemon);
+    bed.restore(&old);
+    assert_eq!(disks::processes(&bed.daemon), running);
+    let same = |one: &Value, other: &Value| {
+        (&one["uuid"], &one["file"], &one["depth"]) == (&other["uuid"], &other["file"], &other["depth"])
+    };
+    let now = vdis(&bed.daemon);
+    assert!(
+        now.len() == known.len() && now.iter().zip(&known).all(|(one, other)| same(one, other)),
+        "{now:?} {known:?}"
+    );
+    io(&bed.daemon, "read -P 2 1M 1M");
+    for pid in &running {
+        assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    }
+    harness::wait_until("another process serves it", || {
+        let shown = bed.daemon.get(&vbd).1;
+        let pid = shown["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+        shown["state"] == "plugged" && pid.is_some_and(|pid| !running.contains(&pid))
+    });
+    io(&bed.daemon, "read -P 1 0 1M");
+    io(&bed.daemon, "read -P 2 1M 1M");
+    disks::unplug(&bed.daemon, &vbd);
+    disks::inventory_agrees(&bed.daemon);
+}
+
+/// What makes space again is written down first, and has room for that.
+#[test]
+fn on_a_full_file_system_a_disk_can_be_destroyed() {
+    let daemon = start();
+    let path = daemon.room().join("small");
+    fs::create_dir(&path).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=16m", "small"]).arg(&path).status().unwrap();
+    if !mounted.success() {
+        harness::not_run("a test on a file system that is full: only root can mount one");
+        return;
+    }
+    let _unmounted = Unmounted(path.clone());
+    let made = daemon.post("/srs", json!({ "name": "small", "source": { "type": "dir", "path": path } }));
+    let sr = daemon.done(made)["uuid"].as_str().unwrap().to_owned();
+    let made = daemon.post("/vdis", json!({ "sr": sr, "name": "disk", "size": 1 << 20 }));
+    let vdi = daemon.done(made)["uuid"].as_str().unwrap().to_owned();
+    let full = fs::write(path.join("others"), vec![1; 32 << 20]).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(28), "{full}");
+    // Many lines of it, and what is asked for then.
+    for n in 0..200 {
+        daemon.patch(&format!("/vdis/{vdi}"), json!({ "name": format!("disk {n}") }));
+    }
+    daemon.done(daemon.delete(&format!("/vdis/{vdi}")));
+    disks::inventory_agrees(&daemon);
+    daemon.done(daemon.delete(&format!("/srs/{sr}")));
+}
+
+struct Unmounted(PathBuf);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        // Its daemon, which has it open, is about to be killed.
+        Command::new("umount").arg("-l").arg(&self.0).status().ok();
+    }
+}

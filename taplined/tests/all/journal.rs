@@ -1,0 +1,93 @@
+//! What a daemon does with a journal that it does not understand: planted, as a newer daemon or damage would leave it.
+
+use rusqlite::Connection;
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::{Taplined, disks};
+
+const TASK: &str = "7a500000-0000-4000-8000-000000000001";
+
+fn catalogue(daemon: &Taplined) -> Connection {
+    Connection::open(daemon.room().join("state/catalogue.db")).unwrap()
+}
+
+/// Plants a task that holds a VDI.
+fn plant(daemon: &mut Taplined, verb: &str, vdi: &str, intent: &str) {
+    assert!(daemon.stop());
+    let catalogue = catalogue(daemon);
+    let about = json!([{ "kind": "vdi", "uuid": vdi }]).to_string();
+    let task = "INSERT INTO task (uuid, verb, about, state, step, cancellable, intent, created)
+                VALUES (?1, ?2, ?3, 'running', 'resize', 1, ?4, '2026-11-22T12:00:00Z')";
+    catalogue.execute(task, (TASK, verb, about, intent)).unwrap();
+    catalogue.execute("INSERT INTO claim VALUES (?1, ?2)", (vdi, TASK)).unwrap();
+    catalogue.execute("INSERT INTO lease VALUES (?1, ?2, 'RW')", (vdi, TASK)).unwrap();
+    drop(catalogue);
+    daemon.restart();
+}
+
+fn task(daemon: &Taplined) -> Value {
+    daemon.get(&format!("/tasks/{TASK}")).1
+}
+
+fn resize(daemon: &Taplined, vdi: &str) -> (u16, Value) {
+    daemon.post(&format!("/vdis/{vdi}/resize"), json!({ "size": 32 << 20 }))
+}
+
+#[test]
+fn what_nobody_can_go_on_with_is_named_and_keeps_what_it_holds() {
+    let foreign = r#"{"from":"the future"}"#;
+    for (verb, intent) in
+        [("vdi-resize", foreign), ("vdi-resize", "no JSON"), ("vdi-merge", foreign), ("vdi-bend", "{}")]
+    {
+        let (mut daemon, vdis) = disks::with_disks("", &["held", "other"]);
+        plant(&mut daemon, verb, &vdis[0], intent);
+        // It is so after each start.
+        daemon.restart();
+        let stuck = task(&daemon);
+        assert_eq!(stuck["state"], "stuck", "{stuck}");
+        let message = stuck["problem"]["message"].as_str().unwrap();
+        assert!(message.contains(verb) && message.contains(TASK), "{message}");
+        let advice = &stuck["problem"]["advice"];
+        assert!(advice.as_str().unwrap().contains("version of taplined"), "{advice}");
+        assert_eq!(daemon.get("/tasks?open=true").1[0]["uuid"], TASK);
+
+        let (status, refused) = resize(&daemon, &vdis[0]);
+        assert_eq!((status, &refused["code"], &refused["advice"]), (409, &json!("busy"), advice), "{refused}");
+        let vbd = disks::vbd(&daemon, &vdis[0], "nbd");
+        let (status, refused) = daemon.post(&format!("{vbd}/plug"), json!({}));
+        assert_eq!((status, &refused["advice"]), (409, advice), "{refused}");
+        let (status, refused) = daemon.post(&format!("/tasks/{TASK}/cancel"), json!({}));
+        assert_eq!((status, &refused["advice"]), (409, advice), "{refused}");
+        assert_eq!(daemon.done(resize(&daemon, &vdis[1]))["size"], 32 << 20);
+    }
+}
+
+#[test]
+fn a_daemon_that_understands_it_goes_on_with_it() {
+    let (mut daemon, vdis) = disks::with_disks("", &["held"]);
+    plant(&mut daemon, "vdi-resize", &vdis[0], "{}");
+    assert_eq!(task(&daemon)["state"], "stuck");
+    assert!(daemon.stop());
+    let intent = json!({ "vdi": vdis[0], "size": 48 << 20, "vbd": null }).to_string();
+    catalogue(&daemon).execute("UPDATE task SET intent = ?1", [intent]).unwrap();
+    daemon.restart();
+    harness::wait_until("it is over", || ["done", "failed"].contains(&task(&daemon)["state"].as_str().unwrap()));
+    daemon.done(resize(&daemon, &vdis[0]));
+}
+
+#[test]
+fn a_plugged_disk_can_be_unplugged_though_nobody_can_go_on_with_what_was_done_to_it() {
+    let (mut daemon, vdis) = disks::with_disks("", &["held"]);
+    let vbd = disks::vbd(&daemon, &vdis[0], "nbd");
+    disks::plug(&daemon, &vbd);
+    assert!(daemon.stop());
+    let insert = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
+                  VALUES (?1, 'vdi-snapshot', '[]', 'running', 0, '{}', '2026-11-22T12:00:00Z')";
+    catalogue(&daemon).execute(insert, [TASK]).unwrap();
+    catalogue(&daemon).execute("INSERT INTO claim VALUES (?1, ?2)", (&vdis[0], TASK)).unwrap();
+    daemon.restart();
+    assert_eq!(task(&daemon)["state"], "stuck");
+    disks::unplug(&daemon, &vbd);
+    assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 409);
+}

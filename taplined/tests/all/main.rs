@@ -1,0 +1,30 @@
+//! All tests of the daemon in one program: as many programs as files would each be linked with all that it needs,
+//! which takes minutes and gigabytes.
+
+#![allow(missing_docs, reason = "nobody imports a test")]
+
+mod autostart;
+mod confine;
+mod confine_vm;
+mod daemon;
+mod damage;
+#[path = "../../../tapline-disk/tests/all/tool/ring.rs"]
+mod guest;
+mod harness;
+mod hosts;
+mod inventory;
+mod journal;
+mod panics;
+mod plug;
+mod program;
+mod reconcile;
+mod recover;
+mod remote;
+mod retries;
+mod scan;
+mod sr;
+mod upgrade;
+mod upgrade_guest;
+mod vdi;
+mod vm;
+mod watchdog;

@@ -1,0 +1,70 @@
+//! A fault in the daemon: told with what it was at, wherever its log goes, and its end by a signal.
+
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::harness::{ABORT_AT, Taplined, start_with};
+
+const POINT: (&str, &str) = (ABORT_AT, "sr-create:label:panic");
+
+/// Has it make a repository, on which it dies; the task's UUID.
+fn dies(daemon: &mut Taplined) -> String {
+    let path = daemon.room().join("disks");
+    fs::create_dir(&path).unwrap();
+    let made = daemon.post("/srs", json!({ "name": "disks", "source": { "type": "dir", "path": path } }));
+    // SIGABRT.
+    assert_eq!(daemon.wait_for_death().signal(), Some(6), "{}", daemon.log());
+    made.1["uuid"].as_str().unwrap_or_default().to_owned()
+}
+
+#[track_caller]
+fn tells(said: &str, task: &str) {
+    let parts = ["PANIC", "src/fault.rs:", ": a fault that a test asked for; ", "tasks under way: 1; "];
+    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    assert!(said.contains(&format!("it was at the task {task}")) && said.contains(", sr-create; "), "{said}");
+}
+
+fn log_file(daemon: &Taplined) -> PathBuf {
+    daemon.room().join("log/taplined.log")
+}
+
+/// The last line of the log's file, which has a JSON object in each.
+fn last_event(daemon: &Taplined) -> Value {
+    let log = fs::read_to_string(log_file(daemon)).unwrap();
+    serde_json::from_str(log.lines().last().unwrap()).unwrap()
+}
+
+#[test]
+fn a_panic_is_told_with_what_was_under_way_and_ends_the_daemon_by_a_signal() {
+    let mut daemon = start_with("", &[POINT]);
+    let task = dies(&mut daemon);
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.starts_with("taplined: PANIC")).unwrap_or_else(|| panic!("{log}"));
+    tells(line, &task);
+    assert!(!log_file(&daemon).exists());
+    // What it was at is in the journal, and is undone.
+    daemon.restart();
+    assert_eq!(daemon.get("/srs").1, json!([]));
+}
+
+#[test]
+fn where_the_log_is_a_file_it_is_told_there_and_on_standard_error() {
+    let mut daemon = start_with("[log]\nto = \"file\"", &[POINT]);
+    let task = dies(&mut daemon);
+    tells(&daemon.log(), &task);
+    let event = last_event(&daemon);
+    assert_eq!(event["level"], "ERROR");
+    tells(event["fields"]["message"].as_str().unwrap(), &task);
+}
+
+#[test]
+fn what_standard_error_does_not_take_is_told_in_a_file() {
+    let mut daemon = start_with("", &[POINT]);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    daemon.restart_logging_to(full.into());
+    let task = dies(&mut daemon);
+    tells(last_event(&daemon)["fields"]["message"].as_str().unwrap(), &task);
+}

@@ -1,0 +1,121 @@
+//! The program of disk processes, wherever it lies: started as a user who cannot reach it, and told of when it cannot
+//! be started.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::Taplined;
+use crate::harness::disks::{io, nbd, plug, scanned, unplug, vbd};
+
+/// A daemon with one disk, and that disk's VDI. From now on its disk processes are of another program.
+fn with_program(program: &Path) -> (Taplined, String) {
+    let mut daemon = harness::start();
+    let sr = daemon.repository("disks");
+    let vdi = scanned(&daemon, &sr, &["disk"]).remove(0);
+    let path = daemon.room().join("taplined.toml");
+    let config = fs::read_to_string(&path).unwrap();
+    let others: Vec<&str> = config.lines().filter(|line| !line.starts_with("disk-program")).collect();
+    fs::write(&path, format!("disk-program = {program:?}\n{}\n", others.join("\n"))).unwrap();
+    daemon.restart();
+    (daemon, vdi)
+}
+
+/// A directory that only its owner may search, with a copy of the program in it.
+fn closed() -> (tempfile::TempDir, std::path::PathBuf) {
+    let closed = tempfile::tempdir().unwrap();
+    fs::set_permissions(closed.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::create_dir(closed.path().join("bin")).unwrap();
+    let program = closed.path().join("bin/tapline-disk");
+    harness::copy_program(&harness::disk_program(), &program);
+    (closed, program)
+}
+
+fn why_it_cannot_be_plugged(daemon: &Taplined, vdi: &str) -> Value {
+    let vbd = vbd(daemon, vdi, "nbd");
+    daemon.failed(daemon.post(&format!("{vbd}/plug"), json!({})))
+}
+
+#[track_caller]
+fn tells(problem: &Value, message: &str, advice: &str) {
+    let says = |field: &str, part: &str| problem[field].as_str().unwrap().contains(part);
+    assert!(says("message", message) && says("advice", advice), "{problem}");
+}
+
+#[test]
+fn it_may_lie_where_the_user_of_disks_cannot_get() {
+    if !rustix::process::geteuid().is_root() {
+        return harness::not_run("a program below a directory closed to the user of disks: it needs root");
+    }
+    let (_closed, program) = closed();
+    let (daemon, vdi) = with_program(&program);
+    let vbd = vbd(&daemon, &vdi, "nbd");
+    plug(&daemon, &vbd);
+    let pid = daemon.get(&vbd).1["pid"].as_u64().unwrap();
+    // It is known to everybody by its name and its place, and is not ours.
+    let proc = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
+    assert_eq!(fs::read_to_string(proc("comm")).unwrap(), "tapline-disk\n");
+    assert_eq!(fs::read_link(proc("exe")).unwrap(), program);
+    assert!(fs::read_to_string(proc("cmdline")).unwrap().starts_with(&format!("{}\0serve\0", program.display())));
+    assert!(!fs::read_to_string(proc("status")).unwrap().contains("Uid:\t0"));
+    let (well, said) = io(&nbd(&daemon, &vbd), &["write -P 7 0 64k", "read -P 7 0 64k"]);
+    assert!(well, "{said}");
+    unplug(&daemon, &vbd);
+    // A job on an image that nobody serves.
+    daemon.done(daemon.post(&format!("/vdis/{vdi}/resize"), json!({ "size": 32 << 20 })));
+}
+
+#[test]
+fn why_it_cannot_be_started_is_told_with_what_to_do() {
+    let room = tempfile::tempdir().unwrap();
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = room.path().join("tapline-disk");
+    let (daemon, vdi) = with_program(&program);
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "No such file", "set disk-program");
+
+    harness::copy_program(&harness::disk_program(), &program);
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o644)).unwrap();
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "may not execute it", "chmod");
+
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut bytes = fs::read(&program).unwrap();
+    // Of another processor: e_machine (ELF, "ELF Header").
+    bytes[18] = 0xfe;
+    fs::write(&program, bytes).unwrap();
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "another kind of machine", "for this machine");
+
+    fs::write(&program, "no program at all").unwrap();
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "no program", "set disk-program");
+}
+
+/// A file system from which nothing may be executed; gone with this value. None where only root can have one.
+struct Noexec(tempfile::TempDir);
+
+impl Noexec {
+    fn mount() -> Option<Noexec> {
+        let at = tempfile::tempdir().unwrap();
+        let mut mount = std::process::Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", "noexec,mode=755", "none"]).arg(at.path()).status();
+        mounted.is_ok_and(|status| status.success()).then_some(Noexec(at))
+    }
+}
+
+impl Drop for Noexec {
+    fn drop(&mut self) {
+        std::process::Command::new("umount").arg("-l").arg(self.0.path()).status().ok();
+    }
+}
+
+#[test]
+fn a_file_system_from_which_nothing_may_be_executed_is_named_as_the_cause() {
+    let Some(noexec) = Noexec::mount() else {
+        return harness::not_run("a program on a file system that is mounted noexec: this user may mount nothing");
+    };
+    let program = noexec.0.path().join("tapline-disk");
+    harness::copy_program(&harness::disk_program(), &program);
+    let (daemon, vdi) = with_program(&program);
+    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "mounted noexec", "with exec");
+}

@@ -1,0 +1,586 @@
+//! What a disk process serves, what the catalogue says and what lies in the repository are one and the same, whoever
+//! dies, gives way or is put back.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::{Taplined, disks};
+
+const MIB: u64 = 1 << 20;
+
+/// A daemon, a repository of chains and a VDI in it that is plugged, for a client of NBD.
+struct Bed {
+    daemon: Taplined,
+    vdi: String,
+    vbd: String,
+}
+
+fn bed() -> Bed {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let asked = json!({ "sr": sr, "name": "disk", "size": 64 * MIB, "format": "qcow2" });
+    let vdi: String = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into();
+    let vbd = disks::vbd(&daemon, &vdi, "nbd");
+    disks::plug(&daemon, &vbd);
+    Bed { daemon, vdi, vbd }
+}
+
+impl Bed {
+    fn snapshot(&self) -> String {
+        let made = self.daemon.done(self.daemon.post(&format!("/vdis/{}/snapshot", self.vdi), json!({})));
+        made["uuid"].as_str().unwrap().into()
+    }
+
+    #[track_caller]
+    fn io(&self, commands: &[&str]) {
+        let (well, said) = disks::io(&disks::nbd(&self.daemon, &self.vbd), commands);
+        assert!(well, "{commands:?}: {said}");
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.daemon.room().join("vms")
+    }
+
+    fn control(&self) -> PathBuf {
+        self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/")).join("control.sock")
+    }
+
+    /// The files from the top down and the size, by the process that serves them.
+    fn served(&self) -> (Vec<String>, u64) {
+        let mut disk = UnixStream::connect(self.control()).unwrap();
+        disk.write_all(b"{\"version\":1,\"id\":1,\"verb\":\"layers\"}\n").unwrap();
+        let mut said = String::new();
+        BufReader::new(disk).read_line(&mut said).unwrap();
+        let said = serde_json::from_str::<Value>(&said).unwrap()["ok"].take();
+        let name = |layer: &Value| layer["path"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+        (said["layers"].as_array().unwrap().iter().map(name).collect(), said["size"].as_u64().unwrap())
+    }
+
+    /// The same by the catalogue.
+    fn told(&self) -> (Vec<String>, u64) {
+        let files = disks::chain(&self.daemon, &self.vdi).into_iter().map(|(_, file)| file).collect();
+        let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
+        (files, shown["virtual_size"].as_u64().unwrap())
+    }
+}
+
+/// A merge of the leaf itself ends in the disk's process; what asks it to give way just then must not forget that.
+#[test]
+fn a_merge_of_the_leaf_that_ends_while_it_gives_way_is_recorded() {
+    for round in 0..40 {
+        let bed = bed();
+        let snapshot = bed.snapshot();
+        bed.io(&["write -P 1 0 8M", "flush"]);
+        let (status, task) = bed.daemon.delete(&format!("/vdis/{snapshot}"));
+        assert_eq!(status, 202, "{task}");
+        assert_eq!(bed.daemon.wait(&task)["state"], "done");
+        std::thread::sleep(std::time::Duration::from_millis(round % 20));
+        bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
+        assert_eq!(bed.told(), bed.served(), "round {round}: {}", bed.daemon.log());
+        bed.io(&["write -P 2 100M 1M", "flush"]);
+        disks::unplug(&bed.daemon, &bed.vbd);
+        disks::plug(&bed.daemon, &bed.vbd);
+        bed.io(&["read -P 1 0 8M", "read -P 2 100M 1M"]);
+    }
+}
+
+/// The daemon dies when the merge has ended and is not recorded; the disk's process goes on, or dies too.
+#[test]
+fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
+    for disk_dies in [false, true] {
+        let mut bed = bed();
+        let snapshot = bed.snapshot();
+        bed.io(&["write -P 1 0 1M", "flush"]);
+        bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", "vdi-merge:merge:after")]);
+        bed.daemon.ask_and_die("DELETE", &format!("/vdis/{snapshot}"), None);
+        let (files, size) = bed.served();
+        assert_eq!((files.len(), size), (1, 64 * MIB));
+        if disk_dies {
+            let pid = disks::processes(&bed.daemon);
+            for pid in pid {
+                assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+            }
+        }
+        bed.daemon.restart();
+        bed.daemon.settle();
+        harness::wait_until("it is served", || disks::state(&bed.daemon, &bed.vbd) == "plugged");
+        assert_eq!(bed.told(), bed.served(), "the disk dies: {disk_dies}: {}", bed.daemon.log());
+        assert_eq!(bed.told().0, files, "the disk dies: {disk_dies}");
+        bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
+        bed.io(&["read -P 1 0 1M", "write -P 2 100M 1M", "flush"]);
+        disks::unplug(&bed.daemon, &bed.vbd);
+        disks::plug(&bed.daemon, &bed.vbd);
+        bed.io(&["read -P 1 0 1M", "read -P 2 100M 1M"]);
+        assert_eq!(bed.told(), bed.served());
+        let there: Vec<_> = fs::read_dir(bed.directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
+    }
+}
+
+/// A daemon that undoes a merge finds it done, records it and removes what was merged; it dies before it has told that
+/// it has undone it, and the next one undoes it again.
+#[test]
+fn a_merge_of_the_leaf_that_was_found_done_is_undone_again_and_comes_to_its_end() {
+    let mut bed = bed();
+    let snapshot = bed.snapshot();
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", "vdi-merge:merge:after")]);
+    bed.daemon.ask_and_die("DELETE", &format!("/vdis/{snapshot}"), None);
+    bed.daemon.start_and_die("vdi-merge:undo:after");
+    bed.daemon.restart();
+    harness::wait_until("nothing is under way", || bed.daemon.get("/tasks?open=true").1 == json!([]));
+    assert_eq!(bed.told().0.len(), 1);
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["read -P 1 0 1M"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    let there: Vec<_> = fs::read_dir(bed.directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
+}
+
+/// Somebody has cleared the run directory, or a disk stands still: whoever asks how things are is told.
+#[test]
+fn a_disk_that_cannot_be_asked_is_told_as_a_difference() {
+    let bed = bed();
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    let told = |problem: &str| {
+        let differences = bed.reconcile(true);
+        assert_eq!(differences.as_array().unwrap().len(), 1, "{differences}");
+        assert_eq!((&differences[0]["disk"], &differences[0]["vdi"]), (&json!([]), &json!(bed.vdi)));
+        let told = differences[0]["problem"]["message"].as_str().unwrap();
+        assert!(told.contains(problem), "{told}");
+    };
+    let pid = disks::processes(&bed.daemon).pop_first().unwrap();
+    let signal = |name: &str| {
+        assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+    };
+    signal("-STOP");
+    told("has not answered");
+    signal("-CONT");
+    assert_eq!(bed.reconcile(true), json!([]));
+    fs::remove_file(bed.control()).unwrap();
+    told("nobody listens");
+    let (status, refused) = bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB }));
+    assert!(status >= 400 && refused["message"].as_str().unwrap().contains("nobody listens"), "{refused}");
+    bed.io(&["read -P 1 0 1M", "write -P 2 1M 1M"]);
+    bed.daemon.done(bed.daemon.post(&format!("{}/unplug", bed.vbd), json!({ "force": true })));
+    disks::plug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.reconcile(true), json!([]));
+    bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M"]);
+}
+
+type Backup = [Option<Vec<u8>>; 3];
+
+impl Bed {
+    /// The catalogue's files: what is committed may still lie beside the main one.
+    fn catalogue(&self) -> [PathBuf; 3] {
+        let state = self.daemon.room().join("state");
+        ["catalogue.db", "catalogue.db-wal", "catalogue.db-shm"].map(|name| state.join(name))
+    }
+
+    /// What the catalogue holds, taken while no daemon runs.
+    fn back_up(&mut self) -> Backup {
+        assert!(self.daemon.stop());
+        let backup = self.catalogue().map(|path| fs::read(path).ok());
+        self.daemon.restart();
+        backup
+    }
+
+    /// Puts a catalogue back while no daemon runs.
+    fn put_back(&mut self, backup: &Backup) {
+        assert!(self.daemon.stop());
+        for (path, bytes) in self.catalogue().iter().zip(backup) {
+            match bytes {
+                Some(bytes) => fs::write(path, bytes).unwrap(),
+                None => drop(fs::remove_file(path)),
+            }
+        }
+        // What the repository says of itself would bring the catalogue up to date: here a running disk's word is all
+        // there is.
+        fs::remove_file(self.directory().join(".tapline-inventory.jsonl")).unwrap();
+        self.daemon.restart();
+    }
+
+    /// The same under a disk that goes on and is known again.
+    fn put_back_under_it(&mut self, backup: &Backup) {
+        let running = disks::processes(&self.daemon);
+        self.put_back(backup);
+        assert_eq!(disks::processes(&self.daemon), running, "{}", self.daemon.log());
+        assert_eq!(disks::state(&self.daemon, &self.vbd), "plugged");
+    }
+
+    fn kill_disk(&self) {
+        let pid = || self.daemon.get(&self.vbd).1["pid"].clone();
+        let before = pid();
+        assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());
+        harness::wait_until("it is served again", || {
+            ![&before, &Value::Null].contains(&&pid()) && disks::state(&self.daemon, &self.vbd) == "plugged"
+        });
+    }
+
+    fn names(&self) -> Vec<(String, bool)> {
+        let vdis = self.daemon.get("/vdis").1;
+        let of = |vdi: &Value| (vdi["name"].as_str().unwrap().to_owned(), vdi["read_only"].as_bool().unwrap());
+        vdis.as_array().unwrap().iter().map(of).collect()
+    }
+
+    fn reconcile(&self, dry_run: bool) -> Value {
+        let (status, differences) = self.daemon.post("/host/reconcile", json!({ "dry_run": dry_run }));
+        assert_eq!(status, 200, "{differences}");
+        differences
+    }
+}
+
+/// The catalogue was put back from a backup of before two snapshots; the disk has gone on.
+#[test]
+fn a_disk_that_has_gone_on_behind_a_restored_catalogue_loses_nothing_when_it_dies() {
+    let mut bed = bed();
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    let backup = bed.back_up();
+    bed.snapshot();
+    bed.io(&["write -P 2 1M 1M", "flush"]);
+    bed.snapshot();
+    bed.io(&["write -P 3 2M 1M", "flush"]);
+    let (files, size) = bed.served();
+    assert_eq!(files.len(), 3);
+    bed.put_back(&backup);
+    bed.daemon.settle();
+    assert_eq!(bed.told(), (files.clone(), size), "{}", bed.daemon.log());
+    bed.kill_disk();
+    bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 3 2M 1M", "write -P 4 3M 1M", "flush"]);
+    assert_eq!(bed.served(), (files.clone(), size));
+    // States that nobody knows any more by name are there, and are not merged away.
+    bed.daemon.settle();
+    assert_eq!((bed.names().len(), bed.told().0), (3, files), "{:?}", bed.names());
+    assert_eq!(bed.reconcile(false), json!([]));
+}
+
+/// The catalogue is of a time at which nothing was plugged.
+#[test]
+fn a_disk_that_the_catalogue_takes_for_unplugged_goes_on_and_is_taken_in() {
+    let mut bed = bed();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    let backup = bed.back_up();
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    bed.put_back_under_it(&backup);
+    disks::nothing_leaked(&bed.daemon);
+    bed.kill_disk();
+    bed.io(&["read -P 1 0 1M"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    disks::nothing_leaked(&bed.daemon);
+}
+
+/// The catalogue is of a time before the VBD was made.
+#[test]
+fn a_disk_whose_vbd_the_catalogue_does_not_know_gets_it_back() {
+    let mut bed = bed();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let backup = bed.back_up();
+    bed.vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    bed.put_back_under_it(&backup);
+    bed.io(&["read -P 1 0 1M"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    disks::nothing_leaked(&bed.daemon);
+}
+
+/// The catalogue is of a time at which another VBD of the VDI was plugged.
+#[test]
+fn a_disk_is_taken_in_where_the_catalogue_has_another_vbd_plugged_that_nobody_serves() {
+    let mut bed = bed();
+    let before = bed.vbd.clone();
+    let backup = bed.back_up();
+    disks::unplug(&bed.daemon, &before);
+    bed.vbd = disks::vbd(&bed.daemon, &bed.vdi, "nbd");
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    bed.put_back_under_it(&backup);
+    assert_eq!(disks::state(&bed.daemon, &before), "unplugged");
+    let problem = bed.daemon.get(&before).1["problem"]["message"].as_str().unwrap().to_owned();
+    assert!(problem.contains("nobody serves it"), "{problem}");
+    disks::nothing_leaked(&bed.daemon);
+    bed.kill_disk();
+    bed.io(&["read -P 1 0 1M"]);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    // It can be plugged again.
+    disks::plug(&bed.daemon, &before);
+    disks::unplug(&bed.daemon, &before);
+    disks::nothing_leaked(&bed.daemon);
+}
+
+/// The catalogue is of a time when the file that the disk writes to now was a snapshot's; that, and the disk's files.
+fn diverged() -> (Bed, String, Vec<String>) {
+    let mut bed = bed();
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    let snapshot = bed.snapshot();
+    bed.io(&["write -P 2 0 1M", "flush"]);
+    let backup = bed.back_up();
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+    harness::wait_until("the leaf is merged", || bed.told().0.len() == 1);
+    bed.daemon.settle();
+    let (files, _) = bed.served();
+    bed.put_back(&backup);
+    let vdi = bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1;
+    assert_eq!(vdi["state"], "diverged", "{}", bed.daemon.log());
+    (bed, snapshot, files)
+}
+
+/// Its disk dies before anybody has decided: what the catalogue says is not served in its place.
+#[test]
+fn a_disk_of_which_it_is_not_certain_what_it_is_is_not_started_again() {
+    let (bed, _, files) = diverged();
+    let content = || files.iter().map(|file| fs::read(bed.directory().join(file)).unwrap()).collect::<Vec<_>>();
+    let before = content();
+    let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
+    assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    harness::wait_until("it says why it is not served", || {
+        let vbd = bed.daemon.get(&bed.vbd).1;
+        let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
+        vbd["state"] == "restarting" && said.contains("its disk and the catalogue do not agree on its files")
+    });
+    assert_eq!(disks::processes(&bed.daemon).len(), 0);
+    assert!(content() == before, "nothing was written");
+    disks::unplug(&bed.daemon, &bed.vbd);
+}
+
+/// The catalogue is of a time when the file that the disk writes to now was a snapshot's.
+#[test]
+fn what_is_not_certain_is_told_and_left_until_somebody_decides() {
+    for believe in ["disk", "catalogue"] {
+        let (bed, snapshot, files) = diverged();
+        assert!(bed.daemon.get(&bed.vbd).1["problem"]["advice"].as_str().unwrap().contains("host reconcile"));
+        let differences = bed.reconcile(true);
+        assert_eq!(differences[0]["healed"], false, "{differences}");
+        assert_eq!(differences[0]["disk"].as_array().unwrap().len(), 1);
+        // Its guest goes on; nobody changes it.
+        bed.io(&["read -P 2 0 1M", "write -P 3 1M 1M", "flush"]);
+        for (verb, asked) in [("snapshot", json!({})), ("resize", json!({ "size": 128 * MIB })), ("merge", json!({}))] {
+            let (status, refused) = bed.daemon.post(&format!("/vdis/{}/{verb}", bed.vdi), asked);
+            assert_eq!((status, &refused["code"]), (409, &json!("state")), "{verb}: {refused}");
+        }
+        assert_eq!(bed.served().0, files);
+        let decide =
+            |believe: &str| bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), json!({ "believe": believe }));
+        if believe == "disk" {
+            // The snapshot's file is the disk's now: the snapshot cannot be kept.
+            let (status, refused) = decide("disk");
+            assert_eq!(status, 409, "{refused}");
+            assert!(refused["message"].as_str().unwrap().contains(&snapshot), "{refused}");
+        } else {
+            let (status, refused) = decide("catalogue");
+            assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
+            disks::unplug(&bed.daemon, &bed.vbd);
+            let (status, decided) = decide("catalogue");
+            assert_eq!((status, &decided["state"]), (200, &json!("ready")), "{decided}");
+        }
+    }
+}
+
+/// Somebody has removed the file of a disk that runs, or put a copy in its place: what is written since is in no file
+/// that anybody finds.
+#[test]
+fn a_disk_whose_file_was_removed_or_replaced_is_told_and_not_started_on_another_one() {
+    for (replaced, seen) in [(false, true), (true, true), (true, false)] {
+        let bed = bed();
+        bed.io(&["write -P 1 0 1M", "flush"]);
+        let file = bed.directory().join(&bed.served().0[0]);
+        let copy = bed.directory().join("copy");
+        fs::copy(&file, &copy).unwrap();
+        fs::rename(&copy, if replaced { &file } else { &copy }).unwrap();
+        if !replaced {
+            fs::remove_file(&file).unwrap();
+        }
+        bed.io(&["write -P 2 0 1M", "flush"]);
+        if seen {
+            let differences = bed.reconcile(true);
+            assert_eq!((differences.as_array().unwrap().len(), &differences[0]["healed"]), (1, &json!(false)));
+            let sr = bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["sr"].as_str().unwrap().to_owned();
+            bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/scan"), json!({})));
+            assert_eq!(bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["state"], "diverged", "{}", bed.daemon.log());
+            let (status, refused) = bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({}));
+            assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
+            let believe = json!({ "believe": "disk" });
+            let (status, refused) = bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), believe);
+            assert!(status == 409 && refused["message"].as_str().unwrap().contains("removed or replaced"), "{refused}");
+            let vbd = bed.daemon.get(&bed.vbd).1;
+            assert!(vbd["problem"]["message"].as_str().unwrap().contains("goes on in files"), "{vbd}");
+        }
+        bed.io(&["read -P 2 0 1M"]);
+        let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        harness::wait_until("it is told why it is not started again", || {
+            let vbd = bed.daemon.get(&bed.vbd).1;
+            let said = vbd["problem"]["message"].as_str().unwrap_or_default().to_owned();
+            vbd["state"] == "restarting" && (said.contains("replaced it") || said.contains("is not there") || !replaced)
+        });
+        assert_ne!(disks::state(&bed.daemon, &bed.vbd), "plugged");
+    }
+}
+
+/// A file may have grown while nobody looked: what is told is what is served.
+#[test]
+fn a_disk_that_was_made_larger_by_others_is_told_as_it_is_served() {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let asked = json!({ "sr": sr, "name": "disk", "size": 64 * MIB, "format": "raw" });
+    let vdi: String = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into();
+    let vbd = disks::vbd(&daemon, &vdi, "nbd");
+    let bed = Bed { daemon, vdi, vbd };
+    let file = bed.directory().join(&bed.told().0[0]);
+    fs::File::options().write(true).open(file).unwrap().set_len(96 * MIB).unwrap();
+    disks::plug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.served().1, 96 * MIB);
+    assert_eq!(bed.told(), bed.served(), "{}", bed.daemon.log());
+    // The same where its process dies, and another one opens it.
+    let file = bed.directory().join(&bed.told().0[0]);
+    fs::File::options().write(true).open(file).unwrap().set_len(128 * MIB).unwrap();
+    bed.kill_disk();
+    assert_eq!(bed.served().1, 128 * MIB);
+    harness::wait_until("it is told as it is served", || bed.told() == bed.served());
+    assert_eq!(bed.reconcile(true), json!([]));
+}
+
+/// A process that does not answer, as one does that waits for storage or was stopped.
+#[test]
+fn a_disk_that_hangs_is_told_and_a_forced_unplug_ends_it_whatever_waits_for_it() {
+    let bed = bed();
+    let snapshot = bed.snapshot();
+    bed.io(&["write -P 1 0 8M", "flush"]);
+    let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    signal("-STOP");
+    // What it leaves is to be merged by the process that does not answer.
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+    let (status, refused) = bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({}));
+    assert_ne!(status, 202, "{refused}");
+    harness::wait_until("it is told", || {
+        bed.daemon.get(&bed.vbd).1["problem"]["message"].as_str().is_some_and(|said| said.contains("does not answer"))
+    });
+    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged");
+    signal("-CONT");
+    harness::wait_until("it is told that it answers", || bed.daemon.get(&bed.vbd).1["problem"].is_null());
+    signal("-STOP");
+    let unplugged = bed.daemon.post(&format!("{}/unplug", bed.vbd), json!({ "force": true }));
+    assert_eq!(unplugged.0, 202, "{}", unplugged.1);
+    bed.daemon.wait(&unplugged.1);
+    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "unplugged");
+    bed.daemon.settle();
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.io(&["read -P 1 0 8M"]);
+}
+
+/// Somebody who knows nothing of the catalogue, and uses a file.
+struct Other(Child);
+
+impl Other {
+    /// Who only reads.
+    fn of(bed: &Bed, files: &[String]) -> Other {
+        Other::with(bed, files, &["--read-only"])
+    }
+
+    fn with(bed: &Bed, files: &[String], words: &[&str]) -> Other {
+        let socket = bed.daemon.room().join("other.sock");
+        let mut other = Command::new(harness::disk_program());
+        for (depth, file) in files.iter().enumerate() {
+            other.arg(if depth == 0 { "serve" } else { "--parent" });
+            other.arg(format!("qcow2:{}", bed.directory().join(file).display()));
+        }
+        other.arg("--nbd").arg(&socket).args(words).stdout(Stdio::null()).stderr(Stdio::null());
+        let other = Other(other.spawn().unwrap());
+        harness::wait_until("the other is there", || UnixStream::connect(&socket).is_ok());
+        other
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// The disk of another host whose daemon has died, for example: what its guest writes is not removed under it.
+#[test]
+fn a_disk_that_somebody_writes_whom_the_catalogue_does_not_know_is_neither_destroyed_nor_reverted() {
+    let bed = bed();
+    let snapshot = bed.snapshot();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let (files, _) = bed.told();
+    let other = Other::with(&bed, &files, &[]);
+    let (status, refused) = bed.daemon.delete(&format!("/vdis/{}", bed.vdi));
+    assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("open for writing"), "{refused}");
+    let (status, refused) = bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot }));
+    assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
+    assert!(bed.directory().join(&files[0]).exists());
+    drop(other);
+    bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot })));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", bed.vdi)));
+    bed.daemon.settle();
+}
+
+#[test]
+fn a_file_that_somebody_uses_is_removed_when_nobody_does() {
+    let bed = bed();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let (files, _) = bed.told();
+    let other = Other::of(&bed, &files);
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", bed.vdi)));
+    harness::wait_until("it says why the file stays", || bed.daemon.log().contains("some process uses it"));
+    assert!(bed.directory().join(&files[0]).exists());
+    drop(other);
+    harness::wait_until("it is removed", || !bed.directory().join(&files[0]).exists());
+    bed.daemon.settle();
+}
+
+/// A step from which there is no way back, and that cannot be done: a revert's last one removes a file that somebody
+/// uses.
+#[test]
+fn a_task_that_cannot_come_to_its_end_says_why_and_can_be_abandoned() {
+    let bed = bed();
+    let snapshot = bed.snapshot();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    let (files, _) = bed.told();
+    let other = Other::of(&bed, &files);
+    let (status, task) = bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot }));
+    assert_eq!(status, 202, "{task}");
+    let task = format!("/tasks/{}", task["uuid"].as_str().unwrap());
+    harness::wait_until("it says why it is tried again", || {
+        let problem = &bed.daemon.get(&task).1["problem"]["message"];
+        problem.as_str().is_some_and(|said| said.contains("some process uses it"))
+    });
+    assert_eq!(bed.daemon.get(&task).1["state"], "running");
+    assert_eq!(bed.daemon.post(&format!("{task}/cancel"), json!({})).0, 409);
+    let (status, abandoned) = bed.daemon.post(&format!("{task}/abandon"), json!({}));
+    assert_eq!((status, &abandoned["state"]), (200, &json!("failed")), "{abandoned}");
+    assert!(abandoned["problem"]["advice"].as_str().unwrap().contains("diverged"), "{abandoned}");
+    bed.daemon.settle();
+    assert!(bed.directory().join(&files[0]).exists());
+    assert_eq!(bed.daemon.post(&format!("{task}/abandon"), json!({})).0, 409);
+    drop(other);
+    // What it had in hand is used again when somebody has said what it is.
+    let (status, refused) = bed.daemon.post(&format!("{}/plug", bed.vbd), json!({}));
+    assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
+    // A repository that is forgotten and introduced again does not forget that nobody has.
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let sr = bed.daemon.get("/srs").1[0]["uuid"].as_str().unwrap().to_owned();
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/detach"), json!({})));
+    assert_eq!(bed.daemon.post(&format!("/srs/{sr}/forget"), json!({})).0, 204);
+    let source = json!({ "type": "dir", "path": bed.directory() });
+    bed.daemon.done(bed.daemon.post("/srs/introduce", json!({ "uuid": sr, "source": source })));
+    assert_eq!(bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["state"], "diverged");
+    let decided = bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), json!({ "believe": "catalogue" }));
+    assert_eq!((decided.0, &decided.1["state"]), (200, &json!("ready")), "{}", decided.1);
+    disks::plug(&bed.daemon, &disks::vbd(&bed.daemon, &bed.vdi, "nbd"));
+}

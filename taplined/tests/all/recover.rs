@@ -1,0 +1,450 @@
+//! A catalogue that is lost: it is not made anew in silence, a backup of it is put back with one command, and without
+//! one it is made of what the repositories say of themselves.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::{Taplined, disks};
+
+const NO_CATALOGUE: i32 = 6;
+
+/// A daemon, a repository with a disk and a snapshot of it, and the disk is plugged and has something in it.
+struct Bed {
+    daemon: Taplined,
+    sr: String,
+    vdi: String,
+    vbd: String,
+}
+
+fn bed() -> Bed {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let asked = json!({ "sr": sr, "name": "web", "size": 64 << 20, "format": "qcow2" });
+    let vdi: String = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into();
+    let vbd = disks::vbd(&daemon, &vdi, "nbd");
+    disks::plug(&daemon, &vbd);
+    let bed = Bed { daemon, sr, vdi, vbd };
+    bed.io(&["write -P 1 0 1M", "flush"]);
+    bed.snapshot("before");
+    bed.io(&["write -P 2 1M 1M", "flush"]);
+    bed
+}
+
+impl Bed {
+    fn snapshot(&self, name: &str) -> String {
+        let made = self.daemon.post(&format!("/vdis/{}/snapshot", self.vdi), json!({ "name": name }));
+        self.daemon.done(made)["uuid"].as_str().unwrap().into()
+    }
+
+    #[track_caller]
+    fn io(&self, commands: &[&str]) {
+        let (well, said) = disks::io(&disks::nbd(&self.daemon, &self.vbd), commands);
+        assert!(well, "{commands:?}: {said}\n{}", self.daemon.log());
+    }
+
+    /// The same while no daemon answers.
+    #[track_caller]
+    fn io_alone(&self, commands: &[&str]) {
+        let place = self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/"));
+        let (well, said) = disks::io(&format!("nbd+unix:///?socket={}/nbd.sock", place.display()), commands);
+        assert!(well, "{commands:?}: {said}");
+    }
+
+    fn state(&self, name: &str) -> PathBuf {
+        self.daemon.room().join("state").join(name)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.daemon.room().join("vms")
+    }
+
+    /// The catalogue is no more.
+    fn lose(&self) {
+        for suffix in ["", "-wal", "-shm", ".seal"] {
+            fs::remove_file(self.state(&format!("catalogue.db{suffix}"))).ok();
+        }
+    }
+
+    fn kill_disks(&self) {
+        for pid in disks::processes(&self.daemon) {
+            assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        }
+        harness::wait_until("the disks are dead", || disks::processes(&self.daemon).is_empty());
+    }
+
+    /// All that is known of VDIs, without what only one host knows or measures.
+    fn vdis(&self) -> Vec<Value> {
+        let mut vdis = self.daemon.get("/vdis").1.as_array().unwrap().clone();
+        for vdi in &mut vdis {
+            for key in ["physical_utilisation", "users"] {
+                vdi.as_object_mut().unwrap().remove(key);
+            }
+        }
+        vdis
+    }
+
+    #[track_caller]
+    fn refused(&mut self) -> String {
+        let (code, said) = self.daemon.try_to_restart(&[]).unwrap_err();
+        assert_eq!(code, NO_CATALOGUE, "{said}");
+        said
+    }
+
+    /// The disk is served by the process that served it, with all that is in it, and can be unplugged and plugged.
+    fn is_whole(&self, pids: &std::collections::BTreeSet<u32>) {
+        assert_eq!(&disks::processes(&self.daemon), pids, "{}", self.daemon.log());
+        self.io(&["read -P 1 0 1M", "read -P 2 1M 1M"]);
+        disks::unplug(&self.daemon, &self.vbd);
+        disks::plug(&self.daemon, &self.vbd);
+        self.io(&["read -P 1 0 1M", "read -P 2 1M 1M", "write -P 3 2M 1M"]);
+        self.daemon.settle();
+        disks::inventory_agrees(&self.daemon);
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn no_catalogue_is_made_where_there_was_one_and_disks_go_on() {
+    let mut bed = bed();
+    let pids = disks::processes(&bed.daemon);
+    bed.daemon.kill();
+    bed.lose();
+    let said = bed.refused();
+    assert!(said.contains("there was one") && said.contains("--rebuild") && said.contains("--init"), "{said}");
+    bed.io_alone(&["read -P 2 1M 1M", "write -P 2 1M 1M", "flush"]);
+    // After a reboot nothing runs, and nothing is left of what lies in memory: the logs of disks are.
+    bed.kill_disks();
+    fs::remove_dir_all(bed.daemon.room().join("run")).unwrap();
+    let said = bed.refused();
+    assert!(said.contains("disks have logs"), "{said}");
+    // An empty file says as much as none.
+    fs::write(bed.state("catalogue.db"), "").unwrap();
+    bed.refused();
+    let (code, said) = bed.daemon.command(&["--init"]);
+    assert_eq!((code, said.contains("made anew")), (0, true), "{said}");
+    bed.daemon.try_to_restart(&[]).unwrap();
+    assert_eq!(bed.daemon.get("/srs").1, json!([]));
+    assert!(!pids.is_empty());
+    let (code, said) = bed.daemon.command(&["--init"]);
+    assert!(code == 4 && said.contains("another taplined runs"), "{code} {said}");
+    assert!(bed.daemon.stop());
+    let (code, said) = bed.daemon.command(&["--init"]);
+    assert!(code == 4 && said.contains("can be used"), "{code} {said}");
+}
+
+#[test]
+fn a_backup_is_put_back_with_one_command_and_brought_up_to_date() {
+    let mut bed = bed();
+    let (status, made) = bed.daemon.post("/host/backups", json!({}));
+    assert_eq!(status, 201, "{made}");
+    assert_eq!(bed.daemon.get("/host/backups").1, json!([made]));
+    let file = PathBuf::from(made["file"].as_str().unwrap());
+    assert_eq!((mode(&file), mode(file.parent().unwrap())), (0o600, 0o700));
+    let later = bed.snapshot("later");
+    let (vdis, pids) = (bed.vdis(), disks::processes(&bed.daemon));
+    let (code, said) = bed.daemon.command(&["--restore", "latest"]);
+    assert!(code == 4 && said.contains("another taplined runs"), "{code} {said}");
+    bed.daemon.kill();
+    let damaged = vec![0xff; 8192];
+    // What lies beside it may have all of its pages.
+    bed.lose();
+    fs::write(bed.state("catalogue.db"), &damaged).unwrap();
+    let said = bed.refused();
+    assert!(said.contains(file.to_str().unwrap()) && said.contains("--restore latest"), "{said}");
+    let (code, said) = bed.daemon.command(&["--restore", "latest"]);
+    assert_eq!(code, 0, "{said}");
+    let kept = said.lines().find_map(|line| line.strip_prefix("what was there is kept as ")).unwrap();
+    assert!(kept.contains(".before-restore-") && fs::read(kept).unwrap() == damaged, "{said}");
+    bed.daemon.try_to_restart(&[]).unwrap();
+    assert_eq!(bed.vdis(), vdis, "{}", bed.daemon.log());
+    assert!(bed.vdis().iter().any(|vdi| vdi["uuid"] == later.as_str()));
+    bed.is_whole(&pids);
+}
+
+/// Neither the catalogue nor a process knows what has happened since: the repository does.
+#[test]
+fn a_backup_put_back_where_the_disks_are_dead_too_loses_nothing() {
+    for reboot in [false, true] {
+        let mut bed = bed();
+        assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
+        bed.snapshot("later");
+        bed.io(&["write -P 4 4M 1M", "flush"]);
+        bed.snapshot("last");
+        bed.io(&["write -P 5 5M 1M", "flush"]);
+        let resized = bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 << 20 }));
+        bed.daemon.done(resized);
+        bed.io(&["write -P 6 100M 1M", "flush"]);
+        bed.daemon.settle();
+        disks::inventory_agrees(&bed.daemon);
+        let vdis = bed.vdis();
+        bed.daemon.kill();
+        bed.kill_disks();
+        assert_eq!(bed.daemon.command(&["--restore", "latest"]).0, 0);
+        if reboot {
+            fs::remove_dir_all(bed.daemon.room().join("run/vbd")).unwrap();
+            fs::create_dir(bed.daemon.room().join("run/vbd")).unwrap();
+            disks::reboot(&bed.daemon);
+        }
+        bed.daemon.try_to_restart(&[]).unwrap();
+        bed.daemon.settle();
+        if reboot {
+            disks::plug(&bed.daemon, &bed.vbd);
+        }
+        harness::wait_until("it is served", || disks::state(&bed.daemon, &bed.vbd) == "plugged");
+        assert_eq!(bed.vdis(), vdis, "reboot {reboot}: {}", bed.daemon.log());
+        bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 4 4M 1M", "read -P 5 5M 1M", "read -P 6 100M 1M"]);
+        bed.is_whole(&disks::processes(&bed.daemon));
+        assert_eq!(bed.daemon.get("/vdis").1.as_array().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn a_catalogue_is_made_of_repositories_and_takes_in_the_disks_that_run() {
+    let mut bed = bed();
+    let (vdis, pids) = (bed.vdis(), disks::processes(&bed.daemon));
+    disks::inventory_agrees(&bed.daemon);
+    bed.daemon.kill();
+    fs::remove_dir_all(bed.daemon.room().join("state")).unwrap();
+    let path = bed.path();
+    bed.refused();
+    let (code, said) = bed.daemon.command(&["--rebuild", bed.daemon.room().to_str().unwrap()]);
+    assert!(code == 4 && said.contains("is no repository"), "{code} {said}");
+    bed.refused();
+    let (code, said) = bed.daemon.command(&["--rebuild", path.to_str().unwrap()]);
+    assert!(code == 0 && said.contains("2 VDIs in 2 images"), "{code} {said}");
+    bed.daemon.try_to_restart(&[]).unwrap();
+    assert_eq!(bed.vdis(), vdis, "{}", bed.daemon.log());
+    assert_eq!(disks::state(&bed.daemon, &bed.vbd), "plugged", "{}", bed.daemon.log());
+    bed.is_whole(&pids);
+    assert_eq!(bed.daemon.get(&format!("/srs/{}", bed.sr)).1["state"], "attached");
+    bed.daemon.stop();
+    let (code, said) = bed.daemon.command(&["--rebuild", path.to_str().unwrap()]);
+    assert!(code == 4 && said.contains("sr introduce"), "{code} {said}");
+}
+
+#[test]
+fn a_daemon_that_ends_copies_what_has_changed_and_only_then() {
+    let mut bed = bed();
+    let copies = |bed: &Bed| fs::read_dir(bed.state("backups")).map_or(0, Iterator::count);
+    assert_eq!(copies(&bed), 0);
+    disks::unplug(&bed.daemon, &bed.vbd);
+    bed.daemon.restart();
+    assert_eq!(copies(&bed), 1, "{}", bed.daemon.log());
+    let first = bed.daemon.get("/host/backups").1;
+    assert_eq!(first[0]["reason"], "daily");
+    bed.daemon.restart();
+    assert_eq!(bed.daemon.get("/host/backups").1, first);
+    // A copy is no older than what it was made of, and a damaged one is passed over.
+    bed.daemon.patch(&format!("/vdis/{}", bed.vdi), json!({ "name": "site" }));
+    assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
+    assert!(bed.daemon.stop());
+    fs::write(bed.state("backups/catalogue-20990101T000000Z-asked.db"), "no catalogue").unwrap();
+    bed.lose();
+    let (code, said) = bed.daemon.command(&["--restore", "latest"]);
+    assert!(code == 0 && said.contains("20990101T000000Z-asked.db is left out"), "{code} {said}");
+    bed.daemon.try_to_restart(&[]).unwrap();
+    assert_eq!(bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["name"], "site");
+}
+
+#[test]
+fn a_catalogue_that_is_damaged_under_the_daemon_ends_it_once_and_for_all() {
+    let mut bed = bed();
+    let path = bed.state("catalogue.db");
+    bed.daemon.restart();
+    let whole = fs::read(&path).unwrap();
+    let damaged: Vec<u8> = whole.iter().enumerate().map(|(at, byte)| if at < 4096 { *byte } else { !byte }).collect();
+    fs::write(&path, damaged).unwrap();
+    let mut told = false;
+    harness::wait_until("somebody is told, or it has ended", || {
+        let asked = json!({ "vdi": bed.vdi, "transport": "nbd", "mode": "RO" });
+        let answers = [bed.daemon.get("/vdis"), bed.daemon.get("/tasks"), bed.daemon.post("/vbds", asked)];
+        told = answers.iter().any(|(status, answer)| *status == 503 && answer["code"] == "damaged");
+        assert!(answers.iter().all(|(status, _)| *status != 500), "{answers:?}");
+        told
+    });
+    assert_eq!(bed.daemon.wait_for_death().code(), Some(NO_CATALOGUE), "{}", bed.daemon.log());
+    bed.io_alone(&["read -P 2 1M 1M"]);
+    assert!(bed.daemon.log().contains("disks that run go on"), "{}", bed.daemon.log());
+    let said = bed.refused();
+    assert!(said.contains("the catalogue is damaged"), "{said}");
+}
+
+/// Whoever puts a backup back may be killed when the present catalogue has another name, and what lies beside it has
+/// not.
+#[test]
+fn a_restore_that_was_killed_can_be_made_again() {
+    let mut bed = bed();
+    assert_eq!(bed.daemon.post("/host/backups", json!({})).0, 201);
+    let vdis = bed.vdis();
+    bed.daemon.kill();
+    fs::rename(bed.state("catalogue.db"), bed.state("catalogue.db.before-restore-x")).unwrap();
+    fs::write(bed.state("catalogue.db.unfinished"), "half of it").unwrap();
+    fs::write(bed.state("catalogue.db.unfinished-wal"), "and more").unwrap();
+    assert!(bed.state("catalogue.db-wal").exists());
+    bed.refused();
+    let (code, said) = bed.daemon.command(&["--restore", "latest"]);
+    assert_eq!(code, 0, "{said}");
+    assert!(!bed.state("catalogue.db-wal").exists() && !bed.state("catalogue.db.unfinished-wal").exists());
+    bed.daemon.try_to_restart(&[]).unwrap();
+    assert_eq!(bed.vdis(), vdis);
+    let mode = mode(&bed.state("catalogue.db"));
+    assert_eq!(mode, 0o600);
+}
+
+#[test]
+fn before_the_schema_changes_the_catalogue_is_copied() {
+    let mut daemon = harness::start();
+    assert!(daemon.stop());
+    let state = daemon.room().join("state");
+    for suffix in ["", "-wal", "-shm", ".seal"] {
+        fs::remove_file(state.join(format!("catalogue.db{suffix}"))).ok();
+    }
+    let old = rusqlite::Connection::open(state.join("catalogue.db")).unwrap();
+    old.execute_batch(include_str!("../../../repo/src/catalogue/schema.sql")).unwrap();
+    old.pragma_update(None, "user_version", 1).unwrap();
+    drop(old);
+    daemon.restart();
+    let backups = daemon.get("/host/backups").1;
+    assert_eq!(backups[0]["reason"], "schema", "{backups}");
+    let copy = rusqlite::Connection::open(backups[0]["file"].as_str().unwrap()).unwrap();
+    let version: i64 = copy.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!(version, 1);
+    drop(copy);
+    // An older one is put back too: it is brought to the present schema on the way.
+    assert!(daemon.stop());
+    assert_eq!(daemon.command(&["--restore", backups[0]["file"].as_str().unwrap()]).0, 0);
+    daemon.restart();
+    assert_eq!(daemon.get("/srs").0, 200);
+}
+
+/// A file system, mounted over a directory; gone with the test.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn small(at: PathBuf) -> Option<Mounted> {
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "small"]).arg(&at).status();
+        mounted.is_ok_and(|status| status.success()).then_some(Mounted(at))
+    }
+
+    fn remount(&self, how: &str) {
+        let again = Command::new("mount").args(["-o", &format!("remount,{how}")]).arg(&self.0).status();
+        assert!(again.unwrap().success());
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        Command::new("umount").arg("-l").arg(&self.0).status().ok();
+    }
+}
+
+/// An unplug that is behind its point of no return when the catalogue becomes full.
+#[test]
+fn an_unplug_that_cannot_be_recorded_is_recorded_when_there_is_space() {
+    let mut daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let vdi = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 })));
+    let vbd = disks::vbd(&daemon, vdi["uuid"].as_str().unwrap(), "nbd");
+    assert!(daemon.stop());
+    let state = daemon.room().join("state");
+    let catalogue = fs::read(state.join("catalogue.db")).unwrap();
+    let Some(_mounted) = Mounted::small(state.clone()) else {
+        return harness::not_run("a state directory that is full: this user may mount nothing");
+    };
+    fs::write(state.join("catalogue.db"), catalogue).unwrap();
+    daemon.restart();
+    disks::plug(&daemon, &vbd);
+    let pid = daemon.get(&vbd).1["pid"].to_string();
+    let signal = |how: &str| assert!(Command::new("kill").args([how, &pid]).status().unwrap().success());
+    // What stands still does not end before there is no space any more.
+    signal("-STOP");
+    let (status, task) = daemon.post(&format!("{vbd}/unplug"), json!({ "force": true }));
+    assert_eq!(status, 202, "{task}");
+    harness::wait_until("it is being unplugged", || disks::state(&daemon, &vbd) == "unplugging");
+    fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
+    harness::wait_until("the catalogue is full", || {
+        let asked = json!({ "name": "a", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
+        daemon.post("/vms", asked).0 == 507
+    });
+    signal("-CONT");
+    harness::wait_until("its process has ended", || disks::processes(&daemon).is_empty());
+    harness::wait_until("that cannot be recorded", || daemon.log().contains("recorded, and will be later"));
+    fs::remove_file(state.join("filler")).unwrap();
+    daemon.done((202, task));
+    assert_eq!(disks::state(&daemon, &vbd), "unplugged");
+    disks::nothing_leaked(&daemon);
+    daemon.kill();
+}
+
+#[test]
+fn a_state_directory_that_goes_away_under_the_daemon_is_told_and_nothing_is_done_that_nobody_would_find() {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    let create = || daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 }));
+    daemon.done(create());
+    let (state, away) = (daemon.room().join("state"), daemon.room().join("away"));
+    fs::rename(&state, &away).unwrap();
+    let (status, problem) = create();
+    assert_eq!((status, &problem["code"]), (500, &json!("failed")), "{problem}");
+    assert!(problem["message"].as_str().unwrap().contains("is not at"), "{problem}");
+    assert!(problem["advice"].as_str().unwrap().contains("docs/recover.md"), "{problem}");
+    // Another one in its place is another one.
+    fs::create_dir(&state).unwrap();
+    fs::copy(away.join("catalogue.db"), state.join("catalogue.db")).unwrap();
+    assert_eq!(create().0, 500);
+    fs::remove_dir_all(&state).unwrap();
+    fs::rename(&away, &state).unwrap();
+    daemon.done(create());
+    assert_eq!(daemon.get("/vdis").1.as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_state_directory_that_is_full_or_for_reading_only_is_told_and_nothing_is_lost_by_it() {
+    let mut daemon = harness::start();
+    let sr = daemon.repository("vms");
+    assert!(daemon.stop());
+    let state = daemon.room().join("state");
+    let files = ["catalogue.db"].map(|name| (name, fs::read(state.join(name)).unwrap()));
+    let Some(mounted) = Mounted::small(state.clone()) else {
+        return harness::not_run("a state directory that is full: this user may mount nothing");
+    };
+    // Not mounted, there is no catalogue: repositories have no say before they are known.
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 0);
+    files.iter().for_each(|(name, bytes)| fs::write(state.join(name), bytes).unwrap());
+    daemon.restart();
+    let create = || daemon.post("/vdis", json!({ "sr": sr, "name": "a", "size": 8 << 20 }));
+    daemon.done(create());
+    fs::write(state.join("filler"), vec![1; 5 << 20]).unwrap_err();
+    let (status, problem) = daemon.post("/host/backups", json!({}));
+    assert_eq!((status, &problem["code"]), (507, &json!("no-space")), "{problem}");
+    harness::wait_until("the catalogue is full too", || {
+        let (status, problem) =
+            daemon.post("/vms", json!({ "name": "a", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 }));
+        assert!([201, 507].contains(&status), "{problem}");
+        let advice = problem["advice"].as_str().unwrap_or_default();
+        assert!(status == 201 || advice.contains("free space on the file system of the state directory"), "{problem}");
+        status == 507
+    });
+    let left: Vec<_> = fs::read_dir(state.join("backups")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    fs::remove_file(state.join("filler")).unwrap();
+    daemon.done(create());
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    daemon.kill();
+    mounted.remount("ro");
+    let (code, said) = daemon.try_to_restart(&[]).unwrap_err();
+    assert!(code == 4 && said.contains("Read-only"), "{code} {said}");
+    mounted.remount("rw");
+    daemon.restart();
+    assert_eq!(daemon.get("/vdis").1.as_array().unwrap().len(), 2);
+    daemon.settle();
+    daemon.kill();
+}

@@ -1,0 +1,138 @@
+//! Requests that come twice, and requests whose client does not wait for the answer.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::{ABORT_AT, Taplined, start, start_with};
+
+/// The head of a request of its own, whole.
+fn request(path: &str, key: Option<&str>, body: &Value) -> String {
+    let body = body.to_string();
+    let key = key.map(|key| format!("idempotency-key: {key}\r\n")).unwrap_or_default();
+    let head =
+        format!("POST /v1{path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{key}content-length: {}", body.len());
+    format!("{head}\r\n\r\n{body}")
+}
+
+/// Asks with a key; the status, whether it was answered so before, and the answer. Status 0: the daemon has died.
+fn ask(daemon: &Taplined, path: &str, key: &str, body: &Value) -> (u16, bool, Value) {
+    let mut stream = UnixStream::connect(daemon.socket()).unwrap();
+    stream.write_all(request(path, Some(key), body).as_bytes()).unwrap();
+    let mut answer = String::new();
+    if stream.read_to_string(&mut answer).is_err() || answer.is_empty() {
+        return (0, false, Value::Null);
+    }
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.contains("idempotent-replayed: true"), serde_json::from_str(body).unwrap_or_default())
+}
+
+fn names(daemon: &Taplined) -> Vec<String> {
+    let list = daemon.get("/vdis").1;
+    list.as_array().unwrap().iter().map(|vdi| vdi["name"].as_str().unwrap().to_owned()).collect()
+}
+
+/// A client that is killed, or whose connection breaks, must not leave a task that nobody runs and that holds what it
+/// is about.
+#[test]
+fn what_was_asked_for_is_done_although_the_client_has_gone() {
+    let daemon = start();
+    let sr = daemon.repository("sr");
+    for at in 0..60 {
+        let asked = json!({ "sr": sr, "name": format!("a{at}"), "size": 1 << 20 });
+        let mut stream = UnixStream::connect(daemon.socket()).unwrap();
+        stream.write_all(request("/vdis", None, &asked).as_bytes()).unwrap();
+        std::thread::sleep(std::time::Duration::from_micros(100 * at));
+    }
+    harness::wait_until("all tasks are over", || daemon.get("/tasks?open=true").1 == json!([]));
+    let vdis = daemon.get("/vdis").1;
+    for vdi in vdis.as_array().unwrap() {
+        daemon.done(daemon.delete(&format!("/vdis/{}", vdi["uuid"].as_str().unwrap())));
+    }
+}
+
+#[test]
+fn a_request_that_comes_again_is_answered_as_it_was_and_not_done() {
+    let mut daemon = start();
+    let sr = daemon.repository("sr");
+    let disk = json!({ "sr": sr, "name": "web", "size": 1 << 20 });
+    let (status, replayed, first) = ask(&daemon, "/vdis", "k1", &disk);
+    assert_eq!((status, replayed), (202, false), "{first}");
+    let vdi = daemon.done((202, first.clone()))["uuid"].clone();
+    let again = |daemon: &Taplined| {
+        let (status, replayed, second) = ask(daemon, "/vdis", "k1", &disk);
+        assert_eq!((status, replayed, &second["uuid"]), (202, true, &first["uuid"]), "{second}");
+        assert_eq!((&second["state"], &second["result"]["uuid"]), (&json!("done"), &vdi));
+    };
+    again(&daemon);
+    // The same of what is made at once, and of what has no answer but a status.
+    let (status, _, vbd) = ask(&daemon, "/vbds", "k2", &json!({ "vdi": vdi }));
+    assert_eq!(status, 201, "{vbd}");
+    assert_eq!(ask(&daemon, "/vbds", "k2", &json!({ "vdi": vdi })), (201, true, vbd.clone()));
+    let vm = json!({ "name": "vm", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
+    let (status, _, made) = ask(&daemon, "/vms", "k3", &vm);
+    assert_eq!(status, 201, "{made}");
+    // Another request with the key is a mistake of the client's.
+    let (status, _, problem) = ask(&daemon, "/vdis", "k1", &json!({ "sr": sr, "name": "other", "size": 1 << 20 }));
+    assert_eq!((status, &problem["code"], &problem["field"]), (409, &json!("exists"), &json!("idempotency-key")));
+    let (status, _, problem) = ask(&daemon, "/vdis", &"k".repeat(256), &disk);
+    assert_eq!((status, &problem["field"]), (400, &json!("idempotency-key")));
+    // Also of the daemon that comes after this one, however that has ended.
+    daemon.kill();
+    daemon.restart();
+    again(&daemon);
+    assert_eq!(ask(&daemon, "/vbds", "k2", &json!({ "vdi": vdi })), (201, true, vbd));
+    assert_eq!(ask(&daemon, "/vms", "k3", &vm), (201, true, made));
+    assert_eq!(names(&daemon), ["web"]);
+    assert_eq!(daemon.get("/vbds").1.as_array().unwrap().len(), 1);
+    assert_eq!(daemon.get("/vms").1.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_request_that_was_refused_is_done_when_it_comes_again() {
+    let daemon = start();
+    let sr = daemon.repository("sr");
+    let iso = daemon.room().join("a.img");
+    let asked = json!({ "sr": sr, "name": "a", "path": iso, "source_format": "raw" });
+    assert_eq!(ask(&daemon, "/vdis/import", "k", &asked).0, 404);
+    std::fs::write(&iso, vec![1; 4096]).unwrap();
+    let (status, replayed, task) = ask(&daemon, "/vdis/import", "k", &asked);
+    assert_eq!((status, replayed), (202, false), "{task}");
+    daemon.done((202, task));
+}
+
+/// Two at one time, as when a client's patience ends before the first is answered.
+#[test]
+fn requests_with_one_key_at_one_time_are_one() {
+    let daemon = start();
+    let sr = daemon.repository("sr");
+    let disk = json!({ "sr": sr, "name": "web", "size": 1 << 20 });
+    let answers: Vec<Value> = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..8).map(|_| scope.spawn(|| ask(&daemon, "/vdis", "k", &disk).2)).collect();
+        asking.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert!(answers.iter().all(|answer| answer["uuid"].is_string() && answer["uuid"] == answers[0]["uuid"]));
+    daemon.done((202, answers[0].clone()));
+    assert_eq!(names(&daemon), ["web"]);
+}
+
+/// The daemon dies with a task under way: the second try is told what became of it, and does not begin another.
+#[test]
+fn a_retry_behind_a_crash_is_told_what_became_of_the_first() {
+    for (at, state) in [("vdi-create:file:after", "failed"), ("vdi-create:record:after", "done")] {
+        let mut daemon = start_with("", &[(ABORT_AT, at)]);
+        let sr = daemon.repository("sr");
+        let disk = json!({ "sr": sr, "name": "web", "size": 1 << 20 });
+        let (status, _, _) = ask(&daemon, "/vdis", "k", &disk);
+        assert!([0, 202].contains(&status));
+        daemon.wait_for_death();
+        daemon.restart();
+        let (status, replayed, task) = ask(&daemon, "/vdis", "k", &disk);
+        assert_eq!((status, replayed), (202, true), "{task}");
+        assert_eq!(daemon.wait(&task)["state"], state, "{at}: {task}");
+        assert_eq!(names(&daemon).len(), usize::from(state == "done"));
+    }
+}

@@ -1,0 +1,405 @@
+//! Disks of the real daemon that get another process while a client goes on over one connection: as they should, where
+//! something fails, and wherever the daemon is killed.
+
+use std::fs;
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+};
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
+use crate::harness::nbd::{BLOCK, Client, Writer};
+use crate::harness::{Taplined, wait_until};
+
+fn socket(daemon: &Taplined, vbd: &str) -> String {
+    daemon.get(vbd).1["socket"].as_str().unwrap().into()
+}
+
+fn pid(daemon: &Taplined, vbd: &str) -> Value {
+    daemon.get(vbd).1["pid"].clone()
+}
+
+#[track_caller]
+fn upgrade(daemon: &Taplined, vbd: &str) -> Value {
+    daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})))
+}
+
+fn kill(pid: &Value) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}
+
+/// A daemon with a disk that is plugged, and a client that writes.
+fn written() -> (Taplined, String, Writer) {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let writer = Writer::begin(Client::connect(&socket(&daemon, &vbd)));
+    writer.goes_on();
+    (daemon, vbd, writer)
+}
+
+#[test]
+fn a_client_goes_on_over_its_connection_while_process_follows_process() {
+    let (daemon, vbd, writer) = written();
+    for _ in 0..5 {
+        let before = daemon.get(&vbd).1;
+        let upgraded = upgrade(&daemon, &vbd);
+        let now = daemon.get(&vbd).1;
+        assert!(now["pid"] != before["pid"] && upgraded["replaced"] == before["pid"], "{upgraded}");
+        assert_eq!((&upgraded["pid"], &upgraded["uuid"]), (&now["pid"], &now["uuid"]));
+        assert!(upgraded["pause_us"].is_u64(), "{upgraded}");
+        assert!(upgraded["note"].as_str().unwrap().contains("of version"), "{upgraded}");
+        // Nobody has died.
+        assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
+        assert_eq!(now["socket"], before["socket"]);
+        writer.goes_on();
+        nothing_leaked(&daemon);
+    }
+    let mut old = writer.end();
+    // Others find it in the same place.
+    let mut another = Client::connect(&socket(&daemon, &vbd));
+    another.write(0, BLOCK, 77);
+    assert_eq!(old.read(0, BLOCK), vec![77; BLOCK]);
+    drop((old, another));
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+    assert!(!daemon.log().contains("its process has ended"), "{}", daemon.log());
+}
+
+#[test]
+fn what_is_not_plugged_cannot_be_upgraded_and_says_what_to_do() {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    let refused = |what: &str| {
+        let (status, refused) = daemon.post(&format!("{vbd}/upgrade"), json!({}));
+        assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
+        assert!(refused["message"].as_str().unwrap().contains(what) && refused["advice"].is_string(), "{refused}");
+    };
+    refused("is not plugged");
+    plug(&daemon, &vbd);
+    fs::rename(daemon.room().join("disks"), daemon.room().join("away")).unwrap();
+    kill(&pid(&daemon, &vbd));
+    wait_until("it is being started again", || state(&daemon, &vbd) == "restarting");
+    refused("being started again");
+    fs::rename(daemon.room().join("away"), daemon.room().join("disks")).unwrap();
+    wait_until("it is served", || state(&daemon, &vbd) == "plugged");
+    let missing = "/vbds/9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d/upgrade";
+    assert_eq!(daemon.post(missing, json!({})).0, 404);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+/// All moments of an upgrade at which the daemon may die.
+const POINTS: [&str; 8] =
+    ["start", "start:after", "ask", "ask:after", "answer:after", "record", "record:after", "end:after"];
+
+#[test]
+fn a_daemon_that_is_killed_at_any_step_of_an_upgrade_leaves_one_process_that_the_next_one_knows() {
+    let (mut daemon, vbd, writer) = written();
+    for point in POINTS {
+        daemon.restart_with(&[("TAPLINED_ABORT_AT", &format!("vbd-upgrade:{point}"))]);
+        daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
+        daemon.restart();
+        let now = daemon.get(&vbd).1;
+        assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
+        let running = processes(&daemon);
+        assert_eq!(json!(running), json!([now["pid"]]), "{point}");
+        nothing_leaked(&daemon);
+        writer.goes_on();
+        // It can be asked for again, of the daemon that has found it.
+        upgrade(&daemon, &vbd);
+        nothing_leaked(&daemon);
+        writer.goes_on();
+    }
+    drop(writer.end());
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+    assert!(!daemon.log().contains("is killed"), "somebody had to be killed: {}", daemon.log());
+}
+
+/// A daemon whose disks are of a program that lies in its room, where it may be exchanged.
+fn with_program() -> (Taplined, String, Writer, PathBuf) {
+    // All disks are one user's: a program in the place of one kills another.
+    let (mut daemon, vdis) = with_disks("disk-user = \"nobody\"", &["disk"]);
+    // The disks' user must get there; the daemon's own directories are closed to others as before.
+    fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = daemon.room().join("tapline-disk");
+    harness::copy_program(&harness::disk_program(), &program);
+    let path = daemon.room().join("taplined.toml");
+    let config = fs::read_to_string(&path).unwrap();
+    let others: Vec<&str> = config.lines().filter(|line| !line.starts_with("disk-program")).collect();
+    fs::write(&path, format!("disk-program = {program:?}\n{}\n", others.join("\n"))).unwrap();
+    daemon.restart();
+    let vbd = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &vbd);
+    let writer = Writer::begin(Client::connect(&socket(&daemon, &vbd)));
+    writer.goes_on();
+    (daemon, vbd, writer, program)
+}
+
+/// Puts a script in the place of a program, as an installation does.
+fn install(program: &Path, script: &str) {
+    let (draft, new) = (program.with_extension("draft"), program.with_extension("new"));
+    fs::write(&draft, format!("#!/bin/sh\n# In the place of tapline-disk.\n{script}\n")).unwrap();
+    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
+    harness::copy_program(&draft, &new);
+    fs::rename(&new, program).unwrap();
+}
+
+fn install_real(program: &Path) {
+    let new = program.with_extension("new");
+    harness::copy_program(&harness::disk_program(), &new);
+    fs::rename(&new, program).unwrap();
+}
+
+#[test]
+fn a_new_program_that_fails_leaves_the_old_one_going_on() {
+    let (daemon, vbd, writer, program) = with_program();
+    let before = pid(&daemon, &vbd);
+    let fails = |what: &str| {
+        let problem = daemon.failed(daemon.post(&format!("{vbd}/upgrade"), json!({})));
+        let message = problem["message"].as_str().unwrap();
+        assert!(message.contains("its old process goes on") && message.contains(what), "{problem}");
+        assert_eq!((pid(&daemon, &vbd), state(&daemon, &vbd)), (before.clone(), "plugged".into()));
+        nothing_leaked(&daemon);
+        writer.goes_on();
+    };
+    install(&program, "exit 3");
+    fails("exit status: 3");
+    install(&program, "echo 'tapline: cannot do anything: it is broken' >&2\necho '  mend it' >&2\nexit 4");
+    fails("cannot do anything: it is broken");
+    // It takes nothing, and does not end.
+    install(&program, "exec sleep 1000");
+    fails("");
+    fs::remove_file(&program).unwrap();
+    fails("No such file");
+    install_real(&program);
+    upgrade(&daemon, &vbd);
+    assert_ne!(pid(&daemon, &vbd), before);
+    drop(writer.end());
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_whose_old_process_dies_meanwhile_is_started_again_and_has_one_process() {
+    let (daemon, vbd, writer, program) = with_program();
+    let before = pid(&daemon, &vbd);
+    // Before anything can have been handed to it.
+    let real = program.with_extension("real");
+    harness::copy_program(&program, &real);
+    let at_take_over = format!("case \"$*\" in *--take-over*) kill -9 {before};; esac\nexec {} \"$@\"", real.display());
+    install(&program, &at_take_over);
+    daemon.failed(daemon.post(&format!("{vbd}/upgrade"), json!({})));
+    wait_until("another process serves", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "plugged" && now["restarts"] == 1 && now["pid"] != before
+    });
+    // Its connection has gone with the process.
+    assert!(writer.thread.join().is_err());
+    let mut client = Client::connect(&socket(&daemon, &vbd));
+    client.write(0, BLOCK, 5);
+    assert_eq!(client.read(0, BLOCK), vec![5; BLOCK]);
+    drop(client);
+    nothing_leaked(&daemon);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_new_process_that_dies_as_soon_as_it_serves_is_started_again() {
+    let (mut daemon, vbd, writer) = written();
+    drop(writer.end());
+    let before = pid(&daemon, &vbd);
+    // The daemon as well, before it knows who serves.
+    daemon.restart_with(&[("TAPLINED_ABORT_AT", "vbd-upgrade:answer:after")]);
+    daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
+    wait_until("only the new one is there", || {
+        let running = processes(&daemon);
+        running.len() == 1 && json!(running) != json!([before])
+    });
+    processes(&daemon).into_iter().for_each(|pid| kill(&json!(pid)));
+    daemon.restart();
+    wait_until("it is served", || daemon.get(&vbd).1["restarts"] == 1 && state(&daemon, &vbd) == "plugged");
+    nothing_leaked(&daemon);
+    upgrade(&daemon, &vbd);
+    kill(&pid(&daemon, &vbd));
+    wait_until("it is served", || daemon.get(&vbd).1["restarts"] == 2 && state(&daemon, &vbd) == "plugged");
+    let mut client = Client::connect(&socket(&daemon, &vbd));
+    client.write(0, BLOCK, 5);
+    drop(client);
+    unplug(&daemon, &vbd);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn an_unplug_ends_an_upgrade_or_waits_for_it_and_two_upgrades_are_not_done_at_once() {
+    let (daemon, vbd, writer) = written();
+    drop(writer.end());
+    for _ in 0..5 {
+        let first = daemon.post(&format!("{vbd}/upgrade"), json!({}));
+        assert_eq!(first.0, 202, "{}", first.1);
+        let second = daemon.post(&format!("{vbd}/upgrade"), json!({}));
+        let unplugged = unplug(&daemon, &vbd);
+        assert_eq!(unplugged["state"], "unplugged");
+        let ended = daemon.wait(&first.1);
+        assert!(["done", "cancelled"].contains(&ended["state"].as_str().unwrap()), "{ended}");
+        match second {
+            (202, task) => drop(daemon.wait(&task)),
+            (status, refused) => assert_eq!((status, &refused["code"]), (409, &json!("busy")), "{refused}"),
+        }
+        nothing_leaked(&daemon);
+        plug(&daemon, &vbd);
+    }
+    unplug(&daemon, &vbd);
+}
+
+#[test]
+fn many_are_upgraded_and_one_that_cannot_be_stops_no_other() {
+    let names: Vec<String> = (0..8).map(|number| format!("disk {number}")).collect();
+    let (daemon, vdis) = with_disks("", &names.iter().map(String::as_str).collect::<Vec<_>>());
+    let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
+    vbds.iter().for_each(|vbd| drop(plug(&daemon, vbd)));
+    let before: Vec<Value> = vbds.iter().map(|vbd| pid(&daemon, vbd)).collect();
+    let clients: Vec<Writer> = vbds.iter().map(|vbd| Writer::begin(Client::connect(&socket(&daemon, vbd)))).collect();
+    let tasks: Vec<Value> = vbds.iter().map(|vbd| daemon.post(&format!("{vbd}/upgrade"), json!({})).1).collect();
+    for task in &tasks {
+        assert_eq!(daemon.wait(task)["state"], "done", "{}", daemon.log());
+    }
+    nothing_leaked(&daemon);
+    for ((vbd, before), client) in vbds.iter().zip(&before).zip(clients) {
+        assert_ne!(pid(&daemon, vbd), *before);
+        client.goes_on();
+        drop(client.end());
+        unplug(&daemon, vbd);
+    }
+    nothing_leaked(&daemon);
+}
+
+fn control(daemon: &Taplined, vbd: &str) -> UnixStream {
+    let place = daemon.room().join("run").join(vbd.replace("/vbds", "vbd"));
+    UnixStream::connect(place.join("control.sock")).unwrap()
+}
+
+/// Asks a disk, as whoever has its control socket may.
+fn ask(daemon: &Taplined, vbd: &str, verb: &str) -> Value {
+    let mut stream = control(daemon, vbd);
+    stream.write_all(format!("{}\n", json!({ "version": 1, "id": 1, "verb": verb })).as_bytes()).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+/// A disk whose leaf is being merged, and stands still at that; none if that was too quick.
+fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
+    let asked = json!({ "sr": sr, "name": "disk", "size": 256 << 20, "format": "qcow2" });
+    let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();
+    let vbd = vbd(daemon, &vdi, "nbd");
+    plug(daemon, &vbd);
+    let mut client = Client::connect(&socket(daemon, &vbd));
+    client.write(0, BLOCK, 1);
+    let snapshot = daemon.done(daemon.post(&format!("/vdis/{vdi}/snapshot"), json!({})));
+    for at in 1..128 {
+        client.write(at << 20, 1 << 20, 2);
+    }
+    let deleted = daemon.delete(&format!("/vdis/{}", snapshot["uuid"].as_str().unwrap()));
+    assert_eq!(deleted.0, 202, "{}", deleted.1);
+    let mut paused = Value::Null;
+    wait_until("it is merged, or is being", || {
+        // While it begins, it is not paused yet.
+        paused = ask(daemon, &vbd, "merge-pause");
+        paused["ok"]["state"] == "paused" || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1
+    });
+    let stands = paused["ok"]["state"] == "paused";
+    if !stands {
+        drop(client);
+        unplug(daemon, &vbd);
+        return None;
+    }
+    Some((vdi, vbd, client))
+}
+
+/// What was written to a disk that was merged is there, and nothing else is once it is unplugged.
+fn holds_all_and_leaks_nothing(daemon: &Taplined, vbd: &str, mut client: Client) {
+    assert_eq!(client.read(0, BLOCK), vec![1; BLOCK]);
+    for at in 1..128 {
+        assert_eq!(client.read(at << 20, 1 << 20), vec![2; 1 << 20], "megabyte {at}");
+    }
+    drop(client);
+    unplug(daemon, vbd);
+    nothing_leaked(daemon);
+}
+
+#[test]
+fn a_merge_that_is_under_way_goes_on_in_the_new_process() {
+    let daemon = harness::start();
+    let sr = daemon.repository("disks");
+    let (vdi, vbd, client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
+    let before = pid(&daemon, &vbd);
+    upgrade(&daemon, &vbd);
+    assert_ne!(pid(&daemon, &vbd), before);
+    assert!(daemon.log().contains("asked to go on with what the old one was at"), "{}", daemon.log());
+    // The task knows nothing of it, and nobody asks for another.
+    wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);
+    let merges = || -> Vec<Value> {
+        let tasks = daemon.get("/tasks").1;
+        let of_disk = |task: &&Value| task["verb"] == "vdi-merge" && task["about"].to_string().contains(&vdi);
+        tasks.as_array().unwrap().iter().filter(of_disk).map(|task| task["state"].clone()).collect()
+    };
+    wait_until("its task is over", || !merges().contains(&json!("running")));
+    assert_eq!(merges(), [json!("done")]);
+    holds_all_and_leaks_nothing(&daemon, &vbd, client);
+}
+
+#[test]
+fn a_merge_that_is_under_way_survives_a_daemon_that_is_killed_in_an_upgrade() {
+    let mut daemon = harness::start();
+    let sr = daemon.repository("disks");
+    daemon.restart_with(&[("TAPLINED_ABORT_AT", "vbd-upgrade:answer:after")]);
+    let (vdi, vbd, client) = (0..10).find_map(|_| merging(&daemon, &sr)).expect("a merge was never under way");
+    daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
+    daemon.restart();
+    assert_eq!(daemon.get(&vbd).1["restarts"], 0);
+    wait_until("it is merged", || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1);
+    holds_all_and_leaks_nothing(&daemon, &vbd, client);
+}
+
+#[test]
+fn a_disk_that_somebody_else_has_had_replaced_is_known_by_its_new_process() {
+    let (daemon, vbd, writer) = written();
+    let before = pid(&daemon, &vbd);
+    let words = fs::read(format!("/proc/{before}/cmdline")).unwrap();
+    let words: Vec<String> = words.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into()).collect();
+    let words = words.iter().skip(1).filter(|word| !word.is_empty() && *word != "--accept-failed-sync");
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let mut new = Command::new(harness::disk_program());
+    new.args(words).arg("--take-over").stdin(pair.0).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut new = new.spawn().unwrap();
+    let stream = control(&daemon, &vbd);
+    let verb = format!("{}\n", json!({ "version": 1, "id": 1, "verb": "upgrade", "successor": true }));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [pair.1.as_fd()];
+    assert!(beside.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(&stream, &[IoSlice::new(verb.as_bytes())], &mut beside, SendFlags::NOSIGNAL).unwrap();
+    drop(pair.1);
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    assert!(answer.contains(&format!("\"pid\":{}", new.id())), "{answer}");
+    wait_until("the daemon knows it", || pid(&daemon, &vbd) == json!(new.id()));
+    let now = daemon.get(&vbd).1;
+    assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
+    drop(writer.end());
+    unplug(&daemon, &vbd);
+    assert!(new.wait().unwrap().success());
+    nothing_leaked(&daemon);
+}

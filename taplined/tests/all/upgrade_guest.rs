@@ -1,0 +1,178 @@
+//! Disks of virtual machines that get another process, or lose theirs, while the guest goes on over vhost-user: it
+//! keeps on writing and reading at depth 128, and whoever is killed, each request is answered once and shows what was
+//! written last.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use serde_json::json;
+
+use crate::guest::{self, Driver};
+use crate::harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
+use crate::harness::{self, Taplined, wait_until};
+
+/// All moments of an upgrade at which the daemon may die.
+const POINTS: [&str; 8] =
+    ["start", "start:after", "ask", "ask:after", "answer:after", "record", "record:after", "end:after"];
+
+/// A guest at work over one connection.
+struct Guest {
+    end: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    thread: JoinHandle<Driver>,
+}
+
+impl Guest {
+    fn begin(mut driver: Driver) -> Guest {
+        let (end, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(driver.answered)));
+        let (ends, counter) = (end.clone(), answered.clone());
+        let mut seed = driver.answered;
+        let thread = std::thread::spawn(move || {
+            while !ends.load(Ordering::SeqCst) {
+                driver.work(|below| {
+                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    (seed >> 33) % below
+                });
+                counter.store(driver.answered, Ordering::SeqCst);
+            }
+            driver
+        });
+        Guest { end, answered, thread }
+    }
+
+    /// Waits until all that was in flight has been answered, and more.
+    #[track_caller]
+    fn goes_on(&self) {
+        let before = self.answered.load(Ordering::SeqCst);
+        let more = || self.answered.load(Ordering::SeqCst) > before + u64::from(2 * guest::DEPTH);
+        wait_until("the guest goes on", || more() || self.thread.is_finished());
+        assert!(!self.thread.is_finished(), "the guest has found a fault");
+    }
+
+    /// Has it cease, with requests in flight.
+    fn pause(self) -> Driver {
+        self.end.store(true, Ordering::SeqCst);
+        self.thread.join().expect("the guest has found a fault")
+    }
+}
+
+/// A daemon with a disk that is plugged, and a guest that has it; its front-end records what is in flight, or does not.
+fn served(recorded: bool) -> (Taplined, String, Driver) {
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let vbd = vbd(&daemon, &vdis[0], "vhost-user");
+    plug(&daemon, &vbd);
+    let socket = daemon.get(&vbd).1["socket"].as_str().unwrap().to_owned();
+    let driver = Driver::connect(Path::new(&socket), recorded);
+    (daemon, vbd, driver)
+}
+
+#[track_caller]
+fn upgrade(daemon: &Taplined, vbd: &str) {
+    let before = daemon.get(vbd).1;
+    let upgraded = daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
+    let now = daemon.get(vbd).1;
+    assert!(now["pid"] != before["pid"] && upgraded["replaced"] == before["pid"], "{upgraded}");
+    // Nobody has died.
+    for key in ["state", "restarts", "problem", "socket"] {
+        assert_eq!(now[key], before[key], "{key}");
+    }
+}
+
+/// All is answered, nothing is left of anything, and the image holds what was written last.
+fn all_is_well(daemon: &Taplined, vbd: &str, mut driver: Driver) {
+    driver.drain();
+    nothing_leaked(daemon);
+    // An unplug waits for that.
+    driver.leave();
+    unplug(daemon, vbd);
+    nothing_leaked(daemon);
+    let [image, copy] = ["qcow2:disks/disk.qcow2", "raw:copy"];
+    for words in [&["image", "check", image][..], &["image", "convert", image, copy]] {
+        let output = Command::new(harness::disk_program()).args(words).current_dir(daemon.room()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    driver.check(&std::fs::read(daemon.room().join("copy")).unwrap());
+}
+
+#[test]
+fn a_guest_goes_on_over_its_connection_while_process_follows_process() {
+    for recorded in [true, false] {
+        let (daemon, vbd, driver) = served(recorded);
+        let guest = Guest::begin(driver);
+        for _ in 0..5 {
+            guest.goes_on();
+            upgrade(&daemon, &vbd);
+            nothing_leaked(&daemon);
+        }
+        guest.goes_on();
+        all_is_well(&daemon, &vbd, guest.pause());
+        assert!(!daemon.log().contains("its process has ended"), "{}", daemon.log());
+    }
+}
+
+#[test]
+fn a_guest_goes_on_while_its_daemon_is_killed_at_any_step_of_an_upgrade() {
+    let (mut daemon, vbd, driver) = served(true);
+    let guest = Guest::begin(driver);
+    for point in POINTS {
+        daemon.restart_with(&[("TAPLINED_ABORT_AT", &format!("vbd-upgrade:{point}"))]);
+        guest.goes_on();
+        daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
+        guest.goes_on();
+        daemon.restart();
+        let now = daemon.get(&vbd).1;
+        assert_eq!((&now["state"], &now["restarts"]), (&json!("plugged"), &json!(0)), "{point}: {now}");
+        assert_eq!(json!(processes(&daemon)), json!([now["pid"]]), "{point}");
+        guest.goes_on();
+        upgrade(&daemon, &vbd);
+        nothing_leaked(&daemon);
+    }
+    guest.goes_on();
+    all_is_well(&daemon, &vbd, guest.pause());
+}
+
+/// What is handed over has been taken over itself: requests of a process that was killed, done by one that was
+/// replaced.
+#[test]
+fn a_guest_loses_nothing_where_its_disk_is_killed_between_upgrades_and_in_one() {
+    for recorded in [true, false] {
+        let (daemon, vbd, mut driver) = served(recorded);
+        let mut restarts = 0;
+        for round in 0..6 {
+            let guest = Guest::begin(driver);
+            guest.goes_on();
+            let before = daemon.get(&vbd).1["pid"].clone();
+            if round % 2 == 0 {
+                upgrade(&daemon, &vbd);
+                guest.goes_on();
+            }
+            let before = if round % 2 == 0 { daemon.get(&vbd).1["pid"].clone() } else { before };
+            // While another process is on its way, too.
+            let task = (round % 3 == 2).then(|| daemon.post(&format!("{vbd}/upgrade"), json!({})).1);
+            Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
+            driver = guest.pause();
+            if let Some(task) = task {
+                daemon.wait(&task);
+            }
+            wait_until("it is served again", || {
+                let now = daemon.get(&vbd).1;
+                state(&daemon, &vbd) == "plugged" && now["pid"] != before
+            });
+            let now = daemon.get(&vbd).1["restarts"].as_u64().unwrap();
+            let connection_is_there = now == restarts;
+            restarts = now;
+            if !connection_is_there {
+                driver.connect_again();
+            }
+            // Straight after it was revived, with what its predecessor had in flight being done one at a time.
+            upgrade(&daemon, &vbd);
+        }
+        assert!(restarts >= 3, "{restarts}: {}", daemon.log());
+        let guest = Guest::begin(driver);
+        guest.goes_on();
+        all_is_well(&daemon, &vbd, guest.pause());
+    }
+}

@@ -1,0 +1,665 @@
+//! VDIs of a real daemon on real files: what they show after each verb, and after the daemon was killed at each step of
+//! it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::{Taplined, disks};
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 16 * MIB;
+
+/// A daemon and a repository of its own.
+struct Bed {
+    daemon: Taplined,
+    sr: String,
+}
+
+fn bed() -> Bed {
+    let daemon = harness::start();
+    let sr = daemon.repository("vms");
+    Bed { daemon, sr }
+}
+
+impl Bed {
+    fn directory(&self) -> PathBuf {
+        self.daemon.room().join("vms")
+    }
+
+    fn create(&self, name: &str, format: &str) -> String {
+        let asked = json!({ "sr": self.sr, "name": name, "size": SIZE, "format": format });
+        self.daemon.done(self.daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into()
+    }
+
+    fn verb(&self, vdi: &str, verb: &str, body: Value) -> Value {
+        self.daemon.done(self.daemon.post(&format!("/vdis/{vdi}/{verb}"), body))
+    }
+
+    fn made(&self, vdi: &str, verb: &str, body: Value) -> String {
+        self.verb(vdi, verb, body)["uuid"].as_str().unwrap().into()
+    }
+
+    fn show(&self, vdi: &str) -> Value {
+        let (status, shown) = self.daemon.get(&format!("/vdis/{vdi}"));
+        assert_eq!(status, 200, "{shown}");
+        shown
+    }
+
+    /// The images of a VDI from the top down, as a disk process names them.
+    fn chain(&self, vdi: &str) -> Vec<String> {
+        let names = disks::chain(&self.daemon, vdi).into_iter();
+        names.map(|(format, file)| format!("{format}:{}", self.directory().join(file).display())).collect()
+    }
+
+    fn catalogue(&self) -> rusqlite::Connection {
+        rusqlite::Connection::open(self.daemon.room().join("state/catalogue.db")).unwrap()
+    }
+
+    /// Writes a megabyte of `byte` at megabyte `at`, as an NBD client of a disk process, while nobody has the VDI.
+    fn write(&self, vdi: &str, at: u64, byte: u8) {
+        let socket = self.daemon.room().join("write.sock");
+        let mut command = Command::new(harness::disk_program());
+        for (depth, name) in self.chain(vdi).iter().enumerate() {
+            if depth == 0 { command.arg("serve") } else { command.arg("--parent") }.arg(name);
+        }
+        command.args(["--nbd"]).arg(&socket).stderr(Stdio::null());
+        let mut disk = command.spawn().unwrap();
+        harness::wait_until("the disk is served", || UnixStream::connect(&socket).is_ok());
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let write = format!("write -P {byte} {at}M 1M");
+        let done = Command::new("qemu-io").args(["-f", "raw", "-c", &write, "-c", "flush", &uri]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        assert!(Command::new("kill").arg(disk.id().to_string()).status().unwrap().success());
+        assert!(disk.wait().unwrap().success());
+    }
+
+    /// What each megabyte of a VDI holds: one byte throughout.
+    fn read(&self, vdi: &str) -> Vec<u8> {
+        let path = self.daemon.room().join(format!("read-{}", self.tasks()));
+        self.verb(vdi, "export", json!({ "path": path, "format": "raw" }));
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let chunks = bytes.chunks(usize::try_from(MIB).unwrap());
+        chunks.map(|chunk| if chunk.iter().all(|byte| *byte == chunk[0]) { chunk[0] } else { 255 }).collect()
+    }
+
+    fn tasks(&self) -> usize {
+        self.daemon.get("/tasks").1.as_array().unwrap().len()
+    }
+
+    /// Files and catalogue agree, and nothing is held by what is over.
+    fn nothing_is_left(&self) {
+        let names =
+            fs::read_dir(self.directory()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let files: BTreeSet<String> = names.filter(|name| !name.starts_with('.')).collect();
+        let catalogue = self.catalogue();
+        let mut known = catalogue.prepare("SELECT file FROM image").unwrap();
+        let known: BTreeSet<String> = known.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        assert_eq!(files, known, "{}", self.daemon.log());
+        let held = "SELECT (SELECT count(*) FROM lease) + (SELECT count(*) FROM claim)";
+        let held: u32 = catalogue.query_row(held, [], |row| row.get(0)).unwrap();
+        assert_eq!(held, 0, "{}", self.daemon.log());
+        disks::inventory_agrees(&self.daemon);
+    }
+}
+
+/// Megabytes: those that are named, and zeroes.
+fn content(named: &[(usize, u8)]) -> Vec<u8> {
+    let mut all = vec![0; usize::try_from(SIZE / MIB).unwrap()];
+    for (at, byte) in named {
+        all[*at] = *byte;
+    }
+    all
+}
+
+#[test]
+fn a_vdi_comes_and_goes() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    let shown = bed.show(&vdi);
+    assert_eq!((&shown["name"], &shown["virtual_size"], &shown["depth"]), (&json!("disk"), &json!(SIZE), &json!(1)));
+    assert_eq!(bed.daemon.get("/vdis?match=disk").1, json!([shown]));
+    assert_eq!(bed.daemon.get(&format!("/vdis?match={}", &vdi[..8])).1, json!([shown]));
+    let (status, would) = bed.daemon.delete(&format!("/vdis/{vdi}?dry_run=true"));
+    assert_eq!((status, &would["files"]), (200, &json!([shown["file"]])));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{vdi}")));
+    assert_eq!(bed.daemon.get(&format!("/vdis/{vdi}")).0, 404);
+    bed.nothing_is_left();
+}
+
+#[test]
+fn a_snapshot_keeps_what_was_and_a_revert_brings_it_back() {
+    for format in ["qcow2", "vhd"] {
+        let bed = bed();
+        let vdi = bed.create("disk", format);
+        bed.write(&vdi, 1, 1);
+        let snapshot = bed.made(&vdi, "snapshot", json!({ "name": "before" }));
+        bed.write(&vdi, 1, 2);
+        bed.write(&vdi, 2, 2);
+        assert_eq!(bed.read(&snapshot), content(&[(1, 1)]));
+        assert_eq!(bed.read(&vdi), content(&[(1, 2), (2, 2)]));
+        let shown = bed.show(&snapshot);
+        assert_eq!((&shown["read_only"], &shown["snapshot_of"]), (&json!(true), &json!(vdi)));
+
+        bed.verb(&vdi, "revert", json!({ "snapshot": snapshot }));
+        assert_eq!(bed.read(&vdi), content(&[(1, 1)]));
+        bed.write(&vdi, 3, 3);
+        assert_eq!(bed.read(&snapshot), content(&[(1, 1)]));
+        bed.daemon.settle();
+        bed.nothing_is_left();
+    }
+}
+
+#[test]
+fn clones_share_a_state_and_nothing_else() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    bed.write(&vdi, 0, 1);
+    let first = bed.made(&vdi, "clone", json!({ "name": "first" }));
+    let template = bed.made(&vdi, "snapshot", json!({}));
+    let second = bed.made(&template, "clone", json!({ "name": "second" }));
+    bed.write(&vdi, 1, 2);
+    bed.write(&first, 1, 3);
+    bed.write(&second, 1, 4);
+    assert_eq!(bed.read(&vdi), content(&[(0, 1), (1, 2)]));
+    assert_eq!(bed.read(&first), content(&[(0, 1), (1, 3)]));
+    assert_eq!(bed.read(&second), content(&[(0, 1), (1, 4)]));
+    assert_eq!(bed.read(&template), content(&[(0, 1)]));
+    bed.daemon.settle();
+    bed.nothing_is_left();
+}
+
+#[test]
+fn what_a_destroyed_snapshot_leaves_is_merged_by_itself() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    let mut snapshots = Vec::new();
+    for byte in 1..=3 {
+        bed.write(&vdi, u64::from(byte), byte);
+        snapshots.push(bed.made(&vdi, "snapshot", json!({})));
+    }
+    bed.write(&vdi, 3, 9);
+    assert_eq!(bed.show(&vdi)["depth"], 4);
+    // Children record when their parent was last changed, in seconds, and a merge changes what others stand on.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    for snapshot in &snapshots {
+        bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+        bed.daemon.settle();
+        assert_eq!(bed.read(&vdi), content(&[(1, 1), (2, 2), (3, 9)]));
+    }
+    bed.daemon.settle();
+    assert_eq!(bed.show(&vdi)["depth"], 1);
+    bed.nothing_is_left();
+}
+
+#[test]
+fn copies_and_files_of_the_host_are_whole() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    bed.write(&vdi, 5, 7);
+    bed.made(&vdi, "snapshot", json!({}));
+    bed.write(&vdi, 6, 8);
+    let copy = bed.made(&vdi, "copy", json!({ "sr": bed.sr, "format": "vhd" }));
+    assert_eq!((bed.show(&copy)["depth"].clone(), bed.read(&copy)), (json!(1), content(&[(5, 7), (6, 8)])));
+
+    let path = bed.daemon.room().join("out.vhd");
+    bed.verb(&copy, "export", json!({ "path": path, "format": "vhd" }));
+    // What a guest has written is nobody else's business.
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let (status, problem) = bed.daemon.post(&format!("/vdis/{copy}/export"), json!({ "path": path, "format": "vhd" }));
+    assert_eq!((status, &problem["code"]), (409, &json!("exists")));
+    let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd", "format": "qcow2" });
+    let imported = bed.daemon.done(bed.daemon.post("/vdis/import", asked))["uuid"].as_str().unwrap().to_owned();
+    assert_eq!(bed.read(&imported), content(&[(5, 7), (6, 8)]));
+    // What is no VHD is refused before anything is made.
+    fs::write(&path, [7; 1 << 16]).unwrap();
+    let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd" });
+    assert_ne!(bed.daemon.post("/vdis/import", asked).0, 202);
+    bed.nothing_is_left();
+}
+
+#[test]
+fn a_dry_run_leaves_alone_what_is_under_way() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    // A merge that goes on for as long as it is looked at; a verb that means it would have it end.
+    let merge = "6e000000-0000-4000-8000-000000000001";
+    let planted = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
+                   VALUES (?1, 'vdi-merge', '[]', 'running', 1, '{}', '2026-11-22T12:00:00Z')";
+    bed.catalogue().execute(planted, [merge]).unwrap();
+    bed.catalogue().execute("INSERT INTO claim VALUES (?1, ?2)", (&vdi, merge)).unwrap();
+    let (status, plan) = bed.daemon.delete(&format!("/vdis/{vdi}?dry_run=true"));
+    assert_eq!((status, &plan["uuid"], plan["files"].as_array().map(Vec::len)), (200, &json!(vdi), Some(1)), "{plan}");
+    assert_eq!(bed.daemon.get(&format!("/tasks/{merge}")).1["state"], "running");
+}
+
+/// Follows events while `work` goes on, up to the end of a task of this verb: how far it was, each time that was told.
+fn told_of(bed: &Bed, verb: &str, work: impl FnOnce()) -> Vec<f64> {
+    let mut stream = UnixStream::connect(bed.daemon.socket()).unwrap();
+    stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    assert!(lines.by_ref().any(|line| line.is_empty()), "there is no stream of events");
+    work();
+    let mut parts = Vec::new();
+    for line in lines {
+        let Some(event) = line.strip_prefix("data: ").map(|data| serde_json::from_str::<Value>(data).unwrap()) else {
+            continue;
+        };
+        let task = &event["object"];
+        if task["verb"] == verb {
+            parts.push(task["progress"].as_f64().unwrap());
+        }
+        if task["verb"] == verb && task["state"] == "done" {
+            return parts;
+        }
+    }
+    panic!("the events have ended before the task");
+}
+
+#[test]
+fn what_takes_its_time_tells_how_far_it_is() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    (0..16).for_each(|at| bed.write(&vdi, at, 7));
+    let on_the_way = |parts: Vec<f64>| {
+        assert!(parts.is_sorted(), "{parts:?}");
+        parts.into_iter().filter(|part| *part > 0.0 && *part < 1.0).count()
+    };
+    let parts = told_of(&bed, "vdi-copy", || drop(bed.made(&vdi, "copy", json!({ "sr": bed.sr }))));
+    assert!(on_the_way(parts) > 3);
+    let snapshot = bed.made(&vdi, "snapshot", json!({}));
+    (0..16).for_each(|at| bed.write(&vdi, at, 8));
+    let parts = told_of(&bed, "vdi-merge", || drop(bed.daemon.delete(&format!("/vdis/{snapshot}"))));
+    assert!(on_the_way(parts) > 1);
+}
+
+/// Words of the disk processes that were started, by one that notes them first.
+#[test]
+fn image_jobs_are_handed_all_they_need_and_may_get_at_nothing_else() {
+    let mut bed = bed();
+    let (room, words) = (bed.daemon.room().to_owned(), bed.daemon.room().join("words"));
+    let (noting, real) = (room.join("noting"), room.join("tapline-disk"));
+    // Its user need not be let to where it was built.
+    harness::copy_program(&harness::disk_program(), &real);
+    let script = format!("#!/bin/sh\necho \"$@\" >> {}\nexec {} \"$@\"\n", words.display(), real.display());
+    fs::write(&words, "").unwrap();
+    fs::write(&noting, script).unwrap();
+    // It is run by a user of its own.
+    for (path, mode) in [(&room, 0o711), (&noting, 0o755), (&words, 0o666)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let config = fs::read_to_string(room.join("taplined.toml")).unwrap();
+    let others: Vec<&str> = config.lines().filter(|line| !line.starts_with("disk-program")).collect();
+    fs::write(room.join("taplined.toml"), format!("disk-program = {noting:?}\n{}\n", others.join("\n"))).unwrap();
+    bed.daemon.restart();
+
+    let vdi = bed.create("disk", "qcow2");
+    let snapshot = bed.made(&vdi, "snapshot", json!({}));
+    bed.made(&vdi, "copy", json!({ "sr": bed.sr, "format": "vhd" }));
+    bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+    bed.daemon.settle();
+    // What has appeared is looked at.
+    let images = room.join("vms");
+    fs::copy(images.join(bed.show(&vdi)["file"].as_str().unwrap()), images.join("appeared.qcow2")).unwrap();
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{}/scan", bed.sr), json!({})));
+    let noted = fs::read_to_string(&words).unwrap();
+    for verb in ["create", "convert", "resize", "merge", "info"] {
+        assert!(noted.lines().any(|line| line.starts_with(&format!("image {verb} "))), "{verb}: {noted}");
+    }
+    assert!(noted.lines().all(|line| line.contains("--handed") && line.contains("--confine")), "{noted}");
+}
+
+#[test]
+fn a_vdi_grows_and_never_shrinks() {
+    let bed = bed();
+    for format in ["qcow2", "vhd", "raw"] {
+        let vdi = bed.create("disk", format);
+        bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
+        assert_eq!(bed.show(&vdi)["virtual_size"], 2 * SIZE);
+        let (status, problem) = bed.daemon.post(&format!("/vdis/{vdi}/resize"), json!({ "size": SIZE }));
+        assert_eq!((status, &problem["field"]), (422, &json!("size")));
+    }
+    bed.nothing_is_left();
+}
+
+impl Bed {
+    /// Plugs a VDI for NBD clients; the VBD.
+    fn plug(&self, vdi: &str) -> String {
+        let (status, vbd) = self.daemon.post("/vbds", json!({ "vdi": vdi, "transport": "nbd" }));
+        assert_eq!(status, 201, "{vbd}");
+        let vbd = vbd["uuid"].as_str().unwrap().to_owned();
+        self.daemon.done(self.daemon.post(&format!("/vbds/{vbd}/plug"), json!({})));
+        vbd
+    }
+
+    fn unplug(&self, vbd: &str) {
+        self.daemon.done(self.daemon.post(&format!("/vbds/{vbd}/unplug"), json!({})));
+        let (status, _) = self.daemon.delete(&format!("/vbds/{vbd}"));
+        assert_eq!(status, 204);
+    }
+
+    /// Has a client of a VBD's socket do something, as `qemu-io` calls it.
+    fn client(&self, vbd: &str, command: &str) {
+        let (_, shown) = self.daemon.get(&format!("/vbds/{vbd}"));
+        let uri = format!("nbd+unix:///?socket={}", shown["socket"].as_str().unwrap());
+        let done = Command::new("qemu-io").args(["-f", "raw", "-c", command, "-c", "flush", &uri]).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && !said.contains("failed"), "{command}: {said}");
+    }
+}
+
+#[test]
+fn a_vdi_that_is_plugged_is_kept_cloned_grown_and_merged_under_its_client() {
+    for format in ["qcow2", "vhd"] {
+        let bed = bed();
+        let vdi = bed.create("disk", format);
+        let vbd = bed.plug(&vdi);
+        bed.client(&vbd, "write -P 1 1M 1M");
+        let snapshot = bed.made(&vdi, "snapshot", json!({ "name": "before" }));
+        bed.client(&vbd, "write -P 2 1M 1M");
+        let clone = bed.made(&vdi, "clone", json!({ "name": "clone" }));
+        bed.client(&vbd, "write -P 3 2M 1M");
+        assert_eq!(bed.read(&snapshot), content(&[(1, 1)]));
+        assert_eq!(bed.read(&clone), content(&[(1, 2)]));
+        bed.client(&vbd, "read -P 2 1M 1M");
+        bed.verb(&vdi, "resize", json!({ "size": 2 * SIZE }));
+        bed.client(&vbd, "write -P 4 20M 1M");
+
+        for gone in [&snapshot, &clone] {
+            bed.daemon.done(bed.daemon.delete(&format!("/vdis/{gone}")));
+            bed.daemon.settle();
+            bed.client(&vbd, "read -P 3 2M 1M");
+        }
+        assert_eq!(bed.show(&vdi)["depth"], 1, "{}", bed.daemon.log());
+        // What another daemon finds is what this one left.
+        bed.client(&vbd, "read -P 2 1M 1M");
+        bed.unplug(&vbd);
+        let mut expected = content(&[(1, 2), (2, 3)]);
+        expected.resize(2 * expected.len(), 0);
+        expected[20] = 4;
+        assert_eq!(bed.read(&vdi), expected);
+        bed.nothing_is_left();
+    }
+}
+
+#[test]
+fn snapshots_that_are_destroyed_at_one_time_are_merged_one_after_the_other() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    let vbd = bed.plug(&vdi);
+    let mut snapshots = Vec::new();
+    for byte in 1..=4 {
+        bed.client(&vbd, &format!("write -P {byte} {byte}M 1M"));
+        snapshots.push(bed.made(&vdi, "snapshot", json!({})));
+    }
+    let begun: Vec<Value> = snapshots
+        .iter()
+        .map(|snapshot| {
+            let (status, task) = bed.daemon.delete(&format!("/vdis/{snapshot}"));
+            assert_eq!(status, 202, "{task}");
+            task
+        })
+        .collect();
+    for task in &begun {
+        assert_eq!(bed.daemon.wait(task)["state"], "done", "{}", bed.daemon.log());
+    }
+    // A merge that had to give way is begun again after half a minute.
+    harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
+    bed.unplug(&vbd);
+    assert_eq!(bed.read(&vdi), content(&[(1, 1), (2, 2), (3, 3), (4, 4)]));
+    bed.daemon.settle();
+    bed.nothing_is_left();
+}
+
+#[test]
+fn a_chain_grows_no_deeper_than_a_disk_can_be_served_from() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    bed.write(&vdi, 1, 1);
+    let snapshots: Vec<String> = (1..60).map(|_| bed.made(&vdi, "snapshot", json!({}))).collect();
+    assert_eq!(bed.show(&vdi)["depth"], 60);
+    let last = snapshots.last().unwrap();
+    // Of the snapshot below the leaf another image may still be made.
+    let asks = [(&vdi, "snapshot", json!({})), (&vdi, "clone", json!({}))];
+    for (vdi, verb, asked) in asks {
+        let (status, refused) = bed.daemon.post(&format!("/vdis/{vdi}/{verb}"), asked);
+        assert_eq!((status, &refused["code"]), (409, &json!("state")), "{verb}: {refused}");
+        assert!(refused["advice"].as_str().unwrap().contains("destroy snapshots"), "{refused}");
+    }
+    let clone = bed.made(last, "clone", json!({}));
+    assert_eq!(bed.show(&clone)["depth"], 60);
+    let vbd = bed.plug(&vdi);
+    bed.client(&vbd, "write -P 2 2M 1M");
+    bed.unplug(&vbd);
+    assert_eq!(bed.read(&vdi), content(&[(1, 1), (2, 2)]));
+    bed.verb(&vdi, "revert", json!({ "snapshot": last }));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{clone}")));
+    for snapshot in &snapshots {
+        bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
+    }
+    harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
+    assert_eq!(bed.read(&vdi), content(&[(1, 1)]));
+    bed.daemon.settle();
+    bed.nothing_is_left();
+}
+
+/// What a destroyed snapshot leaves is being merged by the time the next one is asked for.
+#[test]
+fn a_snapshot_works_at_once_behind_the_end_of_another() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    let vbd = bed.plug(&vdi);
+    let mut last = bed.made(&vdi, "snapshot", json!({}));
+    for round in 0..30_u64 {
+        bed.client(&vbd, &format!("write -P {} {}M 1M", round + 1, round % 16));
+        bed.daemon.done(bed.daemon.delete(&format!("/vdis/{last}")));
+        last = bed.made(&vdi, "snapshot", json!({}));
+    }
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{last}")));
+    harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
+    bed.unplug(&vbd);
+    let expected: Vec<(usize, u8)> = (0..16).zip((17..31).chain(15..17)).collect();
+    assert_eq!(bed.read(&vdi), content(&expected));
+    bed.daemon.settle();
+    bed.nothing_is_left();
+}
+
+/// Each leaves something to merge, and that begins just when the next one is asked for.
+#[test]
+fn a_merge_that_begins_keeps_nobody_from_a_vdi() {
+    let bed = bed();
+    let vdi = bed.create("disk", "qcow2");
+    let vbd = bed.plug(&vdi);
+    let snapshots: Vec<String> = (0..16).map(|_| bed.made(&vdi, "snapshot", json!({}))).collect();
+    for snapshot in &snapshots {
+        let (status, task) = bed.daemon.delete(&format!("/vdis/{snapshot}"));
+        assert_eq!(status, 202, "{task}\n{}", bed.daemon.log());
+        assert_eq!(bed.daemon.wait(&task)["state"], "done", "{}", bed.daemon.log());
+    }
+    harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
+    bed.unplug(&vbd);
+    bed.daemon.settle();
+    bed.nothing_is_left();
+}
+
+/// Asks for a verb.
+type Ask = Box<dyn Fn(&Bed) -> (u16, Value)>;
+
+/// Prepares a VDI for a verb, so that each of its steps is come by when it is asked for.
+fn scenario(bed: &Bed, verb: &str) -> Ask {
+    let vdi = bed.create("disk", "qcow2");
+    bed.write(&vdi, 1, 1);
+    let snapshot = bed.made(&vdi, "snapshot", json!({}));
+    bed.write(&vdi, 2, 2);
+    let (sr, out) = (bed.sr.clone(), bed.daemon.room().join("out.raw"));
+    let post = |path: String, body: Value| -> Ask { Box::new(move |bed| bed.daemon.post(&path, body.clone())) };
+    match verb {
+        "vdi-create" => post("/vdis".into(), json!({ "sr": sr, "name": "new", "size": SIZE })),
+        "vdi-snapshot" => post(format!("/vdis/{vdi}/snapshot"), json!({})),
+        "vdi-clone" => post(format!("/vdis/{vdi}/clone"), json!({})),
+        "vdi-revert" => post(format!("/vdis/{vdi}/revert"), json!({ "snapshot": snapshot })),
+        "vdi-copy" => post(format!("/vdis/{vdi}/copy"), json!({ "sr": sr })),
+        "vdi-resize" => post(format!("/vdis/{vdi}/resize"), json!({ "size": 2 * SIZE })),
+        "vdi-export" => post(format!("/vdis/{vdi}/export"), json!({ "path": out, "format": "raw" })),
+        "vdi-import" => {
+            bed.verb(&vdi, "export", json!({ "path": out, "format": "raw" }));
+            post("/vdis/import".into(), json!({ "sr": sr, "name": "in", "path": out, "source_format": "raw" }))
+        }
+        // What stands on the second snapshot is told that it stands on another image.
+        "vdi-merge" => {
+            bed.made(&vdi, "snapshot", json!({ "name": "second" }));
+            bed.write(&vdi, 3, 3);
+            Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}")))
+        }
+        "vdi-destroy" => Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}"))),
+        // An image that nobody shows and nothing stands on, as a merge may leave that was refused for a while.
+        "sr-reclaim" => Box::new(move |bed| {
+            let uuid = uuid();
+            fs::write(bed.directory().join(&uuid), "an image").unwrap();
+            let row = "INSERT INTO image VALUES (?1, ?2, ?1, 'qcow2', 512, 0, NULL, 'ready', FALSE)";
+            bed.catalogue().execute(row, [&uuid, &bed.sr]).unwrap();
+            bed.daemon.delete(&format!("/vdis/{vdi}"))
+        }),
+        other => panic!("no test comes by {other}: write a scenario for it"),
+    }
+}
+
+fn uuid() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap().trim().to_owned()
+}
+
+/// Every VDI by name, with its depth and what it shows; and whether something was exported.
+type State = (Vec<(String, bool, u64, Vec<u8>)>, bool);
+
+fn state(bed: &Bed) -> State {
+    let (_, vdis) = bed.daemon.get("/vdis");
+    let of = |vdi: &Value| {
+        let name = vdi["name"].as_str().unwrap().to_owned();
+        let (read_only, depth) = (vdi["read_only"].as_bool().unwrap(), vdi["depth"].as_u64().unwrap());
+        (name, read_only, depth, bed.read(vdi["uuid"].as_str().unwrap()))
+    };
+    let mut all: Vec<_> = vdis.as_array().unwrap().iter().map(of).collect();
+    all.sort();
+    (all, bed.daemon.room().join("out.raw").exists())
+}
+
+/// Kills the daemon at each point of a verb, and sees that the verb is done or undone afterwards, and can be given
+/// again.
+fn killed_anywhere(verb: &str, steps: &[&str]) {
+    let whole = bed();
+    let ask = scenario(&whole, verb);
+    whole.daemon.settle();
+    let before = state(&whole);
+    whole.daemon.done(ask(&whole));
+    whole.daemon.settle();
+    let done = state(&whole);
+    assert_ne!(before, done, "{verb} changes nothing that is looked at");
+    for point in points(verb, steps) {
+        let mut bed = bed();
+        let ask = scenario(&bed, verb);
+        bed.daemon.settle();
+        die_at(&mut bed, &point, &ask);
+        bed.daemon.settle();
+        bed.nothing_is_left();
+        let after = state(&bed);
+        assert!(after == before || after == done, "{point}: {after:?} is neither {before:?} nor {done:?}");
+        if after == before {
+            // It was undone, so it can be asked for again.
+            bed.daemon.done(ask(&bed));
+            bed.daemon.settle();
+            assert_eq!(state(&bed), done, "{point}");
+            bed.nothing_is_left();
+        }
+    }
+}
+
+fn points(verb: &str, steps: &[&str]) -> Vec<String> {
+    steps.iter().flat_map(|step| [format!("{verb}:{step}"), format!("{verb}:{step}:after")]).collect()
+}
+
+/// Has a daemon die at a point of what it is asked, and starts another.
+fn die_at(bed: &mut Bed, point: &str, ask: &Ask) {
+    bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", point)]);
+    ask(bed);
+    bed.daemon.wait_for_death();
+    bed.daemon.restart();
+}
+
+/// Steps of all journalled jobs, by verb.
+fn steps() -> BTreeMap<String, Vec<String>> {
+    let lines = Command::new(env!("CARGO_BIN_EXE_taplined")).arg("--steps").output().unwrap().stdout;
+    let lines = String::from_utf8(lines).unwrap();
+    let mut by_verb: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (verb, step) in lines.lines().map(|line| line.split_once(' ').unwrap()) {
+        by_verb.entry(verb.into()).or_default().push(step.into());
+    }
+    by_verb
+}
+
+#[test]
+fn a_job_is_done_or_undone_wherever_the_daemon_was_killed() {
+    let by_verb = steps();
+    assert!(by_verb.len() >= 14, "{by_verb:?}");
+    // Those of repositories are in sr.rs.
+    let of_repositories = ["sr-create", "sr-destroy", "sr-introduce"];
+    for (verb, steps) in by_verb.into_iter().filter(|(verb, _)| !of_repositories.contains(&verb.as_str())) {
+        killed_anywhere(&verb, &steps.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+}
+
+/// The same while a client uses the disk, whose process goes on, or dies with the daemon.
+#[test]
+fn a_job_on_a_plugged_vdi_is_done_or_undone_wherever_the_daemon_was_killed() {
+    let by_verb = steps();
+    for verb in ["vdi-snapshot", "vdi-clone", "vdi-resize", "vdi-merge"] {
+        let steps: Vec<&str> = by_verb[verb].iter().map(String::as_str).collect();
+        for (point, disk_dies) in
+            points(verb, &steps).into_iter().flat_map(|point| [(point.clone(), false), (point, true)])
+        {
+            let mut bed = bed();
+            let ask = scenario(&bed, verb);
+            let vdi = bed
+                .daemon
+                .get("/vdis?match=disk")
+                .1
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|vdi| vdi["read_only"] == false)
+                .unwrap()["uuid"]
+                .as_str()
+                .unwrap()
+                .to_owned();
+            bed.daemon.settle();
+            let before = bed.read(&vdi);
+            let vbd = bed.plug(&vdi);
+            bed.daemon.restart_with(&[("TAPLINED_ABORT_AT", &point)]);
+            ask(&bed);
+            bed.daemon.wait_for_death();
+            if disk_dies {
+                let pid: i64 = bed.catalogue().query_row("SELECT pid FROM vbd", [], |row| row.get(0)).unwrap();
+                assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+            }
+            bed.daemon.restart();
+            bed.daemon.settle();
+            harness::wait_until("it is served", || bed.daemon.get(&format!("/vbds/{vbd}")).1["state"] == "plugged");
+            bed.client(&vbd, "write -P 9 9M 1M");
+            bed.unplug(&vbd);
+            bed.daemon.settle();
+            bed.nothing_is_left();
+            let mut expected = before;
+            expected[9] = 9;
+            expected.resize(bed.read(&vdi).len(), 0);
+            assert_eq!(bed.read(&vdi), expected, "{point}, the disk dies: {disk_dies}");
+        }
+    }
+}

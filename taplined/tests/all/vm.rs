@@ -1,0 +1,586 @@
+//! VMs of the real daemon, with real QEMUs that have no system to boot: started with their disks, held, ended, killed,
+//! found again.
+//!
+//! The firmware looks for a system, finds none and idles; it hears no power button and lets go of no disk.
+//! `TAPLINE_QEMU` names another QEMU.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::harness;
+use crate::harness::disks::{nothing_leaked, plug, processes, state, with_disks};
+use crate::harness::{Taplined, wait_until};
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// A daemon with disks that are named; none where there is no QEMU, which is said.
+fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
+    let program = std::env::var("TAPLINE_QEMU");
+    let qemu = program.as_deref().unwrap_or(QEMU);
+    if Command::new(qemu).arg("--version").output().is_err() {
+        eprintln!("not run: there is no {qemu}; `make prepare` installs it");
+        return None;
+    }
+    Some(with_disks(&format!("qemu-program = {qemu:?}\n{settings}"), names))
+}
+
+/// Makes a VM with these disks; its path in the API.
+#[track_caller]
+fn machine(daemon: &Taplined, vdis: &[String]) -> String {
+    let asked = json!({ "name": "guest", "driver": "qemu", "memory": 64 << 20, "vcpus": 2 });
+    let (status, vm) = daemon.post("/vms", asked);
+    assert_eq!(status, 201, "{vm}");
+    let vm = format!("/vms/{}", vm["uuid"].as_str().unwrap());
+    for vdi in vdis {
+        add_disk(daemon, &vm, vdi);
+    }
+    vm
+}
+
+/// Makes a VBD of a VM; its path in the API.
+#[track_caller]
+fn add_disk(daemon: &Taplined, vm: &str, vdi: &str) -> String {
+    let (status, vbd) = daemon.post("/vbds", json!({ "vdi": vdi, "vm": vm.trim_start_matches("/vms/") }));
+    assert_eq!(status, 201, "{vbd}");
+    format!("/vbds/{}", vbd["uuid"].as_str().unwrap())
+}
+
+#[track_caller]
+fn start(daemon: &Taplined, vm: &str) -> Value {
+    daemon.done(daemon.post(&format!("{vm}/start"), json!({})))
+}
+
+#[track_caller]
+fn shut_down(daemon: &Taplined, vm: &str, how: Value) -> Value {
+    daemon.done(daemon.post(&format!("{vm}/shutdown"), how))
+}
+
+fn power(daemon: &Taplined, vm: &str) -> String {
+    daemon.get(vm).1["power"].as_str().unwrap().into()
+}
+
+/// The states of the VBDs of a VM.
+fn states(daemon: &Taplined, vm: &str) -> Vec<String> {
+    let vbds = daemon.get(&format!("/vbds?vm={}", vm.trim_start_matches("/vms/"))).1;
+    vbds.as_array().unwrap().iter().map(|vbd| vbd["state"].as_str().unwrap().into()).collect()
+}
+
+fn kill(pid: &Value) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}
+
+fn said(problem: &Value) -> &str {
+    problem["message"].as_str().unwrap_or_else(|| panic!("{problem}"))
+}
+
+#[test]
+fn a_vm_starts_with_its_disks_is_held_goes_on_and_ends_with_them() {
+    let Some((daemon, vdis)) = begin("", &["a", "b", "c"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    assert_eq!(daemon.get("/vms?match=guest").1.as_array().unwrap().len(), 1);
+    let running = start(&daemon, &vm);
+    assert_eq!(running["power"], "running");
+    assert!(Path::new(running["handle"].as_str().unwrap()).exists(), "{running}");
+    assert_eq!(states(&daemon, &vm), ["plugged"; 3]);
+    nothing_leaked(&daemon);
+    let words = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+    let serial: String = vdis[0].replace('-', "").chars().take(20).collect();
+    assert!(processes(&daemon).into_iter().any(|pid| words(pid).contains(&format!("--serial\0{serial}\0"))));
+    let twice = daemon.post(&format!("{vm}/start"), json!({})).1;
+    assert_eq!((&twice["code"], daemon.delete(&vm).1["code"].as_str()), (&json!("state"), Some("state")));
+    assert_eq!(daemon.patch(&vm, json!({ "vcpus": 3 })).1["code"], "state");
+    assert_eq!(daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})))["power"], "suspended");
+    assert_eq!(daemon.post(&format!("{vm}/suspend"), json!({})).1["code"], "state");
+    assert_eq!(daemon.post(&format!("{vm}/shutdown"), json!({})).1["code"], "state");
+    assert_eq!(daemon.done(daemon.post(&format!("{vm}/resume"), json!({})))["power"], "running");
+    assert_eq!(daemon.get(&vm).1["pid"], running["pid"]);
+    let halted = shut_down(&daemon, &vm, json!({ "force": true }));
+    assert_eq!((&halted["power"], &halted["problem"]), (&json!("halted"), &Value::Null));
+    assert_eq!(states(&daemon, &vm), ["unplugged"; 3]);
+    nothing_leaked(&daemon);
+    assert_eq!(daemon.delete(&vm).0, 204);
+    assert!(daemon.get("/vbds").1.as_array().unwrap().is_empty());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_its_field() {
+    let Some((daemon, vdis)) = begin("", &["a"]) else { return };
+    let good = json!({ "name": "x", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
+    let make = |key: &str, value: Value| {
+        let mut asked = good.clone();
+        asked[key] = value;
+        daemon.post("/vms", asked).1
+    };
+    let unknown = make("platform", json!({ "viridian": "true" }));
+    assert_eq!((&unknown["code"], &unknown["field"]), (&json!("invalid"), &json!("platform.viridian")));
+    assert!(said(&unknown).contains("there are usb, usb_tablet, parallel, hvm_serial"), "{unknown}");
+    let value = make("platform", json!({ "usb": "yes" }));
+    assert_eq!(value["field"], "platform.usb");
+    assert!(said(&value).contains("allowed: true, false"), "{value}");
+    assert_eq!(make("platform", json!({ "usb_tablet": "true" }))["field"], "platform");
+    assert_eq!(make("memory", json!((64 << 20) + 512))["field"], "memory");
+    assert_eq!(make("memory", json!(1 << 20))["field"], "memory");
+    assert_eq!(make("vcpus", json!(0))["field"], "vcpus");
+    let xen = make("driver", json!("xen"));
+    assert_eq!((&xen["code"], &xen["field"]), (&json!("unsupported"), &json!("boot")));
+    assert!(xen["advice"].as_str().unwrap().contains("name a kernel"), "{xen}");
+    // With a kernel that is not there it can be made, and not started.
+    let vm = machine(&daemon, &[]);
+    assert_eq!(daemon.post(&format!("{vm}/start"), json!({})).1["field"], "boot");
+    let boot = json!({ "from": "kernel", "kernel": "/no/such/kernel" });
+    assert_eq!(daemon.patch(&vm, json!({ "boot": boot })).0, 200);
+    let missing = daemon.post(&format!("{vm}/start"), json!({})).1;
+    assert_eq!((&missing["code"], &missing["field"]), (&json!("invalid"), &json!("boot.kernel")));
+    let patched = daemon.patch(&vm, json!({ "name": "other", "platform": { "hvm_serial": "tcp:1" } })).1;
+    assert_eq!(patched["field"], "platform.hvm_serial");
+    assert_eq!(daemon.get(&vm).1["name"], "guest");
+    assert_eq!(power(&daemon, &vm), "halted");
+    let nbd = json!({ "vdi": vdis[0], "vm": vm.trim_start_matches("/vms/"), "transport": "nbd" });
+    assert_eq!(daemon.post("/vbds", nbd).1["field"], "transport");
+    for verb in ["suspend", "resume", "shutdown"] {
+        assert_eq!(daemon.post(&format!("{vm}/{verb}"), json!({})).1["code"], "state", "{verb}");
+    }
+}
+
+#[test]
+fn a_start_that_fails_is_undone_and_says_why() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let gone = daemon.room().join("disks/a.qcow2");
+    let aside = gone.with_extension("aside");
+    std::fs::rename(&gone, &aside).unwrap();
+    let problem = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    assert!(said(&problem).contains("a.qcow2"), "{problem}");
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["problem"]), (&json!("halted"), &problem));
+    nothing_leaked(&daemon);
+    std::fs::rename(&aside, &gone).unwrap();
+    // And where all disks are there, and QEMU is not.
+    let config = daemon.room().join("taplined.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let others = text.lines().filter(|line| !line.starts_with("qemu-program")).collect::<Vec<_>>().join("\n");
+    std::fs::write(&config, format!("qemu-program = \"/no/such/qemu\"\n{others}\n")).unwrap();
+    daemon.restart();
+    let problem = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    assert!(said(&problem).contains("/no/such/qemu"), "{problem}");
+    assert_eq!((power(&daemon, &vm).as_str(), states(&daemon, &vm)), ("halted", vec!["unplugged".to_owned(); 2]));
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_is_given_to_a_guest_that_runs_and_taken_from_it_by_force_only_if_it_does_not_let_go() {
+    let Some((daemon, vdis)) = begin("[plug]\nstep-timeout = 4", &["a", "b", "c"]) else { return };
+    let vm = machine(&daemon, &vdis[..1]);
+    start(&daemon, &vm);
+    let hot = add_disk(&daemon, &vm, &vdis[1]);
+    plug(&daemon, &hot);
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    let held = daemon.failed(daemon.post(&format!("{hot}/unplug"), json!({})));
+    assert_eq!(held["code"], "in-use");
+    assert_eq!(state(&daemon, &hot), "plugged");
+    nothing_leaked(&daemon);
+    daemon.done(daemon.post(&format!("{hot}/unplug"), json!({ "force": true })));
+    assert_eq!(power(&daemon, &vm), "running");
+    nothing_leaked(&daemon);
+    // The guest has not let go: what it has begun must not reach the disk again, and nothing else may be in its place.
+    let taken = daemon.failed(daemon.post(&format!("{hot}/plug"), json!({})));
+    assert_eq!(taken["code"], "in-use");
+    assert_eq!(daemon.delete(&hot).0, 204);
+    let other = add_disk(&daemon, &vm, &vdis[2]);
+    assert_eq!(daemon.failed(daemon.post(&format!("{other}/plug"), json!({})))["code"], "in-use");
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    start(&daemon, &vm);
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    nothing_leaked(&daemon);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+}
+
+#[test]
+fn a_qemu_that_is_killed_halts_its_vm_and_says_how() {
+    let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    kill(&start(&daemon, &vm)["pid"]);
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("signal: 9"));
+    assert_eq!(states(&daemon, &vm), ["unplugged"; 2]);
+    nothing_leaked(&daemon);
+    assert_eq!(start(&daemon, &vm)["problem"], Value::Null);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+}
+
+#[test]
+fn a_machine_outlives_the_daemon_and_is_found_again() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis[..1]);
+    let before = start(&daemon, &vm);
+    daemon.kill();
+    daemon.restart();
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
+    nothing_leaked(&daemon);
+    // It is spoken to: a disk is plugged, and it is held, which the next daemon finds.
+    plug(&daemon, &add_disk(&daemon, &vm, &vdis[1]));
+    daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})));
+    daemon.restart();
+    assert_eq!((power(&daemon, &vm).as_str(), &daemon.get(&vm).1["pid"]), ("suspended", &before["pid"]));
+    daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
+    kill(&before["pid"]);
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("nobody knows how"));
+    nothing_leaked(&daemon);
+    // One that ends by itself says why, also to a daemon that has not started it.
+    let again = start(&daemon, &vm);
+    daemon.restart();
+    assert!(Command::new("kill").arg(again["pid"].to_string()).status().unwrap().success());
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("host-signal"), "{}", daemon.get(&vm).1);
+}
+
+/// The catalogue is older than the start of the VM, or knows nothing of it any more.
+#[test]
+fn a_machine_that_the_catalogue_does_not_know_goes_on() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    let before = start(&daemon, &vm);
+    daemon.kill();
+    assert_eq!(daemon.command(&["--restore", "latest"]).0, 0);
+    daemon.restart();
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    nothing_leaked(&daemon);
+    // It ran then, and was started anew since.
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    let before = start(&daemon, &vm);
+    daemon.kill();
+    assert_eq!(daemon.command(&["--restore", "latest"]).0, 0);
+    daemon.restart();
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["pid"], &now["problem"]), (&json!("running"), &before["pid"], &Value::Null));
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    nothing_leaked(&daemon);
+    daemon.kill();
+    std::fs::remove_dir_all(daemon.room().join("state")).unwrap();
+    let disks = daemon.room().join("disks");
+    assert_eq!(daemon.command(&["--rebuild", disks.to_str().unwrap()]).0, 0);
+    daemon.restart();
+    assert_eq!(daemon.get("/vms").1, json!([]));
+    let vbds = daemon.get("/vbds").1;
+    assert!(vbds.as_array().unwrap().iter().all(|vbd| vbd["state"] == "plugged"), "{vbds}\n{}", daemon.log());
+    assert!(Path::new(&format!("/proc/{}", before["pid"])).exists());
+    assert!(daemon.log().contains("is left alone"), "{}", daemon.log());
+    kill(&before["pid"]);
+}
+
+/// By the catalogue the VM runs and has the disk; it has ended since, and somebody plugged the disk without it.
+#[test]
+fn a_disk_that_was_plugged_behind_the_end_of_its_vm_stays_so_with_an_older_catalogue() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    let vbds = daemon.get(&format!("/vbds?vm={}", vm.trim_start_matches("/vms/"))).1;
+    let (other, used) = (vbds[0].clone(), format!("/vbds/{}", vbds[1]["uuid"].as_str().unwrap()));
+    let pid = plug(&daemon, &used)["pid"].clone();
+    daemon.kill();
+    assert_eq!(daemon.command(&["--restore", "latest"]).0, 0);
+    daemon.restart();
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    let now = daemon.get(&used).1;
+    assert_eq!((&now["state"], &now["pid"]), (&json!("plugged"), &pid), "{}", daemon.log());
+    assert_eq!(daemon.get(&format!("/vbds/{}", other["uuid"].as_str().unwrap())).1["state"], "unplugged");
+    // The VM starts with it.
+    start(&daemon, &vm);
+    assert_eq!(states(&daemon, &vm), ["plugged"; 2]);
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    assert_eq!(states(&daemon, &vm), ["unplugged"; 2]);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_machine_that_ends_while_no_daemon_runs_is_halted_by_the_next() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let pid = start(&daemon, &vm)["pid"].clone();
+    daemon.kill();
+    kill(&pid);
+    daemon.restart();
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert!(said(&daemon.get(&vm).1["problem"]).contains("while no daemon ran"));
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_machine_whose_monitor_somebody_else_holds_goes_on_and_can_be_ended_by_force() {
+    let Some((mut daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    for by_force in [true, false] {
+        let running = start(&daemon, &vm);
+        daemon.kill();
+        let held = std::os::unix::net::UnixStream::connect(running["handle"].as_str().unwrap()).unwrap();
+        daemon.restart();
+        let now = daemon.get(&vm).1;
+        assert_eq!((&now["power"], &now["pid"]), (&json!("running"), &running["pid"]));
+        assert!(said(&now["problem"]).contains("another client holds its monitor"), "{now}");
+        match by_force {
+            true => drop(shut_down(&daemon, &vm, json!({ "force": true }))),
+            false => kill(&running["pid"]),
+        }
+        wait_until("it is halted", || power(&daemon, &vm) == "halted");
+        assert_eq!(states(&daemon, &vm), ["unplugged"]);
+        nothing_leaked(&daemon);
+        drop(held);
+    }
+}
+
+#[test]
+fn a_daemon_that_dies_in_a_start_or_an_end_leaves_nothing_half_done() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    for point in ["vm-start:plug", "vm-start:plug:after", "vm-start:start:after"] {
+        daemon.restart_with(&[("TAPLINED_ABORT_AT", point)]);
+        daemon.post(&format!("{vm}/start"), json!({}));
+        daemon.wait_for_death();
+        daemon.restart_with(&[]);
+        wait_until("it is halted", || power(&daemon, &vm) == "halted");
+        assert!(said(&daemon.get(&vm).1["problem"]).contains("the daemon ended meanwhile"), "{point}");
+        nothing_leaked(&daemon);
+    }
+    for point in ["vm-shutdown:end", "vm-shutdown:end:after", "vm-end:unplug:after"] {
+        daemon.restart_with(&[("TAPLINED_ABORT_AT", point)]);
+        start(&daemon, &vm);
+        daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 1 }));
+        daemon.wait_for_death();
+        daemon.restart_with(&[]);
+        if point == "vm-shutdown:end" {
+            // It still runs, and is asked anew; this guest never hears that.
+            daemon.done(daemon.post(&format!("{vm}/shutdown"), json!({ "force": true })));
+        }
+        wait_until("it is halted", || power(&daemon, &vm) == "halted");
+        assert_eq!(states(&daemon, &vm), ["unplugged"; 2], "{point}");
+        nothing_leaked(&daemon);
+    }
+}
+
+#[test]
+fn a_guest_that_does_not_power_off_is_ended_and_until_then_one_may_think_otherwise() {
+    let Some((daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    wait_until("it is asked", || power(&daemon, &vm) == "stopping");
+    assert_eq!(daemon.post(&format!("{vm}/shutdown"), json!({})).1["code"], "busy");
+    wait_until("the guest is waited for", || {
+        daemon.get(&format!("/tasks/{}", asked["uuid"].as_str().unwrap())).1["step"] == "ask"
+    });
+    assert_eq!(daemon.post(&format!("/tasks/{}/cancel", asked["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(daemon.wait(&asked)["state"], "cancelled");
+    assert_eq!(power(&daemon, &vm), "running");
+    assert_eq!(shut_down(&daemon, &vm, json!({ "timeout": 1 }))["power"], "halted");
+    // And force puts an end to patience.
+    start(&daemon, &vm);
+    let patient = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
+    assert_eq!(daemon.wait(&patient)["state"], "cancelled");
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_shutdown_that_a_daemon_takes_up_again_can_still_be_cancelled() {
+    let Some((mut daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    wait_until("the guest is waited for", || {
+        daemon.get(&format!("/tasks/{}", asked["uuid"].as_str().unwrap())).1["step"] == "ask"
+    });
+    daemon.kill();
+    daemon.restart();
+    let tasks = daemon.get("/tasks?open=true").1;
+    let again = tasks.as_array().unwrap().iter().find(|task| task["verb"] == "vm-shutdown");
+    let again = again.unwrap_or_else(|| panic!("{tasks}")).clone();
+    assert_eq!(daemon.post(&format!("/tasks/{}/cancel", again["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(daemon.wait(&again)["state"], "cancelled");
+    assert_eq!((power(&daemon, &vm), states(&daemon, &vm)), ("running".into(), vec!["plugged".into()]));
+    assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_guest_that_powers_off_halts_its_vm_and_that_is_no_problem() {
+    let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    // mov dx, 0x604; mov ax, 0x2000; out dx, ax; hlt; jmp: the power management of the chipset, where the firmware has
+    // put it.
+    let mut sector = vec![0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef, 0xf4, 0xeb, 0xfd];
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    let file = daemon.room().join("sector");
+    std::fs::write(&file, sector).unwrap();
+    let write = format!("write -s {} 0 512", file.display());
+    let image = daemon.room().join("disks/a.qcow2");
+    let written = Command::new("qemu-io").args(["-f", "qcow2", "-c", &write]).arg(image).output().unwrap();
+    assert!(written.status.success(), "{written:?}");
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    wait_until("it is halted", || power(&daemon, &vm) == "halted");
+    assert_eq!(daemon.get(&vm).1["problem"], Value::Null);
+    assert_eq!(states(&daemon, &vm), ["unplugged"; 2]);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_start_that_is_cancelled_is_undone_and_until_then_no_disk_is_plugged_by_itself() {
+    let Some((daemon, vdis)) = begin("[plug]\ninjected-delays = true", &["a", "b~30000ms"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let asked = daemon.post(&format!("{vm}/start"), json!({})).1;
+    wait_until("one disk is plugged", || states(&daemon, &vm) == ["plugged", "plugging"]);
+    let late = add_disk(&daemon, &vm, &vdis[0]);
+    let (status, busy) = daemon.post(&format!("{late}/plug"), json!({}));
+    assert_eq!((status, &busy["code"]), (409, &json!("busy")), "{busy}");
+    assert_eq!(daemon.delete(&late).0, 204);
+    assert_eq!(daemon.post(&format!("{vm}/start"), json!({})).1["code"], "busy");
+    assert_eq!(daemon.post(&format!("/tasks/{}/cancel", asked["uuid"].as_str().unwrap()), json!({})).0, 200);
+    assert_eq!(daemon.wait(&asked)["state"], "cancelled");
+    let now = daemon.get(&vm).1;
+    assert_eq!((&now["power"], &now["problem"]), (&json!("halted"), &Value::Null));
+    nothing_leaked(&daemon);
+    // The same by force, which does not wait for what is slow.
+    let asked = daemon.post(&format!("{vm}/start"), json!({})).1;
+    wait_until("one disk is plugged", || states(&daemon, &vm) == ["plugged", "plugging"]);
+    assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
+    assert_eq!(daemon.wait(&asked)["state"], "cancelled");
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_disk_process_that_dies_under_a_guest_is_replaced_and_the_guest_has_it_again() {
+    let Some((daemon, vdis)) = begin("[plug]\nstep-timeout = 4", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let pid = start(&daemon, &vm)["pid"].clone();
+    let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
+    let before = daemon.get(&vbd).1["pid"].clone();
+    kill(&before);
+    wait_until("another one serves", || {
+        let now = daemon.get(&vbd).1;
+        now["state"] == "plugged" && now["pid"] != before
+    });
+    assert_eq!(daemon.get(&vm).1["pid"], pid);
+    // The guest is connected to it: it is not to be had without force.
+    assert_eq!(daemon.failed(daemon.post(&format!("{vbd}/unplug"), json!({})))["code"], "in-use");
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn a_machine_keeps_its_disk_over_one_connection_while_process_follows_process() {
+    let Some((daemon, vdis)) = begin("", &["a"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    let pid = start(&daemon, &vm)["pid"].clone();
+    let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
+    let connection = |vbd: &str| connections(&daemon.get(vbd).1["socket"]);
+    let log = daemon.room().join(format!("log{}.log", vbd.replace("/vbds", "/vbd")));
+    let said = || std::fs::read_to_string(&log).unwrap();
+    wait_until("the firmware has started the disk", || said().contains("the front-end records what is in flight"));
+    // That of who asked whether the disk is served, before QEMU came, goes as soon as the kernel has ended its watch.
+    wait_until("QEMU alone is connected", || connection(&vbd).len() == 1);
+    let first = connection(&vbd);
+    for _ in 0..4 {
+        daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
+        // QEMU stops the disk's rings and starts them again, of whoever is there now.
+        daemon.done(daemon.post(&format!("{vm}/suspend"), json!({})));
+        daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
+        daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
+        let (now, machine) = (daemon.get(&vbd).1, daemon.get(&vm).1);
+        assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
+        assert_eq!((&machine["power"], &machine["pid"]), (&json!("running"), &pid));
+        assert_eq!(connection(&vbd), first, "QEMU has had to connect again");
+        nothing_leaked(&daemon);
+    }
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    nothing_leaked(&daemon);
+}
+
+/// The inodes of connections that were accepted at a socket (proc(5), /proc/net/unix: state 3).
+fn connections(socket: &Value) -> Vec<String> {
+    let known = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let rows = known.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let ours = rows.filter(|row| row.get(7).is_some_and(|path| socket == path) && row[5] == "03");
+    ours.map(|row| row[6].to_owned()).collect()
+}
+
+#[test]
+fn a_drained_host_has_ended_its_vms_before_their_disks() {
+    let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let (runs, held) = (machine(&daemon, &vdis[..1]), machine(&daemon, &vdis[1..]));
+    start(&daemon, &runs);
+    start(&daemon, &held);
+    daemon.done(daemon.post(&format!("{held}/suspend"), json!({})));
+    let drained = daemon.done(daemon.post("/host/drain", json!({ "timeout": 1 })));
+    assert_eq!(drained["forced"], 0, "a disk was taken from under a machine\n{}", daemon.log());
+    assert_eq!([power(&daemon, &runs), power(&daemon, &held)], ["halted"; 2]);
+    nothing_leaked(&daemon);
+}
+
+#[test]
+fn others_are_told_what_to_paste() {
+    let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let (vhost, nbd) = ("vhost-user", "nbd");
+    let vbd = harness::disks::vbd(&daemon, &vdis[0], vhost);
+    let text = |path: &str| daemon.text(path);
+    assert_eq!(daemon.get(&format!("{vbd}/connect?for=qemu")).1["code"], "state");
+    let xl = text(&format!("{vbd}/connect?for=xl"));
+    assert!(xl.contains("vdev=xvda,access=rw,script=block-tapline,target=qcow2:/"), "{xl}");
+    plug(&daemon, &vbd);
+    assert_eq!(daemon.get(&format!("{vbd}/connect?for=xl")).1["code"], "state");
+    let socket = daemon.get(&vbd).1["socket"].as_str().unwrap().to_owned();
+    let words = [("qemu", "reconnect=1"), ("qemu-9.2", "reconnect-ms=100"), ("libvirt", "<disk")];
+    for (reader, word) in words.into_iter().chain([("cloud-hypervisor", "vhost_user=on")]) {
+        let said = text(&format!("{vbd}/connect?for={reader}"));
+        assert!(said.contains(&socket) && said.contains(word), "{said}");
+    }
+    assert_eq!(daemon.get(&format!("{vbd}/connect?for=bhyve")).1["code"], "invalid");
+    let other = harness::disks::vbd(&daemon, &vdis[1], nbd);
+    plug(&daemon, &other);
+    let refused = daemon.get(&format!("{other}/connect?for=cloud-hypervisor")).1;
+    assert_eq!((&refused["code"], &refused["field"]), (&json!("unsupported"), &json!("for")));
+}
+
+#[test]
+fn a_guest_of_xen_has_disks_by_blkif_and_one_that_cannot_be_made_leaves_nothing() {
+    let (daemon, vdis) = with_disks("xl-program = \"/there/is/no/xl\"", &["one", "two"]);
+    let kernel = json!({ "from": "kernel", "kernel": std::env::current_exe().unwrap(), "cmdline": "console=hvc0" });
+    let mut asked = json!({ "name": "guest", "driver": "xen", "memory": 64 << 20, "vcpus": 1, "boot": kernel });
+    for (key, value, field) in [("usb", "true", "platform.usb"), ("type", "hvm", "platform.type")] {
+        asked["platform"] = json!({ key: value });
+        let (_, refused) = daemon.post("/vms", asked.clone());
+        assert_eq!((&refused["code"], &refused["field"]), (&json!("invalid"), &json!(field)));
+    }
+    asked["platform"] = json!({ "type": "pv", "tsc_mode": "2" });
+    let mut quoted = asked.clone();
+    quoted["boot"]["cmdline"] = json!("it's");
+    assert_eq!(daemon.post("/vms", quoted).1["field"], "boot.cmdline");
+    let (status, vm) = daemon.post("/vms", asked);
+    assert_eq!(status, 201, "{vm}");
+    let vm = format!("/vms/{}", vm["uuid"].as_str().unwrap());
+
+    let vbd = add_disk(&daemon, &vm, &vdis[0]);
+    assert_eq!(daemon.get(&vbd).1["transport"], "blkif");
+    for transport in ["nbd", "vhost-user"] {
+        let vbd = json!({ "vdi": vdis[1], "vm": vm.trim_start_matches("/vms/"), "transport": transport });
+        assert_eq!(daemon.post("/vbds", vbd).1["field"], "transport");
+    }
+    // Nobody is there who could have it.
+    let (status, refused) = daemon.post(&format!("{vbd}/plug"), json!({}));
+    assert!(status == 409 && said(&refused).contains("does not run"), "{status} {refused}");
+
+    let failed = daemon.failed(daemon.post(&format!("{vm}/start"), json!({})));
+    assert!(failed["advice"].as_str().unwrap().contains("of a Xen host"), "{failed}");
+    assert_eq!(power(&daemon, &vm), "halted");
+    assert_eq!(states(&daemon, &vm), ["unplugged"]);
+    nothing_leaked(&daemon);
+}

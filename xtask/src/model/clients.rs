@@ -1,6 +1,7 @@
 //! Several clients: who asks again with a key, who does not wait for an answer, who asks at the same time as others
 //! about the same, and who cancels what another has asked for.
 
+use std::collections::BTreeMap;
 use std::thread;
 
 use serde_json::{Value, json};
@@ -142,11 +143,12 @@ impl World {
             .vbds
             .iter()
             .filter(|(_, vbd)| !held.contains(&vbd.vdi) && fits(vbd) && (plugged || !self.is_plugged(&vbd.vdi)));
-        let vbds: Vec<(String, String)> = free.map(|(uuid, vbd)| (uuid.clone(), vbd.vdi.clone())).take(4).collect();
-        if vbds.is_empty() {
+        // One for each VDI: an older catalogue brings deleted VBDs back, and the second writer of a VDI is refused.
+        let of: BTreeMap<String, String> = free.map(|(uuid, vbd)| (vbd.vdi.clone(), uuid.clone())).collect();
+        if of.is_empty() {
             return Ok(());
         }
-        let (vbds, vdis): (Vec<_>, Vec<_>) = vbds.into_iter().unzip();
+        let (vdis, vbds): (Vec<_>, Vec<_>) = of.into_iter().take(4).unzip();
         for vbd in &vbds {
             self.vbd(vbd)?.client = None;
         }

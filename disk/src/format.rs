@@ -82,7 +82,7 @@ pub enum Place {
         /// Number of bytes.
         len: u64,
     },
-    /// In the parent.
+    /// Not here: in the parent, or, where there is none, nowhere, and zero.
     Parent {
         /// Number of bytes.
         len: u64,

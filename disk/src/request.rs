@@ -80,7 +80,10 @@ pub enum Operation {
         durable: bool,
     },
     /// List how the span is allocated, in [`Request::extents`].
-    Extents,
+    Extents {
+        /// And in which layer, which takes the metadata of every layer above that.
+        depths: bool,
+    },
 }
 
 impl Operation {
@@ -89,7 +92,7 @@ impl Operation {
         match self {
             Operation::Write { .. } | Operation::Patch { .. } => true,
             Operation::Discard | Operation::WriteZeroes { .. } => true,
-            Operation::Read | Operation::Flush | Operation::Extents => false,
+            Operation::Read | Operation::Flush | Operation::Extents { .. } => false,
         }
     }
 }
@@ -110,6 +113,9 @@ pub struct Extent {
     pub len: u64,
     /// What they hold.
     pub kind: ExtentKind,
+    /// Which layer holds them: 1 for the disk's own, 2 for its parent, and so on; 0 if none does, or if that was not
+    /// asked.
+    pub depth: u32,
 }
 
 /// The outcome of a request: one byte, mapped to each protocol's codes by its transport.
@@ -177,7 +183,7 @@ impl Request {
                 u64::try_from(memory.len()) == Ok(span.len)
             }
             Operation::Flush => memory.is_empty() && span.len == 0,
-            Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => memory.is_empty(),
+            Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents { .. } => memory.is_empty(),
         };
         if geometry.read_only && operation.is_write() {
             return Err(Status::Refused);
@@ -219,7 +225,7 @@ impl Request {
                 (Operation::Patch { durable }, outside, memory, Some(ragged))
             }
             Operation::WriteZeroes { .. } => (operation, outside, memory, Some(Ragged::zeroes(asked, outside, block))),
-            Operation::Extents => (operation, outside, memory, Some(Ragged::question(asked))),
+            Operation::Extents { .. } => (operation, outside, memory, Some(Ragged::question(asked))),
             _ => return Err(Status::Unsupported),
         };
         let mut request = Request::new(operation, span, memory, token, geometry)?;

@@ -9,7 +9,7 @@ const GEOMETRY: Geometry =
     Geometry { len: 1 << 20, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
 
 fn export(geometry: Geometry) -> Export {
-    Export { name: "vdi".into(), description: "fuzzed".into(), geometry }
+    Export { name: "vdi".into(), description: "fuzzed".into(), geometry, layered: true }
 }
 
 /// Everything that the session has to say, as a client that reads at once gets it.
@@ -315,10 +315,14 @@ impl Peer {
             Operation::Discard => self.bytes[range].fill(0),
             Operation::WriteZeroes { .. } => self.bytes[asked].fill(0),
             Operation::Flush => {}
-            Operation::Extents => {
+            Operation::Extents { .. } => {
                 let block = u64::from(self.export.geometry.block);
                 let kinds = [ExtentKind::Data, ExtentKind::Hole, ExtentKind::Hole];
-                let runs = (0..span.len / block).map(|run| Extent { len: block, kind: kinds[(run % 3) as usize] });
+                let runs = (0..span.len / block).map(|run| Extent {
+                    len: block,
+                    kind: kinds[(run % 3) as usize],
+                    depth: (run % 2) as u32,
+                });
                 request.extents_mut().extend(runs);
             }
         }

@@ -161,7 +161,7 @@ impl Session {
             3 => self.zero(span, Operation::WriteZeroes { free: fill & 2 == 0, durable }),
             4 => self.discard(span),
             5 => drop(self.guest.flush()),
-            6 => drop(self.guest.ask(Operation::Extents, span, Segments::empty())),
+            6 => drop(self.guest.ask(Operation::Extents { depths: false }, span, Segments::empty())),
             _ => self.grow(count),
         }
         self.look(around);

@@ -124,7 +124,7 @@ impl Session {
             2 => self.one(Operation::WriteZeroes { free: fill & 2 == 0, durable }, span, Segments::empty()),
             3 => self.one(Operation::Discard, span, Segments::empty()),
             4 => self.one(Operation::Flush, Span { at: 0, len: 0 }, Segments::empty()),
-            _ => self.one(Operation::Extents, span, Segments::empty()),
+            _ => self.one(Operation::Extents { depths: false }, span, Segments::empty()),
         }
         if !trusted {
             return self.one(Operation::Read, span, Segments::zeroed(len));

@@ -146,11 +146,14 @@ impl Chain {
                 0..=3 => Operation::Write { durable },
                 4 => Operation::Discard,
                 5 => Operation::WriteZeroes { free, durable },
-                6 => Operation::Extents,
+                6 => Operation::Extents { depths: self.random.below(2) == 0 },
                 _ => Operation::Read,
             };
             let span = Span { at: at * SECTOR, len: count * SECTOR };
-            let span = if operation == Operation::Extents { span } else { self.ragged(span) };
+            let span = match operation {
+                Operation::Extents { .. } => span,
+                _ => self.ragged(span),
+            };
             if batch.iter().all(|(at, len, _)| !span.overlaps(Span { at: *at, len: *len })) {
                 batch.push((span.at, span.len, operation));
             }
@@ -227,7 +230,7 @@ impl Chain {
             Operation::WriteZeroes { .. } => self.model[range].fill(0),
             Operation::Read => self.compare(asked)?,
             Operation::Discard => self.discarded(asked)?,
-            Operation::Flush | Operation::Extents => {}
+            Operation::Flush | Operation::Extents { .. } => {}
         }
         Ok(())
     }

@@ -192,6 +192,6 @@ fn verb(operation: Operation) -> &'static str {
         Operation::Flush => "flush",
         Operation::Discard => "discard",
         Operation::WriteZeroes { .. } => "zero",
-        Operation::Extents => "look up",
+        Operation::Extents { .. } => "look up",
     }
 }

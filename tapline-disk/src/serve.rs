@@ -22,7 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use disk::{Disk, Geometry, Image};
+use disk::{Disk, Image};
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
 use vm::paste::{self, Served};
@@ -210,20 +210,18 @@ fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Servin
     if serve.queues > 1 {
         say("--queues is of no use with --nbd: a client opens as many connections as it likes");
     }
-    let geometry = serving.disk.geometry();
+    let export = export(serve, &serving.disk);
     let server = match transport {
         Transport::TakenOver(server, rest) => {
-            let export = export(serve, geometry);
             return go_on(nbd::Server::taken_over(server, Path::new(address), export), rest, serving);
         }
-        here => nbd_server(serve, address, here, geometry)?,
+        here => nbd_server(serve, address, here, export)?,
     };
     EventLoop::new(server, serving)?.run()
 }
 
 /// A server that has begun to listen, and has said so.
-fn nbd_server(serve: &Serve, address: &str, transport: Transport, geometry: Geometry) -> Result<nbd::Server, Failure> {
-    let export = export(serve, geometry);
+fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::Export) -> Result<nbd::Server, Failure> {
     let server = match transport {
         Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
         _ => {
@@ -256,16 +254,17 @@ fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, servi
         say("--print is of no use with --xen: `tapline xen attach` tells the guest");
     }
     // It listens before the guest's end is served: a toolstack goes on then, and may have QEMU connect.
-    let geometry = serving.disk.geometry();
-    let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, geometry)).transpose()?;
+    let export = export(serve, &serving.disk);
+    let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, export)).transpose()?;
     guest::run(serve, guest, emulated, serving)
 }
 
-fn export(serve: &Serve, geometry: Geometry) -> nbd::Export {
+fn export(serve: &Serve, disk: &Disk<Image>) -> nbd::Export {
     // Clients that ask for no name get it too.
     let file = || serve.image.path().file_name().map(|name| name.to_string_lossy().into_owned());
     let name = serve.nbd_export.clone().or_else(file).unwrap_or_default();
-    nbd::Export { name, description: serve.image.to_string(), geometry }
+    let layered = disk.layers().iter().any(|layer| !matches!(layer.format, Image::Raw(_)));
+    nbd::Export { name, description: serve.image.to_string(), geometry: disk.geometry(), layered }
 }
 
 /// Says where the disk is: on stdout what was asked to be printed, on stderr a word for people.

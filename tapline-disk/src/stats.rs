@@ -183,7 +183,7 @@ impl Counters {
             Operation::Write { .. } | Operation::Patch { .. } => Some(&mut self.writes),
             Operation::Flush => Some(&mut self.flushes),
             Operation::Discard | Operation::WriteZeroes { .. } => Some(&mut self.discards),
-            Operation::Extents => None,
+            Operation::Extents { .. } => None,
         }
     }
 }

@@ -177,7 +177,7 @@ pub fn extents(runner: &mut Runner, window: Span) -> Result<Vec<(Span, ExtentKin
     let mut at = window.at;
     while at < window.end() {
         let before = at;
-        let answer = runner.ask(Operation::Extents, Span { at, len: window.end() - at })?;
+        let answer = runner.ask(Operation::Extents { depths: false }, Span { at, len: window.end() - at })?;
         for extent in answer.extents {
             let len = extent.len.min(window.end().saturating_sub(at));
             found.push((Span { at, len }, extent.kind));

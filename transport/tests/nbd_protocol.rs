@@ -15,7 +15,10 @@ use transport::nbd::{Address, BindError, Config, Export, Server};
 use transport::{Interest, Watch, WatchKey};
 
 fn config(address: Address) -> Config {
-    Config { address, export: Export { name: String::new(), description: String::new(), geometry: GEOMETRY } }
+    Config {
+        address,
+        export: Export { name: String::new(), description: String::new(), geometry: GEOMETRY, layered: false },
+    }
 }
 
 fn bind(path: impl Into<PathBuf>) -> Result<Server, BindError> {

@@ -1,7 +1,7 @@
 //! Discards, writes of zeroes, and reports of what is allocated.
 
 use super::fill::zeroes;
-use super::{Disk, Obstacle, Op, Parked, pieces_max, status_of};
+use super::{Disk, Missing, Obstacle, Op, Parked, pieces_max, status_of};
 use crate::fold::Where;
 use crate::format::{Discarded, Format, Place, Reserved, Ticket};
 use crate::{Action, Allocation, Extent, ExtentKind, FileDone, FileError, FileId, Io, Span, Status};
@@ -237,37 +237,43 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    pub(super) fn report_extents<I: Io>(&mut self, number: u32, rest: Span, io: &mut I) {
+    pub(super) fn report_extents<I: Io>(&mut self, number: u32, rest: Span, depths: bool, io: &mut I) {
         let mut at = rest.at;
         while at < rest.end() {
-            let left = rest.end().saturating_sub(at);
-            let extent = match self.resolve(at) {
-                Ok((Where::Zero, len)) => Extent { len: len.min(left), kind: ExtentKind::Hole },
-                Ok((Where::Data { file, at } | Where::Shared { file, at }, len)) => {
-                    match io.allocated(file, at, len.min(left)) {
-                        Allocation::Data(len) => Extent { len: len.min(left), kind: ExtentKind::Data },
-                        Allocation::Hole(len) => Extent { len: len.min(left), kind: ExtentKind::Hole },
-                    }
-                }
-                // What is packed has no place of its own that could have holes.
-                Ok((Where::Packed { .. } | Where::Damaged { .. }, len)) => {
-                    Extent { len: len.min(left), kind: ExtentKind::Data }
-                }
-                Err(missing) => {
-                    let rest = Span { at, len: left };
-                    return self.park_for_grain(Parked::Request { number, rest }, missing, io);
-                }
+            let rest = Span { at, len: rest.end().saturating_sub(at) };
+            let extent = match self.extent(rest, depths, io) {
+                Ok(extent) => extent,
+                Err(missing) => return self.park_for_grain(Parked::Request { number, rest }, missing, io),
             };
             let Some(active) = self.active.get_mut(number) else { return };
             let extents = active.request.extents_mut();
             let full = extents.len() == EXTENTS_MAX;
             match extents.last_mut() {
-                Some(last) if last.kind == extent.kind => last.len = last.len.saturating_add(extent.len),
+                Some(last) if (last.kind, last.depth) == (extent.kind, extent.depth) => {
+                    last.len = last.len.saturating_add(extent.len)
+                }
                 _ if full => return,
                 _ => extents.push(extent),
             }
             at = at.saturating_add(extent.len.max(1));
         }
+    }
+
+    /// How the first bytes of `span` are allocated.
+    fn extent<I: Io>(&mut self, span: Span, depths: bool, io: &mut I) -> Result<Extent, Missing> {
+        let (place, len) = self.resolve(span.at)?;
+        let len = len.min(span.len);
+        let (len, depth) = if depths { self.depth(Span { at: span.at, len })? } else { (len, 0) };
+        let (kind, known) = match place {
+            Where::Zero => (ExtentKind::Hole, len),
+            Where::Data { file, at } | Where::Shared { file, at } => match io.allocated(file, at, len) {
+                Allocation::Data(known) => (ExtentKind::Data, known),
+                Allocation::Hole(known) => (ExtentKind::Hole, known),
+            },
+            // What is packed has no place of its own that could have holes.
+            Where::Packed { .. } | Where::Damaged { .. } => (ExtentKind::Data, len),
+        };
+        Ok(Extent { len: len.min(known), kind, depth })
     }
 }
 

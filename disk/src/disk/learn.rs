@@ -121,6 +121,33 @@ impl<F: Format> Disk<F> {
         Ok(found)
     }
 
+    /// For how many of the first bytes of `span` one layer is what holds them, and which: 1 for the uppermost, 0 if none
+    /// does. `Err`: metadata that is to be loaded first.
+    pub(super) fn depth(&mut self, span: Span) -> Result<(u64, u32), Missing> {
+        let (mut len, mut found, mut missing) = (span.len, 0, Missing::new());
+        for (depth, layer) in (1..).zip(&mut self.layers) {
+            let inside = Span { at: 0, len: layer.format.geometry().len };
+            // The zeroes behind the end of a layer count as its own, as they do for QEMU: they hide what is below.
+            let Some(part) = (Span { at: span.at, len }).intersection(inside) else {
+                found = depth;
+                break;
+            };
+            len = part.len;
+            match layer.format.map(part) {
+                Ok(Place::Parent { len: hidden }) => len = len.min(hidden.max(512)),
+                Ok(place) => {
+                    (len, found) = (len.min(place.len().max(512)), depth);
+                    break;
+                }
+                Err(Wait::Load(block)) => missing.push((layer.file, block)),
+                Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
+                    unreachable!("a lookup takes no space")
+                }
+            }
+        }
+        if missing.is_empty() { Ok((len, found)) } else { Err(missing) }
+    }
+
     /// Sets aside what needs a grain of the map of which something is missing. Few grains are learned at once, so that
     /// what one of them has loaded is not forgotten for the sake of the others.
     pub(super) fn park_for_grain<I: Io>(&mut self, parked: Parked, missing: Missing, io: &mut I) {

@@ -378,7 +378,7 @@ impl<F: Format> Disk<F> {
             Operation::Patch { .. } => self.write(number, rest, io),
             Operation::Discard => self.discard(number, rest, io),
             Operation::WriteZeroes { free, .. } => self.write_zeroes(number, rest, free, io),
-            Operation::Extents => self.report_extents(number, rest, io),
+            Operation::Extents { depths } => self.report_extents(number, rest, depths, io),
             Operation::Flush => {}
         }
     }
@@ -426,7 +426,7 @@ impl<F: Format> Disk<F> {
             Operation::Flush => true,
             Operation::Write { durable } | Operation::Patch { durable } => durable,
             Operation::WriteZeroes { durable, .. } => durable,
-            Operation::Read | Operation::Discard | Operation::Extents => false,
+            Operation::Read | Operation::Discard | Operation::Extents { .. } => false,
         };
         let unlogged = self.log_due && operation.is_write() && !self.log_changes();
         if (durable || unlogged) && done {

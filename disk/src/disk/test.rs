@@ -525,7 +525,7 @@ fn a_write_waits_for_the_discard_before_it() {
 fn extents_tell_data_from_holes() {
     let mut rig = child(64 * MIB, 2 * MIB, 7);
     rig.write(8 * MIB, &[1; 4096]);
-    rig.submit(Operation::Extents, 0, 64 * MIB, Segments::empty(), 1);
+    rig.submit(Operation::Extents { depths: false }, 0, 64 * MIB, Segments::empty(), 1);
     rig.drain();
     let (_, status, extents) = rig.answered.pop_back().unwrap();
     assert_eq!(status, Status::Done);
@@ -535,6 +535,29 @@ fn extents_tell_data_from_holes() {
         (ExtentKind::Hole, 6 * MIB),
         (ExtentKind::Data, 4096),
         (ExtentKind::Hole, 56 * MIB - 4096),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn extents_tell_which_layer_holds_what() {
+    let mut rig = child(64 * MIB, 4 * MIB, 7);
+    rig.write(2 * MIB, &[1; 4096]);
+    rig.write(8 * MIB, &[1; 4096]);
+    // Nothing is in memory that would have to be loaded.
+    rig.disk.drop_caches();
+    rig.submit(Operation::Extents { depths: true }, 0, 64 * MIB, Segments::empty(), 1);
+    rig.drain();
+    let (_, status, extents) = rig.answered.pop_back().unwrap();
+    assert_eq!(status, Status::Done);
+    let found: Vec<_> = extents.iter().map(|extent| (extent.kind, extent.depth, extent.len)).collect();
+    let expected = [
+        (ExtentKind::Data, 2, 2 * MIB),
+        (ExtentKind::Data, 1, 4096),
+        (ExtentKind::Data, 2, 2 * MIB - 4096),
+        (ExtentKind::Hole, 0, 4 * MIB),
+        (ExtentKind::Data, 1, 4096),
+        (ExtentKind::Hole, 0, 56 * MIB - 4096),
     ];
     assert_eq!(found, expected);
 }

@@ -85,7 +85,7 @@ impl Clusters {
             Found::Entry(spot) => spot,
             Found::NoTable => {
                 let count = self.untabled(start);
-                return Ok(self.nowhere(self.clip(span, start, count)));
+                return Ok(Place::Parent { len: self.clip(span, start, count) });
             }
             Found::Unsound { at, raw, count } => {
                 return Ok(Place::Damaged { at, raw, len: self.clip(span, start, count.min(start.count)) });
@@ -95,7 +95,7 @@ impl Clusters {
         let count = self.alike(spot, first, start.count);
         let len = self.clip(span, start, count);
         Ok(match first {
-            Entry::Unallocated => self.nowhere(len),
+            Entry::Unallocated => Place::Parent { len },
             Entry::Zero | Entry::ZeroAllocated { .. } => Place::Zero { len },
             Entry::Data { at, copied: false } if self.room.is_some() => {
                 Place::Shared { at: at.saturating_add(start.from), len }
@@ -118,7 +118,7 @@ impl Clusters {
             }
             (Subcluster::Data, Some(at)) => Place::Data { at: at.saturating_add(from), len },
             (Subcluster::Zero, _) => Place::Zero { len },
-            (Subcluster::Unallocated | Subcluster::Data, _) => self.nowhere(len),
+            (Subcluster::Unallocated | Subcluster::Data, _) => Place::Parent { len },
         }
     }
 
@@ -181,10 +181,6 @@ impl Clusters {
         let begin = at / PAGE * PAGE;
         let size = end.next_multiple_of(PAGE).saturating_sub(begin);
         Place::Packed { at: begin, size, lead: at.saturating_sub(begin), skip, len }
-    }
-
-    fn nowhere(&self, len: u64) -> Place {
-        if self.parent { Place::Parent { len } } else { Place::Zero { len } }
     }
 
     /// Clusters from the first on, at most as many as are touched, that have no L2 table.

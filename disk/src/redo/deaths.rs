@@ -50,7 +50,7 @@ impl Mark {
             Operation::Flush => 3,
             Operation::Discard => 4,
             Operation::WriteZeroes { .. } => 5,
-            Operation::Extents => 6,
+            Operation::Extents { .. } => 6,
         };
         Mark { kind, at: request.span().at, len: request.span().len }
     }

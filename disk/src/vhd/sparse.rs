@@ -163,7 +163,7 @@ impl Sparse {
         let len = span.len.min(self.block_len.saturating_sub(from));
         let sector = self.entry(block);
         if sector == UNUSED {
-            return Ok(self.nowhere(self.unused_run(block, span)));
+            return Ok(Place::Parent { len: self.unused_run(block, span) });
         }
         let at = self.space.block_at(sector).saturating_add(from);
         if self.is_full(block) {
@@ -171,7 +171,7 @@ impl Sparse {
         }
         let (set, run) = self.bitmap(block, sector)?.run(sectors(from), sectors(len));
         let len = u64::from(run).saturating_mul(SECTOR);
-        Ok(if set { Place::Data { at, len } } else { self.nowhere(len) })
+        Ok(if set { Place::Data { at, len } } else { Place::Parent { len } })
     }
 
     pub fn reserve(&mut self, span: Span) -> Result<Reserved, Wait> {
@@ -317,10 +317,6 @@ impl Sparse {
             Some(byte) => self.records.fill(FIRST, at, self.bitmap_len, byte),
             None => self.records.bytes(FIRST, at, bytes),
         }
-    }
-
-    fn nowhere(&self, len: u64) -> Place {
-        if self.parent { Place::Parent { len } } else { Place::Zero { len } }
     }
 
     /// Bytes from the start of `span`, which lies in the unused block `block`, up to the next used one.

@@ -83,7 +83,7 @@ impl BlkbackStats {
             Operation::Read => READS + ASKED,
             Operation::Write { .. } | Operation::Patch { .. } => WRITES + ASKED,
             Operation::Flush => FLUSHES,
-            Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => DISCARDS,
+            Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents { .. } => DISCARDS,
         };
         self.fields[field] += 1;
         self.changed |= 1 << field;
@@ -99,7 +99,7 @@ impl BlkbackStats {
         let first = match request.operation() {
             Operation::Read => READS,
             Operation::Write { .. } | Operation::Patch { .. } => WRITES,
-            Operation::Flush | Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents => return,
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes { .. } | Operation::Extents { .. } => return,
         };
         let took = at.saturating_sub(request.taken) / 1000;
         let fields = &mut self.fields;

@@ -261,7 +261,7 @@ mod test {
     #[test]
     fn only_what_may_need_space_waits() {
         let full_now = full(&[1]);
-        for operation in [Operation::Read, Operation::Flush, Operation::Discard, Operation::Extents] {
+        for operation in [Operation::Read, Operation::Flush, Operation::Discard, Operation::Extents { depths: false }] {
             assert!(!full_now.holds_back(&request_kept(operation)), "{operation:?}");
         }
         assert!(!Full::new(true).holds_back(&request_kept(WRITE)));

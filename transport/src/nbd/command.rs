@@ -92,8 +92,10 @@ fn operation(kind: u16, flags: u16, agreed: Agreed) -> Option<(Operation, u16)> 
             Some((Operation::WriteZeroes { free, durable }, wire::CMD_FLAG_NO_HOLE | wire::CMD_FLAG_FAST_ZERO))
         }
         // Where bytes live is what there is to be known beforehand: data itself is kept nowhere.
-        wire::CMD_CACHE => Some((Operation::Extents, 0)),
-        wire::CMD_BLOCK_STATUS if agreed.allocation => Some((Operation::Extents, wire::CMD_FLAG_REQ_ONE)),
+        wire::CMD_CACHE => Some((Operation::Extents { depths: false }, 0)),
+        wire::CMD_BLOCK_STATUS if agreed.allocation || agreed.depth => {
+            Some((Operation::Extents { depths: agreed.depth }, wire::CMD_FLAG_REQ_ONE))
+        }
         _ => None,
     }
 }
@@ -141,7 +143,7 @@ mod test {
 
     const GEOMETRY: Geometry =
         Geometry { len: 1 << 30, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
-    const ALL: Agreed = Agreed { structured: true, allocation: true };
+    const ALL: Agreed = Agreed { structured: true, allocation: true, depth: true };
 
     fn ask(kind: u16, flags: u16, at: u64, len: u32) -> Verdict {
         ask_of(&GEOMETRY, ALL, kind, flags, at, len)
@@ -218,9 +220,9 @@ mod test {
 
     #[test]
     fn what_is_to_be_cached_is_looked_up_and_not_told() {
-        let simple = Agreed { structured: false, allocation: false };
+        let simple = Agreed::default();
         let verdict = ask_of(&GEOMETRY, simple, wire::CMD_CACHE, 0, 1, 700);
-        assert!(matches!(verdict, Verdict::Serve(Ask { operation: Operation::Extents, silent: true, .. })));
+        assert!(matches!(verdict, Verdict::Serve(Ask { operation: Operation::Extents { .. }, silent: true, .. })));
         assert_eq!(errno(ask(wire::CMD_CACHE, 0, GEOMETRY.len, 1)), Some(Errno::Invalid));
     }
 
@@ -233,7 +235,7 @@ mod test {
 
     #[test]
     fn what_was_not_negotiated_is_invalid() {
-        let simple = Agreed { structured: false, allocation: false };
+        let simple = Agreed::default();
         assert_eq!(errno(ask_of(&GEOMETRY, simple, wire::CMD_BLOCK_STATUS, 0, 0, 512)), Some(Errno::Invalid));
         assert_eq!(errno(ask_of(&GEOMETRY, simple, wire::CMD_READ, wire::CMD_FLAG_DF, 0, 512)), Some(Errno::Invalid));
         assert_eq!(errno(ask(wire::CMD_WRITE, wire::CMD_FLAG_NO_HOLE, 0, 512)), Some(Errno::Invalid));

@@ -16,6 +16,8 @@ pub struct Export {
     pub description: String,
     /// Size and limits.
     pub geometry: Geometry,
+    /// Clients may ask which layer holds what. Of a file without metadata there is nothing to tell.
+    pub layered: bool,
 }
 
 /// What both sides have agreed on for the transmission phase.
@@ -23,8 +25,10 @@ pub struct Export {
 pub(super) struct Agreed {
     /// Replies may be structured; those to READ must be.
     pub(super) structured: bool,
-    /// `base:allocation` may be asked for.
+    /// `base:allocation` is asked for.
     pub(super) allocation: bool,
+    /// `qemu:allocation-depth` is asked for.
+    pub(super) depth: bool,
 }
 
 impl Export {

@@ -38,6 +38,7 @@ const ALLOCATION: u32 = 1 << 3;
 /// Part of a write has come; it is to be durable.
 const WRITING: u32 = 1 << 4;
 const DURABLE: u32 = 1 << 5;
+const DEPTH: u32 = 1 << 6;
 
 /// Unsent replies of one client: all that it may hold, and their heads.
 const OUTGOING_MAX: u64 = 128 << 20;
@@ -114,7 +115,8 @@ impl Told {
     }
 
     fn agreed(&mut self, agreed: Agreed) {
-        self.set([(STRUCTURED, agreed.structured), (ALLOCATION, agreed.allocation)]);
+        let Agreed { structured, allocation, depth } = agreed;
+        self.set([(STRUCTURED, structured), (ALLOCATION, allocation), (DEPTH, depth)]);
     }
 
     /// The bytes of the write that is being sent.
@@ -139,7 +141,7 @@ impl Told {
     }
 
     fn taken(&self) -> Agreed {
-        Agreed { structured: self.has(STRUCTURED), allocation: self.has(ALLOCATION) }
+        Agreed { structured: self.has(STRUCTURED), allocation: self.has(ALLOCATION), depth: self.has(DEPTH) }
     }
 
     /// How far the conversation is, with what has come of a write.

@@ -15,9 +15,11 @@ pub(super) const OPTIONS_MAX: u32 = 64;
 /// Room for an export name and a context name of the longest legal form, twice.
 pub(super) const OPTION_DATA_MAX: usize = 16 << 10;
 
-/// The only metadata context there is, and the number that replies carry for it.
-const ALLOCATION: &[u8] = b"base:allocation";
+/// The metadata contexts ("Metadata querying"; QEMU's docs/interop/nbd.txt), and the numbers that replies carry for them.
+const ALLOCATION: (&str, u32) = ("base:allocation", ALLOCATION_ID);
+const DEPTH: (&str, u32) = ("qemu:allocation-depth", DEPTH_ID);
 pub(super) const ALLOCATION_ID: u32 = 1;
+pub(super) const DEPTH_ID: u32 = 2;
 
 /// What one message of the client has led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,8 +199,12 @@ impl Handshake {
     fn list_contexts(&self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
         let option = wire::OPT_LIST_META_CONTEXT;
         let Some(query) = self.context_query(option, data, export, out) else { return };
-        if query.contexts.is_empty() || query.contexts.iter().any(|&name| name == b"base:" || name == ALLOCATION) {
-            answer_context(out, option, 0);
+        for (name, _) in contexts(export) {
+            let namespace = name.split_inclusive(':').next().unwrap_or(name);
+            let is_meant = |query: &&[u8]| [namespace.as_bytes(), name.as_bytes()].contains(query);
+            if query.contexts.is_empty() || query.contexts.iter().any(is_meant) {
+                answer_context(out, option, name, 0);
+            }
         }
         answer(out, option, wire::REP_ACK, &[]);
     }
@@ -206,11 +212,14 @@ impl Handshake {
     /// NBD_OPT_SET_META_CONTEXT: replaces what was set before, also when it fails.
     fn set_contexts(&mut self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
         let option = wire::OPT_SET_META_CONTEXT;
-        self.agreed.allocation = false;
+        (self.agreed.allocation, self.agreed.depth) = (false, false);
         let Some(query) = self.context_query(option, data, export, out) else { return };
-        if query.contexts.contains(&ALLOCATION) {
-            self.agreed.allocation = true;
-            answer_context(out, option, ALLOCATION_ID);
+        for (name, id) in contexts(export).filter(|(name, _)| query.contexts.contains(&name.as_bytes())) {
+            match id {
+                DEPTH_ID => self.agreed.depth = true,
+                _ => self.agreed.allocation = true,
+            }
+            answer_context(out, option, name, id);
         }
         answer(out, option, wire::REP_ACK, &[]);
     }
@@ -234,6 +243,11 @@ impl Handshake {
         }
         None
     }
+}
+
+/// What can be asked about an export.
+fn contexts(export: &Export) -> impl Iterator<Item = (&'static str, u32)> {
+    [ALLOCATION].into_iter().chain(export.layered.then_some(DEPTH))
 }
 
 /// NBD_OPT_LIST.
@@ -267,9 +281,9 @@ fn answer_text(out: &mut Vec<u8>, option: u32, info: u16, text: &str) {
     answer(out, option, wire::REP_INFO, &told);
 }
 
-fn answer_context(out: &mut Vec<u8>, option: u32, id: u32) {
+fn answer_context(out: &mut Vec<u8>, option: u32, name: &str, id: u32) {
     let mut told = id.to_be_bytes().to_vec();
-    told.extend_from_slice(ALLOCATION);
+    told.extend_from_slice(name.as_bytes());
     answer(out, option, wire::REP_META_CONTEXT, &told);
 }
 

@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::command::Refusal;
 use super::export::Agreed;
-use super::handshake::ALLOCATION_ID;
+use super::handshake::{ALLOCATION_ID, DEPTH_ID};
 use super::wire::{self, ChunkHeader, Descriptor, Errno, SimpleReply};
 
 /// 64 KiB of reply. The client asks again for what follows.
@@ -54,27 +54,47 @@ pub(super) fn data(agreed: Agreed, cookie: u64, span: Span) -> Vec<u8> {
     }
 }
 
-/// How `span` is allocated. Neighbours of one kind become one; what the disk left out is simply not answered.
-pub(super) fn allocation(cookie: u64, span: Span, extents: &[Extent], one: bool) -> Vec<u8> {
+/// How `span` is allocated: a chunk for each context that was agreed on.
+pub(super) fn extents(agreed: Agreed, cookie: u64, span: Span, extents: &[Extent], one: bool) -> Vec<u8> {
+    let contexts = [
+        agreed.allocation.then_some((ALLOCATION_ID, allocation as fn(&Extent) -> u32)),
+        agreed.depth.then_some((DEPTH_ID, |extent| extent.depth)),
+    ];
+    let mut contexts = contexts.into_iter().flatten().peekable();
+    let mut bytes = Vec::new();
+    while let Some((id, state)) = contexts.next() {
+        let flags = if contexts.peek().is_some() { 0 } else { wire::CHUNK_DONE };
+        let payload = context(id, span, extents, one, state);
+        bytes.extend(chunk_of(flags, wire::CHUNK_BLOCK_STATUS, cookie, &payload, 0));
+    }
+    bytes
+}
+
+/// Of `base:allocation`.
+fn allocation(extent: &Extent) -> u32 {
+    match extent.kind {
+        ExtentKind::Data => 0,
+        ExtentKind::Hole => wire::STATE_HOLE | wire::STATE_ZERO,
+    }
+}
+
+/// What one context says. Neighbours of which it says the same become one; what the disk left out is simply not answered.
+fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent) -> u32) -> Vec<u8> {
     let limit = if one { 1 } else { DESCRIPTORS_MAX };
-    let mut payload = ALLOCATION_ID.to_be_bytes().to_vec();
+    let mut payload = id.to_be_bytes().to_vec();
     let mut left = span.len;
-    let runs = extents.chunk_by(|a, b| a.kind == b.kind);
-    for (run, kind) in runs.filter_map(|run| Some((run, run.first()?.kind))).take(limit) {
+    let runs = extents.chunk_by(|a, b| state(a) == state(b));
+    for (run, state) in runs.filter_map(|run| Some((run, state(run.first()?)))).take(limit) {
         let len = run.iter().fold(0u64, |sum, extent| sum.saturating_add(extent.len)).min(left);
         if len == 0 {
             break;
         }
         left = left.saturating_sub(len);
-        let state = match kind {
-            ExtentKind::Data => 0,
-            ExtentKind::Hole => wire::STATE_HOLE | wire::STATE_ZERO,
-        };
         // A span comes from a request, whose length has 32 bits.
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         payload.extend_from_slice(Descriptor { len: len.into(), state: state.into() }.as_bytes());
     }
-    chunk(wire::CHUNK_BLOCK_STATUS, cookie, &payload, 0)
+    payload
 }
 
 fn simple(cookie: u64, error: u32) -> Vec<u8> {
@@ -84,10 +104,15 @@ fn simple(cookie: u64, error: u32) -> Vec<u8> {
 
 /// A chunk that is the whole reply; `follow` bytes come after `payload`.
 fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Vec<u8> {
+    chunk_of(wire::CHUNK_DONE, kind, cookie, payload, follow)
+}
+
+/// One chunk of a reply; the last has the flag that says so.
+fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Vec<u8> {
     let len = u64::try_from(payload.len()).unwrap_or(u64::MAX).saturating_add(follow);
     let header = ChunkHeader {
         magic: wire::CHUNK_MAGIC.into(),
-        flags: wire::CHUNK_DONE.into(),
+        flags: flags.into(),
         kind: kind.into(),
         cookie: cookie.into(),
         // At most REQUEST_MAX and a few bytes.
@@ -102,11 +127,11 @@ fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Vec<u8> {
 mod test {
     use super::*;
 
-    const STRUCTURED: Agreed = Agreed { structured: true, allocation: true };
+    const STRUCTURED: Agreed = Agreed { structured: true, allocation: true, depth: false };
     const SPAN: Span = Span { at: 0, len: 4096 };
 
-    fn extents(runs: &[(u64, ExtentKind)]) -> Vec<Extent> {
-        runs.iter().map(|&(len, kind)| Extent { len, kind }).collect()
+    fn runs_of(runs: &[(u64, ExtentKind)]) -> Vec<Extent> {
+        runs.iter().map(|&(len, kind)| Extent { len, kind, depth: 0 }).collect()
     }
 
     fn descriptors(reply: &[u8]) -> Vec<(u32, u32)> {
@@ -116,15 +141,29 @@ mod test {
 
     #[test]
     fn neighbours_of_one_kind_are_told_as_one() {
-        let runs = extents(&[(512, ExtentKind::Data), (512, ExtentKind::Data), (3072, ExtentKind::Hole)]);
-        assert_eq!(descriptors(&allocation(1, SPAN, &runs, false)), [(1024, 0), (3072, 3)]);
-        assert_eq!(descriptors(&allocation(1, SPAN, &runs, true)), [(1024, 0)]);
+        let runs = runs_of(&[(512, ExtentKind::Data), (512, ExtentKind::Data), (3072, ExtentKind::Hole)]);
+        assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, false)), [(1024, 0), (3072, 3)]);
+        assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, true)), [(1024, 0)]);
+    }
+
+    #[test]
+    fn each_context_has_a_chunk_with_runs_of_its_own() {
+        let runs = [(512, 1), (512, 2), (3072, 2)];
+        let runs = runs.map(|(len, depth)| Extent { len, kind: ExtentKind::Data, depth });
+        let reply = extents(Agreed { depth: true, ..STRUCTURED }, 1, SPAN, &runs, false);
+        let (first, second) = reply.split_at(20 + 4 + 8);
+        assert_eq!((&first[4..8], &first[20..24]), (&[0, 0, 0, 5][..], &[0, 0, 0, 1][..]));
+        assert_eq!(descriptors(first), [(4096, 0)]);
+        assert_eq!((&second[4..8], &second[20..24]), (&[0, 1, 0, 5][..], &[0, 0, 0, 2][..]));
+        assert_eq!(descriptors(second), [(512, 1), (3584, 2)]);
+        let alone = extents(Agreed { allocation: false, depth: true, ..STRUCTURED }, 1, SPAN, &runs, true);
+        assert_eq!((&alone[4..8], descriptors(&alone)), (&[0, 1, 0, 5][..], vec![(512, 1)]));
     }
 
     #[test]
     fn no_more_is_told_than_was_asked() {
-        let runs = extents(&[(512, ExtentKind::Data), (1 << 40, ExtentKind::Hole)]);
-        assert_eq!(descriptors(&allocation(1, SPAN, &runs, false)), [(512, 0), (3584, 3)]);
+        let runs = runs_of(&[(512, ExtentKind::Data), (1 << 40, ExtentKind::Hole)]);
+        assert_eq!(descriptors(&extents(STRUCTURED, 1, SPAN, &runs, false)), [(512, 0), (3584, 3)]);
     }
 
     #[test]

@@ -219,7 +219,7 @@ mod test {
     fn a_half_received_write_is_held_until_the_client_hangs_up() {
         let geometry =
             Geometry { len: 1 << 20, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
-        let export = Export { name: String::new(), description: String::new(), geometry };
+        let export = Export { name: String::new(), description: String::new(), geometry, layered: true };
         let mut session = Session::new(0);
         let name_and_write = [
             &3u32.to_be_bytes()[..],

@@ -268,7 +268,7 @@ impl Transmission {
                 let head = reply::data(self.agreed, pending.cookie, request.asked());
                 outgoing.push(head, request.asked_memory());
             }
-            (None, Operation::Extents) if !pending.ask.silent => {
+            (None, Operation::Extents { .. }) if !pending.ask.silent => {
                 outgoing.push(extents(&pending, &request, self.agreed), Segments::empty())
             }
             (None, _) => outgoing.push(reply::done(self.agreed, false, pending.cookie), Segments::empty()),
@@ -370,5 +370,5 @@ fn extents(pending: &Pending, request: &Request, agreed: Agreed) -> Vec<u8> {
         let refusal = Refusal { errno: Errno::Io, why: "the disk does not know" };
         return reply::error(agreed, pending.cookie, refusal);
     }
-    reply::allocation(pending.cookie, request.asked(), &extents, pending.ask.one_extent)
+    reply::extents(agreed, pending.cookie, request.asked(), &extents, pending.ask.one_extent)
 }

@@ -72,9 +72,9 @@ impl RamDisk {
                         bytes[within..within + len].fill(0);
                     }
                 }
-                Operation::Extents => {
+                Operation::Extents { .. } => {
                     let kind = if self.units.contains_key(&unit) { ExtentKind::Data } else { ExtentKind::Hole };
-                    request.extents_mut().push(Extent { len: u64::try_from(len).unwrap(), kind });
+                    request.extents_mut().push(Extent { len: u64::try_from(len).unwrap(), kind, depth: 0 });
                 }
                 Operation::Flush => {}
             }
@@ -142,7 +142,7 @@ impl Served {
     }
 
     fn at(address: Address, geometry: Geometry, directory: tempfile::TempDir) -> Served {
-        let export = Export { name: "vdi".into(), description: "a disk in memory".into(), geometry };
+        let export = Export { name: "vdi".into(), description: "a disk in memory".into(), geometry, layered: false };
         let server = Server::bind(Config { address, export }).unwrap();
         let address = server.address().clone();
         let disk = Arc::new(Mutex::new(RamDisk::default()));

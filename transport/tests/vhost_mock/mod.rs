@@ -130,7 +130,7 @@ impl Machine {
             Operation::Read => request.memory().copy_from(range),
             Operation::Write { .. } | Operation::Patch { .. } => request.memory().copy_to(range),
             Operation::WriteZeroes { .. } | Operation::Discard => range.fill(0),
-            Operation::Flush | Operation::Extents => {}
+            Operation::Flush | Operation::Extents { .. } => {}
         }
         Status::Done
     }

@@ -88,7 +88,9 @@ fn a_grain_forgotten_while_a_request_goes_on_makes_nobody_wait() {
         Disk::new(vec![Scattered { loaded: Default::default(), records: Records::default() }], Options::default())
             .unwrap();
     let span = Span { at: 0, len: EVERY };
-    let request = Request::new(Operation::Extents, span, Segments::empty(), Token(1), &disk.geometry()).unwrap();
+    let request =
+        Request::new(Operation::Extents { depths: false }, span, Segments::empty(), Token(1), &disk.geometry())
+            .unwrap();
     disk.submit(request, &mut files);
     while !files.queue.is_empty() {
         let mut done = Vec::new();

@@ -46,7 +46,7 @@ fn a_bad_entry_costs_its_cluster_and_nothing_beside_it() {
         assert_eq!((bench.byte(4 * CLUSTER), bench.byte(6 * CLUSTER), bench.byte(GIB)), (1, 3, 4));
     }
     let long = bench.ask(|image| image.map(Span { at: 0, len: 16 * CLUSTER }));
-    assert_eq!(long, Place::Zero { len: 4 * CLUSTER });
+    assert_eq!(long, Place::Parent { len: 4 * CLUSTER });
     let span = Span { at: 5 * CLUSTER, len: 4096 };
     assert_eq!(bench.image.reserve(span), Err(Wait::Damaged(Corrupt { at: entry_at })));
     assert_eq!(bench.image.discard(Span { len: CLUSTER, ..span }), Err(Wait::Damaged(Corrupt { at: entry_at })));
@@ -174,7 +174,7 @@ fn an_l1_entry_that_makes_no_sense_costs_what_it_is_about() {
     let mut image = read_only(&file).unwrap();
     let place = image.map(Span { at: GIB / 4, len: GIB }).unwrap();
     assert_eq!(place, Place::Damaged { at: l1_at as u64, raw: (1 << 63) | 0x1_0200, len: GIB / 4 });
-    assert_eq!(image.map(Span { at: GIB / 2, len: GIB / 4 }), Ok(Place::Zero { len: GIB / 4 }));
+    assert_eq!(image.map(Span { at: GIB / 2, len: GIB / 4 }), Ok(Place::Parent { len: GIB / 4 }));
 }
 
 /// A new image as version 2 has it.

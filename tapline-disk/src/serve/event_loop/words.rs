@@ -27,6 +27,6 @@ pub(super) fn in_words(operation: Operation) -> &'static str {
         Operation::Flush => "a flush",
         Operation::Discard => "a discard",
         Operation::WriteZeroes { .. } => "a write of zeroes",
-        Operation::Extents => "a query for extents",
+        Operation::Extents { .. } => "a query for extents",
     }
 }

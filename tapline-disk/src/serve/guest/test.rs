@@ -143,7 +143,8 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
     let channels = Box::new(host.channels().unwrap());
     let backend = Backend::new(config, Box::new(store), watched, Box::new(host.grants()), channels).unwrap();
     let nbd = nbd.map(|path| {
-        let export = nbd::Export { name: String::new(), description: String::new(), geometry: disk.geometry() };
+        let export =
+            nbd::Export { name: String::new(), description: String::new(), geometry: disk.geometry(), layered: false };
         nbd::Server::bind(nbd::Config { address: nbd::Address::Unix(path), export }).unwrap()
     });
     let serving = Serving {

@@ -7,7 +7,7 @@ use super::*;
 fn export() -> Export {
     let geometry =
         Geometry { len: 1 << 30, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: false };
-    Export { name: "vdi".into(), description: "a disk".into(), geometry }
+    Export { name: "vdi".into(), description: "a disk".into(), geometry, layered: true }
 }
 
 /// A handshake whose client has set `flags`.
@@ -74,7 +74,7 @@ fn context_query(contexts: &[&[u8]]) -> Vec<u8> {
 fn go_tells_size_flags_and_block_sizes() {
     let mut handshake = fixed();
     let (progress, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[]));
-    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: false, allocation: false })));
+    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: false, allocation: false, depth: false })));
     assert_eq!(kinds(&replies), [wire::REP_INFO, wire::REP_INFO, wire::REP_ACK]);
     assert_eq!(replies[0].1[2..10], (1u64 << 30).to_be_bytes());
     // It has not asked, and may ask for single bytes.
@@ -127,31 +127,57 @@ fn export_name_of_an_unknown_export_ends_the_connection() {
 #[test]
 fn allocation_is_agreed_on_only_with_structured_replies() {
     let mut handshake = fixed();
-    let (_, replies) = ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION]));
+    let (_, replies) = ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
     assert_eq!(kinds(&replies), [wire::REP_ERR_INVALID]);
     let (_, replies) = ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
     assert_eq!(kinds(&replies), [wire::REP_ACK]);
-    let (_, replies) = ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", ALLOCATION]));
+    let (_, replies) =
+        ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", ALLOCATION.0.as_bytes()]));
     assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
     let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
-    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: true, allocation: true })));
+    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: true, allocation: true, depth: false })));
+}
+
+#[test]
+fn depths_are_told_only_of_what_has_layers() {
+    for layered in [true, false] {
+        let export = Export { layered, ..export() };
+        let mut handshake = fixed();
+        let mut ask = |code, data: &[u8]| {
+            let mut out = Vec::new();
+            let progress = handshake.step(&option(code, data), &export, &mut out).unwrap();
+            (progress, kinds(&replies(code, &out)))
+        };
+        ask(wire::OPT_STRUCTURED_REPLY, &[]);
+        let found = |count: usize| [vec![wire::REP_META_CONTEXT; count], vec![wire::REP_ACK]].concat();
+        let count = usize::from(layered);
+        for (queries, expected) in [(&[][..], 1 + count), (&[b"qemu:" as &[u8]], count), (&[b"base:"], 1)] {
+            let (_, replies) = ask(wire::OPT_LIST_META_CONTEXT, &context_query(queries));
+            assert_eq!(replies, found(expected), "{queries:?}");
+        }
+        let (_, replies) = ask(wire::OPT_SET_META_CONTEXT, &context_query(&[DEPTH.0.as_bytes()]));
+        assert_eq!(replies, found(count));
+        let (progress, _) = ask(wire::OPT_GO, &export_query(b"", &[]));
+        let Progress::Agreed(_, agreed) = progress else { panic!("{progress:?}") };
+        assert_eq!(agreed, Agreed { structured: true, allocation: false, depth: layered });
+    }
 }
 
 #[test]
 fn setting_contexts_again_replaces_them_even_when_it_fails() {
     let mut handshake = fixed();
     ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
-    ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION]));
+    ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
     ask(&mut handshake, wire::OPT_SET_META_CONTEXT, b"nonsense");
     let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
-    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: true, allocation: false })));
+    assert!(matches!(progress, Progress::Agreed(_, Agreed { structured: true, allocation: false, depth: false })));
 }
 
 #[test]
 fn contexts_are_listed_by_namespace_or_all() {
     let mut handshake = fixed();
     ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
-    for (queries, count) in [(vec![], 2), (vec![&b"base:"[..]], 2), (vec![&b"qemu:"[..]], 1)] {
+    for (queries, count) in [(vec![], 3), (vec![&b"base:"[..]], 2), (vec![&b"qemu:"[..]], 2)] {
         let (_, replies) = ask(&mut handshake, wire::OPT_LIST_META_CONTEXT, &context_query(&queries));
         assert_eq!(replies.len(), count, "for {queries:?}");
     }
@@ -225,7 +251,7 @@ fn a_client_of_the_original_newstyle_can_only_name_an_export() {
 fn a_read_only_export_offers_no_changes() {
     let mut export = export();
     export.geometry.read_only = true;
-    let flags = export.flags(Agreed { structured: true, allocation: false });
+    let flags = export.flags(Agreed { structured: true, ..Agreed::default() });
     let expected = wire::READ_ONLY | wire::SEND_FLUSH | wire::CAN_MULTI_CONN | wire::SEND_DF | wire::SEND_CACHE;
     assert_eq!(flags, wire::HAS_FLAGS | expected);
 }

@@ -75,40 +75,46 @@ fn assert_sound(room: &Room, bytes: &[u8], name: &str) {
 }
 
 /// Damages a sound image; both are to see it, and a repair is to undo it.
-fn mended(name: &str, expected: Class, damage: impl FnOnce(&mut Bytes)) {
-    let room = Room::new();
-    let mut bytes = image(&room, "-o cluster_size=64k");
-    damage(&mut bytes);
-    assert_class(&room, &bytes.0, expected, name);
-    assert_repaired(&room, &bytes.0, "sound", name);
+fn mended(name: &str, expected: Class, damage: impl Fn(&mut Bytes)) {
+    for options in ENTRIES {
+        let room = Room::new();
+        let mut bytes = image(&room, options);
+        damage(&mut bytes);
+        assert_class(&room, &bytes.0, expected, name);
+        assert_repaired(&room, &bytes.0, "sound", name);
+    }
 }
 
 /// Damages a sound image beyond repair; both are to see it, before and after.
-fn lasting(name: &str, damage: impl FnOnce(&mut Bytes)) {
-    let room = Room::new();
-    let mut bytes = image(&room, "-o cluster_size=64k");
-    damage(&mut bytes);
-    assert_class(&room, &bytes.0, Class::Corrupt, name);
-    let Ok(plan) = repair(&mut bytes.0.as_slice()) else { return };
-    apply(&mut bytes.0, &plan, plan.batches.len(), Sectors::None);
-    assert_class(&room, &bytes.0, Class::Corrupt, name);
-    assert!(repair(&mut bytes.0.as_slice()).unwrap().batches.is_empty(), "{name}: there is always more to repair");
+fn lasting(name: &str, damage: impl Fn(&mut Bytes)) {
+    for options in ENTRIES {
+        let room = Room::new();
+        let mut bytes = image(&room, options);
+        damage(&mut bytes);
+        assert_class(&room, &bytes.0, Class::Corrupt, name);
+        let Ok(plan) = repair(&mut bytes.0.as_slice()) else { continue };
+        apply(&mut bytes.0, &plan, plan.batches.len(), Sectors::None);
+        assert_class(&room, &bytes.0, Class::Corrupt, name);
+        assert!(repair(&mut bytes.0.as_slice()).unwrap().batches.is_empty(), "{name}: there is always more to repair");
+    }
 }
 
 /// Has clusters of the disk lie where structures are; both are to see it, and a repair leaves what the disk shows.
-fn taken_apart(name: &str, damage: impl FnOnce(&mut Bytes)) {
-    let room = Room::new();
-    let mut bytes = image(&room, "-o cluster_size=64k");
-    damage(&mut bytes);
-    assert_class(&room, &bytes.0, Class::Corrupt, name);
-    room.img("convert -f qcow2 -O qcow2 damaged shown");
-    let plan = repair(&mut bytes.0.as_slice()).unwrap();
-    assert!(plan.what.iter().any(|what| what.contains("of its own") || what.contains("of their own")), "{name}");
-    assert_repaired(&room, &bytes.0, "shown", name);
+fn taken_apart(name: &str, damage: impl Fn(&mut Bytes)) {
+    for options in ENTRIES {
+        let room = Room::new();
+        let mut bytes = image(&room, options);
+        damage(&mut bytes);
+        assert_class(&room, &bytes.0, Class::Corrupt, name);
+        room.img("convert -f qcow2 -O qcow2 damaged shown");
+        let plan = repair(&mut bytes.0.as_slice()).unwrap();
+        assert!(plan.what.iter().any(|what| what.contains("of its own") || what.contains("of their own")), "{name}");
+        assert_repaired(&room, &bytes.0, "shown", name);
+    }
 }
 
 /// Every kind of image that qemu-img makes and we can follow.
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 13] = [
     "-o cluster_size=64k",
     "-o cluster_size=512",
     "-o cluster_size=2M",
@@ -120,7 +126,12 @@ const KINDS: [&str; 11] = [
     "-o refcount_bits=64",
     "-o lazy_refcounts=on",
     "-o compression_type=zstd",
+    "-o extended_l2=on",
+    "-o extended_l2=on,cluster_size=16k",
 ];
+
+/// Entries of both lengths: of 8 bytes, and of 16 with subclusters.
+const ENTRIES: [&str; 2] = ["-o cluster_size=64k", "-o cluster_size=64k,extended_l2=on"];
 
 /// Scope: [`KINDS`], as they are and compressed in both ways.
 #[test]
@@ -480,8 +491,17 @@ fn a_table_with_two_places_is_made_safe() {
 /// sector. Both sort the image alike, and a repair leaves nothing that another would do.
 #[test]
 fn a_random_sector_of_metadata_is_judged_as_qemu_does() {
+    random_sectors("-o cluster_size=4k");
+}
+
+#[test]
+fn a_random_sector_of_metadata_with_subclusters_is_judged_as_qemu_does() {
+    random_sectors("-o cluster_size=16k,extended_l2=on");
+}
+
+fn random_sectors(options: &str) {
     let room = Room::new();
-    image(&room, "-o cluster_size=4k");
+    image(&room, options);
     room.img("snapshot -c one sound");
     room.io("sound", "write -P 7 16k 64k;write -P 8 50M 16k");
     let sound = Bytes(room.read("sound"));

@@ -34,12 +34,18 @@ impl Bytes {
         self.u64(40) + 8 * index
     }
 
+    /// Bytes of a second-level entry: with subclusters it is as long again.
+    fn l2_entry(&self) -> u64 {
+        const EXTENDED: u64 = 1 << 4;
+        if self.u64(72) & EXTENDED == 0 { 8 } else { 16 }
+    }
+
     /// Where the second-level entry for a cluster of the disk is.
     pub fn l2(&self, cluster: u64) -> u64 {
-        let per_table = self.cluster() / 8;
+        let per_table = self.cluster() / self.l2_entry();
         let table = self.u64(self.l1(cluster / per_table)) & 0x00ff_ffff_ffff_fe00;
         assert_ne!(table, 0);
-        table + 8 * (cluster % per_table)
+        table + self.l2_entry() * (cluster % per_table)
     }
 
     /// The place of a cluster of the disk.

@@ -32,6 +32,7 @@ pub const ROOT: Root<'static> = Root {
         "libaio1",
         "libcap2-bin",
         "libgdbm6",
+        "liburing2",
         "libuuid1",
         "mount",
         "ncurses-bin",

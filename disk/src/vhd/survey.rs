@@ -167,7 +167,7 @@ impl Survey {
             survey.check_fixed()?;
         } else {
             let tables = survey.read_tables(source)?;
-            survey.check_blocks(&tables);
+            survey.check_blocks(&tables, tail);
             let used = tables.occupied().map(|(range, _)| range.end).max().unwrap_or(0);
             if tail == Tail::Stale && used > survey.end.0 {
                 // A block lies where the footer would: the copy is all that there is.
@@ -244,7 +244,7 @@ impl Survey {
         Ok(Tables { header, bat, batmap, locators, room, extents, used })
     }
 
-    fn check_blocks(&mut self, tables: &Tables) {
+    fn check_blocks(&mut self, tables: &Tables, tail: Tail) {
         let table_at = tables.header.table_offset.get();
         let (mut floor, mut blocks_floor) = (0, 0);
         for (range, is_block) in tables.occupied() {
@@ -260,9 +260,10 @@ impl Survey {
             blocks_floor = if is_block { range.end } else { blocks_floor };
         }
         let len = tables.slot_len();
-        let tail = self.file_len.saturating_sub(floor);
-        if tail >= len {
-            self.note(Severity::Leak, floor, format!("{tail} bytes behind the last block are not in use"));
+        let unused = self.file_len.saturating_sub(floor);
+        // A device is as large as it is; what is behind the last block is room for more of them.
+        if unused >= len && tail == Tail::Zeroes {
+            self.note(Severity::Leak, floor, format!("{unused} bytes behind the last block are not in use"));
         }
     }
 

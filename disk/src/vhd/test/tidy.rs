@@ -102,3 +102,18 @@ fn a_writer_that_was_killed_has_not_damaged_anything() {
     let report = check(&mut bytes.as_slice()).unwrap();
     assert_eq!(report.worst(), Some(Severity::Unclosed), "{:?}", report.problems);
 }
+
+/// What a device has behind the last block is room for others.
+#[test]
+fn a_device_that_is_larger_than_its_image_has_no_leak() {
+    let mut bytes = killed();
+    let footer = bytes[..512].to_vec();
+    bytes.resize(16 << 20, 0);
+    bytes.extend(footer);
+    let leaks = |tail| {
+        let report = check_on(&mut bytes.as_slice(), tail).unwrap();
+        report.problems.iter().map(|problem| problem.severity).collect::<Vec<_>>()
+    };
+    assert_eq!(leaks(Tail::Zeroes), [Severity::Leak]);
+    assert_eq!(leaks(Tail::Stale), []);
+}

@@ -16,14 +16,14 @@ use crate::demo::guest::{Guest, GuestError, Job, Line, at, distribution, kernel}
 use crate::demo::progress::Progress;
 use crate::demo::{programs, root as top, tool};
 
-const USAGE: &str = "usage: cargo xtask share-test [--bin-dir DIR] [--keep] [--part NAME]… [nfs] [smb]
+const USAGE: &str = "usage: cargo xtask share-test [--bin-dir DIR] [--keep] [--part NAME]… [nfs] [smb] [thin]
   --bin-dir DIR  use taplined, tapline, tapline-disk and bench-guest in DIR instead of building them
   --keep         keep the directory of a run that held
   --part NAME    only this part of it, of several: life, failures, qcow2, vhd, leases, described, away, full, killed
-  nfs, smb       the servers; without either, both";
+  nfs, smb       the servers; thin: disks on a thin volume whose pool is full; without any, all three";
 
-const SERVERS: [&str; 2] = ["nfs", "smb"];
-const SCRIPTS: [&str; 4] = ["steps.sh", "server-nfs.sh", "server-smb.sh", "tests.sh"];
+const SERVERS: [&str; 3] = ["nfs", "smb", "thin"];
+const SCRIPTS: [&str; 5] = ["steps.sh", "server-nfs.sh", "server-smb.sh", "tests.sh", "thin.sh"];
 /// As `testbed/shares/tests.sh` has them.
 const PARTS: [&str; 9] = ["life", "failures", "qcow2", "vhd", "leases", "described", "away", "full", "killed"];
 const PROGRAMS: [&str; 4] = ["taplined", "tapline", "tapline-disk", "bench-guest"];
@@ -51,6 +51,8 @@ const MODULES: &[&str] = &[
     "gcm",
     "ctr",
     "nls_utf8",
+    "dm_mod",
+    "dm_thin_pool",
     "cifs",
 ];
 
@@ -105,7 +107,10 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let guest = Guest::build_of(kernel::SMALL, MODULES, &cache.join("guest"), &progress).map_err(told)?;
     let parts = options.parts.join(" ");
     for server in options.servers {
-        progress.step(&format!("a repository on {server}"));
+        progress.step(&match server {
+            "thin" => "disks on a thin volume".to_owned(),
+            server => format!("a repository on {server}"),
+        });
         let work = top().join("build").join(format!("share-{server}-{}", std::process::id()));
         fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
         let job = Job {
@@ -196,7 +201,7 @@ mod test {
     }
 
     #[test]
-    fn both_servers_are_meant_unless_one_is_named() {
+    fn all_are_meant_unless_one_is_named() {
         assert_eq!(parse(&[]).unwrap().servers, SERVERS);
         let options = parse(&["smb", "--keep", "--part", "full"]).unwrap();
         assert_eq!((options.servers, options.parts, options.keep), (vec!["smb"], vec!["full"], true));

@@ -12,6 +12,7 @@ pub const ROOT: Root<'static> = Root {
         "busybox-static",
         "cifs-utils",
         "coreutils",
+        "dmsetup",
         "e2fsprogs",
         "grep",
         "iproute2",

@@ -3,6 +3,12 @@
 # cargo may lie beside the PATH: rustup's, or one of several that Ubuntu keeps.
 WITH_CARGO = PATH="$$(tools/prepare --cargo):$$PATH"
 
+# State for incremental builds takes more space than all the rest of target/, and helps only those who change something.
+# Where there is some already, a build without it would begin from nothing.
+ifeq ($(wildcard target/debug/incremental/*),)
+export CARGO_INCREMENTAL = 0
+endif
+
 .PHONY: help demo test test-all test-xen test-shares build install prepare clean
 
 help:
@@ -10,7 +16,7 @@ help:
 	@echo 'make test      the whole gate: format, clippy, tidy, tests, crash exploration, a guest'
 	@echo 'make test-all  the same with longer workloads in the crash exploration and all tests on Xen; two hours or so'
 	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
-	@echo 'make test-shares  repositories on real servers of NFS and SMB, in a guest; 20 minutes or so'
+	@echo 'make test-shares  repositories on real servers of NFS and SMB, and disks on thin volumes, in a guest; 25 minutes or so'
 	@echo 'make build     tapline, taplined and tapline-disk in target/release'
 	@echo 'make install   build, then copy them to $(PREFIX)/bin, with manual pages, completions and systemd units; where the'
 	@echo '               daemon runs, start it again and upgrade its disks under their guests'

@@ -201,3 +201,23 @@ pub(super) fn take(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result<Co
 fn length(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod test {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    #[test]
+    fn the_next_process_keeps_to_what_was_agreed_on() {
+        for bits in 0..8 {
+            let agreed = Agreed { structured: bits & 1 != 0, allocation: bits & 2 != 0, depth: bits & 4 != 0 };
+            let mut told = Told::new_zeroed();
+            told.agreed(agreed);
+            assert_eq!(told.taken(), agreed);
+        }
+        // As a process says it that has not heard of depths.
+        let told = Told { flags: STRUCTURED | ALLOCATION, ..Told::new_zeroed() };
+        assert_eq!(told.taken(), Agreed { structured: true, allocation: true, depth: false });
+    }
+}

@@ -121,8 +121,8 @@ impl<F: Format> Disk<F> {
         Ok(found)
     }
 
-    /// For how many of the first bytes of `span` one layer is what holds them, and which: 1 for the uppermost, 0 if none
-    /// does. `Err`: metadata that is to be loaded first.
+    /// For how many of the first bytes of `span` one layer is what holds them, and which: 1 for the uppermost, 0 if
+    /// none does. `Err`: metadata that is to be loaded first.
     pub(super) fn depth(&mut self, span: Span) -> Result<(u64, u32), Missing> {
         let (mut len, mut found, mut missing) = (span.len, 0, Missing::new());
         for (depth, layer) in (1..).zip(&mut self.layers) {

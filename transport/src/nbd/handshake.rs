@@ -15,7 +15,8 @@ pub(super) const OPTIONS_MAX: u32 = 64;
 /// Room for an export name and a context name of the longest legal form, twice.
 pub(super) const OPTION_DATA_MAX: usize = 16 << 10;
 
-/// The metadata contexts ("Metadata querying"; QEMU's docs/interop/nbd.txt), and the numbers that replies carry for them.
+/// The metadata contexts ("Metadata querying"; QEMU's docs/interop/nbd.txt), and the numbers that replies carry for
+/// them.
 const ALLOCATION: (&str, u32) = ("base:allocation", ALLOCATION_ID);
 const DEPTH: (&str, u32) = ("qemu:allocation-depth", DEPTH_ID);
 pub(super) const ALLOCATION_ID: u32 = 1;

@@ -78,7 +78,8 @@ fn allocation(extent: &Extent) -> u32 {
     }
 }
 
-/// What one context says. Neighbours of which it says the same become one; what the disk left out is simply not answered.
+/// What one context says. Neighbours of which it says the same become one; what the disk left out is simply not
+/// answered.
 fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent) -> u32) -> Vec<u8> {
     let limit = if one { 1 } else { DESCRIPTORS_MAX };
     let mut payload = id.to_be_bytes().to_vec();

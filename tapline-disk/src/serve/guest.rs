@@ -310,6 +310,13 @@ impl Backend {
         }
     }
 
+    /// A guest may come, connect and be destroyed before it is looked for: one that was never seen would be awaited.
+    fn see_driver(&mut self) {
+        if self.guest == Guest::Awaited && self.server.peers() > 0 {
+            self.guest = Guest::Seen;
+        }
+    }
+
     fn found(&mut self) -> Result<Guest, Failure> {
         let node = format!("/local/domain/{}", self.device.guest);
         let gone = self.guest == Guest::Gone || text(&mut *self.store, None, &node)?.is_none();
@@ -390,18 +397,22 @@ impl Server for Backend {
     fn start(&mut self, watch: &mut dyn Watch) -> std::io::Result<()> {
         self.watch_domains().map_err(|failure| std::io::Error::other(failure.to_string()))?;
         watch.watch(self.store.fd(), Interest::Read, DOMAINS)?;
-        // Its driver may come and the guest be destroyed before the store's first word is heard: one that was never
-        // seen would be awaited.
+        // It may be destroyed before the store's first word is heard.
         self.look_for_guest();
         watch.watch(self.timer.as_fd(), Interest::Read, TIME_IS_UP)?;
-        self.server.start(watch)
+        self.server.start(watch)?;
+        self.see_driver();
+        Ok(())
     }
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
         match key {
             DOMAINS => self.hear_of_domains(),
             TIME_IS_UP => self.time_is_up = true,
-            key => self.server.ready(key, watch),
+            key => {
+                self.server.ready(key, watch);
+                self.see_driver();
+            }
         }
     }
 

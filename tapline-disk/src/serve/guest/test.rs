@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -135,13 +136,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
     let kind = choose(serve.access.engine(), &files, data(&serve)).kind;
     let disk = Disk::new(images, disk::Options::default()).unwrap();
     let engine = Engine::open(kind, files, 16).unwrap();
-    let mut store = host.store(DomId(0)).unwrap();
-    make_own_end(&mut store, device, WRITABLE).unwrap();
-    leave_word(&mut store, device, &serve).unwrap();
-    let config = config(&serve, device, false, disk.geometry());
-    let watched = Box::new(host.store(DomId(0)).unwrap());
-    let channels = Box::new(host.channels().unwrap());
-    let backend = Backend::new(config, Box::new(store), watched, Box::new(host.grants()), channels).unwrap();
+    let backend = backend(host, device, &serve, disk.geometry());
     let nbd = nbd.map(|path| {
         let export =
             nbd::Export { name: String::new(), description: String::new(), geometry: disk.geometry(), layered: false };
@@ -163,6 +158,32 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
     match nbd {
         None => EventLoop::new(backend, serving).and_then(EventLoop::run).unwrap(),
         Some(nbd) => EventLoop::new(Emulated::new(backend, nbd), serving).and_then(EventLoop::run).unwrap(),
+    }
+}
+
+/// The guest's end of a disk, with nothing begun.
+fn backend(host: &Host, device: &Device, serve: &Serve, geometry: Geometry) -> Backend {
+    let mut store = host.store(DomId(0)).unwrap();
+    make_own_end(&mut store, device, WRITABLE).unwrap();
+    leave_word(&mut store, device, serve).unwrap();
+    let config = config(serve, device, false, geometry);
+    let watched = Box::new(host.store(DomId(0)).unwrap());
+    let channels = Box::new(host.channels().unwrap());
+    Backend::new(config, Box::new(store), watched, Box::new(host.grants()), channels).unwrap()
+}
+
+/// What a server waits for, by its names for that.
+#[derive(Default)]
+struct Watched(Vec<WatchKey>);
+
+impl Watch for Watched {
+    fn watch(&mut self, _: BorrowedFd<'_>, _: Interest, key: WatchKey) -> std::io::Result<()> {
+        self.0.push(key);
+        Ok(())
+    }
+
+    fn forget(&mut self, key: WatchKey) {
+        self.0.retain(|watched| *watched != key);
     }
 }
 
@@ -330,6 +351,25 @@ fn a_guest_that_shuts_down_and_is_gone_later_ends_its_disk() {
     assert_eq!(process.end(), Exit::Done);
     assert_eq!(machine.backends(), [""; 0]);
     assert_eq!(machine.host.counts(), Counts::default());
+}
+
+/// The store's words come in any order: first that the driver has connected, then what domains there are.
+#[test]
+fn a_guest_that_comes_connects_and_dies_before_it_was_looked_for_ends_its_disk() {
+    let mut machine = Machine::new();
+    let serve = words("raw:none");
+    let geometry =
+        Geometry { len: 64 * 512, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
+    let mut backend = backend(&machine.host, &machine.device, &serve, geometry);
+    let mut watched = Watched::default();
+    backend.start(&mut watched).unwrap();
+    let front = Front::connect(&machine.host, &mut machine.store, &machine.device);
+    let others: Vec<WatchKey> = watched.0.iter().copied().filter(|key| *key != DOMAINS && *key != TIME_IS_UP).collect();
+    others.into_iter().for_each(|key| backend.ready(key, &mut watched));
+    assert_eq!(backend.peers(), 1);
+    front.guest.die();
+    backend.ready(DOMAINS, &mut watched);
+    assert!(backend.is_over());
 }
 
 /// A guest dies, and its nodes stay; how long its disk's process takes to end.

@@ -16,7 +16,7 @@ help:
 	@echo 'make test      the whole gate: format, clippy, tidy, tests, crash exploration, a guest'
 	@echo 'make test-all  the same with longer workloads in the crash exploration and all tests on Xen; two hours or so'
 	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
-	@echo 'make test-shares  repositories on real servers of NFS and SMB, and disks on thin volumes, in a guest; 25 minutes or so'
+	@echo 'make test-shares  repositories on servers of NFS and SMB, disks on thin volumes, in a guest; 25 minutes or so'
 	@echo 'make build     tapline, taplined and tapline-disk in target/release'
 	@echo 'make install   build, then copy them to $(PREFIX)/bin, with manual pages, completions and systemd units; where the'
 	@echo '               daemon runs, start it again and upgrade its disks under their guests'

@@ -1,5 +1,5 @@
-# A disk on a thin volume whose pool is full: the guest is told ENOSPC or waits, and nothing is lost. The pool is made as
-# LVM makes one, and gives errors when it is full (error_if_no_space); no host here has the kernel's module.
+# A disk on a thin volume whose pool is full: the guest is told ENOSPC or waits, and nothing is lost. The pool is made
+# as LVM makes one, and gives errors when it is full (error_if_no_space).
 
 export DM_DISABLE_UDEV=1
 # Sectors of the pool's metadata, of its data at first and later, and of the volume; its blocks.

@@ -132,17 +132,11 @@ impl<F: Format> Disk<F> {
                 found = depth;
                 break;
             };
+            let (place, part) = layer.look_up(part, &mut missing);
             len = part.len;
-            match layer.format.map(part) {
-                Ok(Place::Parent { len: hidden }) => len = len.min(hidden.max(512)),
-                Ok(place) => {
-                    (len, found) = (len.min(place.len().max(512)), depth);
-                    break;
-                }
-                Err(Wait::Load(block)) => missing.push((layer.file, block)),
-                Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
-                    unreachable!("a lookup takes no space")
-                }
+            if !matches!(place, Place::Parent { .. }) {
+                found = depth;
+                break;
             }
         }
         if missing.is_empty() { Ok((len, found)) } else { Err(missing) }
@@ -270,6 +264,25 @@ impl<F: Format> Disk<F> {
     }
 }
 
+impl<F: Format> Layer<F> {
+    /// Where the layer has the first bytes of `span`, and which those are. Where metadata is missing it counts as
+    /// having nothing there, so that the walk goes on below and finds what else is missing; its answers are then of no
+    /// use.
+    pub(super) fn look_up(&mut self, span: Span, missing: &mut Missing) -> (Place, Span) {
+        let place = match self.format.map(span) {
+            Ok(place) => place,
+            Err(Wait::Load(block)) => {
+                missing.push((self.file, block));
+                Place::Parent { len: span.len }
+            }
+            Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
+                unreachable!("a lookup takes no space")
+            }
+        };
+        (place, Span { at: span.at, len: place.len().min(span.len).max(512) })
+    }
+}
+
 /// Where the bytes of `span` live, as the first of `layers` shows them.
 pub(super) fn fold_span<F: Format>(layers: &mut [Layer<F>], span: Span) -> Result<Vec<Run>, Missing> {
     let (mut runs, mut missing) = (Vec::new(), Missing::new());
@@ -277,8 +290,7 @@ pub(super) fn fold_span<F: Format>(layers: &mut [Layer<F>], span: Span) -> Resul
     if missing.is_empty() { Ok(runs) } else { Err(missing) }
 }
 
-/// Folds `span` of `layers`, from the first down, into `runs`. Where metadata is missing, the walk goes on below as if
-/// there were nothing, to find what else is missing: the runs are then of no use.
+/// Folds `span` of `layers`, from the first down, into `runs`.
 fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, missing: &mut Missing) {
     let Some((layer, below)) = layers.split_first_mut() else {
         // Below the base there is nothing.
@@ -293,17 +305,7 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
             return append(runs, Run { span: rest, place: Where::Zero });
         }
         let rest = Span { at, len: rest.len.min(size.saturating_sub(at)) };
-        let place = match layer.format.map(rest) {
-            Ok(place) => place,
-            Err(Wait::Load(block)) => {
-                missing.push((layer.file, block));
-                Place::Parent { len: rest.len }
-            }
-            Err(Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_)) => {
-                unreachable!("a lookup takes no space")
-            }
-        };
-        let part = Span { at, len: place.len().min(rest.len).max(512) };
+        let (place, part) = layer.look_up(rest, missing);
         match place {
             Place::Data { at, .. } => append(runs, Run { span: part, place: Where::Data { file: layer.file, at } }),
             Place::Packed { .. } => append(runs, Run { span: part, place: Where::Packed { file: layer.file } }),

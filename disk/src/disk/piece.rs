@@ -10,7 +10,7 @@ use super::fill::Filling;
 use super::learn::fold_span;
 use super::{Active, Disk, Missing, Obstacle, Op, Parked};
 use crate::fold::{Run, Where};
-use crate::format::{Discarded, Fill, Format, MetaBlock, Place, Reserved, Wait};
+use crate::format::{Discarded, Fill, Format, Place, Reserved, Wait};
 use crate::{Action, FileId, Io, Layer, Operation, Request, Span, Status};
 
 /// Bytes that are copied at once while the guest asks for nothing: enough for the storage.
@@ -294,11 +294,7 @@ fn hold<F: Format>(layers: &mut [Layer<F>], span: Span, held: &mut Vec<Held>, mi
     let mut at = span.at;
     while at < span.end() {
         let rest = Span { at, len: span.end().saturating_sub(at) };
-        let place = layer.format.map(rest).unwrap_or_else(|wait| {
-            missing.extend(block_of(wait).map(|block| (layer.file, block)));
-            Place::Parent { len: rest.len }
-        });
-        let part = Span { at, len: place.len().min(rest.len).max(512) };
+        let (place, part) = layer.look_up(rest, missing);
         match place {
             Place::Parent { .. } => hold(below, part, held, missing),
             Place::Zero { .. } => append(held, Held { span: part, zero: true }),
@@ -308,14 +304,6 @@ fn hold<F: Format>(layers: &mut [Layer<F>], span: Span, held: &mut Vec<Held>, mi
             }
         }
         at = part.end();
-    }
-}
-
-/// What a lookup waits for: it takes no space.
-fn block_of(wait: Wait) -> Option<MetaBlock> {
-    match wait {
-        Wait::Load(block) => Some(block),
-        Wait::Busy(_) | Wait::Round | Wait::NoSpace | Wait::Damaged(_) => None,
     }
 }
 

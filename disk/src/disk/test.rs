@@ -544,7 +544,7 @@ fn extents_tell_which_layer_holds_what() {
     let mut rig = child(64 * MIB, 4 * MIB, 7);
     rig.write(2 * MIB, &[1; 4096]);
     rig.write(8 * MIB, &[1; 4096]);
-    // Nothing is in memory that would have to be loaded.
+    // All metadata has to be loaded.
     rig.disk.drop_caches();
     rig.submit(Operation::Extents { depths: true }, 0, 64 * MIB, Segments::empty(), 1);
     rig.drain();

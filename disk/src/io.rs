@@ -131,6 +131,11 @@ pub trait Source {
     /// Fills `bytes` from offset `at`. Any alignment. Reading past the end is an error.
     fn read_at(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), ReadFault>;
 
+    /// Whether there is a data file too, for an image that keeps its data in one.
+    fn has_data_file(&self) -> bool {
+        false
+    }
+
     /// Whether the file is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0

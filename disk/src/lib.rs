@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
 mod align;
+mod data_file;
 mod disk;
 mod error;
 mod fold;
@@ -27,6 +28,7 @@ mod transport;
 pub mod vhd;
 
 pub use align::Aligner;
+pub use data_file::{DATA_FILE, DataFiles};
 pub use disk::{Damage, Damaged, Disk, LAYERS_MAX, Layer, MergeProgress, MergeState, Options};
 pub use error::{ImageError, ImageErrorKind};
 pub use format::{

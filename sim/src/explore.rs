@@ -13,7 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use disk::ImageError;
 
 use crate::crash::{Counts, Explorer, Scene};
-use crate::io::{Fault, FaultKind, ROOM, Visible};
+use crate::fault::{Fault, FaultKind};
+use crate::io::{ROOM, Visible};
 use crate::logs::ROOMY;
 use crate::media::Unwritten;
 use crate::planted::Planted;

@@ -2,7 +2,8 @@
 //! power loss may make of that.
 //!
 //! Knows nothing of requests, formats or queues. Short transfers are not played here: finishing them is the
-//! engines' affair, below the trait that the disk sees.
+//! engines' affair, below the trait that the disk sees. An image with a data file is one file of two parts, each of
+//! which is synced alone.
 //!
 //! Invariants, the fidelity of the whole simulator:
 //! - a sync makes durable what had *completed* when the sync was *submitted*, and nothing else;
@@ -12,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::media::{Media, Unwritten, place_digest, run_digest};
+use crate::media::{DATA_SECTOR, Media, Unwritten, place_digest, run_digest};
 use crate::sector::{SECTOR, Sector, mix};
 
 /// Names a write to a file, in the order in which they became visible.
@@ -36,7 +37,7 @@ struct Unsynced {
 
 impl Coverage {
     /// Of a sync that does nothing, in spite of what it answers.
-    pub const NOTHING: Coverage = Coverage { completions: 0, len: 0 };
+    pub const NOTHING: Coverage = Coverage { completions: 0, len: 0, data: false };
 }
 
 impl Unsynced {
@@ -54,6 +55,8 @@ impl Unsynced {
 pub struct Coverage {
     completions: u64,
     len: u64,
+    /// Of the data file, and not of the image.
+    data: bool,
 }
 
 /// A file with a volatile cache.
@@ -105,7 +108,9 @@ impl SimFile {
         self.writes += 1;
         let write = WriteId(self.writes);
         // Behind the end of the file there is nothing to deallocate, unless the storage is larger than the file.
-        let everywhere = grows || self.visible.unwritten() == Unwritten::Stale;
+        let in_data_file = sector >= DATA_SECTOR;
+        let grows = grows && !in_data_file;
+        let everywhere = grows || in_data_file || self.visible.unwritten() == Unwritten::Stale;
         let limit = if everywhere { u64::MAX } else { self.visible.len().div_ceil(SECTOR) };
         let mut end = 0;
         for (sector, content) in (sector..limit).zip(contents) {
@@ -174,9 +179,9 @@ impl SimFile {
         self.growth.retain(|(grew, _)| *grew != write);
     }
 
-    /// What a sync submitted now covers.
-    pub fn coverage(&self) -> Coverage {
-        Coverage { completions: self.completions, len: self.completed_len }
+    /// What a sync submitted now covers, of the image or of its data file.
+    pub fn coverage(&self, data: bool) -> Coverage {
+        Coverage { completions: self.completions, len: if data { 0 } else { self.completed_len }, data }
     }
 
     /// A sync has succeeded.
@@ -272,7 +277,8 @@ impl SimFile {
 }
 
 fn covers(coverage: Coverage, entry: &Unsynced) -> bool {
-    entry.completed.is_some_and(|completed| completed <= coverage.completions)
+    let on_it = (entry.sector >= DATA_SECTOR) == coverage.data;
+    on_it && entry.completed.is_some_and(|completed| completed <= coverage.completions)
 }
 
 /// The states in which one power loss may leave a file.
@@ -332,7 +338,7 @@ impl<'a> Crash<'a> {
             Fate::Trashed => contents.last(),
         };
         let entries = found.into_iter().flat_map(|content| content.0.clone());
-        entries.filter(move |entry| entry.sector < len / SECTOR)
+        entries.filter(move |entry| entry.sector < len / SECTOR || entry.sector >= DATA_SECTOR)
     }
 
     /// Whether a power loss may leave rubbish. Of storage that writes more than a sector at once, every unit is either
@@ -418,7 +424,7 @@ mod test {
         let early = file.apply(0, [Some(word(1))], true);
         let late = file.apply(1, [Some(word(2))], true);
         file.complete(early);
-        let sync = file.coverage();
+        let sync = file.coverage(false);
         file.complete(late);
         file.synced(sync);
         assert_eq!(file.durable().get(0), word(1));
@@ -431,9 +437,9 @@ mod test {
         let mut file = file();
         let write = file.apply(0, [Some(word(1))], true);
         file.complete(write);
-        let sync = file.coverage();
+        let sync = file.coverage(false);
         file.sync_failed(sync);
-        file.synced(file.coverage());
+        file.synced(file.coverage(false));
         assert_eq!(file.durable().get(0), Sector::ZERO);
         assert_eq!(file.visible().get(0), word(1));
     }
@@ -458,7 +464,7 @@ mod test {
         assert!(file.crash(1).grown());
         assert_eq!(file.crash(1).state(&[Fate::Kept(0)], true).len(), 8 * SECTOR);
         file.complete(write);
-        file.synced(file.coverage());
+        file.synced(file.coverage(false));
         assert_eq!(file.crash(1).state(&[], true).len(), 11 * SECTOR);
     }
 

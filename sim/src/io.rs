@@ -2,17 +2,18 @@
 //!
 //! Knows nothing of disks or formats. When a write becomes visible to reads, at its submission or at its
 //! completion, is the run's choice, as the storage may do either. Storage that takes whole units only, larger than
-//! sectors, has the disk's aligner in front of it, as the real engine has; it refuses everything else by a panic.
+//! sectors, has the disk's aligner in front of it, as the real engine has; it refuses everything else by a panic. So
+//! has an image with a data file what makes one of the two.
 //!
 //! Invariant: every operation accepted is finished exactly once, by [`SimIo::finish`].
 
-use std::fmt;
-use std::str::FromStr;
+use disk::{
+    Action, Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileError, FileId, FileOp, Io, Source, Until,
+};
 
-use disk::{Action, Aligner, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, Until};
-
+use crate::fault::{Fault, FaultKind};
 use crate::file::{Coverage, SimFile, WriteId};
-use crate::media::{Media, Unwritten};
+use crate::media::{DATA_SECTOR, Media, Unwritten};
 use crate::planted::Planted;
 use crate::random::Random;
 use crate::saboteur::Misaligned;
@@ -20,76 +21,6 @@ use crate::sector::{SECTOR, Sector, sectors_of};
 
 /// Room for whatever comes.
 pub const ROOM: usize = usize::MAX;
-/// Linux's EIO.
-const EIO: i32 = 5;
-
-/// What goes wrong, once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FaultKind {
-    /// Any operation fails with EIO.
-    Failed,
-    /// A write fails with ENOSPC.
-    NoSpace,
-    /// A deallocation is not supported.
-    Unsupported,
-    /// The queue is full and hands the operation back.
-    Full,
-}
-
-/// The `nth` operation (from 1) of those that `kind` can befall goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Fault {
-    /// How.
-    pub kind: FaultKind,
-    /// Which.
-    pub nth: u64,
-}
-
-const FAULTS: [(FaultKind, &str); 4] = [
-    (FaultKind::Failed, "failed"),
-    (FaultKind::NoSpace, "no-space"),
-    (FaultKind::Unsupported, "unsupported"),
-    (FaultKind::Full, "full"),
-];
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = FAULTS.iter().find(|(kind, _)| *kind == self.kind).map_or("", |(_, name)| name);
-        write!(f, "{name}@{}", self.nth)
-    }
-}
-
-impl FromStr for Fault {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Fault, String> {
-        let (name, nth) = text.split_once('@').unwrap_or((text, ""));
-        let kind = FAULTS.iter().find(|(_, other)| *other == name).map(|(kind, _)| *kind);
-        match (kind, nth.parse()) {
-            (Some(kind), Ok(nth)) => Ok(Fault { kind, nth }),
-            _ => Err(format!("'{text}' is not a fault; they look like failed@3, no-space@1, unsupported@1 and full@7")),
-        }
-    }
-}
-
-impl FaultKind {
-    fn befalls(self, action: &Action) -> bool {
-        match self {
-            FaultKind::Failed | FaultKind::Full => true,
-            FaultKind::NoSpace => matches!(action, Action::Write { .. }),
-            FaultKind::Unsupported => matches!(action, Action::Deallocate { .. }),
-        }
-    }
-
-    fn error(self) -> FileError {
-        match self {
-            FaultKind::Failed | FaultKind::Full => FileError::Failed(EIO),
-            FaultKind::NoSpace => FileError::NoSpace,
-            FaultKind::Unsupported => FileError::Unsupported,
-        }
-    }
-}
-
 /// When reads see a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Visible {
@@ -118,6 +49,23 @@ pub struct SimIo {
     aligner: Aligner,
     /// What is planted there.
     misaligned: Misaligned,
+    /// Which images have data files.
+    data_files: DataFiles,
+    /// A planted bug: a sync of an image is none of its data file.
+    forgets_data: bool,
+}
+
+/// Marks the number of a data file, which is that of its image otherwise.
+const DATA: u8 = 0x80;
+
+/// Whether a file is the data file of an image.
+fn is_data(id: FileId) -> bool {
+    id.0 & DATA != 0
+}
+
+/// The sector that a byte of a file is in.
+fn sector_of(id: FileId, at: u64) -> u64 {
+    at / SECTOR + if is_data(id) { DATA_SECTOR } else { 0 }
 }
 
 /// The storage itself.
@@ -170,7 +118,7 @@ impl Storage {
 
     fn file(&self, id: FileId) -> &SimFile {
         // A disk that names a file it was not given is broken, and the test says so.
-        &self.files[usize::from(id.0)]
+        &self.files[usize::from(id.0 & !DATA)]
     }
 
     fn add(&mut self, media: Media) -> FileId {
@@ -197,7 +145,8 @@ impl Storage {
         let media = self.file(op.file).visible();
         let (is_device, end) = (media.unwritten() == Unwritten::Stale, at + u64::try_from(len).unwrap_or(u64::MAX));
         let changes = matches!(op.action, Action::Write { .. } | Action::Deallocate { .. });
-        assert!(!(is_device && changes) || end <= media.len(), "{op:?} behind the end of a device");
+        let inside = end <= media.len() || is_data(op.file);
+        assert!(!(is_device && changes) || inside, "{op:?} behind the end of a device");
         if self.is_whole(at, len) {
             return None;
         }
@@ -229,7 +178,7 @@ impl Storage {
         if let Action::Read { at, into } = &op.action {
             if error.is_none() {
                 let count = u64::try_from(into.len()).unwrap_or(0) / SECTOR;
-                into.copy_from(&self.file(op.file).visible().read(at / SECTOR, count));
+                into.copy_from(&self.file(op.file).visible().read(sector_of(op.file, *at), count));
             }
         }
         let reaches = write.is_none() && error != Some(FileError::Unsupported);
@@ -251,19 +200,22 @@ impl Storage {
     }
 
     fn file_mut(&mut self, id: FileId) -> &mut SimFile {
-        &mut self.files[usize::from(id.0)]
+        &mut self.files[usize::from(id.0 & !DATA)]
     }
 
     /// Lets a write or a deallocation reach the file; one that fails reaches any part of it.
     fn apply(&mut self, op: &FileOp, fails: bool) -> Option<WriteId> {
         let (sector, contents, grows) = match &op.action {
             Action::Read { .. } | Action::SyncData => return None,
-            Action::Write { at, from } => (at / SECTOR, sectors_of(&from.to_vec()).collect::<Vec<_>>(), true),
+            Action::Write { at, from } => {
+                (sector_of(op.file, *at), sectors_of(&from.to_vec()).collect::<Vec<_>>(), true)
+            }
             Action::Deallocate { at, len } => {
-                (at / SECTOR, vec![Sector::ZERO; usize::try_from(len / SECTOR).unwrap_or(0)], false)
+                (sector_of(op.file, *at), vec![Sector::ZERO; usize::try_from(len / SECTOR).unwrap_or(0)], false)
             }
         };
-        assert!(self.writable.contains(&op.file), "a file is written to that is not open for writing: {op:?}");
+        let image = FileId(op.file.0 & !DATA);
+        assert!(self.writable.contains(&image), "a file is written to that is not open for writing: {op:?}");
         let reached = |random: &mut Random| !fails || random.below(2) == 0;
         let per_unit = usize::try_from(self.unit / SECTOR).unwrap_or(1);
         let mut landed = Vec::new();
@@ -286,7 +238,7 @@ impl Io for Storage {
         if fault == Some(FaultKind::Full) {
             return Err(op);
         }
-        let coverage = self.file(op.file).coverage();
+        let coverage = self.file(op.file).coverage(is_data(op.file));
         let error = fault.map(FaultKind::error).or(refused);
         // A failing write reaches the file when it fails: before, it is as good as not written.
         let write = match self.visible {
@@ -307,7 +259,7 @@ impl Io for Storage {
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
         let media = self.file(file).visible();
         let sparse = media.unwritten() == Unwritten::Zeroes;
-        let is_hole = |at: u64| sparse && media.written(at / SECTOR).is_none();
+        let is_hole = |at: u64| sparse && media.written(sector_of(file, at)).is_none();
         let hole = is_hole(at);
         let mut run = SECTOR;
         while run < len && is_hole(at + run) == hole {
@@ -326,9 +278,28 @@ impl SimIo {
     }
 
     fn on(storage: Storage) -> SimIo {
-        let mut io = SimIo { aligner: Aligner::default(), misaligned: Misaligned::default(), storage };
-        (0..io.storage.files.len()).for_each(|file| io.align(FileId(u8::try_from(file).unwrap_or(u8::MAX))));
+        let mut io = SimIo {
+            aligner: Aligner::default(),
+            misaligned: Misaligned::default(),
+            data_files: DataFiles::default(),
+            forgets_data: false,
+            storage,
+        };
+        (0..io.storage.files.len()).for_each(|file| io.know(FileId(u8::try_from(file).unwrap_or(u8::MAX))));
         io
+    }
+
+    /// Learns of a file.
+    fn know(&mut self, id: FileId) {
+        self.align(id);
+        if self.storage.file(id).visible().has_data_file() {
+            let data = FileId(id.0 | DATA);
+            self.data_files.add(id, data);
+            // It is as long as it needs to be.
+            if self.storage.unit > SECTOR {
+                self.aligner.add(data, self.storage.unit, None);
+            }
+        }
     }
 
     fn align(&mut self, id: FileId) {
@@ -344,6 +315,7 @@ impl SimIo {
     /// Plants a bug, if it is one that lives here.
     pub fn plant(&mut self, bug: Option<Planted>) {
         self.misaligned.plant(bug);
+        self.forgets_data = bug == Some(Planted::DataFileNotSynced);
     }
 
     /// The storage as the next process finds it, for which the files of `chain` have the numbers from 0 on. Of the
@@ -365,7 +337,7 @@ impl SimIo {
     /// A new file, durable from the beginning, that may be written to.
     pub fn add(&mut self, media: Media) -> FileId {
         let id = self.storage.add(media);
-        self.align(id);
+        self.know(id);
         id
     }
 
@@ -415,8 +387,9 @@ impl SimIo {
 
     /// Queues a sync that will cover all files.
     pub fn push_sync_for_all(&mut self, op: FileOp) {
-        let coverage = self.file(op.file).coverage();
-        let others = (0..).map(FileId).zip(&self.storage.files).map(|(id, file)| (id, file.coverage())).collect();
+        let coverage = self.file(op.file).coverage(false);
+        let files = (0..).map(FileId).zip(&self.storage.files);
+        let others = files.map(|(id, file)| (id, file.coverage(false))).collect();
         self.storage.pending.push(Pending { op, write: None, coverage, others, error: None });
     }
 
@@ -424,17 +397,20 @@ impl SimIo {
     pub fn finish(&mut self, which: usize) -> Vec<FileDone> {
         let ended = self.storage.finish(which);
         let done = self.misaligned.settle(ended, &mut self.aligner, &mut self.storage);
+        let done = done.into_iter().filter_map(|done| self.data_files.settle(done)).collect();
         // An engine that was full once has room now.
         self.aligner.retry(&mut self.storage);
+        let Parts { data_files, mut below } = self.parts();
+        data_files.retry(&mut below);
         done
     }
 }
 
 impl Io for SimIo {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        let pushed = self.misaligned.push(op, &mut self.aligner, &mut self.storage);
-        self.aligner.retry(&mut self.storage);
-        pushed
+        let forgets = self.forgets_data && matches!(op.action, Action::SyncData);
+        let Parts { data_files, mut below } = self.parts();
+        if forgets { below.push(op) } else { data_files.push(op, &mut below) }
     }
 
     fn reap(&mut self, _: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
@@ -442,6 +418,43 @@ impl Io for SimIo {
             done.extend(self.finish(0));
         }
         Ok(())
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        let Parts { data_files, mut below } = self.parts();
+        data_files.allocated(file, at, len, &mut below)
+    }
+}
+
+/// An engine, and what is in front of it.
+struct Parts<'a> {
+    data_files: &'a mut DataFiles,
+    below: Below<'a>,
+}
+
+/// The storage with its aligner.
+struct Below<'a> {
+    aligner: &'a mut Aligner,
+    misaligned: &'a mut Misaligned,
+    storage: &'a mut Storage,
+}
+
+impl SimIo {
+    fn parts(&mut self) -> Parts<'_> {
+        let SimIo { aligner, misaligned, storage, data_files, .. } = self;
+        Parts { data_files, below: Below { aligner, misaligned, storage } }
+    }
+}
+
+impl Io for Below<'_> {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        let pushed = self.misaligned.push(op, self.aligner, self.storage);
+        self.aligner.retry(self.storage);
+        pushed
+    }
+
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        self.storage.reap(until, done)
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {

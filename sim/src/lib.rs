@@ -11,6 +11,7 @@
 
 pub mod crash;
 pub mod explore;
+pub mod fault;
 pub mod file;
 pub mod flat;
 pub mod io;

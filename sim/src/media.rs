@@ -7,9 +7,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use disk::{ReadFault, Source};
+use disk::{DATA_FILE, ReadFault, Source};
 
 use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
+
+/// The first sector of the data file of an image that has one. The two are one [`Media`], as the disk sees them; its
+/// length is the image's.
+pub const DATA_SECTOR: u64 = DATA_FILE / SECTOR;
 
 /// What the bytes that nobody wrote hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,12 +35,18 @@ pub struct Media {
     zeroed: Vec<(u64, u64)>,
     len: u64,
     unwritten: Unwritten,
+    has_data_file: bool,
 }
 
 impl Media {
     /// An empty file.
     pub fn empty(unwritten: Unwritten) -> Media {
-        Media { sectors: Arc::default(), over: Vec::new(), zeroed: Vec::new(), len: 0, unwritten }
+        Media { sectors: Arc::default(), over: Vec::new(), zeroed: Vec::new(), len: 0, unwritten, has_data_file: false }
+    }
+
+    /// Gives it a data file, in which nobody has written.
+    pub fn add_data_file(&mut self) {
+        self.has_data_file = true;
     }
 
     /// Bytes in the file.
@@ -53,13 +63,15 @@ impl Media {
     pub fn set_len(&mut self, len: u64) {
         if len < self.len {
             let first = len.div_ceil(SECTOR);
-            self.over.retain(|(at, _)| *at < first);
+            self.over.retain(|(at, _)| *at < first || *at >= DATA_SECTOR);
             self.zeroed.retain_mut(|(at, count)| {
-                *count = (*count).min(first.saturating_sub(*at));
+                *count = if *at < DATA_SECTOR { (*count).min(first.saturating_sub(*at)) } else { *count };
                 *count > 0
             });
-            if self.sectors.range(first..).next().is_some() {
-                Arc::make_mut(&mut self.sectors).split_off(&first);
+            if self.sectors.range(first..DATA_SECTOR).next().is_some() {
+                let sectors = Arc::make_mut(&mut self.sectors);
+                let mut behind = sectors.split_off(&first);
+                sectors.append(&mut behind.split_off(&DATA_SECTOR));
             }
         }
         self.len = len;
@@ -163,6 +175,10 @@ pub fn run_digest(sector: u64, count: u64) -> u64 {
 }
 
 impl Source for Media {
+    fn has_data_file(&self) -> bool {
+        self.has_data_file
+    }
+
     fn len(&self) -> u64 {
         self.len
     }

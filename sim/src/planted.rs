@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::io::FaultKind;
+use crate::fault::FaultKind;
 use crate::subject::Kind;
 
 /// A planted bug.
@@ -106,6 +106,8 @@ pub enum Planted {
     SharedOverwritten,
     /// A cluster of which some subclusters are in the file is written down as if all were.
     RoundedSubclusters,
+    /// A sync of an image with a data file is none of the data file.
+    DataFileNotSynced,
     /// An L2 table that was copied is written with the L1 entry that refers to it.
     EntryWithCopy,
     /// The refcount of what is given up is lowered together with the refcounts that rise, before the entries are
@@ -138,7 +140,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 56] = [
+const NAMES: [(Planted, &str, &str); 57] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -187,6 +189,7 @@ const NAMES: [(Planted, &str, &str); 56] = [
     (Planted::TargetNotShown, "target-not-shown", "chain"),
     (Planted::SharedOverwritten, "shared-overwritten", "qcow2"),
     (Planted::RoundedSubclusters, "rounded-subclusters", "qcow2"),
+    (Planted::DataFileNotSynced, "data-file-not-synced", "qcow2"),
     (Planted::EntryWithCopy, "entry-with-copy", "qcow2"),
     (Planted::LoweredEarly, "lowered-early", "qcow2"),
     (Planted::SnapshotDeallocated, "snapshot-deallocated", "qcow2"),
@@ -215,6 +218,7 @@ impl Planted {
             Planted::SharedOverwritten | Planted::EntryWithCopy => kind.with_snapshot().is_some(),
             Planted::LoweredEarly | Planted::SnapshotDeallocated => kind.with_snapshot().is_some(),
             Planted::RoundedSubclusters => kind.is_of_subclusters(),
+            Planted::DataFileNotSynced => kind.has_data_file(),
             Planted::DeviceEndForgotten => kind == Kind::Dynamic || kind == Kind::Child,
             Planted::OldZeroesForgotten => kind == Kind::OldChildQcow2,
             _ => !kind.is_of_others(),

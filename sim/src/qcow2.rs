@@ -21,6 +21,8 @@ pub const DEVICE: u64 = 4 * COUNTED * CLUSTER;
 pub const BLOCK_AT: u64 = 2 * CLUSTER;
 /// Where the L1 table stands.
 pub const L1_AT: u64 = 3 * CLUSTER;
+/// Feature bit of an image with a data file: "External data file bit".
+const EXTERNAL_DATA: u64 = 1 << 2;
 /// Where the parent's name stands.
 const NAME_AT: u64 = 1024;
 
@@ -50,13 +52,15 @@ pub enum Holds {
     Snapshot,
     /// Extended L2 entries ([`subclusters`]).
     Subclusters,
+    /// Nothing, and what it will hold is to be in a data file.
+    DataFile,
 }
 
 impl Holds {
     /// Clusters of such a file.
     fn used(self) -> u64 {
         match self {
-            Holds::Nothing => 4,
+            Holds::Nothing | Holds::DataFile => 4,
             Holds::Packed => packed::USED,
             Holds::Snapshot => shared::USED,
             Holds::Subclusters => subclusters::USED,
@@ -84,7 +88,7 @@ pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     media.write(0, &header(spec));
     media.write(cluster, &cluster_of(&(2 * cluster).to_be_bytes()));
     let count = |cluster| match spec.holds {
-        Holds::Nothing | Holds::Subclusters => 1,
+        Holds::Nothing | Holds::Subclusters | Holds::DataFile => 1,
         Holds::Packed => packed::count(cluster),
         Holds::Snapshot => shared::count(cluster, spec.version),
     };
@@ -93,6 +97,7 @@ pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     media.write(3 * cluster, &cluster_of(&[]));
     match spec.holds {
         Holds::Nothing => {}
+        Holds::DataFile => media.add_data_file(),
         Holds::Packed => packed::put(&mut media, L1_AT),
         Holds::Snapshot => shared::put(&mut media, spec.version),
         Holds::Subclusters => subclusters::put(&mut media),
@@ -109,7 +114,11 @@ fn padded(bytes: &[u8], len: u64) -> Vec<u8> {
 fn header(spec: &Spec<'_>) -> Vec<u8> {
     let (cluster, entry) = spec.holds.sizes();
     let l1_entries = (spec.sectors * SECTOR).div_ceil(cluster * cluster / entry);
-    let features = if spec.holds == Holds::Subclusters { subclusters::FEATURE } else { 0 };
+    let features = match spec.holds {
+        Holds::Subclusters => subclusters::FEATURE,
+        Holds::DataFile => EXTERNAL_DATA,
+        Holds::Nothing | Holds::Packed | Holds::Snapshot => 0,
+    };
     let name = spec.parent.unwrap_or_default();
     let name_len = u64::try_from(name.len()).unwrap_or(0);
     // Offset, length and value of each field that is not zero.

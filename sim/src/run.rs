@@ -18,7 +18,7 @@ use std::ops::Range;
 use disk::{Access, Disk, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token};
 use memory::Segments;
 
-use crate::io::{Fault, SimIo, Visible};
+use crate::io::{SimIo, Visible};
 use crate::logs::Logs;
 use crate::media::Media;
 use crate::oracle::{Content, Illegal, Moment, Oracle, WriteToken, parts_of};
@@ -108,7 +108,7 @@ pub struct Setup {
     /// A bug to plant.
     pub bug: Option<Planted>,
     /// What goes wrong.
-    pub fault: Option<Fault>,
+    pub fault: Option<crate::fault::Fault>,
     /// When reads see writes.
     pub visible: Visible,
     /// Requests in flight at once, at most.

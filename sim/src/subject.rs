@@ -66,6 +66,8 @@ pub enum Made {
     SharedQcow2,
     /// The same, with extended L2 entries ([`subclusters`]).
     SubclusterQcow2,
+    /// The same, with an external data file.
+    DataFileQcow2,
     /// A qcow2 file of version 2.
     OldQcow2,
     /// The same, with an internal snapshot.
@@ -91,7 +93,7 @@ impl Made {
             Made::OldSharedQcow2 => shared::given(2).collect(),
             Made::SubclusterQcow2 => subclusters::given().collect(),
             Made::Raw | Made::Fixed | Made::Vhd | Made::MisspeltVhd => Vec::new(),
-            Made::Qcow2 | Made::FullQcow2 | Made::OldQcow2 => Vec::new(),
+            Made::Qcow2 | Made::FullQcow2 | Made::DataFileQcow2 | Made::OldQcow2 => Vec::new(),
         }
     }
 
@@ -106,7 +108,7 @@ impl Made {
             Made::Raw => Form::Raw,
             Made::Fixed | Made::Given | Made::Vhd | Made::MisspeltVhd => Form::Vhd,
             Made::Qcow2 | Made::FullQcow2 | Made::PackedQcow2 | Made::SubclusterQcow2 => Form::Qcow2,
-            Made::SharedQcow2 | Made::OldQcow2 | Made::OldSharedQcow2 => Form::Qcow2,
+            Made::DataFileQcow2 | Made::SharedQcow2 | Made::OldQcow2 | Made::OldSharedQcow2 => Form::Qcow2,
         }
     }
 }
@@ -161,6 +163,10 @@ struct Longer<'a> {
 }
 
 impl Source for Longer<'_> {
+    fn has_data_file(&self) -> bool {
+        self.file.has_data_file()
+    }
+
     fn len(&self) -> u64 {
         self.file.len() + self.by
     }
@@ -252,6 +258,7 @@ impl Subject {
             | Made::PackedQcow2
             | Made::SharedQcow2
             | Made::SubclusterQcow2
+            | Made::DataFileQcow2
             | Made::OldQcow2
             | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, below, sectors)),
         }
@@ -284,6 +291,7 @@ impl Subject {
             Made::PackedQcow2 => Holds::Packed,
             Made::SharedQcow2 | Made::OldSharedQcow2 => Holds::Snapshot,
             Made::SubclusterQcow2 => Holds::Subclusters,
+            Made::DataFileQcow2 => Holds::DataFile,
             _ => Holds::Nothing,
         };
         let mut media = qcow2::create(&qcow2::Spec { sectors, parent, version, used, holds }, self.tail);

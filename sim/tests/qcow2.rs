@@ -7,8 +7,8 @@ mod search;
 
 use search::{assert_nothing_found, subjects_of};
 use sim::explore::{self, Bound};
+use sim::fault::{Fault, FaultKind};
 use sim::flat;
-use sim::io::{Fault, FaultKind};
 use sim::media::Unwritten;
 use sim::schedule::Pace;
 use sim::sector::SECTOR;

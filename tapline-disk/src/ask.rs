@@ -54,7 +54,8 @@ pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failu
     let (text, line) = hear(&disk, &mut lines)?;
     let name = |layer: &Value| {
         let word = |key: &str| layer.get(key).and_then(Value::as_str);
-        format!("{}:{}", word("format")?, word("path")?).parse().ok()
+        let data_file = word("data_file").map(|data| format!(",data-file={data}")).unwrap_or_default();
+        format!("{}:{}{data_file}", word("format")?, word("path")?).parse().ok()
     };
     let layers = line.pointer("/ok/layers").and_then(Value::as_array);
     let names: Option<Vec<ImageName>> = layers.and_then(|layers| layers.iter().map(name).collect());

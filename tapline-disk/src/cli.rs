@@ -18,7 +18,8 @@ pub use xen::{Attach, Detach, GrantPolicy, KIND, Mode, OnStop, ScriptAction, Upg
 
 /// The disk process of Tapline: serves one image, or runs one image job.
 ///
-/// Images are named FORMAT:PATH, with raw, vhd or qcow2 as the format. Sizes are written 512M, 10G, 2T.
+/// Images are named FORMAT:PATH, with raw, vhd or qcow2 as the format; one that keeps its data in another file
+/// qcow2:PATH,data-file=PATH. Sizes are written 512M, 10G, 2T.
 /// Exit codes: 0 done, 1 the images differ, 2 the image is damaged, 3 it was and is repaired,
 /// 4 the command could not be done, 5 the image only takes more space than it needs, 64 wrong arguments.
 #[derive(Debug, Parser)]

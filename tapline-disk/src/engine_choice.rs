@@ -37,7 +37,8 @@ struct Seen<'a> {
 
 /// Chooses for `files`. A named engine is taken as it is.
 pub fn choose(named: Option<EngineKind>, files: &[ImageFile], data: Data) -> Choice {
-    let slow = files.iter().find(|file| file.uring_needs_workers());
+    let mut all = files.iter().flat_map(ImageFile::with_its_data);
+    let slow = all.find(|file| file.uring_needs_workers());
     let path = slow.map(|file| file.path().display().to_string());
     let cached = files.iter().any(|file| file.options().cache == Cache::Writeback);
     decide(named, Seen { slow: path.as_deref(), cached, data })

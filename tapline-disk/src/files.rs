@@ -20,6 +20,7 @@ use uring::{FileOpenError, Held, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::handed::{Lent, Listens, twice};
+use crate::image_name::ImageName;
 
 /// What was handed, if anything ever was.
 static HANDED: OnceLock<Mutex<Files>> = OnceLock::new();
@@ -200,8 +201,29 @@ pub fn open(path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenErro
     }
 }
 
-/// Opens a file again that is open for reading, for writing.
+/// Opens the file of an image, and its data file if one is named.
+pub fn open_image(name: &ImageName, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
+    let file = open(name.path(), options)?;
+    match &name.data_file {
+        Some(data) => Ok(file.with_data_file(open(data, options)?)),
+        None => Ok(file),
+    }
+}
+
+/// Opens a file again that is open for reading, for writing; and its data file.
 pub fn reopen_writable(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
+    let image = reopen_one_writable(file)?;
+    let Some(data) = file.data_file() else { return Ok(image) };
+    match reopen_one_writable(data) {
+        Ok(data) => Ok(image.with_data_file(data)),
+        Err(refused) => {
+            image.give_back(file)?;
+            Err(refused)
+        }
+    }
+}
+
+fn reopen_one_writable(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
     match in_handed(|handed| handed.swap(file, true)) {
         None => file.reopen_writable(),
         Some(found) => file.reopen_writable_as(found?),
@@ -214,8 +236,16 @@ pub fn must_have(path: &Path, write: bool) -> Result<(), FileOpenError> {
     in_handed(|handed| handed.has(path, write)).unwrap_or(Ok(()))
 }
 
-/// Opens a file again that is open for writing, for reading only.
+/// Opens a file again that is open for writing, for reading only; and its data file.
 pub fn reopen_read_only(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
+    let image = reopen_one_read_only(file)?;
+    match file.data_file() {
+        Some(data) => Ok(image.with_data_file(reopen_one_read_only(data)?)),
+        None => Ok(image),
+    }
+}
+
+fn reopen_one_read_only(file: &ImageFile) -> Result<ImageFile, FileOpenError> {
     match in_handed(|handed| handed.swap(file, false)) {
         None => file.reopen_read_only(),
         Some(found) => file.reopen_read_only_as(found?),

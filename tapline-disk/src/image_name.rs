@@ -1,7 +1,8 @@
-//! How an image is named on the command line: `FORMAT:PATH`.
+//! How an image is named on the command line: `FORMAT:PATH`, and one that has its data in another file
+//! `qcow2:PATH,data-file=PATH`.
 //!
 //! The format is always named and never guessed: a guest that writes the first bytes of a raw disk must not
-//! choose how the file is read next time.
+//! choose how the file is read next time. Nor is a data file ever opened because an image names it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -44,7 +45,12 @@ pub struct ImageName {
     pub format: FormatName,
     /// The file.
     pub path: PathBuf,
+    /// Where its data is, if that is in a file of its own.
+    pub data_file: Option<PathBuf>,
 }
+
+/// What stands between an image's path and that of its data file.
+const DATA_FILE: &str = ",data-file=";
 
 /// Why a word names no image.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,6 +61,10 @@ pub enum NotAnImage {
     UnknownFormat(String),
     /// Nothing follows the format.
     NoPath(String),
+    /// Nothing follows the words for a data file.
+    NoDataFile(String),
+    /// A data file of an image whose format has none.
+    HasNone(FormatName),
 }
 
 impl std::error::Error for NotAnImage {}
@@ -72,6 +82,8 @@ impl fmt::Display for NotAnImage {
                 write!(f, "there is no format «{format}»; there are raw, vhd and qcow2")
             }
             NotAnImage::NoPath(word) => write!(f, "«{word}» names no file behind the colon"),
+            NotAnImage::NoDataFile(word) => write!(f, "«{word}» names no data file behind «data-file=»"),
+            NotAnImage::HasNone(format) => write!(f, "only qcow2 images have data files, and not {format}"),
         }
     }
 }
@@ -88,10 +100,16 @@ impl FromStr for ImageName {
             None if format.contains('/') => return Err(no_format()),
             None => return Err(NotAnImage::UnknownFormat(format.to_owned())),
         };
+        let (path, data_file) = match path.split_once(DATA_FILE) {
+            None => (path, None),
+            Some(_) if format != FormatName::Qcow2 => return Err(NotAnImage::HasNone(format)),
+            Some((_, "")) => return Err(NotAnImage::NoDataFile(word.to_owned())),
+            Some((path, data_file)) => (path, Some(PathBuf::from(data_file))),
+        };
         if path.is_empty() {
             return Err(NotAnImage::NoPath(word.to_owned()));
         }
-        Ok(ImageName { format, path: PathBuf::from(path) })
+        Ok(ImageName { format, path: PathBuf::from(path), data_file })
     }
 }
 
@@ -99,6 +117,11 @@ impl ImageName {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file, and the data file if there is one.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(self.path()).chain(self.data_file.as_deref())
     }
 }
 
@@ -110,7 +133,8 @@ impl fmt::Display for FormatName {
 
 impl fmt::Display for ImageName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.format, self.path.display())
+        write!(f, "{}:{}", self.format, self.path.display())?;
+        self.data_file.as_ref().map_or(Ok(()), |data| write!(f, "{DATA_FILE}{}", data.display()))
     }
 }
 
@@ -121,8 +145,19 @@ mod test {
     #[test]
     fn an_image_is_a_format_and_a_path() {
         let name: ImageName = "vhd:/a/b:c.vhd".parse().unwrap();
-        assert_eq!(name, ImageName { format: FormatName::Vhd, path: "/a/b:c.vhd".into() });
+        assert_eq!(name, ImageName { format: FormatName::Vhd, path: "/a/b:c.vhd".into(), data_file: None });
         assert_eq!(name.to_string(), "vhd:/a/b:c.vhd");
+    }
+
+    #[test]
+    fn a_data_file_is_named_behind_the_image() {
+        let word = "qcow2:a/b.qcow2,data-file=/c,d=e.raw";
+        let name: ImageName = word.parse().unwrap();
+        assert_eq!(name.paths().collect::<Vec<_>>(), [Path::new("a/b.qcow2"), Path::new("/c,d=e.raw")]);
+        assert_eq!(name.to_string(), word);
+        assert!(matches!("qcow2:a,data-file=".parse::<ImageName>(), Err(NotAnImage::NoDataFile(_))));
+        assert!(matches!("qcow2:,data-file=b".parse::<ImageName>(), Err(NotAnImage::NoPath(_))));
+        assert_eq!("vhd:a,data-file=b".parse::<ImageName>(), Err(NotAnImage::HasNone(FormatName::Vhd)));
     }
 
     #[test]

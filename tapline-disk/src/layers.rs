@@ -4,10 +4,6 @@
 //! Only files that were named on the command line are ever opened. What an image says of its parent is shown, to
 //! help find the right name, and compared with the parent that was named ([`crate::lineage`]).
 
-use std::fs::Metadata;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
-
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
 use disk::vhd::Vhd;
@@ -16,6 +12,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::cli::Parents;
 use crate::failure::{Exit, Failure};
+use crate::file_identity::FileIdentity;
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::leftovers;
@@ -97,6 +94,7 @@ impl Layers {
         command: Option<&str>,
         served: Option<Served>,
     ) -> Result<Layers, Failure> {
+        check_names(&[name])?;
         let (names, files, images, logs) = Default::default();
         let mut layers = Layers { name: name.clone(), names, files, images, logs, unfinished: None };
         let opened = layers.add(name, options, command, served);
@@ -176,7 +174,7 @@ impl Layers {
         // Of one that is served, what is left is written when it is: reads need not wait for it.
         let served = served.filter(|_| options.write).or(kept);
         self.files.push(match served.is_some() || taken_over {
-            true => files::open(name.path(), options).map_err(Failure::said)?,
+            true => files::open_image(name, options).map_err(Failure::said)?,
             false => open_file(name, options)?,
         });
         let depth = self.images.len();
@@ -199,6 +197,7 @@ impl Layers {
                 open_as_it_is(name, file, options.write)?
             }
         };
+        check_data_file(name, file, &image)?;
         self.images.push(image);
         self.names.push(name.clone());
         self.logs.extend(log.map(|log| (depth, log)));
@@ -237,7 +236,7 @@ pub fn open_file(name: &ImageName, options: OpenOptions) -> Result<ImageFile, Fa
     if options.lock && !options.write && redo_log::is_left(name.path()) {
         settle_read_only(name, options)?;
     }
-    let mut file = files::open(name.path(), options).map_err(Failure::said)?;
+    let mut file = files::open_image(name, options).map_err(Failure::said)?;
     if options.write {
         redo_log::settle(name, &mut file)?;
     }
@@ -246,7 +245,7 @@ pub fn open_file(name: &ImageName, options: OpenOptions) -> Result<ImageFile, Fa
 
 /// Makes durable what a process has left of an image that is to be read only.
 fn settle_read_only(name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
-    let mut file = files::open(name.path(), OpenOptions { write: true, ..options }).map_err(Failure::said)?;
+    let mut file = files::open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
     redo_log::settle(name, &mut file)?;
     // Its lock would be in the way of the reader's.
     drop(file);
@@ -275,7 +274,7 @@ fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure>
         if is_disks || !redo_log::is_left(name.path()) {
             continue;
         }
-        let mut file = files::open(name.path(), OpenOptions { write: true, ..options }).map_err(Failure::said)?;
+        let mut file = files::open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
         let keep = keeps_left(chain.served, OpenOptions { write, ..options });
         below = redo_log::settle_above(name, &mut file, AfterFailure { below, keep })?;
         drop(file);
@@ -347,9 +346,13 @@ fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
             .exit_as(Exit::Usage));
     }
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
-    for name in names {
+    for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
         // What cannot be found is told when it is opened.
-        let Some(identity) = FileIdentity::of(name) else { continue };
+        let Some(identity) = FileIdentity::of_path(path) else { continue };
+        if name.data_file.as_deref() == Some(path) && seen.iter().any(|(other, _)| *other == identity) {
+            let why = "its data file is another file of this chain already";
+            return Err(Failure::new(format!("use {name} in this chain"), why).exit_as(Exit::Usage));
+        }
         if let Some((_, above)) = seen.iter().find(|(other, _)| *other == identity) {
             let why = format!("it is the same file as {above}, which stands above it: no image is its own parent");
             return Err(Failure::new(format!("use {name} in this chain"), why).exit_as(Exit::Usage));
@@ -357,39 +360,6 @@ fn check_names(names: &[&ImageName]) -> Result<(), Failure> {
         seen.push((identity, name));
     }
     Ok(())
-}
-
-/// What a file is known by under all its names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileIdentity {
-    /// Device and inode.
-    File(u64, u64),
-    /// The device itself, of which there may be many nodes.
-    Device(u64),
-}
-
-impl FileIdentity {
-    /// That of the file that a name leads to, if there is one.
-    pub fn of(name: &ImageName) -> Option<FileIdentity> {
-        FileIdentity::of_path(name.path())
-    }
-
-    /// That of the file that a path leads to, if there is one.
-    pub fn of_path(path: &Path) -> Option<FileIdentity> {
-        files::metadata(path).ok().map(|metadata| FileIdentity::of_metadata(&metadata))
-    }
-
-    /// That of an open file.
-    pub fn of_open(file: &ImageFile) -> Option<FileIdentity> {
-        file.metadata().ok().map(|metadata| FileIdentity::of_metadata(&metadata))
-    }
-
-    fn of_metadata(metadata: &Metadata) -> FileIdentity {
-        match metadata.file_type().is_block_device() {
-            true => FileIdentity::Device(metadata.rdev()),
-            false => FileIdentity::File(metadata.dev(), metadata.ino()),
-        }
-    }
 }
 
 /// Reads the metadata of an image. What must be written before an image can be used for writing is written.
@@ -445,9 +415,21 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     Ok(image)
 }
 
+/// Whether all of the disk has room in the data file.
+fn check_data_file(name: &ImageName, file: &ImageFile, image: &Image) -> Result<(), Failure> {
+    let (len, device) = (image.geometry().len, file.data_file().and_then(ImageFile::device_len));
+    match device {
+        Some(device) if device < len => {
+            let why = format!("its data file is a block device of {device} bytes, and the disk has {len}");
+            Err(Failure::new(format!("open {name}"), why).advise("name the right device, or make it larger"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Sectors are written as parts of larger ones, which must survive a power loss whole or not at all (decision 0033).
 fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
-    let unit = file.alignment().offset;
+    let unit = file.with_its_data().map(|file| file.alignment().offset).max().unwrap_or(1);
     if unit <= LARGE {
         return Ok(());
     }

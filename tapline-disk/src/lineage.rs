@@ -3,6 +3,7 @@
 //! Nothing here opens a file. A recorded name is shown, as printable text, and never followed.
 
 use std::path::{Component, Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use disk::{Format, Image, Link};
 use uring::ImageFile;
@@ -34,8 +35,9 @@ pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
     if let Some(left) = Unfinished::find(name)? {
         return Ok(seconds(left.modified()));
     }
-    let time = file.metadata().and_then(|metadata| metadata.modified());
-    time.map(seconds).map_err(|error| Failure::new(format!("find the time of {name}"), error))
+    let mut times = file.with_its_data().map(|file| file.metadata().and_then(|metadata| metadata.modified()));
+    let latest = times.try_fold(UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
+    latest.map(seconds).map_err(|error: std::io::Error| Failure::new(format!("find the time of {name}"), error))
 }
 
 /// How a child's metadata names the parent: as seen from its own directory, and from the root.

@@ -14,6 +14,7 @@ mod copy_up;
 mod engine_choice;
 mod failure;
 mod fault;
+mod file_identity;
 mod files;
 mod handed;
 mod image_name;

@@ -10,9 +10,10 @@ use disk::{Format, Image, Link, Span};
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::failure::Failure;
+use crate::file_identity::FileIdentity;
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
-use crate::layers::{FileIdentity, open_file, open_image, to_look_at};
+use crate::layers::{open_file, open_image, to_look_at};
 use crate::presence::{Holds, Presence};
 use crate::redo_log;
 
@@ -36,7 +37,7 @@ const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writebac
 impl Layer {
     /// The layer that a file holds, whoever uses it.
     pub fn of(name: &ImageName) -> Result<Layer, Failure> {
-        let mut file = files::open(name.path(), to_look_at(false)).map_err(Failure::said)?;
+        let mut file = files::open_image(name, to_look_at(false)).map_err(Failure::said)?;
         Ok(Layer::in_image(name, &open_image(name, &mut file, false)?))
     }
 
@@ -84,7 +85,7 @@ impl Remains {
         let mut left = Vec::new();
         let mut below = Some(target.clone());
         for source in sources.iter().rev() {
-            let file = match files::open(source.path(), TO_REMOVE) {
+            let file = match files::open_image(source, TO_REMOVE) {
                 Ok(file) => Some(file),
                 Err(FileOpenError::Missing { .. }) => None,
                 Err(error) => return Err(Failure::said(error).advise(ADVICE)),
@@ -116,8 +117,10 @@ impl Remains {
             if FileIdentity::of_open(file) != FileIdentity::of(name) {
                 return Err(Failure::new(tried(), "another file has its name now"));
             }
-            std::fs::remove_file(name.path()).map_err(|error| Failure::new(tried(), error))?;
-            uring::sync_directory(name.path()).map_err(Failure::said)?;
+            for path in name.paths() {
+                std::fs::remove_file(path).map_err(|error| Failure::new(tried(), error))?;
+                uring::sync_directory(path).map_err(Failure::said)?;
+            }
         }
         Ok(())
     }

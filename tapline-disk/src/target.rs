@@ -13,7 +13,7 @@ use disk::{Creation, ImageError, Link, MetaWrite, qcow2, vhd};
 use rustix::fs::FallocateFlags;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::files;
 use crate::image_name::{FormatName, ImageName};
 use crate::log::say;
@@ -120,6 +120,12 @@ impl Drop for Target {
 
 /// The bytes of a new image.
 pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
+    if name.data_file.is_some() {
+        let why = "a new image has its data in itself";
+        return Err(Failure::new(format!("create {name}"), why)
+            .advise("leave «data-file» out; `qemu-img create -f qcow2 -o data_file=FILE` makes an image with one")
+            .exit_as(Exit::Usage));
+    }
     let laid_out = match name.format {
         FormatName::Raw => {
             disk::raw::Raw::new(plan.len, 512, false).map(|_| Creation { len: plan.len, writes: Vec::new() })
@@ -282,7 +288,7 @@ mod test {
     fn creation(format: FormatName, unit: Option<u32>) -> Creation {
         let identity = Some(Identity { uuid: [9; 16], created: Some(1_000_000_000) });
         let plan = Plan { len: LEN, shape: Shape::Child(link(format.word())), unit, identity };
-        lay_out(&ImageName { format, path: "/srv/b".into() }, &plan).unwrap()
+        lay_out(&ImageName { format, path: "/srv/b".into(), data_file: None }, &plan).unwrap()
     }
 
     /// What a program that looks at a crashed creation sees: no image, or which.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use disk::{Aligner, Allocation, EngineFailed, FileDone, FileId, FileOp, Io, Until};
+use disk::{Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use memory::Buffer;
 
 use crate::{Aio, EngineError, ImageFile, Uring};
@@ -24,8 +24,16 @@ pub enum EngineKind {
 /// One of the engines. It belongs to the thread that opened it.
 pub struct Engine {
     carrier: Carrier,
-    /// Where a file takes nothing smaller than units larger than a sector; else nothing is done for it.
-    aligner: Option<Box<Aligner>>,
+    /// Where a file takes nothing smaller than units larger than a sector, or an image has a data file; else nothing is
+    /// done for them.
+    between: Option<Box<Between>>,
+}
+
+/// What is between the disk and the kernel.
+#[derive(Default)]
+struct Between {
+    data_files: DataFiles,
+    aligner: Aligner,
 }
 
 /// What carries operations to the kernel.
@@ -42,14 +50,26 @@ const SECTOR: usize = 512;
 impl Engine {
     /// Opens an engine of this kind, and no other, for `depth` operations at once on `files` (leaf first).
     pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
+        let layers = files.len();
+        let data: Vec<(FileId, ImageFile)> = (0..)
+            .map(FileId)
+            .zip(&files)
+            .filter_map(|(id, file)| Some((id, file.data_file()?.try_clone())))
+            .map(|(id, data)| Ok((id, data.map_err(EngineError::File)?)))
+            .collect::<Result<_, EngineError>>()?;
+        let (images, data): (Vec<FileId>, Vec<ImageFile>) = data.into_iter().unzip();
+        let files: Vec<ImageFile> = files.into_iter().chain(data).collect();
         let units: Vec<Option<Unit>> = files.iter().map(Unit::of).collect();
         let carrier = match kind {
             EngineKind::Uring => Uring::open(files, depth).map(|uring| Carrier::Uring(Box::new(uring)))?,
             EngineKind::Aio => Aio::open(files, depth).map(|aio| Carrier::Aio(Box::new(aio)))?,
         };
-        let mut engine = Engine { carrier, aligner: None };
+        let mut engine = Engine { carrier, between: None };
         for (id, unit) in (0..).map(FileId).zip(units) {
             engine.align(id, unit);
+        }
+        for (image, data) in images.into_iter().zip((0..).map(FileId).skip(layers)) {
+            engine.between.get_or_insert_default().data_files.add(image, data);
         }
         Ok(engine)
     }
@@ -65,8 +85,8 @@ impl Engine {
     /// Has what is smaller than a unit of a file served, if its storage does not do that.
     fn align(&mut self, id: FileId, unit: Option<Unit>) {
         match unit {
-            Some(Unit { len, end }) => self.aligner.get_or_insert_default().add(id, len, end),
-            None => self.aligner.iter_mut().for_each(|aligner| aligner.remove(id)),
+            Some(Unit { len, end }) => self.between.get_or_insert_default().aligner.add(id, len, end),
+            None => self.between.iter_mut().for_each(|between| between.aligner.remove(id)),
         }
     }
 
@@ -104,8 +124,8 @@ impl Engine {
         }
     }
 
-    /// Makes ready for a buffer that much I/O will go through, where the engine has a way to. Without it the same is done, at a
-    /// higher price.
+    /// Makes ready for a buffer that much I/O will go through, where the engine has a way to. Without it the same is
+    /// done, at a higher price.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
         match &mut self.carrier {
             Carrier::Uring(uring) => uring.register_memory(buffer),
@@ -121,8 +141,23 @@ impl Engine {
         }
     }
 
-    /// One file more, under the number that is answered.
+    /// One file more, with its data file if it has one, under the number that is answered.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
+        let data = file.data_file().map(ImageFile::try_clone).transpose().map_err(EngineError::File)?;
+        let id = self.add_one(file)?;
+        if let Some(data) = data {
+            match self.add_one(data) {
+                Ok(data) => self.between.get_or_insert_default().data_files.add(id, data),
+                Err(error) => {
+                    self.remove(id)?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(id)
+    }
+
+    fn add_one(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
         let unit = Unit::of(&file);
         let id = match &mut self.carrier {
             Carrier::Uring(uring) => uring.add(file),
@@ -132,10 +167,27 @@ impl Engine {
         Ok(id)
     }
 
-    /// Another way to the same file: read-only becomes writable, or the reverse. Operations in flight end by the old
-    /// one, which is answered, and those pushed from now on go by the new one. To take the right to write away is for
-    /// the caller to do only when nothing is being written.
+    fn data_of(&self, id: FileId) -> Option<FileId> {
+        self.between.as_ref()?.data_files.of(id)
+    }
+
+    /// Another way to the same file, and to its data file: read-only becomes writable, or the reverse. Operations in
+    /// flight end by the old one, which is answered, and those pushed from now on go by the new one. To take the right
+    /// to write away is for the caller to do only when nothing is being written.
     pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
+        let data = file.data_file().map(ImageFile::try_clone).transpose().map_err(EngineError::File)?;
+        let old = self.replace_one(id, file)?;
+        let (Some(number), Some(data)) = (self.data_of(id), data) else { return Ok(old) };
+        match self.replace_one(number, data) {
+            Ok(_) => Ok(old),
+            Err(error) => {
+                self.replace_one(id, old)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn replace_one(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
         match &mut self.carrier {
             Carrier::Uring(uring) => uring.replace(id, file),
             Carrier::Aio(aio) => aio.replace(id, file),
@@ -144,15 +196,32 @@ impl Engine {
 
     /// Somebody has made a file longer, by another way than this engine.
     pub fn lengthened(&mut self, id: FileId) {
-        let unit = self.file(id).and_then(Unit::of);
-        self.align(id, unit);
+        for id in [Some(id), self.data_of(id)].into_iter().flatten() {
+            let unit = self.file(id).and_then(Unit::of);
+            self.align(id, unit);
+        }
     }
 
-    /// Lets go of a file on which nothing is in flight. Its number may stand for another one from now on.
+    /// Lets go of a file, and its data file, on which nothing is in flight. Its number may stand for another one from
+    /// now on.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        if self.aligner.as_ref().is_some_and(|aligner| aligner.uses(id)) {
+        let data = self.data_of(id);
+        let is_busy = |between: &Between| {
+            between.data_files.uses(id) || [Some(id), data].into_iter().flatten().any(|id| between.aligner.uses(id))
+        };
+        if self.between.as_deref().is_some_and(is_busy) {
             return Err(EngineError::FileBusy(id));
         }
+        if let Some(data) = data {
+            self.remove_one(data)?;
+            if let Some(between) = &mut self.between {
+                between.data_files.remove(id);
+            }
+        }
+        self.remove_one(id)
+    }
+
+    fn remove_one(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
         let removed = match &mut self.carrier {
             Carrier::Uring(uring) => uring.remove(id),
             Carrier::Aio(aio) => aio.remove(id),
@@ -165,18 +234,47 @@ impl Engine {
 impl Io for Engine {
     #[inline]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        match &mut self.aligner {
+        match &mut self.between {
             None => self.carrier.push(op),
-            Some(aligner) => aligner.push(op, &mut self.carrier),
+            Some(between) => {
+                let Between { data_files, aligner } = &mut **between;
+                data_files.push(op, &mut Aligned { aligner, carrier: &mut self.carrier })
+            }
         }
     }
 
     #[inline]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        match &mut self.aligner {
+        match &mut self.between {
             None => self.carrier.reap(until, done),
-            Some(aligner) => aligner.reap(until, &mut self.carrier, done),
+            Some(between) => {
+                let Between { data_files, aligner } = &mut **between;
+                data_files.reap(until, &mut Aligned { aligner, carrier: &mut self.carrier }, done)
+            }
         }
+    }
+
+    fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
+        match &mut self.between {
+            None => self.carrier.allocated(file, at, len),
+            Some(between) => between.data_files.allocated(file, at, len, &mut self.carrier),
+        }
+    }
+}
+
+/// The carrier with the aligner in front of it.
+struct Aligned<'a> {
+    aligner: &'a mut Aligner,
+    carrier: &'a mut Carrier,
+}
+
+impl Io for Aligned<'_> {
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        self.aligner.push(op, self.carrier)
+    }
+
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        self.aligner.reap(until, self.carrier, done)
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {

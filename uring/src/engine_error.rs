@@ -73,6 +73,9 @@ pub enum EngineError {
         /// The largest depth.
         max: u32,
     },
+    /// A file could not be opened once more.
+    #[error(transparent)]
+    File(crate::FileOpenError),
     /// Another system call failed.
     #[error("cannot {tried}")]
     Failed {

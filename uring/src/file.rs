@@ -57,6 +57,8 @@ pub struct ImageFile {
     alignment: Alignment,
     /// The length of a block device, which is not in its inode.
     device_len: Option<u64>,
+    /// Where an image keeps its data that does so in a file of its own; open in the same way.
+    data: Option<Box<ImageFile>>,
 }
 
 impl ImageFile {
@@ -133,7 +135,27 @@ impl ImageFile {
         device_len: Option<u64>,
     ) -> ImageFile {
         forgo_access_time(&file);
-        ImageFile { file: Arc::new(file), path, options, alignment, device_len }
+        ImageFile { file: Arc::new(file), path, options, alignment, device_len, data: None }
+    }
+
+    /// This file, of an image that has its data in that one.
+    pub fn with_data_file(self, data: ImageFile) -> ImageFile {
+        ImageFile { data: Some(Box::new(data)), ..self }
+    }
+
+    /// The data file, if there is one.
+    pub fn data_file(&self) -> Option<&ImageFile> {
+        self.data.as_deref()
+    }
+
+    /// The same, to be changed.
+    pub fn data_file_mut(&mut self) -> Option<&mut ImageFile> {
+        self.data.as_deref_mut()
+    }
+
+    /// The file and its data file, if there is one.
+    pub fn with_its_data(&self) -> impl Iterator<Item = &ImageFile> {
+        std::iter::once(self).chain(self.data_file())
     }
 
     fn lock(&self) -> Result<(), FileOpenError> {

@@ -20,6 +20,10 @@ use crate::{Cache, ImageFile};
 const CHUNK: usize = 1 << 20;
 
 impl Source for ImageFile {
+    fn has_data_file(&self) -> bool {
+        self.data_file().is_some()
+    }
+
     fn len(&self) -> u64 {
         // fstat on an open file fails for no reason that a caller could act upon.
         self.current_len().unwrap_or(0)
@@ -50,16 +54,18 @@ impl ImageFile {
         }
     }
 
-    /// Makes everything written survive power loss (`fdatasync`).
+    /// Makes everything written survive power loss (`fdatasync`), in a data file too.
     pub fn sync(&mut self) -> io::Result<()> {
-        self.as_file().sync_data()
+        self.with_its_data().try_for_each(|file| file.as_file().sync_data())
     }
 
     /// After a failed sync the page cache may show what the storage has never got, and call it clean: a later sync says
     /// nothing of it. Has reads find what the storage has; whether it takes what is still to be written.
     pub fn read_anew(&mut self) -> io::Result<()> {
         let synced = self.sync();
-        fadvise(self.as_file(), 0, None, Advice::DontNeed)?;
+        for file in self.with_its_data() {
+            fadvise(file.as_file(), 0, None, Advice::DontNeed)?;
+        }
         synced
     }
 

@@ -2,6 +2,7 @@
 //!
 //! The file is found through its own descriptor, so that a name which has changed hands meanwhile does not matter; or
 //! somebody who may open it has handed the other description over.
+//! A data file is opened again by itself, and what is opened here has none.
 //! Invariant: at every moment one of the two descriptions holds a lock that keeps writers out, so nobody slips in
 //! between.
 
@@ -17,7 +18,21 @@ impl ImageFile {
     pub fn try_clone(&self) -> Result<ImageFile, FileOpenError> {
         let file = self.as_file().try_clone();
         let file = file.map_err(|cause| FileOpenError::failed("duplicate the descriptor of", self.path(), cause))?;
-        Ok(self.with_file(file, self.options()))
+        let cloned = self.with_file(file, self.options());
+        match self.data_file() {
+            Some(data) => Ok(cloned.with_data_file(data.try_clone()?)),
+            None => Ok(cloned),
+        }
+    }
+
+    /// Gives the lock of a writer back to `from`, from which this was opened again, and which has that of a reader
+    /// then.
+    pub fn give_back(self, from: &ImageFile) -> Result<(), FileOpenError> {
+        if self.options().lock {
+            self.lock_as(Held::Reading)?;
+            from.lock_as(Held::Reading)?;
+        }
+        Ok(())
     }
 
     /// The same file with the right to write and the lock of a writer. Refused while anybody else reads it; this

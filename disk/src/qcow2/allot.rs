@@ -66,10 +66,13 @@ impl Clusters {
         Ok(Place { first: found.first, count: 1, new: true, shared: false, parts: false, counts })
     }
 
-    /// The place at `at`, which one cluster has already.
+    /// The place at `at`, which one cluster has already, or may have and no other. Nothing counts those in a data file.
     fn again(&mut self, at: u64) -> Result<Place, Wait> {
         let first = at >> self.bits;
-        let counts = self.room.as_mut().ok_or(Wait::NoSpace)?.counts.need(first, 1)?;
+        let counts = match self.tables.format().external {
+            true => Vec::new(),
+            false => self.room.as_mut().ok_or(Wait::NoSpace)?.counts.need(first, 1)?,
+        };
         Ok(Place { first, count: 1, new: false, shared: false, parts: false, counts })
     }
 
@@ -104,22 +107,15 @@ impl Clusters {
 
     /// Places for clusters that have none, of which `first` is the first.
     fn reserve_new(&mut self, span: Span, start: Start, spot: Spot, first: Entry) -> Result<Reserved, Wait> {
+        let format = self.tables.format();
         let reads_zero = first == Entry::Zero || !self.parent;
         let parts = self.in_parts(span, start);
-        let max = if self.tables.format().extended { self.whole(span, start).max(1) } else { start.count };
-        let room = self.room.as_ref().ok_or(Wait::NoSpace)?;
-        let mut count = 1u64;
-        while count < max.min(spot.left) {
-            let next = self.tables.entry(spot, count);
-            let alike = match next {
-                Entry::Zero => reads_zero,
-                Entry::Unallocated => reads_zero != self.parent,
-                _ => false,
-            };
-            if !alike || room.pending.slot(start.cluster.saturating_add(count)).is_some() {
-                break;
-            }
-            count = count.saturating_add(1);
+        let max = if format.extended { self.whole(span, start).max(1) } else { start.count };
+        let count = self.without_place(start, spot, reads_zero, max);
+        if format.external {
+            // What is there now is not known, and so all of it is written.
+            let place = Place { count, parts, ..self.again(format.own_place(start.cluster))? };
+            return Ok(self.begin(span, start, spot, place));
         }
         let room = self.room.as_mut().ok_or(Wait::NoSpace)?;
         let found = room.allocate(count)?;
@@ -129,6 +125,26 @@ impl Clusters {
         let place =
             Place { first: found.first, count: found.count, new: true, shared, parts: parts && !shared, counts };
         Ok(self.begin(span, start, spot, place))
+    }
+
+    /// Clusters from the first on, at most `max`, that have no place and are given none, and read all as zero or as the
+    /// parent.
+    fn without_place(&self, start: Start, spot: Spot, reads_zero: bool, max: u64) -> u64 {
+        let mut count = 1u64;
+        while count < max.min(spot.left) {
+            let alike = match self.tables.entry(spot, count) {
+                Entry::Zero => reads_zero,
+                Entry::Unallocated => reads_zero != self.parent,
+                _ => false,
+            };
+            let next = start.cluster.saturating_add(count);
+            let is_given = self.room.as_ref().is_none_or(|room| room.pending.slot(next).is_some());
+            if !alike || is_given {
+                break;
+            }
+            count = count.saturating_add(1);
+        }
+        count
     }
 
     /// Begins a write to a place.
@@ -219,7 +235,7 @@ impl Clusters {
         };
         let at = place << self.bits;
         self.tables.set(spot, 0, write.part.map_or(Entry::Data { at, copied: true }, |part| old.with(at, part)));
-        let Some(room) = self.room.as_mut() else { return };
+        let Some(room) = self.room.as_mut().filter(|_| !self.tables.format().external) else { return };
         if !write.new {
             return room.counts.log_again(place);
         }

@@ -135,9 +135,10 @@ impl Clusters {
         let Some(entries) = self.tables.unchecked(spot) else { return Ok(Found::Entry(spot)) };
         let room = &mut self.room;
         let unsound = entries.enumerate().filter_map(|(number, raw)| {
-            let place = format.decode(raw).place();
+            let place = format.decode(raw).place().filter(|_| !format.external);
             let refers = room.as_mut().is_none_or(|room| place.is_none_or(|at| room.refer(at >> bits)));
-            let fault = format.unsound(raw, limit, zeroes).or((!refers).then_some((0, raw.descriptor)));
+            let of = cluster.saturating_add(length(number)).saturating_sub(length(spot.within));
+            let fault = format.unsound(raw, of, limit, zeroes).or((!refers).then_some((0, raw.descriptor)));
             Some((number, fault?))
         });
         // All of them are looked at, for what they refer to is in use.

@@ -4,6 +4,7 @@
 //! cluster of its own.
 
 use super::layout::{COMPRESSED, COPIED, OFFSET_MASK, SECTOR, ZERO, entry, index, set_entry};
+use crate::DATA_FILE;
 
 /// Subclusters in a cluster, where entries are extended.
 pub const SUBCLUSTERS: u32 = 32;
@@ -168,6 +169,8 @@ pub struct EntryFormat {
     pub cluster_bits: u32,
     /// Each entry has a bitmap of subclusters.
     pub extended: bool,
+    /// Places are in an external data file: at [`DATA_FILE`] and behind.
+    pub external: bool,
 }
 
 impl EntryFormat {
@@ -256,17 +259,33 @@ impl EntryFormat {
             let sectors = ((descriptor & !(COPIED | COMPRESSED)) >> x).saturating_add(1);
             return Entry::Packed { at, end: (at / SECTOR).saturating_add(sectors).saturating_mul(SECTOR) };
         }
-        let (place, copied) = (descriptor & OFFSET_MASK, descriptor & COPIED != 0);
+        let (place, copied) = self.place_of(descriptor);
         let zero = if self.extended { bitmap == ALL_ZERO } else { descriptor & ZERO != 0 };
         let here = !self.extended || bitmap == ALL_HERE;
         match (place, zero) {
-            (0, true) => Entry::Zero,
-            (0, false) if bitmap == 0 => Entry::Unallocated,
-            (0, false) => Entry::Mixed { at: None, copied: false, subclusters: Subclusters(bitmap) },
-            (at, true) => Entry::ZeroAllocated { at, copied },
-            (at, false) if here => Entry::Data { at, copied },
-            (at, false) => Entry::Mixed { at: Some(at), copied, subclusters: Subclusters(bitmap) },
+            (None, true) => Entry::Zero,
+            (None, false) if bitmap == 0 => Entry::Unallocated,
+            (None, false) => Entry::Mixed { at: None, copied: false, subclusters: Subclusters(bitmap) },
+            (Some(at), true) => Entry::ZeroAllocated { at, copied },
+            (Some(at), false) if here => Entry::Data { at, copied },
+            (Some(at), false) => Entry::Mixed { at: Some(at), copied, subclusters: Subclusters(bitmap) },
         }
+    }
+
+    /// The place that a descriptor names, if it names one, and whether the cluster has it for itself. In a data file
+    /// that is always so, and offset 0 is a place where the descriptor is marked as copied ("Standard Cluster
+    /// Descriptor").
+    fn place_of(self, descriptor: u64) -> (Option<u64>, bool) {
+        let (at, copied) = (descriptor & OFFSET_MASK, descriptor & COPIED != 0);
+        match self.external {
+            true => ((at != 0 || copied).then_some(DATA_FILE | at), true),
+            false => ((at != 0).then_some(at), copied),
+        }
+    }
+
+    /// The only place that a cluster of the disk may have in an external data file.
+    pub fn own_place(self, cluster: u64) -> u64 {
+        DATA_FILE | (cluster << self.cluster_bits)
     }
 
     /// An entry as it is to stand in a table.
@@ -280,21 +299,26 @@ impl EntryFormat {
             Entry::Mixed { at, copied, subclusters } => (at.unwrap_or(0) | mark(copied), subclusters.0),
             Entry::Packed { .. } => unreachable!("nothing is written compressed"),
         };
+        let descriptor = descriptor & !DATA_FILE;
         if self.extended {
             return RawEntry { descriptor, bitmap };
         }
         RawEntry { descriptor: descriptor | if bitmap == ALL_ZERO { ZERO } else { 0 }, bitmap: 0 }
     }
 
-    /// What makes no sense in an entry of an image where nothing lies at or behind `limit`: where it stands in the
-    /// entry, and its value. `zeroes`: version 2 does not know clusters that read as zero. A mark "copied" that is
-    /// missing, or where none belongs, makes no entry unsound: it costs time.
-    pub fn unsound(self, raw: RawEntry, limit: u64, zeroes: bool) -> Option<(u64, u64)> {
+    /// What makes no sense in the entry of a cluster, of an image where nothing lies at or behind `limit`: where it
+    /// stands in the entry, and its value. `zeroes`: version 2 does not know clusters that read as zero. A mark
+    /// "copied" that is missing, or where none belongs, makes no entry unsound: it costs time.
+    pub fn unsound(self, raw: RawEntry, cluster: u64, limit: u64, zeroes: bool) -> Option<(u64, u64)> {
         let entry = self.decode(raw);
         let descriptor = match entry {
+            Entry::Packed { .. } if self.external => false,
             Entry::Packed { at, end } => at > 0 && at < limit && end.saturating_sub(SECTOR) < limit,
             _ => {
-                let inside = entry.place().is_none_or(|at| at % (1 << self.cluster_bits) == 0 && at < limit);
+                let inside = entry.place().is_none_or(|at| match self.external {
+                    true => at == self.own_place(cluster),
+                    false => at % (1 << self.cluster_bits) == 0 && at < limit,
+                });
                 inside && raw.descriptor & self.reserved(zeroes) == 0
             }
         };
@@ -323,8 +347,9 @@ pub fn is_possible(bitmap: u64, placed: bool) -> bool {
 mod test {
     use super::*;
 
-    const PLAIN: EntryFormat = EntryFormat { cluster_bits: 16, extended: false };
-    const EXTENDED: EntryFormat = EntryFormat { cluster_bits: 16, extended: true };
+    const PLAIN: EntryFormat = EntryFormat { cluster_bits: 16, extended: false, external: false };
+    const EXTENDED: EntryFormat = EntryFormat { extended: true, ..PLAIN };
+    const EXTERNAL: EntryFormat = EntryFormat { external: true, ..PLAIN };
 
     fn plain(descriptor: u64) -> RawEntry {
         RawEntry { descriptor, bitmap: 0 }
@@ -353,7 +378,7 @@ mod test {
                 let raw = format.encode(entry);
                 format.write(&mut table, number, raw);
                 assert_eq!(format.decode(format.read(&table, number)), entry);
-                assert_eq!(format.unsound(raw, 1 << 50, true), None);
+                assert_eq!(format.unsound(raw, 0, 1 << 50, true), None);
             }
         }
     }
@@ -361,13 +386,28 @@ mod test {
     #[test]
     fn reserved_bits_and_strange_places_are_not_sound() {
         let at = 3 << 16;
-        let is_sound = |descriptor, limit, zeroes| PLAIN.unsound(plain(descriptor), limit, zeroes).is_none();
+        let is_sound = |descriptor, limit, zeroes| PLAIN.unsound(plain(descriptor), 0, limit, zeroes).is_none();
         assert!(is_sound(at | COPIED, 4 << 16, true));
         assert!(!is_sound(at | COPIED, 3 << 16, true), "behind the end");
         assert!(!is_sound(at | COPIED | 2, 4 << 16, true), "a reserved bit");
         assert!(!is_sound((at + 512) | COPIED, 4 << 16, true), "between clusters");
         assert!(is_sound(at, 4 << 16, true), "shared");
         assert!(is_sound(at | ZERO, 4 << 16, true) && !is_sound(at | ZERO, 4 << 16, false), "version 2");
+    }
+
+    #[test]
+    fn in_a_data_file_every_cluster_has_the_place_of_its_own_and_no_other() {
+        let at = |cluster: u64| DATA_FILE + (cluster << 16);
+        assert_eq!(EXTERNAL.decode(plain(0)), Entry::Unallocated);
+        assert_eq!(EXTERNAL.decode(plain(COPIED)), Entry::Data { at: at(0), copied: true });
+        assert_eq!(EXTERNAL.decode(plain(3 << 16)), Entry::Data { at: at(3), copied: true }, "whatever the mark says");
+        for cluster in [0, 3] {
+            let raw = EXTERNAL.encode(Entry::Data { at: at(cluster), copied: true });
+            assert_eq!(raw, plain(COPIED | cluster << 16));
+            assert_eq!(EXTERNAL.unsound(raw, cluster, 0, true), None, "however long the image is");
+            assert_eq!(EXTERNAL.unsound(raw, cluster + 1, 1 << 50, true), Some((0, raw.descriptor)));
+        }
+        assert!(EXTERNAL.unsound(plain(COMPRESSED | 65536), 1, 1 << 50, true).is_some());
     }
 
     #[test]
@@ -393,7 +433,7 @@ mod test {
 
     #[test]
     fn a_bitmap_that_cannot_be_is_named_where_it_stands() {
-        let fault = |descriptor, bitmap| EXTENDED.unsound(RawEntry { descriptor, bitmap }, 1 << 20, true);
+        let fault = |descriptor, bitmap| EXTENDED.unsound(RawEntry { descriptor, bitmap }, 0, 1 << 20, true);
         assert_eq!(fault(65536, 1 | 1 << 32), Some((8, 1 | 1 << 32)), "zero and in the file");
         assert_eq!(fault(0, 1), Some((8, 1)), "in the file, and without a place");
         assert_eq!(fault(65537, 1), Some((0, 65537)), "the bit for zeroes is the bitmap's");

@@ -27,6 +27,9 @@ impl Clusters {
     pub fn discard(&mut self, span: Span) -> Result<Discarded, Wait> {
         let start = self.start(span);
         self.refuse_busy(start.cluster)?;
+        if self.tables.format().external {
+            return self.discard_in_data_file(span, start);
+        }
         let whole = self.whole(span, start);
         if whole == 0 {
             return self.discard_part(span, start);
@@ -71,6 +74,36 @@ impl Clusters {
             }
             Loss::None { .. } => Discarded::Hidden { len },
         })
+    }
+
+    /// In a data file every cluster keeps its place, which no other could have: its content is given up, and nothing is
+    /// written about that.
+    fn discard_in_data_file(&mut self, span: Span, start: Start) -> Result<Discarded, Wait> {
+        let Some(spot) = self.spot(start.cluster)? else {
+            let count = self.untabled(start);
+            return self.hide(span, start, count);
+        };
+        let first = self.tables.entry(spot, 0);
+        let count = self.alike(spot, first, start.count);
+        let len = self.clip(span, start, count);
+        match first {
+            Entry::Data { at, .. } => Ok(Discarded::Kept { at: at.saturating_add(start.from), len }),
+            Entry::Unallocated => self.hide(span, start, count),
+            Entry::Mixed { .. } => self.discard_part(span, start),
+            Entry::Zero | Entry::ZeroAllocated { .. } | Entry::Packed { .. } => Ok(Discarded::Nothing { len }),
+        }
+    }
+
+    /// Has the first of `count` clusters that have no place read as zero, where a parent may have something.
+    fn hide(&mut self, span: Span, start: Start, count: u64) -> Result<Discarded, Wait> {
+        let whole = self.whole(span, start).min(count);
+        if whole == 0 || !self.parent {
+            return Ok(Discarded::Nothing { len: self.clip(span, start, count) });
+        }
+        let spot = self.spot_for_writing(start.cluster)?;
+        let was = Loss::None { was: Entry::Unallocated };
+        let count = self.lose_run(start.cluster, spot, whole, Entry::Zero, &was);
+        Ok(Discarded::Hidden { len: self.clip(span, start, count) })
     }
 
     /// Part of a cluster: it keeps its place.
@@ -156,6 +189,8 @@ impl Clusters {
         room.pay_debts()?;
         let bits = self.bits;
         Ok(match entry {
+            // Nothing counts what is in a data file, and nothing else could be put there.
+            _ if self.tables.format().external => Loss::None { was: entry },
             Entry::Unallocated | Entry::Zero | Entry::Mixed { at: None, .. } => Loss::None { was: entry },
             Entry::Data { at, copied }
             | Entry::ZeroAllocated { at, copied }

@@ -8,10 +8,10 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::entry::EntryFormat;
 use super::layout::{
     BACKING_FORMAT_MAX, BACKING_NAME_MAX, CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, COMPRESSION_TYPE, CRYPT_LUKS,
-    EXTENDED_L2, EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_ENCRYPTION, EXTENSION_END,
-    EXTENSION_FEATURE_NAMES, EXTENSION_IDENTITY, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX, MAGIC,
-    REFCOUNT_ORDER_MAX, REFCOUNT_TABLE_BYTES_MAX, RawBitmaps, RawExtension, RawFeatureName, RawHeader, RawIdentity,
-    SECTOR, SUBCLUSTERS_BITS_MIN, index, length,
+    EXTENDED_L2, EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_DATA_FILE, EXTENSION_ENCRYPTION, EXTENSION_END,
+    EXTENSION_FEATURE_NAMES, EXTENSION_IDENTITY, EXTERNAL_DATA, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX,
+    MAGIC, REFCOUNT_ORDER_MAX, REFCOUNT_TABLE_BYTES_MAX, RawBitmaps, RawExtension, RawFeatureName, RawHeader,
+    RawIdentity, SECTOR, SUBCLUSTERS_BITS_MIN, index, length,
 };
 use crate::{ImageError, ImageErrorKind, Source};
 
@@ -208,6 +208,11 @@ impl Header {
         bytes
     }
 
+    /// The name of the external data file, if the image has one and names it.
+    pub fn data_file(&self) -> Option<String> {
+        self.extension(EXTENSION_DATA_FILE).map(|name| String::from_utf8_lossy(name).into_owned())
+    }
+
     /// The backing file's format, as the image has it.
     pub fn backing_format(&self) -> Option<String> {
         self.extension(EXTENSION_BACKING_FORMAT).map(|name| String::from_utf8_lossy(name).into_owned())
@@ -264,7 +269,12 @@ fn check_numbers(raw: &RawHeader) -> Result<(), ImageError> {
 
 /// How the entries of the L2 tables of such an image stand there.
 fn entries_of(raw: &RawHeader) -> EntryFormat {
-    EntryFormat { cluster_bits: raw.cluster_bits.get(), extended: raw.incompatible.get() & EXTENDED_L2 != 0 }
+    let incompatible = raw.incompatible.get();
+    EntryFormat {
+        cluster_bits: raw.cluster_bits.get(),
+        extended: incompatible & EXTENDED_L2 != 0,
+        external: incompatible & EXTERNAL_DATA != 0,
+    }
 }
 
 fn check_places(raw: &RawHeader) -> Result<(), ImageError> {

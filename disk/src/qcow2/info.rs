@@ -53,6 +53,8 @@ pub struct Info {
     pub lazy_refcounts: bool,
     /// The backing file.
     pub backing: Option<Backing>,
+    /// The name of the external data file, if the image has one and names it.
+    pub data_file: Option<String>,
     /// Internal snapshots.
     pub snapshots: u32,
     /// Names of the persistent bitmaps.
@@ -89,6 +91,7 @@ impl Info {
                 name: String::from_utf8_lossy(&header.backing).into_owned(),
                 format: header.backing_format(),
             }),
+            data_file: header.data_file(),
             snapshots: raw.snapshots.get(),
             bitmaps,
             bitmaps_valid,

@@ -66,6 +66,8 @@ pub const EXTENSION_END: u32 = 0;
 pub const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 /// Header extension: where the header of LUKS encryption is. Not to be there without ([`CRYPT_LUKS`]).
 pub const EXTENSION_ENCRYPTION: u32 = 0x0537_be77;
+/// Header extension: the name of the external data file.
+pub const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
 /// Header extension: names of feature bits.
 pub const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
 /// Header extension: persistent dirty bitmaps.

@@ -74,12 +74,12 @@ pub use unpack::Compression;
 use crate::format::{
     Access, Corrupt, Discarded, Format, MetaBlock, MetaWrite, Place, Placed, Reserved, Tail, Ticket, Wait,
 };
-use crate::{Geometry, ImageError, Link, Records, Source, Span};
+use crate::{Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
 
 use clusters::Clusters;
 use head::Head;
 use header::Header;
-use layout::BITMAPS_VALID;
+use layout::{BITMAPS_VALID, RAW_EXTERNAL_DATA};
 use open::Opening;
 
 /// One open qcow2 file.
@@ -109,8 +109,10 @@ impl Qcow2 {
         if access == Access::ReadWrite {
             let marked = bitmaps::mark_in_use(&opening.header, opening.source);
             let kept = if marked.is_some() { BITMAPS_VALID } else { 0 };
+            // No zero of the disk is left to an entry while the data file says something else; but a parent's data is.
+            let raw = if clusters.tables.format().external && !clusters.parent { RAW_EXTERNAL_DATA } else { 0 };
             first.extend(marked.into_iter().flatten());
-            first.extend(head.clear_autoclear(kept));
+            first.extend(head.clear_autoclear(kept | raw));
         }
         let geometry = Geometry {
             len: clusters.len,
@@ -150,6 +152,10 @@ impl Qcow2 {
     /// Records another parent, or none; durable with the next round. What readers find in the new parent is as much the
     /// caller's business as before.
     pub fn relink(&mut self, parent: Option<&Link>) -> Result<(), ImageError> {
+        if parent.is_some() && self.head.header.raw.autoclear.get() & RAW_EXTERNAL_DATA != 0 {
+            let what = "the image's data file is one that can be read as a raw image, which has no parent";
+            return Err(ImageError::new(ImageErrorKind::Unsupported, what));
+        }
         self.head.relink(self.info.uuid, parent)?;
         self.records.leave_out();
         self.clusters.parent = parent.is_some();

@@ -31,7 +31,7 @@ fn corrupt<T>(at: u64, what: impl Into<String>) -> Result<T, ImageError> {
 }
 
 /// Whether the image can be used at all.
-pub fn check_readable(header: &Header) -> Result<(), ImageError> {
+pub fn check_readable(header: &Header, has_data_file: bool) -> Result<(), ImageError> {
     let raw = &header.raw;
     match raw.encryption.get() {
         0 => {}
@@ -39,18 +39,36 @@ pub fn check_readable(header: &Header) -> Result<(), ImageError> {
         2 => return unsupported(32, "the image is encrypted with LUKS, which is not handled"),
         other => return unsupported(32, format!("the image is encrypted by method {other}, which is not known")),
     }
+    check_data_file(header, has_data_file)?;
     let incompatible = raw.incompatible.get();
-    if incompatible & EXTERNAL_DATA != 0 {
-        let what = "the image keeps its data in an external data file, which is not handled: \
-                    `qemu-img convert -O qcow2` makes one file of both";
-        return unsupported(72, what);
-    }
-    let known = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2;
+    let known = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2 | EXTERNAL_DATA;
     if incompatible & !known != 0 {
         let names = header.feature_names(0, incompatible & !known).join(", ");
         return unsupported(72, format!("the image uses features that are not known here: {names}"));
     }
     check_compression(raw)
+}
+
+/// Whether an image that keeps its data in a file of its own was given one, and no other. Its name in the image is for
+/// people.
+pub fn check_data_file(header: &Header, has_data_file: bool) -> Result<(), ImageError> {
+    match (header.entries().external, has_data_file) {
+        (true, false) => {
+            let named = header
+                .data_file()
+                .map_or_else(|| "does not name".to_owned(), |name| format!("calls «{}»", name.escape_debug()));
+            let what = format!(
+                "the image keeps its data in an external data file, which it {named}: name that too, as \
+                 qcow2:IMAGE,data-file=FILE"
+            );
+            unsupported(72, what)
+        }
+        (false, true) => {
+            let what = "the image has its data in itself, and a data file was named";
+            Err(ImageError::at(ImageErrorKind::Mismatch, 72, what))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether the image can be written to.
@@ -64,6 +82,11 @@ fn check_writable(header: &Header) -> Result<(), ImageError> {
     if incompatible & DIRTY != 0 {
         let what = "the image was not closed, and its refcounts may be wrong: run `tapline image check --repair`";
         return corrupt(72, what);
+    }
+    if incompatible & EXTERNAL_DATA != 0 && raw.snapshots.get() > 0 {
+        let what =
+            "the image has internal snapshots and an external data file, which do not go together: it is only read";
+        return corrupt(60, what);
     }
     Ok(())
 }
@@ -83,7 +106,7 @@ pub struct Opening<'a> {
 impl Opening<'_> {
     /// Reads what opening needs.
     pub fn clusters(&mut self) -> Result<Clusters, ImageError> {
-        check_readable(&self.header)?;
+        check_readable(&self.header, self.source.has_data_file())?;
         let bits = self.header.raw.cluster_bits.get();
         let writable = self.access == Access::ReadWrite;
         if writable {

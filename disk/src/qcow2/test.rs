@@ -178,7 +178,11 @@ fn what_cannot_be_made_is_refused() {
 
 #[test]
 fn features_that_are_not_handled_are_refused_by_name() {
-    refused(&with_features(72, EXTERNAL_DATA), ImageErrorKind::Unsupported, "external data file");
+    refused(
+        &with_features(72, EXTERNAL_DATA),
+        ImageErrorKind::Unsupported,
+        "external data file, which it does not name",
+    );
     refused(&with_features(72, 1 << 40), ImageErrorKind::Unsupported, "bit 40");
     refused(&with_features(72, COMPRESSION_TYPE), ImageErrorKind::Unsupported, "compression type 0");
     let mut named = with_features(72, 1 << 40);

@@ -216,6 +216,10 @@ impl<'a> Patched<'a> {
 }
 
 impl Source for Patched<'_> {
+    fn has_data_file(&self) -> bool {
+        self.source.has_data_file()
+    }
+
     fn len(&self) -> u64 {
         self.source.len().max(self.owed.map_or(0, Owed::end))
     }

@@ -4,7 +4,7 @@
 
 use super::{Case, Failure, Outcome, explore, in_threads, start_of};
 use crate::crash::Explorer;
-use crate::io::{Fault, FaultKind};
+use crate::fault::{Fault, FaultKind};
 use crate::media::Unwritten;
 use crate::planted::Planted;
 use crate::schedule::{Pace, Schedule};

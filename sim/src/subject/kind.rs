@@ -47,6 +47,10 @@ pub enum Kind {
     SubclusterQcow2,
     /// The same on a parent that holds data.
     SubclusterChildQcow2,
+    /// A qcow2 file with an external data file, both of which hold something.
+    DataFileQcow2,
+    /// The same on a parent that holds data.
+    DataFileChildQcow2,
     /// A qcow2 file of version 2 that holds data.
     OldQcow2,
     /// One on a parent that holds data.
@@ -59,6 +63,10 @@ pub enum Kind {
     Qcow2OnSubclusters,
     /// A qcow2 file with extended L2 entries on a used one.
     SubclustersOnQcow2,
+    /// A used qcow2 file on one with an external data file.
+    Qcow2OnDataFile,
+    /// A qcow2 file with an external data file on a used one.
+    DataFileOnQcow2,
     /// A VHD on a VHD, both used: to be merged.
     VhdOnVhd,
     /// A new VHD on a used one.
@@ -113,6 +121,8 @@ impl Kind {
                 Kind::SharedChildQcow2,
                 Kind::SubclusterQcow2,
                 Kind::SubclusterChildQcow2,
+                Kind::DataFileQcow2,
+                Kind::DataFileChildQcow2,
                 Kind::OldQcow2,
                 Kind::OldChildQcow2,
                 Kind::OldSharedQcow2,
@@ -127,6 +137,8 @@ impl Kind {
                 Kind::Qcow2OnShared,
                 Kind::Qcow2OnSubclusters,
                 Kind::SubclustersOnQcow2,
+                Kind::Qcow2OnDataFile,
+                Kind::DataFileOnQcow2,
                 Kind::VhdOnQcow2,
                 Kind::Qcow2OnVhd,
                 Kind::VhdOnQcow2OnRaw,
@@ -144,10 +156,12 @@ impl Kind {
             Kind::PackedQcow2 | Kind::PackedChildQcow2 => "qcow2",
             Kind::SharedQcow2 | Kind::SharedChildQcow2 => "qcow2",
             Kind::SubclusterQcow2 | Kind::SubclusterChildQcow2 => "qcow2",
+            Kind::DataFileQcow2 | Kind::DataFileChildQcow2 => "qcow2",
             Kind::OldQcow2 | Kind::OldChildQcow2 | Kind::OldSharedQcow2 => "qcow2",
             Kind::VhdOnVhd | Kind::VhdOnRaw | Kind::Qcow2OnQcow2 | Kind::Qcow2OnRaw => "chain",
             Kind::NewVhdOnVhd | Kind::NewQcow2OnQcow2 | Kind::PackedOnQcow2 | Kind::Qcow2OnPacked => "chain",
             Kind::Qcow2OnShared | Kind::Qcow2OnSubclusters | Kind::SubclustersOnQcow2 => "chain",
+            Kind::Qcow2OnDataFile | Kind::DataFileOnQcow2 => "chain",
             Kind::VhdOnQcow2 | Kind::Qcow2OnVhd | Kind::VhdOnQcow2OnRaw | Kind::Qcow2OnVhdOnRaw => "chain",
             Kind::Fixed | Kind::Dynamic | Kind::Used | Kind::Child | Kind::UsedChild | Kind::MisspeltChild => "vhd",
         }
@@ -173,10 +187,15 @@ impl Kind {
         })
     }
 
-    /// Whether it is of version 2, has an internal snapshot or has subclusters.
+    /// Whether it is of version 2, or has an internal snapshot, subclusters or a data file.
     pub fn is_of_others(self) -> bool {
         let foreign = [Made::SharedQcow2, Made::OldQcow2, Made::OldSharedQcow2, Made::SubclusterQcow2];
-        self.layers().iter().any(|layer| foreign.contains(&layer.made))
+        self.has_data_file() || self.layers().iter().any(|layer| foreign.contains(&layer.made))
+    }
+
+    /// Whether some layer has a data file.
+    pub fn has_data_file(self) -> bool {
+        self.layers().iter().any(|layer| layer.made == Made::DataFileQcow2)
     }
 
     /// Whether it has subclusters.
@@ -248,12 +267,18 @@ impl Kind {
             Kind::SharedChildQcow2 => vec![layer(Made::SharedQcow2, ""), layer(Made::Given, "")],
             Kind::SubclusterQcow2 => vec![layer(Made::SubclusterQcow2, "")],
             Kind::SubclusterChildQcow2 => vec![layer(Made::SubclusterQcow2, ""), layer(Made::Given, "")],
+            Kind::DataFileQcow2 => vec![layer(Made::DataFileQcow2, "w0+6 w2050+2 f")],
+            Kind::DataFileChildQcow2 => {
+                vec![layer(Made::DataFileQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")]
+            }
             Kind::OldQcow2 => vec![layer(Made::OldQcow2, "w0+6 w2050+2 f")],
             Kind::OldChildQcow2 => vec![layer(Made::OldQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
             Kind::OldSharedQcow2 => vec![layer(Made::OldSharedQcow2, "")],
             Kind::Qcow2OnShared => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::SharedQcow2, "")],
             Kind::Qcow2OnSubclusters => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::SubclusterQcow2, "")],
             Kind::SubclustersOnQcow2 => vec![layer(Made::SubclusterQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnDataFile => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::DataFileQcow2, IN_TARGET)],
+            Kind::DataFileOnQcow2 => vec![layer(Made::DataFileQcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
             Kind::PackedOnQcow2 => vec![layer(Made::PackedQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
             Kind::Qcow2OnPacked => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::PackedQcow2, "")],
             Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
@@ -270,7 +295,7 @@ impl Kind {
     }
 }
 
-const KINDS: [(Kind, &str); 36] = [
+const KINDS: [(Kind, &str); 40] = [
     (Kind::Raw, "raw"),
     (Kind::GrowingRaw, "growing-raw"),
     (Kind::Fixed, "fixed"),
@@ -293,6 +318,10 @@ const KINDS: [(Kind, &str); 36] = [
     (Kind::SharedChildQcow2, "shared-child-qcow2"),
     (Kind::SubclusterQcow2, "subcluster-qcow2"),
     (Kind::SubclusterChildQcow2, "subcluster-child-qcow2"),
+    (Kind::DataFileQcow2, "data-file-qcow2"),
+    (Kind::DataFileChildQcow2, "data-file-child-qcow2"),
+    (Kind::Qcow2OnDataFile, "qcow2-on-data-file"),
+    (Kind::DataFileOnQcow2, "data-file-on-qcow2"),
     (Kind::OldQcow2, "old-qcow2"),
     (Kind::OldChildQcow2, "old-child-qcow2"),
     (Kind::OldSharedQcow2, "old-shared-qcow2"),

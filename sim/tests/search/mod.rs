@@ -5,7 +5,7 @@
 
 use sim::crash::Explorer;
 use sim::explore::{self, Case, Outcome};
-use sim::io::Fault;
+use sim::fault::Fault;
 use sim::planted::Planted;
 use sim::run::Setup;
 use sim::schedule::{Pace, Schedule};

@@ -43,6 +43,11 @@ struct Compacted {
 /// Runs the job.
 pub fn run(compact: &Compact) -> Result<Exit, Failure> {
     let name = &compact.image;
+    if name.data_file.is_some() {
+        let why =
+            "there are no gaps between its clusters, which are in a data file at the places that they have on the disk";
+        return Err(Failure::new(format!("compact {name}"), why).exit_as(Exit::Usage));
+    }
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     // Opened for writing once, so that what a crash has left is mended before it is copied.
     let plan = plan(name, &Layers::open_alone(name, compact.access.options(true))?)?;

@@ -219,11 +219,11 @@ fn copy(merge: &Merge, target: &ImageName, runner: &mut Runner, stop: &mut Signa
 }
 
 fn delete(sources: &[ImageName]) -> Result<(), Failure> {
-    for source in sources {
-        std::fs::remove_file(source.path()).map_err(|error| {
+    for (source, path) in sources.iter().flat_map(|source| source.paths().map(move |path| (source, path))) {
+        std::fs::remove_file(path).map_err(|error| {
             Failure::new(format!("remove {source}"), error).advise("it was merged and holds nothing any more")
         })?;
-        uring::sync_directory(source.path()).map_err(Failure::said)?;
+        uring::sync_directory(path).map_err(Failure::said)?;
     }
     Ok(())
 }

@@ -52,6 +52,9 @@ pub fn grow(
     len: u64,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let before = Behind::of([(name.clone(), &*image)]);
+    if let Some(data) = file.data_file_mut().filter(|data| disk::Source::len(*data) < len) {
+        data.set_len(len)?;
+    }
     image.grow(len)?;
     if let Image::Raw(_) = image {
         file.set_len(len)?;

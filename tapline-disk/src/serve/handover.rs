@@ -46,12 +46,15 @@ pub enum Said {
         /// Its number.
         pid: u32,
     },
-    /// A layer of the disk, the leaf first. One: its file.
+    /// A layer of the disk, the leaf first. One: its file; or two, if it has a data file.
     Layer {
         /// Its name, as FORMAT:PATH.
         name: String,
         /// Whether it is open for writing too.
         write: bool,
+        /// Whether it has a data file. Programs that know of none are told of none.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        data_file: bool,
     },
     /// The redo log of a layer, where logs are handed over. One.
     Log {
@@ -184,6 +187,7 @@ impl Channel {
 /// How many descriptors go with it; `None` for any number.
 fn wanted(said: &Said) -> Option<usize> {
     match said {
+        Said::Layer { data_file: true, .. } => Some(2),
         Said::Layer { .. } | Said::Log { .. } | Said::Listener { .. } => Some(1),
         Said::Peer { .. } => None,
         _ => Some(0),

@@ -109,11 +109,17 @@ impl Coming {
     fn take(&mut self, said: Said, descriptors: Vec<OwnedFd>) -> Result<(), ChannelError> {
         let mut one = descriptors.into_iter();
         match (said, one.next()) {
-            (Said::Layer { name, write }, Some(descriptor)) => {
-                let name: ImageName = name.parse().map_err(|_| ChannelError::Strange(format!("the layer {name}")))?;
-                let file = HandedFile::checked(name.path().to_owned(), write, descriptor);
-                file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
-                self.layers.push(name);
+            (Said::Layer { name, write, data_file }, Some(descriptor)) => {
+                let strange = || ChannelError::Strange(format!("the layer {name}"));
+                let layer: ImageName = name.parse().map_err(|_| strange())?;
+                if layer.data_file.is_some() != data_file {
+                    return Err(strange());
+                }
+                for (path, descriptor) in layer.paths().zip(std::iter::once(descriptor).chain(one)) {
+                    let file = HandedFile::checked(path.to_owned(), write, descriptor);
+                    file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
+                }
+                self.layers.push(layer);
             }
             (Said::Log { name }, Some(descriptor)) => {
                 // Only its last part is ever looked at.

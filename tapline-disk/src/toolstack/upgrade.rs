@@ -98,7 +98,11 @@ impl Process {
     /// The layers that its words name, by whole paths.
     fn named(&self) -> impl Iterator<Item = ImageName> {
         let names = std::iter::once(&self.serve.image).chain(&self.serve.parents.names);
-        names.map(|name| ImageName { path: self.directory.join(name.path()), format: name.format })
+        names.map(|name| ImageName {
+            format: name.format,
+            path: self.directory.join(name.path()),
+            data_file: name.data_file.as_ref().map(|data| self.directory.join(data)),
+        })
     }
 
     /// Its words, for that chain.

@@ -169,15 +169,6 @@ fn a_chain_of_three_formats_reads_alike_in_both() {
 }
 
 #[test]
-fn features_that_are_not_known_are_refused_by_name() {
-    let room = Room::new();
-    room.tool("qemu-img", "create -f qcow2 -o data_file=outside.raw outside.q 1G");
-    let said = room.tapline("image map qcow2:outside.q");
-    assert_eq!(said.code, Some(4), "{said:?}");
-    assert!(said.err.contains("external data file"), "{said:?}");
-}
-
-#[test]
 fn an_image_of_version_2_is_read_and_written() {
     let room = Room::new();
     room.make_raw("a.raw", 16 * MIB);

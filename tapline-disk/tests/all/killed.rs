@@ -21,8 +21,8 @@ fn survive(recorded: bool, kills: u64, format: &str) {
     println!("TAPLINE_SEED={seed} TAPLINE_KILLS={kills}, recorded: {recorded}, {format}");
     let mut dice = Dice(seed);
     let room = Room::new();
-    room.done(&format!("image create {format}:a --size 16M"));
-    let words = format!("{format}:a --vhost-user vm.sock");
+    let image = room.image(format, "16M");
+    let words = format!("{image} --vhost-user vm.sock");
     let mut disk = Disk::serve(&room, &words);
     let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
     let (mut unanswered, mut before) = (0, 0);
@@ -59,16 +59,18 @@ fn survive(recorded: bool, kills: u64, format: &str) {
     assert!(unanswered > 0, "nothing was in flight at any kill");
     assert_eq!(disk.stop().0, Some(0));
     if format != "raw" {
-        room.sound_and_closed(&format!("{format}:a"));
+        room.sound_and_closed(&image);
     }
-    room.done(&format!("image convert {format}:a raw:b"));
+    room.done(&format!("image convert {image} raw:b"));
     driver.check(&room.read("b"));
 }
 
 /// Waits until the last I/O of the killed process is over, for which the kernel keeps its lock: storage may be slow.
 fn wait_for_storage(room: &Room) {
-    let image = File::options().write(true).open(room.file("a")).unwrap();
-    fcntl_lock(&image, FlockOperation::LockExclusive).unwrap();
+    for name in ["a", "a.data"].iter().filter(|name| room.file(name).exists()) {
+        let image = File::options().write(true).open(room.file(name)).unwrap();
+        fcntl_lock(&image, FlockOperation::LockExclusive).unwrap();
+    }
 }
 
 #[test]
@@ -84,7 +86,7 @@ fn a_guest_whose_front_end_records_nothing_survives_kills() {
 /// Most of its writes allocate: what they have changed is in no file when the process dies.
 #[test]
 fn a_guest_on_an_image_that_allocates_survives_kills() {
-    for format in ["vhd", "qcow2"] {
+    for format in ["vhd", "qcow2", "data-file"] {
         survive(true, from_environment("TAPLINE_KILLS").unwrap_or(30), format);
         survive(false, from_environment("TAPLINE_KILLS").unwrap_or(15), format);
     }

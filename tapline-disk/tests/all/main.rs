@@ -7,6 +7,7 @@ mod bytes;
 mod confined;
 mod control;
 mod control_vhost;
+mod data_file;
 mod depths;
 mod failed_sync;
 mod fatal;

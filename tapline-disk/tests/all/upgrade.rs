@@ -28,8 +28,8 @@ fn replace_under_load(recorded: bool, times: u64, format: &str) {
     println!("TAPLINE_SEED={seed} TAPLINE_UPGRADES={times}, recorded: {recorded}, {format}");
     let mut dice = Dice(seed);
     let room = Room::new();
-    room.done(&format!("image create {format}:a --size 16M"));
-    let mut disk = Replaced::serve(&room, &format!("{format}:a --vhost-user vm.sock"));
+    let image = room.image(format, "16M");
+    let mut disk = Replaced::serve(&room, &format!("{image} --vhost-user vm.sock"));
     let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
     let mut longest = Duration::ZERO;
     for _ in 0..times {
@@ -56,16 +56,16 @@ fn replace_under_load(recorded: bool, times: u64, format: &str) {
     disk.stop();
     assert!(!room.file("vm.sock").exists() && !room.file("control.sock").exists(), "the last one removes the sockets");
     if format != "raw" {
-        room.sound_and_closed(&format!("{format}:a"));
+        room.sound_and_closed(&image);
     }
-    room.done(&format!("image convert {format}:a raw:b"));
+    room.done(&format!("image convert {image} raw:b"));
     driver.check(&room.read("b"));
 }
 
 #[test]
 fn a_guest_at_work_notices_nothing() {
     let times = from_environment("TAPLINE_UPGRADES").unwrap_or(8);
-    for format in FORMATS {
+    for format in FORMATS.into_iter().chain(["data-file"]) {
         replace_under_load(true, times, format);
         replace_under_load(false, times, format);
     }

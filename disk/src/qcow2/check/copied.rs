@@ -9,7 +9,7 @@ use super::Findings;
 use super::ledger::Ledger;
 use super::shape::{Shape, Table, entries, read_padded};
 use crate::qcow2::layout::{COPIED, OFFSET_MASK, SECTOR, index, length};
-use crate::{ImageError, Severity, Source};
+use crate::{DATA_FILE, ImageError, Severity, Source};
 
 /// A piece of a table of the active disk with entries that are marked wrongly.
 pub struct Wrong<'a> {
@@ -29,7 +29,8 @@ pub fn find(
     single: impl Fn(u64) -> bool,
     mut each: impl FnMut(Wrong<'_>),
 ) -> Result<(), ImageError> {
-    let is_wrong = |bits: u64, at: u64| single(shape.cluster_of(at)) != (bits & COPIED != 0);
+    // Nothing in a data file has more than one reference.
+    let is_wrong = |bits: u64, at: u64| (at >= DATA_FILE || single(shape.cluster_of(at))) != (bits & COPIED != 0);
     let mut second = shape.piece();
     // A table that two entries have is looked at once: there may be as many such entries as there is room for.
     let mut seen = BTreeSet::new();

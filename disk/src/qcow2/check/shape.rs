@@ -7,13 +7,14 @@ use zerocopy::FromBytes;
 
 use crate::qcow2::header::{Header, check_compression, check_refcount_table};
 use crate::qcow2::layout::{
-    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENDED_L2, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawBitmaps,
-    SECTOR, index, length,
+    BITMAPS_VALID, COMPRESSION_TYPE, CORRUPT, DIRTY, EXTENDED_L2, EXTENSION_BITMAPS, EXTERNAL_DATA, RAW_EXTERNAL_DATA,
+    RawBitmaps, SECTOR, index, length,
 };
+use crate::qcow2::open::check_data_file;
 use crate::{ImageError, ImageErrorKind, Source};
 
 /// Incompatible features under which references can be followed.
-const FOLLOWED: u64 = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2;
+const FOLLOWED: u64 = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2 | EXTERNAL_DATA;
 
 /// A table of 64-bit entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +71,7 @@ impl Shape {
             return Err(ImageError::at(ImageErrorKind::Unsupported, 32, "the image is encrypted"));
         }
         check_compression(raw)?;
+        check_data_file(&header, source.has_data_file())?;
         let cluster = header.cluster_size();
         Ok(Shape {
             cluster_bits: raw.cluster_bits.get(),
@@ -98,9 +100,9 @@ impl Shape {
         count == 0 && (!self.is_aligned(at) || i64::try_from(at).is_err())
     }
 
-    /// Whether the image claims to have an external data file, which it has not: no image with one gets here.
+    /// Whether the image claims to have an external data file, which it has not.
     pub fn claims_raw_data(&self) -> bool {
-        self.header.raw.autoclear.get() & RAW_EXTERNAL_DATA != 0
+        self.header.raw.autoclear.get() & RAW_EXTERNAL_DATA != 0 && !self.header.entries().external
     }
 
     /// The bitmaps, and whether they agree with the data.

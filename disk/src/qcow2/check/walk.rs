@@ -137,7 +137,7 @@ impl<'a> Walk<'a> {
         while let Some(piece) = read_entries(source, l1, first)? {
             for (index, bits) in (first..).zip(piece) {
                 if bits != 0 {
-                    self.first_level(source, l1.entry_at(index), bits, active)?;
+                    self.first_level(source, (l1.entry_at(index), index), bits, active)?;
                 }
             }
             first = first.saturating_add(Table::PIECE);
@@ -145,7 +145,14 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn first_level(&mut self, source: &mut dyn Source, at: u64, bits: u64, active: bool) -> Result<(), ImageError> {
+    /// The entry with this number, at byte `at`.
+    fn first_level(
+        &mut self,
+        source: &mut dyn Source,
+        (at, number): (u64, u64),
+        bits: u64,
+        active: bool,
+    ) -> Result<(), ImageError> {
         if bits & FIRST_RESERVED != 0 {
             self.damage(at, format!("the first-level entry {bits:#x} has reserved bits set"));
         }
@@ -168,17 +175,24 @@ impl<'a> Walk<'a> {
         }
         let mut table = self.shape.piece();
         read_padded(source, table_at, &mut table)?;
-        for (word, raw) in self.shape.header.entries().entries(&table) {
+        let format = self.shape.header.entries();
+        let clusters = number.saturating_mul(format.in_table())..;
+        for (cluster, (word, raw)) in clusters.zip(format.entries(&table)) {
             if !raw.is_empty() {
-                self.second_level(table_at.saturating_add(length(word) * 8), raw, active)?;
+                self.second_level((table_at.saturating_add(length(word) * 8), cluster), raw, active)?;
             }
         }
         Ok(())
     }
 
-    fn second_level(&mut self, at: u64, raw: RawEntry, active: bool) -> Result<(), ImageError> {
+    /// The entry of a cluster of the disk, at byte `at`.
+    fn second_level(&mut self, (at, cluster): (u64, u64), raw: RawEntry, active: bool) -> Result<(), ImageError> {
+        let format = self.shape.header.entries();
         let (entry, bits) = (self.shape.header.entries().decode(raw), raw.descriptor);
         match entry {
+            Entry::Packed { .. } if format.external => {
+                self.damage(at, format!("the entry {bits:#x} is of a compressed cluster, which no data file has"));
+            }
             Entry::Packed { at: packed_at, end } => {
                 if bits & COPIED != 0 {
                     self.damage(at, format!("the entry {bits:#x} of a compressed cluster is marked as copied"));
@@ -190,6 +204,14 @@ impl<'a> Walk<'a> {
             | Entry::ZeroAllocated { at: data_at, .. }
             | Entry::Mixed { at: Some(data_at), .. } => {
                 self.judge_bits(at, raw, entry);
+                if format.external {
+                    if data_at != format.own_place(cluster) {
+                        let what =
+                            format!("the second-level entry {bits:#x} is not its cluster's place in the data file");
+                        self.damage(at, what);
+                    }
+                    return Ok(());
+                }
                 if !self.shape.is_aligned(data_at) {
                     self.damage(at, format!("the second-level entry {bits:#x} is not the place of a cluster"));
                     return Ok(());

@@ -7,7 +7,9 @@
 use zerocopy::FromBytes;
 
 use crate::qcow2::check::shape::{Shape, read_padded};
-use crate::qcow2::layout::{BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, RawHeader, SECTOR, index, length};
+use crate::qcow2::layout::{
+    BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawHeader, SECTOR, index, length,
+};
 use crate::{ImageError, MetaWrite, Source};
 
 /// The sector, as it is to be, and as it was written last.
@@ -16,6 +18,8 @@ pub struct HeaderSector {
     written: Vec<u8>,
     /// Version 2 has no feature bits.
     has_features: bool,
+    /// Autoclear bits that a repair leaves true.
+    kept: u64,
     /// The sector with the mark that ends the extensions earlier, if that is not the first.
     elsewhere: Option<MetaWrite>,
 }
@@ -25,13 +29,15 @@ impl HeaderSector {
         let mut bytes = vec![0; index(SECTOR)];
         read_padded(source, 0, &mut bytes)?;
         let has_features = shape.header.raw.version.get() >= 3;
-        Ok(HeaderSector { written: bytes.clone(), bytes, has_features, elsewhere: None })
+        let raw = if shape.header.entries().external { RAW_EXTERNAL_DATA } else { 0 };
+        Ok(HeaderSector { written: bytes.clone(), bytes, has_features, kept: BITMAPS_VALID | raw, elsewhere: None })
     }
 
     /// Clears the autoclear bits that we do not know ("Autoclear features": whoever does not know a bit clears it before
     /// writing). `None` if there are none.
     pub(super) fn forget_unknown(&mut self) -> Option<MetaWrite> {
-        self.change(|raw| raw.autoclear = (raw.autoclear.get() & BITMAPS_VALID).into());
+        let kept = self.kept;
+        self.change(|raw| raw.autoclear = (raw.autoclear.get() & kept).into());
         (self.bytes != self.written).then(|| self.write())
     }
 

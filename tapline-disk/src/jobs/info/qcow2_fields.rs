@@ -26,6 +26,8 @@ pub struct Qcow2Fields {
     incompatible_features: Vec<String>,
     compatible_features: Vec<String>,
     autoclear_features: Vec<String>,
+    /// The name of the external data file, as it stands in the header.
+    data_file: Option<String>,
     /// Internal snapshots.
     snapshots: u32,
     bitmaps: Vec<String>,
@@ -70,6 +72,7 @@ pub fn fields(info: &Info, link: Option<&Link>) -> Qcow2Fields {
         incompatible_features: info.incompatible.clone(),
         compatible_features: info.compatible.clone(),
         autoclear_features: info.autoclear.clone(),
+        data_file: info.data_file.clone(),
         snapshots: info.snapshots,
         bitmaps: info.bitmaps.clone(),
         bitmaps_valid: info.bitmaps_valid,
@@ -100,6 +103,9 @@ pub fn rows(qcow2: &Qcow2Fields) -> Vec<(&'static str, String)> {
     }
     if qcow2.corrupt {
         rows.push(("corrupt", "yes: whoever wrote last has found it damaged".to_owned()));
+    }
+    if let Some(name) = &qcow2.data_file {
+        rows.push(("data in", format!("«{}»", printable(name))));
     }
     if qcow2.snapshots > 0 {
         rows.push(("snapshots", format!("{} inside the image", qcow2.snapshots)));

@@ -163,7 +163,7 @@ mod test {
     fn chain(directory: &Path, formats: &[FormatName]) -> Vec<ImageName> {
         let mut names: Vec<ImageName> = Vec::new();
         for (n, &format) in formats.iter().enumerate().rev() {
-            let name = ImageName { format, path: directory.join(format!("{n}.img")) };
+            let name = ImageName { format, path: directory.join(format!("{n}.img")), data_file: None };
             let shape = names.first().map_or(Shape::Thin, |parent| {
                 let mut file = ImageFile::open(parent.path(), READABLE).unwrap();
                 let image = open_image(parent, &mut file, false).unwrap();

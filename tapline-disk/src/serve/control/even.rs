@@ -33,13 +33,13 @@ pub fn grow_one(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<bool, Re
     Ok(false)
 }
 
-/// Makes the file of a raw target longer, in the background, if it is shorter.
+/// Makes the file of a raw target longer, or its data file, in the background, if it is shorter.
 pub fn lengthen(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
     let wanted = len(asked.from, work)?;
-    if len(asked.into, work)? >= wanted || !matches!(work.image(asked.into)?, Image::Raw(_)) {
-        return Ok(None);
-    }
-    work.lengthen(asked.into, wanted)
+    // A raw one is so long, or shorter; the other has grown by now, and its data file has not.
+    let is_raw = matches!(work.image(asked.into)?, Image::Raw(_));
+    let is_short = if is_raw { len(asked.into, work)? < wanted } else { work.is_as_long_as_its_file(asked.into)? };
+    if is_short { work.lengthen(asked.into, wanted) } else { Ok(None) }
 }
 
 fn len(depth: usize, work: &Work<'_>) -> Result<u64, Refusal> {

@@ -15,7 +15,7 @@
 //! A merge that is cancelled, or fails, goes from 3 to 5.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use disk::{Format, MergeState, Status};
@@ -30,7 +30,8 @@ use super::protocol;
 use super::refusal::{Kind, Refusal};
 use super::snapshot::lower;
 use super::work::{Hold, Work};
-use crate::layers::FileIdentity;
+use crate::file_identity::FileIdentity;
+use crate::image_name::ImageName;
 use crate::libvhd::Behind;
 use crate::lineage;
 use crate::log::say;
@@ -311,14 +312,15 @@ impl Merge {
         }
         let names: Vec<_> = (self.asked.from..self.asked.into).filter_map(|depth| work.name(depth).ok()).collect();
         let files: Vec<_> = (self.asked.from..self.asked.into)
-            .map(|depth| work.file(depth).ok().and_then(|(_, file)| FileIdentity::of_open(file)))
+            .filter_map(|depth| work.file(depth).ok())
+            .flat_map(|(_, file)| file.with_its_data().map(FileIdentity::of_open).collect::<Vec<_>>())
             .collect();
         let sources = match work.disk.end_merge() {
             Ok(sources) => sources,
             Err(error) => return self.fail(error.into(), work),
         };
         self.unused = names.iter().map(ToString::to_string).collect();
-        self.sources = names.iter().map(|name| name.path().to_owned()).zip(files).collect();
+        self.sources = names.iter().flat_map(ImageName::paths).map(Path::to_owned).zip(files).collect();
         for layer in sources {
             if let Err(error) = work.engine.remove(layer.file) {
                 say(format_args!("a file that holds nothing any more stays open: {error}"));

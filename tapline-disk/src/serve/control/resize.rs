@@ -1,10 +1,9 @@
 //! `resize`: the disk grows, and its guest is told.
 //!
-//! A raw file is lengthened first, while nobody looks behind its old end; other formats grow by a change of their
-//! metadata. *Killed on the way:* the disk has the old size or the new one. The answer comes when the new one is
-//! durable.
+//! A raw file, or a data file, is lengthened first, while nobody looks behind its old end; other formats grow by a
+//! change of their metadata. *Killed on the way:* the disk has the old size or the new one. The answer comes when the
+//! new one is durable.
 
-use disk::Image;
 use serde_json::{Value, json};
 
 use super::errand::Errand;
@@ -47,10 +46,7 @@ impl Resize {
             let next = size.checked_next_multiple_of(block).unwrap_or(len);
             return cannot(what, format!("{next} bytes are"));
         }
-        let lengthening = match work.image(0)? {
-            Image::Raw(_) => work.lengthen(0, size)?,
-            _ => None,
-        };
+        let lengthening = if work.is_as_long_as_its_file(0)? { work.lengthen(0, size)? } else { None };
         let stage = lengthening.map_or(Stage::Holding(Hold::default()), Stage::Lengthening);
         Ok(Resize { size, stage, behind: work.behind() })
     }

@@ -119,7 +119,9 @@ impl Successor {
         for depth in 0..work.disk.layers().len() {
             let name = work.name(depth).map_err(NotHanded::Disk)?.to_string();
             let file = work.file(depth).map_err(NotHanded::Disk)?.1;
-            say(Said::Layer { name, write: file.options().write }, &[file])?;
+            let files: Vec<&dyn AsFd> = file.with_its_data().map(|file| -> &dyn AsFd { file }).collect();
+            let data_file = file.data_file().is_some();
+            say(Said::Layer { name, write: file.options().write, data_file }, &files)?;
         }
         let logs = redo_log::to_be_handed();
         let logs = logs.map_err(|error| NotHanded::Disk(Refusal::failed("hand a redo log over", &error)))?;

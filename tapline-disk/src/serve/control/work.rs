@@ -185,8 +185,9 @@ impl Work<'_> {
 
     /// What a layer is called.
     pub fn name(&self, depth: usize) -> Result<ImageName, Refusal> {
-        let path = absolute(self.file(depth)?.1.path());
-        Ok(ImageName { format: format_of(self.image(depth)?), path })
+        let (_, file) = self.file(depth)?;
+        let data_file = file.data_file().map(|data| absolute(data.path()));
+        Ok(ImageName { format: format_of(self.image(depth)?), path: absolute(file.path()), data_file })
     }
 
     /// The names of all layers, the leaf's first.
@@ -201,10 +202,16 @@ impl Work<'_> {
         Behind::of(layers)
     }
 
-    /// Makes the file of a raw layer `len` bytes long, durably and in the background, if it is shorter; nothing else
-    /// ever changes its length. A block device has the length that it has.
+    /// Whether a layer's data stands in its file, or in its data file, as it stands on the disk.
+    pub fn is_as_long_as_its_file(&self, depth: usize) -> Result<bool, Refusal> {
+        Ok(matches!(self.image(depth)?, Image::Raw(_)) || self.file(depth)?.1.data_file().is_some())
+    }
+
+    /// Makes the file of a raw layer, or a data file, `len` bytes long, durably and in the background, if it is
+    /// shorter. Nothing else ever changes its length. A block device has the length that it has.
     pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<Errand<Result<(), Refusal>>>, Refusal> {
         let (_, file) = self.file(depth)?;
+        let file = file.data_file().unwrap_or(file);
         let path = file.path().to_owned();
         match file.device_len() {
             Some(device) if device >= len => return Ok(None),

@@ -112,6 +112,16 @@ impl Room {
         said.out
     }
 
+    /// A new image `a` of a format; or of qcow2 with a data file, as QEMU makes one. What it is called.
+    pub fn image(&self, kind: &str, size: &str) -> String {
+        if kind != "data-file" {
+            self.done(&format!("image create {kind}:a --size {size}"));
+            return format!("{kind}:a");
+        }
+        self.tool("qemu-img", &format!("create -q -f qcow2 -o data_file=a.data a {size}"));
+        "qcow2:a,data-file=a.data".into()
+    }
+
     /// An image, and parents if they are named, in which nothing is wrong but space that nothing refers to: whoever was
     /// killed may leave some. What the check says.
     pub fn sound(&self, image: &str) -> String {

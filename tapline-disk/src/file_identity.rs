@@ -1,0 +1,45 @@
+//! Which file it is, whatever it is called.
+//!
+//! Knows nothing of what is in it.
+
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use uring::ImageFile;
+
+use crate::files;
+use crate::image_name::ImageName;
+
+/// What a file is known by under all its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileIdentity {
+    /// Device and inode.
+    File(u64, u64),
+    /// The device itself, of which there may be many nodes.
+    Device(u64),
+}
+
+impl FileIdentity {
+    /// That of the file that a name leads to, if there is one.
+    pub fn of(name: &ImageName) -> Option<FileIdentity> {
+        FileIdentity::of_path(name.path())
+    }
+
+    /// That of the file that a path leads to, if there is one.
+    pub fn of_path(path: &Path) -> Option<FileIdentity> {
+        files::metadata(path).ok().map(|metadata| FileIdentity::of_metadata(&metadata))
+    }
+
+    /// That of an open file.
+    pub fn of_open(file: &ImageFile) -> Option<FileIdentity> {
+        file.metadata().ok().map(|metadata| FileIdentity::of_metadata(&metadata))
+    }
+
+    fn of_metadata(metadata: &Metadata) -> FileIdentity {
+        match metadata.file_type().is_block_device() {
+            true => FileIdentity::Device(metadata.rdev()),
+            false => FileIdentity::File(metadata.dev(), metadata.ino()),
+        }
+    }
+}

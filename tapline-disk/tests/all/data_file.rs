@@ -1,0 +1,227 @@
+//! qcow2 images that keep their data in a file of its own, beside QEMU, which makes them and reads what was written.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::tool::control::Control;
+use crate::tool::nbd::Dice;
+use crate::tool::served::Disk;
+use crate::tool::{Room, from_environment};
+
+const IMAGE: &str = "qcow2:a,data-file=a.data";
+const MIB: u64 = 1 << 20;
+
+/// Whether QEMU finds nothing wrong with `a`, and its data file alone reads as the disk does.
+fn is_sound(room: &Room, is_raw: bool) {
+    assert_eq!(room.json(&format!("image check {IMAGE}"))["result"], "clean");
+    room.tool("qemu-img", "check -q -f qcow2 a");
+    if is_raw {
+        room.tool("qemu-img", "compare -q -f raw -F qcow2 a.data a");
+        let features = &room.json(&format!("image info {IMAGE}"))[0]["qcow2"]["autoclear_features"];
+        assert_eq!(*features, json!(["raw external data"]), "what is true is not forgotten");
+    }
+}
+
+#[test]
+fn the_data_file_is_named_or_the_image_is_refused_with_what_to_name() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data a 8M");
+    room.tool("qemu-img", "create -q -f qcow2 b 8M");
+    let refused = |words: &str, why: &str| {
+        let said = room.tapline(words);
+        assert!(matches!(said.code, Some(4 | 64)) && said.err.contains(why), "{words}: {said:?}");
+    };
+    for verb in ["map", "info", "check"] {
+        refused(&format!("image {verb} qcow2:a"), "calls «a.data»: name that too, as qcow2:IMAGE,data-file=FILE");
+        refused(&format!("image {verb} qcow2:b,data-file=a.data"), "a data file was named");
+    }
+    refused("image map qcow2:a,data-file=a", "its data file is another file of this chain");
+    refused("image map qcow2:a,data-file=nowhere", "nowhere");
+    refused("image map raw:a.data,data-file=a", "only qcow2 images have data files");
+    refused("image create qcow2:c,data-file=d --size 8M", "a new image has its data in itself");
+    refused(&format!("image convert raw:a.data {IMAGE}"), "a new image has its data in itself");
+    refused(&format!("image compact {IMAGE}"), "no gaps");
+    assert_eq!(room.json(&format!("image info {IMAGE}"))[0]["qcow2"]["data_file"], "a.data");
+    let _server = Disk::serve(&room, &format!("{IMAGE} --nbd ./nbd.sock"));
+    refused("image resize raw:a.data --size 16M", "in use");
+}
+
+/// What a command prints that need not succeed.
+fn json_of(room: &Room, words: &str) -> serde_json::Value {
+    let said = room.tapline(&format!("{words} --json"));
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{words}: {error}: {said:?}"))
+}
+
+/// Writes, zeroes and discards of both programs in turn, held against an array of bytes.
+#[test]
+fn what_one_program_writes_the_other_reads() {
+    const LEN: u64 = 8 * MIB;
+    let kinds = [
+        ("data_file=a.data", true),
+        ("data_file=a.data,data_file_raw=on", true),
+        ("data_file=a.data,data_file_raw=on,extended_l2=on", true),
+        ("data_file=a.data,extended_l2=on", true),
+        ("data_file=a.data,cluster_size=4k", true),
+        ("data_file=a.data", false),
+        ("data_file=a.data,extended_l2=on", false),
+    ];
+    let seed = from_environment("TAPLINE_SEED").unwrap_or(100);
+    println!("TAPLINE_SEED={seed}");
+    for (number, (options, alone)) in kinds.into_iter().enumerate() {
+        let room = Room::new();
+        room.make_raw("base", LEN);
+        let (on, parent) = if alone { ("", "") } else { ("-b base -F raw", " --parent raw:base") };
+        room.tool("qemu-img", &format!("create -q -f qcow2 {on} -o {options} a {LEN}"));
+        // What is there already must not come to light.
+        if !options.contains("raw") {
+            room.write("a.data", &vec![0xee; usize::try_from(LEN).unwrap()]);
+        }
+        let mut model = if alone { vec![0; usize::try_from(LEN).unwrap()] } else { room.read("base") };
+        let mut dice = Dice(seed + u64::try_from(number).unwrap());
+        for round in 0..6 {
+            let ours = round % 2 == 0;
+            let commands: Vec<String> = (0..24).map(|_| command(&mut dice, LEN, &mut model)).collect();
+            let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+            if ours {
+                room.guest(&format!("{IMAGE}{parent}"), &commands);
+            } else {
+                let words = ["-f", "qcow2", "--discard=unmap", "a"].into_iter();
+                let words: Vec<_> = words.chain(commands.iter().flat_map(|command| ["-c", command])).collect();
+                let done = room.run_words("qemu-io", &words);
+                assert!(done.code == Some(0) && !done.out.contains("failed"), "{commands:?}: {done:?}");
+            }
+            room.tool("qemu-img", "convert -f qcow2 -O raw a theirs");
+            room.done(&format!("image convert {IMAGE}{parent} raw:ours --force"));
+            for name in ["theirs", "ours"] {
+                let found = room.read(name);
+                let wrong = found.iter().zip(&model).position(|(found, wanted)| found != wanted);
+                assert_eq!(wrong, None, "{options}, round {round}, {name}: {commands:?}");
+            }
+            is_sound(&room, options.contains("raw"));
+        }
+    }
+}
+
+/// Something to do, done to the model already.
+fn command(dice: &mut Dice, len: u64, model: &mut [u8]) -> String {
+    let at = dice.throw(len / 512) * 512;
+    let most = if dice.throw(4) == 0 { 2048 } else { 64 };
+    let count = ((dice.throw(most) + 1) * 512).min(len - at);
+    let place = usize::try_from(at).unwrap()..usize::try_from(at + count).unwrap();
+    match dice.throw(4) {
+        0 => {
+            model[place].fill(0);
+            format!("write -z {at} {count}")
+        }
+        1 => {
+            model[place].fill(0);
+            format!("write -z -u {at} {count}")
+        }
+        _ => {
+            let byte = u8::try_from(dice.throw(255) + 1).unwrap();
+            model[place].fill(byte);
+            format!("write -P {byte} {at} {count}")
+        }
+    }
+}
+
+#[test]
+fn what_is_discarded_takes_no_space_and_reads_as_zero() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data,data_file_raw=on a 64M");
+    room.guest(IMAGE, &["write -P 5 0 32M"]);
+    let full = room.space("a.data");
+    room.guest(IMAGE, &["discard 1M 30M", "read -P 0 1M 30M", "read -P 5 0 1M"]);
+    assert!(full >= 32 * MIB && room.space("a.data") <= full - 29 * MIB, "{full} and {}", room.space("a.data"));
+    is_sound(&room, true);
+}
+
+/// The leaf that is put on such an image, and the merge that takes it away again.
+#[test]
+fn layers_come_and_go_above_a_data_file_while_it_is_served() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data,data_file_raw=on a 16M");
+    room.guest(IMAGE, &["write -P 1 0 4M"]);
+    let disk = Disk::serve(&room, &format!("{IMAGE} --nbd ./nbd.sock --control control.sock"));
+    let mut control = Control::connect(&room.file("control.sock"));
+    let nbd = |commands: &[&str]| {
+        let words = ["-f", "raw", "--discard=unmap", "nbd+unix:///?socket=nbd.sock"].into_iter();
+        let words: Vec<_> = words.chain(commands.iter().flat_map(|command| ["-c", command])).collect();
+        let done = room.run_words("qemu-io", &words);
+        assert!(done.code == Some(0) && !done.out.contains("failed"), "{commands:?}: {done:?}");
+    };
+    let leaf = format!("qcow2:{}", room.file("leaf").display());
+    control.done(&json!({ "verb": "snapshot", "to": leaf }));
+    nbd(&["write -P 2 1M 1M", "write -z 3M 64k", "write -P 3 15M 1M"]);
+    control.done(&json!({ "verb": "resize", "size": 32 * MIB }));
+    nbd(&["write -P 4 31M 1M"]);
+    control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "delete": true }));
+    nbd(&["read -P 2 1M 1M", "read -P 0 3M 64k", "read -P 3 15M 1M", "write -P 5 30M 1M"]);
+    assert_eq!(disk.stop().0, Some(0));
+    assert!(!room.file("leaf").exists());
+    assert_eq!(fs::metadata(room.file("a.data")).unwrap().len(), 32 * MIB, "it is as long as the disk");
+    is_sound(&room, true);
+    room.guest(
+        IMAGE,
+        &["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 3 15M 1M", "read -P 5 30M 1M", "read -P 4 31M 1M"],
+    );
+}
+
+/// As a source it gives up all that it holds, with its data file.
+#[test]
+fn a_layer_with_a_data_file_is_merged_into_its_parent() {
+    let room = Room::new();
+    room.make_raw("base.raw", 16 * MIB);
+    room.done("image convert raw:base.raw qcow2:base");
+    room.tool("qemu-img", "create -q -f qcow2 -b base -F qcow2 -o data_file=a.data a 16M");
+    let chain = format!("{IMAGE} --parent qcow2:base");
+    room.guest(&chain, &["write -P 7 1M 1M", "write -z -u 8M 2M", "write -P 8 100k 4k"]);
+    room.tool("qemu-img", "convert -f qcow2 -O raw a before");
+    room.done(&format!("image merge {chain} --from 0 --into 1 --delete"));
+    room.done("image compare raw:before qcow2:base");
+    assert!(!room.file("a").exists() && !room.file("a.data").exists());
+    room.sound_and_closed("qcow2:base");
+}
+
+#[test]
+fn an_image_is_made_larger_with_its_data_file() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data,data_file_raw=on a 8M");
+    room.guest(IMAGE, &["write -P 1 7M 1M"]);
+    room.done(&format!("image resize {IMAGE} --size 24M"));
+    assert_eq!(fs::metadata(room.file("a.data")).unwrap().len(), 24 * MIB);
+    is_sound(&room, true);
+    room.guest(IMAGE, &["read -P 1 7M 1M", "read -P 0 8M 16M"]);
+}
+
+/// A mark that is missing, which QEMU repairs; and an entry that leads elsewhere, which nobody can.
+#[test]
+fn damage_is_mended_as_by_qemu_or_costs_its_cluster_alone() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data a 8M");
+    room.guest(IMAGE, &["write -P 6 0 512k"]);
+    let sound = room.read("a");
+    let number = |at: usize| u64::from_be_bytes(sound[at..at + 8].try_into().unwrap());
+    let l1 = usize::try_from(number(40)).unwrap();
+    let l2 = usize::try_from(number(l1) & 0x00ff_ffff_ffff_fe00).unwrap();
+    let third = l2 + 3 * 8;
+
+    let mut unmarked = sound.clone();
+    unmarked[third] &= 0x7f;
+    room.write("a", &unmarked);
+    assert_ne!(room.run("qemu-img", "check -f qcow2 a").code, Some(0));
+    room.guest(IMAGE, &["read -P 6 0 512k"]);
+    room.write("a", &unmarked);
+    assert_eq!(json_of(&room, &format!("image check {IMAGE} --repair"))["result"], "repaired");
+    is_sound(&room, false);
+
+    let mut astray = sound.clone();
+    astray[third + 5] ^= 4;
+    room.write("a", &astray);
+    assert_eq!(json_of(&room, &format!("image check {IMAGE}"))["result"], "damaged");
+    let said = room.tapline(&format!("image convert {IMAGE} raw:b"));
+    assert!(said.err.contains("its bytes 196608 to 262143 cannot be found"), "{said:?}");
+    let half = ["read -P 6 0 192k", "read -P 6 256k 256k"];
+    room.guest(IMAGE, &half);
+}

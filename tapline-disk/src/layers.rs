@@ -375,7 +375,7 @@ pub fn open_as_it_is(name: &ImageName, file: &mut ImageFile, write: bool) -> Res
     check_unit(name, file)?;
     match name.format {
         FormatName::Raw => {
-            raw::Raw::new(disk::Source::len(file), 512, !write).map(Image::Raw).map_err(|error| explain(name, error))
+            raw::Raw::of_file(disk::Source::len(file), !write).map(Image::Raw).map_err(|error| explain(name, error))
         }
         FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),
         FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),

@@ -70,7 +70,7 @@ pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Exa
     let checked = match name.format {
         FormatName::Vhd => examine_vhd(file),
         FormatName::Qcow2 => examine_qcow2(file, cure),
-        FormatName::Raw => disk::raw::Raw::new(Source::len(file), 512, true).map(|_| Examined::default()),
+        FormatName::Raw => disk::raw::Raw::of_file(Source::len(file), true).map(|_| Examined::default()),
     };
     match checked {
         Ok(examined) => Ok(examined),

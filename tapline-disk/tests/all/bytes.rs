@@ -89,3 +89,25 @@ fn an_export_has_the_name_of_its_file_or_another() {
     let said = room.tapline("serve raw:a.raw --nbd nbd.sock --nbd-export=");
     assert_eq!(said.code, Some(64), "{said:?}");
 }
+
+/// As large as QEMU takes it for, with zeroes behind the end of the file, which grows when something is written there.
+#[test]
+fn a_raw_file_that_ends_inside_a_sector_is_a_disk_that_ends_with_it() {
+    for cache in ["none", "writeback"] {
+        let room = Room::new();
+        room.write("a", &[7; 4097]);
+        room.tool("qemu-img", "convert -f raw -O raw a theirs");
+        room.done("image convert raw:a raw:ours");
+        assert_eq!(room.read("ours"), room.read("theirs"));
+        assert_eq!(room.read("ours").len(), 4608);
+        let disk = Disk::serve(&room, &format!("raw:a --nbd ./nbd.sock --cache {cache}"));
+        let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+        assert_eq!(nbd.read(4095, 513).unwrap(), [&[7, 7][..], &[0; 511]].concat());
+        assert_eq!(room.read("a").len(), 4097, "nothing was written");
+        nbd.write(4600, &[9; 8]).unwrap();
+        nbd.flush().unwrap();
+        assert_eq!(nbd.read(4096, 512).unwrap(), [&[7][..], &[0; 503], &[9; 8]].concat());
+        assert_eq!(disk.stop().0, Some(0));
+        assert_eq!(room.read("a"), [&[7; 4097][..], &[0; 503], &[9; 8]].concat());
+    }
+}

@@ -5,6 +5,10 @@
 //!
 //! What replaces another image is made beside it, and takes its name when it is complete: at every moment that name
 //! stands for the whole old image or for the whole new one. The old one is locked meanwhile.
+//!
+//! A block device is there already: [`device`].
+
+mod device;
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -61,6 +65,7 @@ pub struct Target {
     name: ImageName,
     /// What gives way to it.
     old: Option<Old>,
+    is_device: bool,
     kept: bool,
 }
 
@@ -82,12 +87,26 @@ impl Target {
         // The page cache takes any alignment; what is written here is synced below.
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
         let mut file = files::create_new(name.path(), options).map_err(Failure::said)?;
-        let target = Target { name: name.clone(), old, kept: false };
+        let target = Target { name: name.clone(), old, is_device: false, kept: false };
         fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed)).map_err(|error| {
             Failure::new(format!("write the new image {name}"), error).advise(files::what_is_left())
         })?;
         files::sync_directory(name.path()).map_err(Failure::said)?;
         Ok(target)
+    }
+
+    /// The same, or on the block device of that name: one that holds nothing, or with `force` whatever it holds.
+    pub fn create_anywhere(name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
+        let Some(mut found) = device::open(name)? else { return Target::create(name, plan, force) };
+        if name.format == FormatName::Vhd && matches!(plan.shape, Shape::Fixed) {
+            return Err(Failure::new(format!("create {name}"), "no fixed VHD is made on a block device")
+                .advise("make it dynamic, or use the device as a raw image")
+                .exit_as(Exit::Usage));
+        }
+        let creation = lay_out(name, plan)?;
+        device::check(name, &mut found, &creation, force)?;
+        device::fill(name, &mut found, creation)?;
+        Ok(Target { name: name.clone(), old: None, is_device: true, kept: false })
     }
 
     /// The image to write to.
@@ -110,6 +129,9 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
+        if self.is_device {
+            return self.end_on_device();
+        }
         if !self.kept {
             if let Err(error) = files::remove_new(self.name.path()) {
                 say(format_args!("the unfinished image {} could not be removed: {error}", self.name));
@@ -240,8 +262,8 @@ fn lock_old(name: &ImageName) -> Result<Option<Old>, Failure> {
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
     let locked = ImageFile::open(name.path(), options).map_err(Failure::said)?;
     if locked.device_len().is_some() {
-        let why = "it is a block device, and images are only created as files";
-        return Err(Failure::new(format!("replace {name}"), why).advise("serve the device and copy onto it instead"));
+        let why = "it is a block device, and nothing can be made beside it";
+        return Err(Failure::new(format!("replace {name}"), why).advise("convert it to another place"));
     }
     Ok(Some(Old { path, _locked: locked }))
 }
@@ -259,6 +281,22 @@ pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
         std::fs::remove_file(&beside).map_err(|error| Failure::new(tried(), error))?;
     }
     Ok(beside)
+}
+
+impl Target {
+    /// A device stays. One that is not complete is no image.
+    fn end_on_device(&self) {
+        let cleared = || {
+            let Some(mut device) = device::open(&self.name)? else { return Ok(()) };
+            let len = disk::Source::len(&device);
+            device::clear_ends(&mut device, len).map_err(|error| Failure::new(format!("clear {}", self.name), error))
+        };
+        match if self.kept { Ok(()) } else { cleared() } {
+            Ok(()) if self.kept => {}
+            Ok(()) => say(format_args!("{} holds no image: it was not complete", self.name)),
+            Err(failure) => say(format_args!("{} holds an image that is not complete: {failure}", self.name)),
+        }
+    }
 }
 
 /// Seconds since 1970.

@@ -59,8 +59,11 @@ impl ImageCommand {
 /// `image create`.
 #[derive(Debug, Args)]
 pub struct Create {
-    /// The image to create; a file that exists is never overwritten
+    /// The image to create, in a file, which is never overwritten, or on a block device that holds nothing
     pub image: ImageName,
+    /// Overwrite what a block device holds
+    #[arg(long, conflicts_with = "handed")]
+    pub force: bool,
     /// Size of the disk; that of the parent unless given, which a child may exceed
     #[arg(long, required_unless_present = "parent")]
     pub size: Option<Size>,
@@ -146,7 +149,8 @@ pub struct Convert {
     pub parents: Parents,
     #[command(flatten)]
     pub access: Access,
-    /// Replace the target if it exists, once the conversion is complete; until then it takes space beside it
+    /// Replace the target if it exists, once the conversion is complete; until then it takes space beside it. A block
+    /// device that holds something is overwritten at once
     #[arg(long, conflicts_with = "handed")]
     pub force: bool,
     /// Allocate the whole target (VHD of the fixed kind)

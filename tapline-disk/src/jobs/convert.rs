@@ -38,7 +38,7 @@ pub fn run(convert: &Convert) -> Result<Exit, Failure> {
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let source = open_source(convert)?;
     let len = source.geometry().map_or(0, |geometry| geometry.len);
-    let target = Target::create(&convert.target, &plan(convert, len)?, convert.force)?;
+    let target = Target::create_anywhere(&convert.target, &plan(convert, len)?, convert.force)?;
     let written = copy(convert, source, target.name(), &mut stop)?;
     if convert.verify {
         verify(convert, target.name(), &mut stop)?;

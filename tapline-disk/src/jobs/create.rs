@@ -31,12 +31,12 @@ pub fn run(create: &Create) -> Result<Exit, Failure> {
             // Locked until the child is there: nobody changes a parent under its new child.
             let layers = open_parent(create, parent, below)?;
             let plan = plan_child(&create.image, parent, &layers, create.size, unit)?;
-            Target::create(&create.image, &plan, false)?.keep()?;
+            Target::create_anywhere(&create.image, &plan, create.force)?.keep()?;
             plan
         }
         None => {
             let plan = plan_alone(create, unit)?;
-            Target::create(&create.image, &plan, false)?.keep()?;
+            Target::create_anywhere(&create.image, &plan, create.force)?.keep()?;
             plan
         }
     };

@@ -9,6 +9,7 @@ mod control;
 mod control_vhost;
 mod data_file;
 mod depths;
+mod device;
 mod failed_sync;
 mod fatal;
 mod full;

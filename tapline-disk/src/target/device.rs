@@ -1,0 +1,138 @@
+//! A new image on a block device, which is there before it and stays when nothing comes of it.
+//!
+//! Order: what the device begins and ends with, by which it could be taken for an image, is cleared and synced; then all
+//! that the new image reads before it writes is; then the image is written as a file would be ([`super::write`]). At
+//! every moment the device holds no image or the whole new one, which is empty: a conversion fills it after that, and
+//! killed, leaves it with a part of the disk. A VHD has its footer in the last sector, as libvhd looks for it there.
+
+use std::io;
+
+use disk::{Creation, MetaWrite, Source};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use uring::{Cache, ImageFile, OpenOptions};
+
+use crate::failure::{Exit, Failure};
+use crate::files;
+use crate::image_name::{FormatName, ImageName};
+use crate::log::say;
+use crate::progress::Progress;
+
+/// What is looked at, at both ends, to see whether a device is in use for something: file systems, partition tables and
+/// volume managers have their marks there.
+const ENDS: u64 = 1 << 20;
+/// Cleared in one go, of which the progress is told.
+const STEP: u64 = 256 << 20;
+const SECTOR: u64 = 512;
+
+/// The device that `name` leads to, if it is one: open, and locked.
+pub fn open(name: &ImageName) -> Result<Option<ImageFile>, Failure> {
+    let is_device =
+        |metadata: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type());
+    if files::are_handed() || !std::fs::metadata(name.path()).is_ok_and(is_device) {
+        return Ok(None);
+    }
+    let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+    ImageFile::open(name.path(), options).map(Some).map_err(Failure::said)
+}
+
+/// Refuses a device on which the image is not to be made: nothing was written to it.
+pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, overwrite: bool) -> Result<(), Failure> {
+    let len = Source::len(device);
+    if creation.len > len {
+        let why = format!("the block device has {len} bytes, and the image takes {} from the beginning", creation.len);
+        return Err(Failure::new(format!("create {name}"), why).advise("make the device larger"));
+    }
+    if overwrite { Ok(()) } else { check_blank(name, device, len) }
+}
+
+/// Makes a new image on a device, whatever it holds.
+pub fn fill(name: &ImageName, device: &mut ImageFile, creation: Creation) -> Result<(), Failure> {
+    let len = Source::len(device);
+    if name.format == FormatName::Raw && creation.len < len {
+        say(format_args!("{name}: the disk has all {len} bytes of its device"));
+    }
+    let filled = clear_and_write(name, device, creation, len);
+    filled.inspect_err(|_| {
+        if let Err(error) = clear_ends(device, len) {
+            say(format_args!("{name} may hold an image that is not complete: {error}"));
+        }
+    })
+}
+
+fn clear_and_write(name: &ImageName, device: &mut ImageFile, creation: Creation, len: u64) -> Result<(), Failure> {
+    let cleared = if name.format == FormatName::Raw { len } else { creation.len };
+    let creation = on_device(name.format, creation, len);
+    let failed = |error| Failure::new(format!("write the new image {name}"), error);
+    clear_ends(device, len).map_err(failed)?;
+    let mut progress = Progress::new("clearing", cleared);
+    let mut at = 0;
+    while at < cleared {
+        let step = STEP.min(cleared - at);
+        clear(device, at, step).map_err(failed)?;
+        progress.advance(step);
+        at += step;
+    }
+    progress.finish();
+    super::write(device, &creation).and_then(|()| device.sync()).map_err(failed)
+}
+
+/// Nothing came of it: what is there is to be taken for no image.
+pub fn clear_ends(device: &mut ImageFile, len: u64) -> io::Result<()> {
+    for at in [0, len.saturating_sub(SECTOR)] {
+        device.write_at(at, &[0; 512])?;
+    }
+    device.sync()
+}
+
+/// Refuses a device that seems to be in use.
+fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(), Failure> {
+    let ends = ENDS.min(len);
+    let mut bytes = vec![0; usize::try_from(ends).unwrap_or(0)];
+    for at in [0, len.saturating_sub(ends)] {
+        let read = device.read_at(at, &mut bytes);
+        read.map_err(|error| Failure::new(format!("look at {name}"), error))?;
+        if let Some(found) = bytes.iter().position(|byte| *byte != 0) {
+            let found = at.saturating_add(u64::try_from(found).unwrap_or(0));
+            let why = format!("the block device holds something already, at byte {found}");
+            return Err(Failure::new(format!("create {name}"), why)
+                .advise("see what it is (blkid, lsblk --fs); --force overwrites it")
+                .exit_as(Exit::Failed));
+        }
+    }
+    Ok(())
+}
+
+/// The same image on a device of so many bytes.
+fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
+    if format != FormatName::Vhd {
+        return creation;
+    }
+    let footer = creation.len.saturating_sub(SECTOR);
+    let there = |write: MetaWrite| match write.at == footer {
+        true => MetaWrite { at: len.saturating_sub(SECTOR), ..write },
+        false => write,
+    };
+    Creation { len, writes: creation.writes.into_iter().map(there).collect() }
+}
+
+/// Has a range of a device read as zero: without space where it can do that, else written.
+fn clear(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
+    let freed = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for how in [freed, FallocateFlags::ZERO_RANGE] {
+        match fallocate(&*device, how, at, len) {
+            Ok(()) => return Ok(()),
+            // A device that does not know it, or a part of a block.
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let zeroes = vec![0; 1 << 20];
+    let mut done = 0;
+    while done < len {
+        let piece = zeroes.get(..usize::try_from(len - done).unwrap_or(usize::MAX)).unwrap_or(&zeroes);
+        device.write_at(at.saturating_add(done), piece)?;
+        done = done.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+    }
+    Ok(())
+}

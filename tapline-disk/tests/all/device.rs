@@ -1,0 +1,101 @@
+//! Images that are made on block devices: a device stays, and what it held is not overwritten unless that is asked for.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use crate::tool::large::Large;
+use crate::tool::nbd::{Nbd, Peer};
+use crate::tool::served::Disk;
+
+const MIB: u64 = 1 << 20;
+
+/// Something that was there before: rubbish from end to end.
+fn used(device: &Large, len: u64) {
+    let file = fs::File::options().write(true).open(&device.name).unwrap();
+    file.write_all_at(&vec![0xa5; usize::try_from(len).unwrap()], 0).unwrap();
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn an_image_is_made_on_a_device_whatever_it_held_and_other_programs_read_it() {
+    for (format, sector) in [("qcow2", "512"), ("vhd", "512"), ("qcow2", "4096")] {
+        let Some(device) = Large::device(24 * MIB, sector) else { return };
+        used(&device, 24 * MIB);
+        let room = &device.room;
+        let image = format!("{format}:{}", device.name);
+        let said = room.tapline(&format!("image create {image} --size 16M"));
+        assert!(said.code == Some(4) && said.err.contains("holds something already, at byte 0"), "{said:?}");
+        assert_eq!(fs::read(&device.name).unwrap(), vec![0xa5; 24 << 20], "nothing was done to it");
+        room.done(&format!("image create {image} --size 16M --force"));
+        assert_eq!(room.json(&format!("image check {image}"))["result"], "clean");
+        room.guest(&image, &["read -P 0 0 16M", "write -P 1 0 100k", "write -P 2 9M 1M", "discard 9M 512k"]);
+        room.guest(&image, &["read -P 1 0 100k", "read -P 0 100k 8M", "read -P 0 9M 512k", "read -P 2 9728k 512k"]);
+        assert_eq!(room.json(&format!("image check {image}"))["result"], "clean");
+        room.done(&format!("image convert {image} raw:ours"));
+        // QEMU takes no notice of a VHD's bitmaps, and shows what the device held.
+        if format == "qcow2" {
+            room.tool("qemu-img", &format!("convert -f qcow2 -O raw {} theirs", device.name));
+            room.tool("qemu-img", "compare -f raw -F raw ours theirs");
+        }
+        let other = Large::device(24 * MIB, sector).unwrap();
+        room.done(&format!("image create {format}:{} --parent {image}", other.name));
+        room.guest(&format!("{format}:{} --parent {image}", other.name), &["read -P 1 0 100k", "write -P 3 0 1M"]);
+    }
+}
+
+#[test]
+fn a_disk_is_converted_onto_a_device() {
+    let Some(device) = Large::device(24 * MIB, "512") else { return };
+    let room = &device.room;
+    room.make_raw("a", 16 * MIB);
+    for format in ["qcow2", "vhd", "raw"] {
+        used(&device, 24 * MIB);
+        let target = format!("{format}:{}", device.name);
+        let said = room.tapline(&format!("image convert raw:a {target}"));
+        assert!(said.code == Some(4) && said.err.contains("holds something already"), "{said:?}");
+        room.done(&format!("image convert raw:a {target} --force"));
+        if format == "raw" {
+            let found = fs::read(&device.name).unwrap();
+            assert_eq!(found[..16 << 20], room.read("a"));
+            assert!(found[16 << 20..].iter().all(|&byte| byte == 0), "nothing of before is left");
+        } else {
+            room.done(&format!("image compare raw:a {target}"));
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_or_is_in_use_is_refused_and_left_as_it_is() {
+    let Some(device) = Large::device(8 * MIB, "512") else { return };
+    let room = &device.room;
+    let refused = |words: &str, why: &str| {
+        let said = room.tapline(words);
+        assert!(said.code != Some(0) && said.err.contains(why), "{words}: {said:?}");
+    };
+    refused(&format!("image create vhd:{} --size 4M --fixed", device.name), "no fixed VHD");
+    refused(&format!("image create raw:{} --size 9M", device.name), "8388608 bytes, and the image takes 9437184");
+    used(&device, MIB);
+    room.make_raw("a", 16 * MIB);
+    refused(&format!("image convert raw:a raw:{} --force", device.name), "make the device larger");
+    assert_eq!(fs::read(&device.name).unwrap()[..1 << 20], vec![0xa5; 1 << 20]);
+    room.done(&format!("image create qcow2:{} --size 4M --force", device.name));
+    let _disk = Disk::serve(room, &format!("qcow2:{} --nbd ./nbd.sock", device.name));
+    Nbd::connect(&room.file("nbd.sock")).unwrap().write(0, &[7; 512]).unwrap();
+    refused(&format!("image create qcow2:{} --size 4M --force", device.name), "in use");
+    refused(&format!("image convert raw:a qcow2:{} --force", device.name), "in use");
+    refused(&format!("image compact qcow2:{}", device.name), "in use");
+}
+
+/// A conversion that finds no space leaves nothing that opens as an image.
+#[test]
+fn a_conversion_that_fails_leaves_no_image_on_the_device() {
+    let Some(device) = Large::device(8 * MIB, "512") else { return };
+    let room = &device.room;
+    room.write("a", &vec![9; 16 << 20]);
+    for format in ["qcow2", "vhd"] {
+        let said = room.tapline(&format!("image convert raw:a {format}:{} --force", device.name));
+        assert!(said.code == Some(4) && said.err.contains("holds no image"), "{said:?}");
+        let said = room.tapline(&format!("image info {format}:{}", device.name));
+        assert_eq!(said.code, Some(4), "{said:?}");
+    }
+}

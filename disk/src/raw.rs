@@ -28,8 +28,8 @@ impl Raw {
 }
 
 impl Raw {
-    /// The image in a file of `len` bytes. One that ends inside a sector is a disk that ends with it, as for QEMU: behind
-    /// the end of the file it reads as zero, and a write there makes the file longer.
+    /// The image in a file of `len` bytes. One that ends inside a sector is a disk that ends with that sector, as for
+    /// QEMU: behind the end of the file it reads as zero, and a write there makes the file longer.
     pub fn of_file(len: u64, read_only: bool) -> Result<Raw, ImageError> {
         Raw::new(len.checked_next_multiple_of(512).unwrap_or(len), 512, read_only)
     }

@@ -26,6 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use memory::Segments;
 
+use crate::backlog::Backlog;
 use crate::io::{Action, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
 use crate::slab::Slab;
 
@@ -44,7 +45,7 @@ pub struct Aligner {
     /// In the order in which they came.
     waiting: VecDeque<Piece>,
     /// For which the engine had no room.
-    refused: VecDeque<FileOp>,
+    refused: Backlog,
     /// Scratch.
     done: Vec<FileDone>,
 }
@@ -200,19 +201,14 @@ impl Aligner {
         };
         self.begin(Piece { file, at, len, what: What::Pass(action), owner: Owner::Whole(id) }, io);
         // The engine has no room: neither have we.
-        let Some(back) = self.refused.pop_back() else { return Ok(()) };
+        let Some(back) = self.refused.take_last() else { return Ok(()) };
         number_of(back.id).and_then(|number| self.active.remove(number));
         Err(FileOp { id, ..back })
     }
 
     /// Pushes what the engine had no room for.
     pub fn retry(&mut self, io: &mut impl Io) {
-        while let Some(op) = self.refused.pop_front() {
-            if let Err(back) = io.push(op) {
-                self.refused.push_front(back);
-                return;
-            }
-        }
+        self.refused.retry(io);
     }
 
     /// As [`Io::reap`]: it may return with nothing, when steps have ended but no operation.
@@ -331,7 +327,7 @@ impl Aligner {
     }
 
     fn submit(&mut self, op: FileOp, io: &mut impl Io) {
-        self.refused.push_back(op);
+        self.refused.add(op);
         self.retry(io);
     }
 }

@@ -12,8 +12,9 @@
 //! Invariants: every operation comes back exactly once, as it was pushed; a sync ends when both have ended, and well
 //! only if both have.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
+use crate::backlog::Backlog;
 use crate::io::{Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, Until};
 use crate::slab::Slab;
 
@@ -30,7 +31,7 @@ pub struct DataFiles {
     files: BTreeMap<FileId, FileId>,
     syncs: Slab<Sync>,
     /// Syncs for which the engine had no room.
-    refused: VecDeque<FileOp>,
+    refused: Backlog,
     /// Scratch.
     done: Vec<FileDone>,
 }
@@ -82,7 +83,7 @@ impl DataFiles {
         // Room for the other half comes with the end of the first, if there is none now.
         match io.push(half(data)) {
             Ok(()) => {
-                self.refused.push_back(half(image));
+                self.refused.add(half(image));
                 self.retry(io);
                 Ok(())
             }
@@ -92,12 +93,7 @@ impl DataFiles {
 
     /// Pushes the syncs for which the engine had no room.
     pub fn retry(&mut self, io: &mut impl Io) {
-        while let Some(op) = self.refused.pop_front() {
-            if let Err(back) = io.push(op) {
-                self.refused.push_front(back);
-                return;
-            }
-        }
+        self.refused.retry(io);
     }
 
     /// As [`Io::reap`]: it may return with nothing, when one half of a sync has ended.

@@ -38,6 +38,7 @@ mod whole;
 
 use std::collections::{HashMap, VecDeque};
 
+use crate::backlog::Backlog;
 use crate::fold::Fold;
 use crate::format::{Format, MetaBlock, Ticket, Wait};
 use crate::round::Round;
@@ -141,7 +142,7 @@ pub struct Disk<F: Format> {
     fills: Fills,
     packed: Packed,
     /// Operations that the engine had no room for.
-    backlog: VecDeque<FileOp>,
+    backlog: Backlog,
     /// Requests that overlap something they must not.
     held: VecDeque<Request>,
     /// A request has ended since the held ones were looked at.
@@ -213,7 +214,7 @@ impl<F: Format> Disk<F> {
             ops: Slab::with_capacity(options.requests),
             fills: Fills::new(options.flight_bytes / 2),
             packed: Packed::new(options.flight_bytes / 2),
-            backlog: VecDeque::new(),
+            backlog: Backlog::default(),
             held: VecDeque::new(),
             ended: false,
             loads: HashMap::new(),
@@ -327,12 +328,7 @@ impl<F: Format> Disk<F> {
 
     /// Pushes again what a full engine has handed back. To be called after reaping.
     pub fn retry<I: Io>(&mut self, io: &mut I) {
-        while let Some(op) = self.backlog.pop_front() {
-            if let Err(op) = io.push(op) {
-                self.backlog.push_front(op);
-                return;
-            }
-        }
+        self.backlog.retry(io);
     }
 
     /// The next request that has ended, to be completed by its transport.
@@ -492,11 +488,7 @@ impl<F: Format> Disk<F> {
     /// Hands an operation to the engine, behind those that it had no room for.
     #[inline(always)]
     fn push_op<I: Io>(&mut self, op: FileOp, io: &mut I) {
-        if !self.backlog.is_empty() {
-            self.backlog.push_back(op);
-        } else if let Err(op) = io.push(op) {
-            self.backlog.push_back(op);
-        }
+        self.backlog.push(op, io);
     }
 
     /// The file of the leaf.

@@ -103,8 +103,9 @@ fn resize(answer: &Value) -> Vec<String> {
 fn layers(answer: &Value) -> Vec<String> {
     let mut lines = vec![format!("{} disk", readable(number(answer, "size")))];
     for layer in answer.get("layers").and_then(Value::as_array).into_iter().flatten() {
+        let data = text(layer, "data_file").map(|data| format!(",data-file={data}")).unwrap_or_default();
         lines.push(format!(
-            "{:>3}  {}:{}  {}, {} allocated, {}",
+            "{:>3}  {}:{}{data}  {}, {} allocated, {}",
             number(layer, "layer"),
             or(layer, "format"),
             or(layer, "path"),

@@ -31,6 +31,9 @@ struct Layer {
     /// Bytes of the file or of the block device, and those of them that take space.
     file_size: u64,
     file_allocated: u64,
+    /// The same of the data file, if the image has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_file: Option<DataFile>,
     /// What its children know it by, where its format has such a thing.
     uuid: Option<String>,
     /// Whether XenServer's storage manager takes it for an inner node of a chain, which no guest has.
@@ -41,6 +44,14 @@ struct Layer {
     vhd: Option<VhdFields>,
     #[serde(skip_serializing_if = "Option::is_none")]
     qcow2: Option<Qcow2Fields>,
+}
+
+/// The file in which an image has its data.
+#[derive(Serialize)]
+struct DataFile {
+    file: String,
+    file_size: u64,
+    file_allocated: u64,
 }
 
 /// What an image records of its parent. None of it is ever followed.
@@ -92,15 +103,21 @@ pub fn run(info: &Info) -> Result<Exit, Failure> {
 }
 
 fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, Failure> {
-    let metadata = file.metadata().map_err(|error| Failure::new(format!("examine {name}"), error))?;
+    let (file_size, file_allocated) = sizes(name, file)?;
+    let data_file = match file.data_file() {
+        Some(data) => {
+            let (file_size, file_allocated) = sizes(name, data)?;
+            Some(DataFile { file: data.path().display().to_string(), file_size, file_allocated })
+        }
+        None => None,
+    };
     Ok(Layer {
         image: name.to_string(),
         format: name.format,
         size: image.geometry().len,
-        // stat(2) knows nothing of what is in a block device, all of which is taken.
-        file_size: file.device_len().unwrap_or(metadata.len()),
-        // stat(2): in units of 512 bytes, whatever the file system's block.
-        file_allocated: file.device_len().unwrap_or(metadata.blocks().saturating_mul(512)),
+        file_size,
+        file_allocated,
+        data_file,
         uuid: uuid::known(&image.identity()),
         hidden: matches!(image, Image::Vhd(image) if image.info().hidden),
         parent: image.link().map(|link| Parent::of(name, link)),
@@ -115,6 +132,17 @@ fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<Layer, 
     })
 }
 
+/// The bytes of a file, and those of them that take space.
+fn sizes(name: &ImageName, file: &ImageFile) -> Result<(u64, u64), Failure> {
+    let metadata = file.metadata().map_err(|error| Failure::new(format!("examine {name}"), error))?;
+    Ok(match file.device_len() {
+        // stat(2) knows nothing of what is in a block device, all of which is taken.
+        Some(len) => (len, len),
+        // stat(2): in units of 512 bytes, whatever the file system's block.
+        None => (metadata.len(), metadata.blocks().saturating_mul(512)),
+    })
+}
+
 /// A layer as people read it, a line for each thing that is known.
 fn rows(layer: &Layer) -> String {
     let mut rows = vec![
@@ -122,6 +150,10 @@ fn rows(layer: &Layer) -> String {
         ("size", format!("{} ({} bytes)", readable(layer.size), layer.size)),
         ("file", format!("{}, of which {} allocated", readable(layer.file_size), readable(layer.file_allocated))),
     ];
+    if let Some(data) = &layer.data_file {
+        let (size, allocated) = (readable(data.file_size), readable(data.file_allocated));
+        rows.push(("data file", format!("{size}, of which {allocated} allocated")));
+    }
     if let Some(vhd) = &layer.vhd {
         rows.extend(vhd_fields::rows(vhd));
     }

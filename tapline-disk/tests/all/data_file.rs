@@ -43,8 +43,11 @@ fn the_data_file_is_named_or_the_image_is_refused_with_what_to_name() {
     refused("image create qcow2:c,data-file=d --size 8M", "a new image has its data in itself");
     refused(&format!("image convert raw:a.data {IMAGE}"), "a new image has its data in itself");
     refused(&format!("image compact {IMAGE}"), "no gaps");
-    assert_eq!(room.json(&format!("image info {IMAGE}"))[0]["qcow2"]["data_file"], "a.data");
-    let _server = Disk::serve(&room, &format!("{IMAGE} --nbd ./nbd.sock"));
+    let info = &room.json(&format!("image info {IMAGE}"))[0];
+    assert_eq!((&info["qcow2"]["data_file"], &info["data_file"]["file_size"]), (&json!("a.data"), &json!(8 * MIB)));
+    let _server = Disk::serve(&room, &format!("{IMAGE} --nbd ./nbd.sock --control control.sock"));
+    let told = room.done("disk control.sock layers");
+    assert!(told.contains(&format!("a,data-file={}", room.file("a.data").display())), "{told}");
     refused("image resize raw:a.data --size 16M", "in use");
 }
 

@@ -28,6 +28,9 @@ pub fn layers(work: &Work<'_>) -> Value {
         let path = file.map(|file| file.path());
         let path = path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         let stat = file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
+        let stats =
+            file.into_iter().flat_map(|file| file.with_its_data()).map(|file| rustix::fs::fstat(file.as_fd()).ok());
+        let blocks: Option<u64> = stats.map(|stat| u64::try_from(stat?.st_blocks).ok()).sum();
         let data = file.and_then(|file| file.data_file());
         let data = data.map(|data| std::path::absolute(data.path()).unwrap_or_else(|_| data.path().to_owned()));
         json!({
@@ -37,7 +40,7 @@ pub fn layers(work: &Work<'_>) -> Value {
             "data_file": data.map(|path| path.display().to_string()),
             "size": if depth == 0 { work.geometry.len } else { layer.format.geometry().len },
             // stat(2): units of 512 bytes, whatever the file system's block.
-            "allocated": stat.and_then(|stat| u64::try_from(stat.st_blocks).ok()).map(|blocks| blocks.saturating_mul(512)),
+            "allocated": blocks.filter(|_| stat.is_some()).map(|blocks| blocks.saturating_mul(512)),
             // By which its file is known from another one that has its name.
             "device": stat.map(|stat| stat.st_dev),
             "inode": stat.map(|stat| stat.st_ino),

@@ -1,6 +1,6 @@
 //! Records another parent in an image, or none, while its lock is held elsewhere.
 
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::time::SystemTime;
 
 use disk::Link;
@@ -31,7 +31,7 @@ pub fn relink(name: &ImageName, link: Option<&Link>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The time of an image's last change, to be put back: what a job leaves as it was need not look changed to the children
+/// The time of an image's last change, or of its data file's if that is later, to be put back: what a job leaves as it was need not look changed to the children
 /// that have recorded it.
 pub struct Time {
     name: ImageName,
@@ -41,9 +41,15 @@ pub struct Time {
 impl Time {
     /// That of `name`, now.
     pub fn of(name: &ImageName) -> Result<Time, Failure> {
-        let modified = files::metadata(name.path()).and_then(|metadata| metadata.modified());
-        let modified = modified.map_err(|error| Failure::new(format!("find the time of {name}"), error))?;
+        let mut times = name.paths().map(|path| files::metadata(path).and_then(|metadata| metadata.modified()));
+        let latest = times.try_fold(SystemTime::UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
+        let modified = latest.map_err(|error: Error| Failure::new(format!("find the time of {name}"), error))?;
         Ok(Time { name: name.clone(), modified })
+    }
+
+    /// When that was.
+    pub fn modified(&self) -> SystemTime {
+        self.modified
     }
 
     /// A time that was noted, for `name`.
@@ -58,7 +64,7 @@ impl Time {
 
     /// Gives it to another file.
     pub fn put_on(&self, name: &ImageName) -> Result<(), Failure> {
-        match files::set_modified(name.path(), self.modified) {
+        match name.paths().try_for_each(|path| files::set_modified(path, self.modified)) {
             // Only its owner may, who has handed it, and can.
             Err(error) if files::are_handed() && error.kind() == ErrorKind::PermissionDenied => {
                 say(format_args!(

@@ -52,8 +52,7 @@ impl Unfinished {
         settle(name)?;
         let (path, metadata) = place(name)?;
         let tried = || format!("make a note of what is done to {name}");
-        let modified = metadata.modified().map_err(|error| Failure::new(tried(), error))?;
-        let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = Time::of(name)?.modified().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanoseconds) = (since.as_secs(), since.subsec_nanos());
         let note = Note { command: command.to_owned(), inode: metadata.ino(), seconds, nanoseconds };
         if let Some(path) = &path {

@@ -1,7 +1,6 @@
 //! qcow2 images that keep their data in a file of its own, beside QEMU, which makes them and reads what was written.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
 
 use serde_json::json;
 
@@ -60,7 +59,7 @@ fn json_of(room: &Room, words: &str) -> serde_json::Value {
 /// Writes, zeroes and discards of both programs in turn, held against an array of bytes.
 #[test]
 fn what_one_program_writes_the_other_reads() {
-    const LEN: u64 = 8 * MIB;
+    const LEN: u64 = 16 * MIB;
     let kinds = [
         ("data_file=a.data", true),
         ("data_file=a.data,data_file_raw=on", true),
@@ -79,9 +78,7 @@ fn what_one_program_writes_the_other_reads() {
         room.tool("qemu-img", &format!("create -q -f qcow2 {on} -o {options} a {LEN}"));
         // What is there already must not come to light.
         if !options.contains("raw") {
-            let data = fs::File::create(room.file("a.data")).unwrap();
-            data.write_all_at(&vec![0xee; usize::try_from(LEN).unwrap()], 0).unwrap();
-            data.sync_all().unwrap();
+            room.write("a.data", &vec![0xee; usize::try_from(LEN).unwrap()]);
         }
         let mut model = if alone { vec![0; usize::try_from(LEN).unwrap()] } else { room.read("base") };
         let mut dice = Dice(seed + u64::try_from(number).unwrap());
@@ -102,7 +99,8 @@ fn what_one_program_writes_the_other_reads() {
             for name in ["theirs", "ours"] {
                 let found = room.read(name);
                 let wrong = (0..).zip(found.iter().zip(&model)).find(|(_, (found, wanted))| found != wanted);
-                assert_eq!(wrong, None::<(u64, _)>, "{options}, round {round}, {name}: {commands:?}");
+                assert_eq!(wrong, None::<(u64, _)>, "{options}, {alone}, round {round}, {name}: {commands:?}");
+                assert_eq!(found.len(), model.len());
             }
             is_sound(&room, options.contains("raw"));
         }
@@ -188,6 +186,27 @@ fn a_layer_with_a_data_file_is_merged_into_its_parent() {
     room.done("image compare raw:before qcow2:base");
     assert!(!room.file("a").exists() && !room.file("a.data").exists());
     room.sound_and_closed("qcow2:base");
+}
+
+/// Children have recorded when it was last changed, and its data file is a part of it.
+#[test]
+fn what_stands_on_a_data_file_sees_that_it_was_changed_and_not_that_it_was_put_elsewhere() {
+    let room = Room::new();
+    room.make_raw("base", 16 * MIB);
+    room.make_raw("other", 16 * MIB);
+    room.guest("raw:other", &["write -P 1 2M 1M"]);
+    room.tool("qemu-img", "create -q -f qcow2 -b base -F raw -o data_file=a.data a 16M");
+    let on_base = format!("{IMAGE} --parent raw:base");
+    room.guest(&on_base, &["write -P 3 1M 64k"]);
+    room.done(&format!("image create qcow2:child --parent {on_base}"));
+    room.done(&format!("image convert qcow2:child --parent {on_base} raw:before"));
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    room.done(&format!("image rebase {on_base} --onto raw:other"));
+    let on_other = format!("{IMAGE} --parent raw:other");
+    room.done(&format!("image compare raw:before qcow2:child --other-parent {IMAGE} --other-parent raw:other"));
+    room.guest(&on_other, &["write -P 4 1M 64k"]);
+    let said = room.tapline(&format!("image map qcow2:child --parent {on_other}"));
+    assert!(said.code != Some(0) && said.err.contains("the parent was changed"), "{said:?}");
 }
 
 #[test]

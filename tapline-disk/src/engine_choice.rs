@@ -37,7 +37,7 @@ struct Seen<'a> {
 
 /// Chooses for `files`. A named engine is taken as it is.
 pub fn choose(named: Option<EngineKind>, files: &[ImageFile], data: Data) -> Choice {
-    let mut all = files.iter().flat_map(ImageFile::with_its_data);
+    let mut all = files.iter().flat_map(ImageFile::all_files);
     let slow = all.find(|file| file.uring_needs_workers());
     let path = slow.map(|file| file.path().display().to_string());
     let cached = files.iter().any(|file| file.options().cache == Cache::Writeback);

@@ -429,7 +429,7 @@ fn check_data_file(name: &ImageName, file: &ImageFile, image: &Image) -> Result<
 
 /// Sectors are written as parts of larger ones, which must survive a power loss whole or not at all (decision 0033).
 fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
-    let unit = file.with_its_data().map(|file| file.alignment().offset).max().unwrap_or(1);
+    let unit = file.all_files().map(|file| file.alignment().offset).max().unwrap_or(1);
     if unit <= LARGE {
         return Ok(());
     }

@@ -35,7 +35,7 @@ pub fn modified(name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
     if let Some(left) = Unfinished::find(name)? {
         return Ok(seconds(left.modified()));
     }
-    let mut times = file.with_its_data().map(|file| file.metadata().and_then(|metadata| metadata.modified()));
+    let mut times = file.all_files().map(|file| file.metadata().and_then(|metadata| metadata.modified()));
     let latest = times.try_fold(UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
     latest.map(seconds).map_err(|error: std::io::Error| Failure::new(format!("find the time of {name}"), error))
 }

@@ -26,12 +26,12 @@ pub struct Engine {
     carrier: Carrier,
     /// Where a file takes nothing smaller than units larger than a sector, or an image has a data file; else nothing is
     /// done for them.
-    between: Option<Box<Between>>,
+    adapters: Option<Box<Adapters>>,
 }
 
-/// What is between the disk and the kernel.
+/// What stands between the disk and the carrier.
 #[derive(Default)]
-struct Between {
+struct Adapters {
     data_files: DataFiles,
     aligner: Aligner,
 }
@@ -64,12 +64,12 @@ impl Engine {
             EngineKind::Uring => Uring::open(files, depth).map(|uring| Carrier::Uring(Box::new(uring)))?,
             EngineKind::Aio => Aio::open(files, depth).map(|aio| Carrier::Aio(Box::new(aio)))?,
         };
-        let mut engine = Engine { carrier, between: None };
+        let mut engine = Engine { carrier, adapters: None };
         for (id, unit) in (0..).map(FileId).zip(units) {
             engine.align(id, unit);
         }
         for (image, data) in images.into_iter().zip((0..).map(FileId).skip(layers)) {
-            engine.between.get_or_insert_default().data_files.add(image, data);
+            engine.adapters.get_or_insert_default().data_files.add(image, data);
         }
         Ok(engine)
     }
@@ -85,8 +85,8 @@ impl Engine {
     /// Has what is smaller than a unit of a file served, if its storage does not do that.
     fn align(&mut self, id: FileId, unit: Option<Unit>) {
         match unit {
-            Some(Unit { len, end }) => self.between.get_or_insert_default().aligner.add(id, len, end),
-            None => self.between.iter_mut().for_each(|between| between.aligner.remove(id)),
+            Some(Unit { len, end }) => self.adapters.get_or_insert_default().aligner.add(id, len, end),
+            None => self.adapters.iter_mut().for_each(|adapters| adapters.aligner.remove(id)),
         }
     }
 
@@ -147,7 +147,7 @@ impl Engine {
         let id = self.add_one(file)?;
         if let Some(data) = data {
             match self.add_one(data) {
-                Ok(data) => self.between.get_or_insert_default().data_files.add(id, data),
+                Ok(data) => self.adapters.get_or_insert_default().data_files.add(id, data),
                 Err(error) => {
                     self.remove(id)?;
                     return Err(error);
@@ -168,7 +168,7 @@ impl Engine {
     }
 
     fn data_of(&self, id: FileId) -> Option<FileId> {
-        self.between.as_ref()?.data_files.of(id)
+        self.adapters.as_ref()?.data_files.of(id)
     }
 
     /// Another way to the same file, and to its data file: read-only becomes writable, or the reverse. Operations in
@@ -206,16 +206,16 @@ impl Engine {
     /// now on.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
         let data = self.data_of(id);
-        let is_busy = |between: &Between| {
-            between.data_files.uses(id) || [Some(id), data].into_iter().flatten().any(|id| between.aligner.uses(id))
+        let is_busy = |adapters: &Adapters| {
+            adapters.data_files.uses(id) || [Some(id), data].into_iter().flatten().any(|id| adapters.aligner.uses(id))
         };
-        if self.between.as_deref().is_some_and(is_busy) {
+        if self.adapters.as_deref().is_some_and(is_busy) {
             return Err(EngineError::FileBusy(id));
         }
         if let Some(data) = data {
             self.remove_one(data)?;
-            if let Some(between) = &mut self.between {
-                between.data_files.remove(id);
+            if let Some(adapters) = &mut self.adapters {
+                adapters.data_files.remove(id);
             }
         }
         self.remove_one(id)
@@ -234,10 +234,10 @@ impl Engine {
 impl Io for Engine {
     #[inline]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        match &mut self.between {
+        match &mut self.adapters {
             None => self.carrier.push(op),
-            Some(between) => {
-                let Between { data_files, aligner } = &mut **between;
+            Some(adapters) => {
+                let Adapters { data_files, aligner } = &mut **adapters;
                 data_files.push(op, &mut Aligned { aligner, carrier: &mut self.carrier })
             }
         }
@@ -245,19 +245,19 @@ impl Io for Engine {
 
     #[inline]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        match &mut self.between {
+        match &mut self.adapters {
             None => self.carrier.reap(until, done),
-            Some(between) => {
-                let Between { data_files, aligner } = &mut **between;
+            Some(adapters) => {
+                let Adapters { data_files, aligner } = &mut **adapters;
                 data_files.reap(until, &mut Aligned { aligner, carrier: &mut self.carrier }, done)
             }
         }
     }
 
     fn allocated(&mut self, file: FileId, at: u64, len: u64) -> Allocation {
-        match &mut self.between {
+        match &mut self.adapters {
             None => self.carrier.allocated(file, at, len),
-            Some(between) => between.data_files.allocated(file, at, len, &mut self.carrier),
+            Some(adapters) => adapters.data_files.allocated(file, at, len, &mut self.carrier),
         }
     }
 }

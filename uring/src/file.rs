@@ -154,7 +154,7 @@ impl ImageFile {
     }
 
     /// The file and its data file, if there is one.
-    pub fn with_its_data(&self) -> impl Iterator<Item = &ImageFile> {
+    pub fn all_files(&self) -> impl Iterator<Item = &ImageFile> {
         std::iter::once(self).chain(self.data_file())
     }
 

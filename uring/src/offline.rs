@@ -56,14 +56,14 @@ impl ImageFile {
 
     /// Makes everything written survive power loss (`fdatasync`), in a data file too.
     pub fn sync(&mut self) -> io::Result<()> {
-        self.with_its_data().try_for_each(|file| file.as_file().sync_data())
+        self.all_files().try_for_each(|file| file.as_file().sync_data())
     }
 
     /// After a failed sync the page cache may show what the storage has never got, and call it clean: a later sync says
     /// nothing of it. Has reads find what the storage has; whether it takes what is still to be written.
     pub fn read_anew(&mut self) -> io::Result<()> {
         let synced = self.sync();
-        for file in self.with_its_data() {
+        for file in self.all_files() {
             fadvise(file.as_file(), 0, None, Advice::DontNeed)?;
         }
         synced

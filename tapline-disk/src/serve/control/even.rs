@@ -38,7 +38,7 @@ pub fn lengthen(asked: &protocol::Merge, work: &mut Work<'_>) -> Result<Option<E
     let wanted = len(asked.from, work)?;
     // A raw one is so long, or shorter; the other has grown by now, and its data file has not.
     let is_raw = matches!(work.image(asked.into)?, Image::Raw(_));
-    let is_short = if is_raw { len(asked.into, work)? < wanted } else { work.is_as_long_as_its_file(asked.into)? };
+    let is_short = if is_raw { len(asked.into, work)? < wanted } else { work.has_flat_data(asked.into)? };
     if is_short { work.lengthen(asked.into, wanted) } else { Ok(None) }
 }
 

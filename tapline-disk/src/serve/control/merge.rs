@@ -313,7 +313,7 @@ impl Merge {
         let names: Vec<_> = (self.asked.from..self.asked.into).filter_map(|depth| work.name(depth).ok()).collect();
         let files: Vec<_> = (self.asked.from..self.asked.into)
             .filter_map(|depth| work.file(depth).ok())
-            .flat_map(|(_, file)| file.with_its_data().map(FileIdentity::of_open).collect::<Vec<_>>())
+            .flat_map(|(_, file)| file.all_files().map(FileIdentity::of_open).collect::<Vec<_>>())
             .collect();
         let sources = match work.disk.end_merge() {
             Ok(sources) => sources,

@@ -28,8 +28,7 @@ pub fn layers(work: &Work<'_>) -> Value {
         let path = file.map(|file| file.path());
         let path = path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         let stat = file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
-        let stats =
-            file.into_iter().flat_map(|file| file.with_its_data()).map(|file| rustix::fs::fstat(file.as_fd()).ok());
+        let stats = file.into_iter().flat_map(|file| file.all_files()).map(|file| rustix::fs::fstat(file.as_fd()).ok());
         let blocks: Option<u64> = stats.map(|stat| u64::try_from(stat?.st_blocks).ok()).sum();
         let data = file.and_then(|file| file.data_file());
         let data = data.map(|data| std::path::absolute(data.path()).unwrap_or_else(|_| data.path().to_owned()));

@@ -46,7 +46,7 @@ impl Resize {
             let next = size.checked_next_multiple_of(block).unwrap_or(len);
             return cannot(what, format!("{next} bytes are"));
         }
-        let lengthening = if work.is_as_long_as_its_file(0)? { work.lengthen(0, size)? } else { None };
+        let lengthening = if work.has_flat_data(0)? { work.lengthen(0, size)? } else { None };
         let stage = lengthening.map_or(Stage::Holding(Hold::default()), Stage::Lengthening);
         Ok(Resize { size, stage, behind: work.behind() })
     }

@@ -119,7 +119,7 @@ impl Successor {
         for depth in 0..work.disk.layers().len() {
             let name = work.name(depth).map_err(NotHanded::Disk)?.to_string();
             let file = work.file(depth).map_err(NotHanded::Disk)?.1;
-            let files: Vec<&dyn AsFd> = file.with_its_data().map(|file| -> &dyn AsFd { file }).collect();
+            let files: Vec<&dyn AsFd> = file.all_files().map(|file| -> &dyn AsFd { file }).collect();
             let data_file = file.data_file().is_some();
             say(Said::Layer { name, write: file.options().write, data_file }, &files)?;
         }

@@ -203,7 +203,7 @@ impl Work<'_> {
     }
 
     /// Whether a layer's data stands in its file, or in its data file, as it stands on the disk.
-    pub fn is_as_long_as_its_file(&self, depth: usize) -> Result<bool, Refusal> {
+    pub fn has_flat_data(&self, depth: usize) -> Result<bool, Refusal> {
         Ok(matches!(self.image(depth)?, Image::Raw(_)) || self.file(depth)?.1.data_file().is_some())
     }
 

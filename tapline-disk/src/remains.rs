@@ -6,6 +6,8 @@
 //! every layer does that is merged. An empty clone that nobody has written to yet remembers. The files are
 //! locked while they are held here, so that nobody uses what is about to be removed.
 
+use std::path::{Path, PathBuf};
+
 use disk::{Format, Image, Link, Span};
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
@@ -30,7 +32,11 @@ pub struct Layer {
 
 /// Files that hold nothing any more, locked.
 #[derive(Debug)]
-pub struct Remains(Vec<(Layer, ImageFile)>);
+pub struct Remains {
+    layers: Vec<(Layer, ImageFile)>,
+    /// Of sources that are gone already.
+    data_files: Vec<PathBuf>,
+}
 
 const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
 
@@ -82,7 +88,7 @@ impl Remains {
     /// What is left of `sources`, the uppermost first, of a merge into `target` that has been done. Refused if one of them
     /// is anything else.
     pub fn of(sources: &[ImageName], target: &Layer) -> Result<Remains, Failure> {
-        let mut left = Vec::new();
+        let (mut left, mut data_files) = (Vec::new(), Vec::new());
         let mut below = Some(target.clone());
         for source in sources.iter().rev() {
             let file = match files::open_image(source, TO_REMOVE) {
@@ -91,7 +97,10 @@ impl Remains {
                 Err(error) => return Err(Failure::said(error).advise(ADVICE)),
             };
             below = match file {
-                None => None,
+                None => {
+                    data_files.extend(source.data_file.clone().filter(|data| data.exists()));
+                    None
+                }
                 Some(mut file) => {
                     // What a killed process has left to be written may be all that it holds.
                     redo_log::settle(source, &mut file)?;
@@ -102,32 +111,38 @@ impl Remains {
             };
         }
         left.reverse();
-        Ok(Remains(left))
+        Ok(Remains { layers: left, data_files })
     }
 
     /// What they are.
     pub fn layers(&self) -> impl Iterator<Item = &Layer> {
-        self.0.iter().map(|(layer, _)| layer)
+        self.layers.iter().map(|(layer, _)| layer)
     }
 
     /// Removes them, durably.
     pub fn remove(self) -> Result<(), Failure> {
-        for (Layer { name, .. }, file) in &self.0 {
+        for (Layer { name, .. }, file) in &self.layers {
             let tried = || format!("remove {name}, which was merged and holds nothing any more");
             if FileIdentity::of_open(file) != FileIdentity::of(name) {
                 return Err(Failure::new(tried(), "another file has its name now"));
             }
-            for path in name.paths() {
-                std::fs::remove_file(path).map_err(|error| Failure::new(tried(), error))?;
-                uring::sync_directory(path).map_err(Failure::said)?;
-            }
+            name.paths().try_for_each(remove).map_err(|error| Failure::new(tried(), error))?;
         }
-        Ok(())
+        let mut data_files = self.data_files.iter();
+        data_files.try_for_each(|path| {
+            let tried = || format!("remove {}, the data file of an image that was merged", path.display());
+            remove(path).map_err(|error| Failure::new(tried(), error))
+        })
     }
 }
 
 const ADVICE: &str = "the disk does not need it any more: the layer above it stands on the target of the merge. See what \
                       it is (tapline image info), then remove it by hand, or not";
+
+fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    std::fs::remove_file(path)?;
+    Ok(uring::sync_directory(path)?)
+}
 
 /// Sees that a source is empty and stands on `below`.
 fn examine(name: &ImageName, file: &mut ImageFile, below: Option<&Layer>) -> Result<Layer, Failure> {

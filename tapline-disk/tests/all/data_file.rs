@@ -188,6 +188,23 @@ fn a_layer_with_a_data_file_is_merged_into_its_parent() {
     room.sound_and_closed("qcow2:base");
 }
 
+/// A merge was killed when it had removed the one file and not the other.
+#[test]
+fn a_data_file_without_its_image_is_removed_by_the_merge_that_is_given_again() {
+    let room = Room::new();
+    room.make_raw("base.raw", 16 * MIB);
+    room.done("image convert raw:base.raw qcow2:base");
+    room.tool("qemu-img", "create -q -f qcow2 -b base -F qcow2 -o data_file=a.data a 16M");
+    room.guest(&format!("{IMAGE} --parent qcow2:base"), &["write -P 7 1M 1M"]);
+    let chain = format!("qcow2:top --parent {IMAGE} --parent qcow2:base");
+    room.done(&format!("image create {chain}"));
+    room.done(&format!("image merge {chain} --from 1 --into 2"));
+    fs::remove_file(room.file("a")).unwrap();
+    room.done(&format!("image merge {chain} --from 1 --into 2 --delete"));
+    assert!(!room.file("a.data").exists());
+    room.guest("qcow2:top --parent qcow2:base", &["read -P 7 1M 1M"]);
+}
+
 /// Children have recorded when it was last changed, and its data file is a part of it.
 #[test]
 fn what_stands_on_a_data_file_sees_that_it_was_changed_and_not_that_it_was_put_elsewhere() {

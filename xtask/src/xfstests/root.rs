@@ -30,6 +30,7 @@ pub const ROOT: Root<'static> = Root {
         "kmod",
         "libacl1",
         "libaio1",
+        "libc-bin",
         "libcap2-bin",
         "libgdbm6",
         "liburing2",

@@ -6,14 +6,14 @@ mod human;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use crate::cli::{Disk, DiskVerb, SnapshotMethod};
 use crate::failure::{Exit, Failure};
-use crate::image_name::ImageName;
+use crate::image_name::{FormatName, ImageName};
 use crate::output;
 
 /// Runs the command.
@@ -52,14 +52,16 @@ pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Failu
     let waited = lines.get_ref().set_read_timeout(Some(patience));
     waited.map_err(|error| Failure::new(format!("ask the disk at {}", socket.display()), error))?;
     let (text, line) = hear(&disk, &mut lines)?;
-    let name = |layer: &Value| {
-        let word = |key: &str| layer.get(key).and_then(Value::as_str);
-        let data_file = word("data_file").map(|data| format!(",data-file={data}")).unwrap_or_default();
-        format!("{}:{}{data_file}", word("format")?, word("path")?).parse().ok()
-    };
     let layers = line.pointer("/ok/layers").and_then(Value::as_array);
-    let names: Option<Vec<ImageName>> = layers.and_then(|layers| layers.iter().map(name).collect());
+    let names: Option<Vec<ImageName>> = layers.and_then(|layers| layers.iter().map(name_of).collect());
     names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(&disk, &text))
+}
+
+/// What a layer is called that the disk tells of.
+fn name_of(layer: &Value) -> Option<ImageName> {
+    let word = |key: &str| layer.get(key).and_then(Value::as_str);
+    let path = |key: &str| word(key).map(PathBuf::from);
+    Some(ImageName { format: FormatName::of(word("format")?)?, path: path("path")?, data_file: path("data_file") })
 }
 
 /// The request as the disk takes it.
@@ -113,12 +115,10 @@ fn method_word(method: SnapshotMethod) -> &'static str {
 }
 
 fn whole(name: &ImageName) -> Result<String, Failure> {
-    let path = std::path::absolute(name.path());
-    let path = path.map_err(|error| Failure::new(format!("find where {name} is"), error))?;
-    match path.to_str() {
-        Some(path) => Ok(format!("{}:{path}", name.format)),
-        None => Err(Failure::new(format!("ask for {name}"), "its path is not UTF-8, which JSON must be")),
-    }
+    let whole = name.map_paths(|path| std::path::absolute(path));
+    let whole = whole.map_err(|error| Failure::new(format!("find where {name} is"), error))?;
+    let refused = |_| Failure::new(format!("ask for {name}"), "its path is not UTF-8, which JSON must be");
+    whole.word().into_string().map_err(refused)
 }
 
 fn send(disk: &Disk, request: &Map<String, Value>) -> Result<BufReader<UnixStream>, Failure> {

@@ -4,6 +4,7 @@
 //! The format is always named and never guessed: a guest that writes the first bytes of a raw disk must not
 //! choose how the file is read next time. Nor is a data file ever opened because an image names it.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -119,6 +120,23 @@ impl ImageName {
         &self.path
     }
 
+    /// The same image, named by other paths to its files.
+    pub fn map_paths<E>(&self, mut path: impl FnMut(&Path) -> Result<PathBuf, E>) -> Result<ImageName, E> {
+        let data_file = self.data_file.as_deref().map(&mut path).transpose()?;
+        Ok(ImageName { format: self.format, path: path(self.path())?, data_file })
+    }
+
+    /// As it stands on a command line, whatever bytes its paths have.
+    pub fn word(&self) -> OsString {
+        let mut word = OsString::from(format!("{}:", self.format));
+        word.push(self.path());
+        if let Some(data) = &self.data_file {
+            word.push(DATA_FILE);
+            word.push(data);
+        }
+        word
+    }
+
     /// The file, and the data file if there is one.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         std::iter::once(self.path()).chain(self.data_file.as_deref())
@@ -133,8 +151,7 @@ impl fmt::Display for FormatName {
 
 impl fmt::Display for ImageName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.format, self.path.display())?;
-        self.data_file.as_ref().map_or(Ok(()), |data| write!(f, "{DATA_FILE}{}", data.display()))
+        f.write_str(&self.word().to_string_lossy())
     }
 }
 
@@ -154,7 +171,9 @@ mod test {
         let word = "qcow2:a/b.qcow2,data-file=/c,d=e.raw";
         let name: ImageName = word.parse().unwrap();
         assert_eq!(name.paths().collect::<Vec<_>>(), [Path::new("a/b.qcow2"), Path::new("/c,d=e.raw")]);
-        assert_eq!(name.to_string(), word);
+        assert_eq!((name.to_string().as_str(), name.word()), (word, word.into()));
+        let below = name.map_paths(|path| Ok::<_, ()>(Path::new("/d").join(path))).unwrap();
+        assert_eq!(below.to_string(), "qcow2:/d/a/b.qcow2,data-file=/c,d=e.raw");
         assert!(matches!("qcow2:a,data-file=".parse::<ImageName>(), Err(NotAnImage::NoDataFile(_))));
         assert!(matches!("qcow2:,data-file=b".parse::<ImageName>(), Err(NotAnImage::NoPath(_))));
         assert_eq!("vhd:a,data-file=b".parse::<ImageName>(), Err(NotAnImage::HasNone(FormatName::Vhd)));

@@ -162,12 +162,10 @@ fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Resu
     };
     let mut words: Vec<OsString> = vec!["serve".into()];
     for (layer, image) in process.images.iter().enumerate() {
-        let mut name = OsString::from(format!("{}:", image.format));
-        name.push(whole(image.path())?);
         if layer > 0 {
             words.push("--parent".into());
         }
-        words.push(name);
+        words.push(image.map_paths(whole)?.word());
     }
     words.extend(["--xen".into(), format!("{}/{}", device.guest, device.vdev).into()]);
     words.extend(["--xen-backend".into(), device.kind.clone().into()]);

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::name_of;
 use crate::cli::DiskVerb;
 use crate::output::printable;
 use crate::progress::Progress;
@@ -103,12 +104,10 @@ fn resize(answer: &Value) -> Vec<String> {
 fn layers(answer: &Value) -> Vec<String> {
     let mut lines = vec![format!("{} disk", readable(number(answer, "size")))];
     for layer in answer.get("layers").and_then(Value::as_array).into_iter().flatten() {
-        let data = text(layer, "data_file").map(|data| format!(",data-file={data}")).unwrap_or_default();
         lines.push(format!(
-            "{:>3}  {}:{}{data}  {}, {} allocated, {}",
+            "{:>3}  {}  {}, {} allocated, {}",
             number(layer, "layer"),
-            or(layer, "format"),
-            or(layer, "path"),
+            name_of(layer).map_or_else(|| "?".into(), |name| printable(&name.to_string())),
             readable(number(layer, "size")),
             readable(number(layer, "allocated")),
             if layer.get("writable") == Some(&Value::Bool(true)) { "writable" } else { "read-only" },

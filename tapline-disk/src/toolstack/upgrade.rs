@@ -5,6 +5,7 @@
 //! old one had at last, whatever it was started with; and nothing is begun that cannot be ended, so an image or words that
 //! are not known leave the old process alone.
 
+use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -98,10 +99,9 @@ impl Process {
     /// The layers that its words name, by whole paths.
     fn named(&self) -> impl Iterator<Item = ImageName> {
         let names = std::iter::once(&self.serve.image).chain(&self.serve.parents.names);
-        names.map(|name| ImageName {
-            format: name.format,
-            path: self.directory.join(name.path()),
-            data_file: name.data_file.as_ref().map(|data| self.directory.join(data)),
+        names.map(|name| {
+            let Ok(whole) = name.map_paths(|path| Ok::<_, Infallible>(self.directory.join(path)));
+            whole
         })
     }
 
@@ -142,11 +142,6 @@ fn meant(words: &[OsString]) -> Option<Serve> {
 
 /// The words, with other layers where the image's name stands.
 fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option<Vec<OsString>> {
-    let named = |name: &ImageName| {
-        let mut word = OsString::from(format!("{}:", name.format));
-        word.push(name.path());
-        word
-    };
     let (leaf, parents) = chain.split_first()?;
     let mut result = Vec::new();
     let mut rest = words.iter();
@@ -155,9 +150,9 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
             rest.next()?;
         } else if word.as_bytes().starts_with(b"--parent=") {
             // It names a layer that is not one any more, or another one's place.
-        } else if *word == named(image) {
-            result.push(named(leaf));
-            result.extend(parents.iter().flat_map(|parent| [OsString::from("--parent"), named(parent)]));
+        } else if *word == image.word() {
+            result.push(leaf.word());
+            result.extend(parents.iter().flat_map(|parent| [OsString::from("--parent"), parent.word()]));
         } else {
             result.push(word.clone());
         }

@@ -4,7 +4,7 @@
 //! other, and every path in it is absolute: this process's directory is nobody's business.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -324,7 +324,8 @@ fn image_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ImageName, D
 
 fn whole(word: &str) -> Result<ImageName, String> {
     let name: ImageName = word.parse().map_err(|error: NotAnImage| error.to_string())?;
-    match name.path().is_absolute() {
+    let whole = name.paths().all(Path::is_absolute);
+    match whole {
         true => Ok(name),
         false => Err(format!("«{name}» needs the whole path, from / on")),
     }
